@@ -1,0 +1,1 @@
+"""A hetnode peer: model, training, data, network and the command line."""

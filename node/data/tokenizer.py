@@ -1,0 +1,144 @@
+"""Text to token ids and back: raw bytes, or any ``tokenizer.json``."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import tokenizers
+
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec import DataSpec, RunSpec
+
+Tokens = np.ndarray[tuple[int], np.dtype[np.int32]]
+
+_END_OF_DOCUMENT = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "[EOS]")
+
+
+class Tokenizer(Protocol):
+    """What streams and generation need of a tokenizer.
+
+    Attributes:
+        vocabulary: one more than the largest id.
+        sha256: hash (hex) of the tokenizer file; "" where there is no file.
+        separator: ids that stand between two documents; may be empty.
+    """
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    @property
+    def sha256(self) -> str: ...
+
+    @property
+    def separator(self) -> Tokens: ...
+
+    def encode(self, text: str) -> Tokens:
+        """Ids of `text`, int32 [n], without special tokens. Lone surrogates count as '?'."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids`; bytes that are not (yet) UTF-8 become U+FFFD."""
+        ...
+
+
+class ByteTokenizer:
+    """The UTF-8 bytes of the text are its ids. A newline separates documents."""
+
+    vocabulary = 256
+    sha256 = ""
+    separator: Tokens = np.array([ord("\n")], dtype=np.int32)
+
+    def encode(self, text: str) -> Tokens:
+        return np.frombuffer(text.encode(errors="replace"), dtype=np.uint8).astype(np.int32)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(ids).decode(errors="replace")
+
+
+class FileTokenizer:
+    """A ``tokenizer.json`` of the tokenizers library.
+
+    Documents are separated by its end-of-text token where it has one by a usual name, else by its encoding
+    of a newline. Truncation and padding that the file may ask for are switched off.
+
+    Args:
+        definition: the bytes of the file.
+
+    Raises:
+        ValueError: the library does not accept them.
+    """
+
+    def __init__(self, definition: bytes) -> None:
+        try:
+            self._inner = tokenizers.Tokenizer.from_str(definition.decode())
+        except Exception as error:  # the library raises bare Exception
+            raise ValueError(str(error)) from None
+        self._inner.no_truncation()
+        self._inner.no_padding()
+        ids = self._inner.get_vocab(with_added_tokens=True)
+        if not ids:
+            raise ValueError("its vocabulary is empty")
+        self.vocabulary: int = max(ids.values()) + 1
+        self.sha256 = hashlib.sha256(definition).hexdigest()
+        end = next((ids[name] for name in _END_OF_DOCUMENT if name in ids), None)
+        self.separator: Tokens = self.encode("\n") if end is None else np.array([end], dtype=np.int32)
+
+    def encode(self, text: str) -> Tokens:
+        well_formed = text.encode(errors="replace").decode()
+        return np.array(self._inner.encode(well_formed, add_special_tokens=False).ids, dtype=np.int32)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._inner.decode(list(ids), skip_special_tokens=False))
+
+
+def load_tokenizer(data: DataSpec, path: str | None = None) -> Tokenizer:
+    """The tokenizer of a run.
+
+    Args:
+        data: the run's data section.
+        path: this node's own copy of the ``tokenizer.json``, where it lies elsewhere than the spec says.
+
+    Raises:
+        HetnodeError: TOKENIZER_UNREADABLE.
+    """
+    where = path or data.tokenizer
+    if where == "byte":
+        return ByteTokenizer()
+    try:
+        return FileTokenizer(Path(os.path.expanduser(where)).read_bytes())
+    except (OSError, ValueError) as error:
+        raise HetnodeError(
+            ErrorCode.TOKENIZER_UNREADABLE,
+            f"The tokenizer {where} cannot be read: {error}.",
+            "Give 'byte' or the path of a tokenizer.json that the tokenizers library can load.",
+        ) from None
+
+
+def check_tokenizer(spec: RunSpec, path: str | None = None) -> Tokenizer:
+    """Load the tokenizer and make sure that it is the run's and that the model has a row for every id.
+
+    Raises:
+        HetnodeError: TOKENIZER_UNREADABLE or TOKENIZER_MISMATCH.
+    """
+    tokenizer = load_tokenizer(spec.data, path)
+    name = path or spec.data.tokenizer
+    if tokenizer.vocabulary > spec.model.vocabulary:
+        raise HetnodeError(
+            ErrorCode.TOKENIZER_MISMATCH,
+            f"The tokenizer '{name}' has {tokenizer.vocabulary} ids, "
+            f"the model's vocabulary is {spec.model.vocabulary}.",
+            f"Set model.vocabulary to at least {tokenizer.vocabulary} or choose a smaller tokenizer.",
+        )
+    if spec.data.tokenizer_sha256 and tokenizer.sha256 != spec.data.tokenizer_sha256:
+        raise HetnodeError(
+            ErrorCode.TOKENIZER_MISMATCH,
+            f"The tokenizer '{name}' has sha-256 {tokenizer.sha256 or '(none)'}, "
+            f"the run's has {spec.data.tokenizer_sha256}.",
+            "Use the very tokenizer.json file with which the run was started.",
+        )
+    return tokenizer

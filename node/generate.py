@@ -1,0 +1,132 @@
+"""What a checkpoint has learned: text that it continues, and its loss on held-out data.
+
+Both run the whole model in one process and without link compression. A model that was trained only through
+compressed links scores worse here than in its own mode.
+
+Shapes: b micro-batch, L tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from node.checkpoint import Checkpoint, require_complete
+from node.data.stream import SampleStream
+from node.data.tokenizer import Tokenizer, check_tokenizer
+from node.model.stage import Stage, next_token_loss
+from protocol.errors import ErrorCode, HetnodeError
+
+
+def generate(
+    checkpoint: Checkpoint,
+    prompt: str,
+    tokens: int,
+    temperature: float = 0.8,
+    top_k: int = 40,
+    seed: int = 0,
+    tokenizer_path: str | None = None,
+) -> Iterator[str]:
+    """Continue `prompt` by `tokens` tokens, in pieces of text as they come.
+
+    The model sees the last L tokens. An empty prompt stands for the start of a document. Equal arguments
+    give equal text on one machine.
+
+    Args:
+        checkpoint: all stages of a run, on the device that is to compute.
+        temperature: 0 takes the most likely token; larger values flatten the distribution.
+        top_k: draw from the so many most likely tokens; 0 draws from all.
+        tokenizer_path: this node's own copy of the run's tokenizer.json, where it lies elsewhere.
+
+    Raises:
+        HetnodeError: CHECKPOINT_MISSING (stages), TOKENIZER_UNREADABLE, TOKENIZER_MISMATCH, or BAD_OPTION for
+            a negative number; all before the first piece.
+    """
+    if tokens < 0 or not temperature >= 0 or top_k < 0:
+        raise HetnodeError(
+            ErrorCode.BAD_OPTION,
+            f"One of tokens {tokens}, temperature {temperature} and top-k {top_k} is negative.",
+            "Use 0 or more for each.",
+        )
+    tokenizer = check_tokenizer(checkpoint.spec, tokenizer_path)
+    model = whole_model(checkpoint)
+    ids = tokenizer.encode(prompt).tolist() or tokenizer.separator.tolist() or [0]
+    generator = torch.Generator().manual_seed(seed % 2**64)
+    return _continue(checkpoint, model, tokenizer, ids, tokens, temperature, top_k, generator)
+
+
+def validation_loss(checkpoint: Checkpoint, stream: SampleStream, batches: int) -> float:
+    """Mean loss in nats per token over the first `batches` micro-batches of the validation split.
+
+    Raises:
+        HetnodeError: CHECKPOINT_MISSING where stages are missing; what the stream raises.
+    """
+    model = whole_model(checkpoint)
+    size = checkpoint.spec.inner.microbatch_size
+    device = _device_of(model)
+    samples = torch.from_numpy(stream.validation(batches * size)).long()
+    total = 0.0
+    with torch.inference_mode():
+        for first in range(0, len(samples), size):
+            sample_bl = samples[first : first + size].to(device)
+            total += next_token_loss(model(sample_bl[:, :-1]), sample_bl[:, 1:]).item()
+    return total / batches
+
+
+def whole_model(checkpoint: Checkpoint) -> nn.Sequential:
+    """All stages in sequence, with the checkpoint's parameters, on their device: ids [b, L] -> [b, L, V].
+
+    Raises CHECKPOINT_MISSING where stages are missing.
+    """
+    require_complete(checkpoint)
+    stages = []
+    for number in range(checkpoint.spec.swarm.stages):
+        stage = Stage(checkpoint.spec, number)
+        parameters = stage.canonical_parameters()
+        for name, value in checkpoint.stages[number].items():
+            parameters[name].data = value
+        stages.append(stage)
+    return nn.Sequential(*stages)
+
+
+def _continue(
+    checkpoint: Checkpoint,
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    ids: list[int],
+    tokens: int,
+    temperature: float,
+    top_k: int,
+    generator: torch.Generator,
+) -> Iterator[str]:
+    context = checkpoint.spec.model.context
+    device = _device_of(model)
+    shown = len(tokenizer.decode(ids))
+    for left in reversed(range(tokens)):
+        with torch.inference_mode():
+            logits_blv = model(torch.tensor([ids[-context:]], device=device))
+        # The model may have more rows than the tokenizer has ids.
+        logits_v = logits_blv[0, -1, : tokenizer.vocabulary].float().cpu()
+        ids.append(_draw(logits_v, temperature, top_k, generator))
+        text = tokenizer.decode(ids)
+        # Half a character decodes to U+FFFD: wait for the rest of it.
+        if len(text) > shown and (not text.endswith("\ufffd") or not left):
+            yield text[shown:]
+            shown = len(text)
+
+
+def _draw(logits_v: Tensor, temperature: float, top_k: int, generator: torch.Generator) -> int:
+    if temperature == 0:
+        return int(logits_v.argmax())
+    if 0 < top_k < len(logits_v):
+        cut = logits_v.topk(top_k).values[-1]
+        logits_v = logits_v.masked_fill(logits_v < cut, -torch.inf)
+    # Largest logit first becomes 0, so a tiny temperature cannot overflow.
+    weights_v = ((logits_v - logits_v.max()) / temperature).softmax(-1)
+    return int(torch.multinomial(weights_v, 1, generator=generator))
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device

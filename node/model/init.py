@@ -1,0 +1,65 @@
+"""The parameters of a stage: their canonical names, order and shapes, and their values before round 0.
+
+Stage 0 also holds the token embedding ``emb``, the last stage the final norm ``norm_f`` and the ``head``.
+Layer numbers in names are global, so a name means the same tensor however the run is cut into stages.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from node.model.llama import block_shapes
+from protocol.spec import RunSpec
+
+_STD = 0.02
+_INTO_RESIDUAL = (".wo", ".w_down")
+
+
+def parameter_shapes(spec: RunSpec, stage: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of the parameters of `stage` by name, in canonical order. ValueError for an unknown stage."""
+    model = spec.model
+    shapes: dict[str, tuple[int, ...]] = {}
+    if stage == 0:
+        shapes["emb"] = (model.vocabulary, model.width)
+    for layer in spec.layers_of(stage):
+        shapes |= {f"{layer}.{name}": shape for name, shape in block_shapes(model).items()}
+    if stage == spec.swarm.stages - 1:
+        shapes |= {"norm_f": (model.width,), "head": (model.vocabulary, model.width)}
+    return shapes
+
+
+def parameter_count(spec: RunSpec, stage: int) -> int:
+    """Scalars in the parameters of `stage`."""
+    return sum(math.prod(shape) for shape in parameter_shapes(spec, stage).values())
+
+
+def initial_parameters(spec: RunSpec, stage: int) -> dict[str, Tensor]:
+    """The parameters of `stage` before round 0: float32 on the CPU, equal in every bit on every machine.
+
+    Matrices are uniform with standard deviation 0.02, those that write into the residual stream with
+    0.02 / sqrt(2 layers); norms are 1.
+    """
+    parameters: dict[str, Tensor] = {}
+    for index, (name, shape) in enumerate(parameter_shapes(spec, stage).items()):
+        if len(shape) == 1:
+            parameters[name] = torch.ones(shape)
+            continue
+        std = _STD / math.sqrt(2 * spec.model.layers) if name.endswith(_INTO_RESIDUAL) else _STD
+        stream = np.random.Philox(key=np.array([spec.seed, stage << 32 | index], dtype=np.uint64))
+        parameters[name] = torch.from_numpy(_uniform(stream, math.prod(shape), std).reshape(shape))
+    return parameters
+
+
+def _uniform(stream: np.random.Philox, count: int, std: float) -> np.ndarray:
+    """`count` float32 values, uniform with mean 0 and standard deviation `std`."""
+    # A replica starts from its own init and never compares it, so one differing bit would split the run.
+    # A normal distribution needs log and cos, whose last bit differs between C libraries. Here the odd
+    # numerators below 2^24 are exact in float32; all that rounds is sqrt and one product, which IEEE 754
+    # fixes to the last bit.
+    raw_u32 = stream.random_raw((count + 1) // 2).astype("<u8", copy=False).view("<u4")[:count]
+    numerator = (raw_u32 >> 8).astype(np.int32) * 2 + (1 - 2**24)
+    return numerator.astype(np.float32) * np.float32(std * math.sqrt(3.0) * 2.0**-24)

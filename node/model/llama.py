@@ -1,0 +1,100 @@
+"""One block of the LLaMA decoder: pre-norm RMSNorm, RoPE attention, SwiGLU, no biases.
+
+Shapes: b micro-batch, L tokens, d width, h heads, e = d / h head width, f feed-forward width. Weights are
+[out, in], so that y = x W^T. A block's parameters carry the short names of :func:`block_shapes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from protocol.spec import ModelSpec
+
+
+def block_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of one block's parameters, in canonical order."""
+    d, f = model.width, model.feed_forward
+    return {
+        "norm1": (d,),
+        "wq": (d, d),
+        "wk": (d, d),
+        "wv": (d, d),
+        "wo": (d, d),
+        "norm2": (d,),
+        "w_gate": (f, d),
+        "w_up": (f, d),
+        "w_down": (d, f),
+    }
+
+
+@lru_cache(maxsize=16)
+def rotary_tables(
+    length: int, head_width: int, base: float, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [L, e/2] of pos / base^(2i/e). Shared by all blocks; never modified."""
+    # Angles are built in float64 and cast last: in bf16 positions above 256 would already collide. The
+    # tables outlive an evaluation under inference_mode, whose tensors autograd would refuse later.
+    with torch.inference_mode(False):
+        pair_e = torch.arange(0, head_width, 2, dtype=torch.float64) / head_width
+        angle_le = torch.outer(torch.arange(length, dtype=torch.float64), base**-pair_e)
+        return angle_le.cos().to(device, dtype), angle_le.sin().to(device, dtype)
+
+
+def rotate(x_bhle: Tensor, cos_le: Tensor, sin_le: Tensor) -> Tensor:
+    """RoPE in the half-split convention: element i turns together with element i + e/2."""
+    low, high = x_bhle.chunk(2, dim=-1)
+    return torch.cat((low * cos_le - high * sin_le, high * cos_le + low * sin_le), dim=-1)
+
+
+class Block(nn.Module):
+    """Attention and feed-forward with their residual connections: [b, L, d] -> [b, L, d].
+
+    Args:
+        model: sizes and constants.
+        parameters: a tensor for every name of :func:`block_shapes`; the block takes them over, not a copy.
+    """
+
+    norm1: nn.Parameter
+    wq: nn.Parameter
+    wk: nn.Parameter
+    wv: nn.Parameter
+    wo: nn.Parameter
+    norm2: nn.Parameter
+    w_gate: nn.Parameter
+    w_up: nn.Parameter
+    w_down: nn.Parameter
+
+    def __init__(self, model: ModelSpec, parameters: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.model = model
+        for name in block_shapes(model):
+            self.register_parameter(name, nn.Parameter(parameters[name]))
+
+    def forward(self, x_bld: Tensor) -> Tensor:
+        x_bld = x_bld + self._attention(self._norm(x_bld, self.norm1))
+        return x_bld + self._feed_forward(self._norm(x_bld, self.norm2))
+
+    def _norm(self, x_bld: Tensor, weight_d: Tensor) -> Tensor:
+        return F.rms_norm(x_bld, (self.model.width,), weight_d, self.model.norm_epsilon)
+
+    def _attention(self, x_bld: Tensor) -> Tensor:
+        q_bhle, k_bhle, v_bhle = (
+            F.linear(x_bld, w).view(*x_bld.shape[:2], self.model.heads, -1).transpose(1, 2)
+            for w in (self.wq, self.wk, self.wv)
+        )
+        cos_le, sin_le = rotary_tables(
+            x_bld.shape[1], self.model.head_width, self.model.rope_base, q_bhle.dtype, q_bhle.device
+        )
+        mixed_bhle = F.scaled_dot_product_attention(
+            rotate(q_bhle, cos_le, sin_le), rotate(k_bhle, cos_le, sin_le), v_bhle, is_causal=True
+        )
+        return F.linear(mixed_bhle.transpose(1, 2).flatten(2), self.wo)
+
+    def _feed_forward(self, x_bld: Tensor) -> Tensor:
+        gated_blf = F.silu(F.linear(x_bld, self.w_gate)) * F.linear(x_bld, self.w_up)
+        return F.linear(gated_blf, self.w_down)

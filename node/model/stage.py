@@ -1,0 +1,67 @@
+"""A stage of the model: a run of blocks, with the embedding before the first and the head after the last.
+
+All stages of a run in sequence are the whole model: ``Stage(spec, 0)``, ``Stage(spec, 1)``, ... Shapes: b
+micro-batch, L tokens, d width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from node.model.init import initial_parameters, parameter_shapes
+from node.model.llama import Block, block_shapes
+from protocol.spec import RunSpec
+
+
+class Stage(nn.Module):
+    """The blocks of one stage, with the initial parameters of the run.
+
+    Args:
+        spec: the run.
+        stage: 0 <= stage < spec.swarm.stages.
+    """
+
+    def __init__(self, spec: RunSpec, stage: int) -> None:
+        super().__init__()
+        self.spec = spec
+        self.stage = stage
+        self.is_first = stage == 0
+        self.is_last = stage == spec.swarm.stages - 1
+        initial = initial_parameters(spec, stage)
+        if self.is_first:
+            self.emb = nn.Parameter(initial["emb"])
+        for layer in spec.layers_of(stage):
+            of_layer = {name: initial[f"{layer}.{name}"] for name in block_shapes(spec.model)}
+            self.add_module(str(layer), Block(spec.model, of_layer))
+        if self.is_last:
+            self.norm_f = nn.Parameter(initial["norm_f"])
+            self.head = nn.Parameter(initial["head"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One pass through the stage.
+
+        Args:
+            x: token ids [b, L] at stage 0, else activations [b, L, d].
+
+        Returns:
+            Activations [b, L, d], or logits [b, L, V] at the last stage.
+        """
+        if self.is_first:
+            x = F.embedding(x, self.emb)
+        for block in self.children():  # the blocks only, in the order of their layers
+            x = block(x)
+        if self.is_last:
+            model = self.spec.model
+            x = F.rms_norm(x, (model.width,), self.norm_f, model.norm_epsilon)
+            x = F.linear(x, self.head)
+        return x
+
+    def canonical_parameters(self) -> dict[str, nn.Parameter]:
+        """The live parameters by canonical name, in the order of :func:`parameter_shapes`."""
+        return {name: self.get_parameter(name) for name in parameter_shapes(self.spec, self.stage)}
+
+
+def next_token_loss(logits_blv: Tensor, targets_bl: Tensor) -> Tensor:
+    """Mean cross-entropy in nats per token. Targets are int64 ids: the inputs moved by one."""
+    return F.cross_entropy(logits_blv.flatten(0, 1), targets_bl.flatten())

@@ -1,0 +1,1 @@
+"""Training: the inner phase, the outer round, and the process that computes."""

@@ -1,0 +1,151 @@
+"""The outer round of one stage as a transaction: propose, then commit or abort (SparseLoCo, eqs 1 and 2).
+
+The anchor is the last committed value of the parameters, equal in every bit on all replicas. What this
+replica learned since is anchor - local; what it learned and has not sent is the error feedback. Until a
+round is committed neither changes, so an aborted round loses nothing: the next proposal covers it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from node.model.init import parameter_shapes
+from protocol.round import anchor_digest, apply_update
+from protocol.spec import RunSpec
+from protocol.tensorpack import PayloadLayout, decode, encode
+from protocol.topk import sparsify
+
+WeightedPayload = tuple[bytes, float]
+"""A payload's bytes and the weight of its owner."""
+
+
+class OuterStage:
+    """Anchor and error feedback of one stage, and at most one pending proposal.
+
+    Args:
+        spec: the run.
+        stage: the stage.
+        parameters: the committed parameters to start from, copied. Error feedback starts at 0.
+
+    Attributes:
+        anchor: float32 CPU tensors by canonical name.
+        error: error feedback e, likewise.
+    """
+
+    def __init__(self, spec: RunSpec, stage: int, parameters: Mapping[str, Tensor]) -> None:
+        self.layout = PayloadLayout(parameter_shapes(spec, stage), spec.outer)
+        self.anchor = {name: _float32(parameters[name]).clone() for name in self.layout.shapes}
+        self.error = {name: torch.zeros_like(tensor) for name, tensor in self.anchor.items()}
+        self._outer = spec.outer
+        self._pending_error: dict[str, Tensor] | None = None
+
+    def digest(self) -> str:
+        """Digest of the anchor; equal on all replicas after equal rounds."""
+        return anchor_digest(self.anchor)
+
+    @torch.no_grad()
+    def propose(self, local: Mapping[str, Tensor]) -> bytes | None:
+        """The payload with this replica's contribution to the round; it is pending until commit or abort.
+
+        Args:
+            local: the parameters after the inner phase, any device. They must not change until the round
+                is decided, or what they learn meanwhile would be lost by a commit.
+
+        Returns:
+            None where a parameter or its error feedback is not finite: this replica has nothing to give
+            to the round, nothing is pending, and the caller takes part without a contribution. Its
+            parameters do not recover by themselves; :meth:`reset` restarts them from the anchor.
+        """
+        assert self._pending_error is None, "the former proposal is neither committed nor aborted"
+        sparse, pending = {}, {}
+        for name, anchor in self.anchor.items():
+            delta = anchor - _float32(local[name])
+            error = self.error[name].mul(self._outer.error_decay).add_(delta)
+            if not torch.isfinite(error).all():
+                return None
+            sparse[name] = sparsify(error, self.layout.tensors[name])
+            # The error feedback also takes in what quantization changed.
+            sparse[name].add_to(error.view(-1), -1.0)
+            pending[name] = error
+        self._pending_error = pending
+        return encode(self.layout, sparse)
+
+    @torch.no_grad()
+    def commit(
+        self, payloads: Sequence[WeightedPayload], mine_included: bool, local: Mapping[str, Tensor]
+    ) -> None:
+        """Move the anchor by exactly these payloads, and the local parameters with it, in place.
+
+        Args:
+            payloads: those of the manifest, in its order.
+            mine_included: whether the pending proposal is one of them. If so, its error feedback becomes
+                ours and local := anchor. If not, the proposal is dropped, the error feedback stays, and
+                local moves along with the anchor, so that the next proposal still covers what it learned.
+            local: as at the proposal.
+
+        Raises:
+            HetnodeError: PAYLOAD_CORRUPT, before anything has changed; the proposal is still pending.
+        """
+        pending = self._pending_error
+        assert pending is not None or not mine_included, "a round cannot include what was not proposed"
+        decoded = [decode(self.layout, data) for data, _ in payloads]
+        weights = [weight for _, weight in payloads]
+        moved = apply_update(self.anchor, decoded, weights, self._outer.learning_rate)
+        for name, anchor in self.anchor.items():
+            if mine_included:
+                local[name].copy_(moved[name])
+            else:
+                local[name].add_((moved[name] - anchor).to(local[name].device))
+        self.anchor = moved
+        if mine_included and pending is not None:
+            self.error = pending
+        self._pending_error = None
+
+    def abort(self) -> None:
+        """Forget the pending proposal, if any. Anchor, error feedback and local parameters are untouched."""
+        self._pending_error = None
+
+    @torch.no_grad()
+    def reset(self, local: Mapping[str, Tensor]) -> None:
+        """local := anchor, and no error feedback: give up what was learned and not sent.
+
+        For a replica whose parameters are no longer finite.
+        """
+        self.abort()
+        for name, anchor in self.anchor.items():
+            local[name].copy_(anchor)
+            self.error[name].zero_()
+
+
+class EmbeddingFollower:
+    """The token embedding of the last committed round, on a member that does not host stage 0.
+
+    It applies stage 0's committed payloads to the one tensor, with the same arithmetic as
+    :class:`OuterStage`, so its bits equal those of stage 0's hosts.
+
+    Args:
+        spec: the run.
+        table_vd: the committed embedding to start from, copied.
+
+    Attributes:
+        table_vd: TE, float32 [V, d] on the CPU.
+    """
+
+    def __init__(self, spec: RunSpec, table_vd: Tensor) -> None:
+        self.table_vd = _float32(table_vd).clone()
+        self._layout = PayloadLayout(parameter_shapes(spec, 0), spec.outer)
+        self._learning_rate = spec.outer.learning_rate
+
+    def commit(self, payloads: Sequence[WeightedPayload]) -> None:
+        """Apply stage 0's payloads of one manifest, in its order. HetnodeError PAYLOAD_CORRUPT: no change."""
+        decoded = [decode(self._layout, data) for data, _ in payloads]
+        weights = [weight for _, weight in payloads]
+        moved = apply_update({"emb": self.table_vd}, decoded, weights, self._learning_rate)
+        self.table_vd = moved["emb"]
+
+
+def _float32(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", torch.float32)

@@ -1,0 +1,168 @@
+"""The inner phase of one member, seen from the main process: 1F1B microbatches between worker and neighbours.
+
+Frames arrive, are computed on, and leave at the same time: operations are queued at the worker ahead of
+their turn, and results are sent while the next one computes. A full replica is a pipeline without links.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import struct
+from collections.abc import Awaitable
+from typing import Any
+
+from node.net.ipc import Child, Reply
+from node.net.link import Link
+from node.train.schedule import OpKind, one_forward_one_backward
+from protocol.spec import RunSpec
+from protocol.types import DType, Frame, FrameId, FrameKind, Plan, Replica, TensorHeader
+
+_SCALAR = struct.Struct("<d")
+_QUEUED_OPERATIONS = 3  # one computing, one read ahead by the worker, one on its way
+
+
+class Pipeline:
+    """One member's place in the chain of its replica.
+
+    Args:
+        spec: the run.
+        plan: the plan that made this replica; its epoch stands in every frame.
+        replica: the replica.
+        position: this member's index in it.
+        worker: the process that computes.
+        upstream, downstream: the links to both neighbours, None at the ends.
+
+    Every method raises HetnodeError (NEIGHBOUR_LOST, FRAME_CORRUPT, WORKER_DIED, ...) on failure; the inner
+    phase cannot be continued afterwards.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        plan: Plan,
+        replica: Replica,
+        position: int,
+        worker: Child,
+        upstream: Link | None,
+        downstream: Link | None,
+    ) -> None:
+        self._spec, self._epoch, self._position = spec, plan.epoch, position
+        self._worker, self._upstream, self._downstream = worker, upstream, downstream
+        self._order = one_forward_one_backward(position, len(replica.members), spec.inner.microbatches)
+        # The first frame of a round may have to wait until the former member has finished its own round.
+        timing = spec.timing
+        self._frame_seconds = timing.link
+        self._round_seconds = timing.link + timing.match_window + timing.fetch + timing.decide
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes that this member has sent over its links so far."""
+        return sum(link.bytes_sent for link in self._links)
+
+    @property
+    def dense_bytes_per_round(self) -> int:
+        """What the inner phase would send over this member's links as uncompressed float32 activations."""
+        spec = self._spec
+        return len(self._links) * 4 * spec.samples_per_round * spec.model.context * spec.model.width
+
+    def adopt(self, plan: Plan) -> None:
+        """Go on under a new plan that keeps this replica as it is; takes effect with the next frame."""
+        self._epoch = plan.epoch
+
+    async def forget_before(self, round_: int) -> None:
+        """Drop frames of earlier rounds that nobody took."""
+        for link in self._links:
+            await link.drop_before(round_)
+
+    async def inner_step(self, round_: int, step: int) -> None:
+        """One inner step (0-based in its round): all microbatches, the global norm, one AdamW step."""
+        slots = asyncio.Semaphore(_QUEUED_OPERATIONS)
+        async with asyncio.TaskGroup() as group:
+            for operation in self._order:
+                forward = operation.kind is OpKind.FORWARD
+                kind = FrameKind.FORWARD if forward else FrameKind.BACKWARD
+                frame_id = self._id(round_, step, operation.microbatch, kind)
+                received = await self._take(self._upstream if forward else self._downstream, frame_id)
+                await slots.acquire()
+                reply = self._compute(
+                    operation.kind.value, {"step": step, "microbatch": operation.microbatch}, received
+                )
+                target = self._downstream if forward else self._upstream
+                group.create_task(self._pass_on(reply, frame_id, target, slots))
+        norm = await self._agree_on_norm(round_, step)
+        await self._worker.call("apply", {"step": step, "norm": norm})
+
+    async def validate(self, round_: int) -> float:
+        """Forward passes over the validation samples. Returns the mean loss at the last member, else NaN."""
+        slots = asyncio.Semaphore(_QUEUED_OPERATIONS)
+        async with asyncio.TaskGroup() as group:
+            for microbatch in range(self._spec.data.validation_batches):
+                frame_id = self._id(round_, 0, microbatch, FrameKind.EVALUATE)
+                received = await self._take(self._upstream, frame_id)
+                await slots.acquire()
+                reply = self._compute("evaluate", {"microbatch": microbatch}, received)
+                group.create_task(self._pass_on(reply, frame_id, self._downstream, slots))
+        reply = await self._worker.call("end_validation", {})
+        return float(reply.body["loss"])
+
+    @property
+    def _links(self) -> list[Link]:
+        return [link for link in (self._upstream, self._downstream) if link is not None]
+
+    def _id(self, round_: int, step: int, microbatch: int, kind: FrameKind) -> FrameId:
+        return FrameId(self._epoch, round_, step, microbatch, 0, kind)
+
+    async def _take(self, link: Link | None, frame_id: FrameId) -> Frame | None:
+        if link is None:
+            return None
+        first = frame_id.step == 0 and frame_id.microbatch == 0
+        return await link.take(frame_id, self._round_seconds if first else self._frame_seconds)
+
+    def _compute(self, method: str, body: dict[str, Any], received: Frame | None) -> Awaitable[Reply]:
+        if received is None:
+            return self._worker.call(method, body)
+        tensors = [(tensor.name, tensor.dtype.value, tensor.shape) for tensor in received.tensors]
+        return self._worker.call(method, {**body, "tensors": tensors}, received.payload)
+
+    async def _pass_on(
+        self, reply: Awaitable[Reply], frame_id: FrameId, link: Link | None, slots: asyncio.Semaphore
+    ) -> None:
+        result = await reply
+        slots.release()
+        if link is not None:
+            tensors = tuple(
+                TensorHeader(name, DType(dtype), tuple(shape))
+                for name, dtype, shape in result.body["tensors"]
+            )
+            await link.send(Frame(frame_id, tensors, bytes(result.blobs[0])))
+
+    async def _agree_on_norm(self, round_: int, step: int) -> float:
+        """The replica's global gradient norm: squares are summed upstream, the norm comes back downstream."""
+        reply = await self._worker.call("squared_norm", {})
+        squares = float(reply.body["squares"])
+        norm_id = self._id(round_, step, 0, FrameKind.NORM)
+        step_id = self._id(round_, step, 0, FrameKind.STEP)
+        below = await self._take(self._downstream, norm_id)
+        if below is not None:
+            squares += _scalar_of(below)
+        if self._upstream is None:
+            norm = math.sqrt(squares) if squares >= 0 else math.nan
+        else:
+            await self._upstream.send(_scalar_frame(norm_id, squares))
+            total = await self._take(self._upstream, step_id)
+            assert total is not None
+            norm = _scalar_of(total)
+        if self._downstream is not None:
+            await self._downstream.send(_scalar_frame(step_id, norm))
+        return norm
+
+
+def _scalar_frame(frame_id: FrameId, value: float) -> Frame:
+    return Frame(frame_id, (TensorHeader("value", DType.F64, ()),), _SCALAR.pack(value))
+
+
+def _scalar_of(frame: Frame) -> float:
+    if len(frame.payload) != _SCALAR.size:
+        return math.nan  # every member then skips this step, which is what a wrong norm deserves
+    return float(_SCALAR.unpack(frame.payload)[0])

@@ -1,0 +1,99 @@
+"""The errors that a person or a peer may meet: a stable code, the cause and the remedy.
+
+Every failure that is not a bug is raised as a :class:`HetnodeError`. The faces print it as one message
+without a traceback and leave with the exit code of its family. ``docs/errors.md`` lists all codes; a test
+keeps that page complete.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class ExitCode(int, Enum):
+    """Exit status of the ``hetnode`` command. 1 is an unexpected internal failure (with a traceback)."""
+
+    OK = 0
+    INTERNAL = 1
+    USAGE = 2
+    DATA = 3
+    NETWORK = 4
+    REFUSED = 5
+    PEER = 6
+    STATE = 7
+    INTERRUPTED = 130
+
+
+class ErrorCode(Enum):
+    """Stable codes: (name, exit status). Never rename one; add new ones at the end of their family."""
+
+    # The run specification or the command line is wrong.
+    UNKNOWN_PRESET = ("unknown-preset", ExitCode.USAGE)
+    BAD_SPEC = ("bad-spec", ExitCode.USAGE)
+    BAD_OPTION = ("bad-option", ExitCode.USAGE)
+
+    # Data, tokenizers and files of the user.
+    DATA_UNREADABLE = ("data-unreadable", ExitCode.DATA)
+    DATA_TOO_SMALL = ("data-too-small", ExitCode.DATA)
+    TOKENIZER_UNREADABLE = ("tokenizer-unreadable", ExitCode.DATA)
+    TOKENIZER_MISMATCH = ("tokenizer-mismatch", ExitCode.DATA)
+    CHECKPOINT_CORRUPT = ("checkpoint-corrupt", ExitCode.DATA)
+    CHECKPOINT_MISSING = ("checkpoint-missing", ExitCode.DATA)
+
+    # The network between us.
+    COORDINATOR_UNREACHABLE = ("coordinator-unreachable", ExitCode.NETWORK)
+    PORT_IN_USE = ("port-in-use", ExitCode.NETWORK)
+    BAD_ADDRESS = ("bad-address", ExitCode.NETWORK)
+    DHT_UNREACHABLE = ("dht-unreachable", ExitCode.NETWORK)
+
+    # The coordinator said no.
+    VERSION_MISMATCH = ("version-mismatch", ExitCode.REFUSED)
+    SPEC_MISMATCH = ("spec-mismatch", ExitCode.REFUSED)
+    RUN_STARTED = ("run-started", ExitCode.REFUSED)
+    RUN_FULL = ("run-full", ExitCode.REFUSED)
+    ALREADY_ACTIVE = ("already-active", ExitCode.REFUSED)
+    UNKNOWN_PEER = ("unknown-peer", ExitCode.REFUSED)
+    BAD_REQUEST = ("bad-request", ExitCode.REFUSED)
+
+    # Another peer failed, or sent what cannot be used.
+    NEIGHBOUR_LOST = ("neighbour-lost", ExitCode.PEER)
+    NEIGHBOUR_UNREACHABLE = ("neighbour-unreachable", ExitCode.PEER)
+    FRAME_CORRUPT = ("frame-corrupt", ExitCode.PEER)
+    FRAME_TOO_LARGE = ("frame-too-large", ExitCode.PEER)
+    PAYLOAD_CORRUPT = ("payload-corrupt", ExitCode.PEER)
+    PAYLOAD_UNAVAILABLE = ("payload-unavailable", ExitCode.PEER)
+    ROUND_IN_DOUBT = ("round-in-doubt", ExitCode.PEER)
+
+    # This node's own state.
+    ANCHOR_DIVERGED = ("anchor-diverged", ExitCode.STATE)
+    WORKER_DIED = ("worker-died", ExitCode.STATE)
+    HIVEMIND_DIED = ("hivemind-died", ExitCode.STATE)
+    STORE_CORRUPT = ("store-corrupt", ExitCode.STATE)
+    RUN_FOLDER_IN_USE = ("run-folder-in-use", ExitCode.STATE)
+    DEVICE_UNAVAILABLE = ("device-unavailable", ExitCode.STATE)
+    SWARM_PROCESS_FAILED = ("swarm-process-failed", ExitCode.STATE)
+
+    def __init__(self, label: str, exit_code: ExitCode) -> None:
+        self.label = label
+        self.exit_code = exit_code
+
+    @classmethod
+    def from_label(cls, label: str) -> ErrorCode:
+        """The code named `label` on the wire; BAD_REQUEST where a newer peer names one unknown here."""
+        return next((code for code in cls if code.label == label), cls.BAD_REQUEST)
+
+
+class HetnodeError(Exception):
+    """A failure with a stable code, its cause and what the reader can do about it.
+
+    Args:
+        code: the stable code.
+        cause: one sentence: what is the matter, with the values that matter.
+        remedy: one sentence: what the reader can do.
+    """
+
+    def __init__(self, code: ErrorCode, cause: str, remedy: str) -> None:
+        super().__init__(f"[{code.label}] {cause} {remedy}".strip())
+        self.code = code
+        self.cause = cause
+        self.remedy = remedy

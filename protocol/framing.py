@@ -1,0 +1,89 @@
+"""Frames of a link as a header and bounded chunks, and their reassembly on the other side.
+
+A neighbour's bytes are never trusted: the header is checked in full before any chunk is kept, and no more is
+kept than the header announced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec import RunSpec
+from protocol.types import Frame, FrameId, TensorHeader
+
+CHUNK_BYTES = 1 << 20
+"""Largest chunk of one message. Larger frames are split, so a small frame never waits behind a huge message."""
+
+MAX_TENSORS = 8
+
+
+def frame_limit(spec: RunSpec) -> int:
+    """Largest payload in bytes that a frame of this run can need: one uncompressed fp32 microbatch with its ids."""
+    positions = spec.inner.microbatch_size * (spec.model.context + 1)
+    return positions * (4 * spec.model.width + 4) + 1024
+
+
+def chunks(frame: Frame) -> Iterator[memoryview]:
+    """The payload of `frame` in pieces of at most CHUNK_BYTES, without copying."""
+    view = memoryview(frame.payload)
+    for start in range(0, len(view), CHUNK_BYTES):
+        yield view[start : start + CHUNK_BYTES]
+
+
+class FrameAssembler:
+    """Builds frames from one stream of headers and chunks.
+
+    Args:
+        max_bytes: largest payload that a header may announce.
+
+    Raises (from every method): HetnodeError FRAME_CORRUPT or FRAME_TOO_LARGE; the stream is then unusable.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._header: tuple[FrameId, tuple[TensorHeader, ...], int] | None = None
+        self._parts: list[bytes] = []
+        self._received = 0
+
+    def header(self, frame_id: FrameId, tensors: tuple[TensorHeader, ...], nbytes: int) -> Frame | None:
+        """Begin a frame. Returns it at once when it has no payload."""
+        if self._header is not None:
+            raise _corrupt("a frame begins before the former one is complete")
+        if nbytes > self._max_bytes:
+            raise HetnodeError(
+                ErrorCode.FRAME_TOO_LARGE,
+                f"A neighbour announced a frame of {nbytes} bytes; this run allows {self._max_bytes}.",
+                "Check that both ends run the same version and spec.",
+            )
+        if len(tensors) > MAX_TENSORS:
+            raise _corrupt(f"it holds {len(tensors)} tensors, more than {MAX_TENSORS}")
+        if sum(tensor.nbytes for tensor in tensors) != nbytes:
+            raise _corrupt(f"its tensors do not add up to the {nbytes} bytes that it announces")
+        if nbytes == 0:
+            return Frame(frame_id, tensors, b"")
+        self._header = (frame_id, tensors, nbytes)
+        return None
+
+    def chunk(self, data: bytes) -> Frame | None:
+        """Add the next chunk. Returns the frame when it is complete."""
+        if self._header is None:
+            raise _corrupt("a chunk arrives outside of a frame")
+        frame_id, tensors, nbytes = self._header
+        self._received += len(data)
+        if not data or self._received > nbytes:
+            raise _corrupt(f"its chunks hold more than the {nbytes} bytes announced, or nothing")
+        self._parts.append(data)
+        if self._received < nbytes:
+            return None
+        payload = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._header, self._parts, self._received = None, [], 0
+        return Frame(frame_id, tensors, payload)
+
+
+def _corrupt(why: str) -> HetnodeError:
+    return HetnodeError(
+        ErrorCode.FRAME_CORRUPT,
+        f"A neighbour sent a frame that cannot be used: {why}.",
+        "The stream is closed; check that both ends run the same version and spec.",
+    )

@@ -1,0 +1,417 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class StageRange(_message.Message):
+    __slots__ = ("first", "stop")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    stop: int
+    def __init__(self, first: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+
+class Capacity(_message.Message):
+    __slots__ = ("device", "memory_bytes", "threads")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    THREADS_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    memory_bytes: int
+    threads: int
+    def __init__(self, device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., threads: _Optional[int] = ...) -> None: ...
+
+class PeerRecord(_message.Message):
+    __slots__ = ("peer", "protocol_version", "role", "capacity", "endpoint", "stages")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    protocol_version: int
+    role: str
+    capacity: Capacity
+    endpoint: str
+    stages: StageRange
+    def __init__(self, peer: _Optional[str] = ..., protocol_version: _Optional[int] = ..., role: _Optional[str] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., endpoint: _Optional[str] = ..., stages: _Optional[_Union[StageRange, _Mapping]] = ...) -> None: ...
+
+class SignedRecord(_message.Message):
+    __slots__ = ("record", "signature")
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    record: bytes
+    signature: bytes
+    def __init__(self, record: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class JoinRequest(_message.Message):
+    __slots__ = ("protocol_version", "peer", "role", "capacity", "endpoint", "spec_hash")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    SPEC_HASH_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    peer: str
+    role: str
+    capacity: Capacity
+    endpoint: str
+    spec_hash: str
+    def __init__(self, protocol_version: _Optional[int] = ..., peer: _Optional[str] = ..., role: _Optional[str] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., endpoint: _Optional[str] = ..., spec_hash: _Optional[str] = ...) -> None: ...
+
+class JoinReply(_message.Message):
+    __slots__ = ("spec_json", "spec_hash", "run", "dht_peers")
+    SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
+    SPEC_HASH_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    DHT_PEERS_FIELD_NUMBER: _ClassVar[int]
+    spec_json: str
+    spec_hash: str
+    run: str
+    dht_peers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, spec_json: _Optional[str] = ..., spec_hash: _Optional[str] = ..., run: _Optional[str] = ..., dht_peers: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ("peer",)
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    def __init__(self, peer: _Optional[str] = ...) -> None: ...
+
+class Member(_message.Message):
+    __slots__ = ("peer", "stages", "endpoint")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    stages: StageRange
+    endpoint: str
+    def __init__(self, peer: _Optional[str] = ..., stages: _Optional[_Union[StageRange, _Mapping]] = ..., endpoint: _Optional[str] = ...) -> None: ...
+
+class Link(_message.Message):
+    __slots__ = ("k", "dialer")
+    K_FIELD_NUMBER: _ClassVar[int]
+    DIALER_FIELD_NUMBER: _ClassVar[int]
+    k: int
+    dialer: str
+    def __init__(self, k: _Optional[int] = ..., dialer: _Optional[str] = ...) -> None: ...
+
+class Replica(_message.Message):
+    __slots__ = ("index", "members", "links")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    links: _containers.RepeatedCompositeFieldContainer[Link]
+    def __init__(self, index: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ...) -> None: ...
+
+class Plan(_message.Message):
+    __slots__ = ("epoch", "from_round", "first_sample", "replicas", "reason")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FROM_ROUND_FIELD_NUMBER: _ClassVar[int]
+    FIRST_SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    from_round: int
+    first_sample: int
+    replicas: _containers.RepeatedCompositeFieldContainer[Replica]
+    reason: str
+    def __init__(self, epoch: _Optional[int] = ..., from_round: _Optional[int] = ..., first_sample: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class PlanUpdate(_message.Message):
+    __slots__ = ("plan", "waiting", "finished")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    plan: Plan
+    waiting: str
+    finished: bool
+    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., waiting: _Optional[str] = ..., finished: _Optional[bool] = ...) -> None: ...
+
+class HeartbeatRequest(_message.Message):
+    __slots__ = ("peer", "round", "inner_step")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    INNER_STEP_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    round: int
+    inner_step: int
+    def __init__(self, peer: _Optional[str] = ..., round: _Optional[int] = ..., inner_step: _Optional[int] = ...) -> None: ...
+
+class HeartbeatReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LeaveRequest(_message.Message):
+    __slots__ = ("peer", "reason")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    reason: str
+    def __init__(self, peer: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class LeaveReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PayloadDescriptor(_message.Message):
+    __slots__ = ("run", "stage", "round", "owner", "anchor_digest", "codec", "weight", "nbytes", "sha256", "signature")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    ANCHOR_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    stage: int
+    round: int
+    owner: str
+    anchor_digest: str
+    codec: str
+    weight: float
+    nbytes: int
+    sha256: str
+    signature: bytes
+    def __init__(self, run: _Optional[str] = ..., stage: _Optional[int] = ..., round: _Optional[int] = ..., owner: _Optional[str] = ..., anchor_digest: _Optional[str] = ..., codec: _Optional[str] = ..., weight: _Optional[float] = ..., nbytes: _Optional[int] = ..., sha256: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class MatchRequest(_message.Message):
+    __slots__ = ("peer", "descriptor")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    descriptor: PayloadDescriptor
+    def __init__(self, peer: _Optional[str] = ..., descriptor: _Optional[_Union[PayloadDescriptor, _Mapping]] = ...) -> None: ...
+
+class MatchReply(_message.Message):
+    __slots__ = ("group_id", "descriptors")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTORS_FIELD_NUMBER: _ClassVar[int]
+    group_id: str
+    descriptors: _containers.RepeatedCompositeFieldContainer[PayloadDescriptor]
+    def __init__(self, group_id: _Optional[str] = ..., descriptors: _Optional[_Iterable[_Union[PayloadDescriptor, _Mapping]]] = ...) -> None: ...
+
+class ReportRequest(_message.Message):
+    __slots__ = ("peer", "stage", "round", "held")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    stage: int
+    round: int
+    held: _containers.RepeatedCompositeFieldContainer[PayloadDescriptor]
+    def __init__(self, peer: _Optional[str] = ..., stage: _Optional[int] = ..., round: _Optional[int] = ..., held: _Optional[_Iterable[_Union[PayloadDescriptor, _Mapping]]] = ...) -> None: ...
+
+class AwaitDecisionRequest(_message.Message):
+    __slots__ = ("peer", "stage", "round")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    stage: int
+    round: int
+    def __init__(self, peer: _Optional[str] = ..., stage: _Optional[int] = ..., round: _Optional[int] = ...) -> None: ...
+
+class ManifestEntry(_message.Message):
+    __slots__ = ("descriptor", "holders")
+    DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    descriptor: PayloadDescriptor
+    holders: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, descriptor: _Optional[_Union[PayloadDescriptor, _Mapping]] = ..., holders: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class DecisionReply(_message.Message):
+    __slots__ = ("stage", "round", "committed", "entries", "next_epoch", "reason")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    round: int
+    committed: bool
+    entries: _containers.RepeatedCompositeFieldContainer[ManifestEntry]
+    next_epoch: int
+    reason: str
+    def __init__(self, stage: _Optional[int] = ..., round: _Optional[int] = ..., committed: _Optional[bool] = ..., entries: _Optional[_Iterable[_Union[ManifestEntry, _Mapping]]] = ..., next_epoch: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class AttestRequest(_message.Message):
+    __slots__ = ("peer", "stage", "round", "part", "digest")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    stage: int
+    round: int
+    part: str
+    digest: str
+    def __init__(self, peer: _Optional[str] = ..., stage: _Optional[int] = ..., round: _Optional[int] = ..., part: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
+
+class AttestReply(_message.Message):
+    __slots__ = ("agrees", "expected")
+    AGREES_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    agrees: bool
+    expected: str
+    def __init__(self, agrees: _Optional[bool] = ..., expected: _Optional[str] = ...) -> None: ...
+
+class Measurement(_message.Message):
+    __slots__ = ("peer", "round", "replica", "position", "train_loss", "validation_loss", "tokens", "inner_seconds", "outer_seconds", "link_bytes_sent", "link_bytes_dense", "payload_bytes", "payload_bytes_dense", "gradient_norm", "complete")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    TRAIN_LOSS_FIELD_NUMBER: _ClassVar[int]
+    VALIDATION_LOSS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    INNER_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    OUTER_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LINK_BYTES_SENT_FIELD_NUMBER: _ClassVar[int]
+    LINK_BYTES_DENSE_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_DENSE_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    round: int
+    replica: int
+    position: int
+    train_loss: float
+    validation_loss: float
+    tokens: int
+    inner_seconds: float
+    outer_seconds: float
+    link_bytes_sent: int
+    link_bytes_dense: int
+    payload_bytes: int
+    payload_bytes_dense: int
+    gradient_norm: float
+    complete: bool
+    def __init__(self, peer: _Optional[str] = ..., round: _Optional[int] = ..., replica: _Optional[int] = ..., position: _Optional[int] = ..., train_loss: _Optional[float] = ..., validation_loss: _Optional[float] = ..., tokens: _Optional[int] = ..., inner_seconds: _Optional[float] = ..., outer_seconds: _Optional[float] = ..., link_bytes_sent: _Optional[int] = ..., link_bytes_dense: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., payload_bytes_dense: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., complete: _Optional[bool] = ...) -> None: ...
+
+class MeasureReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PeerStatus(_message.Message):
+    __slots__ = ("peer", "role", "lifecycle", "round", "inner_step", "seen_seconds_ago", "place")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    LIFECYCLE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    INNER_STEP_FIELD_NUMBER: _ClassVar[int]
+    SEEN_SECONDS_AGO_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    role: str
+    lifecycle: str
+    round: int
+    inner_step: int
+    seen_seconds_ago: float
+    place: str
+    def __init__(self, peer: _Optional[str] = ..., role: _Optional[str] = ..., lifecycle: _Optional[str] = ..., round: _Optional[int] = ..., inner_step: _Optional[int] = ..., seen_seconds_ago: _Optional[float] = ..., place: _Optional[str] = ...) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("run", "spec_json", "phase", "sentence", "rounds_decided", "rounds_committed", "rounds_aborted", "peers", "latest", "plan", "anchors_agree")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_DECIDED_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_ABORTED_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    LATEST_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    ANCHORS_AGREE_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    spec_json: str
+    phase: str
+    sentence: str
+    rounds_decided: int
+    rounds_committed: int
+    rounds_aborted: int
+    peers: _containers.RepeatedCompositeFieldContainer[PeerStatus]
+    latest: _containers.RepeatedCompositeFieldContainer[Measurement]
+    plan: Plan
+    anchors_agree: bool
+    def __init__(self, run: _Optional[str] = ..., spec_json: _Optional[str] = ..., phase: _Optional[str] = ..., sentence: _Optional[str] = ..., rounds_decided: _Optional[int] = ..., rounds_committed: _Optional[int] = ..., rounds_aborted: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., latest: _Optional[_Iterable[_Union[Measurement, _Mapping]]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., anchors_agree: _Optional[bool] = ...) -> None: ...
+
+class TensorHeader(_message.Message):
+    __slots__ = ("name", "dtype", "shape")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class FrameId(_message.Message):
+    __slots__ = ("epoch", "round", "step", "microbatch", "attempt", "kind")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    round: int
+    step: int
+    microbatch: int
+    attempt: int
+    kind: str
+    def __init__(self, epoch: _Optional[int] = ..., round: _Optional[int] = ..., step: _Optional[int] = ..., microbatch: _Optional[int] = ..., attempt: _Optional[int] = ..., kind: _Optional[str] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("protocol_version", "run", "spec_hash", "peer", "replica", "position")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    SPEC_HASH_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    run: str
+    spec_hash: str
+    peer: str
+    replica: int
+    position: int
+    def __init__(self, protocol_version: _Optional[int] = ..., run: _Optional[str] = ..., spec_hash: _Optional[str] = ..., peer: _Optional[str] = ..., replica: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
+
+class FrameHeader(_message.Message):
+    __slots__ = ("id", "tensors", "nbytes")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    id: FrameId
+    tensors: _containers.RepeatedCompositeFieldContainer[TensorHeader]
+    nbytes: int
+    def __init__(self, id: _Optional[_Union[FrameId, _Mapping]] = ..., tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ..., nbytes: _Optional[int] = ...) -> None: ...
+
+class LinkMessage(_message.Message):
+    __slots__ = ("hello", "header", "chunk")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    header: FrameHeader
+    chunk: bytes
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., header: _Optional[_Union[FrameHeader, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...

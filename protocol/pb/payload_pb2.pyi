@@ -1,0 +1,23 @@
+from protocol.pb import hetnode_pb2 as _hetnode_pb2
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class PayloadChunk(_message.Message):
+    __slots__ = ("data", "announced", "refusal")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    announced: _hetnode_pb2.PayloadDescriptor
+    refusal: str
+    def __init__(self, data: _Optional[bytes] = ..., announced: _Optional[_Union[_hetnode_pb2.PayloadDescriptor, _Mapping]] = ..., refusal: _Optional[str] = ...) -> None: ...
+
+class PushReply(_message.Message):
+    __slots__ = ("refusal",)
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    refusal: str
+    def __init__(self, refusal: _Optional[str] = ...) -> None: ...

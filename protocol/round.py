@@ -1,0 +1,72 @@
+"""The arithmetic of a round: digests of the anchor, and the step from one anchor to the next.
+
+Every replica applies the same payloads in the same order with the same operations, each rounded by itself on
+the CPU, so equal anchors stay equal in every bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.topk import SparseTensor
+
+
+def tensor_digest(name: str, tensor: Tensor) -> str:
+    """sha-256 (hex) over name, dtype, shape and the little-endian bytes of one float32 tensor."""
+    return anchor_digest({name: tensor})
+
+
+def anchor_digest(parameters: Mapping[str, Tensor]) -> str:
+    """sha-256 (hex) over name, dtype, shape and little-endian bytes of float32 tensors, in their order."""
+    digest = hashlib.sha256()
+    for name, tensor in parameters.items():
+        if tensor.dtype != torch.float32:
+            raise ValueError(f"'{name}' is {tensor.dtype}; digests are of float32 tensors")
+        array = tensor.detach().contiguous().numpy(force=True)
+        digest.update(f"{name} f32 {list(tensor.shape)}\n".encode())
+        digest.update(array.astype("<f4", copy=False).data)
+    return digest.hexdigest()
+
+
+def apply_update(
+    anchor: Mapping[str, Tensor],
+    payloads: Sequence[Mapping[str, SparseTensor]],
+    weights: Sequence[float],
+    learning_rate: float,
+) -> dict[str, Tensor]:
+    """The anchor after a round: anchor - eta * (sum_m w_m sent_m) / (sum_m w_m), algorithm eq 2.
+
+    Sums run in the order given: callers pass the canonical order, by owner. The division is by the weight of
+    all contributors, never by the number that sent an element. Computed in the anchor's dtype; payloads may
+    hold more tensors than `anchor`.
+
+    Returns:
+        New tensors; `anchor` is left as it was.
+
+    Raises:
+        ValueError: no contributor, or a weight that is not positive and finite.
+        HetnodeError: PAYLOAD_CORRUPT where finite payloads overflow in the sum.
+    """
+    if not payloads or not all(math.isfinite(weight) and weight > 0 for weight in weights):
+        raise ValueError(f"a round needs contributors with positive finite weights, not {list(weights)}")
+    total_weight = math.fsum(weights)
+    moved = {}
+    for name, tensor in anchor.items():
+        total = torch.zeros_like(tensor).view(-1)
+        for payload, weight in zip(payloads, weights, strict=True):
+            payload[name].add_to(total, weight)
+        # Plain operations in sequence: a fused alpha= would round once where other machines round twice.
+        moved[name] = tensor - total.div_(total_weight).mul_(learning_rate).view_as(tensor)
+        if not torch.isfinite(moved[name]).all():
+            raise HetnodeError(
+                ErrorCode.PAYLOAD_CORRUPT,
+                f"The payloads of a round would move '{name}' out of the finite numbers.",
+                "Every replica refuses this round; a payload of such size should have been screened.",
+            )
+    return moved

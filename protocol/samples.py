@@ -1,0 +1,41 @@
+"""Which sample ordinals a replica trains in a round: arithmetic on the plan, so nothing is sent about it.
+
+Ordinals count the samples of the whole run from 0. A plan hands them out without gap from
+``plan.first_sample`` on: round after round, and within a round one contiguous block per replica, in the
+order of ``plan.replicas``. Where plans follow one another, the next one starts at :func:`next_first_sample`,
+so that no sample is assigned twice and none is left out.
+"""
+
+from __future__ import annotations
+
+from protocol.types import Plan
+
+
+def sample_range(plan: Plan, samples_per_round: int, round: int, replica_index: int) -> range:
+    """Ordinals that the replica with ``index == replica_index`` trains in `round`.
+
+    Args:
+        plan: the plan under which the round runs.
+        samples_per_round: samples of one replica in one round (``RunSpec.samples_per_round``).
+
+    Raises:
+        ValueError: the round lies before the plan, or the plan has no such replica.
+    """
+    position = next((i for i, replica in enumerate(plan.replicas) if replica.index == replica_index), None)
+    if position is None:
+        raise ValueError(f"plan {plan.epoch} has no replica {replica_index}")
+    first = next_first_sample(plan, samples_per_round, round) + position * samples_per_round
+    return range(first, first + samples_per_round)
+
+
+def next_first_sample(plan: Plan, samples_per_round: int, next_round: int) -> int:
+    """First ordinal that `plan` has not assigned when rounds ``plan.from_round .. next_round - 1`` are over.
+
+    It is the ``first_sample`` of a plan that takes over at `next_round`. Raises ValueError where that round
+    lies before the plan.
+    """
+    if next_round < plan.from_round:
+        raise ValueError(
+            f"round {next_round} lies before plan {plan.epoch}, which starts at {plan.from_round}"
+        )
+    return plan.first_sample + (next_round - plan.from_round) * len(plan.replicas) * samples_per_round

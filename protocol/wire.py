@@ -1,0 +1,145 @@
+"""Torch tensors on a link: tensor <-> (header, little-endian bytes).
+
+A frame carries a few tensors, their bytes concatenated in the order of the headers. Packing gives the headers
+and bytes of one tensor; unpacking finds it by name among those of a whole frame, checks names, element
+types, shapes and length before it touches a byte, and refuses values that are not finite.
+
+Shapes: b micro-batch, L tokens, k whatever the link carries of an activation (d where uncompressed).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.types import DType, TensorHeader
+
+WireDType = Literal["bf16", "fp32", "int8"]
+Packed = tuple[tuple[TensorHeader, ...], bytes]
+
+_INT8_PEAK = 127.0
+
+
+def pack_activation(name: str, tensor_blk: Tensor, dtype: WireDType) -> Packed:
+    """Headers and bytes of an activation or a gradient, any float dtype and device.
+
+    int8 rounds each token to 1/127 of its largest absolute value and adds that scale as a second tensor,
+    ``{name}.scale`` [b, L] float32. Values that are not finite are left for the receiver to refuse.
+    """
+    x_blk = tensor_blk.detach()
+    shape = tuple(x_blk.shape)
+    if dtype == "bf16":
+        return (TensorHeader(name, DType.BF16, shape),), _bytes(x_blk.to(torch.bfloat16).view(torch.int16))
+    if dtype == "fp32":
+        return (TensorHeader(name, DType.F32, shape),), _bytes(x_blk.to(torch.float32))
+    x_blk = x_blk.to(torch.float32)
+    scale_bl = x_blk.abs().amax(dim=-1) / _INT8_PEAK
+    # A token of zeros has scale 0; any divisor keeps its zeros.
+    divisor_bl = torch.where(scale_bl > 0, scale_bl, 1.0)
+    steps_blk = (x_blk / divisor_bl.unsqueeze(-1)).round_().clamp_(-_INT8_PEAK, _INT8_PEAK).to(torch.int8)
+    return _int8_headers(name, shape), _bytes(steps_blk) + _bytes(scale_bl)
+
+
+def unpack_activation(
+    headers: Sequence[TensorHeader], payload: bytes, name: str, shape: tuple[int, ...], dtype: WireDType
+) -> Tensor:
+    """The activation `name` of a frame as float32 [b, L, k] on the CPU.
+
+    Raises:
+        HetnodeError: FRAME_CORRUPT where the frame is not what `shape` and `dtype` promise, or not finite.
+    """
+    if dtype == "int8":
+        steps_header, scale_header = _int8_headers(name, shape)
+        steps_blk = _section(headers, payload, steps_header).view("i1")
+        scale_bl = _section(headers, payload, scale_header).view("<f4")
+        x_blk = steps_blk.reshape(shape).astype(np.float32)
+        # Overflow to infinity is refused below, as any other value that is not finite.
+        with np.errstate(over="ignore", invalid="ignore"):
+            x_blk *= scale_bl.reshape(*shape[:-1], 1)
+    elif dtype == "bf16":
+        raw = _section(headers, payload, TensorHeader(name, DType.BF16, shape)).view("<u2")
+        # bf16 is the upper half of a float32.
+        widened = raw.astype(np.uint32)
+        widened <<= 16
+        x_blk = widened.view(np.float32).reshape(shape)
+    else:
+        raw = _section(headers, payload, TensorHeader(name, DType.F32, shape)).view("<f4")
+        x_blk = raw.astype(np.float32).reshape(shape)
+    if not np.isfinite(x_blk).all():
+        raise _corrupt(f"Tensor '{name}' holds values that are not finite.")
+    return torch.from_numpy(x_blk)
+
+
+def pack_ids(name: str, ids_bl: Tensor, vocabulary: int) -> Packed:
+    """Header and bytes of token ids in the smallest of u8, u16, i32 that holds the vocabulary."""
+    dtype = _ids_dtype(vocabulary)
+    ids = np.ascontiguousarray(ids_bl.numpy(force=True), dtype=_NUMPY_IDS[dtype])
+    return (TensorHeader(name, dtype, tuple(ids_bl.shape)),), ids.tobytes()
+
+
+def unpack_ids(
+    headers: Sequence[TensorHeader], payload: bytes, name: str, shape: tuple[int, ...], vocabulary: int
+) -> Tensor:
+    """The token ids `name` of a frame as int64 [b, L] on the CPU, all of them below `vocabulary`.
+
+    Raises:
+        HetnodeError: FRAME_CORRUPT where the frame is not what `shape` promises, or an id is out of range.
+    """
+    dtype = _ids_dtype(vocabulary)
+    raw = _section(headers, payload, TensorHeader(name, dtype, shape)).view(_NUMPY_IDS[dtype])
+    ids_bl = raw.astype(np.int64).reshape(shape)
+    if ids_bl.size and (int(ids_bl.min()) < 0 or int(ids_bl.max()) >= vocabulary):
+        raise _corrupt(f"Tensor '{name}' holds token ids outside the vocabulary of {vocabulary}.")
+    return torch.from_numpy(ids_bl)
+
+
+_NUMPY_IDS = {DType.U8: "u1", DType.U16: "<u2", DType.I32: "<i4"}
+
+
+def _ids_dtype(vocabulary: int) -> DType:
+    if vocabulary <= 2**8:
+        return DType.U8
+    return DType.U16 if vocabulary <= 2**16 else DType.I32
+
+
+def _int8_headers(name: str, shape: tuple[int, ...]) -> tuple[TensorHeader, TensorHeader]:
+    return TensorHeader(name, DType.I8, shape), TensorHeader(f"{name}.scale", DType.F32, shape[:-1])
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    array = np.ascontiguousarray(tensor.numpy(force=True))
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def _section(headers: Sequence[TensorHeader], payload: bytes, expected: TensorHeader) -> NDArray[np.uint8]:
+    """The raw bytes of the tensor that must look exactly like `expected`: a view, no copy."""
+    is_sane = all(n >= 0 for header in headers for n in header.shape)
+    if not is_sane or sum(header.nbytes for header in headers) != len(payload):
+        raise _corrupt(f"The headers do not add up to the {len(payload)} bytes of the frame.")
+    offset = 0
+    for header in headers:
+        if header.name == expected.name:
+            break
+        offset += header.nbytes
+    else:
+        raise _corrupt(f"Tensor '{expected.name}' is missing.")
+    if header != expected:
+        raise _corrupt(
+            f"Tensor '{expected.name}' is {header.dtype.value} {list(header.shape)}, "
+            f"not {expected.dtype.value} {list(expected.shape)}."
+        )
+    return np.frombuffer(payload, np.uint8, count=expected.nbytes, offset=offset)
+
+
+def _corrupt(cause: str) -> HetnodeError:
+    return HetnodeError(
+        ErrorCode.FRAME_CORRUPT,
+        cause,
+        "The stream is closed; the neighbour must run the same version and specification.",
+    )

@@ -1,0 +1,133 @@
+"""Byte and file tokenizers behind one interface; a wrong tokenizer is refused before it trains anything."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from node.data.tokenizer import Tokenizer, check_tokenizer, load_tokenizer
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec import DataSpec, resolve
+
+TEXTS = ["", "plain words and more words\n", "naïve café – 漢字 🙂", "tabs\tand\r\nbreaks\n\n"]
+
+
+def train_bpe(path: Path, vocabulary: int = 270, special: tuple[str, ...] = ("<|endoftext|>",)) -> Path:
+    inner = tokenizers.Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=list(special),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    inner.train_from_iterator(["plain words and more words " * 20], trainer)
+    inner.enable_truncation(4)
+    inner.enable_padding()
+    inner.save(str(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def bpe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_bpe(tmp_path_factory.mktemp("bpe") / "tokenizer.json")
+
+
+@pytest.fixture(params=["byte", "file"])
+def tokenizer(request: pytest.FixtureRequest, bpe: Path) -> Tokenizer:
+    return load_tokenizer(DataSpec(tokenizer="byte" if request.param == "byte" else str(bpe)))
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_decoding_what_was_encoded_gives_the_text(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode(text)
+    assert ids.dtype == np.int32
+    assert ids.ndim == 1
+    assert tokenizer.decode(ids.tolist()) == text
+    assert all(0 <= token < tokenizer.vocabulary for token in ids.tolist())
+
+
+def test_lone_surrogates_do_not_break_encoding(tokenizer: Tokenizer) -> None:
+    assert tokenizer.decode(tokenizer.encode("a\ud800b").tolist()) == "a?b"
+
+
+def test_half_a_character_decodes_to_the_replacement_sign(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("é").tolist()
+    assert len(ids) == 2
+    assert tokenizer.decode(ids[:1]) == "\ufffd"
+
+
+@given(text=st.text())
+def test_bytes_round_trip_any_text(text: str) -> None:
+    tokenizer = load_tokenizer(DataSpec())
+    assert tokenizer.decode(tokenizer.encode(text).tolist()) == text
+
+
+def test_the_separator_of_bytes_is_a_newline() -> None:
+    assert load_tokenizer(DataSpec()).separator.tolist() == [10]
+
+
+def test_the_separator_of_a_file_is_its_end_of_text_token_or_else_a_newline(tmp_path: Path) -> None:
+    for special, expected in (("</s>", "</s>"), ("<pad>", "\n")):
+        path = train_bpe(tmp_path / "tokenizer.json", special=(special,))
+        tokenizer = load_tokenizer(DataSpec(tokenizer=str(path)))
+        assert tokenizer.decode(tokenizer.separator.tolist()) == expected
+
+
+def test_the_file_is_known_by_its_hash(bpe: Path) -> None:
+    expected = hashlib.sha256(bpe.read_bytes()).hexdigest()
+    assert load_tokenizer(DataSpec(tokenizer=str(bpe))).sha256 == expected
+    spec = resolve(
+        "nano",
+        overrides={"model.vocabulary": 300, "data.tokenizer": str(bpe), "data.tokenizer_sha256": expected},
+    )
+    assert check_tokenizer(spec).sha256 == expected
+
+
+def test_a_node_may_keep_the_file_elsewhere(bpe: Path) -> None:
+    spec = resolve("nano", overrides={"model.vocabulary": 300, "data.tokenizer": "not/here.json"})
+    assert check_tokenizer(spec, str(bpe)).vocabulary == 270
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{", b"\xff\xfe", json.dumps({"model": {}}).encode()])
+def test_an_unreadable_file_is_reported_with_its_path(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "tokenizer.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(HetnodeError) as caught:
+        load_tokenizer(DataSpec(tokenizer=str(path)))
+    assert caught.value.code is ErrorCode.TOKENIZER_UNREADABLE
+    assert str(path) in caught.value.cause
+
+
+def test_ids_beyond_the_model_are_refused(bpe: Path) -> None:
+    with pytest.raises(HetnodeError) as caught:
+        check_tokenizer(resolve("nano", overrides={"data.tokenizer": str(bpe)}))
+    assert caught.value.code is ErrorCode.TOKENIZER_MISMATCH
+    assert "270" in caught.value.cause
+    assert "256" in caught.value.cause
+
+
+@pytest.mark.parametrize("kind", ["byte", "file"])
+def test_another_tokenizer_than_the_runs_is_refused(bpe: Path, kind: str) -> None:
+    spec = resolve(
+        "nano",
+        overrides={
+            "model.vocabulary": 300,
+            "data.tokenizer": "byte" if kind == "byte" else str(bpe),
+            "data.tokenizer_sha256": "0" * 64,
+        },
+    )
+    with pytest.raises(HetnodeError) as caught:
+        check_tokenizer(spec)
+    assert caught.value.code is ErrorCode.TOKENIZER_MISMATCH
+    assert "0" * 64 in caught.value.cause

@@ -1,0 +1,272 @@
+"""The invariants of training: splitting a replica, k = d, and one replica alone change nothing.
+
+Members run the production pipeline over real gRPC links; their workers run in threads of this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from node.data.stream import open_stream
+from node.model.stage import Stage, next_token_loss
+from node.net.ipc import Buffer, Reply
+from node.net.link import LinkLimits, LinkServer, Place, dial
+from node.train.inner import Trainer
+from node.train.pipeline import Pipeline
+from node.train.schedule import learning_rate
+from node.train.worker import Worker
+from protocol.framing import frame_limit
+from protocol.spec import RunSpec, resolve
+from protocol.types import Dialer, Link, Member, PeerId, Plan, Replica, StageRange
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+class ThreadWorker:
+    """The production worker's calls, in a thread instead of a process."""
+
+    def __init__(self) -> None:
+        self.worker = Worker()
+        self._pool = ThreadPoolExecutor(1)
+
+    @property
+    def trainer(self) -> Trainer:
+        return self.worker._trainer
+
+    def call(self, method: str, body: Mapping[str, Any], *blobs: Buffer) -> Awaitable[Reply]:
+        loop = asyncio.get_running_loop()
+        return loop.run_in_executor(self._pool, getattr(self.worker, method), body, blobs)
+
+
+def spec_of(**overrides: Any) -> RunSpec:
+    settings = {"model.layers": 4, "swarm.stages": 4, "link.dtype": "fp32", "inner.microbatches": 4}
+    return resolve("nano", overrides={**settings, **overrides})
+
+
+def replica_of(spec: RunSpec, members: int, index: int = 0) -> Replica:
+    size = spec.swarm.stages // members
+    return Replica(
+        index,
+        tuple(
+            Member(PeerId(f"peer-{index}-{i}"), StageRange(i * size, (i + 1) * size), "")
+            for i in range(members)
+        ),
+        tuple(Link(spec.link.k, Dialer.UPSTREAM) for _ in range(members - 1)),
+    )
+
+
+class RunningReplica:
+    """All members of one replica, connected; they train in step."""
+
+    def __init__(self, spec: RunSpec, members: int, index: int = 0) -> None:
+        self.spec = spec
+        self.replica = replica_of(spec, members, index)
+        self.plan = Plan(1, 1, 0, (self.replica,), "test")
+        self.workers = [ThreadWorker() for _ in self.replica.members]
+        self.pipelines: list[Pipeline] = []
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        for position, (worker, member) in enumerate(zip(self.workers, self.replica.members, strict=True)):
+            body = {
+                "spec": self.spec.canonical_json,
+                "stages": [member.stages.first, member.stages.stop],
+                "device": "cpu",
+                "source": None,
+                "k_upstream": self.spec.link.k if position else None,
+                "k_downstream": self.spec.link.k if position < len(self.workers) - 1 else None,
+            }
+            await worker.call("build", body)
+        limits = LinkLimits(frame_limit(self.spec), 12)
+        places = [
+            Place(self.spec.run_id, self.spec.hash, member.peer, self.replica.index, position)
+            for position, member in enumerate(self.replica.members)
+        ]
+        upstream: list[Any] = [None]
+        downstream: list[Any] = []
+        for upper, lower in pairwise(places):
+            server = LinkServer()
+            port = await server.start("127.0.0.1", 0)
+            stack.push_async_callback(server.close)
+            above, below = await asyncio.gather(
+                dial(f"127.0.0.1:{port}", upper, lower, limits, 10), server.accept(lower, upper, limits, 10)
+            )
+            stack.push_async_callback(above.close)
+            stack.push_async_callback(below.close)
+            downstream.append(above)
+            upstream.append(below)
+        downstream.append(None)
+        self.pipelines = [
+            Pipeline(self.spec, self.plan, self.replica, i, worker, upstream[i], downstream[i])  # type: ignore[arg-type]
+            for i, worker in enumerate(self.workers)
+        ]
+
+    async def inner_phase(self, round_: int, first_sample: int) -> float:
+        """Train one round; returns the mean training loss."""
+        samples = [first_sample, first_sample + self.spec.samples_per_round]
+
+        async def member(pipeline: Pipeline, worker: ThreadWorker) -> float:
+            await worker.call("begin_round", {"round": round_, "samples": samples})
+            for step in range(self.spec.inner.steps):
+                await pipeline.inner_step(round_, step)
+            return float((await worker.call("end_inner_phase", {})).body["loss"])
+
+        losses = await asyncio.gather(*map(member, self.pipelines, self.workers))
+        return losses[-1]
+
+    async def validate(self, round_: int) -> float:
+        return (await asyncio.gather(*(pipeline.validate(round_) for pipeline in self.pipelines)))[-1]
+
+    def trainer_of(self, stage: int) -> Trainer:
+        return next(worker.trainer for worker in self.workers if stage in worker.trainer.stages)
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        return {
+            name: parameter.detach()
+            for worker in self.workers
+            for module in worker.trainer.modules.values()
+            for name, parameter in module.canonical_parameters().items()
+        }
+
+    def commit(self, stage: int, payloads: list[tuple[bytes, float]]) -> str:
+        digest = self.trainer_of(stage).commit(stage, payloads, mine_included=True)
+        if stage == 0:
+            for worker in self.workers:
+                if not worker.trainer.hosts_first:
+                    worker.trainer.commit_embedding(payloads)
+        return digest
+
+
+def plain_loop(spec: RunSpec, rounds: int) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """A single process without members, links or outer rounds: the loop that everything must equal."""
+    stream = open_stream(spec)
+    stages = [Stage(spec, stage) for stage in range(spec.swarm.stages)]
+    named = {name: p for stage in stages for name, p in stage.canonical_parameters().items()}
+    decayed = [p for name, p in named.items() if p.dim() == 2 and name != "emb"]
+    plain = [p for name, p in named.items() if p.dim() != 2 or name == "emb"]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": spec.inner.weight_decay}, {"params": plain, "weight_decay": 0}],
+        betas=(spec.inner.beta1, spec.inner.beta2),
+        eps=spec.inner.epsilon,
+    )
+    losses = []
+    for step in range(rounds * spec.inner.steps):
+        total = 0.0
+        for microbatch in range(spec.inner.microbatches):
+            first = step * spec.samples_per_step + microbatch * spec.inner.microbatch_size
+            tokens = torch.from_numpy(stream.read(range(first, first + spec.inner.microbatch_size))).long()
+            x = tokens[:, :-1]
+            for stage in stages:
+                x = stage(x)
+            loss = next_token_loss(x, tokens[:, 1:])
+            (loss / spec.inner.microbatches).backward()
+            total += loss.item()
+        torch.nn.utils.clip_grad_norm_(list(named.values()), spec.inner.clip_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(spec.inner, step, spec.total_steps)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(total / spec.inner.microbatches)
+    return losses, {name: parameter.detach() for name, parameter in named.items()}
+
+
+@pytest.mark.parametrize("members", [1, 2, 4])
+async def test_a_replica_of_any_number_of_members_equals_the_single_process(members: int) -> None:
+    spec = spec_of(**{"link.k": 0})
+    expected_losses, expected = plain_loop(spec, rounds=1)
+    async with AsyncExitStack() as stack:
+        replica = RunningReplica(spec, members)
+        await replica.start(stack)
+        loss = await replica.inner_phase(1, 0)
+    assert loss == pytest.approx(sum(expected_losses) / len(expected_losses), rel=1e-6)
+    for name, parameter in replica.parameters().items():
+        torch.testing.assert_close(parameter, expected[name], rtol=1e-5, atol=1e-7, msg=name)
+
+
+async def test_k_equal_to_d_equals_no_compression() -> None:
+    losses = []
+    for k in (0, 32):
+        async with AsyncExitStack() as stack:
+            replica = RunningReplica(spec_of(**{"link.k": k, "inner.steps": 5}), members=2)
+            await replica.start(stack)
+            losses.append([await replica.inner_phase(1, 0), await replica.validate(1)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+async def test_compression_does_change_the_forward_mode() -> None:
+    """Guards the test above: with k < d the links must not be transparent."""
+    losses = []
+    for k in (0, 2):
+        async with AsyncExitStack() as stack:
+            replica = RunningReplica(spec_of(**{"link.k": k}), members=2)
+            await replica.start(stack)
+            losses.append(await replica.validate(0))
+    assert abs(losses[0] - losses[1]) > 1e-5
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "int8"])
+async def test_anchors_of_full_and_pipeline_replicas_are_bit_equal_after_every_round(dtype: str) -> None:
+    spec = spec_of(**{"link.k": 8, "link.dtype": dtype, "rounds": 3})
+    async with AsyncExitStack() as stack:
+        replicas = [RunningReplica(spec, 1, 0), RunningReplica(spec, 2, 1), RunningReplica(spec, 4, 2)]
+        for replica in replicas:
+            await replica.start(stack)
+        for round_ in range(1, 4):
+            for number, replica in enumerate(replicas):
+                first = ((round_ - 1) * len(replicas) + number) * spec.samples_per_round
+                await replica.inner_phase(round_, first)
+            for stage in range(spec.swarm.stages):
+                proposals = [replica.trainer_of(stage).propose(stage) for replica in replicas]
+                payloads = [(proposal, 1.0) for proposal in proposals if proposal is not None]
+                assert len(payloads) == 3
+                assert len({replica.commit(stage, payloads) for replica in replicas}) == 1
+            embeddings = {
+                worker.trainer.embedding_digest() for replica in replicas for worker in replica.workers
+            }
+            assert len(embeddings) == 1
+
+
+async def test_one_full_replica_with_dense_exchange_equals_the_plain_loop() -> None:
+    spec = spec_of(**{"outer.top_k": 0, "outer.quantizer": "none", "rounds": 3})
+    expected_losses, expected = plain_loop(spec, rounds=3)
+    losses = []
+    async with AsyncExitStack() as stack:
+        replica = RunningReplica(spec, 1)
+        await replica.start(stack)
+        for round_ in range(1, 4):
+            losses.append(await replica.inner_phase(round_, (round_ - 1) * spec.samples_per_round))
+            for stage in range(spec.swarm.stages):
+                proposal = replica.trainer_of(stage).propose(stage)
+                assert proposal is not None
+                replica.commit(stage, [(proposal, 1.0)])
+    per_round = [sum(pair) / 2 for pair in zip(expected_losses[::2], expected_losses[1::2], strict=True)]
+    assert losses == pytest.approx(per_round, rel=1e-4)
+    for name, parameter in replica.parameters().items():
+        torch.testing.assert_close(parameter, expected[name], rtol=1e-3, atol=1e-5, msg=name)
+
+
+async def test_an_aborted_round_changes_nothing_and_loses_nothing() -> None:
+    spec = spec_of(**{"swarm.stages": 2})
+    async with AsyncExitStack() as stack:
+        replica = RunningReplica(spec, 1)
+        await replica.start(stack)
+        await replica.inner_phase(1, 0)
+        trainer = replica.trainer_of(0)
+        before = {name: tensor.clone() for name, tensor in replica.parameters().items()}
+        digest, error = trainer.outer[0].digest(), trainer.outer[0].error["emb"].clone()
+        first = trainer.propose(0)
+        trainer.abort(0)
+        assert trainer.outer[0].digest() == digest
+        assert torch.equal(trainer.outer[0].error["emb"], error)
+        assert all(torch.equal(tensor, before[name]) for name, tensor in replica.parameters().items())
+        assert trainer.propose(0) == first

@@ -166,7 +166,7 @@ class OuterExchange:
             if not is_authentic(descriptor):
                 raise HetnodeError(
                     ErrorCode.PAYLOAD_CORRUPT,
-                    f"Round {decision.round} was committed with a payload that {descriptor.owner} did not sign.",
+                    f"Round {decision.round} was committed with a payload not signed by {descriptor.owner}.",
                     "The coordinator cannot be trusted: leave this run and tell its operator.",
                 )
             return await self._hivemind.fetch(decision.stage, decision.round, entry, self._spec.timing.fetch)

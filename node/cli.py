@@ -1,0 +1,421 @@
+"""The command ``hetnode``: every face of the project, one function per command."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from platformdirs import user_config_path, user_data_path
+from rich.console import Console
+
+from node import hardware, lifetime
+from protocol.errors import ErrorCode, ExitCode, HetnodeError
+from protocol.spec import RunSpec, resolve
+from protocol.types import PROTOCOL_VERSION, Role
+
+app = typer.Typer(
+    name="hetnode",
+    help="Pre-train one language model together, from home GPUs and datacenters alike.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+swarm_app = typer.Typer(help="A whole swarm of real processes on this machine.", no_args_is_help=True)
+spec_app = typer.Typer(help="Run specifications.", no_args_is_help=True)
+checkpoint_app = typer.Typer(help="Checkpoints of the global model.", no_args_is_help=True)
+app.add_typer(swarm_app, name="swarm")
+app.add_typer(spec_app, name="spec")
+app.add_typer(checkpoint_app, name="checkpoint")
+
+_SPEC = "Run specification"
+_NETWORK = "Network"
+
+Preset = Annotated[
+    str | None, typer.Option(help="tiny, nano, 178m, 512m or 1b. Default: tiny.", rich_help_panel=_SPEC)
+]
+Config = Annotated[
+    Path | None,
+    typer.Option(help="TOML run file; see 'hetnode spec show --toml'.", rich_help_panel=_SPEC),
+]
+Data = Annotated[
+    str | None,
+    typer.Option(help="builtin, text:PATH, jsonl:PATH or hf:NAME[/CONFIG].", rich_help_panel=_SPEC),
+]
+Tokenizer = Annotated[
+    str | None, typer.Option(help="'byte' or the path of a tokenizer.json.", rich_help_panel=_SPEC)
+]
+Rounds = Annotated[int | None, typer.Option(help="Outer rounds of the run.", rich_help_panel=_SPEC)]
+Steps = Annotated[
+    int | None, typer.Option("--inner-steps", help="H, inner steps per round.", rich_help_panel=_SPEC)
+]
+Replicas = Annotated[int | None, typer.Option(help="Full replicas.", rich_help_panel=_SPEC)]
+Pipelines = Annotated[
+    int | None, typer.Option(help="Pipeline replicas, one member per stage.", rich_help_panel=_SPEC)
+]
+Stages = Annotated[
+    int | None, typer.Option(help="S, stages into which the layers are cut.", rich_help_panel=_SPEC)
+]
+LinkK = Annotated[
+    int | None,
+    typer.Option("--k", help="Subspace width of the links; 0 sends uncompressed.", rich_help_panel=_SPEC),
+]
+Seed = Annotated[
+    int | None, typer.Option(help="Seed of weights, basis and data order.", rich_help_panel=_SPEC)
+]
+Lifeline = Annotated[int | None, typer.Option(hidden=True)]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log details.")]
+
+
+def _resolve(config: Path | None, preset: str | None, **overrides: Any) -> RunSpec:
+    names = {
+        "data": "data.source",
+        "tokenizer": "data.tokenizer",
+        "steps": "inner.steps",
+        "replicas": "swarm.replicas",
+        "pipelines": "swarm.pipelines",
+        "stages": "swarm.stages",
+        "k": "link.k",
+    }
+    return resolve(preset, config, {names.get(name, name): value for name, value in overrides.items()})
+
+
+def _with_tokenizer_hash(spec: RunSpec) -> RunSpec:
+    """Pin the tokenizer file by its hash, so that every node must have the same one."""
+    from node.data.tokenizer import check_tokenizer, load_tokenizer  # noqa: PLC0415
+
+    if spec.data.tokenizer != "byte" and not spec.data.tokenizer_sha256:
+        found = load_tokenizer(spec.data)
+        spec = RunSpec.model_validate(
+            {**spec.model_dump(), "data": {**spec.data.model_dump(), "tokenizer_sha256": found.sha256}}
+        )
+    check_tokenizer(spec)
+    return spec
+
+
+@app.command()
+def coordinator(
+    preset: Preset = None,
+    config: Config = None,
+    data: Data = None,
+    tokenizer: Tokenizer = None,
+    rounds: Rounds = None,
+    inner_steps: Steps = None,
+    replicas: Replicas = None,
+    pipelines: Pipelines = None,
+    stages: Stages = None,
+    k: LinkK = None,
+    seed: Seed = None,
+    listen: Annotated[
+        str,
+        typer.Option(help="HOST:PORT of the API. 0.0.0.0 accepts other machines.", rich_help_panel=_NETWORK),
+    ] = "127.0.0.1:7700",
+    advertise: Annotated[
+        str | None,
+        typer.Option(help="Host under which others reach this machine.", rich_help_panel=_NETWORK),
+    ] = None,
+    dht_port: Annotated[
+        int,
+        typer.Option(
+            help="TCP port of the DHT bootstrap peer; 0 takes a free one.", rich_help_panel=_NETWORK
+        ),
+    ] = 0,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where the commit log and metrics are kept; the same folder resumes.")
+    ] = None,
+    verbose: Verbose = False,
+    lifeline: Lifeline = None,
+) -> None:
+    """Run the coordinator of one training run: membership, grouping, the commit log and the DHT's first peer.
+
+    It waits until the peers that the run's shape asks for have joined, and ends when the run is finished.
+    Tensors never pass through it, so a small machine will do. Prints the command with which nodes join.
+    """
+    from coordinator.app import run_coordinator  # noqa: PLC0415
+
+    from node.identity import open_identity  # noqa: PLC0415
+    from node.net.hive.client import Hivemind  # noqa: PLC0415
+
+    lifetime.configure_logging(verbose)
+    spec = _with_tokenizer_hash(
+        _resolve(
+            config,
+            preset,
+            data=data,
+            tokenizer=tokenizer,
+            rounds=rounds,
+            steps=inner_steps,
+            replicas=replicas,
+            pipelines=pipelines,
+            stages=stages,
+            k=k,
+            seed=seed,
+        )
+    )
+    host, _ = lifetime.split_address(listen, "--listen")
+    folder = folder or user_data_path("hetnode") / "runs" / spec.run_id / "coordinator"
+    folder.mkdir(parents=True, exist_ok=True)
+    public = advertise or ("127.0.0.1" if host in ("0.0.0.0", "::") else host)
+    identity = open_identity(folder / "identity.key")
+    console = Console()
+
+    async def start_bootstrap() -> Hivemind:
+        return await Hivemind.start(
+            identity=identity,
+            run=spec.run_id,
+            initial_peers=(),
+            listen_host=host,
+            listen_port=dht_port,
+            advertise=public,
+        )
+
+    def ready(address: str) -> None:
+        (folder / "address.tmp").write_text(address)
+        (folder / "address.tmp").replace(folder / "address")
+        console.print(f"run  {spec.run_id}\nspec {spec.hash}", highlight=False)
+        console.print(spec.model_dump_json(indent=2), highlight=False, markup=False)
+        console.print(f"nodes join with: hetnode join {address} --role stage|replica", highlight=False)
+
+    (folder / "address").unlink(missing_ok=True)
+    lifetime.run(
+        run_coordinator(spec, folder, listen, public, start_bootstrap, ready),
+        lifeline,
+    )
+
+
+@app.command()
+def join(
+    address: Annotated[str, typer.Argument(help="HOST:PORT of the coordinator.", metavar="COORDINATOR")],
+    role: Annotated[
+        Role,
+        typer.Option(
+            help="'stage': one member of a pipeline replica. 'replica': all stages on this machine."
+        ),
+    ],
+    folder: Annotated[Path | None, typer.Option(help="Where this node keeps its checkpoint.")] = None,
+    identity: Annotated[
+        Path | None, typer.Option(help="Key file of this node. Default: the first that no live node uses.")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="Run file that you expect: the node is refused if the run has another spec."),
+    ] = None,
+    expect_spec: Annotated[
+        str, typer.Option(help="Spec hash that you expect: the node is refused if the run has another.")
+    ] = "",
+    data: Annotated[
+        str | None, typer.Option(help="Where this machine keeps the run's data, such as text:PATH.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Torch device, such as cpu, cuda or cuda:1.")] = "cpu",
+    threads: Annotated[int, typer.Option(help="CPU threads to compute with; 0 takes all.", min=0)] = 0,
+    listen: Annotated[
+        str,
+        typer.Option(
+            help="HOST:PORT on which neighbours reach this node; port 0 is free.", rich_help_panel=_NETWORK
+        ),
+    ] = "0.0.0.0:0",
+    advertise: Annotated[
+        str | None,
+        typer.Option(
+            help="Host that neighbours are told. Default: this machine's address towards the coordinator.",
+            rich_help_panel=_NETWORK,
+        ),
+    ] = None,
+    dht_port: Annotated[
+        int,
+        typer.Option(help="TCP port of this node's DHT peer; 0 takes a free one.", rich_help_panel=_NETWORK),
+    ] = 0,
+    dial_only: Annotated[
+        bool,
+        typer.Option(
+            help="Accept no connections: every link is dialled from here.", rich_help_panel=_NETWORK
+        ),
+    ] = False,
+    verbose: Verbose = False,
+    lifeline: Lifeline = None,
+) -> None:
+    """Take part in a run: train, exchange pseudo-gradients, and keep this node's part of the model.
+
+    The node gets everything from the coordinator: the specification, its stages and its neighbours. It ends
+    by itself when the run is finished. Ctrl-C leaves in order; a second Ctrl-C ends at once.
+    """
+    from node.identity import open_free_identity, open_identity  # noqa: PLC0415
+    from node.runtime import NodeOptions, run_node  # noqa: PLC0415
+
+    lifetime.configure_logging(verbose)
+    lifetime.split_address(address, "The coordinator")
+    host, port = lifetime.split_address(listen, "--listen")
+    own = open_identity(identity) if identity else open_free_identity(user_config_path("hetnode"))
+    options = NodeOptions(
+        coordinator=address,
+        role=role,
+        folder=folder or user_data_path("hetnode") / "nodes" / own.peer,
+        listen_host=host,
+        listen_port=port,
+        dht_port=dht_port,
+        advertise=advertise,
+        dial_only=dial_only,
+        device=device,
+        threads=threads or hardware.available_threads(),
+        source=data,
+        spec_hash=_with_tokenizer_hash(resolve(file=config)).hash if config else expect_spec,
+    )
+    lifetime.run(run_node(options, own), lifeline)
+
+
+@app.command()
+def status(address: Annotated[str, typer.Argument(metavar="COORDINATOR", help="HOST:PORT.")]) -> None:
+    """Show what a run is doing, who takes part, and how the loss goes."""
+    from node.net.coordinator_client import fetch_status  # noqa: PLC0415
+    from node.view import status_view  # noqa: PLC0415
+
+    lifetime.split_address(address, "The coordinator")
+    Console().print(status_view(lifetime.run(fetch_status(address))))
+
+
+@swarm_app.command("up")
+def swarm_up(
+    preset: Preset = None,
+    config: Config = None,
+    data: Data = None,
+    tokenizer: Tokenizer = None,
+    rounds: Rounds = None,
+    inner_steps: Steps = None,
+    replicas: Replicas = None,
+    pipelines: Pipelines = None,
+    stages: Stages = None,
+    k: LinkK = None,
+    seed: Seed = None,
+    folder: Annotated[Path | None, typer.Option(help="Run folder. Default: a new one under runs/.")] = None,
+    listen: Annotated[
+        str, typer.Option(help="HOST:PORT of the coordinator; port 0 is free.", rich_help_panel=_NETWORK)
+    ] = "127.0.0.1:0",
+) -> None:
+    """Train on this machine with a real swarm: coordinator, full replica and pipeline, each its own process.
+
+    Ends by itself after the run's rounds and leaves a run folder with metrics.jsonl, loss.png, logs and a
+    checkpoint of the global model. Ctrl-C ends every process.
+    """
+    from node.view import SwarmView  # noqa: PLC0415
+
+    spec = _with_tokenizer_hash(
+        _resolve(
+            config,
+            preset,
+            data=data,
+            tokenizer=tokenizer,
+            rounds=rounds,
+            steps=inner_steps,
+            replicas=replicas,
+            pipelines=pipelines,
+            stages=stages,
+            k=k,
+            seed=seed,
+        )
+    )
+    lifetime.split_address(listen, "--listen")
+    SwarmView(spec, _new_run_folder(spec, folder)).run(listen)
+
+
+@spec_app.command("show")
+def spec_show(
+    preset: Annotated[str | None, typer.Argument(help="tiny, nano, 178m, 512m or 1b.")] = None,
+    config: Config = None,
+    toml: Annotated[bool, typer.Option(help="Print a run file to start from instead.")] = False,
+) -> None:
+    """Print a preset: its parameters, and the bytes of each stage, link and round."""
+    from node.view import spec_view, to_toml  # noqa: PLC0415
+
+    spec = resolve(preset, config)
+    if toml:
+        sys.stdout.write(to_toml(spec))
+    else:
+        Console().print(spec_view(spec))
+
+
+@app.command()
+def generate(
+    run: Annotated[Path, typer.Argument(help="Run folder, node folder or checkpoint folder.")],
+    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "def ",
+    tokens: Annotated[int, typer.Option(help="Tokens to generate.", min=1)] = 200,
+    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.", min=0)] = 0.8,
+    top_k: Annotated[int, typer.Option(help="Sample among the likeliest; 0 among all.", min=0)] = 40,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+) -> None:
+    """Continue a text with the model of a run, to see what it has learned."""
+    from node import checkpoint  # noqa: PLC0415
+    from node.generate import generate as continue_text  # noqa: PLC0415
+
+    folder = next(
+        (place for place in (run / "checkpoint", run) if checkpoint.is_complete(place)),
+        checkpoint.latest(run) or checkpoint.latest(run / "checkpoint") or run,
+    )
+    sys.stdout.write(prompt)
+    for piece in continue_text(checkpoint.read(folder), prompt, tokens, temperature, top_k, seed):
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+
+
+@checkpoint_app.command("assemble")
+def checkpoint_assemble(
+    parts: Annotated[list[Path], typer.Argument(help="Checkpoint folders of the members.")],
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+) -> None:
+    """Put the stages that several members kept together into one complete checkpoint."""
+    from node import checkpoint  # noqa: PLC0415
+
+    checkpoint.assemble(parts, out)
+    Console().print(f"complete checkpoint in {out}", highlight=False, markup=False)
+
+
+def _new_run_folder(spec: RunSpec, folder: Path | None) -> Path:
+    """An empty folder for a new run. Raises HetnodeError RUN_FOLDER_IN_USE."""
+    if folder is None:
+        runs = Path("runs")
+        number = 1
+        while (runs / f"{spec.preset}-{number}").exists():
+            number += 1
+        folder = runs / f"{spec.preset}-{number}"
+    if folder.exists() and any(folder.iterdir()):
+        raise HetnodeError(
+            ErrorCode.RUN_FOLDER_IN_USE,
+            f"The run folder {folder} is not empty.",
+            "Give another --folder, or remove that one.",
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+) -> None:
+    if version:
+        from importlib.metadata import version as installed  # noqa: PLC0415
+
+        typer.echo(f"hetnode {installed('hetnode')} (protocol {PROTOCOL_VERSION})")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point: runs the command and turns every expected failure into one message and an exit code.
+
+    Wrong usage (exit 2) is typer's to report.
+    """
+    try:
+        app()
+    except (lifetime.Interrupted, KeyboardInterrupt):
+        sys.exit(ExitCode.INTERRUPTED)
+    except (HetnodeError, BaseExceptionGroup) as error:
+        cause = lifetime.first_error(error)
+        if not isinstance(cause, HetnodeError):
+            raise
+        lifetime.show_error(cause)
+        sys.exit(cause.code.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""How a ``hetnode`` process lives and ends: event loop, signals, lifeline, and errors as messages."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import uvloop
+from rich.console import Console
+from rich.logging import RichHandler
+
+from protocol.errors import ErrorCode, ExitCode, HetnodeError
+
+T = TypeVar("T")
+
+
+class Interrupted(Exception):
+    """A person or a supervisor asked the process to end."""
+
+
+def run(main: Coroutine[Any, Any, T], lifeline: int | None = None) -> T:
+    """Run `main` on uvloop until it ends, or is asked to end.
+
+    The first SIGINT or SIGTERM, or the end of `lifeline` (a pipe that the parent holds open), cancels `main`,
+    which then leaves in order; a second signal ends the process at once.
+
+    Raises:
+        Interrupted: `main` was asked to end and did.
+    """
+
+    async def supervised() -> T:
+        loop = asyncio.get_running_loop()
+        task = asyncio.ensure_future(main)
+        asked = 0
+
+        def ask() -> None:
+            nonlocal asked
+            asked += 1
+            if asked > 1:
+                os._exit(ExitCode.INTERRUPTED)
+            task.cancel()
+
+        def lifeline_ended() -> None:
+            assert lifeline is not None
+            loop.remove_reader(lifeline)
+            ask()
+
+        for signal_number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(signal_number, ask)
+        if lifeline is not None:
+            loop.add_reader(lifeline, lifeline_ended)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            raise Interrupted from None
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(supervised())
+
+
+def first_error(error: BaseException) -> BaseException:
+    """The failure that started it: the first leaf of an exception group, a HetnodeError if there is one."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    leaves = [first_error(inner) for inner in error.exceptions]
+    return next((leaf for leaf in leaves if isinstance(leaf, HetnodeError)), leaves[0])
+
+
+def show_error(error: HetnodeError) -> None:
+    """One message on standard error: what is the matter and what to do."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(f"[bold red]error[/] \\[{error.code.label}] ", end="")
+    console.print(f"{error.cause} {error.remedy}".strip(), markup=False)
+
+
+def configure_logging(verbose: bool = False) -> None:
+    """Log to standard error: for people on a terminal, one plain line per record elsewhere."""
+    level = logging.DEBUG if verbose else logging.INFO
+    handler: logging.Handler
+    if sys.stderr.isatty():
+        handler = RichHandler(console=Console(stderr=True), show_path=False, markup=False)
+        handler.setFormatter(logging.Formatter("%(message)s", "%H:%M:%S"))
+    else:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    for noisy in ("asyncio", "grpc", "hivemind", "matplotlib", "datasets", "httpx", "filelock"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def bad_option(cause: str, remedy: str) -> HetnodeError:
+    return HetnodeError(ErrorCode.BAD_OPTION, cause, remedy)
+
+
+def split_address(address: str, option: str) -> tuple[str, int]:
+    """``HOST:PORT`` as host and port. Raises HetnodeError BAD_ADDRESS naming the option."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise HetnodeError(
+            ErrorCode.BAD_ADDRESS, f"{option} '{address}' is not HOST:PORT.", "Write it like 127.0.0.1:7700."
+        )
+    return host, int(port)

@@ -1,0 +1,1 @@
+"""Everything of a node that touches a socket or another process."""

@@ -1,0 +1,302 @@
+"""Calls between a node's main process and the children that it spawns (worker, hivemind).
+
+One Unix socket pair per child carries length-prefixed messages: a JSON header and raw byte blobs. The main
+process never pickles and never blocks; a child reads ahead while it computes. A child ends when the socket
+closes, so it cannot outlive its parent, even after SIGKILL of the parent.
+
+:class:`Child` calls from an event loop, :class:`Connection` from threads; :func:`serve` answers both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from protocol.errors import ErrorCode, HetnodeError
+
+log = logging.getLogger(__name__)
+
+_PREFIX = struct.Struct("<II")  # bytes of the JSON header, number of blobs
+_LENGTH = struct.Struct("<Q")
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a handler answers: a JSON object and byte blobs."""
+
+    body: Mapping[str, Any]
+    blobs: Sequence[Buffer] = ()
+
+
+Handler = Callable[[Mapping[str, Any], Sequence[Buffer]], Reply]
+
+
+def _encode(header: Mapping[str, Any], blobs: Sequence[Buffer]) -> list[Buffer]:
+    text = json.dumps(header, separators=(",", ":")).encode()
+    lengths = b"".join(_LENGTH.pack(memoryview(blob).nbytes) for blob in blobs)
+    return [_PREFIX.pack(len(text), len(blobs)) + text + lengths, *blobs]
+
+
+class Child:
+    """A spawned child process seen from the main process's event loop. Create it with :func:`start_child`.
+
+    Calls may overlap; the child answers each once. When the child dies, every open and every later call
+    raises HetnodeError with the code given to :func:`start_child`.
+    """
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        name: str,
+        died: ErrorCode,
+    ) -> None:
+        self._process, self._reader, self._writer = process, reader, writer
+        self._name, self._died = name, died
+        self._calls: dict[int, asyncio.Future[Reply]] = {}
+        self._next_call = 0
+        self._listen = asyncio.create_task(self._read_replies(), name=f"{name}-replies")
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def call(self, method: str, body: Mapping[str, Any], *blobs: Buffer) -> Awaitable[Reply]:
+        """Queue a call and return the future of its reply. Calls reach the child in the order of `call`.
+
+        Raises (from the future): HetnodeError as raised by the handler, or the child's `died` code.
+        """
+        if self._listen.done():
+            raise self._death()
+        self._next_call += 1
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._calls[self._next_call] = future
+        header = {"call": self._next_call, "method": method, "body": body}
+        for part in _encode(header, blobs):
+            self._writer.write(part)
+        return future
+
+    async def wait_closed(self) -> None:
+        """Return when the child has ended or closed its socket."""
+        await asyncio.wait({self._listen})
+
+    async def close(self, grace: float) -> None:
+        """Close the socket, wait up to `grace` seconds for a clean end, then SIGKILL."""
+        self._writer.close()
+        try:
+            await asyncio.wait_for(self._process.wait(), grace)
+        except TimeoutError:
+            log.warning("%s (pid %d) did not end within %.0f s: killing it", self._name, self.pid, grace)
+            with suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+        self._listen.cancel()
+        self._fail_all()
+
+    async def _read_replies(self) -> None:
+        try:
+            while True:
+                header_size, count = _PREFIX.unpack(await self._reader.readexactly(_PREFIX.size))
+                header = json.loads(await self._reader.readexactly(header_size))
+                lengths = await self._reader.readexactly(count * _LENGTH.size)
+                blobs = [await self._reader.readexactly(n) for (n,) in _LENGTH.iter_unpack(lengths)]
+                self._settle(header, blobs)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self._fail_all()
+
+    def _settle(self, header: Mapping[str, Any], blobs: Sequence[bytes]) -> None:
+        future = self._calls.pop(header["call"])
+        if not future.done():
+            _resolve(future, header, blobs, self._name)
+
+    def _fail_all(self) -> None:
+        calls, self._calls = self._calls, {}
+        for future in calls.values():
+            if not future.done():
+                future.set_exception(self._death())
+                future.exception()  # a caller that was cancelled meanwhile is not owed a warning
+
+    def _death(self) -> HetnodeError:
+        status = self._process.returncode
+        return _death(self._died, f"{self._name} process (pid {self.pid})", status)
+
+
+class Connection:
+    """Blocking calls to a process that runs :func:`serve`, for a parent without an event loop.
+
+    May be used by several threads; calls overlap. When the other side closes the socket, every open and
+    every later call raises HetnodeError with the code `died`.
+    """
+
+    def __init__(self, connection: socket.socket, name: str, died: ErrorCode) -> None:
+        self._connection, self._name, self._died = connection, name, died
+        self._lock = threading.Lock()  # over the fields below, and one message at a time on the socket
+        self._calls: dict[int, Future[Reply]] = {}
+        self._next_call = 0
+        self._closed = False
+        threading.Thread(target=self._read_replies, name=f"{name}-replies", daemon=True).start()
+
+    def call(self, method: str, body: Mapping[str, Any], *blobs: Buffer) -> Reply:
+        """Call and wait for the reply.
+
+        Raises HetnodeError as raised by the handler, or with the `died` code.
+        """
+        future: Future[Reply] = Future()
+        with self._lock:
+            if self._closed:
+                raise _death(self._died, self._name)
+            self._next_call += 1
+            self._calls[self._next_call] = future
+            header = {"call": self._next_call, "method": method, "body": body}
+            with suppress(OSError):  # the reader sees the closed socket, too, and fails the call
+                for part in _encode(header, blobs):
+                    self._connection.sendall(part)
+        return future.result()
+
+    def _read_replies(self) -> None:
+        with suppress(EOFError, OSError):
+            while True:
+                header, blobs = _receive_message(self._connection)
+                with self._lock:
+                    future = self._calls.pop(header["call"])
+                _resolve(future, header, blobs, self._name)
+        with self._lock:
+            self._closed = True
+            calls, self._calls = self._calls, {}
+        for future in calls.values():
+            future.set_exception(_death(self._died, self._name))
+
+
+def _resolve(
+    future: asyncio.Future[Reply] | Future[Reply],
+    header: Mapping[str, Any],
+    blobs: Sequence[Buffer],
+    name: str,
+) -> None:
+    """Give the waiting caller what :func:`serve` answered."""
+    error = header.get("error")
+    if error is None:
+        future.set_result(Reply(header["body"], blobs))
+    elif error["code"] is None:
+        future.set_exception(RuntimeError(f"{name}: {error['cause']}"))
+    else:
+        code = ErrorCode.from_label(error["code"])
+        future.set_exception(HetnodeError(code, error["cause"], error["remedy"]))
+
+
+def _death(died: ErrorCode, who: str, status: int | None = None) -> HetnodeError:
+    return HetnodeError(
+        died,
+        f"The {who} has ended{'' if status is None else f' with {status}'}.",
+        "See this node's log for its last words, then start the node again.",
+    )
+
+
+async def start_child(module: str, *, name: str, died: ErrorCode, environment: Mapping[str, str]) -> Child:
+    """Spawn ``python -m module FD`` and connect to it.
+
+    Args:
+        module: a module whose ``main`` calls :func:`serve` with the descriptor of its first argument.
+        name: for logs and errors.
+        died: code of the errors that calls raise once the child has ended.
+        environment: added to this process's environment.
+    """
+    ours, theirs = socket.socketpair()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            module,
+            str(theirs.fileno()),
+            pass_fds=(theirs.fileno(),),
+            stdin=asyncio.subprocess.DEVNULL,
+            env={**os.environ, **environment},
+            # Ctrl-C reaches the whole foreground group, with processes that the child starts: keep it from
+            # them, because this process decides how and when its children end.
+            start_new_session=True,
+        )
+    finally:
+        theirs.close()
+    reader, writer = await asyncio.open_connection(sock=ours, limit=2**20)
+    return Child(process, reader, writer, name, died)
+
+
+def serve(
+    descriptor: int,
+    handlers: Mapping[str, Handler],
+    threads: int = 1,
+    on_close: Callable[[], None] = lambda: None,
+) -> None:
+    """Answer the parent's calls until it closes the socket, then end this process at once.
+
+    With one thread, calls run strictly in order while the next ones are read ahead; with more they overlap
+    and may answer out of order. A handler's HetnodeError travels to the caller; any other exception is
+    logged here with its traceback and reported as an internal failure.
+
+    Args:
+        on_close: called after the socket has closed, before the end: for what must not be left behind.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    connection = socket.socket(fileno=descriptor)
+    connection.setblocking(True)
+    # A forked child that kept the socket open would hide this process's death from the parent.
+    os.register_at_fork(after_in_child=connection.close)
+    send_lock = threading.Lock()
+    pool = ThreadPoolExecutor(threads)
+
+    def answer(header: Mapping[str, Any], blobs: Sequence[Buffer]) -> None:
+        call = header["call"]
+        try:
+            reply = handlers[header["method"]](header["body"], blobs)
+            message = _encode({"call": call, "body": reply.body}, reply.blobs)
+        except HetnodeError as error:
+            reason = {"code": error.code.label, "cause": error.cause, "remedy": error.remedy}
+            message = _encode({"call": call, "error": reason}, ())
+        except Exception as error:
+            log.exception("call %s failed", header["method"])
+            message = _encode({"call": call, "error": {"code": None, "cause": repr(error)}}, ())
+        with send_lock, suppress(OSError):
+            for part in message:
+                connection.sendall(part)
+
+    try:
+        while True:
+            pool.submit(answer, *_receive_message(connection))
+    except (EOFError, OSError):
+        on_close()
+        logging.shutdown()
+        os._exit(0)  # a running computation must not delay the end of the node
+
+
+def _receive_message(connection: socket.socket) -> tuple[Mapping[str, Any], Sequence[Buffer]]:
+    header_size, count = _PREFIX.unpack(_receive(connection, _PREFIX.size))
+    header = json.loads(_receive(connection, header_size))
+    lengths = _receive(connection, count * _LENGTH.size)
+    return header, [_receive(connection, n) for (n,) in _LENGTH.iter_unpack(lengths)]
+
+
+def _receive(connection: socket.socket, size: int) -> bytearray:
+    data = bytearray(size)
+    view = memoryview(data)
+    while view:
+        received = connection.recv_into(view)
+        if not received:
+            raise EOFError
+        view = view[received:]
+    return data

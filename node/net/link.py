@@ -1,0 +1,371 @@
+"""The link between two neighbouring members: one gRPC bidirectional stream of frames.
+
+Whichever end can dial opens the stream; afterwards both ends are alike (:class:`Link`). gRPC's HTTP/2 windows
+and a bounded inbox give flow control: a member that does not consume makes its neighbour wait, not grow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from protocol import convert
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.framing import CHUNK_BYTES, FrameAssembler, chunks
+from protocol.grpc_errors import abort_with, error_from_rpc
+from protocol.pb import hetnode_pb2 as pb
+from protocol.pb import hetnode_pb2_grpc as pb_grpc
+from protocol.types import PROTOCOL_VERSION, Frame, FrameId, PeerId
+
+log = logging.getLogger(__name__)
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", CHUNK_BYTES + 4096),
+    ("grpc.max_send_message_length", CHUNK_BYTES + 4096),
+    ("grpc.so_reuseport", 0),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+_MAX_STREAMS = 64
+_HANDSHAKE_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one end of a link stands: what both ends must agree on, and which member this is."""
+
+    run: str
+    spec_hash: str
+    peer: PeerId
+    replica: int
+    position: int
+
+
+@dataclass(frozen=True)
+class LinkLimits:
+    """Bounds on what a neighbour may make this node keep: bytes of one frame, frames not yet taken."""
+
+    frame_bytes: int
+    waiting_frames: int
+
+
+class Link:
+    """A live stream of frames to one neighbour.
+
+    `send` and `take` raise HetnodeError NEIGHBOUR_LOST once the stream has ended, or the error that ended it
+    (FRAME_CORRUPT, FRAME_TOO_LARGE).
+    """
+
+    def __init__(
+        self,
+        neighbour: Place,
+        read: Callable[[], Awaitable[Any]],
+        write: Callable[[Any], Awaitable[None]],
+        limits: LinkLimits,
+    ) -> None:
+        self.neighbour = neighbour
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self.frames_dropped = 0
+        self._read, self._write = read, write
+        self._assembler = FrameAssembler(limits.frame_bytes)
+        self._send_lock = asyncio.Lock()
+        self._inbox: dict[FrameId, Frame] = {}
+        self._room = limits.waiting_frames
+        self._changed = asyncio.Condition()
+        self._failure: HetnodeError | None = None
+        self._reader = asyncio.create_task(self._receive_all(), name=f"link-{neighbour.position}")
+
+    async def send(self, frame: Frame) -> None:
+        """Send one frame; returns when gRPC has taken all of it (back-pressure)."""
+        header = convert.frame_header_to_pb(frame.id, frame.tensors)
+        try:
+            async with self._send_lock:
+                await self._write(pb.LinkMessage(header=header))
+                for chunk in chunks(frame):
+                    await self._write(pb.LinkMessage(chunk=bytes(chunk)))
+        except (grpc.RpcError, asyncio.InvalidStateError, grpc.aio.UsageError) as error:
+            raise self._failure or self._lost(error) from None
+        self.bytes_sent += header.ByteSize() + len(frame.payload)
+
+    async def take(self, frame_id: FrameId, deadline: float) -> Frame:
+        """The frame named `frame_id`, waiting up to `deadline` seconds. Each frame is handed out once."""
+        try:
+            async with asyncio.timeout(deadline), self._changed:
+                await self._changed.wait_for(lambda: frame_id in self._inbox or self._failure)
+                if frame_id not in self._inbox:
+                    assert self._failure is not None
+                    raise self._failure
+                frame = self._inbox.pop(frame_id)
+                self._changed.notify_all()
+                return frame
+        except TimeoutError:
+            raise HetnodeError(
+                ErrorCode.NEIGHBOUR_LOST,
+                f"{self._name} sent no {frame_id.kind.value} frame for microbatch {frame_id.microbatch} of "
+                f"inner step {frame_id.step} in round {frame_id.round} within {deadline:.0f} s.",
+                "Check that neighbour's log and connection; timing.link in the run file sets the bound.",
+            ) from None
+
+    async def drop_before(self, round_: int) -> None:
+        """Forget frames of rounds before `round_`: stale work must never count."""
+        async with self._changed:
+            stale = [frame_id for frame_id in self._inbox if frame_id.round < round_]
+            for frame_id in stale:
+                del self._inbox[frame_id]
+            self.frames_dropped += len(stale)
+            self._changed.notify_all()
+
+    async def wait_closed(self) -> HetnodeError:
+        """Return why the link ended, when it ends."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._failure)
+        assert self._failure is not None
+        return self._failure
+
+    async def close(self) -> None:
+        self._reader.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._reader
+        await self._fail(self._lost("the link was closed here"))
+
+    async def _receive_all(self) -> None:
+        try:
+            while (message := await self._read()) is not grpc.aio.EOF:
+                frame = self._accept(message)
+                if frame is not None:
+                    await self._store(frame)
+            await self._fail(self._lost("it closed the stream"))
+        except HetnodeError as error:
+            log.error("link to %s: %s", self._name, error)
+            await self._fail(error)
+        except (grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
+            await self._fail(error_from_rpc(error) or self._lost(error))
+
+    def _accept(self, message: pb.LinkMessage) -> Frame | None:
+        match message.WhichOneof("content"):
+            case "header":
+                self.bytes_received += message.header.ByteSize() + message.header.nbytes
+                return self._assembler.header(*convert.frame_header_from_pb(message.header))
+            case "chunk":
+                return self._assembler.chunk(message.chunk)
+            case _:
+                raise HetnodeError(
+                    ErrorCode.FRAME_CORRUPT,
+                    f"{self._name} sent a message that is neither a frame header nor a chunk.",
+                    "The stream is closed; check that both ends run the same version.",
+                )
+
+    async def _store(self, frame: Frame) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: len(self._inbox) < self._room)
+            self._inbox[frame.id] = frame  # a repeated frame replaces its equal, so it cannot count twice
+            self._changed.notify_all()
+
+    async def _fail(self, error: HetnodeError) -> None:
+        async with self._changed:
+            self._failure = self._failure or error
+            self._changed.notify_all()
+
+    @property
+    def _name(self) -> str:
+        return _name(self.neighbour)
+
+    def _lost(self, why: object) -> HetnodeError:
+        if isinstance(why, grpc.aio.AioRpcError):
+            why = f"{why.code().name}: {why.details()}"
+        return HetnodeError(
+            ErrorCode.NEIGHBOUR_LOST,
+            f"{self._name} is gone: {why}.",
+            "Its log says why; start that node again, then this one.",
+        )
+
+
+@dataclass(frozen=True)
+class _Expectation:
+    here: Place
+    neighbour: Place
+    limits: LinkLimits
+    link: asyncio.Future[Link]
+
+
+class LinkServer(pb_grpc.StageLinkServicer):
+    """Accepts links from neighbours that dial. Streams that nobody here expects are refused after a while."""
+
+    def __init__(self) -> None:
+        self._expected: dict[PeerId, _Expectation] = {}
+        self._expectations = asyncio.Condition()
+        self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_MAX_STREAMS)
+        pb_grpc.add_StageLinkServicer_to_server(self, self._server)
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen and return the bound port. Raises HetnodeError PORT_IN_USE."""
+        try:
+            bound = self._server.add_insecure_port(f"{host}:{port}")
+        except RuntimeError:
+            bound = 0
+        if not bound:
+            raise HetnodeError(
+                ErrorCode.PORT_IN_USE,
+                f"Cannot listen for links on {host}:{port}: the port is taken or the address is not ours.",
+                "Give another --listen HOST:PORT; port 0 takes a free one.",
+            )
+        await self._server.start()
+        return bound
+
+    async def accept(self, here: Place, neighbour: Place, limits: LinkLimits, deadline: float) -> Link:
+        """The link that `neighbour` opens to `here`, waiting up to `deadline` seconds for it."""
+        future: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
+        async with self._expectations:
+            self._expected[neighbour.peer] = _Expectation(here, neighbour, limits, future)
+            self._expectations.notify_all()
+        try:
+            return await asyncio.wait_for(future, deadline)
+        except TimeoutError:
+            raise _unreachable(neighbour, f"it did not open its link within {deadline:.0f} s") from None
+        finally:
+            self._expected.pop(neighbour.peer, None)
+
+    async def close(self) -> None:
+        await self._server.stop(grace=1.0)
+
+    async def Exchange(
+        self, requests: AsyncIterator[pb.LinkMessage], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        try:
+            async with asyncio.timeout(_HANDSHAKE_SECONDS):
+                first = await context.read()
+                if first is grpc.aio.EOF or first.WhichOneof("content") != "hello":
+                    raise _refusal(ErrorCode.FRAME_CORRUPT, "the first message of a link must be a hello")
+                _check_versions(first.hello)
+                peer = PeerId(first.hello.peer)
+                async with self._expectations:
+                    await self._expectations.wait_for(lambda: peer in self._expected)
+                expected = self._expected[peer]
+                _check_hello(first.hello, expected.neighbour)
+                await context.write(pb.LinkMessage(hello=_hello(expected.here)))
+        except TimeoutError:
+            await abort_with(context, _refusal(ErrorCode.UNKNOWN_PEER, "nobody here expects this link"))
+        except HetnodeError as error:
+            log.warning("refused a link: %s", error)
+            await abort_with(context, error)
+        else:
+            link = Link(expected.neighbour, context.read, context.write, expected.limits)
+            if expected.link.done():
+                await link.close()
+                return
+            expected.link.set_result(link)
+            reason = await link.wait_closed()
+            await abort_with(context, reason)
+
+
+async def dial(endpoint: str, here: Place, neighbour: Place, limits: LinkLimits, deadline: float) -> Link:
+    """Open the link from `here` to `neighbour` at `endpoint`, retrying until `deadline` seconds have passed.
+
+    Raises HetnodeError NEIGHBOUR_UNREACHABLE, or the neighbour's refusal.
+    """
+    channel = grpc.aio.insecure_channel(endpoint, options=_OPTIONS)
+    try:
+        async with asyncio.timeout(deadline):
+            while True:
+                call = pb_grpc.StageLinkStub(channel).Exchange(wait_for_ready=True)
+                try:
+                    await call.write(pb.LinkMessage(hello=_hello(here)))
+                    answer = await call.read()
+                    if answer is grpc.aio.EOF:
+                        raise _unreachable(neighbour, "it closed the stream without a greeting")
+                    _check_versions(answer.hello)
+                    _check_hello(answer.hello, neighbour)
+                except (grpc.RpcError, asyncio.InvalidStateError):
+                    refusal = error_from_rpc(await _status_of(call))
+                    if refusal is None or refusal.code is ErrorCode.UNKNOWN_PEER:
+                        await asyncio.sleep(0.2)  # the neighbour has not seen the plan yet, or is starting
+                        continue
+                    raise refusal from None
+                link = Link(neighbour, call.read, call.write, limits)
+                link_closed = asyncio.create_task(_close_channel_after(link, call, channel))
+                _background.add(link_closed)
+                link_closed.add_done_callback(_background.discard)
+                return link
+    except TimeoutError:
+        await channel.close()
+        raise _unreachable(neighbour, f"no answer from {endpoint} within {deadline:.0f} s") from None
+    except BaseException:
+        await channel.close()
+        raise
+
+
+_background: set[asyncio.Task[None]] = set()
+
+
+async def _close_channel_after(link: Link, call: Any, channel: grpc.aio.Channel) -> None:
+    await link.wait_closed()
+    call.cancel()
+    await channel.close()
+
+
+async def _status_of(call: Any) -> grpc.RpcError:
+    return grpc.aio.AioRpcError(
+        await call.code(), await call.initial_metadata(), await call.trailing_metadata(), await call.details()
+    )
+
+
+def _name(place: Place) -> str:
+    return f"Member {place.position} of replica {place.replica} ({place.peer})"
+
+
+def _hello(place: Place) -> pb.Hello:
+    return pb.Hello(
+        protocol_version=PROTOCOL_VERSION,
+        run=place.run,
+        spec_hash=place.spec_hash,
+        peer=place.peer,
+        replica=place.replica,
+        position=place.position,
+    )
+
+
+def _check_versions(hello: pb.Hello) -> None:
+    if hello.protocol_version != PROTOCOL_VERSION:
+        raise HetnodeError(
+            ErrorCode.VERSION_MISMATCH,
+            f"The neighbour speaks protocol version {hello.protocol_version}, this node {PROTOCOL_VERSION}.",
+            "Install the same version of hetnode on both.",
+        )
+
+
+def _check_hello(hello: pb.Hello, expected: Place) -> None:
+    if hello.spec_hash != expected.spec_hash or hello.run != expected.run:
+        raise HetnodeError(
+            ErrorCode.SPEC_MISMATCH,
+            f"The neighbour has run {hello.run!r:.80} with spec {hello.spec_hash!r:.80}, this node has "
+            f"{expected.run} with {expected.spec_hash}.",
+            "Let both join through the same coordinator.",
+        )
+    if (hello.peer, hello.replica, hello.position) != (expected.peer, expected.replica, expected.position):
+        raise _refusal(
+            ErrorCode.UNKNOWN_PEER,
+            f"expected {expected.peer} at position {expected.position} of replica {expected.replica}, "
+            f"not {hello.peer!r:.80} at {hello.position} of {hello.replica}",
+        )
+
+
+def _refusal(code: ErrorCode, why: str) -> HetnodeError:
+    return HetnodeError(
+        code, f"This link is refused: {why}.", "Join through the coordinator; it names neighbours."
+    )
+
+
+def _unreachable(neighbour: Place, why: str) -> HetnodeError:
+    return HetnodeError(
+        ErrorCode.NEIGHBOUR_UNREACHABLE,
+        f"{_name(neighbour)} cannot be reached: {why}.",
+        "Check that its advertised address and port are open to this machine.",
+    )

@@ -1,0 +1,133 @@
+"""The composition root of a node: joins a run, starts its processes, and trains until the run is over."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from node.hardware import measure_capacity
+from node.identity import Identity
+from node.net.coordinator_client import CoordinatorClient
+from node.net.hive.client import Hivemind
+from node.net.ipc import Child, start_child
+from node.net.link import LinkServer
+from node.net.membership import Membership
+from node.train.training import Services, Training
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.types import PROTOCOL_VERSION, PeerRecord, Role
+
+log = logging.getLogger(__name__)
+
+_CLOSE_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class NodeOptions:
+    """What a node chooses for itself; nothing here is part of the run's spec.
+
+    `advertise` is the host name or address under which others reach this machine; None takes the address
+    that this machine uses towards the coordinator. `source` overrides where this node reads the run's data.
+    """
+
+    coordinator: str
+    role: Role
+    folder: Path
+    listen_host: str = "0.0.0.0"
+    listen_port: int = 0
+    dht_port: int = 0
+    advertise: str | None = None
+    dial_only: bool = False
+    device: str = "cpu"
+    threads: int = 1
+    source: str | None = None
+    spec_hash: str = ""
+    join_seconds: float = 15.0
+
+
+async def run_node(options: NodeOptions, identity: Identity) -> Path:
+    """Join the run, train until its last round is over, and return the folder of this node's checkpoint.
+
+    Cancelling it leaves in order: the coordinator is told and every child process ends.
+
+    Raises HetnodeError (alone or in an ExceptionGroup) for every failure that is not a bug; the node has then
+    cleaned up after itself.
+    """
+    async with AsyncExitStack() as stack:
+        # The worker needs seconds to import torch: start it while the network is being set up.
+        worker = await start_child(
+            "node.train.worker",
+            name="worker",
+            died=ErrorCode.WORKER_DIED,
+            environment={"HETNODE_THREADS": str(options.threads), "OMP_NUM_THREADS": str(options.threads)},
+        )
+        stack.push_async_callback(worker.close, _CLOSE_SECONDS)
+        coordinator = CoordinatorClient(options.coordinator, identity.peer)
+        stack.push_async_callback(coordinator.close)
+        advertise = options.advertise or _address_towards(options.coordinator)
+        links = LinkServer()
+        endpoint = ""
+        if options.role is Role.STAGE and not options.dial_only:
+            port = await links.start(options.listen_host, options.listen_port)
+            stack.push_async_callback(links.close)
+            endpoint = f"{advertise}:{port}"
+        capacity = measure_capacity(options.device, options.threads)
+        admission = await coordinator.join(
+            options.role, capacity, endpoint, options.spec_hash, options.join_seconds
+        )
+        spec = admission.spec
+        log.info("joined run %s as %s, peer %s, spec %s", spec.run_id, options.role, identity.peer, spec.hash)
+        stack.push_async_callback(_leave, coordinator, "stopped before the end")
+        hivemind = await Hivemind.start(
+            identity=identity,
+            run=spec.run_id,
+            initial_peers=admission.dht_peers,
+            listen_host=options.listen_host,
+            listen_port=options.dht_port,
+            advertise=advertise,
+            client_mode=options.dial_only,
+        )
+        stack.push_async_callback(hivemind.close)
+        record = PeerRecord(identity.peer, PROTOCOL_VERSION, options.role, capacity, endpoint, stages=None)
+        membership = Membership(spec, coordinator, hivemind, record)
+        services = Services(identity, worker, hivemind, coordinator, links, membership)
+        training = Training(spec, services, options.device, options.source, options.folder / "checkpoint")
+        async with asyncio.TaskGroup() as group:
+            background = (group.create_task(membership.keep()), group.create_task(_guard(worker)))
+            folder = await training.run()
+            for task in background:
+                task.cancel()
+        await _leave(coordinator, "finished")
+        log.info("the run is finished; this node's part of the model is in %s", folder)
+        return folder
+
+
+async def _guard(worker: Child) -> None:
+    """Raise the worker's death as soon as it happens, not when it is next needed."""
+    await worker.wait_closed()
+    await worker.call("alive", {})
+
+
+async def _leave(coordinator: CoordinatorClient, reason: str) -> None:
+    # A second farewell finds a coordinator that has forgotten this peer, or is gone: both are fine.
+    with suppress(HetnodeError):
+        await coordinator.leave(reason)
+
+
+def _address_towards(coordinator: str) -> str:
+    """The local address from which this machine reaches the coordinator. Sends nothing."""
+    host, _, port = coordinator.rpartition(":")
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except (OSError, ValueError) as error:
+        raise HetnodeError(
+            ErrorCode.BAD_ADDRESS,
+            f"'{coordinator}' is not an address that this machine can reach: {error}.",
+            "Give the coordinator as HOST:PORT.",
+        ) from None

@@ -1,0 +1,179 @@
+"""A whole swarm of real processes on one machine: what ``hetnode swarm up`` runs.
+
+It only starts what a person would start by hand, ``hetnode coordinator`` and ``hetnode join``, watches the
+coordinator's status, and ends every process that it started, whatever happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from node.net.coordinator_client import fetch_status
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.pb import hetnode_pb2 as pb
+from protocol.spec import RunSpec
+from protocol.types import Role
+
+_STOP_SECONDS = 6.0
+_POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class SwarmProcess:
+    """One process of the swarm and the file that holds its output."""
+
+    name: str
+    process: asyncio.subprocess.Process
+    log: Path
+
+
+class Swarm:
+    """The processes of one local swarm. Create it with :func:`run_swarm`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.address = ""
+        self.coordinator: SwarmProcess | None = None
+        self.nodes: list[SwarmProcess] = []
+        # Children watch the read end: it closes when this process ends, even by SIGKILL.
+        self._lifeline_read, self._lifeline_write = os.pipe()
+        os.set_inheritable(self._lifeline_read, True)
+
+    async def start(self, name: str, arguments: Sequence[str]) -> SwarmProcess:
+        """Start ``hetnode ARGUMENTS`` with its output in ``logs/NAME.log``."""
+        log = self.folder / "logs" / f"{name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "node.cli",
+                *arguments,
+                "--lifeline",
+                str(self._lifeline_read),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(self._lifeline_read,),
+                start_new_session=True,  # Ctrl-C is for this process, which then ends the others in order
+            )
+        return SwarmProcess(name, process, log)
+
+    async def close(self) -> None:
+        """End every process: SIGTERM, then SIGKILL for what is left of its session."""
+        everybody = [*self.nodes, *([self.coordinator] if self.coordinator else [])]
+        for child in everybody:
+            if child.process.returncode is None:
+                child.process.terminate()
+        waits = [asyncio.create_task(child.process.wait()) for child in everybody]
+        if waits:
+            await asyncio.wait(waits, timeout=_STOP_SECONDS)
+        for child in everybody:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.process.pid, signal.SIGKILL)
+        for wait in waits:
+            await wait
+        os.close(self._lifeline_write)
+        os.close(self._lifeline_read)
+
+
+async def run_swarm(
+    spec: RunSpec,
+    spec_file: Path,
+    folder: Path,
+    listen: str,
+    on_status: Callable[[pb.StatusReply], None],
+) -> Swarm:
+    """Run a swarm of the shape in `spec` until the run is finished.
+
+    Args:
+        spec: the resolved spec.
+        spec_file: the same spec as a file that the processes read.
+        folder: the run folder; coordinator, nodes and logs live in it.
+        listen: HOST:PORT of the coordinator; port 0 takes a free one.
+        on_status: called about twice a second with the coordinator's status.
+
+    Raises HetnodeError: when a process fails, with the last words of its log. All processes have ended when
+    this returns or raises, also when it is cancelled.
+    """
+    async with AsyncExitStack() as stack:
+        swarm = Swarm(folder)
+        stack.push_async_callback(swarm.close)
+        swarm.coordinator = await swarm.start(
+            "coordinator",
+            ["coordinator", "--config", str(spec_file), "--folder", str(folder), "--listen", listen],
+        )
+        swarm.address = await _address_of(swarm.coordinator, folder / "address")
+        roles = [Role.REPLICA] * spec.swarm.replicas
+        roles += [Role.STAGE] * (spec.swarm.pipelines * spec.swarm.stages)
+        for number, role in enumerate(roles):
+            name = f"{number:02d}-{role.value}"
+            node_folder = folder / "nodes" / name
+            swarm.nodes.append(
+                await swarm.start(
+                    name,
+                    [
+                        *("join", swarm.address, "--role", role.value, "--folder", str(node_folder)),
+                        *("--identity", str(node_folder / "identity.key"), "--threads", "1"),
+                        *("--listen", "127.0.0.1:0", "--advertise", "127.0.0.1"),
+                    ],
+                )
+            )
+        await _watch(swarm, on_status)
+        return swarm
+
+
+async def _address_of(coordinator: SwarmProcess, file: Path) -> str:
+    """Wait until the coordinator has written the address on which it listens."""
+    while not file.exists():
+        if coordinator.process.returncode is not None:
+            raise _failure(coordinator)
+        await asyncio.sleep(0.05)
+    return file.read_text().strip()
+
+
+async def _watch(swarm: Swarm, on_status: Callable[[pb.StatusReply], None]) -> None:
+    """Show the status until all nodes have ended well; the first failure ends the swarm."""
+    assert swarm.coordinator is not None
+    ends = {asyncio.create_task(node.process.wait()): node for node in swarm.nodes}
+    coordinator_end = asyncio.create_task(swarm.coordinator.process.wait())
+    pending = set(ends)
+    try:
+        while pending:
+            done, _ = await asyncio.wait(
+                {*pending, coordinator_end}, timeout=_POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in done & pending:
+                if task.result() != 0:
+                    raise _failure(ends[task])
+            pending -= done
+            if coordinator_end.done():
+                if coordinator_end.result() != 0:
+                    raise _failure(swarm.coordinator)
+                break
+            with suppress(HetnodeError):
+                on_status(await fetch_status(swarm.address, deadline=2.0))
+        if pending:
+            await asyncio.wait(pending, timeout=_STOP_SECONDS)
+    finally:
+        for task in (*ends, coordinator_end):
+            task.cancel()
+
+
+def _failure(child: SwarmProcess) -> HetnodeError:
+    """The failure of a process in its own last words."""
+    lines = child.log.read_text(errors="replace").strip().splitlines()
+    code = child.process.returncode
+    last = next((line for line in reversed(lines) if "[" in line), lines[-1] if lines else "it said nothing")
+    return HetnodeError(
+        ErrorCode.SWARM_PROCESS_FAILED,
+        f"The process {child.name} ended with status {code}: {last.strip()[:500]}",
+        f"Its whole log is {child.log}.",
+    )

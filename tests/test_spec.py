@@ -1,0 +1,89 @@
+"""Specs: presets, files and overrides in order, hashes, and messages for every mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.view import to_toml
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec import PRESETS, RunSpec, resolve
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_is_valid_and_survives_json_and_toml(preset: str, tmp_path: Path) -> None:
+    spec = resolve(preset)
+    assert RunSpec.from_json(spec.canonical_json) == spec
+    file = tmp_path / "run.toml"
+    file.write_text(to_toml(spec))
+    assert resolve(file=file) == spec
+    assert resolve(file=file).hash == spec.hash
+
+
+def test_overrides_win_over_the_file_and_the_file_over_the_preset(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('preset = "nano"\nrounds = 7\n[link]\nk = 4\n')
+    spec = resolve(file=file, overrides={"link.k": 2, "seed": None})
+    assert (spec.preset, spec.rounds, spec.link.k, spec.model.width) == ("nano", 7, 2, 32)
+    assert resolve("tiny", file).model.width == 128
+
+
+def test_equal_specs_have_equal_hashes_and_every_field_counts() -> None:
+    assert resolve("tiny").hash == resolve("tiny").hash
+    assert resolve("tiny").hash != resolve("tiny", overrides={"timing.fetch": 21.0}).hash
+
+
+@given(st.integers(1, 64), st.integers(1, 64))
+def test_stages_cut_the_layers_into_contiguous_nonempty_parts(layers: int, stages: int) -> None:
+    if stages > layers:
+        with pytest.raises(HetnodeError):
+            resolve(overrides={"model.layers": layers, "swarm.stages": stages})
+        return
+    spec = resolve(overrides={"model.layers": layers, "swarm.stages": stages, "swarm.pipelines": 0})
+    cut = [spec.layers_of(stage) for stage in range(stages)]
+    assert [layer for part in cut for layer in part] == list(range(layers))
+    assert max(map(len, cut)) - min(map(len, cut)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"link.k": 129}, ["link.k", "129", "128"]),
+        ({"swarm.stages": 5}, ["swarm.stages", "5", "4"]),
+        ({"model.heads": 3}, ["128", "3"]),
+        ({"data.source": "ftp:x"}, ["ftp:x", "jsonl:PATH"]),
+        ({"rounds": 0}, ["rounds", "0"]),
+        ({"outer.top_k": 5000}, ["top_k", "5000", "4096"]),
+        ({"swarm.replicas": 0, "swarm.pipelines": 0}, ["swarm", "at least one"]),
+        ({"inner.learning_rate": float("nan")}, ["inner.learning_rate"]),
+        ({"no.such": 1}, ["no"]),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_limit(overrides: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(HetnodeError) as refused:
+        resolve("tiny", overrides=overrides)
+    assert refused.value.code is ErrorCode.BAD_SPEC
+    for word in words:
+        assert word in str(refused.value)
+
+
+def test_an_unknown_preset_lists_the_known_ones() -> None:
+    with pytest.raises(HetnodeError) as refused:
+        resolve("huge")
+    assert refused.value.code is ErrorCode.UNKNOWN_PRESET
+    assert all(preset in refused.value.remedy for preset in PRESETS)
+
+
+@pytest.mark.parametrize("content", [b"rounds = ", b"\xff\xfe", None])
+def test_an_unreadable_run_file_is_one_message(tmp_path: Path, content: bytes | None) -> None:
+    file = tmp_path / "run.toml"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(HetnodeError) as refused:
+        resolve(file=file)
+    assert refused.value.code is ErrorCode.BAD_SPEC
+    assert str(file) in str(refused.value)

@@ -1,0 +1,458 @@
+"""What the coordinator decides: every rule of joining, of rounds, of losses and of the end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from coordinator.anchors import expected_digest
+from coordinator.events import (
+    AnchorDiverged,
+    GroupClosed,
+    PayloadOffered,
+    PeerJoined,
+    PeerLost,
+    PeerSeen,
+    PlanAdopted,
+    RoundAborted,
+    RoundCommitted,
+    RunFinished,
+)
+from coordinator.rounds import MAX_HOLDERS
+from coordinator.sentences import sentence
+from coordinator.state import Phase, State, replay
+from coordinator.transition import Attest, Heartbeat, Leave, Offer, Report, Start, Tick
+from protocol.errors import ErrorCode
+from protocol.samples import sample_range
+from protocol.spec import RunSpec
+from protocol.types import Decision, Lifecycle, PeerId, Role
+from tests.swarm import Run, anchor_of, keyed, spec_of, tampered
+
+A, B, C, D = (keyed(i) for i in range(4))
+
+
+def started(spec: RunSpec, *roles: Role) -> Run:
+    """A run whose peers A, B, ... have joined in these roles."""
+    run = Run(spec)
+    run.does(Start())
+    for i, role in enumerate(roles):
+        run.does(keyed(i).join(spec, role))
+    return run
+
+
+@pytest.fixture
+def run() -> Run:
+    """Two full replicas, A and B, of two stages; three rounds."""
+    return started(spec_of(), Role.REPLICA, Role.REPLICA)
+
+
+@pytest.fixture
+def mixed() -> Run:
+    """A full replica, A, and a pipeline of B (stage 0) and C (stage 1)."""
+    return started(spec_of(2, 1, 1), Role.REPLICA, Role.STAGE, Role.STAGE)
+
+
+def settle(run: Run, stage: int, round: int, hosts: list) -> Decision:
+    """All of `hosts` offer, hold everything, report, and attest."""
+    payloads = [host.payload(run.spec, stage, round) for host in hosts]
+    for host, payload in zip(hosts, payloads, strict=True):
+        run.does(Offer(host.peer, payload))
+    for host in hosts:
+        run.does(Report(host.peer, stage, round, tuple(payloads)))
+    for host in hosts:
+        run.does(Attest(host.peer, stage, round, "stage", anchor_of(stage, round)))
+    return run.state.decisions[stage, round]
+
+
+class TestJoin:
+    def test_another_protocol_version_is_refused_with_both_versions(self) -> None:
+        run = Run(spec_of())
+        wrong = replace(A.join(run.spec), protocol_version=7, spec_hash="also wrong", peer=PeerId("?"))
+        cause = run.refuses(wrong, ErrorCode.VERSION_MISMATCH).cause
+        assert "version 1" in cause
+        assert "7" in cause
+
+    def test_another_spec_is_refused_with_both_full_hashes(self) -> None:
+        run, other = Run(spec_of()), spec_of(rounds=9)
+        cause = run.refuses(replace(A.join(run.spec), spec_hash=other.hash), ErrorCode.SPEC_MISMATCH).cause
+        assert run.spec.hash in cause
+        assert other.hash in cause
+
+    def test_a_node_without_spec_is_accepted(self) -> None:
+        run = Run(spec_of())
+        assert run.does(replace(A.join(run.spec), spec_hash=""))
+
+    @pytest.mark.parametrize("name", ["", "peer", "1" * 65, A.peer[:-1], "0OIl"])
+    def test_a_name_that_is_no_peer_id_is_refused(self, name: str) -> None:
+        run = Run(spec_of())
+        run.refuses(replace(A.join(run.spec), peer=PeerId(name)), ErrorCode.BAD_REQUEST)
+
+    def test_a_live_peer_cannot_join_twice_but_a_gone_one_can_return_before_the_start(self) -> None:
+        run = Run(spec_of())
+        run.does(A.join(run.spec))
+        run.refuses(A.join(run.spec), ErrorCode.ALREADY_ACTIVE)
+        run.does(Leave(A.peer, "changed my mind"))
+        run.does(A.join(run.spec))
+        assert run.state.peers[A.peer].arrival == 2
+
+    def test_a_surplus_peer_is_told_what_is_missing(self) -> None:
+        run = Run(spec_of(2, 1, 1))
+        run.does(A.join(run.spec))
+        refusal = run.refuses(B.join(run.spec), ErrorCode.RUN_FULL)
+        assert "2 more stage peers (0 of 2 here)" in refusal.cause
+
+    def test_one_more_stage_peer_is_taken_where_two_could_not_be_neighbours(self) -> None:
+        run = Run(spec_of(2, 0, 1))
+        run.does(A.join(run.spec, Role.STAGE, endpoint=""))
+        run.does(B.join(run.spec, Role.STAGE, endpoint=""))
+        run.refuses(C.join(run.spec, Role.STAGE, endpoint=""), ErrorCode.RUN_FULL)
+        run.does(C.join(run.spec, Role.STAGE))
+        assert [m.peer for m in run.state.plans[0].replicas[0].members] == [A.peer, C.peer]
+
+    def test_nobody_joins_a_run_that_has_started(self, run: Run) -> None:
+        run.refuses(C.join(run.spec), ErrorCode.RUN_STARTED)
+        run.refuses(A.join(run.spec), ErrorCode.ALREADY_ACTIVE)
+
+    def test_the_last_peer_needed_starts_the_run_in_the_same_step(self) -> None:
+        run = Run(spec_of())
+        run.does(A.join(run.spec))
+        assert run.state.phase is Phase.GATHERING
+        joined, adopted = run.does(B.join(run.spec))
+        assert isinstance(joined, PeerJoined)
+        assert isinstance(adopted, PlanAdopted)
+        assert (adopted.plan.epoch, adopted.plan.from_round, adopted.plan.first_sample) == (1, 1, 0)
+        assert run.state.current_round == 1
+        assert {p.lifecycle for p in run.state.peers.values()} == {Lifecycle.TRAINING}
+
+
+class TestOffers:
+    def test_the_group_closes_with_the_last_offer_in_canonical_order(self, run: Run) -> None:
+        assert len(run.does(Offer(A.peer, A.payload(run.spec, 0, 1)))) == 1
+        events = run.does(Offer(B.peer, B.payload(run.spec, 0, 1)))
+        assert [type(event) for event in events] == [PayloadOffered, GroupClosed]
+        group = run.state.round(0, 1).group
+        assert group is not None
+        assert [d.owner for d in group.descriptors] == sorted([A.peer, B.peer])
+
+    def test_the_same_offer_again_changes_nothing(self, run: Run) -> None:
+        offer = Offer(A.peer, A.payload(run.spec, 0, 1))
+        run.does(offer)
+        assert run.does(offer) == ()
+
+    def test_another_payload_of_the_same_peer_is_refused(self, run: Run) -> None:
+        run.does(Offer(A.peer, A.payload(run.spec, 0, 1)))
+        run.refuses(Offer(A.peer, A.payload(run.spec, 0, 1, weight=2.0)), ErrorCode.BAD_REQUEST)
+
+    def test_the_window_closes_the_group_without_the_slow(self, run: Run) -> None:
+        run.does(Offer(A.peer, A.payload(run.spec, 0, 1)))
+        beats(run, run.spec.timing.match_window - 1, A, B)
+        assert run.state.round(0, 1).group is None
+        beats(run, 1, A, B)
+        group = run.state.round(0, 1).group
+        assert group is not None
+        assert [d.owner for d in group.descriptors] == [A.peer]
+        assert run.does(Offer(B.peer, B.payload(run.spec, 0, 1))) == (), "a late offer is not an error"
+
+    def test_a_lost_peer_is_waited_for_no_longer(self, run: Run) -> None:
+        run.does(Offer(A.peer, A.payload(run.spec, 0, 1)))
+        events = run.does(Leave(B.peer, "interrupted"))
+        assert isinstance(events[-1], GroupClosed)
+
+    @pytest.mark.parametrize("weight", [0.0, -1.0, float("inf"), float("nan"), 1e7])
+    def test_a_weight_that_would_spoil_the_mean_is_refused(self, run: Run, weight: float) -> None:
+        run.refuses(Offer(A.peer, A.payload(run.spec, 0, 1, weight=weight)), ErrorCode.BAD_REQUEST)
+
+    def test_what_is_forged_foreign_or_too_large_is_refused(self, run: Run) -> None:
+        good = A.payload(run.spec, 0, 1)
+        for bad in (
+            Offer(A.peer, tampered(good)),
+            Offer(A.peer, replace(good, run="another")),
+            Offer(A.peer, replace(good, nbytes=2**40)),
+            Offer(A.peer, replace(good, nbytes=0)),
+            Offer(B.peer, good),
+            Offer(A.peer, A.payload(run.spec, 2, 1)),
+            Offer(A.peer, A.payload(run.spec, 0, 2)),
+            Offer(A.peer, A.payload(run.spec, 0, 0)),
+        ):
+            run.refuses(bad, ErrorCode.BAD_REQUEST)
+        run.refuses(Offer(C.peer, C.payload(run.spec, 0, 1)), ErrorCode.UNKNOWN_PEER)
+
+    def test_only_the_host_of_a_stage_offers_for_it(self, mixed: Run) -> None:
+        mixed.refuses(Offer(B.peer, B.payload(mixed.spec, 1, 1)), ErrorCode.BAD_REQUEST)
+
+    def test_the_next_round_opens_when_every_stage_is_decided(self, run: Run) -> None:
+        settle(run, 0, 1, [A, B])
+        run.refuses(Offer(A.peer, A.payload(run.spec, 0, 2)), ErrorCode.BAD_REQUEST)
+        settle(run, 1, 1, [A, B])
+        run.does(Offer(A.peer, A.payload(run.spec, 0, 2)))
+
+    def test_an_offer_from_another_anchor_than_the_first_is_refused_and_recorded_once(self, run: Run) -> None:
+        run.does(Offer(A.peer, A.payload(run.spec, 0, 1)))
+        bad = Offer(B.peer, B.payload(run.spec, 0, 1, anchor="other"))
+        assert anchor_of(0, 0) in run.refuses(bad, ErrorCode.ANCHOR_DIVERGED).cause
+        assert run.state.diverged == {(B.peer, 0, 0, "stage")}
+        assert run.send(bad).events == ()
+        assert run.state.round(0, 1).offers.keys() == {A.peer}
+
+    def test_an_offer_from_another_anchor_than_was_attested_is_refused(self, run: Run) -> None:
+        settle(run, 0, 1, [A, B])
+        settle(run, 1, 1, [A, B])
+        run.refuses(Offer(A.peer, A.payload(run.spec, 0, 2, anchor="other")), ErrorCode.ANCHOR_DIVERGED)
+        run.does(Offer(B.peer, B.payload(run.spec, 0, 2)))
+
+
+class TestDecisions:
+    def test_payloads_that_two_peers_hold_are_committed_in_canonical_order(self, run: Run) -> None:
+        decision = settle(run, 0, 1, [A, B])
+        assert decision.committed
+        assert [entry.descriptor.owner for entry in decision.entries] == sorted([A.peer, B.peer])
+        assert all(set(entry.holders) == {A.peer, B.peer} for entry in decision.entries)
+        assert decision.next_epoch == 1
+
+    def test_a_payload_that_only_its_owner_holds_is_left_out(self, run: Run) -> None:
+        a, b = A.payload(run.spec, 0, 1), B.payload(run.spec, 0, 1)
+        run.does(Offer(A.peer, a))
+        run.does(Offer(B.peer, b))
+        run.does(Report(A.peer, 0, 1, (a,)))
+        run.does(Report(B.peer, 0, 1, (a, b)))
+        decision = run.state.decisions[0, 1]
+        assert [entry.descriptor for entry in decision.entries] == [a]
+        assert "replica-1" in decision.reason
+
+    def test_nothing_held_by_two_aborts_with_a_sentence(self, run: Run) -> None:
+        a, b = A.payload(run.spec, 0, 1), B.payload(run.spec, 0, 1)
+        run.does(Offer(A.peer, a))
+        run.does(Offer(B.peer, b))
+        run.does(Report(A.peer, 0, 1, (a,)))
+        (_, event) = run.does(Report(B.peer, 0, 1, (b,)))
+        assert isinstance(event, RoundAborted)
+        assert event.decision.entries == ()
+        assert event.decision.reason == "none of 2 payloads is held by 2 peers"
+
+    def test_one_replica_alone_commits_what_it_alone_holds(self) -> None:
+        run = started(spec_of(2, 1), Role.REPLICA)
+        assert settle(run, 0, 1, [A]).committed
+
+    def test_the_deadline_decides_without_the_silent(self, run: Run) -> None:
+        a, b = A.payload(run.spec, 0, 1), B.payload(run.spec, 0, 1)
+        run.does(Offer(A.peer, a))
+        run.does(Offer(B.peer, b))
+        run.does(Report(A.peer, 0, 1, (a, b)))
+        beats(run, run.spec.timing.decide - 1, A, B)
+        assert (0, 1) not in run.state.decisions
+        beats(run, 1, A, B)
+        assert not run.state.decisions[0, 1].committed, "B is alive, and only A is known to hold anything"
+
+    def test_the_survivor_commits_what_it_holds_when_the_other_is_lost(self, run: Run) -> None:
+        a, b = A.payload(run.spec, 0, 1), B.payload(run.spec, 0, 1)
+        run.does(Offer(A.peer, a))
+        run.does(Offer(B.peer, b))
+        run.does(Report(A.peer, 0, 1, (a, b)))
+        run.does(Leave(B.peer, "interrupted"))
+        decision = run.state.decisions[0, 1]
+        assert [entry.holders for entry in decision.entries] == [(A.peer,), (A.peer,)]
+
+    def test_a_late_or_repeated_report_never_changes_a_decision(self, run: Run) -> None:
+        decision = settle(run, 0, 1, [A, B])
+        assert run.does(Report(A.peer, 0, 1, ())) == ()
+        assert run.state.decisions[0, 1] is decision
+
+    def test_a_report_of_what_is_not_in_the_group_is_refused(self, run: Run) -> None:
+        a = A.payload(run.spec, 0, 1)
+        run.does(Offer(A.peer, a))
+        run.does(Offer(B.peer, B.payload(run.spec, 0, 1)))
+        run.refuses(Report(A.peer, 0, 1, (tampered(a),)), ErrorCode.BAD_REQUEST)
+        run.refuses(Report(A.peer, 0, 1, (a, a)), ErrorCode.BAD_REQUEST)
+
+    def test_reports_count_as_offers_when_the_peers_matched_without_the_coordinator(self, run: Run) -> None:
+        held = (A.payload(run.spec, 0, 1), B.payload(run.spec, 0, 1))
+        run.refuses(Report(A.peer, 0, 1, (tampered(held[0]),)), ErrorCode.BAD_REQUEST)
+        run.refuses(Report(A.peer, 0, 1, (C.payload(run.spec, 0, 1),)), ErrorCode.BAD_REQUEST)
+        run.does(Report(A.peer, 0, 1, held))
+        run.does(Report(B.peer, 0, 1, held))
+        assert len(run.state.decisions[0, 1].entries) == 2
+
+    def test_a_reported_payload_of_a_diverged_anchor_is_left_out_and_its_owner_named(self, run: Run) -> None:
+        held = (A.payload(run.spec, 0, 1), B.payload(run.spec, 0, 1, anchor="other"))
+        run.does(Report(A.peer, 0, 1, held))
+        assert run.state.round(0, 1).reports == {A.peer: {A.peer}}
+        assert run.state.diverged == {(B.peer, 0, 0, "stage")}
+
+    def test_a_stage_for_which_nobody_offers_does_not_hold_up_the_others(self, run: Run) -> None:
+        settle(run, 0, 1, [A, B])
+        beats(run, run.spec.timing.match_window, A, B)
+        decision = run.state.decisions[1, 1]
+        assert not decision.committed
+        assert "nobody offered" in decision.reason
+        assert run.state.current_round == 2
+
+    def test_an_inner_phase_may_take_longer_than_any_window(self, run: Run) -> None:
+        beats(run, 10 * run.spec.timing.match_window, A, B)
+        assert run.state.decisions == {}
+
+    def test_a_manifest_names_a_bounded_number_of_holders(self) -> None:
+        count = MAX_HOLDERS + 4
+        spec = spec_of(1, count)
+        run = started(spec, *[Role.REPLICA] * count)
+        decision = settle(run, 0, 1, [keyed(i) for i in range(count)])
+        assert {len(entry.holders) for entry in decision.entries} == {MAX_HOLDERS}
+        assert len({holder for entry in decision.entries for holder in entry.holders}) == count
+
+
+def beats(run: Run, seconds: float, *peers: object) -> None:
+    """Time passes while `peers` send heartbeats."""
+    end = run.now + seconds
+    while run.now < end:
+        run.now = min(end, run.now + run.spec.timing.lost_after / 2)
+        for peer in peers:
+            run.does(Heartbeat(peer.peer, 1, 1))
+        run.does(Tick())
+
+
+class TestLosses:
+    def test_a_silent_peer_is_lost_and_a_beating_one_is_not(self, run: Run) -> None:
+        run.now += run.spec.timing.lost_after / 2
+        run.does(Heartbeat(A.peer, 1, 3))
+        run.now += run.spec.timing.lost_after / 2 + 1
+        (lost,) = run.does(Tick())
+        assert isinstance(lost, PeerLost)
+        assert lost.peer == B.peer
+        assert run.does(Tick()) == ()
+        run.refuses(Heartbeat(B.peer, 1, 3), ErrorCode.UNKNOWN_PEER)
+        assert run.state.pulses[A.peer].inner_step == 3
+
+    def test_a_restart_of_the_coordinator_gives_everybody_the_full_time_again(self, run: Run) -> None:
+        run.does(Offer(A.peer, A.payload(run.spec, 0, 1)))
+        run.now += 1000
+        run.does(Start())
+        assert run.does(Tick()) == ()
+
+    def test_the_replica_is_dropped_from_the_next_round_on(self, mixed: Run) -> None:
+        mixed.does(Leave(C.peer, "interrupted"))
+        assert len(mixed.state.plans) == 1
+        a, b = A.payload(mixed.spec, 0, 1), B.payload(mixed.spec, 0, 1)
+        mixed.does(Offer(B.peer, b))
+        mixed.does(Offer(A.peer, a))
+        mixed.does(Report(B.peer, 0, 1, (a, b)))
+        *_, adopted, committed = mixed.does(Report(A.peer, 0, 1, (a, b)))
+        assert isinstance(adopted, PlanAdopted)
+        assert isinstance(committed, RoundCommitted)
+        plan = adopted.plan
+        assert [replica.index for replica in plan.replicas] == [0]
+        assert (plan.epoch, plan.from_round) == (2, 2)
+        assert "replica-1" in plan.reason
+        assert len(committed.decision.entries) == 2, "what the lost pipeline had finished still counts"
+        assert settle(mixed, 1, 1, [A]).next_epoch == 2
+        mixed.refuses(Offer(B.peer, B.payload(mixed.spec, 0, 2)), ErrorCode.BAD_REQUEST)
+
+    def test_a_loss_after_the_first_decision_of_a_round_waits_for_the_next(self, mixed: Run) -> None:
+        settle(mixed, 0, 1, [A, B])
+        mixed.does(Leave(C.peer, "interrupted"))
+        assert settle(mixed, 1, 1, [A]).next_epoch == 1
+        assert settle(mixed, 0, 2, [A, B]).next_epoch == 2
+        assert mixed.state.plans[1].from_round == 3
+
+    def test_without_a_complete_replica_the_run_waits_and_says_so(self, run: Run) -> None:
+        run.does(Leave(A.peer, "interrupted"))
+        run.does(Leave(B.peer, "interrupted"))
+        assert run.state.phase is Phase.TRAINING
+        assert "no complete replica is left" in sentence(run.state, run.spec)
+
+    def test_sample_ranges_go_on_without_gap_over_a_change_of_plan(self, mixed: Run) -> None:
+        mixed.does(Leave(C.peer, "interrupted"))
+        settle(mixed, 0, 1, [A])
+        size = mixed.spec.samples_per_round
+        first, second = mixed.state.plans
+        trained = [sample_range(first, size, 1, 0), sample_range(first, size, 1, 1)]
+        trained.append(sample_range(second, size, 2, 0))
+        assert [i for part in trained for i in part] == list(range(3 * size))
+
+
+class TestAnchors:
+    def test_equal_digests_agree(self, run: Run) -> None:
+        settle(run, 0, 1, [A, B])
+        assert expected_digest(run.state, 0, 1, "stage") == anchor_of(0, 1)
+        assert not run.state.diverged
+
+    def test_of_two_the_first_is_believed_of_three_the_majority(self) -> None:
+        run = started(spec_of(1, 3), *[Role.REPLICA] * 3)
+        run.does(Attest(A.peer, 0, 0, "stage", "wrong"))
+        (_, event) = run.does(Attest(B.peer, 0, 0, "stage", "right"))
+        assert isinstance(event, AnchorDiverged)
+        assert (event.peer, event.digest, event.expected) == (B.peer, "right", "wrong")
+        (_, event) = run.does(Attest(C.peer, 0, 0, "stage", "right"))
+        assert isinstance(event, AnchorDiverged)
+        assert (event.peer, event.expected) == (A.peer, "right")
+
+    def test_every_member_attests_the_embedding_but_only_hosts_their_stage(self, mixed: Run) -> None:
+        mixed.does(Attest(C.peer, 0, 0, "embedding", "digest"))
+        for stage, part in ((0, "stage"), (1, "embedding"), (1, "optimizer"), (-1, "embedding")):
+            mixed.refuses(Attest(C.peer, stage, 0, part, "digest"), ErrorCode.BAD_REQUEST)
+
+    def test_only_what_is_decided_can_be_attested(self, run: Run) -> None:
+        run.refuses(Attest(A.peer, 0, 1, "stage", "digest"), ErrorCode.BAD_REQUEST)
+
+
+class TestEnd:
+    def test_the_run_ends_when_all_live_members_have_attested_the_last_round(self, mixed: Run) -> None:
+        for number in (1, 2):
+            settle(mixed, 0, number, [A, B])
+            settle(mixed, 1, number, [A, C])
+        settle(mixed, 0, 3, [A, B])
+        mixed.does(Leave(B.peer, "finished"))
+        assert not mixed.state.peers[B.peer].is_lost
+        a, c = A.payload(mixed.spec, 1, 3), C.payload(mixed.spec, 1, 3)
+        assert len(mixed.does(Offer(A.peer, a))) == 1, "a member that is done does not break its replica"
+        mixed.does(Offer(C.peer, c))
+        mixed.does(Report(A.peer, 1, 3, (a, c)))
+        mixed.does(Report(C.peer, 1, 3, (a, c)))
+        mixed.does(Attest(A.peer, 1, 3, "stage", anchor_of(1, 3)))
+        assert mixed.state.phase is Phase.TRAINING
+        *_, event = mixed.does(Attest(C.peer, 1, 3, "stage", anchor_of(1, 3)))
+        assert isinstance(event, RunFinished)
+        mixed.does(Leave(A.peer, "finished"))
+        assert mixed.state.losses == 0
+        mixed.refuses(D.join(mixed.spec), ErrorCode.RUN_STARTED)
+        mixed.refuses(Offer(C.peer, C.payload(mixed.spec, 1, 4)), ErrorCode.BAD_REQUEST)
+
+    def test_a_member_that_dies_before_its_last_word_does_not_hold_up_the_end(self, run: Run) -> None:
+        for number in (1, 2, 3):
+            for stage in (0, 1):
+                payloads = [host.payload(run.spec, stage, number) for host in (A, B)]
+                for host, payload in zip((A, B), payloads, strict=True):
+                    run.does(Offer(host.peer, payload))
+                for host in (A, B):
+                    run.does(Report(host.peer, stage, number, tuple(payloads)))
+                run.does(Attest(A.peer, stage, number, "stage", anchor_of(stage, number)))
+        assert run.state.phase is Phase.TRAINING
+        run.does(Leave(B.peer, "finished"))
+        assert run.state.peers[B.peer].is_lost, "it left without attesting"
+        assert run.state.phase is Phase.FINISHED
+
+
+class TestSentences:
+    def test_every_phase_says_what_it_waits_for(self) -> None:
+        spec = spec_of(2, 1, 1)
+        run = Run(spec)
+        run.does(A.join(spec, Role.STAGE))
+        assert sentence(run.state, spec) == (
+            "waiting for 1 more stage peer (1 of 2 here) and 1 more full replica (0 of 1 here)"
+        )
+        run.does(B.join(spec, Role.STAGE))
+        run.does(C.join(spec, Role.REPLICA))
+        assert sentence(run.state, spec) == "training: round 1 of 3"
+        run.does(Offer(C.peer, C.payload(spec, 0, 1)))
+        assert sentence(run.state, spec) == "training: round 1 of 3, waiting for replica-1 at stage 0"
+        run.does(Offer(A.peer, A.payload(spec, 0, 1)))
+        assert "waiting for the reports of" in sentence(run.state, spec)
+
+
+def test_heartbeats_leave_no_trace_but_everything_else_replays(mixed: Run) -> None:
+    settle(mixed, 0, 1, [A, B])
+    beats(mixed, 5, A, B, C)
+    mixed.does(Leave(C.peer, "interrupted"))
+    settle(mixed, 1, 1, [A])
+    stored = [event for event in mixed.events if not isinstance(event, PeerSeen)]
+    assert len(stored) < len(mixed.events)
+    assert replay(State(stages=2), stored) == mixed.state

@@ -42,7 +42,7 @@ Config = Annotated[
 ]
 Data = Annotated[
     str | None,
-    typer.Option(help="builtin, text:PATH, jsonl:PATH or hf:NAME[/CONFIG].", rich_help_panel=_SPEC),
+    typer.Option(help="builtin, text:PATH, jsonl:PATH or hf:NAME\\[/CONFIG].", rich_help_panel=_SPEC),
 ]
 Tokenizer = Annotated[
     str | None, typer.Option(help="'byte' or the path of a tokenizer.json.", rich_help_panel=_SPEC)
@@ -157,7 +157,12 @@ def coordinator(
     host, _ = lifetime.split_address(listen, "--listen")
     folder = folder or user_data_path("hetnode") / "runs" / spec.run_id / "coordinator"
     folder.mkdir(parents=True, exist_ok=True)
-    public = advertise or ("127.0.0.1" if host in ("0.0.0.0", "::") else host)
+    if host in ("0.0.0.0", "::") and advertise is None:
+        raise lifetime.bad_option(
+            f"--listen {listen} accepts other machines, but which host shall they be told?",
+            "Give --advertise HOST, the name or address under which they reach this machine.",
+        )
+    public = advertise or host
     identity = open_identity(folder / "identity.key")
     console = Console()
 
@@ -172,6 +177,7 @@ def coordinator(
         )
 
     def ready(address: str) -> None:
+        (folder / "run.toml").write_text(spec.toml)
         (folder / "address.tmp").write_text(address)
         (folder / "address.tmp").replace(folder / "address")
         console.print(f"run  {spec.run_id}\nspec {spec.hash}", highlight=False)
@@ -233,6 +239,9 @@ def join(
             help="Accept no connections: every link is dialled from here.", rich_help_panel=_NETWORK
         ),
     ] = False,
+    join_seconds: Annotated[
+        float, typer.Option(help="How long to try to reach the coordinator.", rich_help_panel=_NETWORK)
+    ] = 15.0,
     verbose: Verbose = False,
     lifeline: Lifeline = None,
 ) -> None:
@@ -260,6 +269,7 @@ def join(
         device=device,
         threads=threads or hardware.available_threads(),
         source=data,
+        join_seconds=join_seconds,
         spec_hash=_with_tokenizer_hash(resolve(file=config)).hash if config else expect_spec,
     )
     lifetime.run(run_node(options, own), lifeline)
@@ -269,7 +279,7 @@ def join(
 def status(address: Annotated[str, typer.Argument(metavar="COORDINATOR", help="HOST:PORT.")]) -> None:
     """Show what a run is doing, who takes part, and how the loss goes."""
     from node.net.coordinator_client import fetch_status  # noqa: PLC0415
-    from node.view import status_view  # noqa: PLC0415
+    from node.views.status import status_view  # noqa: PLC0415
 
     lifetime.split_address(address, "The coordinator")
     Console().print(status_view(lifetime.run(fetch_status(address))))
@@ -298,7 +308,8 @@ def swarm_up(
     Ends by itself after the run's rounds and leaves a run folder with metrics.jsonl, loss.png, logs and a
     checkpoint of the global model. Ctrl-C ends every process.
     """
-    from node.view import SwarmView  # noqa: PLC0415
+    from node.data.stream import open_stream  # noqa: PLC0415
+    from node.views.swarm import SwarmView  # noqa: PLC0415
 
     spec = _with_tokenizer_hash(
         _resolve(
@@ -316,6 +327,7 @@ def swarm_up(
         )
     )
     lifetime.split_address(listen, "--listen")
+    open_stream(spec)  # what is wrong with the data is better said before any process starts
     SwarmView(spec, _new_run_folder(spec, folder)).run(listen)
 
 
@@ -326,12 +338,12 @@ def spec_show(
     toml: Annotated[bool, typer.Option(help="Print a run file to start from instead.")] = False,
 ) -> None:
     """Print a preset: its parameters, and the bytes of each stage, link and round."""
-    from node.view import spec_view, to_toml  # noqa: PLC0415
-
     spec = resolve(preset, config)
     if toml:
-        sys.stdout.write(to_toml(spec))
+        sys.stdout.write(spec.toml)
     else:
+        from node.views.spec import spec_view  # noqa: PLC0415
+
         Console().print(spec_view(spec))
 
 

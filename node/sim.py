@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from node.hardware import available_threads
 from node.net.coordinator_client import fetch_status
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
@@ -113,6 +114,7 @@ async def run_swarm(
         swarm.address = await _address_of(swarm.coordinator, folder / "address")
         roles = [Role.REPLICA] * spec.swarm.replicas
         roles += [Role.STAGE] * (spec.swarm.pipelines * spec.swarm.stages)
+        threads = max(1, available_threads() // len(roles))
         for number, role in enumerate(roles):
             name = f"{number:02d}-{role.value}"
             node_folder = folder / "nodes" / name
@@ -121,7 +123,7 @@ async def run_swarm(
                     name,
                     [
                         *("join", swarm.address, "--role", role.value, "--folder", str(node_folder)),
-                        *("--identity", str(node_folder / "identity.key"), "--threads", "1"),
+                        *("--identity", str(node_folder / "identity.key"), "--threads", str(threads)),
                         *("--listen", "127.0.0.1:0", "--advertise", "127.0.0.1"),
                     ],
                 )

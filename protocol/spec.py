@@ -48,7 +48,7 @@ class ModelSpec(_Section):
 
 
 class DataSpec(_Section):
-    """Where samples come from. `source` is ``builtin``, ``text:PATH``, ``jsonl:PATH`` or ``hf:NAME[/CONFIG]``."""
+    """Where samples come from: ``builtin``, ``text:PATH``, ``jsonl:PATH`` or ``hf:NAME[/CONFIG]``."""
 
     source: str = "builtin"
     text_field: str = Field("text", min_length=1, description="key of the text in jsonl and hf records")
@@ -171,6 +171,18 @@ class RunSpec(_Section):
     @property
     def canonical_json(self) -> str:
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+
+    @property
+    def toml(self) -> str:
+        """The spec as a run file; ``resolve(file=...)`` gives an equal spec again."""
+        tree = self.model_dump(mode="json")
+        # JSON's scalars are TOML's as well, and a spec holds nothing but scalars in sections.
+        lines = [f"{key} = {json.dumps(value)}" for key, value in tree.items() if not isinstance(value, dict)]
+        for section, fields in tree.items():
+            if isinstance(fields, dict):
+                lines += ["", f"[{section}]"]
+                lines += [f"{key} = {json.dumps(value)}" for key, value in fields.items()]
+        return "\n".join(lines) + "\n"
 
     @property
     def hash(self) -> str:

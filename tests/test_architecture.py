@@ -39,7 +39,7 @@ LAYERS = {
     "node.lifetime": 5,
     "node.report": 5,
     "node.sim": 5,
-    "node.view": 5,
+    "node.views": 5,
 }
 IMPURE = {"asyncio", "grpc", "time", "random", "socket", "subprocess", "threading"}
 # The refusals of gRPC calls are translated next to the other wire formats; it is the one room of L1 that

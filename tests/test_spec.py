@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.view import to_toml
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec import PRESETS, RunSpec, resolve
 
@@ -19,7 +18,7 @@ def test_every_preset_is_valid_and_survives_json_and_toml(preset: str, tmp_path:
     spec = resolve(preset)
     assert RunSpec.from_json(spec.canonical_json) == spec
     file = tmp_path / "run.toml"
-    file.write_text(to_toml(spec))
+    file.write_text(spec.toml)
     assert resolve(file=file) == spec
     assert resolve(file=file).hash == spec.hash
 

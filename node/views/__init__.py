@@ -1,0 +1,1 @@
+"""Terminal views: a run specification, a coordinator's status, and a local swarm."""

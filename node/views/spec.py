@@ -1,0 +1,60 @@
+"""What a run specification means: parameters, and bytes per stage, link and round."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+
+from node import report
+from node.model.init import parameter_count, parameter_shapes
+from protocol.spec import RunSpec
+from protocol.tensorpack import PayloadLayout
+
+_WIRE_BYTES = {"bf16": 2, "fp32": 4, "int8": 1}
+
+
+def link_bytes_per_token(spec: RunSpec) -> int:
+    """Bytes that one token takes on a link in one direction, without its id and the framing."""
+    width = spec.link.k or spec.model.width
+    return width * _WIRE_BYTES[spec.link.dtype] + (4 if spec.link.dtype == "int8" else 0)
+
+
+def spec_view(spec: RunSpec) -> RenderableType:
+    """Parameters, and bytes per stage, link and round."""
+    stages = Table("stage", "layers", "parameters", "float32", "payload per round", "against float32")
+    total = 0
+    for stage in range(spec.swarm.stages):
+        parameters = parameter_count(spec, stage)
+        payload = PayloadLayout(parameter_shapes(spec, stage), spec.outer).nbytes
+        layers = spec.layers_of(stage)
+        total += parameters
+        stages.add_row(
+            str(stage),
+            f"{layers.start}-{layers.stop - 1}",
+            f"{parameters:,}",
+            report.size(4 * parameters),
+            report.size(payload),
+            report.ratio(4 * parameters, payload),
+        )
+    tokens = spec.samples_per_step * spec.model.context
+    per_token = link_bytes_per_token(spec)
+    link = Table("link", "per token and direction", "per inner step and direction", "against float32")
+    link.add_row(
+        f"k {spec.link.k or 'none'} of d {spec.model.width}, {spec.link.dtype}",
+        f"{per_token} B",
+        report.size(per_token * tokens),
+        report.ratio(4 * spec.model.width, per_token),
+    )
+    facts = Table.grid(padding=(0, 2))
+    facts.add_row("run", spec.run_id)
+    facts.add_row("spec hash", spec.hash)
+    facts.add_row("parameters", f"{total:,}")
+    facts.add_row(
+        "shape", f"{spec.swarm.replicas} full + {spec.swarm.pipelines} pipelines of {spec.swarm.stages}"
+    )
+    facts.add_row(
+        "tokens", f"{tokens:,} per replica and inner step, H {spec.inner.steps}, {spec.rounds} rounds"
+    )
+    facts.add_row("data", f"{spec.data.source}, tokenizer {spec.data.tokenizer}")
+    return Group(Panel(facts, title=f"preset {spec.preset}"), stages, link)

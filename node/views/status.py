@@ -1,0 +1,57 @@
+"""What a coordinator says of its run, as tables."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from node import report
+from protocol.pb import hetnode_pb2 as pb
+from protocol.spec import RunSpec
+
+
+def status_view(status: pb.StatusReply) -> RenderableType:
+    """What the run does, its replicas and its peers."""
+    spec = RunSpec.from_json(status.spec_json)
+    peers = Table("peer", "role", "state", "place", "round", "step", "seen", title=f"run {status.run}")
+    for peer in status.peers:
+        peers.add_row(
+            peer.peer[-12:],
+            peer.role,
+            peer.lifecycle,
+            peer.place,
+            str(peer.round),
+            f"{peer.inner_step}/{spec.inner.steps}",
+            f"{peer.seen_seconds_ago:.0f} s ago",
+        )
+    rounds = (
+        f"{status.rounds_committed} stage rounds committed, {status.rounds_aborted} aborted, anchors "
+        f"{'agree' if status.anchors_agree else 'DIFFER'}"
+    )
+    return Group(peers, replica_table(status), status.sentence, rounds)
+
+
+def replica_table(status: pb.StatusReply) -> Table:
+    """One row per replica, from the newest measurements of its members."""
+    table = Table("replica", "round", "validation loss", "tokens/s", "link per round", "payload per round")
+    by_replica: dict[int, list[pb.Measurement]] = {}
+    for measurement in status.latest:
+        by_replica.setdefault(measurement.replica, []).append(measurement)
+    for index, members in sorted(by_replica.items()):
+        last = next((m for m in members if m.complete), None)
+        if last is None:
+            continue
+        seconds = last.inner_seconds + last.outer_seconds
+        link, link_dense, payload, payload_dense = (
+            sum(getattr(member, field) for member in members)
+            for field in ("link_bytes_sent", "link_bytes_dense", "payload_bytes", "payload_bytes_dense")
+        )
+        table.add_row(
+            f"{index} ({'full' if len(members) == 1 else f'{len(members)} members'})",
+            str(last.round),
+            f"{last.validation_loss:.4f}",
+            f"{last.tokens / seconds:,.0f}" if seconds else "",
+            f"{report.size(link)}  {report.ratio(link_dense, link)}" if link else "no link",
+            f"{report.size(payload)}  {report.ratio(payload_dense, payload)}" if payload else "",
+        )
+    return table

@@ -1,0 +1,111 @@
+"""A local swarm from its spec to its summary."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+
+from node import checkpoint, lifetime, report
+from node.sim import run_swarm
+from node.views.spec import spec_view
+from node.views.status import replica_table
+from protocol.pb import hetnode_pb2 as pb
+from protocol.spec import RunSpec
+
+
+class SwarmView:
+    """Runs a local swarm with live progress, and leaves the run folder complete.
+
+    The folder then holds run.toml, metrics.jsonl, loss.png, checkpoint/, logs/ and nodes/.
+    """
+
+    def __init__(self, spec: RunSpec, folder: Path) -> None:
+        self._spec, self._folder = spec, folder
+        self._console = Console(highlight=False)
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=self._console,
+        )
+        self._task = self._progress.add_task("inner steps", total=spec.total_steps)
+        self._shown_round = -1
+
+    def run(self, listen: str) -> None:
+        """Train to the end. Raises what :func:`node.sim.run_swarm` raises, with the plot written."""
+        spec_file = self._folder / "run.toml"
+        spec_file.write_text(self._spec.toml)
+        self._console.print(spec_view(self._spec))
+        self._console.print(f"run folder {self._folder}", markup=False)
+        began = time.monotonic()
+        try:
+            with Live(self._progress, console=self._console, refresh_per_second=4) as live:
+                swarm = run_swarm(
+                    self._spec, spec_file, self._folder, listen, lambda status: self._update(live, status)
+                )
+                lifetime.run(swarm)
+                self._progress.update(self._task, completed=self._spec.total_steps)
+        finally:
+            history = report.history_of(report.read_events(self._folder / "metrics.jsonl"))
+            if history.replicas:
+                report.plot_losses(history, f"run {self._spec.run_id}", self._folder / "loss.png")
+        parts = sorted(self._folder.glob("nodes/*/checkpoint/round-*"))
+        checkpoint.assemble(parts, self._folder / "checkpoint")
+        self._summarise(history, time.monotonic() - began)
+
+    def _update(self, live: Live, status: pb.StatusReply) -> None:
+        steps = [
+            (peer.round - 1) * self._spec.inner.steps + peer.inner_step for peer in status.peers if peer.round
+        ]
+        self._progress.update(self._task, completed=min(steps, default=0))
+        live.update(Group(replica_table(status), status.sentence, self._progress))
+        if not self._console.is_terminal:
+            self._print_round(status)
+
+    def _print_round(self, status: pb.StatusReply) -> None:
+        """Where the output is no terminal, one line per round takes the place of the live view."""
+        complete = sorted((m for m in status.latest if m.complete), key=lambda m: m.replica)
+        replicas = {member.replica for member in status.latest}
+        if not complete or len(complete) < len(replicas):
+            return
+        oldest = min(measurement.round for measurement in complete)
+        if oldest > self._shown_round:
+            self._shown_round = oldest
+            losses = ", ".join(f"replica {m.replica} {m.validation_loss:.4f}" for m in complete)
+            self._console.print(f"round {oldest} of {self._spec.rounds}: validation loss {losses}")
+
+    def _summarise(self, history: report.History, seconds: float) -> None:
+        table = Table("replica", "validation loss before", "after")
+        for replica in history.replicas:
+            table.add_row(str(replica.index), f"{replica.first:.4f}", f"{replica.last:.4f}")
+        traffic = history.traffic
+        facts = Table.grid(padding=(0, 2))
+        facts.add_row("time", f"{seconds:.0f} s, {history.tokens / seconds:,.0f} tokens/s")
+        facts.add_row(
+            "stage rounds",
+            f"{history.committed} committed, {history.aborted} aborted, {history.diverged} diverged",
+        )
+        for name, sent, dense in (
+            ("links", traffic.link, traffic.link_dense),
+            ("rounds", traffic.payload, traffic.payload_dense),
+        ):
+            if sent:
+                facts.add_row(name, f"{report.size(sent)} sent, {report.ratio(dense, sent)} than float32")
+        facts.add_row("run folder", str(self._folder))
+        facts.add_row("try it", f"hetnode generate {self._folder} --prompt 'def '")
+        self._console.print(Panel(Group(table, facts), title=f"run {self._spec.run_id} is finished"))

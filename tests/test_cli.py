@@ -1,0 +1,113 @@
+"""Bad input at the command line: one message with code, cause and remedy, and the documented status."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+def hetnode(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "node.cli", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        cwd=cwd,
+        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"},
+    )
+
+
+@pytest.fixture
+def busy_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def check(result: subprocess.CompletedProcess[str], status: int, code: str, *words: str) -> None:
+    assert result.returncode == status, result.stderr
+    assert f"[{code}]" in result.stderr
+    assert "Traceback" not in result.stderr
+    for word in words:
+        assert word in result.stderr
+
+
+def test_an_unknown_preset(tmp_path: Path) -> None:
+    check(hetnode("swarm", "up", "--preset", "giant", cwd=tmp_path), 2, "unknown-preset", "giant", "tiny")
+
+
+def test_k_larger_than_d(tmp_path: Path) -> None:
+    check(hetnode("swarm", "up", "--k", "4096", cwd=tmp_path), 2, "bad-spec", "4096", "128")
+
+
+def test_more_stages_than_layers(tmp_path: Path) -> None:
+    check(hetnode("swarm", "up", "--stages", "9", cwd=tmp_path), 2, "bad-spec", "9", "4")
+
+
+def test_data_that_cannot_be_read(tmp_path: Path) -> None:
+    result = hetnode("swarm", "up", "--data", "text:/no/such/file.txt", cwd=tmp_path)
+    check(result, 3, "data-unreadable", "/no/such/file.txt")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_file_that_is_no_toml(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("[model\n")
+    check(hetnode("spec", "show", "--config", "run.toml", cwd=tmp_path), 2, "bad-spec", "run.toml")
+
+
+def test_a_port_in_use(busy_port: int, tmp_path: Path) -> None:
+    result = hetnode("coordinator", "--listen", f"127.0.0.1:{busy_port}", "--folder", str(tmp_path / "run"))
+    check(result, 4, "port-in-use", str(busy_port), "--listen")
+
+
+def test_an_address_that_is_none(tmp_path: Path) -> None:
+    result = hetnode("coordinator", "--listen", "localhost", "--folder", str(tmp_path))
+    check(result, 4, "bad-address", "localhost")
+
+
+def test_a_coordinator_that_is_not_there(free_port: int, tmp_path: Path) -> None:
+    result = hetnode(
+        *("join", f"127.0.0.1:{free_port}", "--role", "stage", "--join-seconds", "1"),
+        *("--identity", str(tmp_path / "key"), "--folder", str(tmp_path / "node")),
+    )
+    check(result, 4, "coordinator-unreachable", str(free_port))
+
+
+def test_a_role_that_is_none_is_wrong_usage() -> None:
+    result = hetnode("join", "127.0.0.1:7700", "--role", "boss")
+    assert result.returncode == 2
+    assert "boss" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_checkpoint_that_is_not_there(tmp_path: Path) -> None:
+    check(hetnode("generate", str(tmp_path)), 3, "checkpoint-missing", str(tmp_path))
+
+
+def test_a_run_folder_that_is_not_empty(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.tex").write_text("precious")
+    result = hetnode("swarm", "up", "--preset", "nano", "--folder", str(tmp_path / "run"))
+    check(result, 7, "run-folder-in-use", str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [(), ("coordinator",), ("join",), ("swarm", "up"), ("spec", "show"), ("status",), ("generate",)],
+)
+def test_every_command_explains_itself(command: tuple[str, ...]) -> None:
+    result = hetnode(*command, "--help")
+    assert result.returncode == 0
+    assert "Usage" in result.stdout

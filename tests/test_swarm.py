@@ -1,0 +1,180 @@
+"""The whole system as a person runs it: real processes, real sockets, real signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from node import checkpoint, report
+from protocol.spec import resolve
+
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
+
+
+def start(*arguments: str, log: Path, **options: Any) -> subprocess.Popen[bytes]:
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "node.cli", *arguments], stdout=output, stderr=output, **options
+        )
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    """Poll until `condition`; a deadline, not a delay: fails with what was waited for."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.05)
+
+
+def mentioning(folder: Path) -> list[psutil.Process]:
+    """Processes that belong to a run: those whose command line or open files name its folder."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and any(str(folder) in word for word in process.cmdline()):
+                found += [process, *process.children(recursive=True)]
+        except psutil.Error:
+            continue
+    return list({process.pid: process for process in found}.values())
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    return not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def events_of(folder: Path) -> list[dict[str, Any]]:
+    return report.read_events(folder / "metrics.jsonl")
+
+
+def words_of(log: Path) -> str:
+    return log.read_text(errors="replace")[-4000:]
+
+
+@pytest.fixture
+def swarm(tmp_path: Path) -> Callable[..., subprocess.Popen[bytes]]:
+    """Starts `hetnode swarm up` in `tmp_path/run`; its log is `tmp_path/log`."""
+
+    def up(*arguments: str) -> subprocess.Popen[bytes]:
+        return start(
+            *("swarm", "up", "--preset", "nano", "--folder", str(tmp_path / "run"), *arguments),
+            log=tmp_path / "log",
+        )
+
+    return up
+
+
+def test_a_swarm_trains_commits_every_round_and_leaves_a_complete_run_folder(
+    swarm: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    process = swarm()
+    assert process.wait(200) == 0, words_of(tmp_path / "log")
+    events = events_of(folder)
+    decisions = [event for event in events if event["event"] == "decision"]
+    assert {(d["stage"], d["round"]) for d in decisions} == {(s, r) for s in (0, 1) for r in (1, 2, 3)}
+    assert all(d["committed"] for d in decisions)
+    history = report.history_of(events)
+    assert history.diverged == 0
+    assert [len(replica.losses) for replica in history.replicas] == [4, 4]
+    assert all(replica.last < replica.first for replica in history.replicas)
+    assert 0 < history.traffic.link < history.traffic.link_dense
+    assert 0 < history.traffic.payload < history.traffic.payload_dense
+    assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
+    model = checkpoint.read(folder / "checkpoint")
+    assert (sorted(model.stages), model.round) == ([0, 1], 3)
+    assert not mentioning(folder)
+    generated = subprocess.run(
+        [sys.executable, "-m", "node.cli", "generate", str(folder), "--prompt", "def ", "--tokens", "5"],
+        capture_output=True,
+        check=True,
+        timeout=60,
+    )
+    assert generated.stdout.startswith(b"def ")
+
+
+@pytest.mark.parametrize("moment", ["at the start", "while training"])
+def test_ctrl_c_ends_every_process_and_leaves_none_behind(
+    swarm: Callable[..., subprocess.Popen[bytes]], tmp_path: Path, moment: str
+) -> None:
+    folder = tmp_path / "run"
+    process = swarm("--rounds", "1000")
+    if moment == "at the start":
+        wait_until(lambda: len(mentioning(folder)) > 3, 60, "processes to have started")
+    else:
+        wait_until(
+            lambda: any(event["event"] == "decision" for event in events_of(folder)),
+            120,
+            "a decision",
+        )
+    everybody = mentioning(folder)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 130, words_of(tmp_path / "log")
+    wait_until(lambda: gone(everybody), 2.0, "every process to be gone")
+
+
+def test_a_killed_swarm_takes_all_its_processes_with_it(
+    swarm: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    process = swarm("--rounds", "1000")
+    wait_until(lambda: any(event["event"] == "decision" for event in events_of(folder)), 120, "a decision")
+    everybody = mentioning(folder)
+    assert len(everybody) > 10
+    process.kill()
+    process.wait()
+    wait_until(lambda: gone(everybody), 15, "every process to be gone")
+
+
+def test_nodes_started_by_hand_train_and_a_wrong_spec_is_refused_with_both_hashes(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    processes = [
+        start(
+            *("coordinator", "--preset", "nano", "--rounds", "2", "--listen", "127.0.0.1:0"),
+            *("--folder", str(run)),
+            log=tmp_path / "coordinator.log",
+        )
+    ]
+    try:
+        wait_until((run / "address").exists, 60, words_of(tmp_path / "coordinator.log"))
+        address = (run / "address").read_text()
+        stranger = start(
+            *("join", address, "--role", "stage", "--expect-spec", "f" * 64),
+            *("--identity", str(tmp_path / "stranger.key"), "--folder", str(tmp_path / "stranger")),
+            log=tmp_path / "stranger.log",
+        )
+        assert stranger.wait(60) == 5
+        refusal = words_of(tmp_path / "stranger.log")
+        spec_hash = resolve(file=run / "run.toml").hash
+        assert "spec-mismatch" in refusal
+        assert "f" * 64 in refusal
+        assert spec_hash in refusal
+        for name, role in (("a", "stage"), ("b", "stage"), ("c", "replica")):
+            processes.append(
+                start(
+                    *("join", address, "--role", role, "--identity", str(tmp_path / f"{name}.key")),
+                    *("--folder", str(tmp_path / name), "--threads", "1", "--expect-spec", spec_hash),
+                    log=tmp_path / f"{name}.log",
+                )
+            )
+        for process, name in zip(processes, ("coordinator", "a", "b", "c"), strict=True):
+            assert process.wait(150) == 0, words_of(tmp_path / f"{name}.log")
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    parts = [checkpoint.latest(tmp_path / name / "checkpoint") for name in ("a", "b")]
+    checkpoint.assemble([part for part in parts if part], tmp_path / "assembled")
+    full = checkpoint.read(checkpoint.latest(tmp_path / "c" / "checkpoint") or tmp_path)
+    pipeline = checkpoint.read(tmp_path / "assembled")
+    for stage, tensors in full.stages.items():
+        for name, tensor in tensors.items():
+            assert tensor.equal(pipeline.stages[stage][name]), f"{name} differs between the replicas"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -417,6 +418,8 @@ def main() -> None:
 
     Wrong usage (exit 2) is typer's to report.
     """
+    # Children are spawned by fork and exec; gRPC's handlers for a bare fork would only print warnings.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     try:
         app()
     except (lifetime.Interrupted, KeyboardInterrupt):

@@ -107,6 +107,18 @@ def _endpoint(value: str) -> str:
 
 
 @_request
+def name_from_pb(value: str, what: str) -> str:
+    """`value` as a printable name of at most MAX_NAME characters; `what` names it in the error."""
+    return text(value, what)
+
+
+@_request
+def peer_from_pb(value: str) -> PeerId:
+    """A name that may be a peer id; protocol.envelope.public_key_of tells whether it is."""
+    return _peer(value)
+
+
+@_request
 def endpoint_from_pb(value: str) -> str:
     """``host:port``, or "" for a peer that accepts no links."""
     return _endpoint(value)

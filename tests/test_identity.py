@@ -80,6 +80,9 @@ def test_a_path_that_cannot_be_a_file_is_refused(tmp_path: Path) -> None:
 
 def _create(path: Path) -> str:
     """The peer id of a new identity, made by a process that has ended since."""
-    program = "import sys, pathlib; from node.identity import open_identity as o; print(o(pathlib.Path(sys.argv[1])).peer)"
+    program = (
+        "import sys, pathlib; from node.identity import open_identity;"
+        "print(open_identity(pathlib.Path(sys.argv[1])).peer)"
+    )
     command = [sys.executable, "-c", program, str(path)]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()

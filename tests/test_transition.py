@@ -22,7 +22,7 @@ from coordinator.events import (
 from coordinator.rounds import MAX_HOLDERS
 from coordinator.sentences import sentence
 from coordinator.state import Phase, State, replay
-from coordinator.transition import Attest, Heartbeat, Leave, Offer, Report, Start, Tick
+from coordinator.transition import Attest, Await, Heartbeat, Leave, Offer, Report, Start, Tick
 from protocol.errors import ErrorCode
 from protocol.samples import sample_range
 from protocol.spec import RunSpec
@@ -91,6 +91,8 @@ class TestJoin:
     def test_a_live_peer_cannot_join_twice_but_a_gone_one_can_return_before_the_start(self) -> None:
         run = Run(spec_of())
         run.does(A.join(run.spec))
+        run.refuses(A.join(run.spec, Role.STAGE), ErrorCode.ALREADY_ACTIVE)
+        run.does(Heartbeat(A.peer, 0, 0))
         run.refuses(A.join(run.spec), ErrorCode.ALREADY_ACTIVE)
         run.does(Leave(A.peer, "changed my mind"))
         run.does(A.join(run.spec))
@@ -112,7 +114,15 @@ class TestJoin:
 
     def test_nobody_joins_a_run_that_has_started(self, run: Run) -> None:
         run.refuses(C.join(run.spec), ErrorCode.RUN_STARTED)
+        run.does(Heartbeat(A.peer, 0, 0))
         run.refuses(A.join(run.spec), ErrorCode.ALREADY_ACTIVE)
+
+    def test_a_join_whose_answer_was_lost_may_be_repeated(self) -> None:
+        run = Run(spec_of())
+        run.does(A.join(run.spec))
+        assert run.does(A.join(run.spec)) == ()
+        run.does(B.join(run.spec))
+        assert run.does(B.join(run.spec)) == ()
 
     def test_the_last_peer_needed_starts_the_run_in_the_same_step(self) -> None:
         run = Run(spec_of())
@@ -201,6 +211,15 @@ class TestOffers:
         run.refuses(Offer(A.peer, A.payload(run.spec, 0, 2, anchor="other")), ErrorCode.ANCHOR_DIVERGED)
         run.does(Offer(B.peer, B.payload(run.spec, 0, 2)))
 
+    def test_a_group_never_mixes_anchors_even_if_attestations_come_after_offers(self, run: Run) -> None:
+        run.does(Offer(A.peer, A.payload(run.spec, 0, 1, anchor="other")))
+        run.does(Attest(B.peer, 0, 0, "stage", anchor_of(0, 0)))
+        run.does(Offer(B.peer, B.payload(run.spec, 0, 1)))
+        group = run.state.round(0, 1).group
+        assert group is not None
+        assert [descriptor.owner for descriptor in group.descriptors] == [B.peer]
+        assert run.state.diverged == {(A.peer, 0, 0, "stage")}
+
 
 class TestDecisions:
     def test_payloads_that_two_peers_hold_are_committed_in_canonical_order(self, run: Run) -> None:
@@ -278,6 +297,24 @@ class TestDecisions:
         run.does(Report(A.peer, 0, 1, held))
         assert run.state.round(0, 1).reports == {A.peer: {A.peer}}
         assert run.state.diverged == {(B.peer, 0, 0, "stage")}
+
+    def test_a_replica_without_payload_is_not_waited_for(self, run: Run) -> None:
+        run.does(Offer(A.peer, A.payload(run.spec, 0, 1)))
+        *_, closed = run.does(Await(B.peer, 0, 1))
+        assert isinstance(closed, GroupClosed)
+
+    def test_a_round_without_any_payload_is_aborted_at_once(self, run: Run) -> None:
+        run.does(Await(A.peer, 0, 1))
+        assert run.does(Await(A.peer, 0, 1)) == ()
+        *_, aborted = run.does(Await(B.peer, 0, 1))
+        assert isinstance(aborted, RoundAborted)
+        assert aborted.decision.reason == "no replica had a payload to offer"
+
+    def test_asking_for_the_decision_of_another_stage_promises_nothing(self, mixed: Run) -> None:
+        assert mixed.does(Await(C.peer, 0, 1)) == ()
+        mixed.refuses(Await(C.peer, 2, 1), ErrorCode.BAD_REQUEST)
+        mixed.refuses(Await(C.peer, 0, 4), ErrorCode.BAD_REQUEST)
+        mixed.refuses(Await(D.peer, 0, 1), ErrorCode.UNKNOWN_PEER)
 
     def test_a_stage_for_which_nobody_offers_does_not_hold_up_the_others(self, run: Run) -> None:
         settle(run, 0, 1, [A, B])

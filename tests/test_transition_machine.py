@@ -21,7 +21,7 @@ from coordinator.codec import decode, encode
 from coordinator.events import PayloadOffered, PeerSeen, PlanAdopted, RoundAborted, RoundCommitted
 from coordinator.sentences import sentence
 from coordinator.state import Phase, State, replay
-from coordinator.transition import Attest, Heartbeat, Leave, Offer, Report, Start, Tick
+from coordinator.transition import Attest, Await, Heartbeat, Leave, Offer, Report, Start, Tick
 from protocol.samples import sample_range
 from protocol.types import Decision, PayloadDescriptor, PeerId, Role
 from tests.swarm import Keyed, Run, anchor_of, keyed, spec_of
@@ -101,6 +101,11 @@ class RandomRun(RuleBasedStateMachine):
         for peer in self._hosts(stage, absent) if group else []:
             held = tuple(d for d in group.descriptors if d.owner == peer.peer or d.owner not in lacked_ids)
             self._report(peer, stage, number, held)
+
+    @precondition(lambda self: self.number > 0)
+    @rule(peer=who, stage=stages, shift=shifts)
+    def await_decision(self, peer: Keyed, stage: int, shift: int) -> None:
+        self.run.send(Await(peer.peer, stage, max(1, self.number + shift)))
 
     @precondition(lambda self: 1 <= self.number <= ROUNDS)
     @rule(absent=few)
@@ -213,4 +218,4 @@ class RandomRun(RuleBasedStateMachine):
 
 
 TestRandomRuns = RandomRun.TestCase
-TestRandomRuns.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestRandomRuns.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -145,7 +145,8 @@ class Connection:
 
     def __init__(self, connection: socket.socket, name: str, died: ErrorCode) -> None:
         self._connection, self._name, self._died = connection, name, died
-        self._lock = threading.Lock()  # over the fields below, and one message at a time on the socket
+        self._send_lock = threading.Lock()
+        self._lock = threading.Lock()  # over the fields below
         self._calls: dict[int, Future[Reply]] = {}
         self._next_call = 0
         self._closed = False
@@ -163,9 +164,10 @@ class Connection:
             self._next_call += 1
             self._calls[self._next_call] = future
             header = {"call": self._next_call, "method": method, "body": body}
-            with suppress(OSError):  # the reader sees the closed socket, too, and fails the call
-                for part in _encode(header, blobs):
-                    self._connection.sendall(part)
+        # The reader sees a closed socket, too, and fails the call.
+        with self._send_lock, suppress(OSError):
+            for part in _encode(header, blobs):
+                self._connection.sendall(part)
         return future.result()
 
     def _read_replies(self) -> None:

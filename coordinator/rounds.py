@@ -1,0 +1,275 @@
+"""The rules of one round: offers, the matched group, reports, and the one decision.
+
+A (stage, round) goes through offers -> group -> reports -> decision. A round opens when the one before it is
+decided at every stage: no honest replica can be ahead of that, since its inner phase needs all stages.
+Refusals are raised as HetnodeError; what was drafted before a refusal stands.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from coordinator.anchors import STAGE, expected_digest, note_divergence
+from coordinator.events import (
+    GroupClosed,
+    HoldingsReported,
+    PayloadOffered,
+    PayloadWithheld,
+    PlanAdopted,
+    RoundAborted,
+    RoundCommitted,
+)
+from coordinator.grouping import listed, without_broken
+from coordinator.screens import bad_request, check_descriptor, host_of, live_peer
+from coordinator.state import Draft, Round, State
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.samples import next_first_sample
+from protocol.spec import RunSpec
+from protocol.types import Decision, Group, ManifestEntry, PayloadDescriptor, PeerId, Plan
+
+MAX_HOLDERS = 16
+"""Holders named per payload of a manifest; more would make manifests grow with the square of the swarm."""
+
+
+def offer(draft: Draft, spec: RunSpec, sender: PeerId, descriptor: PayloadDescriptor, now: float) -> None:
+    """Take the payload that `sender` offers for its stage and round, and close the group if it is complete.
+
+    The same offer again, or an offer after the group has closed, changes nothing: the caller is shown the
+    group as it stands.
+
+    Raises:
+        HetnodeError: UNKNOWN_PEER, BAD_REQUEST, or ANCHOR_DIVERGED, which is also recorded.
+    """
+    stage, number = descriptor.stage, descriptor.round
+    live_peer(draft.state, sender)
+    host_of(draft.state, spec, sender, stage, number)
+    if descriptor.owner != sender:
+        raise bad_request(f"{sender} offers a payload of {descriptor.owner}")
+    round = draft.state.round(stage, number)
+    is_closed = round.group is not None or (stage, number) in draft.state.decisions
+    if is_closed or round.offers.get(sender) == descriptor:
+        return
+    check_descriptor(draft.state, spec, descriptor)
+    expected = _admit(draft, descriptor, now)
+    if expected is not None:
+        raise HetnodeError(
+            ErrorCode.ANCHOR_DIVERGED,
+            f"The anchor of {sender} at stage {stage} before round {number} is {descriptor.anchor_digest}, "
+            f"that of the others is {expected}.",
+            "Its replica must load the anchor of the others before it can contribute again.",
+        )
+    advance(draft, spec, stage, now)
+
+
+def withhold(draft: Draft, spec: RunSpec, sender: PeerId, stage: int, number: int, now: float) -> None:
+    """Note that `sender` asks for a decision to which it has not contributed.
+
+    If it hosts the stage it will not offer any more, so nobody waits for it. Anybody else may ask too.
+
+    Raises:
+        HetnodeError: UNKNOWN_PEER; BAD_REQUEST for a stage or round that will never be decided.
+    """
+    live_peer(draft.state, sender)
+    if not (0 <= stage < spec.swarm.stages and 1 <= number <= spec.rounds):
+        raise bad_request(f"there is no stage {stage} in round {number}")
+    seat = draft.state.seat(sender, number)
+    round = draft.state.round(stage, number)
+    is_open = number == draft.state.current_round and (stage, number) not in draft.state.decisions
+    if not is_open or round.group is not None or seat is None or stage not in seat.member.stages:
+        return
+    if sender not in round.offers and sender not in round.withheld:
+        draft.add(PayloadWithheld(now, stage, number, sender))
+        advance(draft, spec, stage, now)
+
+
+def report(
+    draft: Draft,
+    spec: RunSpec,
+    sender: PeerId,
+    stage: int,
+    number: int,
+    held: Sequence[PayloadDescriptor],
+    now: float,
+) -> None:
+    """Note which payloads `sender` holds, and decide the round if that was the last word needed.
+
+    Before the group is closed, a reported payload that its owner has not offered yet counts as its offer: the
+    peers may have matched through the DHT while the coordinator was away. One that starts from a diverged
+    anchor is left out. After the decision nothing changes.
+
+    Raises:
+        HetnodeError: as :func:`offer`.
+    """
+    live_peer(draft.state, sender)
+    host_of(draft.state, spec, sender, stage, number)
+    if (stage, number) in draft.state.decisions:
+        return
+    round = draft.state.round(stage, number)
+    if len({descriptor.owner for descriptor in held}) != len(held):
+        raise bad_request(f"{sender} reports two payloads of one owner")
+    unseen = []
+    for descriptor in held:
+        offered = round.offers.get(descriptor.owner)
+        if offered == descriptor:
+            continue
+        if offered is not None or round.group is not None:
+            raise bad_request(f"{sender} reports a payload of {descriptor.owner} that is not in the group")
+        if (descriptor.stage, descriptor.round) != (stage, number):
+            raise bad_request(f"{sender} reports a payload of another stage or round")
+        host_of(draft.state, spec, descriptor.owner, stage, number)
+        check_descriptor(draft.state, spec, descriptor)
+        unseen.append(descriptor)
+    for descriptor in unseen:
+        _admit(draft, descriptor, now)
+    offers = draft.state.round(stage, number).offers
+    before = round.reports.get(sender)
+    owners = (before or frozenset()) | {d.owner for d in held if d.owner in offers}
+    if owners != before:
+        draft.add(HoldingsReported(now, stage, number, sender, tuple(sorted(owners))))
+    advance(draft, spec, stage, now)
+
+
+def advance(draft: Draft, spec: RunSpec, stage: int, now: float) -> None:
+    """Close the group and decide the current round of `stage`, each as soon as it is due at `now`."""
+    state = draft.state
+    number = state.current_round
+    if not 1 <= number <= spec.rounds or (stage, number) in state.decisions:
+        return
+    if state.round(stage, number).group is None:
+        if not _group_is_due(state, spec, stage, number, now):
+            why = _nothing_comes(state, spec, stage, number, now)
+            if why is not None:
+                _conclude(draft, spec, stage, (), why, now)
+            return
+        _close_group(draft, spec, stage, number, now)
+    round = draft.state.round(stage, number)
+    assert round.group is not None
+    late = now - max(round.closed_at, draft.state.started_at) >= spec.timing.decide
+    if late or not missing_reports(draft.state, round):
+        _decide(draft, spec, stage, round, round.group, now)
+
+
+def missing_offers(state: State, stage: int, number: int) -> list[str]:
+    """Names of the complete replicas that have not offered yet and still may."""
+    round = state.round(stage, number)
+    hosts = ((replica, replica.host_of(stage).peer) for replica in state.complete_replicas(number))
+    return [r.name for r, host in hosts if host not in round.offers and host not in round.withheld]
+
+
+def missing_reports(state: State, round: Round) -> list[PeerId]:
+    """The members of the group that have not reported yet and still can."""
+    members = round.group.descriptors if round.group else ()
+    return [d.owner for d in members if d.owner not in round.reports and state.peers[d.owner].is_live]
+
+
+def _group_is_due(state: State, spec: RunSpec, stage: int, number: int, now: float) -> bool:
+    round = state.round(stage, number)
+    if not round.offers:
+        return False
+    if now - max(round.opened_at, state.started_at) >= spec.timing.match_window:
+        return True
+    # A cheap bound first: this runs once per offer.
+    answers = len(round.offers) + len(round.withheld) + state.losses
+    enough = answers >= len(state.plan_for(number).replicas)
+    return enough and not missing_offers(state, stage, number)
+
+
+def _nothing_comes(state: State, spec: RunSpec, stage: int, number: int, now: float) -> str | None:
+    """Why this stage must not hold up the others any longer although nobody has offered; None while it may.
+
+    The window runs from the round's latest progress at any stage, not from the round before: an inner phase
+    may well take longer than `match_window`.
+    """
+    round = state.round(stage, number)
+    if round.offers or state.active_at is None:
+        return None
+    if round.withheld and not missing_offers(state, stage, number):
+        return "no replica had a payload to offer"
+    if now - max(state.active_at, state.started_at) >= spec.timing.match_window:
+        return f"nobody offered a payload within {spec.timing.match_window:g} s"
+    return None
+
+
+def _decide(draft: Draft, spec: RunSpec, stage: int, round: Round, group: Group, now: float) -> None:
+    """Commit the payloads with enough holders, or abort where there is none."""
+    state = draft.state
+    need = max(1, min(2, len(state.complete_replicas(state.current_round))))
+    live_reports = [
+        (peer, owners) for peer, owners in sorted(round.reports.items()) if state.peers[peer].is_live
+    ]
+    entries, left_out = [], []
+    for position, descriptor in enumerate(group.descriptors):
+        holders = [peer for peer, owners in live_reports if descriptor.owner in owners]
+        if len(holders) < need:
+            seat = state.seat(descriptor.owner, descriptor.round)
+            left_out.append(seat.replica.name if seat else descriptor.owner)
+            continue
+        start = position % len(holders)  # so that not everybody asks the same few
+        holders = [*holders[start:], *holders[:start]][:MAX_HOLDERS]
+        entries.append(ManifestEntry(descriptor, tuple(sorted(holders))))
+    peers = f"{need} peer{'s' if need > 1 else ''}"
+    if not entries:
+        reason = f"none of {len(group.descriptors)} payloads is held by {peers}"
+    elif left_out:
+        reason = f"without the payloads of {listed(left_out)}, which fewer than {peers} hold"
+    else:
+        reason = f"all {len(entries)} payloads are held by at least {peers}"
+    _conclude(draft, spec, stage, tuple(entries), reason, now)
+
+
+def _conclude(
+    draft: Draft, spec: RunSpec, stage: int, entries: tuple[ManifestEntry, ...], reason: str, now: float
+) -> None:
+    number = draft.state.current_round
+    next_epoch = _next_epoch(draft, spec, number, now)
+    decision = Decision(stage, number, bool(entries), entries, next_epoch, reason)
+    draft.add(RoundCommitted(now, decision) if entries else RoundAborted(now, decision))
+
+
+def _next_epoch(draft: Draft, spec: RunSpec, number: int, now: float) -> int:
+    """The epoch of the next round. The first decision of a round fixes it for all stages."""
+    state = draft.state
+    plan = state.plan_for(number + 1)
+    is_first = all((stage, number) not in state.decisions for stage in range(state.stages))
+    if not is_first or number == spec.rounds:
+        return plan.epoch
+    members = (member.peer for replica in plan.replicas for member in replica.members)
+    lost = frozenset(peer for peer in members if state.peers[peer].is_lost)
+    if not lost:
+        return plan.epoch
+    first_sample = next_first_sample(plan, spec.samples_per_round, number + 1)
+    successor = without_broken(plan, lost, plan.epoch + 1, number + 1, first_sample)
+    if isinstance(successor, Plan):
+        draft.add(PlanAdopted(now, successor))
+        return successor.epoch
+    return plan.epoch
+
+
+def _admit(draft: Draft, descriptor: PayloadDescriptor, now: float) -> str | None:
+    """Record the offer if it starts from the anchor of the others; otherwise return theirs."""
+    stage, number, found = descriptor.stage, descriptor.round, descriptor.anchor_digest
+    expected = _common_anchor(draft.state, stage, number) or found
+    if found != expected:
+        note_divergence(draft, now, stage, number - 1, STAGE, descriptor.owner, found, expected)
+        return expected
+    draft.add(PayloadOffered(now, descriptor))
+    return None
+
+
+def _common_anchor(state: State, stage: int, number: int) -> str | None:
+    """The digest from which round `number` starts: as attested, else as most offers have it."""
+    attested = expected_digest(state, stage, number - 1, STAGE)
+    offered = [descriptor.anchor_digest for descriptor in state.round(stage, number).offers.values()]
+    return attested or (Counter(offered).most_common(1)[0][0] if offered else None)
+
+
+def _close_group(draft: Draft, spec: RunSpec, stage: int, number: int, now: float) -> None:
+    """Close the group over the common anchor: attestations may have shown since that an offer has another."""
+    anchor = _common_anchor(draft.state, stage, number)
+    assert anchor is not None
+    for descriptor in draft.state.round(stage, number).offers.values():
+        found = descriptor.anchor_digest
+        if found != anchor:
+            note_divergence(draft, now, stage, number - 1, STAGE, descriptor.owner, found, anchor)
+    draft.add(GroupClosed(now, stage, number, f"{spec.run_id}/{stage}/{number}", anchor))

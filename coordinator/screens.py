@@ -1,0 +1,69 @@
+"""What a peer may say at all: checks that come before any rule of the run. Each raises a HetnodeError."""
+
+from __future__ import annotations
+
+from coordinator.state import Peer, Phase, Seat, State
+from protocol.envelope import is_authentic
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec import RunSpec
+from protocol.types import PayloadDescriptor, PeerId
+
+MAX_WEIGHT = 1e6
+
+
+def live_peer(state: State, peer: PeerId) -> Peer:
+    """The record of `peer`. Raises UNKNOWN_PEER where it never joined or is counted as gone."""
+    known = state.peers.get(peer)
+    if known is not None and known.is_live:
+        return known
+    cause = "has left or was silent for too long" if known else "has not joined this run"
+    raise HetnodeError(
+        ErrorCode.UNKNOWN_PEER,
+        f"Peer {peer} {cause}.",
+        "Start the node again; a run that has already started goes on without it.",
+    )
+
+
+def host_of(state: State, spec: RunSpec, peer: PeerId, stage: int, number: int) -> Seat:
+    """The seat of `peer` as host of `stage` in a round that is open or decided. Raises BAD_REQUEST."""
+    if state.phase is Phase.GATHERING or not 1 <= number <= min(state.current_round, spec.rounds):
+        raise bad_request(
+            f"round {number} is not open; the run is in round {state.current_round} of {spec.rounds}"
+        )
+    seat = state.seat(peer, number)
+    if seat is None or stage not in seat.member.stages:
+        raise bad_request(f"{peer} does not host stage {stage} in round {number}")
+    return seat
+
+
+def bad_request(cause: str) -> HetnodeError:
+    return HetnodeError(
+        ErrorCode.BAD_REQUEST,
+        f"The coordinator refuses this: {cause}.",
+        "Run the same version of hetnode on every peer; if they already do, that peer is faulty.",
+    )
+
+
+def check_descriptor(state: State, spec: RunSpec, descriptor: PayloadDescriptor) -> None:
+    """All that can be said of a payload but for its anchor. Raises BAD_REQUEST."""
+    owner = descriptor.owner
+    if descriptor.run != spec.run_id:
+        raise bad_request(f"the payload of {owner} belongs to run {descriptor.run}, not {spec.run_id}")
+    if not 0 < descriptor.weight <= MAX_WEIGHT:
+        raise bad_request(f"the payload of {owner} has weight {descriptor.weight}, at most {MAX_WEIGHT:g}")
+    most = max_payload_bytes(spec)
+    if not 0 < descriptor.nbytes <= most:
+        raise bad_request(f"the payload of {owner} has {descriptor.nbytes} bytes, at most {most}")
+    offered = state.round(descriptor.stage, descriptor.round).offers.get(owner)
+    if offered is not None:
+        raise bad_request(f"{owner} has already offered another payload for this round")
+    if not is_authentic(descriptor):
+        raise bad_request(f"the payload of {owner} is not signed by it")
+
+
+def max_payload_bytes(spec: RunSpec) -> int:
+    """A generous bound: every parameter of the whole model as a float32 value with an int32 index."""
+    model = spec.model
+    per_layer = 4 * model.width**2 + 3 * model.width * model.feed_forward + 2 * model.width
+    parameters = 2 * model.vocabulary * model.width + model.layers * per_layer + model.width
+    return 8 * parameters + 2**20

@@ -1,0 +1,117 @@
+"""What the run does or waits for, and what has happened, in sentences for people."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from coordinator.anchors import unconfirmed
+from coordinator.events import (
+    AnchorDiverged,
+    CoordinatorStarted,
+    DigestAttested,
+    Event,
+    GroupClosed,
+    HoldingsReported,
+    PayloadOffered,
+    PayloadWithheld,
+    PeerJoined,
+    PeerLeft,
+    PeerLost,
+    PeerSeen,
+    PlanAdopted,
+    RoundAborted,
+    RoundCommitted,
+    RunFinished,
+)
+from coordinator.grouping import Waiting, group, listed
+from coordinator.rounds import missing_offers, missing_reports
+from coordinator.state import Phase, State
+from protocol.spec import RunSpec
+
+
+def sentence(state: State, spec: RunSpec) -> str:
+    """Such as "training: round 7 of 30, waiting for replica-1 at stage 0"."""
+    match state.phase:
+        case Phase.GATHERING:
+            waiting = group(state.peers.values(), spec, epoch=1, from_round=1, first_sample=0)
+            return waiting.sentence if isinstance(waiting, Waiting) else "about to start"
+        case Phase.TRAINING:
+            return _training(state, spec)
+        case Phase.FINISHED:
+            return f"finished: {spec.rounds} rounds, {state.committed} commits, {state.aborted} aborts"
+
+
+def _training(state: State, spec: RunSpec) -> str:
+    number = state.current_round
+    if number > spec.rounds:
+        peers = listed([*unconfirmed(state, spec)])
+        return f"all {spec.rounds} rounds are decided, waiting for the last digests of {peers}"
+    if not state.complete_replicas(number):
+        return f"waiting in round {number} of {spec.rounds}: no complete replica is left, each lost a member"
+    doing = f"training: round {number} of {spec.rounds}"
+    for stage in range(spec.swarm.stages):
+        round = state.round(stage, number)
+        if (stage, number) in state.decisions or not round.offers:
+            continue
+        if round.group is None:
+            return f"{doing}, waiting for {listed(missing_offers(state, stage, number))} at stage {stage}"
+        seats = [state.seat(peer, number) for peer in missing_reports(state, round)]
+        names = [seat.replica.name for seat in seats if seat is not None]
+        return f"{doing}, waiting for the reports of {listed(names)} at stage {stage}"
+    return doing
+
+
+def waiting(state: State, spec: RunSpec) -> str:
+    """The sentence, if the run cannot go on without somebody joining or returning; "" otherwise."""
+    if state.phase is Phase.GATHERING:
+        return sentence(state, spec)
+    stalled = (
+        state.phase is Phase.TRAINING
+        and state.current_round <= spec.rounds
+        and not state.complete_replicas(state.current_round)
+    )
+    return sentence(state, spec) if stalled else ""
+
+
+def describe(event: Event) -> str:  # noqa: PLR0911, PLR0912
+    """What has happened, for the log."""
+    match event:
+        case CoordinatorStarted():
+            return "the coordinator listens"
+        case PeerJoined():
+            where = event.endpoint or "no endpoint"
+            return f"{event.peer} joined as {event.role.value} ({event.capacity.device}, {where})"
+        case PeerSeen():
+            return f"{event.peer} is in round {event.round}, step {event.inner_step}"
+        case PeerLeft():
+            return f"{event.peer} left: {event.reason}"
+        case PeerLost():
+            return f"{event.peer} is lost: silent for {event.silent_seconds:.1f} s"
+        case PlanAdopted():
+            plan = event.plan
+            return f"plan {plan.epoch} from round {plan.from_round} on: {plan.reason}"
+        case PayloadOffered():
+            payload = event.descriptor
+            where = f"stage {payload.stage}, round {payload.round}"
+            return f"{payload.owner} offers {payload.nbytes} bytes for {where}"
+        case PayloadWithheld():
+            return f"{event.peer} has nothing to offer for stage {event.stage}, round {event.round}"
+        case GroupClosed():
+            return f"the group of stage {event.stage}, round {event.round} is closed"
+        case HoldingsReported():
+            held = f"{len(event.owners)} payloads of stage {event.stage}, round {event.round}"
+            return f"{event.peer} holds {held}"
+        case RoundCommitted() | RoundAborted():
+            decision = event.decision
+            outcome = "committed" if decision.committed else "aborted"
+            return f"round {decision.round} of stage {decision.stage} is {outcome}: {decision.reason}"
+        case DigestAttested():
+            where = f"{event.part} {event.stage} after round {event.round}"
+            return f"{event.peer} has {event.digest[:16]} as {where}"
+        case AnchorDiverged():
+            where = f"{event.part} {event.stage} after round {event.round}"
+            return f"{event.peer} DIVERGED: {event.digest} as {where}, the others have {event.expected}"
+        case RunFinished():
+            return "the run is finished"
+        case _:
+            assert_never(event)

@@ -1,0 +1,174 @@
+"""Where events are kept: an append-only log with the run's spec, in SQLite or in memory.
+
+What `append` has returned from survives the end of the process and of the machine. A store has one owner at a
+time and is not safe for concurrent calls.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from coordinator.codec import decode, encode
+from coordinator.events import Event
+from protocol.errors import ErrorCode, HetnodeError
+
+APPLICATION_ID = 0x6865746E
+"""'hetn', in the header of the SQLite file."""
+
+# Never edit one that was released: append the next. `PRAGMA user_version` counts those applied.
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        "CREATE TABLE run (only_row INTEGER PRIMARY KEY CHECK (only_row = 1), spec TEXT NOT NULL)",
+        "CREATE TABLE events (sequence INTEGER PRIMARY KEY, kind TEXT NOT NULL, body TEXT NOT NULL)",
+        "CREATE TRIGGER events_stay BEFORE UPDATE ON events BEGIN SELECT RAISE(ABORT, 'append-only'); END",
+        "CREATE TRIGGER events_last BEFORE DELETE ON events BEGIN SELECT RAISE(ABORT, 'append-only'); END",
+    ),
+)
+
+
+class Store(Protocol):
+    """An event log. Every method raises STORE_CORRUPT where the log cannot be read or written."""
+
+    def load(self) -> tuple[str | None, tuple[Event, ...]]:
+        """The spec (None before `begin`) and all events, in order."""
+
+    def begin(self, spec_json: str) -> None:
+        """Keep the spec of the run, once and for all."""
+
+    def append(self, events: Sequence[Event]) -> None:
+        """Add `events`, all or none; they are durable when this returns."""
+
+    def close(self) -> None:
+        """Release the log. Nothing else may be called afterwards."""
+
+
+class MemoryStore:
+    """A log that lasts as long as this object."""
+
+    def __init__(self) -> None:
+        self._spec: str | None = None
+        self._log: list[tuple[str, str]] = []
+
+    def load(self) -> tuple[str | None, tuple[Event, ...]]:
+        return self._spec, tuple(decode(kind, body) for kind, body in self._log)
+
+    def begin(self, spec_json: str) -> None:
+        if self._spec is not None:
+            raise _corrupt("memory", "the run has begun already")
+        self._spec = spec_json
+
+    def append(self, events: Sequence[Event]) -> None:
+        self._log += [encode(event) for event in events]
+
+    def close(self) -> None:
+        pass
+
+
+class SqliteStore:
+    """The log in one SQLite file, held exclusively until `close` or the end of the process.
+
+    Raises:
+        HetnodeError: RUN_FOLDER_IN_USE while another process or object holds the file; STORE_CORRUPT where it
+            is not a log of this program, or damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with self._reporting():
+            self._db = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
+        try:
+            with self._reporting():
+                self._open()
+        except HetnodeError:
+            self._db.close()
+            raise
+
+    def load(self) -> tuple[str | None, tuple[Event, ...]]:
+        with self._reporting():
+            (verdict,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
+            spec = self._db.execute("SELECT spec FROM run").fetchone()
+            rows = self._db.execute("SELECT sequence, kind, body FROM events ORDER BY sequence").fetchall()
+        if verdict != "ok":
+            raise _corrupt(self.path, str(verdict))
+        events = []
+        for expected, (sequence, kind, body) in enumerate(rows, start=1):
+            if sequence != expected:
+                raise _corrupt(self.path, f"event {expected} is missing")
+            try:
+                events.append(decode(kind, body))
+            except ValueError as error:
+                raise _corrupt(self.path, f"event {sequence} is unreadable ({error})") from None
+        return (None if spec is None else spec[0]), tuple(events)
+
+    def begin(self, spec_json: str) -> None:
+        with self._reporting():
+            self._db.execute("INSERT INTO run VALUES (1, ?)", (spec_json,))
+
+    def append(self, events: Sequence[Event]) -> None:
+        rows = [encode(event) for event in events]
+        with self._reporting(), self._transaction():
+            self._db.executemany("INSERT INTO events (kind, body) VALUES (?, ?)", rows)
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _open(self) -> None:
+        run = self._db.execute
+        # The lock belongs to the process and ends with it, whatever ends it.
+        run("PRAGMA locking_mode = EXCLUSIVE")
+        (application,) = run("PRAGMA application_id").fetchone()
+        (tables,) = run("SELECT count(*) FROM sqlite_master").fetchone()
+        (version,) = run("PRAGMA user_version").fetchone()
+        if application != APPLICATION_ID and (application or tables or version):
+            raise _corrupt(self.path, "it is a database of another program")
+        if version > len(MIGRATIONS):
+            raise _corrupt(self.path, f"a newer version wrote it (schema {version})")
+        run("PRAGMA journal_mode = WAL")
+        run("PRAGMA synchronous = FULL")
+        with self._transaction():
+            for statements in MIGRATIONS[version:]:
+                for statement in statements:
+                    run(statement)
+            run(f"PRAGMA application_id = {APPLICATION_ID}")
+            run(f"PRAGMA user_version = {len(MIGRATIONS)}")
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN EXCLUSIVE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """SQLite's errors as the HetnodeError that says what to do."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
+                raise _in_use(self.path) from None
+            raise _corrupt(self.path, str(error)) from None
+
+
+def _corrupt(path: Path | str, why: str) -> HetnodeError:
+    return HetnodeError(
+        ErrorCode.STORE_CORRUPT,
+        f"The event log {path} cannot be used: {why}.",
+        "Check the disk and its free space; if the file is damaged, start the run in a new folder.",
+    )
+
+
+def _in_use(path: Path) -> HetnodeError:
+    return HetnodeError(
+        ErrorCode.RUN_FOLDER_IN_USE,
+        f"Another coordinator holds the event log {path}.",
+        "Stop it, or give this one another folder.",
+    )

@@ -1,0 +1,261 @@
+"""What the main process sees of hivemind: DHT records, and the exchange and fetching of payloads.
+
+Never imports hivemind or torch. Every call has a deadline, and whatever goes wrong arrives as a HetnodeError.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import logging
+import shutil
+import socket
+import sys
+import tempfile
+from asyncio import timeout
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from node.identity import Identity
+from node.net.ipc import Buffer, Child, Reply, start_child
+from protocol.convert import group_to_pb
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.records import descriptor_from_bytes, descriptor_to_bytes, open_record, seal_record
+from protocol.types import Group, ManifestEntry, PayloadDescriptor, PeerId, PeerRecord
+
+log = logging.getLogger(__name__)
+
+_START_SECONDS = 60.0
+_DHT_SECONDS = 15.0
+_LOCAL_SECONDS = 15.0
+_CLOSE_SECONDS = 5.0
+_GRACE_SECONDS = 15.0
+"""How much longer than the deadline the host may take to answer before it is taken for dead."""
+
+
+class Hivemind:
+    """This node's place in the hivemind network, run by a host process of its own.
+
+    Create it with :meth:`start`. When the host process or one of its children dies, every open and every
+    later call raises HIVEMIND_DIED; the node has to be started again.
+
+    Attributes:
+        addresses: multiaddresses under which other peers reach this one, for their `initial_peers`; empty
+            in client mode.
+    """
+
+    addresses: tuple[str, ...] = ()
+
+    def __init__(self, host: Child, folder: Path, identity: Identity) -> None:
+        self._host, self._folder, self._identity = host, folder, identity
+
+    @classmethod
+    async def start(
+        cls,
+        *,
+        identity: Identity,
+        run: str,
+        initial_peers: Sequence[str] = (),
+        listen_host: str = "127.0.0.1",
+        listen_port: int = 0,
+        advertise: str | None = None,
+        client_mode: bool = False,
+    ) -> Hivemind:
+        """Spawn the host and join the DHT.
+
+        Args:
+            identity: its key file becomes the libp2p identity, so ``identity.peer`` is the peer id.
+            run: names the DHT key and the averaging groups; without dots.
+            initial_peers: multiaddresses of the DHT to join; none starts a new one.
+            listen_host: address, or a name for it, of the interface to listen on.
+            listen_port: 0 takes a free one.
+            advertise: host name or address that others are told; None tells the listening addresses.
+            client_mode: accept no connections: only dial.
+
+        Raises:
+            HetnodeError: PORT_IN_USE, BAD_ADDRESS, DHT_UNREACHABLE, HIVEMIND_DIED. Nothing is left behind.
+        """
+        address, port = _usable_address(listen_host, listen_port)
+        # Sockets and little else live here; a short path, because a socket's path has at most 104 bytes.
+        folder = Path(tempfile.mkdtemp(prefix="hetnode-"))
+        try:
+            host = await start_child(
+                "node.net.hive.host",
+                name="hivemind",
+                died=ErrorCode.HIVEMIND_DIED,
+                environment=_environment(folder),
+            )
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        hivemind = cls(host, folder, identity)
+        try:
+            body = {
+                "run": run,
+                "initial_peers": list(initial_peers),
+                "listen": _multiaddress(address, port),
+                "announce": None if advertise is None else _multiaddress(advertise, port),
+                "identity_path": str(identity.path),
+                "client_mode": client_mode,
+                "folder": str(folder),
+                "deadline": _START_SECONDS,
+            }
+            reply = await hivemind._call("start_dht", body, deadline=_START_SECONDS)
+            assert reply.body["peer"] == identity.peer, "p2pd and we derive the peer id from the same key"
+            hivemind.addresses = tuple(reply.body["addresses"])
+        except BaseException:
+            await hivemind.close()
+            raise
+        return hivemind
+
+    async def host_stages(self, capacities: Mapping[int, int]) -> None:
+        """Start one averager for each stage; may be called once.
+
+        Args:
+            capacities: the largest payload of each hosted stage, in bytes. Larger ones are refused unread.
+        """
+        body = {"capacities": {str(stage): nbytes for stage, nbytes in capacities.items()}}
+        await self._call("host_stages", {**body, "deadline": _START_SECONDS}, deadline=_START_SECONDS)
+
+    async def publish(self, record: PeerRecord, ttl: float) -> None:
+        """Sign `record` and store it in the DHT for `ttl` seconds.
+
+        Raises:
+            HetnodeError: DHT_UNREACHABLE when no DHT peer took it; HIVEMIND_DIED.
+        """
+        sealed = seal_record(record, self._identity.sign)
+        body = {"peer": self._identity.peer, "ttl": ttl, "deadline": _DHT_SECONDS}
+        await self._call("publish", body, sealed, deadline=_DHT_SECONDS)
+
+    async def lookup(self) -> dict[PeerId, PeerRecord]:
+        """The records of this run that the DHT holds now; those not signed by their own peer are left out.
+
+        Raises:
+            HetnodeError: DHT_UNREACHABLE, HIVEMIND_DIED.
+        """
+        reply = await self._call("lookup", {"deadline": _DHT_SECONDS}, deadline=_DHT_SECONDS)
+        records = {}
+        for peer, sealed in zip(reply.body["peers"], reply.blobs, strict=True):
+            try:
+                records[PeerId(peer)] = open_record(bytes(sealed), peer)
+            except HetnodeError as error:
+                log.debug("ignored a DHT record of %s: %s", peer, error)
+        return records
+
+    async def exchange(
+        self,
+        stage: int,
+        round: int,
+        payload: Buffer,
+        descriptor: PayloadDescriptor,
+        group: Group | None,
+        *,
+        expected: int,
+        deadline: float,
+    ) -> tuple[PayloadDescriptor, ...]:
+        """One averaging round of `stage`: all-gather the payloads of a group.
+
+        Args:
+            payload: this peer's payload, of exactly the length and hash in `descriptor`, which it has signed.
+            group: as matched by the coordinator; None lets hivemind find the group through the DHT.
+            expected: size of the full group; only used without `group`.
+            deadline: seconds from now; what has not arrived by then is not in the result.
+
+        Returns:
+            the descriptors of the payloads that this peer now holds and serves to others, its own included,
+            in canonical order (by owner). A failed round is a normal event: then it is the own one alone.
+
+        Raises:
+            HetnodeError: HIVEMIND_DIED.
+        """
+        body = {"stage": stage, "round": round, "expected": expected, "deadline": deadline}
+        blobs = [payload, descriptor_to_bytes(descriptor)]
+        if group is not None:
+            blobs.append(group_to_pb(group).SerializeToString())
+        reply = await self._call("exchange", body, *blobs, deadline=deadline)
+        held = (descriptor_from_bytes(bytes(blob)) for blob in reply.blobs)
+        return tuple(sorted(held, key=lambda each: each.owner))
+
+    async def fetch(self, stage: int, round: int, entry: ManifestEntry, deadline: float) -> bytes:
+        """The payload of a committed entry: held already, or fetched from any holder, by hash.
+
+        `stage` need not be hosted here, but some stage must be.
+
+        Raises:
+            HetnodeError: PAYLOAD_UNAVAILABLE when no holder sent the right bytes within `deadline` seconds;
+                HIVEMIND_DIED.
+        """
+        body = {"stage": stage, "round": round, "holders": list(entry.holders), "deadline": deadline}
+        reply = await self._call("fetch", body, descriptor_to_bytes(entry.descriptor), deadline=deadline)
+        return bytes(reply.blobs[0])
+
+    async def forget(self, before_round: int) -> None:
+        """Drop the held payloads of all rounds before `before_round`."""
+        await self._call("forget", {"before_round": before_round}, deadline=_LOCAL_SECONDS)
+
+    async def wait_closed(self) -> None:
+        """Return when the host process has ended."""
+        await self._host.wait_closed()
+
+    async def close(self) -> None:
+        """End the host and everything below it, and remove its sockets. May be called again."""
+        await self._host.close(_CLOSE_SECONDS)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _call(self, method: str, body: Mapping[str, Any], *blobs: Buffer, deadline: float) -> Reply:
+        try:
+            async with timeout(deadline + _GRACE_SECONDS):
+                return await self._host.call(method, body, *blobs)
+        except TimeoutError:
+            await self._host.close(grace=0.0)
+            raise HetnodeError(
+                ErrorCode.HIVEMIND_DIED,
+                f"The hivemind process did not answer '{method}' within {deadline + _GRACE_SECONDS:.0f} s; "
+                "it was ended.",
+                "Start the node again.",
+            ) from None
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    environment = {
+        "HETNODE_LOG_LEVEL": logging.getLevelName(log.getEffectiveLevel()),
+        "TMPDIR": str(folder),  # multiprocessing keeps sockets there
+    }
+    if sys.platform == "linux":
+        # hivemind's futures share memory by name, which would outlive a killed process by seconds.
+        environment["HIVEMIND_MEMORY_SHARING_STRATEGY"] = "file_descriptor"
+    return environment
+
+
+def _multiaddress(host: str, port: int) -> str:
+    try:
+        return f"/ip{ipaddress.ip_address(host).version}/{host}/tcp/{port}"
+    except ValueError:
+        return f"/dns/{host}/tcp/{port}"
+
+
+def _usable_address(host: str, port: int) -> tuple[str, int]:
+    """The IP address and port to listen on; a free port for 0, because libp2p announces explicit ones only.
+
+    libp2p would share a port that is taken (SO_REUSEPORT) without a word, and get half of its connections.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # old connections do not matter
+            probe.bind(address)
+            ip, port, *_ = probe.getsockname()
+            return str(ip), int(port)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise HetnodeError(
+                ErrorCode.PORT_IN_USE,
+                f"Port {port} of {host} is in use by another process.",
+                "Choose another port for the DHT, or 0 for a free one.",
+            ) from None
+        raise HetnodeError(
+            ErrorCode.BAD_ADDRESS,
+            f"This machine cannot listen on '{host}': {error}.",
+            "Give an address of one of this machine's interfaces, or 0.0.0.0 for all of them.",
+        ) from None

@@ -1,0 +1,54 @@
+"""Who is in a round's group: the coordinator's word, or hivemind's own search through the DHT."""
+
+from __future__ import annotations
+
+from hivemind.averaging.control import StepControl
+from hivemind.averaging.group_info import GroupInfo
+from hivemind.averaging.key_manager import GroupKeyManager
+from hivemind.averaging.matchmaking import Matchmaking
+from hivemind.dht import DHT
+from hivemind.p2p import P2P
+
+WINDOW_SECONDS = 3.0
+"""Peers that look for their group within this time find each other; with shorter windows groups split."""
+
+
+class RoundStep(StepControl):
+    """A step that starts as soon as its group is known: nobody has to trigger it."""
+
+    @property
+    def triggered(self) -> bool:
+        return True
+
+
+class _RoundKey(GroupKeyManager):
+    """Names the group of one round, where hivemind would draw new bits after each group."""
+
+    async def update_key_on_group_assembled(self, group_info: GroupInfo) -> None:
+        pass
+
+
+class RoundMatchmaking(Matchmaking):
+    """hivemind's matchmaking, for one round at a time."""
+
+    def __init__(self, p2p: P2P, schema_hash: bytes, dht: DHT, *, prefix: str, **options: object) -> None:
+        super().__init__(p2p, schema_hash, dht, prefix=prefix, **options)
+        self.group_key_manager = _RoundKey(dht, prefix, "", None)
+        self._matched: GroupInfo | None = None
+
+    def prepare(self, round: int, expected: int, matched: GroupInfo | None) -> None:
+        """Set up the next :meth:`look_for_group`.
+
+        Args:
+            expected: the group is complete, and starts at once, when it has this many peers.
+            matched: the group that the coordinator closed; None searches the DHT.
+        """
+        self.group_key_manager.group_bits = f"{round:b}"
+        self.target_group_size = self.potential_leaders.target_group_size = expected
+        self._matched = matched
+
+    async def look_for_group(self, step: StepControl) -> GroupInfo | None:
+        if self._matched is None:
+            return await super().look_for_group(step)
+        async with self.looking_for_group(step):
+            return self._matched

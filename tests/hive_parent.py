@@ -1,0 +1,24 @@
+"""A node's main process that only holds its place in hivemind: ``python -m tests.hive_parent FOLDER``.
+
+Prints "ready" when all its processes run, and then waits to be killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from node.identity import open_identity
+from node.net.hive.client import Hivemind
+
+
+async def main() -> None:
+    hivemind = await Hivemind.start(identity=open_identity(Path(sys.argv[1]) / "peer.key"), run="orphans")
+    await hivemind.host_stages({0: 1000, 1: 1000})
+    print("ready", flush=True)
+    await hivemind.wait_closed()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

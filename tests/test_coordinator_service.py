@@ -1,0 +1,405 @@
+"""The coordinator as its clients see it: real gRPC on loopback, a real log on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from coordinator import app
+from protocol import convert
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.grpc_errors import error_from_rpc
+from protocol.pb import hetnode_pb2 as pb
+from protocol.pb import hetnode_pb2_grpc as pb_grpc
+from protocol.spec import RunSpec
+from protocol.types import PROTOCOL_VERSION, Capacity, Role
+from tests.swarm import Keyed, anchor_of, keyed, spec_of, tampered
+
+A, B, C = (keyed(i) for i in range(3))
+BOOTSTRAP = "/ip4/127.0.0.1/tcp/1/p2p/bootstrap"
+
+
+class NoDht:
+    """Stands where the DHT's bootstrap peer does, which is another room's."""
+
+    def __init__(self) -> None:
+        self.addresses = [BOOTSTRAP]
+        self.closed = False
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class Running:
+    """A coordinator in this process, with a client."""
+
+    def __init__(self, spec: RunSpec, address: str, task: asyncio.Task[None]) -> None:
+        self.spec, self.address, self.task = spec, address, task
+        self.channel = grpc.aio.insecure_channel(address)
+        self.stub = pb_grpc.CoordinatorStub(self.channel)
+
+    async def join(self, peer: Keyed, role: Role = Role.REPLICA, **changes: Any) -> pb.JoinReply:
+        request = pb.JoinRequest(
+            protocol_version=PROTOCOL_VERSION,
+            peer=peer.peer,
+            role=role.value,
+            capacity=convert.capacity_to_pb(Capacity("cpu", 2**30, 2)),
+            endpoint="127.0.0.1:9",
+        )
+        request.MergeFrom(pb.JoinRequest(**changes))
+        reply: pb.JoinReply = await self.stub.Join(request)
+        return reply
+
+    def match(self, peer: Keyed, stage: int, round: int) -> asyncio.Task[pb.MatchReply]:
+        descriptor = convert.descriptor_to_pb(peer.payload(self.spec, stage, round))
+        request = pb.MatchRequest(peer=peer.peer, descriptor=descriptor)
+        return asyncio.ensure_future(self.stub.Match(request))
+
+    def report(self, peer: Keyed, stage: int, round: int, *owners: Keyed) -> asyncio.Task[pb.DecisionReply]:
+        held = [convert.descriptor_to_pb(owner.payload(self.spec, stage, round)) for owner in owners]
+        request = pb.ReportRequest(peer=peer.peer, stage=stage, round=round, held=held)
+        return asyncio.ensure_future(self.stub.Report(request))
+
+    async def attest(self, peer: Keyed, stage: int, round: int, digest: str | None = None) -> pb.AttestReply:
+        request = pb.AttestRequest(
+            peer=peer.peer, stage=stage, round=round, part="stage", digest=digest or anchor_of(stage, round)
+        )
+        reply: pb.AttestReply = await self.stub.Attest(request)
+        return reply
+
+    async def status(self) -> pb.StatusReply:
+        reply: pb.StatusReply = await self.stub.Status(pb.StatusRequest())
+        return reply
+
+    async def settle(self, stage: int, round: int, *peers: Keyed) -> list[pb.DecisionReply]:
+        await asyncio.gather(*(self.match(peer, stage, round) for peer in peers))
+        decisions = await asyncio.gather(*(self.report(peer, stage, round, *peers) for peer in peers))
+        for peer in peers:
+            assert (await self.attest(peer, stage, round)).agrees
+        return decisions
+
+    async def stop(self) -> None:
+        self.task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self.task
+        await self.channel.close()
+
+
+@asynccontextmanager
+async def running(spec: RunSpec, folder: Path, listen: str = "127.0.0.1:0") -> AsyncIterator[Running]:
+    dht = NoDht()
+
+    async def start_bootstrap() -> NoDht:
+        return dht
+
+    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(
+        app.run_coordinator(spec, folder, listen, None, start_bootstrap, ready.set_result)
+    )
+    await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        task.result()
+    coordinator = Running(spec, ready.result(), task)
+    try:
+        yield coordinator
+    finally:
+        await coordinator.stop()
+        assert dht.closed
+
+
+@pytest.fixture
+async def run(tmp_path: Path) -> AsyncIterator[Running]:
+    """A coordinator that waits for two full replicas of two stages."""
+    async with running(spec_of(), tmp_path) as coordinator:
+        yield coordinator
+
+
+async def refusal_of(call: Any) -> HetnodeError:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await call
+    refusal = error_from_rpc(error.value)
+    assert refusal is not None, error.value
+    return refusal
+
+
+async def test_a_node_that_joins_gets_the_spec_and_the_way_into_the_dht(run: Running) -> None:
+    reply = await run.join(A)
+    assert RunSpec.from_json(reply.spec_json) == run.spec
+    assert (reply.spec_hash, reply.run) == (run.spec.hash, run.spec.run_id)
+    assert reply.dht_peers == [BOOTSTRAP]
+
+
+async def test_another_spec_is_refused_with_both_hashes_code_and_remedy(run: Running) -> None:
+    other = spec_of(rounds=99).hash
+    refusal = await refusal_of(run.join(A, spec_hash=other))
+    assert refusal.code is ErrorCode.SPEC_MISMATCH
+    assert run.spec.hash in refusal.cause
+    assert other in refusal.cause
+    assert refusal.remedy
+
+
+async def test_the_version_is_checked_before_anything_else_is_understood(run: Running) -> None:
+    refusal = await refusal_of(run.join(A, protocol_version=99, role="conductor", endpoint="nowhere"))
+    assert refusal.code is ErrorCode.VERSION_MISMATCH
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"role": "conductor"},
+        {"endpoint": "nowhere"},
+        {"endpoint": "host:70000"},
+        {"peer": "no-peer"},
+        {"peer": "\x1b[2J"},
+        {"capacity": pb.Capacity(device="x" * 10_000)},
+    ],
+)
+async def test_a_join_that_makes_no_sense_is_refused(run: Running, changes: dict[str, Any]) -> None:
+    assert (await refusal_of(run.join(A, **changes))).code is ErrorCode.BAD_REQUEST
+
+
+async def test_a_watcher_sees_what_is_missing_then_the_plan_then_the_end(tmp_path: Path) -> None:
+    async with running(spec_of(1, 2, rounds=1), tmp_path) as run:
+        await run.join(A)
+        watch = run.stub.Watch(pb.WatchRequest(peer=A.peer))
+        assert "1 more full replica (1 of 2 here)" in (await watch.read()).waiting
+        await run.join(B)
+        plan = convert.plan_from_pb((await watch.read()).plan)
+        assert [replica.members[0].peer for replica in plan.replicas] == [A.peer, B.peer]
+        await run.settle(0, 1, A, B)
+        last = await watch.read()
+        assert last.finished
+        assert not last.HasField("plan")
+        assert await watch.read() is grpc.aio.EOF
+
+
+async def test_a_late_watcher_gets_the_current_plan_at_once(run: Running) -> None:
+    await run.join(A)
+    await run.join(B)
+    watch = run.stub.Watch(pb.WatchRequest(peer=B.peer))
+    assert (await watch.read()).plan.epoch == 1
+    watch.cancel()
+
+
+async def test_strangers_are_told_to_join(run: Running) -> None:
+    calls = [
+        run.stub.Watch(pb.WatchRequest(peer=C.peer)).read(),
+        run.stub.Heartbeat(pb.HeartbeatRequest(peer=C.peer)),
+        run.stub.Leave(pb.LeaveRequest(peer=C.peer)),
+        run.stub.AwaitDecision(pb.AwaitDecisionRequest(peer=C.peer, round=1)),
+        run.stub.Measure(pb.Measurement(peer=C.peer, round=1)),
+        run.match(C, 0, 1),
+        run.report(C, 0, 1),
+    ]
+    for call in calls:
+        assert (await refusal_of(call)).code is ErrorCode.UNKNOWN_PEER
+
+
+async def test_two_clients_match_report_and_get_the_same_decision(run: Running) -> None:
+    await run.join(A)
+    await run.join(B)
+    waiting = run.match(A, 0, 1)
+    groups = [await run.match(B, 0, 1), await waiting]
+    assert groups[0] == groups[1]
+    group = convert.group_from_pb(groups[0])
+    assert group.descriptors == tuple(
+        sorted((A.payload(run.spec, 0, 1), B.payload(run.spec, 0, 1)), key=lambda d: d.owner)
+    )
+    onlooker = run.stub.AwaitDecision(pb.AwaitDecisionRequest(peer=A.peer, stage=0, round=1))
+    decisions = await asyncio.gather(run.report(A, 0, 1, A, B), run.report(B, 0, 1, A, B), onlooker)
+    assert decisions[0] == decisions[1] == decisions[2]
+    decision = convert.decision_from_pb(decisions[0])
+    assert decision.committed
+    assert [entry.descriptor for entry in decision.entries] == list(group.descriptors)
+    assert (await run.status()).rounds_committed == 1
+
+
+async def test_a_cancelled_wait_leaves_no_trace_and_can_be_repeated(run: Running) -> None:
+    await run.join(A)
+    await run.join(B)
+    waiting = run.match(A, 0, 1)
+    while "waiting for replica-1 at stage 0" not in (await run.status()).sentence:
+        assert not waiting.done()
+    waiting.cancel()
+    again = run.match(A, 0, 1)
+    assert await run.match(B, 0, 1) == await again
+
+
+async def test_a_forged_payload_is_refused(run: Running) -> None:
+    await run.join(A)
+    await run.join(B)
+    forged = convert.descriptor_to_pb(tampered(A.payload(run.spec, 0, 1)))
+    refusal = await refusal_of(run.stub.Match(pb.MatchRequest(peer=A.peer, descriptor=forged)))
+    assert refusal.code is ErrorCode.BAD_REQUEST
+
+
+async def test_a_different_anchor_is_answered_with_the_expected_one(run: Running, tmp_path: Path) -> None:
+    await run.join(A)
+    await run.join(B)
+    await run.settle(0, 1, A, B)
+    reply = await run.attest(B, 0, 1, digest="another")
+    assert not reply.agrees
+    assert reply.expected == anchor_of(0, 1)
+    assert not (await run.status()).anchors_agree
+    assert [line["peer"] for line in metrics(tmp_path, "diverged")] == [B.peer]
+
+
+async def test_measurements_are_shown_and_written_once(run: Running, tmp_path: Path) -> None:
+    await run.join(A)
+    await run.join(B)
+    measurement = pb.Measurement(peer=A.peer, round=1, tokens=64, train_loss=float("nan"), complete=True)
+    for _ in range(2):
+        await run.stub.Measure(measurement)
+    (line,) = metrics(tmp_path, "measurement")
+    assert (line["peer"], line["tokens"], line["train_loss"], line["complete"]) == (A.peer, 64, None, True)
+    assert [latest.peer for latest in (await run.status()).latest] == [A.peer]
+    await refusal_of(run.stub.Measure(pb.Measurement(peer=A.peer, round=2)))
+
+
+async def test_the_status_names_everybody_and_their_place(run: Running) -> None:
+    await run.join(A)
+    status = await run.status()
+    assert status.phase == "gathering"
+    assert status.peers[0].place == ""
+    await run.join(B)
+    await run.stub.Heartbeat(pb.HeartbeatRequest(peer=B.peer, round=1, inner_step=5))
+    status = await run.status()
+    assert (status.phase, status.plan.epoch, status.anchors_agree) == ("training", 1, True)
+    assert [peer.place for peer in status.peers] == ["replica-0, stages 0-1", "replica-1, stages 0-1"]
+    assert (status.peers[1].round, status.peers[1].inner_step) == (1, 5)
+
+
+async def test_a_restart_on_the_same_folder_goes_on_where_it_was(tmp_path: Path) -> None:
+    spec = spec_of()
+    async with running(spec, tmp_path) as first:
+        await first.join(A)
+        await first.join(B)
+        decisions = await first.settle(0, 1, A, B)
+        await asyncio.gather(first.match(A, 1, 1), first.match(B, 1, 1))
+        lost = first.report(A, 1, 1, A, B)
+        while "reports of replica-1 at stage 1" not in (await first.status()).sentence:
+            assert not lost.done()
+        watch = first.stub.Watch(pb.WatchRequest(peer=A.peer))
+        await watch.read()
+    for cut_off in (lost, watch.read()):
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await cut_off
+        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+    async with running(spec, tmp_path, first.address) as second:
+        assert await second.report(A, 0, 1, A, B) == decisions[0]
+        assert (await second.match(A, 1, 1)).descriptors == (await second.match(B, 1, 1)).descriptors
+        later = await asyncio.gather(second.report(A, 1, 1, A, B), second.report(B, 1, 1, A, B))
+        assert later[0] == later[1]
+        assert later[0].committed
+        assert (await second.status()).rounds_decided == 1
+
+
+async def test_the_folder_of_another_run_is_refused_with_both_hashes(tmp_path: Path) -> None:
+    first, second = spec_of(rounds=3), spec_of(rounds=4)
+    async with running(first, tmp_path):
+        pass
+    with pytest.raises(HetnodeError) as error:
+        async with running(second, tmp_path):
+            pass
+    assert error.value.code is ErrorCode.SPEC_MISMATCH
+    assert first.hash in error.value.cause
+    assert second.hash in error.value.cause
+
+
+async def test_a_folder_in_use_is_refused_and_its_coordinator_unharmed(run: Running, tmp_path: Path) -> None:
+    with pytest.raises(HetnodeError) as error:
+        async with running(run.spec, tmp_path):
+            pass
+    assert error.value.code is ErrorCode.RUN_FOLDER_IN_USE
+    await run.join(A)
+
+
+async def test_a_port_in_use_is_refused(run: Running, tmp_path: Path) -> None:
+    with pytest.raises(HetnodeError) as error:
+        async with running(run.spec, tmp_path / "other", run.address):
+            pass
+    assert error.value.code is ErrorCode.PORT_IN_USE
+    assert run.address in error.value.cause
+
+
+async def test_grpc_itself_does_not_share_the_port(run: Running) -> None:
+    """The check before binding could be overtaken by another program."""
+    host, _, port = run.address.rpartition(":")
+    with pytest.raises(HetnodeError) as error:
+        app._bind(app.serve(object_with_all_methods()), host, int(port))
+    assert error.value.code is ErrorCode.PORT_IN_USE
+
+
+def object_with_all_methods() -> pb_grpc.CoordinatorServicer:
+    return pb_grpc.CoordinatorServicer()
+
+
+@pytest.mark.parametrize(
+    "listen", ["7700", "127.0.0.1:", "127.0.0.1:x", ":7700", "h:70000", "192.0.2.1:7700"]
+)
+async def test_an_address_that_is_none_of_this_machine_is_refused(tmp_path: Path, listen: str) -> None:
+    with pytest.raises(HetnodeError) as error:
+        async with running(spec_of(), tmp_path, listen):
+            pass
+    assert error.value.code is ErrorCode.BAD_ADDRESS
+
+
+async def test_the_coordinator_ends_by_itself_when_all_have_finished_and_left(tmp_path: Path) -> None:
+    async with running(spec_of(1, 2, rounds=2), tmp_path) as run:
+        await run.join(A)
+        await run.join(B)
+        for number in (1, 2):
+            await run.settle(0, number, A, B)
+        for peer in (A, B):
+            await run.stub.Leave(pb.LeaveRequest(peer=peer.peer, reason="finished"))
+        await run.task
+    assert len(metrics(tmp_path, "finished")) == 1
+    assert len(metrics(tmp_path, "decision")) == 2
+    with socket.create_server(("127.0.0.1", int(run.address.rpartition(":")[2]))):
+        pass
+
+
+async def test_a_log_that_cannot_be_written_ends_the_coordinator_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise HetnodeError(ErrorCode.STORE_CORRUPT, "The disk is full.", "Free some space.")
+
+    async with running(spec_of(), tmp_path) as run:
+        monkeypatch.setattr(app.SqliteStore, "append", full)
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await run.join(A)
+        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+        with pytest.raises(HetnodeError, match="disk is full"):
+            await asyncio.shield(run.task)
+        run.task = asyncio.create_task(asyncio.sleep(0))
+        await run.task
+
+
+async def test_every_event_is_logged_in_a_sentence(run: Running, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "coordinator")
+    await run.join(A)
+    await run.join(B)
+    await run.settle(0, 1, A, B)
+    for part in (f"{A.peer} joined as replica", "plan 1 from round 1 on", "round 1 of stage 0 is committed"):
+        assert part in caplog.text
+
+
+async def test_an_oversized_message_is_refused_by_grpc(run: Running) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await run.stub.Leave(pb.LeaveRequest(peer=A.peer, reason="x" * (5 << 20)))
+    assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def metrics(folder: Path, event: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["event"] == event]

@@ -135,7 +135,6 @@ def coordinator(
     Tensors never pass through it, so a small machine will do. Prints the command with which nodes join.
     """
     from coordinator.app import run_coordinator  # noqa: PLC0415
-
     from node.identity import open_identity  # noqa: PLC0415
     from node.net.hive.client import Hivemind  # noqa: PLC0415
 

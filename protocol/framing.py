@@ -13,13 +13,13 @@ from protocol.spec import RunSpec
 from protocol.types import Frame, FrameId, TensorHeader
 
 CHUNK_BYTES = 1 << 20
-"""Largest chunk of one message. Larger frames are split, so a small frame never waits behind a huge message."""
+"""Largest chunk of one message; larger frames are split."""
 
 MAX_TENSORS = 8
 
 
 def frame_limit(spec: RunSpec) -> int:
-    """Largest payload in bytes that a frame of this run can need: one uncompressed fp32 microbatch with its ids."""
+    """Largest payload in bytes of a frame of this run: one uncompressed fp32 microbatch with its ids."""
     positions = spec.inner.microbatch_size * (spec.model.context + 1)
     return positions * (4 * spec.model.width + 4) + 1024
 

@@ -65,7 +65,7 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Member:
-    """One peer of a replica and the stages that it hosts. `endpoint` is ``host:port``, or "" if it only dials."""
+    """One peer of a replica and its stages. `endpoint` is ``host:port``, or "" if it only dials."""
 
     peer: PeerId
     stages: StageRange

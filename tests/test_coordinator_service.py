@@ -21,7 +21,7 @@ from protocol.grpc_errors import error_from_rpc
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.spec import RunSpec
-from protocol.types import PROTOCOL_VERSION, Capacity, Role
+from protocol.types import PROTOCOL_VERSION, Capacity
 from tests.swarm import Keyed, anchor_of, keyed, spec_of, tampered
 
 A, B, C = (keyed(i) for i in range(3))
@@ -47,16 +47,15 @@ class Running:
         self.channel = grpc.aio.insecure_channel(address)
         self.stub = pb_grpc.CoordinatorStub(self.channel)
 
-    async def join(self, peer: Keyed, role: Role = Role.REPLICA, **changes: Any) -> pb.JoinReply:
-        request = pb.JoinRequest(
-            protocol_version=PROTOCOL_VERSION,
-            peer=peer.peer,
-            role=role.value,
-            capacity=convert.capacity_to_pb(Capacity("cpu", 2**30, 2)),
-            endpoint="127.0.0.1:9",
-        )
-        request.MergeFrom(pb.JoinRequest(**changes))
-        reply: pb.JoinReply = await self.stub.Join(request)
+    async def join(self, who: Keyed, /, **changes: Any) -> pb.JoinReply:
+        fields: dict[str, Any] = {
+            "protocol_version": PROTOCOL_VERSION,
+            "peer": who.peer,
+            "role": "replica",
+            "capacity": convert.capacity_to_pb(Capacity("cpu", 2**30, 2)),
+            "endpoint": "127.0.0.1:9",
+        }
+        reply: pb.JoinReply = await self.stub.Join(pb.JoinRequest(**(fields | changes)))
         return reply
 
     def match(self, peer: Keyed, stage: int, round: int) -> asyncio.Task[pb.MatchReply]:
@@ -335,12 +334,8 @@ async def test_grpc_itself_does_not_share_the_port(run: Running) -> None:
     """The check before binding could be overtaken by another program."""
     host, _, port = run.address.rpartition(":")
     with pytest.raises(HetnodeError) as error:
-        app._bind(app.serve(object_with_all_methods()), host, int(port))
+        app._bind(app.serve(pb_grpc.CoordinatorServicer()), host, int(port))
     assert error.value.code is ErrorCode.PORT_IN_USE
-
-
-def object_with_all_methods() -> pb_grpc.CoordinatorServicer:
-    return pb_grpc.CoordinatorServicer()
 
 
 @pytest.mark.parametrize(

@@ -490,3 +490,17 @@ async def gone(processes: Sequence[psutil.Process]) -> None:
     async with asyncio.timeout(10):
         while any(map(is_alive, processes)):  # noqa: ASYNC110 - no event tells of it
             await asyncio.sleep(0.05)
+
+
+async def test_the_validator_sees_through_other_spellings_of_a_key() -> None:
+    from hivemind.dht.routing import DHTID  # noqa: PLC0415 - slow to import, and for this test alone
+    from hivemind.dht.validation import DHTRecord  # noqa: PLC0415
+
+    from node.net.hive.records import OwnRecordValidator, peers_key  # noqa: PLC0415
+
+    key = DHTID.generate(source=peers_key(RUN)).to_bytes()
+    validator = OwnRecordValidator(RUN)
+    for spelling in (key, b"\0" + key):
+        assert not validator.validate(DHTRecord(spelling, b"\xa1x", b"\xc4\x01x", 1.0))
+    other = DHTID.generate(source="another key").to_bytes()
+    assert validator.validate(DHTRecord(other, b"\xa1x", b"\xc4\x01x", 1.0))

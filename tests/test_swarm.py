@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -53,6 +54,11 @@ def gone(processes: list[psutil.Process]) -> bool:
 
 def events_of(folder: Path) -> list[dict[str, Any]]:
     return report.read_events(folder / "metrics.jsonl")
+
+
+def leftovers() -> set[Path]:
+    """Folders with sockets that nodes keep while they live."""
+    return set(Path(tempfile.gettempdir()).glob("hetnode-*"))
 
 
 def words_of(log: Path) -> str:
@@ -106,6 +112,7 @@ def test_ctrl_c_ends_every_process_and_leaves_none_behind(
     swarm: Callable[..., subprocess.Popen[bytes]], tmp_path: Path, moment: str
 ) -> None:
     folder = tmp_path / "run"
+    before = leftovers()
     process = swarm("--rounds", "1000")
     if moment == "at the start":
         wait_until(lambda: len(mentioning(folder)) > 3, 60, "processes to have started")
@@ -119,12 +126,14 @@ def test_ctrl_c_ends_every_process_and_leaves_none_behind(
     process.send_signal(signal.SIGINT)
     assert process.wait(10) == 130, words_of(tmp_path / "log")
     wait_until(lambda: gone(everybody), 2.0, "every process to be gone")
+    assert leftovers() <= before
 
 
 def test_a_killed_swarm_takes_all_its_processes_with_it(
     swarm: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
+    before = leftovers()
     process = swarm("--rounds", "1000")
     wait_until(lambda: any(event["event"] == "decision" for event in events_of(folder)), 120, "a decision")
     everybody = mentioning(folder)
@@ -132,6 +141,7 @@ def test_a_killed_swarm_takes_all_its_processes_with_it(
     process.kill()
     process.wait()
     wait_until(lambda: gone(everybody), 15, "every process to be gone")
+    wait_until(lambda: leftovers() <= before, 5, "their sockets to be gone")
 
 
 def test_nodes_started_by_hand_train_and_a_wrong_spec_is_refused_with_both_hashes(tmp_path: Path) -> None:

@@ -1,0 +1,224 @@
+"""Payload bytes between peers: what this one holds, serves to others, and gets from them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from typing import Any, AsyncIterator  # noqa: UP035 - hivemind knows only typing's in rpc signatures
+
+from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
+
+from node.net.hive.store import PayloadStore
+from node.net.hive.transfer import TransferError, chunks, receive
+from protocol.convert import descriptor_from_pb, descriptor_to_pb
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.pb.hetnode_pb2 import PayloadDescriptor as DescriptorMessage
+from protocol.pb.payload_pb2 import PayloadChunk, PushReply
+from protocol.types import PayloadDescriptor
+
+log = logging.getLogger(__name__)
+
+KEEP_ROUNDS = 4
+_DIAL_SECONDS = 5.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
+_PUSHES = 2
+
+
+def stage_prefix(run: str, stage: int) -> str:
+    """Names the peers of `stage` on the wire and in the DHT."""
+    return f"{run}-stage-{stage}"
+
+
+class PayloadPeer(ServicerBase):
+    """One peer among those that exchange the payloads of a stage. Belongs to one event loop.
+
+    hivemind derives the names of the remote calls from the name of this class: renaming it changes the wire.
+
+    Args:
+        capacity: the largest payload of `stage`, in bytes.
+    """
+
+    def __init__(self, p2p: P2P, run: str, stage: int, capacity: int) -> None:
+        self._p2p, self._run, self._stage, self._capacity = p2p, run, stage, capacity
+        self._me = p2p.peer_id.to_base58()
+        self._awaited: dict[str, PayloadDescriptor] = {}  # by owner, who may push it
+        self._transfers: set[tuple[PeerID, str]] = set()  # that others have opened
+        self.store = PayloadStore(KEEP_ROUNDS)
+
+    async def serve(self) -> None:
+        """Answer others from now on."""
+        await self.add_p2p_handlers(self._p2p, namespace=stage_prefix(self._run, self._stage))
+
+    async def gather(
+        self, own: PayloadDescriptor, others: Sequence[PayloadDescriptor], seconds: float, push: bool
+    ) -> None:
+        """Get the payloads of `others` into the store; ends when all are there or after `seconds`.
+
+        Args:
+            own: this peer's, which is in the store.
+            others: of one (stage, round), at most one of each owner, authentic, within the capacity.
+            push: nobody can dial this peer, so it has to bring its payload to others.
+        """
+        owners = [descriptor.owner for descriptor in others]
+        self._awaited = {descriptor.owner: descriptor for descriptor in others}
+        work: list[Coroutine[Any, Any, object]] = [
+            self._obtain(descriptor, [owner, *self._spread(set(owners) - {owner})], {})
+            for owner, descriptor in self._awaited.items()
+        ]
+        if push and owners:
+            work.append(self._push(own, self._spread(owners)))
+        tasks = [asyncio.create_task(each) for each in work]
+        try:
+            if tasks:
+                await asyncio.wait(tasks, timeout=seconds)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def fetch(self, descriptor: PayloadDescriptor, holders: Sequence[str], seconds: float) -> bytes:
+        """A payload of any stage and round, from the store or any of its holders.
+
+        Raises:
+            HetnodeError: PAYLOAD_UNAVAILABLE when no holder sent the right bytes within `seconds`;
+                PAYLOAD_CORRUPT when it exceeds the capacity.
+        """
+        if descriptor.stage == self._stage and descriptor.nbytes > self._capacity:
+            raise HetnodeError(
+                ErrorCode.PAYLOAD_CORRUPT,
+                f"The payload {descriptor.sha256[:16]} of {descriptor.owner} has {descriptor.nbytes} bytes, "
+                f"more than the {self._capacity} that a payload of stage {descriptor.stage} can have.",
+                "The coordinator committed what no peer may apply: tell its operator.",
+            )
+        reasons: dict[str, str] = {}
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._obtain(descriptor, self._spread(holders), reasons)
+        except TimeoutError:
+            tried = "; ".join(f"{holder}: {why}" for holder, why in reasons.items()) or "no answer in time"
+            raise HetnodeError(
+                ErrorCode.PAYLOAD_UNAVAILABLE,
+                f"The payload {descriptor.sha256[:16]} of {descriptor.owner} (stage {descriptor.stage}, "
+                f"round {descriptor.round}) could not be had from its {len(holders)} holders: {tried}.",
+                "Wait for a holder to come back; without this payload the round cannot be applied.",
+            ) from None
+
+    async def _obtain(
+        self, descriptor: PayloadDescriptor, holders: Sequence[str], reasons: dict[str, str]
+    ) -> bytes:
+        """Ask one holder after the other until the payload is held; runs until cancelled if need be.
+
+        Args:
+            reasons: takes note of why each holder did not send it.
+        """
+        own_stage = descriptor.stage == self._stage
+        pause = _FIRST_PAUSE
+        while True:
+            for holder in holders:
+                held = self.store.get(descriptor.round, descriptor.sha256) if own_stage else None
+                if held is not None:
+                    return held
+                if holder == self._me:
+                    continue
+                try:
+                    payload = await self._fetch_from(holder, descriptor)
+                except Exception as error:  # hivemind and libp2p raise anything here
+                    log.debug("no payload from %s: %r", holder, error)
+                    reasons[holder] = str(error) or type(error).__name__
+                    continue
+                if own_stage:
+                    self.store.put(descriptor.round, descriptor.sha256, payload)
+                return payload
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _fetch_from(self, holder: str, descriptor: PayloadDescriptor) -> bytes:
+        stub = self._stub(holder, descriptor.stage)
+        stream = await asyncio.wait_for(stub.rpc_fetch(descriptor_to_pb(descriptor)), _DIAL_SECONDS)
+        async with aclosing(stream):
+            return await receive(stream, descriptor)
+
+    async def rpc_fetch(self, request: DescriptorMessage, context: P2PContext) -> AsyncIterator[PayloadChunk]:
+        """Send a held payload to any peer, in the group or not; one at a time per peer and payload."""
+        payload = self.store.get(request.round, request.sha256)
+        if payload is None:
+            yield PayloadChunk(refusal="this peer does not hold that payload")
+            return
+        with self._transfer(context.remote_id, request.sha256) as alone:
+            if not alone:
+                yield PayloadChunk(refusal="that payload is being sent to you already")
+                return
+            for chunk in chunks(payload):
+                yield chunk
+
+    async def _push(self, own: PayloadDescriptor, listeners: Sequence[str]) -> None:
+        """Hand the own payload to a few groupmates, from whom the others get it."""
+        payload = self.store.get(own.round, own.sha256)
+        assert payload is not None, "the own payload is held since the exchange began"
+        pause = _FIRST_PAUSE
+        holders = 0
+        while not holders:
+            for listener in listeners:
+                try:
+                    await self._push_to(listener, own, payload)
+                except Exception as error:  # hivemind and libp2p raise anything here
+                    log.debug("%s did not take the payload: %r", listener, error)
+                    continue
+                holders += 1
+                if holders == _PUSHES:
+                    return
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _push_to(self, listener: str, own: PayloadDescriptor, payload: bytes) -> None:
+        async def parts() -> AsyncIterator[PayloadChunk]:
+            yield PayloadChunk(announced=descriptor_to_pb(own))
+            for chunk in chunks(payload):
+                yield chunk
+
+        reply = await self._stub(listener, own.stage).rpc_push(parts())
+        if reply.refusal:
+            raise TransferError(f"refused: {reply.refusal[:200]}")
+
+    async def rpc_push(self, stream: AsyncIterator[PayloadChunk], context: P2PContext) -> PushReply:
+        """Take the awaited payload of a groupmate that cannot be asked for it."""
+        first = await asyncio.wait_for(anext(stream), _DIAL_SECONDS)
+        try:
+            descriptor = descriptor_from_pb(first.announced)
+        except HetnodeError as error:
+            return PushReply(refusal=error.cause)
+        if self._awaited.get(context.remote_id.to_base58()) != descriptor:
+            return PushReply(refusal="this peer awaits no such payload from you now")
+        if self.store.get(descriptor.round, descriptor.sha256) is not None:
+            return PushReply()
+        with self._transfer(context.remote_id, descriptor.sha256) as alone:
+            if not alone:
+                return PushReply(refusal="you are sending that payload already")
+            try:
+                payload = await receive(stream, descriptor)
+            except (TransferError, TimeoutError) as error:
+                return PushReply(refusal=str(error) or "too slow")
+        self.store.put(descriptor.round, descriptor.sha256, payload)
+        return PushReply()
+
+    def _stub(self, peer: str, stage: int) -> Any:
+        return self.get_stub(self._p2p, PeerID.from_base58(peer), namespace=stage_prefix(self._run, stage))
+
+    def _spread(self, holders: Iterable[str]) -> list[str]:
+        """The holders in an order of this peer's own, so that not everybody asks the same one first."""
+        return sorted(holders, key=lambda holder: hashlib.sha256(f"{self._me}{holder}".encode()).digest())
+
+    @contextmanager
+    def _transfer(self, peer: PeerID, sha256: str) -> Iterator[bool]:
+        """Whether this is the only transfer of that payload which `peer` has opened: more waste memory."""
+        transfer = (peer, sha256)
+        alone = transfer not in self._transfers
+        self._transfers.add(transfer)
+        try:
+            yield alone
+        finally:
+            if alone:
+                self._transfers.discard(transfer)

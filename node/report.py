@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -66,7 +67,8 @@ def history_of(events: Iterable[Mapping[str, Any]]) -> History:
                 for field in ("link_bytes_sent", "link_bytes_dense", "payload_bytes", "payload_bytes_dense"):
                     sums[field] += int(event[field])
                 if event["complete"]:
-                    losses[event["replica"]][event["round"]] = event["validation_loss"]
+                    loss = event["validation_loss"]  # null where it is not a finite number
+                    losses[event["replica"]][event["round"]] = math.nan if loss is None else loss
                     sums["tokens"] += int(event["tokens"])
             case "decision":
                 sums["committed" if event["committed"] else "aborted"] += 1

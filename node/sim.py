@@ -54,6 +54,7 @@ class Swarm:
         with log.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
+                "-P",  # a folder of the user's must not shadow our packages
                 "-m",
                 "node.cli",
                 *arguments,

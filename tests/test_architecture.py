@@ -24,6 +24,7 @@ LAYERS = {
     "node.data.shards": 2,
     "coordinator": 2,
     "coordinator.store": 3,
+    "coordinator.ledger": 3,
     "coordinator.metrics": 3,
     "coordinator.service": 3,
     "node.net": 3,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 import base58
 import pytest
@@ -22,6 +24,8 @@ from protocol.records import (
     seal_record,
 )
 from protocol.types import Capacity, PayloadDescriptor, PeerId, PeerRecord, Role, StageRange
+
+T = TypeVar("T")
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 PEER = peer_id_of(KEY.public_key().public_bytes_raw())
@@ -46,6 +50,14 @@ RECORD = PeerRecord(
 DESCRIPTOR = PayloadDescriptor("run", 1, 2, PEER, "anchor", "codec", 1.0, 100, "ab" * 32, b"s" * 64)
 
 
+def outcome(decode: Callable[[], T]) -> T | ErrorCode:
+    """What `decode` returned, or the code with which it refused."""
+    try:
+        return decode()
+    except HetnodeError as error:
+        return error.code
+
+
 @given(records)
 def test_a_sealed_record_opens_to_what_was_signed_and_is_small(record: PeerRecord) -> None:
     sealed = seal_record(record, KEY.sign)
@@ -62,10 +74,7 @@ def test_a_record_survives_the_wire(record: PeerRecord) -> None:
 def test_a_record_with_any_bit_changed_says_the_same_or_is_refused(bit: int) -> None:
     sealed = bytearray(seal_record(RECORD, KEY.sign))
     sealed[bit // 8] ^= 1 << bit % 8
-    try:
-        assert open_record(bytes(sealed), PEER) == RECORD
-    except HetnodeError as error:
-        assert error.code is ErrorCode.BAD_REQUEST
+    assert outcome(lambda: open_record(bytes(sealed), PEER)) in (RECORD, ErrorCode.BAD_REQUEST)
 
 
 @given(st.binary(max_size=2 * MAX_SEALED_BYTES))
@@ -77,11 +86,12 @@ def test_garbage_is_refused(data: bytes) -> None:
 
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_record_or_descriptor_raise_bad_request_only(data: bytes) -> None:
-    for decode in (record_from_bytes, descriptor_from_bytes):
-        try:
-            decode(data)
-        except HetnodeError as error:
-            assert error.code is ErrorCode.BAD_REQUEST
+    record, descriptor = (
+        outcome(lambda: record_from_bytes(data)),
+        outcome(lambda: descriptor_from_bytes(data)),
+    )
+    assert isinstance(record, PeerRecord) or record is ErrorCode.BAD_REQUEST
+    assert isinstance(descriptor, PayloadDescriptor) or descriptor is ErrorCode.BAD_REQUEST
 
 
 def test_a_record_is_refused_for_any_peer_but_its_own() -> None:

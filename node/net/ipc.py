@@ -222,6 +222,7 @@ async def start_child(module: str, *, name: str, died: ErrorCode, environment: M
     try:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
+            "-P",  # a folder of the user's must not shadow our packages
             "-m",
             module,
             str(theirs.fileno()),

@@ -75,11 +75,20 @@ def _try_open(path: Path) -> Identity | None:
         data = _FILE_PREFIX + key.private_bytes_raw() + _public_bytes(key)
         os.pwrite(descriptor, data, 0)
         os.fsync(descriptor)
-    if len(data) != 68 or not data.startswith(_FILE_PREFIX):
+    key = _parse(data)
+    if key is None:
         os.close(descriptor)
         raise _unreadable(path, "it does not hold an ed25519 key in libp2p form")
     os.fchmod(descriptor, 0o600)
-    return Identity(path, Ed25519PrivateKey.from_private_bytes(data[4:36]), descriptor)
+    return Identity(path, key, descriptor)
+
+
+def _parse(data: bytes) -> Ed25519PrivateKey | None:
+    """The key of a file's bytes; None unless its public half is that of its seed, as libp2p will read it."""
+    if len(data) != 68 or not data.startswith(_FILE_PREFIX):
+        return None
+    key = Ed25519PrivateKey.from_private_bytes(data[4:36])
+    return key if _public_bytes(key) == data[36:] else None
 
 
 def _public_bytes(key: Ed25519PrivateKey) -> bytes:

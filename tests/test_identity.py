@@ -61,7 +61,14 @@ def test_the_identity_of_a_process_that_has_ended_is_free_again(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "content", [b"x", b"\x08\x01\x12\x40short", b"\0" * 68, b"\x08\x01\x12\x40" + b"k" * 65]
+    "content",
+    [
+        b"x",
+        b"\x08\x01\x12\x40short",
+        b"\0" * 68,
+        b"\x08\x01\x12\x40" + b"k" * 65,
+        b"\x08\x01\x12\x40" + b"k" * 64,  # the public half is not that of the seed
+    ],
 )
 def test_a_file_that_holds_no_key_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "peer.key"

@@ -20,7 +20,10 @@ from protocol.errors import ErrorCode, HetnodeError
 
 async def _start(**environment: str) -> Child:
     return await start_child(
-        "tests.ipc_child", name="test child", died=ErrorCode.WORKER_DIED, environment=environment
+        "tests.ipc_child",
+        name="test child",
+        died=ErrorCode.WORKER_DIED,
+        environment={"PYTHONPATH": str(Path(__file__).parent.parent), **environment},
     )
 
 

@@ -51,7 +51,8 @@ def spec_view(spec: RunSpec) -> RenderableType:
     facts.add_row("spec hash", spec.hash)
     facts.add_row("parameters", f"{total:,}")
     facts.add_row(
-        "shape", f"{spec.swarm.replicas} full + {spec.swarm.pipelines} pipelines of {spec.swarm.stages}"
+        "shape",
+        f"full replicas: {spec.swarm.replicas}, pipelines of {spec.swarm.stages}: {spec.swarm.pipelines}",
     )
     facts.add_row(
         "tokens", f"{tokens:,} per replica and inner step, H {spec.inner.steps}, {spec.rounds} rounds"

@@ -69,13 +69,18 @@ class SwarmView:
         self._summarise(history, time.monotonic() - began)
 
     def _update(self, live: Live, status: pb.StatusReply) -> None:
-        steps = [
-            (peer.round - 1) * self._spec.inner.steps + peer.inner_step for peer in status.peers if peer.round
-        ]
-        self._progress.update(self._task, completed=min(steps, default=0))
+        self._progress.update(self._task, completed=self._steps_done(status))
         live.update(Group(replica_table(status), status.sentence, self._progress))
         if not self._console.is_terminal:
             self._print_round(status)
+
+    def _steps_done(self, status: pb.StatusReply) -> int:
+        """Inner steps that every member has behind it, by its heartbeats or, if newer, its measurements."""
+        steps = self._spec.inner.steps
+        done = {peer.peer: (peer.round - 1) * steps + peer.inner_step for peer in status.peers if peer.round}
+        for measurement in status.latest:
+            done[measurement.peer] = max(done.get(measurement.peer, 0), measurement.round * steps)
+        return min(done.values(), default=0)
 
     def _print_round(self, status: pb.StatusReply) -> None:
         """Where the output is no terminal, one line per round takes the place of the live view."""

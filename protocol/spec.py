@@ -226,6 +226,8 @@ class RunSpec(_Section):
             raise _bad_spec(error) from None
 
 
+# At the paper's sizes replicas of unlike speed are minutes apart at the end of a round.
+_PAPER_TIMING = {"match_window": 1800.0, "fetch": 120.0, "decide": 300.0, "link": 300.0}
 _PAPER_INNER = {"steps": 50, "microbatches": 8, "microbatch_size": 4, "warmup_steps": 500}
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
@@ -248,6 +250,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "model": {"vocabulary": 32000, "width": 1024, "layers": 9, "heads": 8, "feed_forward": 2688,
                   "context": 2048},
         "inner": {**_PAPER_INNER, "learning_rate": 3e-4},
+        "timing": _PAPER_TIMING,
         "link": {"k": 128},
         "swarm": {"stages": 3, "replicas": 4, "pipelines": 4},
     },
@@ -256,6 +259,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "model": {"vocabulary": 32000, "width": 1536, "layers": 12, "heads": 12, "feed_forward": 3904,
                   "context": 2048},
         "inner": {**_PAPER_INNER, "learning_rate": 1e-3},
+        "timing": _PAPER_TIMING,
         "link": {"k": 192},
         "swarm": {"stages": 4, "replicas": 4, "pipelines": 4},
     },
@@ -264,6 +268,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "model": {"vocabulary": 32000, "width": 2048, "layers": 16, "heads": 8, "feed_forward": 8192,
                   "context": 1024},
         "inner": {**_PAPER_INNER, "learning_rate": 1e-3},
+        "timing": _PAPER_TIMING,
         "link": {"k": 256},
         "swarm": {"stages": 4, "replicas": 4, "pipelines": 4},
     },

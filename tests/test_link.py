@@ -9,6 +9,7 @@ from dataclasses import replace
 import grpc
 import pytest
 
+from node.net import link
 from node.net.link import Link, LinkLimits, LinkServer, Place, dial
 from protocol import convert
 from protocol.errors import ErrorCode, HetnodeError
@@ -106,6 +107,22 @@ async def test_a_neighbour_of_another_run_is_refused_with_both_hashes(server: tu
     assert "other-hash" in str(refused.value)
     assert "'hash'" in str(refused.value) or "with hash" in str(refused.value)
     accept.cancel()
+
+
+async def test_an_idle_link_outlives_its_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members may wait for minutes between rounds, with nothing but keepalive probes on the link."""
+    monkeypatch.setattr(link, "KEEPALIVE_SECONDS", 1.0)  # gRPC goes no lower
+    server = LinkServer()
+    port = await server.start("127.0.0.1", 0)
+    upper, lower = await asyncio.gather(
+        dial(f"127.0.0.1:{port}", UPPER, LOWER, LIMITS, 10), server.accept(LOWER, UPPER, LIMITS, 10)
+    )
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(upper.wait_closed(), 6)
+    await upper.send(frame(1, 10))
+    assert await lower.take(frame(1, 10).id, 10) == frame(1, 10)
+    for end in (upper, lower, server):
+        await end.close()
 
 
 async def test_nobody_at_the_endpoint_is_reported_with_the_address() -> None:

@@ -25,14 +25,9 @@ from protocol.types import PROTOCOL_VERSION, Frame, FrameId, PeerId
 
 log = logging.getLogger(__name__)
 
-_OPTIONS = (
-    ("grpc.max_receive_message_length", CHUNK_BYTES + 4096),
-    ("grpc.max_send_message_length", CHUNK_BYTES + 4096),
-    ("grpc.so_reuseport", 0),
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.http2.max_pings_without_data", 0),
-)
+KEEPALIVE_SECONDS = 20.0
+"""An idle link is probed this often: the dead are noticed, and routers do not forget the connection."""
+
 _MAX_STREAMS = 64
 _HANDSHAKE_SECONDS = 20.0
 
@@ -202,7 +197,7 @@ class LinkServer(pb_grpc.StageLinkServicer):
     def __init__(self) -> None:
         self._expected: dict[PeerId, _Expectation] = {}
         self._expectations = asyncio.Condition()
-        self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_MAX_STREAMS)
+        self._server = grpc.aio.server(options=_options(), maximum_concurrent_rpcs=_MAX_STREAMS)
         pb_grpc.add_StageLinkServicer_to_server(self, self._server)
 
     async def start(self, host: str, port: int) -> int:
@@ -271,7 +266,7 @@ async def dial(endpoint: str, here: Place, neighbour: Place, limits: LinkLimits,
 
     Raises HetnodeError NEIGHBOUR_UNREACHABLE, or the neighbour's refusal.
     """
-    channel = grpc.aio.insecure_channel(endpoint, options=_OPTIONS)
+    channel = grpc.aio.insecure_channel(endpoint, options=_options())
     try:
         async with asyncio.timeout(deadline):
             while True:
@@ -319,6 +314,21 @@ async def _status_of(call: Any) -> grpc.RpcError:
 
 def _name(place: Place) -> str:
     return f"Member {place.position} of replica {place.replica} ({place.peer})"
+
+
+def _options() -> tuple[tuple[str, int], ...]:
+    """gRPC settings, the same at both ends."""
+    keepalive = round(KEEPALIVE_SECONDS * 1000)
+    return (
+        ("grpc.max_receive_message_length", CHUNK_BYTES + 4096),
+        ("grpc.max_send_message_length", CHUNK_BYTES + 4096),
+        ("grpc.so_reuseport", 0),
+        ("grpc.keepalive_time_ms", keepalive),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.http2.max_pings_without_data", 0),
+        # Unless told otherwise, a server takes frequent probes of an idle connection for an attack.
+        ("grpc.http2.min_ping_interval_without_data_ms", keepalive // 4),
+    )
 
 
 def _hello(place: Place) -> pb.Hello:

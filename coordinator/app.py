@@ -1,4 +1,4 @@
-"""The coordinator's composition root: run folder, event log, port, DHT bootstrap peer and service."""
+"""The coordinator's composition root: run folder, authority, log, ports, DHT bootstrap peer, services."""
 
 from __future__ import annotations
 
@@ -6,32 +6,51 @@ import asyncio
 import errno
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import grpc
 
+from coordinator import enrollment, service
+from coordinator.access import Access
+from coordinator.admin import AdminService
+from coordinator.authority import (
+    CERTIFICATE_SECONDS,
+    Authority,
+    ServerCertificate,
+    open_authority,
+    write_bootstrap,
+    write_operator,
+)
+from coordinator.enrollment import EnrollmentService
 from coordinator.events import (
     AnchorDiverged,
     DigestAttested,
     Event,
     HoldingsReported,
     PayloadOffered,
+    PayloadRejected,
     PayloadWithheld,
+    PeerBanned,
     PeerLost,
+    PeerQuarantined,
+    PeerStruck,
     RoundAborted,
 )
-from coordinator.ledger import Ledger, Stopped
+from coordinator.ledger import NEWS, Ledger, Stopped
 from coordinator.metrics import MetricsFile
 from coordinator.sentences import describe
-from coordinator.service import CoordinatorService, serve
+from coordinator.service import CoordinatorService
 from coordinator.state import Phase, State, replay
 from coordinator.store import SqliteStore, Store
 from coordinator.transition import Start
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.spec import RunSpec
+from protocol.types import PeerId
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +59,7 @@ LINGER_SECONDS = 30.0
 """How long a finished run is still served if some peer does not leave."""
 STOP_SECONDS = 2.0
 
-_WARNINGS = (AnchorDiverged, PeerLost, RoundAborted)
+_WARNINGS = (AnchorDiverged, PeerBanned, PeerLost, RoundAborted, PayloadRejected, PeerQuarantined, PeerStruck)
 _DETAILS = (PayloadOffered, PayloadWithheld, HoldingsReported, DigestAttested)
 
 
@@ -50,16 +69,42 @@ class Bootstrap(Protocol):
     @property
     def addresses(self) -> Sequence[str]: ...
 
+    async def admit(self, peers: Collection[PeerId], banned: Collection[PeerId]) -> None:
+        """Keep the banned out. Raises HetnodeError where that failed."""
+
     async def close(self) -> None: ...
+
+
+class Identity(Protocol):
+    """The coordinator's ed25519 key, under whose signature spec and plans are believed."""
+
+    @property
+    def peer(self) -> PeerId: ...
+
+    def sign(self, message: bytes) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class Doors:
+    """Where the coordinator listens, as ``host:port``, and under which host others reach it.
+
+    Port 0 takes a free one. `enrolment` None is the port after that of `api`. `advertise` None tells others
+    the host that is listened on.
+    """
+
+    api: str
+    enrolment: str | None = None
+    advertise: str | None = None
 
 
 async def run_coordinator(
     spec: RunSpec,
     folder: Path,
-    listen: str,
-    advertise: str | None,
+    doors: Doors,
+    identity: Identity,
     start_bootstrap: Callable[[], Awaitable[Bootstrap]],
-    on_ready: Callable[[str], None],
+    on_ready: Callable[[str, str], None],
+    certificate_seconds: float = CERTIFICATE_SECONDS,
 ) -> None:
     """Serve the run until it is finished and its peers have left, or until cancelled.
 
@@ -68,23 +113,27 @@ async def run_coordinator(
 
     Args:
         spec: must equal the folder's, if the run has begun there.
-        folder: gets coordinator.sqlite and metrics.jsonl; is created.
-        listen: ``host:port`` of the API; port 0 takes a free one.
-        advertise: host under which others reach it; None tells them the host of `listen`.
+        folder: gets coordinator.sqlite, metrics.jsonl, and the files of coordinator.authority; is created.
+        doors: where to listen.
+        identity: signs the spec and the plans.
         start_bootstrap: starts the DHT peer; it is closed here.
-        on_ready: told the advertised ``host:port`` as soon as nodes can join.
+        on_ready: told the advertised addresses of the API and of the enrolment as soon as nodes can join.
+        certificate_seconds: life of the certificates that are issued.
 
     Raises:
         HetnodeError: BAD_ADDRESS, PORT_IN_USE, RUN_FOLDER_IN_USE, STORE_CORRUPT, SPEC_MISMATCH with both
             hashes, or what `start_bootstrap` raises.
     """
-    host, port = _check_free(listen)
+    host, port = _check_free(doors.api)
+    enrolment_host, enrolment_port = _check_free(doors.enrolment or f"{host}:{port and port + 1}")
     folder.mkdir(parents=True, exist_ok=True)
     async with AsyncExitStack() as stack:
         store = SqliteStore(folder / "coordinator.sqlite")
         stack.callback(store.close)
         state = restore(store, spec)
+        authority = open_authority(folder, spec.run_id, certificate_seconds)
         metrics = stack.enter_context(MetricsFile(folder / "metrics.jsonl"))
+        write_bootstrap(authority, folder, identity.peer)
         bootstrap = await start_bootstrap()
         stack.push_async_callback(bootstrap.close)
 
@@ -96,14 +145,36 @@ async def run_coordinator(
         serving = asyncio.create_task(ledger.run())
         stack.push_async_callback(_wait_for_end, serving)
         stack.callback(ledger.stop)
-        server = serve(CoordinatorService(ledger, metrics, bootstrap.addresses))
-        port = _bind(server, host, port)
+        certificate = ServerCertificate(authority)
+        api, newcomers = service.new_server(), enrollment.new_server()
+        port = _bind(api, host, port, _credentials(certificate, authority, clients=True))
+        enrolment_port = _bind(
+            newcomers, enrolment_host, enrolment_port, _credentials(certificate, authority, clients=False)
+        )
+        api_address = _address(doors.advertise or host, port)
+        enrolment_address = _address(doors.advertise or enrolment_host, enrolment_port)
+        access = Access(ledger)
+        pb_grpc.add_CoordinatorServicer_to_server(  # type: ignore[no-untyped-call]
+            CoordinatorService(ledger, metrics, access, authority, identity.sign, bootstrap.addresses), api
+        )
+        pb_grpc.add_AdminServicer_to_server(  # type: ignore[no-untyped-call]
+            AdminService(ledger, access, authority.pin, api_address, enrolment_address), api
+        )
+        pb_grpc.add_EnrollmentServicer_to_server(  # type: ignore[no-untyped-call]
+            EnrollmentService(ledger, authority, identity.peer, api_address), newcomers
+        )
         await ledger.execute(Start())
-        await server.start()
-        stack.push_async_callback(server.stop, STOP_SECONDS)
+        for server in (api, newcomers):
+            await server.start()
+            stack.push_async_callback(server.stop, STOP_SECONDS)
         stack.callback(ledger.stop)
-        public = advertise or host.strip("[]")
-        on_ready(f"[{public}]:{port}" if ":" in public else f"{public}:{port}")
+        write_operator(authority, folder)
+        for keeping in (
+            asyncio.create_task(_keep_certificates(authority, folder, identity.peer)),
+            asyncio.create_task(_keep_out_the_banned(ledger, bootstrap)),
+        ):
+            stack.callback(keeping.cancel)
+        on_ready(api_address, enrolment_address)
         await _tick_until_over(ledger, serving)
 
 
@@ -123,6 +194,34 @@ def restore(store: Store, spec: RunSpec) -> State:
             "Give the options of that run, or another folder.",
         )
     return replay(State(stages=spec.swarm.stages), events)
+
+
+async def _keep_out_the_banned(ledger: Ledger, bootstrap: Bootstrap) -> None:
+    """Tell the DHT peer of every change of the bans."""
+    known = frozenset[PeerId]()
+
+    def changed(state: State) -> frozenset[PeerId] | None:
+        banned = state.kept_out
+        return None if banned == known else banned
+
+    with suppress(Stopped):
+        while True:
+            known = await ledger.until(NEWS, changed)
+            try:
+                await bootstrap.admit((), known)
+            except HetnodeError as error:
+                log.error("the DHT peer may still serve banned peers: %s", error)
+
+
+async def _keep_certificates(authority: Authority, folder: Path, peer: PeerId) -> None:
+    """Renew the certificates of the operator and of the DHT peer as long as the coordinator runs."""
+    while True:
+        await asyncio.sleep(authority.seconds / 3)
+        try:
+            write_operator(authority, folder)
+            write_bootstrap(authority, folder, peer)
+        except HetnodeError as error:
+            log.error("%s", error)
 
 
 async def _tick_until_over(ledger: Ledger, serving: asyncio.Task[None]) -> None:
@@ -180,9 +279,26 @@ def _check_free(listen: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
+def _credentials(
+    certificate: ServerCertificate, authority: Authority, clients: bool
+) -> grpc.ServerCredentials:
+    """TLS under a certificate that is never old; with `clients`, only for those who show one of the run's."""
+
+    def configuration() -> grpc.ServerCertificateConfiguration:
+        pair = certificate.pair()
+        return grpc.ssl_server_certificate_configuration([pair], authority.pem if clients else None)
+
+    return grpc.dynamic_ssl_server_credentials(configuration(), configuration, clients)
+
+
+def _address(host: str, port: int) -> str:
+    host = host.strip("[]")
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials) -> int:
     try:
-        return int(server.add_insecure_port(f"{host}:{port}"))
+        return int(server.add_secure_port(f"{host}:{port}", credentials))
     except RuntimeError:
         raise _in_use(f"{host}:{port}") from None
 

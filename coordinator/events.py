@@ -50,6 +50,46 @@ class PeerLost:
 
 
 @dataclass(frozen=True)
+class InviteCreated:
+    """`secret_sha256` (hex) stands for the secret, which is told once and kept nowhere. `role` None: any."""
+
+    at: float
+    invite: str
+    secret_sha256: str
+    uses: int
+    expires_at: float
+    role: Role | None
+
+
+@dataclass(frozen=True)
+class InviteUsed:
+    """`peer` is enrolled from now on: it may have certificates until it is banned."""
+
+    at: float
+    invite: str
+    peer: PeerId
+
+
+@dataclass(frozen=True)
+class InviteRevoked:
+    at: float
+    invite: str
+
+
+@dataclass(frozen=True)
+class PeerBanned:
+    at: float
+    peer: PeerId
+    reason: str
+
+
+@dataclass(frozen=True)
+class PeerUnbanned:
+    at: float
+    peer: PeerId
+
+
+@dataclass(frozen=True)
 class PlanAdopted:
     at: float
     plan: Plan
@@ -89,6 +129,37 @@ class HoldingsReported:
     round: int
     peer: PeerId
     owners: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True)
+class PayloadRejected:
+    """`peer` will not use the payload of `owner`."""
+
+    at: float
+    stage: int
+    round: int
+    peer: PeerId
+    owner: PeerId
+    reason: str
+
+
+@dataclass(frozen=True)
+class PeerStruck:
+    """`peer` is held to account for something that it did in `round`."""
+
+    at: float
+    peer: PeerId
+    round: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class PeerQuarantined:
+    """`peer` has had `strikes` strikes of late: it counts as gone, and may not come back."""
+
+    at: float
+    peer: PeerId
+    strikes: int
 
 
 @dataclass(frozen=True)
@@ -137,11 +208,19 @@ Event: TypeAlias = (
     | PeerSeen
     | PeerLeft
     | PeerLost
+    | InviteCreated
+    | InviteUsed
+    | InviteRevoked
+    | PeerBanned
+    | PeerUnbanned
     | PlanAdopted
     | PayloadOffered
     | PayloadWithheld
     | GroupClosed
     | HoldingsReported
+    | PayloadRejected
+    | PeerStruck
+    | PeerQuarantined
     | RoundCommitted
     | RoundAborted
     | DigestAttested

@@ -15,7 +15,10 @@ from typing import TypeVar
 from coordinator.events import (
     Event,
     GroupClosed,
+    PeerBanned,
+    PeerQuarantined,
     PeerSeen,
+    PeerUnbanned,
     PlanAdopted,
     RoundAborted,
     RoundCommitted,
@@ -178,7 +181,10 @@ class Ledger:
         self.state = draft.state
         for event in stored:
             self._on_event(event, self.state)
-        for topic in {topic for event in stored for topic in _topics(event)}:
+        topics = {topic for event in stored for topic in _topics(event)}
+        if any(isinstance(event, PeerBanned | PeerQuarantined) for event in stored):
+            topics |= set(self._waiters)  # a banned peer waits for nothing any more
+        for topic in topics:
             self._wake(topic)
         for (_, answer), outcome in zip(batch, outcomes, strict=True):
             _answer(answer, outcome)
@@ -207,7 +213,7 @@ def _topics(event: Event) -> tuple[Topic, ...]:
         case RoundCommitted() | RoundAborted():
             key = (event.decision.stage, event.decision.round)
             return (group_topic(*key), decision_topic(*key))
-        case PlanAdopted() | RunFinished():
+        case PlanAdopted() | PeerBanned() | PeerQuarantined() | PeerUnbanned() | RunFinished():
             return (NEWS,)
         case _:
             return ()

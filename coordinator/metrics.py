@@ -12,9 +12,12 @@ from typing import Any
 from coordinator.events import (
     AnchorDiverged,
     Event,
+    PeerBanned,
     PeerJoined,
     PeerLeft,
     PeerLost,
+    PeerQuarantined,
+    PeerStruck,
     PlanAdopted,
     RoundAborted,
     RoundCommitted,
@@ -82,6 +85,15 @@ class MetricsFile:
                 self.write(event.at, "peer", {"peer": event.peer, "change": "left", "reason": event.reason})
             case PeerLost():
                 fields = {"peer": event.peer, "change": "lost", "silent_seconds": event.silent_seconds}
+                self.write(event.at, "peer", fields)
+            case PeerBanned():
+                fields = {"peer": event.peer, "change": "banned", "reason": event.reason}
+                self.write(event.at, "peer", fields)
+            case PeerStruck():
+                fields = {"peer": event.peer, "change": "strike", "round": event.round}
+                self.write(event.at, "peer", {**fields, "reason": event.reason})
+            case PeerQuarantined():
+                fields = {"peer": event.peer, "change": "quarantined", "strikes": event.strikes}
                 self.write(event.at, "peer", fields)
             case AnchorDiverged():
                 fields = {

@@ -23,10 +23,11 @@ from coordinator.events import (
 from coordinator.grouping import listed, without_broken
 from coordinator.screens import bad_request, check_descriptor, host_of, live_peer
 from coordinator.state import Draft, Round, State
+from coordinator.strikes import judge, note_rejections, strike
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.samples import next_first_sample
 from protocol.spec import RunSpec
-from protocol.types import Decision, Group, ManifestEntry, PayloadDescriptor, PeerId, Plan
+from protocol.types import Decision, Group, ManifestEntry, PayloadDescriptor, PeerId, Plan, Rejection
 
 MAX_HOLDERS = 16
 """Holders named per payload of a manifest; more would make manifests grow with the square of the swarm."""
@@ -36,7 +37,7 @@ def offer(draft: Draft, spec: RunSpec, sender: PeerId, descriptor: PayloadDescri
     """Take the payload that `sender` offers for its stage and round, and close the group if it is complete.
 
     The same offer again, or an offer after the group has closed, changes nothing: the caller is shown the
-    group as it stands.
+    group as it stands. An offer that no honest peer makes costs a strike.
 
     Raises:
         HetnodeError: UNKNOWN_PEER, BAD_REQUEST, or ANCHOR_DIVERGED, which is also recorded.
@@ -50,7 +51,13 @@ def offer(draft: Draft, spec: RunSpec, sender: PeerId, descriptor: PayloadDescri
     is_closed = round.group is not None or (stage, number) in draft.state.decisions
     if is_closed or round.offers.get(sender) == descriptor:
         return
-    check_descriptor(draft.state, spec, descriptor)
+    try:
+        check_descriptor(draft.state, spec, descriptor)
+        if sender in round.offers:
+            raise bad_request(f"{sender} has already offered another payload for this round")
+    except HetnodeError as refusal:
+        strike(draft, sender, number, refusal.cause, now)
+        raise
     expected = _admit(draft, descriptor, now)
     if expected is not None:
         raise HetnodeError(
@@ -90,13 +97,15 @@ def report(
     stage: int,
     number: int,
     held: Sequence[PayloadDescriptor],
+    rejected: Sequence[Rejection],
     now: float,
 ) -> None:
-    """Note which payloads `sender` holds, and decide the round if that was the last word needed.
+    """Note which payloads `sender` holds or refuses, and decide the round if that was the last word needed.
 
     Before the group is closed, a reported payload that its owner has not offered yet counts as its offer: the
     peers may have matched through the DHT while the coordinator was away. One that starts from a diverged
-    anchor is left out. After the decision nothing changes.
+    anchor, came too late for the group, or is not the one that its owner offered is left out; for the last
+    its owner gets a strike, since it has signed two. After the decision nothing changes.
 
     Raises:
         HetnodeError: as :func:`offer`.
@@ -113,18 +122,20 @@ def report(
         offered = round.offers.get(descriptor.owner)
         if offered == descriptor:
             continue
-        if offered is not None or round.group is not None:
-            raise bad_request(f"{sender} reports a payload of {descriptor.owner} that is not in the group")
         if (descriptor.stage, descriptor.round) != (stage, number):
             raise bad_request(f"{sender} reports a payload of another stage or round")
         host_of(draft.state, spec, descriptor.owner, stage, number)
         check_descriptor(draft.state, spec, descriptor)
         unseen.append(descriptor)
     for descriptor in unseen:
-        _admit(draft, descriptor, now)
+        if descriptor.owner in round.offers:
+            strike(draft, descriptor.owner, number, "it signed two payloads for one round", now)
+        elif round.group is None:
+            _admit(draft, descriptor, now)
+    note_rejections(draft, sender, stage, number, rejected, now)
     offers = draft.state.round(stage, number).offers
     before = round.reports.get(sender)
-    owners = (before or frozenset()) | {d.owner for d in held if d.owner in offers}
+    owners = (before or frozenset()) | {d.owner for d in held if offers.get(d.owner) == d}
     if owners != before:
         draft.add(HoldingsReported(now, stage, number, sender, tuple(sorted(owners))))
     advance(draft, spec, stage, now)
@@ -215,6 +226,7 @@ def _decide(draft: Draft, spec: RunSpec, stage: int, round: Round, group: Group,
         reason = f"without the payloads of {listed(left_out)}, which fewer than {peers} hold"
     else:
         reason = f"all {len(entries)} payloads are held by at least {peers}"
+    judge(draft, state.current_round, round, now)
     _conclude(draft, spec, stage, tuple(entries), reason, now)
 
 

@@ -8,11 +8,28 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec import RunSpec
 from protocol.types import PayloadDescriptor, PeerId
 
-MAX_WEIGHT = 1e6
+
+def check_welcome(state: State, peer: PeerId) -> None:
+    """Raises BANNED where the operator keeps `peer` out, QUARANTINED where its strikes do."""
+    reason = state.banned.get(peer)
+    if reason is not None:
+        raise HetnodeError(
+            ErrorCode.BANNED,
+            f"Peer {peer} is banned from this run: {reason or 'no reason was given'}.",
+            "Ask the operator of the run, who alone can lift it.",
+        )
+    if peer in state.quarantined:
+        rounds = ", ".join(map(str, state.strikes.get(peer, ())))
+        raise HetnodeError(
+            ErrorCode.QUARANTINED,
+            f"Peer {peer} is in quarantine: what it sent in rounds {rounds} could not be used.",
+            "The coordinator's log has the reasons; the operator can lift it with 'hetnode peers unban'.",
+        )
 
 
 def live_peer(state: State, peer: PeerId) -> Peer:
-    """The record of `peer`. Raises UNKNOWN_PEER where it never joined or is counted as gone."""
+    """The record of `peer`. Raises BANNED, or UNKNOWN_PEER where it never joined or is counted as gone."""
+    check_welcome(state, peer)
     known = state.peers.get(peer)
     if known is not None and known.is_live:
         return known
@@ -45,18 +62,18 @@ def bad_request(cause: str) -> HetnodeError:
 
 
 def check_descriptor(state: State, spec: RunSpec, descriptor: PayloadDescriptor) -> None:
-    """All that can be said of a payload but for its anchor. Raises BAD_REQUEST."""
+    """All that can be said of the payload of a host of its stage but for its anchor. Raises BAD_REQUEST."""
     owner = descriptor.owner
     if descriptor.run != spec.run_id:
         raise bad_request(f"the payload of {owner} belongs to run {descriptor.run}, not {spec.run_id}")
-    if not 0 < descriptor.weight <= MAX_WEIGHT:
-        raise bad_request(f"the payload of {owner} has weight {descriptor.weight}, at most {MAX_WEIGHT:g}")
+    seat = state.seat(owner, descriptor.round)
+    assert seat is not None, "only hosts of the stage get this far"
+    assigned = seat.replica.weight
+    if not 0 < descriptor.weight <= assigned:
+        raise bad_request(f"the payload of {owner} has weight {descriptor.weight}, it may have {assigned}")
     most = max_payload_bytes(spec)
     if not 0 < descriptor.nbytes <= most:
         raise bad_request(f"the payload of {owner} has {descriptor.nbytes} bytes, at most {most}")
-    offered = state.round(descriptor.stage, descriptor.round).offers.get(owner)
-    if offered is not None:
-        raise bad_request(f"{owner} has already offered another payload for this round")
     if not is_authentic(descriptor):
         raise bad_request(f"the payload of {owner} is not signed by it")
 

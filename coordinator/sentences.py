@@ -12,12 +12,20 @@ from coordinator.events import (
     Event,
     GroupClosed,
     HoldingsReported,
+    InviteCreated,
+    InviteRevoked,
+    InviteUsed,
     PayloadOffered,
+    PayloadRejected,
     PayloadWithheld,
+    PeerBanned,
     PeerJoined,
     PeerLeft,
     PeerLost,
+    PeerQuarantined,
     PeerSeen,
+    PeerStruck,
+    PeerUnbanned,
     PlanAdopted,
     RoundAborted,
     RoundCommitted,
@@ -87,6 +95,17 @@ def describe(event: Event) -> str:  # noqa: PLR0911, PLR0912
             return f"{event.peer} left: {event.reason}"
         case PeerLost():
             return f"{event.peer} is lost: silent for {event.silent_seconds:.1f} s"
+        case InviteCreated():
+            role = f" as {event.role.value}" if event.role else ""
+            return f"invite {event.invite} lets in {event.uses} peer{'' if event.uses == 1 else 's'}{role}"
+        case InviteUsed():
+            return f"{event.peer} is enrolled with invite {event.invite}"
+        case InviteRevoked():
+            return f"invite {event.invite} is revoked"
+        case PeerBanned():
+            return f"{event.peer} is banned: {event.reason or 'no reason was given'}"
+        case PeerUnbanned():
+            return f"{event.peer} is banned no longer"
         case PlanAdopted():
             plan = event.plan
             return f"plan {plan.epoch} from round {plan.from_round} on: {plan.reason}"
@@ -101,6 +120,13 @@ def describe(event: Event) -> str:  # noqa: PLR0911, PLR0912
         case HoldingsReported():
             held = f"{len(event.owners)} payloads of stage {event.stage}, round {event.round}"
             return f"{event.peer} holds {held}"
+        case PayloadRejected():
+            where = f"stage {event.stage}, round {event.round}"
+            return f"{event.peer} refuses the payload of {event.owner} for {where}: {event.reason}"
+        case PeerStruck():
+            return f"{event.peer} gets a STRIKE in round {event.round}: {event.reason}"
+        case PeerQuarantined():
+            return f"{event.peer} is in QUARANTINE after {event.strikes} strikes"
         case RoundCommitted() | RoundAborted():
             decision = event.decision
             outcome = "committed" if decision.committed else "aborted"

@@ -19,12 +19,20 @@ from coordinator.events import (
     Event,
     GroupClosed,
     HoldingsReported,
+    InviteCreated,
+    InviteRevoked,
+    InviteUsed,
     PayloadOffered,
+    PayloadRejected,
     PayloadWithheld,
+    PeerBanned,
     PeerJoined,
     PeerLeft,
     PeerLost,
+    PeerQuarantined,
     PeerSeen,
+    PeerStruck,
+    PeerUnbanned,
     PlanAdopted,
     RoundAborted,
     RoundCommitted,
@@ -104,11 +112,25 @@ class Seat:
 
 
 @dataclass(frozen=True)
+class Invitation:
+    """An invite as the coordinator knows it. `role` None is any role; `peers` have used it, each once."""
+
+    invite: str
+    secret_sha256: str
+    uses: int
+    expires_at: float
+    role: Role | None
+    peers: tuple[PeerId, ...] = ()
+    revoked: bool = False
+
+
+@dataclass(frozen=True)
 class Round:
     """What is known of one (stage, round) beside its decision.
 
     `withheld` are the hosts that will not offer; `reports` maps each reporter to the owners of the payloads
-    that it holds. Times are seconds; `opened_at` is that of the first offer.
+    that it holds; `rejections` maps the owner of a payload to those who refuse it and their reasons. Times
+    are seconds; `opened_at` is that of the first offer.
     """
 
     offers: Mapping[PeerId, PayloadDescriptor] = field(default_factory=dict)
@@ -117,6 +139,7 @@ class Round:
     group: Group | None = None
     closed_at: float = 0.0
     reports: Mapping[PeerId, frozenset[PeerId]] = field(default_factory=dict)
+    rejections: Mapping[PeerId, Mapping[PeerId, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -125,8 +148,10 @@ class State:
 
     Rounds count from 1. `current_round` is the first that is not decided at every stage: 0 before the run
     starts, ``spec.rounds + 1`` after its last decision. `active_at` is when anything last happened in it, or
-    None. `digests` are by (stage, round, part) and peer; `diverged` are the (peer, stage, round, part) whose
-    anchor was found to differ from that of the others.
+    None. `strikes` are the rounds for which each peer got one. `digests` are by (stage, round, part) and
+    peer; `diverged` are the (peer, stage, round, part) whose anchor was found to differ from that of the
+    others. `enrolled` maps each peer that may have certificates to the last invite that it came with,
+    `banned` each peer that the operator keeps out to the reason.
     """
 
     stages: int
@@ -143,9 +168,14 @@ class State:
     active_at: float | None = None
     rounds: Mapping[tuple[int, int], Round] = field(default_factory=dict)
     decisions: Mapping[tuple[int, int], Decision] = field(default_factory=dict)
+    strikes: Mapping[PeerId, tuple[int, ...]] = field(default_factory=dict)
+    quarantined: frozenset[PeerId] = frozenset()
     digests: Mapping[tuple[int, int, str], Mapping[PeerId, str]] = field(default_factory=dict)
     committed: int = 0
     diverged: frozenset[tuple[PeerId, int, int, str]] = frozenset()
+    invitations: Mapping[str, Invitation] = field(default_factory=dict)
+    enrolled: Mapping[PeerId, str] = field(default_factory=dict)
+    banned: Mapping[PeerId, str] = field(default_factory=dict)
 
     @property
     def aborted(self) -> int:
@@ -155,6 +185,11 @@ class State:
     def rounds_decided(self) -> int:
         """Rounds that are decided at every stage."""
         return max(0, self.current_round - 1)
+
+    @property
+    def kept_out(self) -> frozenset[PeerId]:
+        """The peers that are banned or in quarantine: no peer deals with them."""
+        return self.quarantined | self.banned.keys()
 
     def round(self, stage: int, number: int) -> Round:
         return self.rounds.get((stage, number), _NOTHING_YET)
@@ -198,6 +233,12 @@ def apply(state: State, event: Event) -> State:  # noqa: PLR0911, PLR0912
             return _gone(state, event.peer, event.finished)
         case PeerLost():
             return _gone(state, event.peer, finished=False)
+        case InviteCreated() | InviteUsed() | InviteRevoked():
+            return _invitation(state, event)
+        case PeerBanned():
+            return replace(state, banned={**state.banned, event.peer: event.reason})
+        case PeerUnbanned():
+            return _unbanned(state, event.peer)
         case PlanAdopted():
             return _adopt(state, event.plan)
         case PayloadOffered():
@@ -211,6 +252,17 @@ def apply(state: State, event: Event) -> State:  # noqa: PLR0911, PLR0912
             round = state.round(event.stage, event.round)
             reports = {**round.reports, event.peer: frozenset(event.owners)}
             return _with_round(state, event, replace(round, reports=reports))
+        case PayloadRejected():
+            round = state.round(event.stage, event.round)
+            reasons = {**round.rejections.get(event.owner, {}), event.peer: event.reason}
+            rejections = {**round.rejections, event.owner: reasons}
+            return _with_round(state, event, replace(round, rejections=rejections))
+        case PeerStruck():
+            rounds = (*state.strikes.get(event.peer, ()), event.round)
+            return replace(state, strikes={**state.strikes, event.peer: rounds})
+        case PeerQuarantined():
+            quarantined = state.quarantined | {event.peer}
+            return replace(_gone(state, event.peer, finished=False), quarantined=quarantined)
         case RoundCommitted() | RoundAborted():
             return _decided(state, event.at, event.decision)
         case DigestAttested():
@@ -254,6 +306,28 @@ def _gone(state: State, peer: PeerId, finished: bool) -> State:
     return replace(state, peers={**state.peers, peer: gone}, losses=state.losses + gone.is_lost)
 
 
+def _unbanned(state: State, peer: PeerId) -> State:
+    """The quarantine and its strikes are forgiven, too."""
+    banned = {each: reason for each, reason in state.banned.items() if each != peer}
+    strikes = {each: rounds for each, rounds in state.strikes.items() if each != peer}
+    return replace(state, banned=banned, strikes=strikes, quarantined=state.quarantined - {peer})
+
+
+def _invitation(state: State, event: InviteCreated | InviteUsed | InviteRevoked) -> State:
+    match event:
+        case InviteCreated():
+            invitation = Invitation(
+                event.invite, event.secret_sha256, event.uses, event.expires_at, event.role
+            )
+        case InviteUsed():
+            former = state.invitations[event.invite]
+            invitation = replace(former, peers=(*former.peers, event.peer))
+            state = replace(state, enrolled={**state.enrolled, event.peer: event.invite})
+        case InviteRevoked():
+            invitation = replace(state.invitations[event.invite], revoked=True)
+    return replace(state, invitations={**state.invitations, event.invite: invitation})
+
+
 def _adopt(state: State, plan: Plan) -> State:
     seats = {
         member.peer: Seat(replica, position)
@@ -295,7 +369,9 @@ def _close(state: State, event: GroupClosed) -> State:
     return _with_round(state, event, replace(round, group=group, closed_at=event.at))
 
 
-def _with_round(state: State, event: PayloadWithheld | GroupClosed | HoldingsReported, round: Round) -> State:
+def _with_round(
+    state: State, event: PayloadWithheld | GroupClosed | HoldingsReported | PayloadRejected, round: Round
+) -> State:
     return replace(state, rounds={**state.rounds, (event.stage, event.round): round}, active_at=event.at)
 
 

@@ -13,21 +13,24 @@ from coordinator.anchors import attest, has_attested_last, unconfirmed
 from coordinator.events import (
     CoordinatorStarted,
     Event,
+    PeerBanned,
     PeerJoined,
     PeerLeft,
     PeerLost,
     PeerSeen,
+    PeerUnbanned,
     PlanAdopted,
     RunFinished,
 )
 from coordinator.grouping import Waiting, group, missing, needed
+from coordinator.invites import create, enroll, permitted_role, revoke
 from coordinator.rounds import advance, offer, report, withhold
-from coordinator.screens import bad_request, live_peer
+from coordinator.screens import bad_request, check_welcome, live_peer
 from coordinator.state import Draft, Peer, Phase, State
 from protocol.envelope import public_key_of
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec import RunSpec
-from protocol.types import PROTOCOL_VERSION, Capacity, PayloadDescriptor, PeerId, Plan, Role
+from protocol.types import PROTOCOL_VERSION, Capacity, PayloadDescriptor, PeerId, Plan, Rejection, Role
 
 FINISHED = "finished"
 """The reason with which a peer leaves whose work is done."""
@@ -46,6 +49,42 @@ class Join:
     role: Role
     capacity: Capacity
     endpoint: str
+
+
+@dataclass(frozen=True)
+class CreateInvite:
+    """`secret_sha256` in hex; `valid_seconds` from now on; `role` None for any."""
+
+    invite: str
+    secret_sha256: str
+    uses: int
+    valid_seconds: float
+    role: Role | None
+
+
+@dataclass(frozen=True)
+class RevokeInvite:
+    invite: str
+
+
+@dataclass(frozen=True)
+class Enroll:
+    """A peer that has proved its identity asks for a certificate. Once enrolled it needs no invite: ""."""
+
+    peer: PeerId
+    invite: str
+    secret_sha256: str
+
+
+@dataclass(frozen=True)
+class Ban:
+    peer: PeerId
+    reason: str
+
+
+@dataclass(frozen=True)
+class Unban:
+    peer: PeerId
 
 
 @dataclass(frozen=True)
@@ -82,6 +121,7 @@ class Report:
     stage: int
     round: int
     held: tuple[PayloadDescriptor, ...]
+    rejected: tuple[Rejection, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -98,7 +138,22 @@ class Tick:
     """Time has passed: silent peers are lost, windows close, deadlines fall."""
 
 
-Command: TypeAlias = Start | Join | Leave | Heartbeat | Offer | Await | Report | Attest | Tick
+Command: TypeAlias = (
+    Start
+    | CreateInvite
+    | RevokeInvite
+    | Enroll
+    | Ban
+    | Unban
+    | Join
+    | Leave
+    | Heartbeat
+    | Offer
+    | Await
+    | Report
+    | Attest
+    | Tick
+)
 
 
 @dataclass(frozen=True)
@@ -139,10 +194,30 @@ def check_compatible(spec: RunSpec, protocol_version: int, spec_hash: str) -> No
         )
 
 
-def _obey(draft: Draft, spec: RunSpec, command: Command, now: float) -> None:
+def _obey(draft: Draft, spec: RunSpec, command: Command, now: float) -> None:  # noqa: PLR0912
     match command:
         case Start():
             draft.add(CoordinatorStarted(now))
+        case CreateInvite():
+            create(
+                draft,
+                command.invite,
+                command.secret_sha256,
+                command.uses,
+                command.valid_seconds,
+                command.role,
+                now,
+            )
+        case RevokeInvite():
+            revoke(draft, command.invite, now)
+        case Enroll():
+            check_welcome(draft.state, command.peer)
+            enroll(draft, command.peer, command.invite, command.secret_sha256, now)
+        case Ban():
+            _ban(draft, spec, command, now)
+        case Unban():
+            if command.peer in draft.state.banned or command.peer in draft.state.quarantined:
+                draft.add(PeerUnbanned(now, command.peer))
         case Join():
             _join(draft, spec, command, now)
         case Heartbeat():
@@ -155,7 +230,7 @@ def _obey(draft: Draft, spec: RunSpec, command: Command, now: float) -> None:
         case Await():
             withhold(draft, spec, command.peer, command.stage, command.round, now)
         case Report():
-            report(draft, spec, command.peer, command.stage, command.round, command.held, now)
+            _report(draft, spec, command, now)
         case Attest():
             _attest(draft, spec, command, now)
         case Tick():
@@ -166,10 +241,11 @@ def _obey(draft: Draft, spec: RunSpec, command: Command, now: float) -> None:
 
 def _join(draft: Draft, spec: RunSpec, command: Join, now: float) -> None:
     check_compatible(spec, command.protocol_version, command.spec_hash)
-    try:
-        public_key_of(command.peer)
-    except ValueError as error:
-        raise bad_request(str(error)) from None
+    _check_peer_id(command.peer)
+    check_welcome(draft.state, command.peer)
+    permitted = permitted_role(draft.state, command.peer)
+    if permitted not in (None, command.role):
+        raise bad_request(f"the invite of {command.peer} is for the role {permitted}, not {command.role}")
     former = draft.state.peers.get(command.peer)
     if former is not None and former.is_live:
         if _is_repeated(draft.state, former, command):
@@ -192,6 +268,24 @@ def _join(draft: Draft, spec: RunSpec, command: Join, now: float) -> None:
     plan = group(draft.state.peers.values(), spec, epoch=1, from_round=1, first_sample=0)
     if isinstance(plan, Plan):
         draft.add(PlanAdopted(now, plan))
+
+
+def _check_peer_id(peer: PeerId) -> None:
+    try:
+        public_key_of(peer)
+    except ValueError as error:
+        raise bad_request(str(error)) from None
+
+
+def _ban(draft: Draft, spec: RunSpec, command: Ban, now: float) -> None:
+    _check_peer_id(command.peer)
+    if command.peer in draft.state.banned:
+        return
+    draft.add(PeerBanned(now, command.peer, command.reason))
+    known = draft.state.peers.get(command.peer)
+    if known is not None and known.is_live:
+        draft.add(PeerLeft(now, command.peer, f"banned: {command.reason}", finished=False))
+        _advance_all(draft, spec, now)
 
 
 def _is_repeated(state: State, former: Peer, command: Join) -> bool:
@@ -229,6 +323,11 @@ def _leave(draft: Draft, spec: RunSpec, command: Leave, now: float) -> None:
     finished = command.reason == FINISHED and has_attested_last(draft.state, spec, command.peer)
     draft.add(PeerLeft(now, command.peer, command.reason, finished))
     _advance_all(draft, spec, now)
+
+
+def _report(draft: Draft, spec: RunSpec, command: Report, now: float) -> None:
+    held, rejected = command.held, command.rejected
+    report(draft, spec, command.peer, command.stage, command.round, held, rejected, now)
 
 
 def _attest(draft: Draft, spec: RunSpec, command: Attest, now: float) -> None:

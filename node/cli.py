@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from platformdirs import user_config_path, user_data_path
+from platformdirs import user_data_path
 from rich.console import Console
 
-from node import hardware, lifetime
+from node import hardware, known_runs, lifetime
+from node.cli_admin import invite_app, peers_app, seconds_of
 from protocol.errors import ErrorCode, ExitCode, HetnodeError
 from protocol.spec import RunSpec, resolve
 from protocol.types import PROTOCOL_VERSION, Role
@@ -30,6 +31,8 @@ checkpoint_app = typer.Typer(help="Checkpoints of the global model.", no_args_is
 app.add_typer(swarm_app, name="swarm")
 app.add_typer(spec_app, name="spec")
 app.add_typer(checkpoint_app, name="checkpoint")
+app.add_typer(invite_app, name="invite")
+app.add_typer(peers_app, name="peers")
 
 _SPEC = "Run specification"
 _NETWORK = "Network"
@@ -123,8 +126,24 @@ def coordinator(
             help="TCP port of the DHT bootstrap peer; 0 takes a free one.", rich_help_panel=_NETWORK
         ),
     ] = 0,
+    enrolment_port: Annotated[
+        int | None,
+        typer.Option(
+            help="TCP port where invites are traded for certificates; 0 takes a free one. "
+            "Default: the one after the API's.",
+            rich_help_panel=_NETWORK,
+            min=0,
+            max=65535,
+        ),
+    ] = None,
+    certificate_life: Annotated[
+        str, typer.Option(help="Life of a node's certificate; nodes renew theirs.", rich_help_panel=_NETWORK)
+    ] = "24h",
     folder: Annotated[
-        Path | None, typer.Option(help="Where the commit log and metrics are kept; the same folder resumes.")
+        Path | None,
+        typer.Option(
+            help="Where the commit log, the run's authority and metrics are kept; the same folder resumes."
+        ),
     ] = None,
     verbose: Verbose = False,
     lifeline: Lifeline = None,
@@ -132,9 +151,10 @@ def coordinator(
     """Run the coordinator of one training run: membership, grouping, the commit log and the DHT's first peer.
 
     It waits until the peers that the run's shape asks for have joined, and ends when the run is finished.
-    Tensors never pass through it, so a small machine will do. Prints the command with which nodes join.
+    Tensors never pass through it, so a small machine will do. Prints the command that makes an invite; nodes
+    join with an invite alone.
     """
-    from coordinator.app import run_coordinator  # noqa: PLC0415
+    from coordinator.app import Doors, run_coordinator  # noqa: PLC0415
     from node.identity import open_identity  # noqa: PLC0415
     from node.net.hive.client import Hivemind  # noqa: PLC0415
 
@@ -155,8 +175,9 @@ def coordinator(
         )
     )
     host, _ = lifetime.split_address(listen, "--listen")
+    life = seconds_of(certificate_life, "--certificate-life")
     folder = folder or user_data_path("hetnode") / "runs" / spec.run_id / "coordinator"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if host in ("0.0.0.0", "::") and advertise is None:
         raise lifetime.bad_option(
             f"--listen {listen} accepts other machines, but which host shall they be told?",
@@ -169,6 +190,8 @@ def coordinator(
     async def start_bootstrap() -> Hivemind:
         return await Hivemind.start(
             identity=identity,
+            certificate=folder / "bootstrap.pem",
+            authority=folder / "authority.pem",
             run=spec.run_id,
             initial_peers=(),
             listen_host=host,
@@ -176,30 +199,48 @@ def coordinator(
             advertise=public,
         )
 
-    def ready(address: str) -> None:
+    def ready(address: str, enrolment: str) -> None:
         (folder / "run.toml").write_text(spec.toml)
-        (folder / "address.tmp").write_text(address)
-        (folder / "address.tmp").replace(folder / "address")
+        for name, text in (("enrolment-address", enrolment), ("address", address)):
+            (folder / f"{name}.tmp").write_text(text)
+            (folder / f"{name}.tmp").replace(folder / name)
         console.print(f"run  {spec.run_id}\nspec {spec.hash}", highlight=False)
         console.print(spec.model_dump_json(indent=2), highlight=False, markup=False)
-        console.print(f"nodes join with: hetnode join {address} --role stage|replica", highlight=False)
+        console.print(f"API {address}, enrolment {enrolment}", highlight=False, markup=False)
+        create = f"hetnode invite create --folder {folder}"
+        console.print(f"let nodes in with: {create}", highlight=False, markup=False)
 
     (folder / "address").unlink(missing_ok=True)
+    enrolment_door = None if enrolment_port is None else f"{host}:{enrolment_port}"
     lifetime.run(
-        run_coordinator(spec, folder, listen, public, start_bootstrap, ready),
+        run_coordinator(
+            spec, folder, Doors(listen, enrolment_door, public), identity, start_bootstrap, ready, life
+        ),
         lifeline,
     )
 
 
 @app.command()
 def join(
-    address: Annotated[str, typer.Argument(help="HOST:PORT of the coordinator.", metavar="COORDINATOR")],
-    role: Annotated[
-        Role,
-        typer.Option(
-            help="'stage': one member of a pipeline replica. 'replica': all stages on this machine."
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            help="The invite; or the name of a run that this machine was in before.", metavar="INVITE|RUN"
         ),
-    ],
+    ] = None,
+    role: Annotated[
+        Role | None,
+        typer.Option(
+            help="'stage': one member of a pipeline replica. 'replica': all stages on this machine. "
+            "Default: the invite's, or else stage."
+        ),
+    ] = None,
+    invite_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File that holds the invite, '-' for standard input: keeps it out of sight of others."
+        ),
+    ] = None,
     folder: Annotated[Path | None, typer.Option(help="Where this node keeps its checkpoint.")] = None,
     identity: Annotated[
         Path | None, typer.Option(help="Key file of this node. Default: the first that no live node uses.")
@@ -247,18 +288,19 @@ def join(
 ) -> None:
     """Take part in a run: train, exchange pseudo-gradients, and keep this node's part of the model.
 
-    The node gets everything from the coordinator: the specification, its stages and its neighbours. It ends
-    by itself when the run is finished. Ctrl-C leaves in order; a second Ctrl-C ends at once.
+    An invite is traded once for a certificate, which the node keeps and renews; afterwards the name of the
+    run is enough. The node gets everything from the coordinator: the specification, its stages and its
+    neighbours. It ends by itself when the run is finished. Ctrl-C leaves in order; a second one ends at once.
     """
-    from node.identity import open_free_identity, open_identity  # noqa: PLC0415
     from node.runtime import NodeOptions, run_node  # noqa: PLC0415
 
     lifetime.configure_logging(verbose)
-    lifetime.split_address(address, "The coordinator")
+    wanted = known_runs.destination(run, invite_file)
     host, port = lifetime.split_address(listen, "--listen")
-    own = open_identity(identity) if identity else open_free_identity(user_config_path("hetnode"))
+    own = known_runs.identity_for(wanted, identity)
     options = NodeOptions(
-        coordinator=address,
+        invite=wanted.invite,
+        run=wanted.run,
         role=role,
         folder=folder or user_data_path("hetnode") / "nodes" / own.peer,
         listen_host=host,
@@ -276,13 +318,22 @@ def join(
 
 
 @app.command()
-def status(address: Annotated[str, typer.Argument(metavar="COORDINATOR", help="HOST:PORT.")]) -> None:
+def status(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN|FOLDER",
+            help="A run that this machine is or was in, or the folder of its coordinator or of 'swarm up'. "
+            "Default: the only coordinator here.",
+        ),
+    ] = None,
+) -> None:
     """Show what a run is doing, who takes part, and how the loss goes."""
     from node.net.coordinator_client import fetch_status  # noqa: PLC0415
     from node.views.status import status_view  # noqa: PLC0415
 
-    lifetime.split_address(address, "The coordinator")
-    Console().print(status_view(lifetime.run(fetch_status(address))))
+    address, shown = known_runs.operator_or_member(run)
+    Console().print(status_view(lifetime.run(fetch_status(address, shown))))
 
 
 @swarm_app.command("up")
@@ -419,6 +470,8 @@ def main() -> None:
     """
     # Children are spawned by fork and exec; gRPC's handlers for a bare fork would only print warnings.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+    # Its library would write a line for every stranger whose handshake fails; what matters is in our own log.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         app()
     except (lifetime.Interrupted, KeyboardInterrupt):

@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from node.credentials import RunCredentials, check_in_date, folder_of, load
 from node.hardware import measure_capacity
 from node.identity import Identity
 from node.net.coordinator_client import CoordinatorClient
+from node.net.enrolment import enrol
 from node.net.hive.client import Hivemind
 from node.net.ipc import Child, start_child
 from node.net.link import LinkServer
 from node.net.membership import Membership
 from node.train.training import Services, Training
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.invite import Invite
 from protocol.types import PROTOCOL_VERSION, PeerRecord, Role
 
 log = logging.getLogger(__name__)
@@ -31,10 +35,13 @@ class NodeOptions:
 
     `advertise` is the host name or address under which others reach this machine; None takes the address
     that this machine uses towards the coordinator. `source` overrides where this node reads the run's data.
+    With `invite`, the node enrols first; otherwise it has credentials for `run` from before. `role` None
+    takes that of the invite, or else a stage.
     """
 
-    coordinator: str
-    role: Role
+    invite: Invite | None
+    run: str
+    role: Role | None
     folder: Path
     listen_host: str = "0.0.0.0"
     listen_port: int = 0
@@ -51,7 +58,7 @@ class NodeOptions:
 async def run_node(options: NodeOptions, identity: Identity) -> Path:
     """Join the run, train until its last round is over, and return the folder of this node's checkpoint.
 
-    Cancelling it leaves in order: the coordinator is told and every child process ends.
+    Enrols first where there is an invite. Cancelling it leaves in order: the coordinator is told and every child process ends.
 
     Raises HetnodeError (alone or in an ExceptionGroup) for every failure that is not a bug; the node has then
     cleaned up after itself.
@@ -65,44 +72,58 @@ async def run_node(options: NodeOptions, identity: Identity) -> Path:
             environment={"HETNODE_THREADS": str(options.threads), "OMP_NUM_THREADS": str(options.threads)},
         )
         stack.push_async_callback(worker.close, _CLOSE_SECONDS)
-        coordinator = CoordinatorClient(options.coordinator, identity.peer)
+        credentials = await _credentials(options, identity)
+        role = options.role or credentials.role or Role.STAGE
+        coordinator = CoordinatorClient(credentials, identity)
         stack.push_async_callback(coordinator.close)
-        advertise = options.advertise or _address_towards(options.coordinator)
-        links = LinkServer()
+        advertise = options.advertise or _address_towards(credentials.api)
+        links = LinkServer(lambda: coordinator.credentials.tls)
         endpoint = ""
-        if options.role is Role.STAGE and not options.dial_only:
+        if role is Role.STAGE and not options.dial_only:
             port = await links.start(options.listen_host, options.listen_port)
             stack.push_async_callback(links.close)
             endpoint = f"{advertise}:{port}"
         capacity = measure_capacity(options.device, options.threads)
-        admission = await coordinator.join(
-            options.role, capacity, endpoint, options.spec_hash, options.join_seconds
-        )
+        admission = await coordinator.join(role, capacity, endpoint, options.spec_hash, options.join_seconds)
         spec = admission.spec
-        log.info("joined run %s as %s, peer %s, spec %s", spec.run_id, options.role, identity.peer, spec.hash)
+        log.info("joined run %s as %s, peer %s, spec %s", spec.run_id, role, identity.peer, spec.hash)
         stack.push_async_callback(_leave, coordinator, "stopped before the end")
-        hivemind = await Hivemind.start(
-            identity=identity,
-            run=spec.run_id,
-            initial_peers=admission.dht_peers,
-            listen_host=options.listen_host,
-            listen_port=options.dht_port,
-            advertise=advertise,
-            client_mode=options.dial_only,
-        )
-        stack.push_async_callback(hivemind.close)
-        record = PeerRecord(identity.peer, PROTOCOL_VERSION, options.role, capacity, endpoint, stages=None)
-        membership = Membership(spec, coordinator, hivemind, record)
-        services = Services(identity, worker, hivemind, coordinator, links, membership)
-        training = Training(spec, services, options.device, options.source, options.folder / "checkpoint")
         async with asyncio.TaskGroup() as group:
-            background = (group.create_task(membership.keep()), group.create_task(_guard(worker)))
+            background = [group.create_task(coordinator.keep_renewed()), group.create_task(_guard(worker))]
+            hivemind = await Hivemind.start(
+                identity=identity,
+                certificate=credentials.certificate_file,
+                authority=credentials.authority_file,
+                run=spec.run_id,
+                initial_peers=admission.dht_peers,
+                listen_host=options.listen_host,
+                listen_port=options.dht_port,
+                advertise=advertise,
+                client_mode=options.dial_only,
+            )
+            stack.push_async_callback(hivemind.close)
+            record = PeerRecord(identity.peer, PROTOCOL_VERSION, role, capacity, endpoint, stages=None)
+            membership = Membership(spec, coordinator, hivemind, record)
+            background.append(group.create_task(membership.keep()))
+            services = Services(identity, worker, hivemind, coordinator, links, membership)
+            training = Training(spec, services, options.device, options.source, options.folder / "checkpoint")
             folder = await training.run()
             for task in background:
                 task.cancel()
         await _leave(coordinator, "finished")
         log.info("the run is finished; this node's part of the model is in %s", folder)
         return folder
+
+
+async def _credentials(options: NodeOptions, identity: Identity) -> RunCredentials:
+    """Those that the invite brings, or those of before."""
+    if options.invite is None:
+        credentials = load(folder_of(identity.path, options.run))
+        check_in_date(credentials, time.time())
+        return credentials
+    credentials = await enrol(options.invite, identity, options.join_seconds)
+    log.info("enrolled in run %s; its credentials are in %s", credentials.run, credentials.folder)
+    return credentials
 
 
 async def _guard(worker: Child) -> None:

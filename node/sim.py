@@ -15,7 +15,9 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from node.credentials import Credentials, load_operator
 from node.hardware import available_threads
+from node.net.admin_client import AdminClient
 from node.net.coordinator_client import fetch_status
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
@@ -24,6 +26,7 @@ from protocol.types import Role
 
 _STOP_SECONDS = 6.0
 _POLL_SECONDS = 0.5
+_INVITE_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
@@ -113,9 +116,12 @@ async def run_swarm(
             ["coordinator", "--config", str(spec_file), "--folder", str(folder), "--listen", listen],
         )
         swarm.address = await _address_of(swarm.coordinator, folder / "address")
+        operator = load_operator(folder)
         roles = [Role.REPLICA] * spec.swarm.replicas
         roles += [Role.STAGE] * (spec.swarm.pipelines * spec.swarm.stages)
         threads = max(1, available_threads() // len(roles))
+        invite_file = await _invite(*operator, folder, len(roles))
+        stack.callback(invite_file.unlink, missing_ok=True)
         for number, role in enumerate(roles):
             name = f"{number:02d}-{role.value}"
             node_folder = folder / "nodes" / name
@@ -123,14 +129,25 @@ async def run_swarm(
                 await swarm.start(
                     name,
                     [
-                        *("join", swarm.address, "--role", role.value, "--folder", str(node_folder)),
+                        *("join", "--invite-file", str(invite_file), "--role", role.value),
+                        *("--folder", str(node_folder)),
                         *("--identity", str(node_folder / "identity.key"), "--threads", str(threads)),
                         *("--listen", "127.0.0.1:0", "--advertise", "127.0.0.1"),
                     ],
                 )
             )
-        await _watch(swarm, on_status)
+        await _watch(swarm, folder, on_status)
         return swarm
+
+
+async def _invite(address: str, operator: Credentials, folder: Path, uses: int) -> Path:
+    """A file, for this user alone, with an invite for all nodes: others could see it in command lines."""
+    async with AdminClient(address, operator) as admin:
+        invite, _ = await admin.create_invite(uses, _INVITE_SECONDS, None)
+    path = folder / "invite"
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(f"{invite}\n")
+    return path
 
 
 async def _address_of(coordinator: SwarmProcess, file: Path) -> str:
@@ -142,7 +159,7 @@ async def _address_of(coordinator: SwarmProcess, file: Path) -> str:
     return file.read_text().strip()
 
 
-async def _watch(swarm: Swarm, on_status: Callable[[pb.StatusReply], None]) -> None:
+async def _watch(swarm: Swarm, folder: Path, on_status: Callable[[pb.StatusReply], None]) -> None:
     """Show the status until all nodes have ended well; the first failure ends the swarm."""
     assert swarm.coordinator is not None
     ends = {asyncio.create_task(node.process.wait()): node for node in swarm.nodes}
@@ -162,7 +179,7 @@ async def _watch(swarm: Swarm, on_status: Callable[[pb.StatusReply], None]) -> N
                     raise _failure(swarm.coordinator)
                 break
             with suppress(HetnodeError):
-                on_status(await fetch_status(swarm.address, deadline=2.0))
+                on_status(await fetch_status(*load_operator(folder), deadline=2.0))
         if pending:
             await asyncio.wait(pending, timeout=_STOP_SECONDS)
     finally:

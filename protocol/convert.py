@@ -30,6 +30,7 @@ from protocol.types import (
     PeerId,
     PeerRecord,
     Plan,
+    Rejection,
     Replica,
     Role,
     StageRange,
@@ -41,7 +42,9 @@ MAX_NAME = 128
 MAX_SENTENCE = 1000
 MAX_STAGES = 512
 MAX_REPLICAS = 10_000
+MAX_BANNED = 10_000
 MAX_DIMENSIONS = 4
+MAX_WEIGHT = 1e6
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -113,6 +116,12 @@ def name_from_pb(value: str, what: str) -> str:
 
 
 @_request
+def sentence_from_pb(value: str, what: str) -> str:
+    """`value` as a printable sentence for people, or ""."""
+    return text(value, what, MAX_SENTENCE, empty=True)
+
+
+@_request
 def peer_from_pb(value: str) -> PeerId:
     """A name that may be a peer id; protocol.envelope.public_key_of tells whether it is."""
     return _peer(value)
@@ -127,6 +136,12 @@ def endpoint_from_pb(value: str) -> str:
 @_request
 def role_from_pb(value: str) -> Role:
     return Role(value)
+
+
+@_request
+def banned_from_pb(values: Sequence[str]) -> frozenset[PeerId]:
+    _count(values, "banned peers", MAX_BANNED)
+    return frozenset(map(_peer, values))
 
 
 def stage_range_to_pb(stages: StageRange) -> pb.StageRange:
@@ -199,6 +214,7 @@ def replica_to_pb(replica: Replica) -> pb.Replica:
         index=replica.index,
         members=[member_to_pb(member) for member in replica.members],
         links=[link_to_pb(link) for link in replica.links],
+        weight=replica.weight,
     )
 
 
@@ -212,7 +228,9 @@ def replica_from_pb(message: pb.Replica) -> Replica:
     stops = (0, *(member.stages.stop for member in members))
     if any(member.stages.first != stop for member, stop in zip(members, stops, strict=False)):
         raise ValueError(f"the members of replica {message.index} do not cover contiguous stages from 0 on")
-    return Replica(message.index, members, tuple(map(link_from_pb, message.links)))
+    if not 0 < message.weight <= MAX_WEIGHT:
+        raise ValueError(f"a replica of weight {message.weight}, not above 0 and at most {MAX_WEIGHT:g}")
+    return Replica(message.index, members, tuple(map(link_from_pb, message.links)), message.weight)
 
 
 def plan_to_pb(plan: Plan) -> pb.Plan:
@@ -293,6 +311,22 @@ def descriptors_from_pb(messages: Sequence[pb.PayloadDescriptor]) -> tuple[Paylo
     if len({descriptor.owner for descriptor in descriptors}) != len(descriptors):
         raise ValueError("two payloads of one owner")
     return descriptors
+
+
+def rejection_to_pb(rejection: Rejection) -> pb.Rejection:
+    return pb.Rejection(
+        descriptor=descriptor_to_pb(rejection.descriptor), reason=rejection.reason[:MAX_SENTENCE]
+    )
+
+
+@_request
+def rejections_from_pb(messages: Sequence[pb.Rejection]) -> tuple[Rejection, ...]:
+    """Rejections of one list, at most one of each owner."""
+    descriptors = descriptors_from_pb([message.descriptor for message in messages])
+    return tuple(
+        Rejection(descriptor, text(message.reason, "the reason", MAX_SENTENCE))
+        for descriptor, message in zip(descriptors, messages, strict=True)
+    )
 
 
 def _check_canonical(descriptors: Sequence[PayloadDescriptor]) -> None:

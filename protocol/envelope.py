@@ -1,4 +1,5 @@
-"""Signatures of what travels: payload descriptors and DHT records, verified against the peer id alone.
+"""Signatures of what travels, verified against the signer's peer id alone: payload descriptors, DHT records,
+specs and plans, and a peer's claim to a TLS key.
 
 A peer id is the base58 form of the identity multihash of a libp2p ed25519 public key, so it embeds the key.
 """
@@ -6,6 +7,7 @@ A peer id is the base58 form of the identity multihash of a libp2p ed25519 publi
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable
 from dataclasses import asdict, replace
 
@@ -64,6 +66,46 @@ def is_authentic(descriptor: PayloadDescriptor) -> bool:
     return is_signed_by(descriptor.owner, descriptor_message(descriptor), descriptor.signature)
 
 
-def record_message(record: bytes) -> bytes:
-    """The bytes that a peer signs for its DHT record (`record` is the serialized PeerRecord)."""
-    return b"hetnode record 1\n" + record
+def misfit(descriptor: PayloadDescriptor, own: PayloadDescriptor) -> str:
+    """Why `descriptor` cannot count in the round of `own`, whatever its bytes are; "" where it can.
+
+    A replay is a misfit: the envelope names run, stage, round, and the anchor from which it starts.
+    """
+    for name in ("run", "stage", "round", "codec"):
+        theirs, ours = getattr(descriptor, name), getattr(own, name)
+        if theirs != ours:
+            return f"its {name} is {theirs} instead of {ours}"
+    if descriptor.anchor_digest != own.anchor_digest:
+        theirs, ours = descriptor.anchor_digest[:16], own.anchor_digest[:16]
+        return f"it starts from the anchor {theirs} instead of {ours}"
+    return ""
+
+
+def record_message(record: bytes, expires: float) -> bytes:
+    """The bytes that a peer signs for its DHT record.
+
+    Args:
+        record: the serialized PeerRecord.
+        expires: Unix time until which the DHT may keep it.
+    """
+    return b"hetnode record 2\n" + struct.pack("<d", expires) + record
+
+
+def spec_message(spec_json: str) -> bytes:
+    """The bytes that the coordinator signs for the run's spec in canonical JSON."""
+    return b"hetnode spec 1\n" + spec_json.encode()
+
+
+def plan_message(run: str, plan: bytes) -> bytes:
+    """The bytes that the coordinator signs for a plan of `run` (`plan` is the serialized Plan)."""
+    return b"hetnode plan 1\n" + run.encode() + b"\n" + plan
+
+
+def enrolment_message(pin: bytes, tls_public_key: bytes, invite: str) -> bytes:
+    """The bytes by which a newcomer claims `tls_public_key` (DER) towards the authority of `pin`."""
+    return b"hetnode enrolment 1\n" + pin + invite.encode() + b"\n" + tls_public_key
+
+
+def renewal_message(pin: bytes, tls_public_key: bytes) -> bytes:
+    """The bytes by which an enrolled peer claims `tls_public_key` (DER) for its next certificate."""
+    return b"hetnode renewal 1\n" + pin + tls_public_key

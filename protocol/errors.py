@@ -31,6 +31,7 @@ class ErrorCode(Enum):
     UNKNOWN_PRESET = ("unknown-preset", ExitCode.USAGE)
     BAD_SPEC = ("bad-spec", ExitCode.USAGE)
     BAD_OPTION = ("bad-option", ExitCode.USAGE)
+    BAD_INVITE = ("bad-invite", ExitCode.USAGE)
 
     # Data, tokenizers and files of the user.
     DATA_UNREADABLE = ("data-unreadable", ExitCode.DATA)
@@ -45,6 +46,7 @@ class ErrorCode(Enum):
     PORT_IN_USE = ("port-in-use", ExitCode.NETWORK)
     BAD_ADDRESS = ("bad-address", ExitCode.NETWORK)
     DHT_UNREACHABLE = ("dht-unreachable", ExitCode.NETWORK)
+    WRONG_AUTHORITY = ("wrong-authority", ExitCode.NETWORK)
 
     # The coordinator said no.
     VERSION_MISMATCH = ("version-mismatch", ExitCode.REFUSED)
@@ -54,6 +56,15 @@ class ErrorCode(Enum):
     ALREADY_ACTIVE = ("already-active", ExitCode.REFUSED)
     UNKNOWN_PEER = ("unknown-peer", ExitCode.REFUSED)
     BAD_REQUEST = ("bad-request", ExitCode.REFUSED)
+    INVITE_EXPIRED = ("invite-expired", ExitCode.REFUSED)
+    INVITE_USED = ("invite-used", ExitCode.REFUSED)
+    INVITE_REVOKED = ("invite-revoked", ExitCode.REFUSED)
+    INVITE_UNKNOWN = ("invite-unknown", ExitCode.REFUSED)
+    INVITE_FORGED = ("invite-forged", ExitCode.REFUSED)
+    CERTIFICATE_REFUSED = ("certificate-refused", ExitCode.REFUSED)
+    BANNED = ("banned", ExitCode.REFUSED)
+    QUARANTINED = ("quarantined", ExitCode.REFUSED)
+    RATE_LIMITED = ("rate-limited", ExitCode.REFUSED)
 
     # Another peer failed, or sent what cannot be used.
     NEIGHBOUR_LOST = ("neighbour-lost", ExitCode.PEER)
@@ -72,6 +83,7 @@ class ErrorCode(Enum):
     RUN_FOLDER_IN_USE = ("run-folder-in-use", ExitCode.STATE)
     DEVICE_UNAVAILABLE = ("device-unavailable", ExitCode.STATE)
     SWARM_PROCESS_FAILED = ("swarm-process-failed", ExitCode.STATE)
+    NO_CREDENTIALS = ("no-credentials", ExitCode.STATE)
 
     def __init__(self, label: str, exit_code: ExitCode) -> None:
         self.label = label

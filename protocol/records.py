@@ -1,20 +1,40 @@
-"""Bytes of the records that peers sign: the DHT's peer records and payload descriptors.
+"""Bytes of the records that are signed: the DHT's peer records, payload descriptors, and plans.
 
 Everything read here was written by a stranger: any bad bytes raise BAD_REQUEST, nothing else.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
+from cryptography import x509
 from google.protobuf.message import DecodeError
 
-from protocol.convert import descriptor_from_pb, descriptor_to_pb, peer_record_from_pb, peer_record_to_pb
-from protocol.envelope import Signer, is_signed_by, record_message
+from protocol.convert import (
+    descriptor_from_pb,
+    descriptor_to_pb,
+    peer_record_from_pb,
+    peer_record_to_pb,
+    plan_from_pb,
+    plan_to_pb,
+)
+from protocol.envelope import Signer, is_signed_by, plan_message, record_message
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
-from protocol.types import PayloadDescriptor, PeerRecord
+from protocol.tls import certified_peer
+from protocol.types import PayloadDescriptor, PeerRecord, Plan
 
-MAX_SEALED_BYTES = 1024
-"""Largest signed record in the DHT; every field of a PeerRecord is bounded well below it."""
+MAX_SEALED_BYTES = 2048
+"""Largest signed record in the DHT; every field of a PeerRecord, and a certificate, is well below it."""
+
+
+@dataclass(frozen=True)
+class OpenedRecord:
+    """A record as its peer has signed it. `expires`: Unix time until which the DHT may keep it."""
+
+    record: PeerRecord
+    expires: float
 
 
 def record_to_bytes(record: PeerRecord) -> bytes:
@@ -29,17 +49,27 @@ def record_from_bytes(data: bytes) -> PeerRecord:
         raise _bad("it is no peer record") from None
 
 
-def seal_record(record: PeerRecord, sign: Signer) -> bytes:
-    """The record with its peer's signature, as it is stored in the DHT."""
+def seal_record(record: PeerRecord, sign: Signer, expires: float, certificate: bytes) -> bytes:
+    """The record as it is stored in the DHT: with its peer's signature and (DER) certificate.
+
+    Args:
+        expires: Unix time until which the DHT may keep it.
+    """
     data = record_to_bytes(record)
-    return pb.SignedRecord(record=data, signature=sign(record_message(data))).SerializeToString()
+    return pb.SignedRecord(
+        record=data,
+        signature=sign(record_message(data, expires)),
+        expires=expires,
+        certificate=certificate,
+    ).SerializeToString()
 
 
-def open_record(sealed: bytes, peer: str) -> PeerRecord:
-    """The record that `peer` signed about itself.
+def open_record(sealed: bytes, peer: str, authority: x509.Certificate, now: float) -> OpenedRecord:
+    """The record that `peer` signed about itself, if its certificate is the authority's and neither is over.
 
     Raises:
-        HetnodeError: BAD_REQUEST if it is too long, malformed, about another peer, or not signed by `peer`.
+        HetnodeError: BAD_REQUEST if it is too long, malformed, about another peer, not signed by `peer`, not
+            certified, or stale.
     """
     if len(sealed) > MAX_SEALED_BYTES:
         raise _bad(f"it has {len(sealed)} bytes, more than {MAX_SEALED_BYTES}")
@@ -47,12 +77,20 @@ def open_record(sealed: bytes, peer: str) -> PeerRecord:
         signed = pb.SignedRecord.FromString(sealed)
     except DecodeError:
         raise _bad("it is no signed record") from None
-    if not is_signed_by(peer, record_message(signed.record), signed.signature):
+    if not is_signed_by(peer, record_message(signed.record, signed.expires), signed.signature):
         raise _bad(f"it is not signed by {peer[:64]}")
+    if not now < signed.expires < math.inf:
+        raise _bad(f"{peer} wrote it too long ago")
+    try:
+        certificate = certified_peer(signed.certificate, authority)
+    except ValueError as error:
+        raise _bad(f"{peer} shows {error}") from None
+    if certificate.peer != peer or not certificate.holds_at(now):
+        raise _bad(f"{peer} shows the certificate of another peer, or one whose time is over")
     record = record_from_bytes(signed.record)
     if record.peer != peer:
         raise _bad(f"{peer[:64]} signed a record about {record.peer}")
-    return record
+    return OpenedRecord(record, signed.expires)
 
 
 def descriptor_to_bytes(descriptor: PayloadDescriptor) -> bytes:
@@ -65,6 +103,30 @@ def descriptor_from_bytes(data: bytes) -> PayloadDescriptor:
         return descriptor_from_pb(pb.PayloadDescriptor.FromString(data))
     except DecodeError:
         raise _bad("it is no payload descriptor") from None
+
+
+def seal_plan(plan: Plan, run: str, sign: Signer) -> tuple[bytes, bytes]:
+    """The plan as it is sent, and the coordinator's signature under it."""
+    data = plan_to_pb(plan).SerializeToString(deterministic=True)
+    return data, sign(plan_message(run, data))
+
+
+def open_plan(data: bytes, signature: bytes, run: str, coordinator: str) -> Plan:
+    """The plan of `run` that `coordinator`, the peer id of its key, has signed.
+
+    Raises:
+        HetnodeError: WRONG_AUTHORITY if it is not signed so; BAD_REQUEST if what was signed is no plan.
+    """
+    if not is_signed_by(coordinator, plan_message(run, data), signature):
+        raise HetnodeError(
+            ErrorCode.WRONG_AUTHORITY,
+            f"A plan is not signed by the coordinator {coordinator[:64]} of run {run[:64]}.",
+            "If the operator has set the coordinator up anew, ask for a new invite.",
+        )
+    try:
+        return plan_from_pb(pb.Plan.FromString(data))
+    except DecodeError:
+        raise _bad("it is no plan") from None
 
 
 def _bad(why: str) -> HetnodeError:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.screen import clipping_scales, payload_norm
 from protocol.topk import SparseTensor
 
 
@@ -42,9 +43,12 @@ def apply_update(
 ) -> dict[str, Tensor]:
     """The anchor after a round: anchor - eta * (sum_m w_m sent_m) / (sum_m w_m), algorithm eq 2.
 
-    Sums run in the order given: callers pass the canonical order, by owner. The division is by the weight of
-    all contributors, never by the number that sent an element. Computed in the anchor's dtype; payloads may
-    hold more tensors than `anchor`.
+    What is sent counts clipped to the bound of its round (protocol.screen.clipping_scales). Sums run in the
+    order given: callers pass the canonical order, by owner. The division is by the weight of all
+    contributors, never by the number that sent an element. Computed in the anchor's dtype.
+
+    Args:
+        payloads: all tensors of the stage, also where `anchor` holds fewer: the norm is that of the whole.
 
     Returns:
         New tensors; `anchor` is left as it was.
@@ -56,11 +60,13 @@ def apply_update(
     if not payloads or not all(math.isfinite(weight) and weight > 0 for weight in weights):
         raise ValueError(f"a round needs contributors with positive finite weights, not {list(weights)}")
     total_weight = math.fsum(weights)
+    scales = clipping_scales([payload_norm(payload) for payload in payloads])
+    factors = [weight * scale for weight, scale in zip(weights, scales, strict=True)]
     moved = {}
     for name, tensor in anchor.items():
         total = torch.zeros_like(tensor).view(-1)
-        for payload, weight in zip(payloads, weights, strict=True):
-            payload[name].add_to(total, weight)
+        for payload, factor in zip(payloads, factors, strict=True):
+            payload[name].add_to(total, factor)
         # Plain operations in sequence: a fused alpha= would round once where other machines round twice.
         moved[name] = tensor - total.div_(total_weight).mul_(learning_rate).view_as(tensor)
         if not torch.isfinite(moved[name]).all():

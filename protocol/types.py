@@ -89,11 +89,15 @@ class Link:
 
 @dataclass(frozen=True)
 class Replica:
-    """An ordered list of members that covers all stages. ``len(links) == len(members) - 1``."""
+    """An ordered list of members that covers all stages. ``len(links) == len(members) - 1``.
+
+    `weight` is what its payloads weigh in a round; a descriptor with another weight is refused.
+    """
 
     index: int
     members: tuple[Member, ...]
     links: tuple[Link, ...]
+    weight: float = 1.0
 
     @property
     def name(self) -> str:
@@ -144,6 +148,14 @@ class PayloadDescriptor:
     nbytes: int
     sha256: str
     signature: bytes = b""
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """A payload that its receiver will not use. `reason` is the sentence shown to people."""
+
+    descriptor: PayloadDescriptor
+    reason: str
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,18 @@ from pathlib import Path
 
 from node.identity import open_identity
 from node.net.hive.client import Hivemind
+from tests.certificates import enrolled
 
 
 async def main() -> None:
-    hivemind = await Hivemind.start(identity=open_identity(Path(sys.argv[1]) / "peer.key"), run="orphans")
+    identity = open_identity(Path(sys.argv[1]) / "peer.key")
+    credentials = enrolled(identity, "orphans")
+    hivemind = await Hivemind.start(
+        identity=identity,
+        certificate=credentials.certificate_file,
+        authority=credentials.authority_file,
+        run="orphans",
+    )
     await hivemind.host_stages({0: 1000, 1: 1000})
     print("ready", flush=True)
     await hivemind.wait_closed()

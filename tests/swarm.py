@@ -28,6 +28,9 @@ class Keyed:
     def peer(self) -> PeerId:
         return peer_id_of(self.key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw))
 
+    def sign(self, message: bytes) -> bytes:
+        return self.key.sign(message)
+
     def join(self, spec: RunSpec, role: Role = Role.REPLICA, endpoint: str = "127.0.0.1:9") -> Join:
         return Join(PROTOCOL_VERSION, spec.hash, self.peer, role, Capacity("cpu", 2**30, 1), endpoint)
 
@@ -95,12 +98,13 @@ class Run:
         return outcome.events
 
     def refuses(self, command: Command, code: ErrorCode) -> HetnodeError:
-        """The refusal of a command, which must leave the state as it was unless an anchor diverged."""
+        """The refusal of a command, which must leave the state as it was, but for strikes and divergence."""
         before = self.state
         refusal = self.send(command).refusal
         assert refusal is not None, command
         assert refusal.code is code
-        assert self.state == before or code is ErrorCode.ANCHOR_DIVERGED
+        unstruck = replace(self.state, strikes=before.strikes)
+        assert unstruck == before or code is ErrorCode.ANCHOR_DIVERGED
         return refusal
 
 

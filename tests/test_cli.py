@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from protocol.invite import Invite
+
 
 def hetnode(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -78,15 +80,39 @@ def test_an_address_that_is_none(tmp_path: Path) -> None:
 
 
 def test_a_coordinator_that_is_not_there(free_port: int, tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port}"
+    invite = Invite(address, address, bytes(32), "00" * 6, bytes(16)).encode()
     result = hetnode(
-        *("join", f"127.0.0.1:{free_port}", "--role", "stage", "--join-seconds", "1"),
+        *("join", invite, "--role", "stage", "--join-seconds", "1"),
         *("--identity", str(tmp_path / "key"), "--folder", str(tmp_path / "node")),
     )
     check(result, 4, "coordinator-unreachable", str(free_port))
 
 
+def test_an_invite_with_a_letter_wrong_is_refused_and_not_repeated(tmp_path: Path) -> None:
+    invite = Invite("h:1", "h:2", bytes(32), "00" * 6, bytes(16)).encode()
+    wrong = invite[:30] + ("A" if invite[30] != "A" else "B") + invite[31:]
+    result = hetnode("join", wrong, "--identity", str(tmp_path / "key"))
+    check(result, 2, "bad-invite", "hetnode invite create")
+    assert wrong not in result.stderr
+    (tmp_path / "invite").write_text("not an invite")
+    result = hetnode("join", "--invite-file", str(tmp_path / "invite"), "--identity", str(tmp_path / "key"))
+    check(result, 2, "bad-invite")
+
+
+def test_neither_invite_nor_run(tmp_path: Path) -> None:
+    check(hetnode("join", "--identity", str(tmp_path / "key")), 2, "bad-option", "INVITE")
+    check(hetnode("join", "--invite-file", str(tmp_path / "none")), 2, "bad-option", "none")
+
+
+def test_a_run_that_this_machine_was_never_in(tmp_path: Path) -> None:
+    for identity in ((), ("--identity", str(tmp_path / "key"))):
+        check(hetnode("join", "tiny-000000000000", *identity), 7, "no-credentials", "tiny-000000000000")
+    check(hetnode("status", "tiny-000000000000"), 7, "no-credentials", "tiny-000000000000")
+
+
 def test_a_role_that_is_none_is_wrong_usage() -> None:
-    result = hetnode("join", "127.0.0.1:7700", "--role", "boss")
+    result = hetnode("join", "a-run", "--role", "boss")
     assert result.returncode == 2
     assert "boss" in result.stderr
     assert "Traceback" not in result.stderr

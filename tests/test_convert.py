@@ -32,6 +32,7 @@ from protocol.types import (
     PeerId,
     PeerRecord,
     Plan,
+    Rejection,
     Replica,
     Role,
     StageRange,
@@ -49,6 +50,7 @@ records = st.builds(
     PeerRecord, peers, naturals, st.sampled_from(Role), capacities, endpoints, st.none() | stage_ranges
 )
 links = st.builds(Link, st.integers(0, 2**15), st.sampled_from(Dialer))
+weights = st.floats(min_value=0, max_value=1e6, exclude_min=True)
 frame_ids = st.builds(FrameId, naturals, naturals, naturals, naturals, naturals, st.sampled_from(FrameKind))
 headers = st.builds(
     TensorHeader,
@@ -69,13 +71,13 @@ def plans(draw: st.DrawFn) -> Plan:
         members = tuple(
             Member(next(names), StageRange(first, stop), draw(endpoints)) for first, stop in pairwise(bounds)
         )
-        replicas.append(Replica(index, members, tuple(draw(links) for _ in members[1:])))
+        replicas.append(Replica(index, members, tuple(draw(links) for _ in members[1:]), draw(weights)))
     epochs = st.integers(1, 2**32 - 1)
     return Plan(draw(epochs), draw(epochs), draw(st.integers(0, 2**63 - 1)), tuple(replicas), draw(words))
 
 
 @st.composite
-def descriptor_lists(draw: st.DrawFn) -> tuple[PayloadDescriptor, ...]:
+def descriptor_lists(draw: st.DrawFn, least: int = 0) -> tuple[PayloadDescriptor, ...]:
     """In canonical order, all of one stage and round."""
     stage, round = draw(st.integers(0, 511)), draw(naturals)
     return tuple(
@@ -91,7 +93,7 @@ def descriptor_lists(draw: st.DrawFn) -> tuple[PayloadDescriptor, ...]:
             draw(hashes),
             draw(st.binary(max_size=64)),
         )
-        for owner in sorted(draw(st.sets(peers, max_size=3)))
+        for owner in sorted(draw(st.sets(peers, min_size=least, max_size=3)))
     )
 
 
@@ -113,12 +115,17 @@ def decisions(draw: st.DrawFn) -> Decision:
         (links, convert.link_to_pb, convert.link_from_pb),
         (plans(), convert.plan_to_pb, convert.plan_from_pb),
         (
-            descriptor_lists().filter(len).map(lambda d: d[0]),
+            descriptor_lists(1).map(lambda d: d[0]),
             convert.descriptor_to_pb,
             convert.descriptor_from_pb,
         ),
         (st.builds(Group, words, descriptor_lists()), convert.group_to_pb, convert.group_from_pb),
         (decisions(), convert.decision_to_pb, convert.decision_from_pb),
+        (
+            descriptor_lists(1).map(lambda found: Rejection(found[0], "not finite")),
+            convert.rejection_to_pb,
+            lambda message: convert.rejections_from_pb([message])[0],
+        ),
         (frame_ids, convert.frame_id_to_pb, convert.frame_id_from_pb),
         (headers, convert.tensor_header_to_pb, convert.tensor_header_from_pb),
     ],
@@ -155,6 +162,8 @@ CONVERTERS: dict[Any, Callable[[Any], Any]] = {
     pb.PayloadDescriptor: convert.descriptor_from_pb,
     pb.MatchReply: convert.group_from_pb,
     pb.DecisionReply: convert.decision_from_pb,
+    pb.Rejection: lambda message: convert.rejections_from_pb([message]),
+    pb.PlanUpdate: lambda message: convert.banned_from_pb(message.banned),
     pb.FrameId: convert.frame_id_from_pb,
     pb.TensorHeader: convert.tensor_header_from_pb,
     pb.FrameHeader: convert.frame_header_from_pb,
@@ -277,6 +286,7 @@ def plan_of(*members: tuple[str, int, int]) -> pb.Plan:
     replica = pb.Replica(
         members=[pb.Member(peer=p, stages=pb.StageRange(first=a, stop=b)) for p, a, b in members],
         links=[pb.Link(k=1, dialer="upstream")] * (len(members) - 1),
+        weight=1.0,
     )
     return pb.Plan(epoch=1, from_round=1, replicas=[replica])
 
@@ -286,7 +296,9 @@ def test_a_plan_with_gaps_repetitions_or_nothing_in_it_is_refused() -> None:
     convert.plan_from_pb(good)
     other_shape = pb.Plan()
     other_shape.CopyFrom(good)
-    other_shape.replicas.append(pb.Replica(index=1, members=plan_of(("c", 0, 2)).replicas[0].members))
+    other_shape.replicas.append(
+        pb.Replica(index=1, weight=1.0, members=plan_of(("c", 0, 2)).replicas[0].members)
+    )
     for bad in (
         plan_of(("a", 1, 2)),
         plan_of(("a", 0, 1), ("b", 2, 3)),

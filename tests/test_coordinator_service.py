@@ -7,112 +7,23 @@ import json
 import logging
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from coordinator import app
+from coordinator import app, service
+from coordinator.authority import ServerCertificate
 from protocol import convert
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.grpc_errors import error_from_rpc
 from protocol.pb import hetnode_pb2 as pb
-from protocol.pb import hetnode_pb2_grpc as pb_grpc
+from protocol.records import open_plan
 from protocol.spec import RunSpec
-from protocol.types import PROTOCOL_VERSION, Capacity
-from tests.swarm import Keyed, anchor_of, keyed, spec_of, tampered
+from tests.coordinator import BOOTSTRAP, OWNER, Running, refusal_of, running
+from tests.swarm import anchor_of, keyed, spec_of, tampered
 
 A, B, C = (keyed(i) for i in range(3))
-BOOTSTRAP = "/ip4/127.0.0.1/tcp/1/p2p/bootstrap"
-
-
-class NoDht:
-    """Stands where the DHT's bootstrap peer does, which is another room's."""
-
-    def __init__(self) -> None:
-        self.addresses = [BOOTSTRAP]
-        self.closed = False
-
-    async def close(self) -> None:
-        self.closed = True
-
-
-class Running:
-    """A coordinator in this process, with a client."""
-
-    def __init__(self, spec: RunSpec, address: str, task: asyncio.Task[None]) -> None:
-        self.spec, self.address, self.task = spec, address, task
-        self.channel = grpc.aio.insecure_channel(address)
-        self.stub = pb_grpc.CoordinatorStub(self.channel)
-
-    async def join(self, who: Keyed, /, **changes: Any) -> pb.JoinReply:
-        fields: dict[str, Any] = {
-            "protocol_version": PROTOCOL_VERSION,
-            "peer": who.peer,
-            "role": "replica",
-            "capacity": convert.capacity_to_pb(Capacity("cpu", 2**30, 2)),
-            "endpoint": "127.0.0.1:9",
-        }
-        reply: pb.JoinReply = await self.stub.Join(pb.JoinRequest(**(fields | changes)))
-        return reply
-
-    def match(self, peer: Keyed, stage: int, round: int) -> asyncio.Task[pb.MatchReply]:
-        descriptor = convert.descriptor_to_pb(peer.payload(self.spec, stage, round))
-        request = pb.MatchRequest(peer=peer.peer, descriptor=descriptor)
-        return asyncio.ensure_future(self.stub.Match(request))
-
-    def report(self, peer: Keyed, stage: int, round: int, *owners: Keyed) -> asyncio.Task[pb.DecisionReply]:
-        held = [convert.descriptor_to_pb(owner.payload(self.spec, stage, round)) for owner in owners]
-        request = pb.ReportRequest(peer=peer.peer, stage=stage, round=round, held=held)
-        return asyncio.ensure_future(self.stub.Report(request))
-
-    async def attest(self, peer: Keyed, stage: int, round: int, digest: str | None = None) -> pb.AttestReply:
-        request = pb.AttestRequest(
-            peer=peer.peer, stage=stage, round=round, part="stage", digest=digest or anchor_of(stage, round)
-        )
-        reply: pb.AttestReply = await self.stub.Attest(request)
-        return reply
-
-    async def status(self) -> pb.StatusReply:
-        reply: pb.StatusReply = await self.stub.Status(pb.StatusRequest())
-        return reply
-
-    async def settle(self, stage: int, round: int, *peers: Keyed) -> list[pb.DecisionReply]:
-        await asyncio.gather(*(self.match(peer, stage, round) for peer in peers))
-        decisions = await asyncio.gather(*(self.report(peer, stage, round, *peers) for peer in peers))
-        for peer in peers:
-            assert (await self.attest(peer, stage, round)).agrees
-        return decisions
-
-    async def stop(self) -> None:
-        self.task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self.task
-        await self.channel.close()
-
-
-@asynccontextmanager
-async def running(spec: RunSpec, folder: Path, listen: str = "127.0.0.1:0") -> AsyncIterator[Running]:
-    dht = NoDht()
-
-    async def start_bootstrap() -> NoDht:
-        return dht
-
-    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(
-        app.run_coordinator(spec, folder, listen, None, start_bootstrap, ready.set_result)
-    )
-    await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
-    if task.done():
-        task.result()
-    coordinator = Running(spec, ready.result(), task)
-    try:
-        yield coordinator
-    finally:
-        await coordinator.stop()
-        assert dht.closed
 
 
 @pytest.fixture
@@ -120,14 +31,6 @@ async def run(tmp_path: Path) -> AsyncIterator[Running]:
     """A coordinator that waits for two full replicas of two stages."""
     async with running(spec_of(), tmp_path) as coordinator:
         yield coordinator
-
-
-async def refusal_of(call: Any) -> HetnodeError:
-    with pytest.raises(grpc.aio.AioRpcError) as error:
-        await call
-    refusal = error_from_rpc(error.value)
-    assert refusal is not None, error.value
-    return refusal
 
 
 async def test_a_node_that_joins_gets_the_spec_and_the_way_into_the_dht(run: Running) -> None:
@@ -157,8 +60,6 @@ async def test_the_version_is_checked_before_anything_else_is_understood(run: Ru
         {"role": "conductor"},
         {"endpoint": "nowhere"},
         {"endpoint": "host:70000"},
-        {"peer": "no-peer"},
-        {"peer": "\x1b[2J"},
         {"capacity": pb.Capacity(device="x" * 10_000)},
     ],
 )
@@ -169,33 +70,34 @@ async def test_a_join_that_makes_no_sense_is_refused(run: Running, changes: dict
 async def test_a_watcher_sees_what_is_missing_then_the_plan_then_the_end(tmp_path: Path) -> None:
     async with running(spec_of(1, 2, rounds=1), tmp_path) as run:
         await run.join(A)
-        watch = run.stub.Watch(pb.WatchRequest(peer=A.peer))
+        watch = run.stub(A).Watch(pb.WatchRequest(peer=A.peer))
         assert "1 more full replica (1 of 2 here)" in (await watch.read()).waiting
         await run.join(B)
-        plan = convert.plan_from_pb((await watch.read()).plan)
+        update = await watch.read()
+        plan = open_plan(update.signed_plan, update.signature, run.spec.run_id, OWNER.peer)
         assert [replica.members[0].peer for replica in plan.replicas] == [A.peer, B.peer]
         await run.settle(0, 1, A, B)
         last = await watch.read()
         assert last.finished
-        assert not last.HasField("plan")
+        assert not last.signed_plan
         assert await watch.read() is grpc.aio.EOF
 
 
 async def test_a_late_watcher_gets_the_current_plan_at_once(run: Running) -> None:
     await run.join(A)
     await run.join(B)
-    watch = run.stub.Watch(pb.WatchRequest(peer=B.peer))
-    assert (await watch.read()).plan.epoch == 1
+    watch = run.stub(B).Watch(pb.WatchRequest(peer=B.peer))
+    assert pb.Plan.FromString((await watch.read()).signed_plan).epoch == 1
     watch.cancel()
 
 
 async def test_strangers_are_told_to_join(run: Running) -> None:
     calls = [
-        run.stub.Watch(pb.WatchRequest(peer=C.peer)).read(),
-        run.stub.Heartbeat(pb.HeartbeatRequest(peer=C.peer)),
-        run.stub.Leave(pb.LeaveRequest(peer=C.peer)),
-        run.stub.AwaitDecision(pb.AwaitDecisionRequest(peer=C.peer, round=1)),
-        run.stub.Measure(pb.Measurement(peer=C.peer, round=1)),
+        run.stub(C).Watch(pb.WatchRequest(peer=C.peer)).read(),
+        run.stub(C).Heartbeat(pb.HeartbeatRequest(peer=C.peer)),
+        run.stub(C).Leave(pb.LeaveRequest(peer=C.peer)),
+        run.stub(C).AwaitDecision(pb.AwaitDecisionRequest(peer=C.peer, round=1)),
+        run.stub(C).Measure(pb.Measurement(peer=C.peer, round=1)),
         run.match(C, 0, 1),
         run.report(C, 0, 1),
     ]
@@ -213,7 +115,7 @@ async def test_two_clients_match_report_and_get_the_same_decision(run: Running) 
     assert group.descriptors == tuple(
         sorted((A.payload(run.spec, 0, 1), B.payload(run.spec, 0, 1)), key=lambda d: d.owner)
     )
-    onlooker = run.stub.AwaitDecision(pb.AwaitDecisionRequest(peer=A.peer, stage=0, round=1))
+    onlooker = run.stub(A).AwaitDecision(pb.AwaitDecisionRequest(peer=A.peer, stage=0, round=1))
     decisions = await asyncio.gather(run.report(A, 0, 1, A, B), run.report(B, 0, 1, A, B), onlooker)
     assert decisions[0] == decisions[1] == decisions[2]
     decision = convert.decision_from_pb(decisions[0])
@@ -237,7 +139,7 @@ async def test_a_forged_payload_is_refused(run: Running) -> None:
     await run.join(A)
     await run.join(B)
     forged = convert.descriptor_to_pb(tampered(A.payload(run.spec, 0, 1)))
-    refusal = await refusal_of(run.stub.Match(pb.MatchRequest(peer=A.peer, descriptor=forged)))
+    refusal = await refusal_of(run.stub(A).Match(pb.MatchRequest(peer=A.peer, descriptor=forged)))
     assert refusal.code is ErrorCode.BAD_REQUEST
 
 
@@ -257,11 +159,11 @@ async def test_measurements_are_shown_and_written_once(run: Running, tmp_path: P
     await run.join(B)
     measurement = pb.Measurement(peer=A.peer, round=1, tokens=64, train_loss=float("nan"), complete=True)
     for _ in range(2):
-        await run.stub.Measure(measurement)
+        await run.stub(A).Measure(measurement)
     (line,) = metrics(tmp_path, "measurement")
     assert (line["peer"], line["tokens"], line["train_loss"], line["complete"]) == (A.peer, 64, None, True)
     assert [latest.peer for latest in (await run.status()).latest] == [A.peer]
-    await refusal_of(run.stub.Measure(pb.Measurement(peer=A.peer, round=2)))
+    await refusal_of(run.stub(A).Measure(pb.Measurement(peer=A.peer, round=2)))
 
 
 async def test_the_status_names_everybody_and_their_place(run: Running) -> None:
@@ -270,7 +172,7 @@ async def test_the_status_names_everybody_and_their_place(run: Running) -> None:
     assert status.phase == "gathering"
     assert status.peers[0].place == ""
     await run.join(B)
-    await run.stub.Heartbeat(pb.HeartbeatRequest(peer=B.peer, round=1, inner_step=5))
+    await run.stub(B).Heartbeat(pb.HeartbeatRequest(peer=B.peer, round=1, inner_step=5))
     status = await run.status()
     assert (status.phase, status.plan.epoch, status.anchors_agree) == ("training", 1, True)
     assert [peer.place for peer in status.peers] == ["replica-0, stages 0-1", "replica-1, stages 0-1"]
@@ -287,7 +189,7 @@ async def test_a_restart_on_the_same_folder_goes_on_where_it_was(tmp_path: Path)
         lost = first.report(A, 1, 1, A, B)
         while "reports of replica-1 at stage 1" not in (await first.status()).sentence:
             assert not lost.done()
-        watch = first.stub.Watch(pb.WatchRequest(peer=A.peer))
+        watch = first.stub(A).Watch(pb.WatchRequest(peer=A.peer))
         await watch.read()
     for cut_off in (lost, watch.read()):
         with pytest.raises(grpc.aio.AioRpcError) as error:
@@ -333,8 +235,9 @@ async def test_a_port_in_use_is_refused(run: Running, tmp_path: Path) -> None:
 async def test_grpc_itself_does_not_share_the_port(run: Running) -> None:
     """The check before binding could be overtaken by another program."""
     host, _, port = run.address.rpartition(":")
+    credentials = app._credentials(ServerCertificate(run.authority), run.authority, clients=True)
     with pytest.raises(HetnodeError) as error:
-        app._bind(app.serve(pb_grpc.CoordinatorServicer()), host, int(port))
+        app._bind(service.new_server(), host, int(port), credentials)
     assert error.value.code is ErrorCode.PORT_IN_USE
 
 
@@ -355,7 +258,7 @@ async def test_the_coordinator_ends_by_itself_when_all_have_finished_and_left(tm
         for number in (1, 2):
             await run.settle(0, number, A, B)
         for peer in (A, B):
-            await run.stub.Leave(pb.LeaveRequest(peer=peer.peer, reason="finished"))
+            await run.stub(peer).Leave(pb.LeaveRequest(peer=peer.peer, reason="finished"))
         await run.task
     assert len(metrics(tmp_path, "finished")) == 1
     assert len(metrics(tmp_path, "decision")) == 2
@@ -391,7 +294,7 @@ async def test_every_event_is_logged_in_a_sentence(run: Running, caplog: pytest.
 
 async def test_an_oversized_message_is_refused_by_grpc(run: Running) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as error:
-        await run.stub.Leave(pb.LeaveRequest(peer=A.peer, reason="x" * (5 << 20)))
+        await run.stub(A).Leave(pb.LeaveRequest(peer=A.peer, reason="x" * (5 << 20)))
     assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 

@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -17,7 +18,10 @@ from pathlib import Path
 import psutil
 import pytest
 import pytest_asyncio
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 
+from coordinator.authority import Authority
 from node.identity import Identity, open_identity
 from node.net.hive.client import Hivemind
 from protocol.envelope import sign_descriptor
@@ -29,10 +33,12 @@ from protocol.types import (
     Group,
     ManifestEntry,
     PayloadDescriptor,
+    PeerId,
     PeerRecord,
     Role,
     StageRange,
 )
+from tests.certificates import authority, credentials, enrolled
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -60,7 +66,7 @@ class Node:
         deadline: float = PATIENT,
         expected: int = 0,
     ) -> tuple[PayloadDescriptor, ...]:
-        return await self.hivemind.exchange(
+        gathered = await self.hivemind.exchange(
             descriptor.stage,
             descriptor.round,
             payload,
@@ -69,6 +75,7 @@ class Node:
             expected=expected,
             deadline=deadline,
         )
+        return gathered.held
 
     async def fetch(self, descriptor: PayloadDescriptor, *holders: Node, deadline: float = PATIENT) -> bytes:
         entry = ManifestEntry(descriptor, tuple(holder.identity.peer for holder in holders))
@@ -113,14 +120,26 @@ async def start_node(
     stages: Sequence[int],
     initial_peers: Sequence[str] = (),
     client_mode: bool = False,
+    roster: Sequence[PeerId] = (),
 ) -> Node:
     identity = open_identity(folder / f"{name}.key")
     hivemind = await Hivemind.start(
-        identity=identity, run=RUN, initial_peers=initial_peers, client_mode=client_mode
+        identity=identity,
+        **certified(identity),
+        run=RUN,
+        initial_peers=initial_peers,
+        client_mode=client_mode,
     )
     if stages:
+        await hivemind.admit(roster)
         await hivemind.host_stages(dict.fromkeys(stages, CAPACITY))
     return Node(identity, hivemind)
+
+
+def certified(identity: Identity, issuer: Authority | None = None) -> dict[str, Path]:
+    """What Hivemind.start needs to be believed."""
+    credentials = enrolled(identity, RUN, issuer=issuer)
+    return {"certificate": credentials.certificate_file, "authority": credentials.authority_file}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -138,7 +157,17 @@ async def network(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Net
         nodes = await asyncio.gather(*starting)
         for node in nodes:
             stack.push_async_callback(node.hivemind.close)
-        yield Network(bootstrap, *nodes)
+        network = Network(bootstrap, *nodes)
+        await admit(network)
+        yield network
+
+
+async def admit(network: Network, *others: Node, banned: Sequence[Node] = ()) -> None:
+    """The plan has places for alice, bob, carol and the others."""
+    members = (network.alice, network.bob, network.carol)
+    peers = [node.identity.peer for node in (*members, *others)]
+    for node in members:
+        await node.hivemind.admit(peers, [node.identity.peer for node in banned])
 
 
 async def test_the_peer_id_is_the_one_that_libp2p_derives(network: Network) -> None:
@@ -312,9 +341,12 @@ async def test_a_peer_that_nobody_can_dial_takes_part(network: Network, tmp_path
     dialer = await start_node(
         tmp_path, "dialer", (1,), network.bootstrap.hivemind.addresses, client_mode=True
     )
+    others = (network.alice, network.bob, network.carol)
     try:
         assert dialer.hivemind.addresses == ()
-        nodes = (network.alice, network.bob, network.carol, dialer)
+        await admit(network, dialer)
+        await dialer.hivemind.admit([node.identity.peer for node in (*others, dialer)])
+        nodes = (*others, dialer)
         payloads = [os.urandom(CAPACITY) for _ in nodes]
         descriptors = [node.descriptor(payload, 1, 16) for node, payload in zip(nodes, payloads, strict=True)]
         held = await asyncio.gather(
@@ -327,7 +359,59 @@ async def test_a_peer_that_nobody_can_dial_takes_part(network: Network, tmp_path
         for node in nodes:
             assert await node.fetch(descriptors[-1], node) == payloads[-1]
     finally:
+        await admit(network)
         await dialer.hivemind.close()
+
+
+async def test_a_certified_peer_without_a_place_in_the_plan_can_fetch_and_push_nothing(
+    network: Network, tmp_path: Path
+) -> None:
+    payload = os.urandom(1000)
+    wanted = network.alice.descriptor(payload, 1, 20)
+    await network.alice.exchange(payload, wanted, [wanted])
+    stranger = await start_node(tmp_path, "stranger", (1,), network.bootstrap.hivemind.addresses)
+    try:
+        assert await stranger.hivemind.lookup() is not None  # the DHT is open to it
+        with pytest.raises(HetnodeError, match="not in the plan") as refused:
+            await stranger.fetch(wanted, network.alice, deadline=BRIEF)
+        assert refused.value.code is ErrorCode.PAYLOAD_UNAVAILABLE
+        await admit(network, stranger)
+        assert await stranger.fetch(wanted, network.alice) == payload
+        await admit(network, stranger, banned=[stranger])
+        other = network.bob.descriptor(b"another payload", 1, 20)
+        await network.bob.exchange(b"another payload", other, [other])
+        with pytest.raises(HetnodeError, match="banned"):
+            await stranger.fetch(other, network.bob, deadline=BRIEF)
+    finally:
+        await admit(network)
+        await stranger.hivemind.close()
+
+
+@pytest.mark.parametrize("caller", ["of another authority", "whose time is over", "banned"])
+async def test_the_dht_is_closed_to_a_caller(network: Network, tmp_path: Path, caller: str) -> None:
+    identity = open_identity(tmp_path / "caller.key")
+    shown = certified(identity, authority("another") if caller == "of another authority" else None)
+    # It believes our authority, so that it is not the caller who breaks off.
+    shown["authority"] = certified(network.bootstrap.identity)["authority"]
+    if caller == "whose time is over":
+        shown["certificate"].write_bytes(credentials(identity.peer, ended=True).certificate)
+    if caller == "banned":
+        await network.bootstrap.hivemind.admit((), [identity.peer])
+    with pytest.raises(HetnodeError) as refused:
+        await Hivemind.start(
+            identity=identity, **shown, run=RUN, initial_peers=network.bootstrap.hivemind.addresses
+        )
+    assert refused.value.code is ErrorCode.DHT_UNREACHABLE
+    await network.bootstrap.hivemind.admit((), ())
+
+
+async def test_a_renewed_certificate_is_shown_without_a_restart(network: Network) -> None:
+    identity = network.alice.identity
+    before = certified(identity)["certificate"].read_bytes()
+    await network.alice.hivemind.publish(record_of(identity, endpoint="127.0.0.1:7001"), ttl=40)
+    found = await network.carol.hivemind.lookup()
+    assert before != certified(identity)["certificate"].read_bytes()
+    assert found[identity.peer].endpoint == "127.0.0.1:7001"
 
 
 async def test_published_records_are_found_and_replaced(network: Network) -> None:
@@ -341,20 +425,29 @@ async def test_published_records_are_found_and_replaced(network: Network) -> Non
     assert (await network.carol.hivemind.lookup())[moved.peer] == moved
 
 
-async def test_a_forged_record_is_refused_by_every_peer(network: Network, tmp_path: Path) -> None:
+async def test_a_forged_or_replayed_record_is_refused_by_every_peer(network: Network, tmp_path: Path) -> None:
+    """By a member of the run: others do not even get into the DHT."""
     victim, forger = network.carol.identity, open_identity(tmp_path / "forger.key")
+    shown = certified(forger)
+    own_certificate, victims_certificate = map(der_of, (forger, victim))
     honest = record_of(victim)
     await network.carol.hivemind.publish(honest, ttl=60)
+    now = time.time()
+    later = now + 600
     lie = record_of(victim, endpoint="127.0.0.1:6666")
+    old = seal_record(lie, victim.sign, now + 30, victims_certificate)  # as it said a while ago
     forgeries = [
-        (victim.peer, seal_record(lie, forger.sign)),
-        (victim.peer, seal_record(record_of(forger), forger.sign)),
-        (forger.peer, seal_record(honest, forger.sign)),
-        (victim.peer, b"garbage"),
-        (victim.peer, bytes(5000)),
+        (victim.peer, seal_record(lie, forger.sign, later, victims_certificate), later),
+        (victim.peer, seal_record(record_of(forger), forger.sign, later, own_certificate), later),
+        (forger.peer, seal_record(honest, forger.sign, later, own_certificate), later),
+        (victim.peer, old, later),
+        (victim.peer, old, now + 30),  # an honest repetition, but older than what is there
+        (victim.peer, b"garbage", later),
+        (victim.peer, bytes(5000), later),
     ]
-    stored = await store_with_plain_hivemind(
-        network, [*forgeries, (forger.peer, seal_record(record_of(forger), forger.sign))]
+    allowed = seal_record(record_of(forger), forger.sign, later, own_certificate)
+    stored = await store_without_validator(
+        network, forger, shown, [*forgeries, (forger.peer, allowed, later)]
     )
     assert stored == ["False"] * len(forgeries) + ["True"]
     for node in (network.alice, network.bob, network.carol):
@@ -363,17 +456,25 @@ async def test_a_forged_record_is_refused_by_every_peer(network: Network, tmp_pa
         assert found[forger.peer] == record_of(forger)
 
 
-async def store_with_plain_hivemind(network: Network, entries: Sequence[tuple[str, bytes]]) -> list[str]:
+def der_of(identity: Identity) -> bytes:
+    pem = certified(identity)["certificate"].read_bytes()
+    return x509.load_pem_x509_certificate(pem).public_bytes(Encoding.DER)
+
+
+async def store_without_validator(
+    network: Network, forger: Identity, shown: dict[str, Path], entries: Sequence[tuple[str, bytes, float]]
+) -> list[str]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "tests.hive_forger",
         f"{RUN}.peers",
         network.bootstrap.hivemind.addresses[0],
+        *(str(path) for path in (forger.path, shown["certificate"], shown["authority"])),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
-    lines = "".join(f"{peer} {value.hex()}\n" for peer, value in entries)
+    lines = "".join(f"{peer} {value.hex()} {expires!r}\n" for peer, value, expires in entries)
     output, _ = await process.communicate(lines.encode())
     return output.decode().split()
 
@@ -393,15 +494,20 @@ async def test_an_address_that_is_none_is_refused(tmp_path: Path) -> None:
 
 async def test_a_port_in_use_is_refused(network: Network, tmp_path: Path) -> None:
     port = int(network.bootstrap.hivemind.addresses[0].split("/")[4])
+    identity = open_identity(tmp_path / "peer.key")
     with pytest.raises(HetnodeError) as failure:
-        await Hivemind.start(identity=open_identity(tmp_path / "peer.key"), run=RUN, listen_port=port)
+        await Hivemind.start(identity=identity, **certified(identity), run=RUN, listen_port=port)
     assert failure.value.code is ErrorCode.PORT_IN_USE
 
 
 async def test_an_advertised_address_is_what_others_are_told(tmp_path: Path) -> None:
     identity = open_identity(tmp_path / "peer.key")
     hivemind = await Hivemind.start(
-        identity=identity, run=RUN, listen_host="0.0.0.0", advertise="node.example.org"
+        identity=identity,
+        **certified(identity),
+        run=RUN,
+        listen_host="0.0.0.0",
+        advertise="node.example.org",
     )
     try:
         (address,) = hivemind.addresses
@@ -499,7 +605,7 @@ async def test_the_validator_sees_through_other_spellings_of_a_key() -> None:
     from node.net.hive.records import OwnRecordValidator, peers_key  # noqa: PLC0415
 
     key = DHTID.generate(source=peers_key(RUN)).to_bytes()
-    validator = OwnRecordValidator(RUN)
+    validator = OwnRecordValidator(RUN, authority().certificate)
     for spelling in (key, b"\0" + key):
         assert not validator.validate(DHTRecord(spelling, b"\xa1x", b"\xc4\x01x", 1.0))
     other = DHTID.generate(source="another key").to_bytes()

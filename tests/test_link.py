@@ -9,15 +9,20 @@ from dataclasses import replace
 import grpc
 import pytest
 
+from node.credentials import Credentials
 from node.net import link
 from node.net.link import Link, LinkLimits, LinkServer, Place, dial
+from node.net.secure import open_channel
 from protocol import convert
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.framing import CHUNK_BYTES
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
+from protocol.tls import tls_name
 from protocol.types import PROTOCOL_VERSION, DType, Frame, FrameId, FrameKind, PeerId, TensorHeader
+from tests.certificates import credentials
 
+UPPER_SHOWS, LOWER_SHOWS, LIAR_SHOWS = credentials("upper"), credentials("lower"), credentials("liar")
 LIMITS = LinkLimits(frame_bytes=8 * CHUNK_BYTES, waiting_frames=4)
 UPPER = Place("run", "hash", PeerId("upper"), 0, 0)
 LOWER = Place("run", "hash", PeerId("lower"), 0, 1)
@@ -28,9 +33,14 @@ def frame(microbatch: int, size: int, kind: FrameKind = FrameKind.FORWARD) -> Fr
     return Frame(frame_id, (TensorHeader("t", DType.U8, (size,)),), bytes([microbatch]) * size)
 
 
+def channel_of(shown: Credentials, address: str) -> grpc.aio.Channel:
+    """To the member at `address`, by hand."""
+    return open_channel(address, shown, tls_name(LOWER.peer), ())
+
+
 @pytest.fixture
 async def server() -> AsyncIterator[tuple[LinkServer, str]]:
-    server = LinkServer()
+    server = LinkServer(lambda: LOWER_SHOWS)
     port = await server.start("127.0.0.1", 0)
     yield server, f"127.0.0.1:{port}"
     await server.close()
@@ -41,7 +51,7 @@ async def pair(server: tuple[LinkServer, str]) -> AsyncIterator[tuple[Link, Link
     """The dialled and the accepting end of one link."""
     accepting, address = server
     ends = await asyncio.gather(
-        dial(address, UPPER, LOWER, LIMITS, 10), accepting.accept(LOWER, UPPER, LIMITS, 10)
+        dial(address, UPPER, LOWER, LIMITS, 10, UPPER_SHOWS), accepting.accept(LOWER, UPPER, LIMITS, 10)
     )
     yield ends
     for end in ends:
@@ -102,7 +112,7 @@ async def test_a_neighbour_of_another_run_is_refused_with_both_hashes(server: tu
     stranger = replace(UPPER, spec_hash="other-hash")
     accept = asyncio.create_task(accepting.accept(LOWER, UPPER, LIMITS, 10))
     with pytest.raises(HetnodeError) as refused:
-        await dial(address, stranger, LOWER, LIMITS, 10)
+        await dial(address, stranger, LOWER, LIMITS, 10, UPPER_SHOWS)
     assert refused.value.code is ErrorCode.SPEC_MISMATCH
     assert "other-hash" in str(refused.value)
     assert "'hash'" in str(refused.value) or "with hash" in str(refused.value)
@@ -112,10 +122,11 @@ async def test_a_neighbour_of_another_run_is_refused_with_both_hashes(server: tu
 async def test_an_idle_link_outlives_its_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Members may wait for minutes between rounds, with nothing but keepalive probes on the link."""
     monkeypatch.setattr(link, "KEEPALIVE_SECONDS", 1.0)  # gRPC goes no lower
-    server = LinkServer()
+    server = LinkServer(lambda: LOWER_SHOWS)
     port = await server.start("127.0.0.1", 0)
     upper, lower = await asyncio.gather(
-        dial(f"127.0.0.1:{port}", UPPER, LOWER, LIMITS, 10), server.accept(LOWER, UPPER, LIMITS, 10)
+        dial(f"127.0.0.1:{port}", UPPER, LOWER, LIMITS, 10, UPPER_SHOWS),
+        server.accept(LOWER, UPPER, LIMITS, 10),
     )
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(upper.wait_closed(), 6)
@@ -127,7 +138,7 @@ async def test_an_idle_link_outlives_its_probes(monkeypatch: pytest.MonkeyPatch)
 
 async def test_nobody_at_the_endpoint_is_reported_with_the_address() -> None:
     with pytest.raises(HetnodeError) as unreachable:
-        await dial("127.0.0.1:9", UPPER, LOWER, LIMITS, 0.3)
+        await dial("127.0.0.1:9", UPPER, LOWER, LIMITS, 0.3, UPPER_SHOWS)
     assert unreachable.value.code is ErrorCode.NEIGHBOUR_UNREACHABLE
     assert "127.0.0.1:9" in str(unreachable.value)
 
@@ -135,7 +146,7 @@ async def test_nobody_at_the_endpoint_is_reported_with_the_address() -> None:
 async def test_a_port_in_use_is_reported(server: tuple[LinkServer, str]) -> None:
     port = int(server[1].rpartition(":")[2])
     with pytest.raises(HetnodeError) as taken:
-        await LinkServer().start("127.0.0.1", port)
+        await LinkServer(lambda: LOWER_SHOWS).start("127.0.0.1", port)
     assert taken.value.code is ErrorCode.PORT_IN_USE
 
 
@@ -157,11 +168,11 @@ BAD_MESSAGES = {
 async def test_a_bad_message_closes_that_stream_only(server: tuple[LinkServer, str], name: str) -> None:
     accepting, address = server
     good = await asyncio.gather(
-        dial(address, UPPER, LOWER, LIMITS, 10), accepting.accept(LOWER, UPPER, LIMITS, 10)
+        dial(address, UPPER, LOWER, LIMITS, 10, UPPER_SHOWS), accepting.accept(LOWER, UPPER, LIMITS, 10)
     )
     liar = Place("run", "hash", PeerId("liar"), 1, 0)
     accept = asyncio.create_task(accepting.accept(LOWER, liar, LIMITS, 10))
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with channel_of(LIAR_SHOWS, address) as channel:
         call = pb_grpc.StageLinkStub(channel).Exchange()
         hello = pb.Hello(
             protocol_version=PROTOCOL_VERSION, run="run", spec_hash="hash", peer="liar", replica=1, position=0
@@ -180,14 +191,14 @@ async def test_a_bad_message_closes_that_stream_only(server: tuple[LinkServer, s
 
 
 async def test_a_stream_that_does_not_greet_is_refused(server: tuple[LinkServer, str]) -> None:
-    async with grpc.aio.insecure_channel(server[1]) as channel:
+    async with channel_of(UPPER_SHOWS, server[1]) as channel:
         call = pb_grpc.StageLinkStub(channel).Exchange()
         await call.write(pb.LinkMessage(chunk=b"hello?"))
         assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_another_protocol_version_is_refused_with_both_numbers(server: tuple[LinkServer, str]) -> None:
-    async with grpc.aio.insecure_channel(server[1]) as channel:
+    async with channel_of(UPPER_SHOWS, server[1]) as channel:
         call = pb_grpc.StageLinkStub(channel).Exchange()
         await call.write(pb.LinkMessage(hello=pb.Hello(protocol_version=PROTOCOL_VERSION + 1, peer="upper")))
         assert await call.code() is grpc.StatusCode.FAILED_PRECONDITION

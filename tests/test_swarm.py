@@ -28,6 +28,12 @@ def start(*arguments: str, log: Path, **options: Any) -> subprocess.Popen[bytes]
         )
 
 
+def hetnode(*arguments: str) -> str:
+    """What a command that must succeed prints."""
+    command = [sys.executable, "-m", "node.cli", *arguments]
+    return subprocess.run(command, capture_output=True, check=True, text=True, timeout=60).stdout
+
+
 def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
     """Poll until `condition`; a deadline, not a delay: fails with what was waited for."""
     deadline = time.monotonic() + seconds
@@ -50,6 +56,10 @@ def mentioning(folder: Path) -> list[psutil.Process]:
 
 def gone(processes: list[psutil.Process]) -> bool:
     return not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def spec_name(run: Path) -> str:
+    return resolve(file=run / "run.toml").run_id
 
 
 def events_of(folder: Path) -> list[dict[str, Any]]:
@@ -155,9 +165,9 @@ def test_nodes_started_by_hand_train_and_a_wrong_spec_is_refused_with_both_hashe
     ]
     try:
         wait_until((run / "address").exists, 60, words_of(tmp_path / "coordinator.log"))
-        address = (run / "address").read_text()
+        invite = hetnode("invite", "create", "--uses", "4", "--expires", "15m", "--folder", str(run)).strip()
         stranger = start(
-            *("join", address, "--role", "stage", "--expect-spec", "f" * 64),
+            *("join", invite, "--role", "stage", "--expect-spec", "f" * 64),
             *("--identity", str(tmp_path / "stranger.key"), "--folder", str(tmp_path / "stranger")),
             log=tmp_path / "stranger.log",
         )
@@ -170,7 +180,7 @@ def test_nodes_started_by_hand_train_and_a_wrong_spec_is_refused_with_both_hashe
         for name, role in (("a", "stage"), ("b", "stage"), ("c", "replica")):
             processes.append(
                 start(
-                    *("join", address, "--role", role, "--identity", str(tmp_path / f"{name}.key")),
+                    *("join", invite, "--role", role, "--identity", str(tmp_path / f"{name}.key")),
                     *("--folder", str(tmp_path / name), "--threads", "1", "--expect-spec", spec_hash),
                     log=tmp_path / f"{name}.log",
                 )
@@ -181,6 +191,9 @@ def test_nodes_started_by_hand_train_and_a_wrong_spec_is_refused_with_both_hashe
         for process in processes:
             process.kill()
             process.wait()
+    again = start("join", spec_name(run), "--identity", str(tmp_path / "a.key"), log=tmp_path / "again.log")
+    assert again.wait(60) == 4  # it has credentials of its own now; only the coordinator is gone
+    assert "coordinator-unreachable" in words_of(tmp_path / "again.log")
     parts = [checkpoint.latest(tmp_path / name / "checkpoint") for name in ("a", "b")]
     checkpoint.assemble([part for part in parts if part], tmp_path / "assembled")
     full = checkpoint.read(checkpoint.latest(tmp_path / "c" / "checkpoint") or tmp_path)
@@ -188,3 +201,59 @@ def test_nodes_started_by_hand_train_and_a_wrong_spec_is_refused_with_both_hashe
     for stage, tensors in full.stages.items():
         for name, tensor in tensors.items():
             assert tensor.equal(pipeline.stages[stage][name]), f"{name} differs between the replicas"
+
+
+def test_certificates_are_renewed_on_the_way_and_a_ban_ends_streams_but_not_the_run(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    log = tmp_path / "coordinator.log"
+    processes = {
+        "coordinator": start(
+            *("coordinator", "--preset", "nano", "--rounds", "100000", "--listen", "127.0.0.1:0"),
+            *("--enrolment-port", "0", "--certificate-life", "15s", "--folder", str(run)),
+            log=log,
+        )
+    }
+    roles = {"a": "stage", "b": "stage", "c": "replica"}
+    try:
+        wait_until((run / "address").exists, 60, words_of(log))
+        for name, role in roles.items():
+            invite = tmp_path / f"{name}.invite"
+            hetnode("invite", "create", "--role", role, "--folder", str(run), "--out", str(invite))
+            processes[name] = start(
+                *("join", "--invite-file", str(invite), "--identity", str(tmp_path / f"{name}.key")),
+                *("--folder", str(tmp_path / name), "--threads", "1"),
+                log=tmp_path / f"{name}.log",
+            )
+
+        def renewals(name: str) -> int:
+            return (tmp_path / f"{name}.log").read_text().count("certificate was renewed")
+
+        def decisions() -> list[dict[str, Any]]:
+            return [event for event in events_of(run) if event["event"] == "decision"]
+
+        wait_until(lambda: all(renewals(name) >= 3 for name in roles) and decisions() != [], 120, "renewals")
+        assert all(decision["committed"] for decision in decisions())
+        assert all((tmp_path / f"{name}.log").read_text().count(" is open") == 1 for name in ("a", "b"))
+
+        hetnode("peers", "ban", peer_in(tmp_path / "b.log"), "--reason", "it is a test", "--folder", str(run))
+        assert processes["b"].wait(30) == 5, words_of(tmp_path / "b.log")
+        assert "[banned]" in words_of(tmp_path / "b.log")
+        assert "it is a test" in words_of(tmp_path / "b.log")
+        assert processes["a"].wait(30) == 6, words_of(tmp_path / "a.log")
+        last = decisions()[-1]["round"]
+        wait_until(lambda: decisions()[-1]["round"] > last + 5, 60, "rounds of the full replica alone")
+        assert decisions()[-1]["committed"]
+        assert processes["c"].poll() is None
+        invite = hetnode("invite", "create", "--folder", str(run)).strip()
+        back = start("join", invite, "--identity", str(tmp_path / "b.key"), log=tmp_path / "back.log")
+        assert back.wait(60) == 5
+        assert "[banned]" in words_of(tmp_path / "back.log")
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.wait()
+
+
+def peer_in(log: Path) -> str:
+    """The peer id that a node says it has."""
+    return log.read_text().partition(", peer ")[2].partition(",")[0]

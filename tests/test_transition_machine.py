@@ -21,7 +21,7 @@ from coordinator.codec import decode, encode
 from coordinator.events import PayloadOffered, PeerSeen, PlanAdopted, RoundAborted, RoundCommitted
 from coordinator.sentences import sentence
 from coordinator.state import Phase, State, replay
-from coordinator.transition import Attest, Await, Heartbeat, Leave, Offer, Report, Start, Tick
+from coordinator.transition import Attest, Await, Ban, Heartbeat, Leave, Offer, Report, Start, Tick, Unban
 from protocol.samples import sample_range
 from protocol.types import Decision, PayloadDescriptor, PeerId, Role
 from tests.swarm import Keyed, Run, anchor_of, keyed, spec_of
@@ -59,6 +59,15 @@ class RandomRun(RuleBasedStateMachine):
     @rule(i=st.integers(0, len(PEERS) - 1), role=st.sampled_from(Role), endpoint=st.sampled_from(["", "h:1"]))
     def join(self, i: int, role: Role, endpoint: str) -> None:
         self.run.send(PEERS[i].join(self.run.spec, role, endpoint))
+
+    @rule(peer=who, ban=st.sampled_from([False] * 3 + [True]))
+    def ban_or_unban(self, peer: Keyed, ban: bool) -> None:
+        self.run.does(Ban(peer.peer, "a test") if ban else Unban(peer.peer))
+
+    @invariant()
+    def nobody_banned_takes_part(self) -> None:
+        state = self.run.state
+        assert not any(state.peers[peer].is_live for peer in state.banned if peer in state.peers)
 
     @precondition(lambda self: self.run.state.phase is not Phase.GATHERING)
     @rule(

@@ -6,19 +6,31 @@ twice. What the coordinator refuses is raised as the HetnodeError that it sent.
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
+import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
 
 import grpc
+from cryptography.x509 import load_pem_x509_certificate
 
+from node.credentials import Credentials, RunCredentials, check_in_date
+from node.identity import Identity
+from node.net.enrolment import check_own
+from node.net.secure import open_channel, tls_failure
 from protocol import convert
+from protocol.envelope import is_signed_by, renewal_message, spec_message
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.grpc_errors import error_from_rpc
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
+from protocol.records import open_plan
 from protocol.spec import RunSpec
+from protocol.tls import COORDINATOR_NAME, pin_of, wrong_authority
 from protocol.types import (
     PROTOCOL_VERSION,
     Capacity,
@@ -27,14 +39,23 @@ from protocol.types import (
     PayloadDescriptor,
     PeerId,
     Plan,
+    Rejection,
     Role,
 )
 
+log = logging.getLogger(__name__)
+
+_SERVICE = pb.DESCRIPTOR.services_by_name["Coordinator"]
 _SERVICE_CONFIG = json.dumps(
     {
         "methodConfig": [
             {
-                "name": [{"service": "hetnode.v1.Coordinator"}],
+                # Join and Status are for people who wait: they want to know at once what TLS has to say.
+                "name": [
+                    {"service": _SERVICE.full_name, "method": method.name}
+                    for method in _SERVICE.methods
+                    if method.name not in ("Join", "Status")
+                ],
                 "retryPolicy": {
                     "maxAttempts": 5,
                     "initialBackoff": "0.5s",
@@ -55,6 +76,9 @@ _OPTIONS = (
     ("grpc.keepalive_time_ms", 20_000),
 )
 _CALL_SECONDS = 15.0
+_LONGEST_SLEEP = 600.0
+"""Longer waits are counted anew: certificates go by the wall clock, and the machine may have slept."""
+_RETRY_SECONDS = 0.3
 
 
 @dataclass(frozen=True)
@@ -67,21 +91,61 @@ class Admission:
 
 @dataclass(frozen=True)
 class PlanNews:
-    """One message of the Watch stream: a plan, or the sentence that says what the run waits for."""
+    """One message of the Watch stream: a plan, or the sentence that says what the run waits for.
+
+    `banned` are all peers that are banned now.
+    """
 
     plan: Plan | None
     waiting: str
     finished: bool
+    banned: frozenset[PeerId]
+
+
+class _Channel:
+    """A connection under one certificate, and how many calls use it."""
+
+    def __init__(self, address: str, tls: Credentials) -> None:
+        self._channel = open_channel(address, tls, COORDINATOR_NAME, _OPTIONS)
+        self.stub = pb_grpc.CoordinatorStub(self._channel)
+        self._calls = 0
+        self._retired = False
+
+    @asynccontextmanager
+    async def call(self) -> AsyncIterator[pb_grpc.CoordinatorStub]:
+        self._calls += 1
+        try:
+            yield self.stub
+        finally:
+            self._calls -= 1
+            await self._close_if_idle()
+
+    async def retire(self) -> None:
+        """Close it as soon as the last of its calls, which may be a stream of days, is over."""
+        self._retired = True
+        await self._close_if_idle()
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def _close_if_idle(self) -> None:
+        if self._retired and not self._calls:
+            await self._channel.close()
 
 
 class CoordinatorClient:
-    """Calls to one coordinator on behalf of `peer`. Close it when done."""
+    """Calls to the coordinator of one run in the name of the peer whose `credentials` these are.
 
-    def __init__(self, address: str, peer: PeerId) -> None:
-        self.address = address
-        self._peer = peer
-        self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
-        self._stub = pb_grpc.CoordinatorStub(self._channel)
+    Both ends show certificates. A renewed one is shown on a new connection; the calls that are open, and the
+    stream of plans, go on undisturbed on the old one. Close it when done.
+    """
+
+    def __init__(self, credentials: RunCredentials, identity: Identity) -> None:
+        self.address = credentials.api
+        self.credentials = credentials
+        self._identity = identity
+        self._peer = identity.peer
+        self._channel = _Channel(self.address, credentials.tls)
 
     async def join(
         self, role: Role, capacity: Capacity, endpoint: str, spec_hash: str, deadline: float
@@ -98,7 +162,11 @@ class CoordinatorClient:
             endpoint=endpoint,
             spec_hash=spec_hash,
         )
-        reply = await self._call(self._stub.Join, request, deadline)
+        reply = await self._first_call(request, deadline)
+        if not is_signed_by(
+            self.credentials.coordinator, spec_message(reply.spec_json), reply.spec_signature
+        ):
+            raise wrong_authority("The run's specification is not signed by the coordinator of the invite.")
         spec = RunSpec.from_json(reply.spec_json)
         if spec.hash != reply.spec_hash:
             raise HetnodeError(
@@ -108,48 +176,118 @@ class CoordinatorClient:
             )
         return Admission(spec, tuple(reply.dht_peers))
 
+    async def _first_call(self, request: pb.JoinRequest, deadline: float) -> pb.JoinReply:
+        """Join, repeated while nobody answers at all; but a certificate that TLS refuses stays refused."""
+        clock = asyncio.get_running_loop().time
+        ends = clock() + deadline
+        while True:
+            try:
+                async with self._channel.call() as stub:
+                    reply: pb.JoinReply = await stub.Join(request, timeout=max(0.1, ends - clock()))
+                    return reply
+            except grpc.aio.AioRpcError as error:
+                late = clock() > ends - _RETRY_SECONDS
+                if error.code() is not grpc.StatusCode.UNAVAILABLE or tls_failure(error) or late:
+                    raise self._translated(error) from None
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    async def renew(self) -> None:
+        """Get the next certificate, keep it, and show it on all new connections.
+
+        Raises HetnodeError: COORDINATOR_UNREACHABLE, BANNED, WRONG_AUTHORITY, or another refusal.
+        """
+        tls = self.credentials.tls
+        authority = load_pem_x509_certificate(tls.authority)
+        public_key = tls.public_key
+        proof = self._identity.sign(renewal_message(pin_of(authority), public_key))
+        request = pb.RenewRequest(peer=self._peer, tls_public_key=public_key, proof=proof)
+        reply = await self._call("Renew", request, _CALL_SECONDS)
+        renewed = replace(tls, certificate=reply.certificate_pem)
+        check_own(renewed, authority, self._peer)
+        self.credentials = self.credentials.renewed(reply.certificate_pem)
+        old, self._channel = self._channel, _Channel(self.address, self.credentials.tls)
+        await old.retire()
+
+    async def keep_renewed(self) -> NoReturn:
+        """Renew the certificate long before it runs out, again and again; what is connected stays so.
+
+        Raises HetnodeError: BANNED or another refusal; CERTIFICATE_REFUSED once it has run out nevertheless.
+        """
+        while True:
+            wait = self.credentials.tls.seconds_to_renewal(time.time())
+            await asyncio.sleep(min(wait, _LONGEST_SLEEP))
+            if wait > _LONGEST_SLEEP:
+                continue
+            try:
+                await self.renew()
+                log.info("this node's certificate was renewed")
+            except HetnodeError as error:
+                if error.code is not ErrorCode.COORDINATOR_UNREACHABLE:
+                    raise
+                check_in_date(self.credentials, time.time())
+                log.warning("the certificate could not be renewed yet: %s", error)
+
     async def watch(self) -> AsyncIterator[PlanNews]:
-        """The plan in force at once, then every newer one. Ends with the run or the connection."""
-        call = self._stub.Watch(pb.WatchRequest(peer=self._peer), wait_for_ready=True)
-        try:
-            async for update in call:
-                plan = convert.plan_from_pb(update.plan) if update.HasField("plan") else None
-                yield PlanNews(plan, update.waiting, update.finished)
-        except grpc.aio.AioRpcError as error:
-            raise self._translated(error) from None
-        finally:
-            call.cancel()
+        """The plan in force at once, then every newer one. Ends with the run or the connection.
+
+        Raises HetnodeError: WRONG_AUTHORITY where a plan is not signed by the coordinator's key.
+        """
+        async with self._channel.call() as stub:
+            call = stub.Watch(pb.WatchRequest(peer=self._peer), wait_for_ready=True)
+            try:
+                async for update in call:
+                    yield self._news(update)
+            except grpc.aio.AioRpcError as error:
+                raise self._translated(error) from None
+            finally:
+                call.cancel()
+
+    def _news(self, update: pb.PlanUpdate) -> PlanNews:
+        plan = None
+        if update.signed_plan:
+            credentials = self.credentials
+            plan = open_plan(update.signed_plan, update.signature, credentials.run, credentials.coordinator)
+        return PlanNews(plan, update.waiting, update.finished, convert.banned_from_pb(update.banned))
 
     async def heartbeat(self, round_: int, inner_step: int) -> None:
         request = pb.HeartbeatRequest(peer=self._peer, round=round_, inner_step=inner_step)
-        await self._call(self._stub.Heartbeat, request, _CALL_SECONDS)
+        await self._call("Heartbeat", request, _CALL_SECONDS)
 
     async def leave(self, reason: str) -> None:
-        await self._call(self._stub.Leave, pb.LeaveRequest(peer=self._peer, reason=reason), 5.0)
+        await self._call("Leave", pb.LeaveRequest(peer=self._peer, reason=reason), 5.0)
 
     async def match(self, descriptor: PayloadDescriptor, deadline: float) -> Group:
         """Offer a payload and wait for the group of its (stage, round)."""
         request = pb.MatchRequest(peer=self._peer, descriptor=convert.descriptor_to_pb(descriptor))
-        return convert.group_from_pb(await self._call(self._stub.Match, request, deadline))
+        return convert.group_from_pb(await self._call("Match", request, deadline))
 
     async def report(
-        self, stage: int, round_: int, held: Sequence[PayloadDescriptor], deadline: float
+        self,
+        stage: int,
+        round_: int,
+        held: Sequence[PayloadDescriptor],
+        rejected: Sequence[Rejection],
+        deadline: float,
     ) -> Decision:
-        """Say which payloads this peer holds and wait for the one decision on (stage, round)."""
+        """Say which payloads this peer holds or refuses and wait for the one decision on (stage, round)."""
         request = pb.ReportRequest(
-            peer=self._peer, stage=stage, round=round_, held=map(convert.descriptor_to_pb, held)
+            peer=self._peer,
+            stage=stage,
+            round=round_,
+            held=map(convert.descriptor_to_pb, held),
+            rejected=map(convert.rejection_to_pb, rejected),
         )
-        return convert.decision_from_pb(await self._call(self._stub.Report, request, deadline))
+        return convert.decision_from_pb(await self._call("Report", request, deadline))
 
     async def await_decision(self, stage: int, round_: int, deadline: float) -> Decision:
         """Wait for the decision on a (stage, round) to which this peer does not contribute."""
         request = pb.AwaitDecisionRequest(peer=self._peer, stage=stage, round=round_)
-        return convert.decision_from_pb(await self._call(self._stub.AwaitDecision, request, deadline))
+        return convert.decision_from_pb(await self._call("AwaitDecision", request, deadline))
 
     async def attest(self, stage: int, round_: int, part: str, digest: str) -> None:
         """Report the anchor after `round_`. Raises ANCHOR_DIVERGED if others have another one."""
         request = pb.AttestRequest(peer=self._peer, stage=stage, round=round_, part=part, digest=digest)
-        reply = await self._call(self._stub.Attest, request, _CALL_SECONDS)
+        reply = await self._call("Attest", request, _CALL_SECONDS)
         if not reply.agrees:
             raise HetnodeError(
                 ErrorCode.ANCHOR_DIVERGED,
@@ -160,34 +298,49 @@ class CoordinatorClient:
 
     async def measure(self, measurement: pb.Measurement) -> None:
         measurement.peer = self._peer
-        await self._call(self._stub.Measure, measurement, _CALL_SECONDS)
+        await self._call("Measure", measurement, _CALL_SECONDS)
 
     async def close(self) -> None:
         await self._channel.close()
 
-    async def _call(self, method: Any, request: Any, deadline: float) -> Any:
+    async def _call(self, method: str, request: Any, deadline: float) -> Any:
         try:
-            return await method(request, timeout=deadline, wait_for_ready=True)
+            async with self._channel.call() as stub:
+                return await getattr(stub, method)(request, timeout=deadline, wait_for_ready=True)
         except grpc.aio.AioRpcError as error:
             raise self._translated(error) from None
 
     def _translated(self, error: grpc.aio.AioRpcError) -> HetnodeError:
-        refusal = error_from_rpc(error)
-        if refusal is not None:
-            return refusal
-        why = (error.details() or error.code().name)[:200]
-        return HetnodeError(
-            ErrorCode.COORDINATOR_UNREACHABLE,
-            f"The coordinator at {self.address} does not answer ({error.code().name}: {why}).",
-            "Check the address, that 'hetnode coordinator' runs there, and that its port is open.",
-        )
+        return _error_of(error, self.address)
 
 
-async def fetch_status(address: str, deadline: float = 5.0) -> pb.StatusReply:
-    """What the coordinator at `address` shows to people. Raises HetnodeError COORDINATOR_UNREACHABLE."""
-    client = CoordinatorClient(address, PeerId(""))
+async def fetch_status(address: str, tls: Credentials, deadline: float = 5.0) -> pb.StatusReply:
+    """What the coordinator at `address` shows to holders of any certificate of its run.
+
+    Raises HetnodeError: COORDINATOR_UNREACHABLE, WRONG_AUTHORITY, or the refusal.
+    """
+    channel = open_channel(address, tls, COORDINATOR_NAME, _OPTIONS)
     try:
-        reply: pb.StatusReply = await client._call(client._stub.Status, pb.StatusRequest(), deadline)
+        reply: pb.StatusReply = await pb_grpc.CoordinatorStub(channel).Status(
+            pb.StatusRequest(), timeout=deadline
+        )
         return reply
+    except grpc.aio.AioRpcError as error:
+        raise _error_of(error, address) from None
     finally:
-        await client.close()
+        await channel.close()
+
+
+def _error_of(error: grpc.aio.AioRpcError, address: str) -> HetnodeError:
+    """The coordinator's refusal, or why it could not be asked."""
+    refusal = error_from_rpc(error)
+    if refusal is not None:
+        return refusal
+    if why := tls_failure(error):
+        return wrong_authority(f"What answers at {address} is not the coordinator of this run: {why}.")
+    why = (error.details() or error.code().name)[:200]
+    return HetnodeError(
+        ErrorCode.COORDINATOR_UNREACHABLE,
+        f"The coordinator at {address} does not answer ({error.code().name}: {why}).",
+        "Check the address, that 'hetnode coordinator' runs there, and that its port is open.",
+    )

@@ -1,4 +1,7 @@
-"""The link between two neighbouring members: one gRPC bidirectional stream of frames.
+"""The link between two neighbouring members: one gRPC bidirectional stream of frames, under mutual TLS.
+
+Both ends show certificates of the run, and each believes only the one peer that the plan names for the other
+end: the dialler while it connects, the accepting end before it reads anything but the greeting.
 
 Whichever end can dial opens the stream; afterwards both ends are alike (:class:`Link`). gRPC's HTTP/2 windows
 and a bounded inbox give flow control: a member that does not consume makes its neighbour wait, not grow.
@@ -8,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,12 +19,15 @@ from typing import Any
 
 import grpc
 
+from node.credentials import Credentials
+from node.net.secure import open_channel, server_credentials, tls_failure
 from protocol import convert
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.framing import CHUNK_BYTES, FrameAssembler, chunks
 from protocol.grpc_errors import abort_with, error_from_rpc
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
+from protocol.tls import identity_of, peer_uri, tls_name
 from protocol.types import PROTOCOL_VERSION, Frame, FrameId, PeerId
 
 log = logging.getLogger(__name__)
@@ -29,6 +36,7 @@ KEEPALIVE_SECONDS = 20.0
 """An idle link is probed this often: the dead are noticed, and routers do not forget the connection."""
 
 _MAX_STREAMS = 64
+_STREAMS_PER_PEER = 4  # one, and those of earlier attempts that have not noticed their end yet
 _HANDSHAKE_SECONDS = 20.0
 
 
@@ -125,11 +133,12 @@ class Link:
         assert self._failure is not None
         return self._failure
 
-    async def close(self) -> None:
+    async def close(self, reason: HetnodeError | None = None) -> None:
+        """End the link, for `reason` if there is one."""
         self._reader.cancel()
         with suppress(asyncio.CancelledError):
             await self._reader
-        await self._fail(self._lost("the link was closed here"))
+        await self._fail(reason or self._lost("the link was closed here"))
 
     async def _receive_all(self) -> None:
         try:
@@ -192,18 +201,24 @@ class _Expectation:
 
 
 class LinkServer(pb_grpc.StageLinkServicer):
-    """Accepts links from neighbours that dial. Streams that nobody here expects are refused after a while."""
+    """Accepts links from neighbours that dial. Streams that nobody here expects are refused after a while.
 
-    def __init__(self) -> None:
+    Args:
+        credentials: what to show, and whom to believe, at a new connection; renewed ones are seen at once.
+    """
+
+    def __init__(self, credentials: Callable[[], Credentials]) -> None:
+        self._credentials = credentials
         self._expected: dict[PeerId, _Expectation] = {}
         self._expectations = asyncio.Condition()
+        self._streams: Counter[str] = Counter()
         self._server = grpc.aio.server(options=_options(), maximum_concurrent_rpcs=_MAX_STREAMS)
         pb_grpc.add_StageLinkServicer_to_server(self, self._server)
 
     async def start(self, host: str, port: int) -> int:
         """Listen and return the bound port. Raises HetnodeError PORT_IN_USE."""
         try:
-            bound = self._server.add_insecure_port(f"{host}:{port}")
+            bound = self._server.add_secure_port(f"{host}:{port}", server_credentials(self._credentials))
         except RuntimeError:
             bound = 0
         if not bound:
@@ -234,22 +249,41 @@ class LinkServer(pb_grpc.StageLinkServicer):
     async def Exchange(
         self, requests: AsyncIterator[pb.LinkMessage], context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
+        caller = identity_of(context)
+        self._streams[caller] += 1
+        try:
+            await self._serve(caller, context)
+        finally:
+            self._streams[caller] -= 1
+            if not self._streams[caller]:
+                del self._streams[caller]
+
+    async def _serve(self, caller: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """One stream that the holder of a certificate for the URI `caller` has opened."""
         try:
             async with asyncio.timeout(_HANDSHAKE_SECONDS):
+                if self._streams[caller] > _STREAMS_PER_PEER:
+                    raise _refusal(ErrorCode.RATE_LIMITED, f"{caller} has {_STREAMS_PER_PEER} streams open")
                 first = await context.read()
                 if first is grpc.aio.EOF or first.WhichOneof("content") != "hello":
                     raise _refusal(ErrorCode.FRAME_CORRUPT, "the first message of a link must be a hello")
                 _check_versions(first.hello)
                 peer = PeerId(first.hello.peer)
+                if caller != peer_uri(peer):
+                    raise _refusal(
+                        ErrorCode.CERTIFICATE_REFUSED,
+                        f"{peer!r:.80} came with the certificate of {caller!r:.100}",
+                    )
                 async with self._expectations:
                     await self._expectations.wait_for(lambda: peer in self._expected)
                 expected = self._expected[peer]
                 _check_hello(first.hello, expected.neighbour)
                 await context.write(pb.LinkMessage(hello=_hello(expected.here)))
         except TimeoutError:
+            log.warning("refused a link of %s: nobody here expects it", caller)
             await abort_with(context, _refusal(ErrorCode.UNKNOWN_PEER, "nobody here expects this link"))
         except HetnodeError as error:
-            log.warning("refused a link: %s", error)
+            log.warning("refused a link of %s: %s", caller, error)
             await abort_with(context, error)
         else:
             link = Link(expected.neighbour, context.read, context.write, expected.limits)
@@ -261,16 +295,25 @@ class LinkServer(pb_grpc.StageLinkServicer):
             await abort_with(context, reason)
 
 
-async def dial(endpoint: str, here: Place, neighbour: Place, limits: LinkLimits, deadline: float) -> Link:
+async def dial(
+    endpoint: str,
+    here: Place,
+    neighbour: Place,
+    limits: LinkLimits,
+    deadline: float,
+    credentials: Credentials,
+) -> Link:
     """Open the link from `here` to `neighbour` at `endpoint`, retrying until `deadline` seconds have passed.
 
-    Raises HetnodeError NEIGHBOUR_UNREACHABLE, or the neighbour's refusal.
+    Raises HetnodeError NEIGHBOUR_UNREACHABLE; CERTIFICATE_REFUSED where another than the neighbour answers;
+    or the neighbour's refusal.
     """
-    channel = grpc.aio.insecure_channel(endpoint, options=_options())
+    channel = open_channel(endpoint, credentials, tls_name(neighbour.peer), _options())
+    unanswered = ""
     try:
         async with asyncio.timeout(deadline):
             while True:
-                call = pb_grpc.StageLinkStub(channel).Exchange(wait_for_ready=True)
+                call = pb_grpc.StageLinkStub(channel).Exchange()
                 try:
                     await call.write(pb.LinkMessage(hello=_hello(here)))
                     answer = await call.read()
@@ -279,7 +322,15 @@ async def dial(endpoint: str, here: Place, neighbour: Place, limits: LinkLimits,
                     _check_versions(answer.hello)
                     _check_hello(answer.hello, neighbour)
                 except (grpc.RpcError, asyncio.InvalidStateError):
-                    refusal = error_from_rpc(await _status_of(call))
+                    status = await _status_of(call)
+                    if why := tls_failure(status):
+                        raise _refusal(
+                            ErrorCode.CERTIFICATE_REFUSED,
+                            f"what answers at {endpoint} has no certificate of {neighbour.peer} ({why})",
+                        ) from None
+                    refusal = error_from_rpc(status)
+                    if refusal is None and status.code() is grpc.StatusCode.UNAVAILABLE:
+                        unanswered = str(status.details())[:200]
                     if refusal is None or refusal.code is ErrorCode.UNKNOWN_PEER:
                         await asyncio.sleep(0.2)  # the neighbour has not seen the plan yet, or is starting
                         continue
@@ -291,7 +342,8 @@ async def dial(endpoint: str, here: Place, neighbour: Place, limits: LinkLimits,
                 return link
     except TimeoutError:
         await channel.close()
-        raise _unreachable(neighbour, f"no answer from {endpoint} within {deadline:.0f} s") from None
+        why = f"no answer from {endpoint} within {deadline:.0f} s {unanswered}".strip()
+        raise _unreachable(neighbour, why) from None
     except BaseException:
         await channel.close()
         raise
@@ -325,6 +377,8 @@ def _options() -> tuple[tuple[str, int], ...]:
         ("grpc.so_reuseport", 0),
         ("grpc.keepalive_time_ms", keepalive),
         ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.initial_reconnect_backoff_ms", 200),
+        ("grpc.max_reconnect_backoff_ms", 2000),
         ("grpc.http2.max_pings_without_data", 0),
         # Unless told otherwise, a server takes frequent probes of an idle connection for an attack.
         ("grpc.http2.min_ping_interval_without_data_ms", keepalive // 4),

@@ -1,4 +1,4 @@
-"""A node's standing in the swarm: heartbeats, the plans pushed to it, and its record in the DHT."""
+"""A node's standing in the swarm: heartbeats, the plans and bans pushed to it, and its record in the DHT."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NoReturn
 
-from node.net.coordinator_client import CoordinatorClient
+from node.net.coordinator_client import CoordinatorClient, PlanNews
 from node.net.hive.client import Hivemind
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec import RunSpec
-from protocol.types import PeerRecord, Plan, StageRange
+from protocol.types import PeerId, PeerRecord, Plan, StageRange
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,7 @@ class Membership:
         self._spec, self._coordinator, self._hivemind = spec, coordinator, hivemind
         self._record = record
         self._plans: dict[int, Plan] = {}
+        self._banned: frozenset[PeerId] = frozenset()
         self._changed = asyncio.Condition()
         self.progress = (0, 0)
         """(round, inner step) that heartbeats report."""
@@ -49,6 +50,16 @@ class Membership:
         async with self._changed:
             await self._changed.wait_for(lambda: self._plans if epoch is None else epoch in self._plans)
             return self._plans[max(self._plans) if epoch is None else epoch]
+
+    async def banned(self, peer: PeerId) -> HetnodeError:
+        """Return, once `peer` is banned, the error with which a link to it ends."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: peer in self._banned)
+        return HetnodeError(
+            ErrorCode.NEIGHBOUR_LOST,
+            f"The operator has banned the neighbour {peer} from the run; its link is closed.",
+            "The run goes on without its replica; start this node again for the next one.",
+        )
 
     async def take_stages(self, stages: StageRange) -> None:
         """Publish which stages this node now hosts."""
@@ -68,17 +79,36 @@ class Membership:
         while True:
             try:
                 async for news in self._coordinator.watch():
-                    if news.plan is not None:
-                        async with self._changed:
-                            self._plans[news.plan.epoch] = news.plan
-                            self._changed.notify_all()
-                    elif news.waiting:
+                    await self._take(news)
+                    if news.plan is None and news.waiting:
                         log.info("%s", news.waiting)
             except HetnodeError as error:
                 if error.code is not ErrorCode.COORDINATOR_UNREACHABLE:
                     raise
                 log.warning("%s", error)
             await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _take(self, news: PlanNews) -> None:
+        """Adopt a plan and the bans; the averagers first, as others may act on them before this node."""
+        plans = dict(self._plans)
+        if news.plan is not None:
+            plans[news.plan.epoch] = news.plan
+        if plans == self._plans and news.banned == self._banned:
+            return
+        for peer in news.banned - self._banned:
+            log.warning("peer %s is banned from the run", peer)
+        # Two plans, because not all peers go over to the next one at the same moment.
+        newest = [plans[epoch] for epoch in sorted(plans)[-2:]]
+        placed = {member.peer for plan in newest for replica in plan.replicas for member in replica.members}
+        try:
+            await self._hivemind.admit(placed, news.banned)
+        except HetnodeError as error:
+            if error.code is not ErrorCode.DHT_UNREACHABLE:
+                raise
+            log.warning("%s", error)
+        async with self._changed:
+            self._plans, self._banned = plans, news.banned
+            self._changed.notify_all()
 
     async def _beat(self) -> None:
         while True:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from node.identity import Identity
@@ -19,12 +19,13 @@ from node.net.ipc import Child
 from protocol.envelope import is_authentic, sign_descriptor
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec import RunSpec
-from protocol.types import Decision, Group, ManifestEntry, PayloadDescriptor, Plan, StageRange
+from protocol.types import Decision, Group, ManifestEntry, PayloadDescriptor, Plan, Rejection, StageRange
 
 log = logging.getLogger(__name__)
 
 _KEEP_ROUNDS = 3
 _ANSWER_SECONDS = 10.0
+_LOCAL_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -53,10 +54,11 @@ class OuterExchange:
         coordinator: CoordinatorClient,
         codecs: Mapping[int, str],
         digests: Mapping[int, str],
+        payload_bytes: Mapping[int, int],
     ) -> None:
         self._spec, self._stages, self._identity = spec, stages, identity
         self._worker, self._hivemind, self._coordinator = worker, hivemind, coordinator
-        self._codecs = codecs
+        self._codecs, self._payload_bytes = codecs, payload_bytes
         self._digests = dict(digests)
 
     async def run(self, plan: Plan, round_: int) -> RoundOutcome:
@@ -86,8 +88,10 @@ class OuterExchange:
                 "stage %d diverged to non-finite values: restarted from the anchor, nothing sent", stage
             )
             decision = await self._await_decision(stage, round_)
-            return await self._apply(decision, {}), 0
+            return await self._apply(decision, {}, None), 0
         payload = bytes(proposal.blobs[0])
+        replica = plan.replica_of(self._identity.peer)
+        assert replica is not None, "this node trains under a plan that gives it a place"
         mine = sign_descriptor(
             PayloadDescriptor(
                 run=self._spec.run_id,
@@ -96,13 +100,13 @@ class OuterExchange:
                 owner=self._identity.peer,
                 anchor_digest=self._digests[stage],
                 codec=self._codecs[stage],
-                weight=1.0,
+                weight=replica.weight,
                 nbytes=len(payload),
                 sha256=hashlib.sha256(payload).hexdigest(),
             ),
             self._identity.sign,
         )
-        held = await self._hivemind.exchange(
+        gathered = await self._hivemind.exchange(
             stage,
             round_,
             payload,
@@ -111,10 +115,52 @@ class OuterExchange:
             expected=len(plan.replicas),
             deadline=self._spec.timing.fetch,
         )
+        known, rejected = await self._screen(plan, mine, payload, gathered.held)
         decision = await self._coordinator.report(
-            stage, round_, held, self._spec.timing.decide + _ANSWER_SECONDS
+            stage,
+            round_,
+            [descriptor for descriptor in gathered.held if descriptor in known],
+            sorted((*gathered.rejected, *rejected), key=lambda each: each.descriptor.owner),
+            self._spec.timing.decide + _ANSWER_SECONDS,
         )
-        return await self._apply(decision, {mine.sha256: payload}), len(payload)
+        return await self._apply(decision, known, mine), len(payload)
+
+    async def _screen(
+        self, plan: Plan, mine: PayloadDescriptor, payload: bytes, held: Sequence[PayloadDescriptor]
+    ) -> tuple[dict[PayloadDescriptor, bytes], list[Rejection]]:
+        """What was gathered, in two parts: what may count, with its bytes, and what must not."""
+        known, rejected = {mine: payload}, []
+        for descriptor in held:
+            problem = self._problem(plan, descriptor)
+            if descriptor == mine:
+                continue
+            if problem:
+                rejected.append(Rejection(descriptor, problem))
+            else:
+                entry = ManifestEntry(descriptor, (self._identity.peer,))  # it is here already
+                fetch = self._hivemind.fetch(mine.stage, mine.round, entry, _LOCAL_SECONDS)
+                known[descriptor] = await fetch
+        reply = await self._worker.call("screen", {"stage": mine.stage}, *known.values())
+        for descriptor, problem in zip(list(known), reply.body["problems"], strict=True):
+            if problem and descriptor != mine:
+                del known[descriptor]
+                rejected.append(Rejection(descriptor, problem))
+        for rejection in rejected:
+            where, owner = f"stage {mine.stage}, round {mine.round}", rejection.descriptor.owner
+            log.warning("%s: refused the payload of %s: %s", where, owner, rejection.reason)
+        return known, rejected
+
+    def _problem(self, plan: Plan, descriptor: PayloadDescriptor) -> str:
+        """Why a payload must not count, whatever its bytes are; "" where nothing speaks against it."""
+        replica = plan.replica_of(descriptor.owner)
+        if replica is None or replica.host_of(descriptor.stage).peer != descriptor.owner:
+            return f"its owner does not host stage {descriptor.stage} in plan {plan.epoch}"
+        if descriptor.weight > replica.weight:
+            return f"its weight is {descriptor.weight}, the plan gives it {replica.weight}"
+        expected = self._payload_bytes[descriptor.stage]
+        if descriptor.nbytes != expected:
+            return f"it has {descriptor.nbytes} bytes, every payload of this stage has {expected}"
+        return ""
 
     async def _match(self, mine: PayloadDescriptor) -> Group | None:
         """The coordinator's group; None where it is away, so that hivemind's own matchmaking is used."""
@@ -131,14 +177,19 @@ class OuterExchange:
         deadline = timing.match_window + timing.fetch + timing.decide + _ANSWER_SECONDS
         return await self._coordinator.await_decision(stage, round_, deadline)
 
-    async def _apply(self, decision: Decision, known: Mapping[str, bytes]) -> Decision:
+    async def _apply(
+        self,
+        decision: Decision,
+        known: Mapping[PayloadDescriptor, bytes],
+        mine: PayloadDescriptor | None,
+    ) -> Decision:
         stage, round_ = decision.stage, decision.round
         if not decision.committed:
             log.warning("round %d of stage %d was aborted: %s", round_, stage, decision.reason)
             await self._worker.call("abort", {"stage": stage})
             return decision
         payloads = await self._collect(decision, known)
-        mine_included = any(entry.descriptor.owner == self._identity.peer for entry in decision.entries)
+        mine_included = any(entry.descriptor == mine for entry in decision.entries)
         weights = [entry.descriptor.weight for entry in decision.entries]
         body = {"stage": stage, "weights": weights, "mine_included": mine_included}
         reply = await self._worker.call("commit", body, *payloads)
@@ -156,17 +207,19 @@ class OuterExchange:
             reply = await self._worker.call("commit_embedding", {"weights": weights}, *payloads)
             await self._coordinator.attest(0, round_, "embedding", str(reply.body["embedding_digest"]))
 
-    async def _collect(self, decision: Decision, known: Mapping[str, bytes]) -> list[bytes]:
+    async def _collect(self, decision: Decision, known: Mapping[PayloadDescriptor, bytes]) -> list[bytes]:
         """The bytes of every entry of the manifest, in its order, each verified against its hash."""
 
         async def obtain(entry: ManifestEntry) -> bytes:
             descriptor = entry.descriptor
-            if descriptor.sha256 in known:
-                return known[descriptor.sha256]
-            if not is_authentic(descriptor):
+            if descriptor in known:
+                return known[descriptor]
+            expected = self._payload_bytes[decision.stage]
+            if descriptor.nbytes != expected or not is_authentic(descriptor):
                 raise HetnodeError(
                     ErrorCode.PAYLOAD_CORRUPT,
-                    f"Round {decision.round} was committed with a payload not signed by {descriptor.owner}.",
+                    f"Round {decision.round} was committed with a payload of {descriptor.nbytes} bytes, not "
+                    f"{expected}, or with one that {descriptor.owner} has not signed.",
                     "The coordinator cannot be trusted: leave this run and tell its operator.",
                 )
             return await self._hivemind.fetch(decision.stage, decision.round, entry, self._spec.timing.fetch)

@@ -224,6 +224,10 @@ class Trainer:
             self.outer[stage].reset(self._local(stage))
         return payload
 
+    def screen(self, stage: int, payloads: Sequence[bytes]) -> list[str]:
+        """Why each of the payloads gathered for a round of `stage` must not count, or "" where it may."""
+        return self.outer[stage].screen(payloads)
+
     def commit(self, stage: int, payloads: Sequence[tuple[bytes, float]], mine_included: bool) -> str:
         """Apply the committed (payload, weight) pairs in order. Returns the digest of the new anchor."""
         self.outer[stage].commit(payloads, mine_included, self._local(stage))

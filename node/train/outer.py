@@ -8,18 +8,29 @@ round is committed neither changes, so an aborted round loses nothing: the next 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from node.model.init import parameter_shapes
+from protocol.errors import HetnodeError
 from protocol.round import anchor_digest, apply_update
+from protocol.screen import clipping_scales, outliers, payload_norm
 from protocol.spec import RunSpec
 from protocol.tensorpack import PayloadLayout, decode, encode
 from protocol.topk import sparsify
 
 WeightedPayload = tuple[bytes, float]
 """A payload's bytes and the weight of its owner."""
+
+
+@dataclass(frozen=True)
+class _Proposal:
+    """A payload, and the error feedback that remains if all of it is applied."""
+
+    payload: bytes
+    error: dict[str, Tensor]
 
 
 class OuterStage:
@@ -40,7 +51,7 @@ class OuterStage:
         self.anchor = {name: _float32(parameters[name]).clone() for name in self.layout.shapes}
         self.error = {name: torch.zeros_like(tensor) for name, tensor in self.anchor.items()}
         self._outer = spec.outer
-        self._pending_error: dict[str, Tensor] | None = None
+        self._pending: _Proposal | None = None
 
     def digest(self) -> str:
         """Digest of the anchor; equal on all replicas after equal rounds."""
@@ -59,7 +70,7 @@ class OuterStage:
             to the round, nothing is pending, and the caller takes part without a contribution. Its
             parameters do not recover by themselves; :meth:`reset` restarts them from the anchor.
         """
-        assert self._pending_error is None, "the former proposal is neither committed nor aborted"
+        assert self._pending is None, "the former proposal is neither committed nor aborted"
         sparse, pending = {}, {}
         for name, anchor in self.anchor.items():
             delta = anchor - _float32(local[name])
@@ -70,8 +81,25 @@ class OuterStage:
             # The error feedback also takes in what quantization changed.
             sparse[name].add_to(error.view(-1), -1.0)
             pending[name] = error
-        self._pending_error = pending
-        return encode(self.layout, sparse)
+        payload = encode(self.layout, sparse)
+        self._pending = _Proposal(payload, pending)
+        return payload
+
+    def screen(self, payloads: Sequence[bytes]) -> list[str]:
+        """Why each of the gathered payloads of one round must not count, or "" where it may. Never raises.
+
+        The norms of those that can be decoded are compared with each other, so give all that were gathered,
+        this replica's own included.
+        """
+        problems, norms = [""] * len(payloads), {}
+        for position, data in enumerate(payloads):
+            try:
+                norms[position] = payload_norm(decode(self.layout, data))
+            except HetnodeError as error:
+                problems[position] = error.cause
+        for position, problem in zip(norms, outliers(list(norms.values())), strict=True):
+            problems[position] = problem
+        return problems
 
     @torch.no_grad()
     def commit(
@@ -82,14 +110,15 @@ class OuterStage:
         Args:
             payloads: those of the manifest, in its order.
             mine_included: whether the pending proposal is one of them. If so, its error feedback becomes
-                ours and local := anchor. If not, the proposal is dropped, the error feedback stays, and
-                local moves along with the anchor, so that the next proposal still covers what it learned.
+                ours, together with what clipping cut off, and local := anchor. If not, the proposal is
+                dropped, the error feedback stays, and local moves along with the anchor, so that the next
+                proposal still covers what it learned.
             local: as at the proposal.
 
         Raises:
             HetnodeError: PAYLOAD_CORRUPT, before anything has changed; the proposal is still pending.
         """
-        pending = self._pending_error
+        pending = self._pending
         assert pending is not None or not mine_included, "a round cannot include what was not proposed"
         decoded = [decode(self.layout, data) for data, _ in payloads]
         weights = [weight for _, weight in payloads]
@@ -101,12 +130,17 @@ class OuterStage:
                 local[name].add_((moved[name] - anchor).to(local[name].device))
         self.anchor = moved
         if mine_included and pending is not None:
-            self.error = pending
-        self._pending_error = None
+            mine = [data for data, _ in payloads].index(pending.payload)
+            scale = clipping_scales([payload_norm(payload) for payload in decoded])[mine]
+            self.error = pending.error
+            if scale < 1.0:
+                for name, sparse in decoded[mine].items():
+                    sparse.add_to(self.error[name].view(-1), 1.0 - scale)
+        self._pending = None
 
     def abort(self) -> None:
         """Forget the pending proposal, if any. Anchor, error feedback and local parameters are untouched."""
-        self._pending_error = None
+        self._pending = None
 
     @torch.no_grad()
     def reset(self, local: Mapping[str, Tensor]) -> None:

@@ -55,11 +55,15 @@ class Seat:
 
 @dataclass(frozen=True)
 class Built:
-    """What the worker says of the stages that it has built, by stage."""
+    """What the worker says of the stages that it has built, by stage.
+
+    `embedding_payload_bytes` is the length of stage 0's payloads, which every member applies.
+    """
 
     codecs: Mapping[int, str]
     digests: Mapping[int, str]
     payload_bytes: Mapping[int, int]
+    embedding_payload_bytes: int
     parameters: Mapping[int, int]
 
 
@@ -101,6 +105,7 @@ class Training:
             services.coordinator,
             built.codecs,
             built.digests,
+            {0: built.embedding_payload_bytes, **built.payload_bytes},
         )
         async with AsyncExitStack() as stack:
             upstream, downstream = await self._open_links(seat, stack)
@@ -147,7 +152,11 @@ class Training:
             return dict(zip(stages, reply.body[name], strict=True))
 
         return Built(
-            by_stage("codecs"), by_stage("digests"), by_stage("payload_bytes"), by_stage("parameters")
+            by_stage("codecs"),
+            by_stage("digests"),
+            by_stage("payload_bytes"),
+            reply.body["embedding_payload_bytes"],
+            by_stage("parameters"),
         )
 
     async def _inner_phase(self, seat: Seat, round_: int, pipeline: Pipeline) -> dict[str, Any]:
@@ -217,12 +226,18 @@ class Training:
             upstream_dials = seat.replica.links[min(seat.position, other)].dialer is Dialer.UPSTREAM
             if upstream_dials == (seat.position < other):
                 endpoint = endpoints.get(there.peer) or members[other].endpoint
-                link = await dial(endpoint, here, there, limits, spec.timing.link)
+                shown = self._services.coordinator.credentials.tls
+                link = await dial(endpoint, here, there, limits, spec.timing.link, shown)
             else:
                 link = await self._services.links.accept(here, there, limits, spec.timing.link)
             stack.push_async_callback(link.close)
+            ends = asyncio.create_task(self._close_when_banned(link), name=f"bans-{other}")
+            stack.callback(ends.cancel)
             log.info("link to position %d of %s is open", other, seat.replica.name)
             return link
 
         upstream, downstream = await asyncio.gather(connect(seat.position - 1), connect(seat.position + 1))
         return upstream, downstream
+
+    async def _close_when_banned(self, link: Link) -> None:
+        await link.close(await self._services.membership.banned(link.neighbour.peer))

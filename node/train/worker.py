@@ -17,10 +17,11 @@ from typing import Any
 import torch
 
 from node.data.stream import open_stream
-from node.model.init import parameter_count
+from node.model.init import parameter_count, parameter_shapes
 from node.net.ipc import Buffer, Reply, serve
 from node.train.inner import Message, Trainer
 from protocol.spec import RunSpec
+from protocol.tensorpack import PayloadLayout
 from protocol.types import DType, StageRange, TensorHeader
 
 Body = Mapping[str, Any]
@@ -44,6 +45,7 @@ class Worker:
             {
                 "digests": [outer[stage].digest() for stage in stages],
                 "codecs": [outer[stage].layout.codec for stage in stages],
+                "embedding_payload_bytes": PayloadLayout(parameter_shapes(spec, 0), spec.outer).nbytes,
                 "payload_bytes": [outer[stage].layout.nbytes for stage in stages],
                 "parameters": [parameter_count(spec, stage) for stage in stages],
             }
@@ -78,6 +80,9 @@ class Worker:
     def propose(self, body: Body, _: Blobs) -> Reply:
         payload = self._trainer.propose(body["stage"])
         return Reply({"finite": payload is not None}, () if payload is None else (payload,))
+
+    def screen(self, body: Body, blobs: Blobs) -> Reply:
+        return Reply({"problems": self._trainer.screen(body["stage"], [bytes(blob) for blob in blobs])})
 
     def commit(self, body: Body, blobs: Blobs) -> Reply:
         payloads = [(bytes(blob), weight) for blob, weight in zip(blobs, body["weights"], strict=True)]
@@ -121,7 +126,7 @@ def main() -> None:
     worker = Worker()
     methods = (
         "build begin_round forward backward evaluate squared_norm apply end_inner_phase end_validation "
-        "propose commit commit_embedding abort digest write_checkpoint"
+        "propose screen commit commit_embedding abort digest write_checkpoint"
     )
     serve(int(sys.argv[1]), {name: getattr(worker, name) for name in methods.split()})
 

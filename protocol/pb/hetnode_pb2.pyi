@@ -41,12 +41,168 @@ class PeerRecord(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., protocol_version: _Optional[int] = ..., role: _Optional[str] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., endpoint: _Optional[str] = ..., stages: _Optional[_Union[StageRange, _Mapping]] = ...) -> None: ...
 
 class SignedRecord(_message.Message):
-    __slots__ = ("record", "signature")
+    __slots__ = ("record", "signature", "expires", "certificate")
     RECORD_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     record: bytes
     signature: bytes
-    def __init__(self, record: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    expires: float
+    certificate: bytes
+    def __init__(self, record: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., expires: _Optional[float] = ..., certificate: _Optional[bytes] = ...) -> None: ...
+
+class EnrollRequest(_message.Message):
+    __slots__ = ("protocol_version", "invite_id", "secret", "peer", "tls_public_key", "proof")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    INVITE_ID_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    TLS_PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    invite_id: str
+    secret: bytes
+    peer: str
+    tls_public_key: bytes
+    proof: bytes
+    def __init__(self, protocol_version: _Optional[int] = ..., invite_id: _Optional[str] = ..., secret: _Optional[bytes] = ..., peer: _Optional[str] = ..., tls_public_key: _Optional[bytes] = ..., proof: _Optional[bytes] = ...) -> None: ...
+
+class EnrollReply(_message.Message):
+    __slots__ = ("certificate_pem", "authority_pem", "coordinator", "api_address", "run", "role")
+    CERTIFICATE_PEM_FIELD_NUMBER: _ClassVar[int]
+    AUTHORITY_PEM_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_FIELD_NUMBER: _ClassVar[int]
+    API_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    certificate_pem: bytes
+    authority_pem: bytes
+    coordinator: str
+    api_address: str
+    run: str
+    role: str
+    def __init__(self, certificate_pem: _Optional[bytes] = ..., authority_pem: _Optional[bytes] = ..., coordinator: _Optional[str] = ..., api_address: _Optional[str] = ..., run: _Optional[str] = ..., role: _Optional[str] = ...) -> None: ...
+
+class RenewRequest(_message.Message):
+    __slots__ = ("peer", "tls_public_key", "proof")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    TLS_PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    tls_public_key: bytes
+    proof: bytes
+    def __init__(self, peer: _Optional[str] = ..., tls_public_key: _Optional[bytes] = ..., proof: _Optional[bytes] = ...) -> None: ...
+
+class RenewReply(_message.Message):
+    __slots__ = ("certificate_pem",)
+    CERTIFICATE_PEM_FIELD_NUMBER: _ClassVar[int]
+    certificate_pem: bytes
+    def __init__(self, certificate_pem: _Optional[bytes] = ...) -> None: ...
+
+class CreateInviteRequest(_message.Message):
+    __slots__ = ("uses", "valid_seconds", "role")
+    USES_FIELD_NUMBER: _ClassVar[int]
+    VALID_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    uses: int
+    valid_seconds: float
+    role: str
+    def __init__(self, uses: _Optional[int] = ..., valid_seconds: _Optional[float] = ..., role: _Optional[str] = ...) -> None: ...
+
+class CreateInviteReply(_message.Message):
+    __slots__ = ("invite", "id")
+    INVITE_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    invite: str
+    id: str
+    def __init__(self, invite: _Optional[str] = ..., id: _Optional[str] = ...) -> None: ...
+
+class ListInvitesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class InviteStatus(_message.Message):
+    __slots__ = ("id", "uses", "peers", "expires_in_seconds", "role", "revoked")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    USES_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_IN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    REVOKED_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    uses: int
+    peers: _containers.RepeatedScalarFieldContainer[str]
+    expires_in_seconds: float
+    role: str
+    revoked: bool
+    def __init__(self, id: _Optional[str] = ..., uses: _Optional[int] = ..., peers: _Optional[_Iterable[str]] = ..., expires_in_seconds: _Optional[float] = ..., role: _Optional[str] = ..., revoked: _Optional[bool] = ...) -> None: ...
+
+class ListInvitesReply(_message.Message):
+    __slots__ = ("invites",)
+    INVITES_FIELD_NUMBER: _ClassVar[int]
+    invites: _containers.RepeatedCompositeFieldContainer[InviteStatus]
+    def __init__(self, invites: _Optional[_Iterable[_Union[InviteStatus, _Mapping]]] = ...) -> None: ...
+
+class RevokeInviteRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
+
+class RevokeInviteReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListPeersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class EnrolledPeer(_message.Message):
+    __slots__ = ("peer", "invite", "lifecycle", "role", "banned", "reason", "quarantined")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    INVITE_FIELD_NUMBER: _ClassVar[int]
+    LIFECYCLE_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    BANNED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    invite: str
+    lifecycle: str
+    role: str
+    banned: bool
+    reason: str
+    quarantined: bool
+    def __init__(self, peer: _Optional[str] = ..., invite: _Optional[str] = ..., lifecycle: _Optional[str] = ..., role: _Optional[str] = ..., banned: _Optional[bool] = ..., reason: _Optional[str] = ..., quarantined: _Optional[bool] = ...) -> None: ...
+
+class ListPeersReply(_message.Message):
+    __slots__ = ("peers",)
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    peers: _containers.RepeatedCompositeFieldContainer[EnrolledPeer]
+    def __init__(self, peers: _Optional[_Iterable[_Union[EnrolledPeer, _Mapping]]] = ...) -> None: ...
+
+class BanRequest(_message.Message):
+    __slots__ = ("peer", "reason")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    reason: str
+    def __init__(self, peer: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class BanReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class UnbanRequest(_message.Message):
+    __slots__ = ("peer",)
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    def __init__(self, peer: _Optional[str] = ...) -> None: ...
+
+class UnbanReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class JoinRequest(_message.Message):
     __slots__ = ("protocol_version", "peer", "role", "capacity", "endpoint", "spec_hash")
@@ -65,16 +221,18 @@ class JoinRequest(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., peer: _Optional[str] = ..., role: _Optional[str] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., endpoint: _Optional[str] = ..., spec_hash: _Optional[str] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("spec_json", "spec_hash", "run", "dht_peers")
+    __slots__ = ("spec_json", "spec_hash", "run", "dht_peers", "spec_signature")
     SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
     SPEC_HASH_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     DHT_PEERS_FIELD_NUMBER: _ClassVar[int]
+    SPEC_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     spec_json: str
     spec_hash: str
     run: str
     dht_peers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, spec_json: _Optional[str] = ..., spec_hash: _Optional[str] = ..., run: _Optional[str] = ..., dht_peers: _Optional[_Iterable[str]] = ...) -> None: ...
+    spec_signature: bytes
+    def __init__(self, spec_json: _Optional[str] = ..., spec_hash: _Optional[str] = ..., run: _Optional[str] = ..., dht_peers: _Optional[_Iterable[str]] = ..., spec_signature: _Optional[bytes] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("peer",)
@@ -101,14 +259,16 @@ class Link(_message.Message):
     def __init__(self, k: _Optional[int] = ..., dialer: _Optional[str] = ...) -> None: ...
 
 class Replica(_message.Message):
-    __slots__ = ("index", "members", "links")
+    __slots__ = ("index", "members", "links", "weight")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
     index: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
     links: _containers.RepeatedCompositeFieldContainer[Link]
-    def __init__(self, index: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ...) -> None: ...
+    weight: float
+    def __init__(self, index: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class Plan(_message.Message):
     __slots__ = ("epoch", "from_round", "first_sample", "replicas", "reason")
@@ -125,14 +285,18 @@ class Plan(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., from_round: _Optional[int] = ..., first_sample: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class PlanUpdate(_message.Message):
-    __slots__ = ("plan", "waiting", "finished")
-    PLAN_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("signed_plan", "signature", "waiting", "finished", "banned")
+    SIGNED_PLAN_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
-    plan: Plan
+    BANNED_FIELD_NUMBER: _ClassVar[int]
+    signed_plan: bytes
+    signature: bytes
     waiting: str
     finished: bool
-    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., waiting: _Optional[str] = ..., finished: _Optional[bool] = ...) -> None: ...
+    banned: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, signed_plan: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., waiting: _Optional[str] = ..., finished: _Optional[bool] = ..., banned: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("peer", "round", "inner_step")
@@ -201,16 +365,26 @@ class MatchReply(_message.Message):
     def __init__(self, group_id: _Optional[str] = ..., descriptors: _Optional[_Iterable[_Union[PayloadDescriptor, _Mapping]]] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("peer", "stage", "round", "held")
+    __slots__ = ("peer", "stage", "round", "held", "rejected")
     PEER_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_FIELD_NUMBER: _ClassVar[int]
     peer: str
     stage: int
     round: int
     held: _containers.RepeatedCompositeFieldContainer[PayloadDescriptor]
-    def __init__(self, peer: _Optional[str] = ..., stage: _Optional[int] = ..., round: _Optional[int] = ..., held: _Optional[_Iterable[_Union[PayloadDescriptor, _Mapping]]] = ...) -> None: ...
+    rejected: _containers.RepeatedCompositeFieldContainer[Rejection]
+    def __init__(self, peer: _Optional[str] = ..., stage: _Optional[int] = ..., round: _Optional[int] = ..., held: _Optional[_Iterable[_Union[PayloadDescriptor, _Mapping]]] = ..., rejected: _Optional[_Iterable[_Union[Rejection, _Mapping]]] = ...) -> None: ...
+
+class Rejection(_message.Message):
+    __slots__ = ("descriptor", "reason")
+    DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    descriptor: PayloadDescriptor
+    reason: str
+    def __init__(self, descriptor: _Optional[_Union[PayloadDescriptor, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class AwaitDecisionRequest(_message.Message):
     __slots__ = ("peer", "stage", "round")

@@ -25,8 +25,382 @@ if _version_not_supported:
     )
 
 
+class EnrollmentStub:
+    """Where a newcomer trades an invite for a certificate. It has a port of its own, because here alone the client
+    shows no certificate; the newcomer opens the channel only after it has checked the authority against the
+    invite's pin.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Enroll = channel.unary_unary(
+                '/hetnode.v1.Enrollment/Enroll',
+                request_serializer=protocol_dot_pb_dot_hetnode__pb2.EnrollRequest.SerializeToString,
+                response_deserializer=protocol_dot_pb_dot_hetnode__pb2.EnrollReply.FromString,
+                _registered_method=True)
+
+
+class EnrollmentServicer:
+    """Where a newcomer trades an invite for a certificate. It has a port of its own, because here alone the client
+    shows no certificate; the newcomer opens the channel only after it has checked the authority against the
+    invite's pin.
+    """
+
+    def Enroll(self, request, context):
+        """Spends one use of an invite. May be repeated by the same peer without spending another.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_EnrollmentServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Enroll': grpc.unary_unary_rpc_method_handler(
+                    servicer.Enroll,
+                    request_deserializer=protocol_dot_pb_dot_hetnode__pb2.EnrollRequest.FromString,
+                    response_serializer=protocol_dot_pb_dot_hetnode__pb2.EnrollReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'hetnode.v1.Enrollment', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('hetnode.v1.Enrollment', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Enrollment:
+    """Where a newcomer trades an invite for a certificate. It has a port of its own, because here alone the client
+    shows no certificate; the newcomer opens the channel only after it has checked the authority against the
+    invite's pin.
+    """
+
+    @staticmethod
+    def Enroll(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hetnode.v1.Enrollment/Enroll',
+            protocol_dot_pb_dot_hetnode__pb2.EnrollRequest.SerializeToString,
+            protocol_dot_pb_dot_hetnode__pb2.EnrollReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class AdminStub:
+    """For the operator's certificate alone, on the port of the coordinator's API.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.CreateInvite = channel.unary_unary(
+                '/hetnode.v1.Admin/CreateInvite',
+                request_serializer=protocol_dot_pb_dot_hetnode__pb2.CreateInviteRequest.SerializeToString,
+                response_deserializer=protocol_dot_pb_dot_hetnode__pb2.CreateInviteReply.FromString,
+                _registered_method=True)
+        self.ListInvites = channel.unary_unary(
+                '/hetnode.v1.Admin/ListInvites',
+                request_serializer=protocol_dot_pb_dot_hetnode__pb2.ListInvitesRequest.SerializeToString,
+                response_deserializer=protocol_dot_pb_dot_hetnode__pb2.ListInvitesReply.FromString,
+                _registered_method=True)
+        self.RevokeInvite = channel.unary_unary(
+                '/hetnode.v1.Admin/RevokeInvite',
+                request_serializer=protocol_dot_pb_dot_hetnode__pb2.RevokeInviteRequest.SerializeToString,
+                response_deserializer=protocol_dot_pb_dot_hetnode__pb2.RevokeInviteReply.FromString,
+                _registered_method=True)
+        self.ListPeers = channel.unary_unary(
+                '/hetnode.v1.Admin/ListPeers',
+                request_serializer=protocol_dot_pb_dot_hetnode__pb2.ListPeersRequest.SerializeToString,
+                response_deserializer=protocol_dot_pb_dot_hetnode__pb2.ListPeersReply.FromString,
+                _registered_method=True)
+        self.Ban = channel.unary_unary(
+                '/hetnode.v1.Admin/Ban',
+                request_serializer=protocol_dot_pb_dot_hetnode__pb2.BanRequest.SerializeToString,
+                response_deserializer=protocol_dot_pb_dot_hetnode__pb2.BanReply.FromString,
+                _registered_method=True)
+        self.Unban = channel.unary_unary(
+                '/hetnode.v1.Admin/Unban',
+                request_serializer=protocol_dot_pb_dot_hetnode__pb2.UnbanRequest.SerializeToString,
+                response_deserializer=protocol_dot_pb_dot_hetnode__pb2.UnbanReply.FromString,
+                _registered_method=True)
+
+
+class AdminServicer:
+    """For the operator's certificate alone, on the port of the coordinator's API.
+    """
+
+    def CreateInvite(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListInvites(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RevokeInvite(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPeers(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Ban(self, request, context):
+        """Ends the peer's calls and streams, and keeps it out until Unban.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Unban(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_AdminServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'CreateInvite': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateInvite,
+                    request_deserializer=protocol_dot_pb_dot_hetnode__pb2.CreateInviteRequest.FromString,
+                    response_serializer=protocol_dot_pb_dot_hetnode__pb2.CreateInviteReply.SerializeToString,
+            ),
+            'ListInvites': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListInvites,
+                    request_deserializer=protocol_dot_pb_dot_hetnode__pb2.ListInvitesRequest.FromString,
+                    response_serializer=protocol_dot_pb_dot_hetnode__pb2.ListInvitesReply.SerializeToString,
+            ),
+            'RevokeInvite': grpc.unary_unary_rpc_method_handler(
+                    servicer.RevokeInvite,
+                    request_deserializer=protocol_dot_pb_dot_hetnode__pb2.RevokeInviteRequest.FromString,
+                    response_serializer=protocol_dot_pb_dot_hetnode__pb2.RevokeInviteReply.SerializeToString,
+            ),
+            'ListPeers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPeers,
+                    request_deserializer=protocol_dot_pb_dot_hetnode__pb2.ListPeersRequest.FromString,
+                    response_serializer=protocol_dot_pb_dot_hetnode__pb2.ListPeersReply.SerializeToString,
+            ),
+            'Ban': grpc.unary_unary_rpc_method_handler(
+                    servicer.Ban,
+                    request_deserializer=protocol_dot_pb_dot_hetnode__pb2.BanRequest.FromString,
+                    response_serializer=protocol_dot_pb_dot_hetnode__pb2.BanReply.SerializeToString,
+            ),
+            'Unban': grpc.unary_unary_rpc_method_handler(
+                    servicer.Unban,
+                    request_deserializer=protocol_dot_pb_dot_hetnode__pb2.UnbanRequest.FromString,
+                    response_serializer=protocol_dot_pb_dot_hetnode__pb2.UnbanReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'hetnode.v1.Admin', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('hetnode.v1.Admin', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Admin:
+    """For the operator's certificate alone, on the port of the coordinator's API.
+    """
+
+    @staticmethod
+    def CreateInvite(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hetnode.v1.Admin/CreateInvite',
+            protocol_dot_pb_dot_hetnode__pb2.CreateInviteRequest.SerializeToString,
+            protocol_dot_pb_dot_hetnode__pb2.CreateInviteReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListInvites(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hetnode.v1.Admin/ListInvites',
+            protocol_dot_pb_dot_hetnode__pb2.ListInvitesRequest.SerializeToString,
+            protocol_dot_pb_dot_hetnode__pb2.ListInvitesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RevokeInvite(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hetnode.v1.Admin/RevokeInvite',
+            protocol_dot_pb_dot_hetnode__pb2.RevokeInviteRequest.SerializeToString,
+            protocol_dot_pb_dot_hetnode__pb2.RevokeInviteReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPeers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hetnode.v1.Admin/ListPeers',
+            protocol_dot_pb_dot_hetnode__pb2.ListPeersRequest.SerializeToString,
+            protocol_dot_pb_dot_hetnode__pb2.ListPeersReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Ban(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hetnode.v1.Admin/Ban',
+            protocol_dot_pb_dot_hetnode__pb2.BanRequest.SerializeToString,
+            protocol_dot_pb_dot_hetnode__pb2.BanReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Unban(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hetnode.v1.Admin/Unban',
+            protocol_dot_pb_dot_hetnode__pb2.UnbanRequest.SerializeToString,
+            protocol_dot_pb_dot_hetnode__pb2.UnbanReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
 class CoordinatorStub:
-    """The coordinator's API. Refusals are gRPC errors whose trailing metadata carries "hetnode-code",
+    """The coordinator's API. Both ends show certificates; the peer that a request names must be the one in the
+    client's certificate. Refusals are gRPC errors whose trailing metadata carries "hetnode-code",
     "hetnode-cause" and "hetnode-remedy".
     """
 
@@ -81,6 +455,11 @@ class CoordinatorStub:
                 request_serializer=protocol_dot_pb_dot_hetnode__pb2.Measurement.SerializeToString,
                 response_deserializer=protocol_dot_pb_dot_hetnode__pb2.MeasureReply.FromString,
                 _registered_method=True)
+        self.Renew = channel.unary_unary(
+                '/hetnode.v1.Coordinator/Renew',
+                request_serializer=protocol_dot_pb_dot_hetnode__pb2.RenewRequest.SerializeToString,
+                response_deserializer=protocol_dot_pb_dot_hetnode__pb2.RenewReply.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/hetnode.v1.Coordinator/Status',
                 request_serializer=protocol_dot_pb_dot_hetnode__pb2.StatusRequest.SerializeToString,
@@ -89,7 +468,8 @@ class CoordinatorStub:
 
 
 class CoordinatorServicer:
-    """The coordinator's API. Refusals are gRPC errors whose trailing metadata carries "hetnode-code",
+    """The coordinator's API. Both ends show certificates; the peer that a request names must be the one in the
+    client's certificate. Refusals are gRPC errors whose trailing metadata carries "hetnode-code",
     "hetnode-cause" and "hetnode-remedy".
     """
 
@@ -153,8 +533,15 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Renew(self, request, context):
+        """A new certificate before the old one runs out.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Status(self, request, context):
-        """For people and their tools; needs no membership.
+        """For people and their tools: any certificate of the run will do.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -208,6 +595,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     request_deserializer=protocol_dot_pb_dot_hetnode__pb2.Measurement.FromString,
                     response_serializer=protocol_dot_pb_dot_hetnode__pb2.MeasureReply.SerializeToString,
             ),
+            'Renew': grpc.unary_unary_rpc_method_handler(
+                    servicer.Renew,
+                    request_deserializer=protocol_dot_pb_dot_hetnode__pb2.RenewRequest.FromString,
+                    response_serializer=protocol_dot_pb_dot_hetnode__pb2.RenewReply.SerializeToString,
+            ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
                     request_deserializer=protocol_dot_pb_dot_hetnode__pb2.StatusRequest.FromString,
@@ -222,7 +614,8 @@ def add_CoordinatorServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Coordinator:
-    """The coordinator's API. Refusals are gRPC errors whose trailing metadata carries "hetnode-code",
+    """The coordinator's API. Both ends show certificates; the peer that a request names must be the one in the
+    client's certificate. Refusals are gRPC errors whose trailing metadata carries "hetnode-code",
     "hetnode-cause" and "hetnode-remedy".
     """
 
@@ -459,6 +852,33 @@ class Coordinator:
             '/hetnode.v1.Coordinator/Measure',
             protocol_dot_pb_dot_hetnode__pb2.Measurement.SerializeToString,
             protocol_dot_pb_dot_hetnode__pb2.MeasureReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Renew(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hetnode.v1.Coordinator/Renew',
+            protocol_dot_pb_dot_hetnode__pb2.RenewRequest.SerializeToString,
+            protocol_dot_pb_dot_hetnode__pb2.RenewReply.FromString,
             options,
             channel_credentials,
             insecure,

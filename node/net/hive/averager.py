@@ -24,15 +24,16 @@ from typing import Any, TypeVar
 
 from hivemind import DHT, DecentralizedAverager
 from hivemind.averaging.group_info import GroupInfo
-from hivemind.p2p import PeerID
+from hivemind.p2p import P2P, PeerID
 from hivemind.utils import get_dht_time
 
+from node.net.hive.gate import Gated, Roster
 from node.net.hive.lifetime import end_with_parent
 from node.net.hive.matchmaking import WINDOW_SECONDS, RoundMatchmaking, RoundStep
 from node.net.hive.payloads import PayloadPeer, stage_prefix
 from node.net.ipc import Buffer, Connection, Reply, serve
 from protocol.convert import group_from_pb
-from protocol.envelope import is_authentic
+from protocol.envelope import is_authentic, misfit
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.records import descriptor_from_bytes, descriptor_to_bytes
@@ -45,18 +46,25 @@ _CALL_THREADS = 64
 _REQUEST_SECONDS = 1.5  # to answer a request to join a group; must be below the matchmaking window
 
 
+_Gathered = tuple[list[PayloadDescriptor], dict[PayloadDescriptor, str]]
+"""What is held at the end of a round, and what was refused, with the reason."""
+
+
 class SparseAverager(DecentralizedAverager):
     """Gathers, holds and serves the payloads of one stage.
 
     Args:
         capacity: the largest payload, in bytes; peers that announce a larger one are left out.
+        roster: the peers that may call this one, until told otherwise.
         folder: removed when this process finds its parent dead.
     """
 
     # hivemind caches a class's remote calls in these; inherited, they would bear the other class's name.
     _rpc_handlers = _stub_type = None
 
-    def __init__(self, dht: DHT, run: str, stage: int, capacity: int, folder: Path) -> None:
+    def __init__(
+        self, dht: DHT, run: str, stage: int, capacity: int, roster: Sequence[str], folder: Path
+    ) -> None:
         super().__init__(
             (),
             dht,
@@ -69,6 +77,7 @@ class SparseAverager(DecentralizedAverager):
         # The run names the hash of its spec, and with it model and codec: members of other runs are refused.
         self.schema_hash = hashlib.sha256(self.prefix.encode()).digest()
         self._run_id, self._stage, self._capacity, self._folder = run, stage, capacity, folder
+        self._roster = Roster(roster)
         self._host_end, self._own_end = socket.socketpair()
         self._opened = threading.Event()
 
@@ -88,7 +97,12 @@ class SparseAverager(DecentralizedAverager):
         threading.Thread(target=self._run_or_end, name="hivemind", daemon=True).start()
         # hivemind runs what comes through its control pipe on its event loop, once that is ready.
         self._outer_pipe.send(("_open", [], {}))
-        handlers = {"exchange": self._on_exchange, "fetch": self._on_fetch, "forget": self._on_forget}
+        handlers = {
+            "exchange": self._on_exchange,
+            "fetch": self._on_fetch,
+            "forget": self._on_forget,
+            "admit": self._on_admit,
+        }
         serve(self._own_end.detach(), handlers, threads=_CALL_THREADS)
 
     def _run_or_end(self) -> None:
@@ -104,10 +118,10 @@ class SparseAverager(DecentralizedAverager):
     def _on_exchange(self, body: Mapping[str, Any], blobs: Sequence[Buffer]) -> Reply:
         payload, own, *matched = map(bytes, blobs)
         group = group_from_pb(pb.MatchReply.FromString(matched[0])) if matched else None
-        held = self._in_loop(
+        held, refused = self._in_loop(
             self._exchange(payload, descriptor_from_bytes(own), group, body["expected"], body["deadline"])
         )
-        return Reply({}, [descriptor_to_bytes(descriptor) for descriptor in held])
+        return Reply({"refused": list(refused.values())}, [*map(descriptor_to_bytes, (*held, *refused))])
 
     def _on_fetch(self, body: Mapping[str, Any], blobs: Sequence[Buffer]) -> Reply:
         async def fetch() -> bytes:
@@ -123,7 +137,15 @@ class SparseAverager(DecentralizedAverager):
         self._in_loop(forget())
         return Reply({})
 
+    def _on_admit(self, body: Mapping[str, Any], _: Sequence[Buffer]) -> Reply:
+        self._roster.admit(body["peers"])
+        return Reply({})
+
     # In the averager process: on the event loop
+
+    async def add_p2p_handlers(self, p2p: P2P, wrapper: object = None, **options: Any) -> None:
+        """hivemind's hook, called by its event loop: nobody but the roster may call."""
+        await super().add_p2p_handlers(p2p, Gated(self, self._roster), **options)
 
     async def _open(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -132,7 +154,7 @@ class SparseAverager(DecentralizedAverager):
         self._ends: float  # of the exchange, on the event loop's clock
         self._payloads = PayloadPeer(self._p2p, self._run_id, self._stage, self._capacity)
         if not self.client_mode:
-            await self._payloads.serve()
+            await self._payloads.serve(self._roster)
         self._matchmaking = RoundMatchmaking(
             self._p2p, self.schema_hash, self.dht, client_mode=self.client_mode, **self.matchmaking_kwargs
         )
@@ -140,14 +162,14 @@ class SparseAverager(DecentralizedAverager):
 
     async def _exchange(
         self, payload: bytes, own: PayloadDescriptor, group: Group | None, expected: int, seconds: float
-    ) -> Sequence[PayloadDescriptor]:
-        """One averaging step of hivemind; the descriptors of what is held at its end."""
+    ) -> _Gathered:
+        """One averaging step of hivemind."""
         ends = self._loop.time() + seconds
         async with self._one_round:
             self._own, self._ends = own, ends
             self._payloads.store.put(own.round, own.sha256, payload)
             if group is None and expected < 2:
-                return [own]
+                return [own], {}
             self._matchmaking.prepare(own.round, expected, None if group is None else _group_info(group))
             step = RoundStep(
                 scheduled_time=get_dht_time() + WINDOW_SECONDS,
@@ -160,33 +182,37 @@ class SparseAverager(DecentralizedAverager):
             problem = step.exception()
             if problem is not None:
                 log.info("stage %d, round %d: nothing was exchanged: %s", self._stage, own.round, problem)
-                return [own]
-            held: Sequence[PayloadDescriptor] = step.result()
-            return held
+                return [own], {}
+            gathered: _Gathered = step.result()
+            return gathered
 
-    async def _aggregate_with_group(self, group_info: GroupInfo, **_: object) -> list[PayloadDescriptor]:
+    async def _aggregate_with_group(self, group_info: GroupInfo, **_: object) -> _Gathered:
         """hivemind's hook, called by its step with the group: gather until all is held or time is up."""
         own = self._own
         announced = {own.owner: own}
+        refused = {}
         for peer, gathered in zip(group_info.peer_ids, group_info.gathered, strict=True):
             try:
                 descriptor = descriptor_from_bytes(gathered)
                 problem = _problem(descriptor, peer.to_base58(), own, self._capacity)
+                if peer.to_base58() not in self._roster:
+                    problem = "it is not in the plan"
             except HetnodeError as error:
                 problem = error.cause
             if problem:
                 log.warning("left %s out of round %d: %s", peer, own.round, problem)
+            elif misfits := misfit(descriptor, own):
+                log.warning("left %s out of round %d: %s", peer, own.round, misfits)
+                refused[descriptor] = misfits
             else:
                 announced.setdefault(descriptor.owner, descriptor)
         others = [descriptor for owner, descriptor in announced.items() if owner != own.owner]
         remaining = max(0.0, self._ends - self._loop.time())
-        await self._payloads.gather(own, others, remaining, push=self.client_mode)
+        faults = await self._payloads.gather(own, others, remaining, push=self.client_mode)
+        refused |= {announced[owner]: why for owner, why in faults.items()}
         store = self._payloads.store
-        return [
-            descriptor
-            for descriptor in announced.values()
-            if store.get(descriptor.round, descriptor.sha256) is not None
-        ]
+        held = [each for each in announced.values() if store.get(each.round, each.sha256) is not None]
+        return held, refused
 
     @contextmanager
     def _register_allreduce_group(self, group_info: GroupInfo) -> Iterator[None]:

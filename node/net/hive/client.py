@@ -12,17 +12,22 @@ import shutil
 import socket
 import sys
 import tempfile
+import time
 from asyncio import timeout
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from node.identity import Identity
 from node.net.ipc import Buffer, Child, Reply, start_child
 from protocol.convert import group_to_pb
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.records import descriptor_from_bytes, descriptor_to_bytes, open_record, seal_record
-from protocol.types import Group, ManifestEntry, PayloadDescriptor, PeerId, PeerRecord
+from protocol.types import Group, ManifestEntry, PayloadDescriptor, PeerId, PeerRecord, Rejection
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +37,17 @@ _LOCAL_SECONDS = 15.0
 _CLOSE_SECONDS = 5.0
 _GRACE_SECONDS = 15.0
 """How much longer than the deadline the host may take to answer before it is taken for dead."""
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What an exchange has brought.
+
+    `held` are in canonical order (by owner). `rejected` is what no honest peer would have announced or sent.
+    """
+
+    held: tuple[PayloadDescriptor, ...]
+    rejected: tuple[Rejection, ...] = ()
 
 
 class Hivemind:
@@ -47,14 +63,19 @@ class Hivemind:
 
     addresses: tuple[str, ...] = ()
 
-    def __init__(self, host: Child, folder: Path, identity: Identity) -> None:
+    def __init__(
+        self, host: Child, folder: Path, identity: Identity, certificate: Path, authority: x509.Certificate
+    ) -> None:
         self._host, self._folder, self._identity = host, folder, identity
+        self._certificate, self._authority = certificate, authority
 
     @classmethod
     async def start(
         cls,
         *,
         identity: Identity,
+        certificate: Path,
+        authority: Path,
         run: str,
         initial_peers: Sequence[str] = (),
         listen_host: str = "127.0.0.1",
@@ -66,6 +87,8 @@ class Hivemind:
 
         Args:
             identity: its key file becomes the libp2p identity, so ``identity.peer`` is the peer id.
+            certificate: PEM file of this peer's certificate; read anew whenever it was replaced.
+            authority: PEM file of the authority, whose other peers alone are believed.
             run: names the DHT key and the averaging groups; without dots.
             initial_peers: multiaddresses of the DHT to join; none starts a new one.
             listen_host: address, or a name for it, of the interface to listen on.
@@ -89,7 +112,9 @@ class Hivemind:
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        hivemind = cls(host, folder, identity)
+        hivemind = cls(
+            host, folder, identity, certificate, x509.load_pem_x509_certificate(authority.read_bytes())
+        )
         try:
             body = {
                 "run": run,
@@ -97,6 +122,8 @@ class Hivemind:
                 "listen": _multiaddress(address, port),
                 "announce": None if advertise is None else _multiaddress(advertise, port),
                 "identity_path": str(identity.path),
+                "certificate": str(certificate),
+                "authority": str(authority),
                 "client_mode": client_mode,
                 "folder": str(folder),
                 "deadline": _START_SECONDS,
@@ -118,18 +145,33 @@ class Hivemind:
         body = {"capacities": {str(stage): nbytes for stage, nbytes in capacities.items()}}
         await self._call("host_stages", {**body, "deadline": _START_SECONDS}, deadline=_START_SECONDS)
 
+    async def admit(self, peers: Collection[PeerId], banned: Collection[PeerId] = ()) -> None:
+        """Who may call this peer from now on; nobody may call its averagers before the first time.
+
+        Args:
+            peers: those with a place in the plan: they may take part in rounds and fetch payloads.
+            banned: refused everywhere, certified or not. All others that are certified may use the DHT.
+
+        Raises:
+            HetnodeError: DHT_UNREACHABLE, HIVEMIND_DIED.
+        """
+        body = {"peers": sorted(set(peers) - set(banned)), "banned": sorted(banned)}
+        await self._call("admit", {**body, "deadline": _LOCAL_SECONDS}, deadline=_LOCAL_SECONDS)
+
     async def publish(self, record: PeerRecord, ttl: float) -> None:
         """Sign `record` and store it in the DHT for `ttl` seconds.
 
         Raises:
             HetnodeError: DHT_UNREACHABLE when no DHT peer took it; HIVEMIND_DIED.
         """
-        sealed = seal_record(record, self._identity.sign)
-        body = {"peer": self._identity.peer, "ttl": ttl, "deadline": _DHT_SECONDS}
+        expires = time.time() + ttl
+        shown = x509.load_pem_x509_certificate(self._certificate.read_bytes()).public_bytes(Encoding.DER)
+        sealed = seal_record(record, self._identity.sign, expires, shown)
+        body = {"peer": self._identity.peer, "expires": expires, "deadline": _DHT_SECONDS}
         await self._call("publish", body, sealed, deadline=_DHT_SECONDS)
 
     async def lookup(self) -> dict[PeerId, PeerRecord]:
-        """The records of this run that the DHT holds now; those not signed by their own peer are left out.
+        """The records of this run that the DHT holds now, signed by their own certified peers.
 
         Raises:
             HetnodeError: DHT_UNREACHABLE, HIVEMIND_DIED.
@@ -138,7 +180,8 @@ class Hivemind:
         records = {}
         for peer, sealed in zip(reply.body["peers"], reply.blobs, strict=True):
             try:
-                records[PeerId(peer)] = open_record(bytes(sealed), peer)
+                opened = open_record(bytes(sealed), peer, self._authority, time.time())
+                records[PeerId(peer)] = opened.record
             except HetnodeError as error:
                 log.debug("ignored a DHT record of %s: %s", peer, error)
         return records
@@ -153,7 +196,7 @@ class Hivemind:
         *,
         expected: int,
         deadline: float,
-    ) -> tuple[PayloadDescriptor, ...]:
+    ) -> Gathered:
         """One averaging round of `stage`: all-gather the payloads of a group.
 
         Args:
@@ -163,8 +206,8 @@ class Hivemind:
             deadline: seconds from now; what has not arrived by then is not in the result.
 
         Returns:
-            the descriptors of the payloads that this peer now holds and serves to others, its own included,
-            in canonical order (by owner). A failed round is a normal event: then it is the own one alone.
+            what this peer now holds and serves to others, its own payload included, and what it refused. A
+            failed round is a normal event: then it holds its own one alone.
 
         Raises:
             HetnodeError: HIVEMIND_DIED.
@@ -174,8 +217,12 @@ class Hivemind:
         if group is not None:
             blobs.append(group_to_pb(group).SerializeToString())
         reply = await self._call("exchange", body, *blobs, deadline=deadline)
-        held = (descriptor_from_bytes(bytes(blob)) for blob in reply.blobs)
-        return tuple(sorted(held, key=lambda each: each.owner))
+        descriptors = [descriptor_from_bytes(bytes(blob)) for blob in reply.blobs]
+        reasons = reply.body["refused"]
+        held, refused = descriptors[: -len(reasons) or None], descriptors[len(descriptors) - len(reasons) :]
+        return Gathered(
+            tuple(sorted(held, key=lambda each: each.owner)), tuple(map(Rejection, refused, reasons))
+        )
 
     async def fetch(self, stage: int, round: int, entry: ManifestEntry, deadline: float) -> bytes:
         """The payload of a committed entry: held already, or fetched from any holder, by hash.

@@ -19,12 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from cryptography import x509
 from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr
 
 from node.net.hive import records
+from node.net.hive.authorizer import CertificateAuthorizer, signer_of
 from node.net.hive.averager import SparseAverager
 from node.net.hive.dht import HostedDHT
+from node.net.hive.gate import limit_messages
 from node.net.hive.lifetime import kill_descendants
 from node.net.ipc import Buffer, Reply, serve
 from protocol.errors import ErrorCode, HetnodeError
@@ -48,6 +51,7 @@ class Host:
 
     def __init__(self) -> None:
         self._averagers: dict[int, SparseAverager] = {}
+        self._roster: tuple[str, ...] = ()
         self._ending = threading.Event()
 
     def start_dht(self, body: Body, _: Blobs) -> Reply:
@@ -56,17 +60,21 @@ class Host:
         client_mode = body["client_mode"]
         for peer in body["initial_peers"]:
             _check_initial_peer(peer)
+        identity, authority = Path(body["identity_path"]), Path(body["authority"])
         self._dht = HostedDHT(
             self._folder,
+            CertificateAuthorizer(signer_of(identity), Path(body["certificate"]), authority),
             initial_peers=body["initial_peers"],
             host_maddrs=None if client_mode else [body["listen"]],
             announce_maddrs=None if client_mode or body["announce"] is None else [body["announce"]],
             no_listen=client_mode,
             client_mode=client_mode,
-            identity_path=body["identity_path"],
+            identity_path=str(identity),
             check_if_identity_free=False,  # it knows RSA keys only; and the main process locks the key file
             nat_port_map=False,
-            record_validators=[records.OwnRecordValidator(self._run)],
+            record_validators=[
+                records.OwnRecordValidator(self._run, x509.load_pem_x509_certificate(authority.read_bytes()))
+            ],
         )
         self._dht.start()
         try:
@@ -86,7 +94,7 @@ class Host:
         """Fork one averager for each stage."""
         ends = time.monotonic() + body["deadline"]
         for stage, capacity in body["capacities"].items():
-            averager = SparseAverager(self._dht, self._run, int(stage), capacity, self._folder)
+            averager = SparseAverager(self._dht, self._run, int(stage), capacity, self._roster, self._folder)
             averager.launch()
             self._averagers[int(stage)] = averager
         try:
@@ -103,7 +111,9 @@ class Host:
     def publish(self, body: Body, blobs: Blobs) -> Reply:
         sealed = bytes(blobs[0])
         with _dht_answers():
-            stored = records.store(self._dht, self._run, body["peer"], sealed, body["ttl"], body["deadline"])
+            stored = records.store(
+                self._dht, self._run, body["peer"], sealed, body["expires"], body["deadline"]
+            )
         if not stored:
             raise _unreachable("no peer of the DHT accepted this node's record")
         return Reply({})
@@ -130,6 +140,15 @@ class Host:
     def forget(self, body: Body, _: Blobs) -> Reply:
         for averager in self._averagers.values():
             averager.calls.call("forget", body)
+        return Reply({})
+
+    def admit(self, body: Body, _: Blobs) -> Reply:
+        """Who may call from now on: the averagers `peers`, the DHT everybody certified but `banned`."""
+        self._roster = tuple(body["peers"])
+        for averager in self._averagers.values():
+            averager.calls.call("admit", {"peers": self._roster})
+        with _dht_answers():
+            self._dht.keep_out(body["banned"], body["deadline"])
         return Reply({})
 
     def clean_up(self) -> None:
@@ -195,10 +214,11 @@ def _configure_logging() -> None:
 
 def main() -> None:
     _configure_logging()
+    limit_messages()
     # Averagers cannot be pickled. This process holds no device and no event loop: forking it is safe.
     multiprocessing.set_start_method("fork", force=True)
     host = Host()
-    methods = "start_dht host_stages publish lookup exchange fetch forget"
+    methods = "start_dht host_stages publish lookup exchange fetch forget admit"
     handlers = {name: getattr(host, name) for name in methods.split()}
     serve(int(sys.argv[1]), handlers, threads=_CALL_THREADS, on_close=host.clean_up)
 

@@ -11,8 +11,9 @@ from typing import Any, AsyncIterator  # noqa: UP035 - hivemind knows only typin
 
 from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 
+from node.net.hive.gate import Gated, Roster
 from node.net.hive.store import PayloadStore
-from node.net.hive.transfer import TransferError, chunks, receive
+from node.net.hive.transfer import TransferError, WrongBytes, chunks, receive
 from protocol.convert import descriptor_from_pb, descriptor_to_pb
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb.hetnode_pb2 import PayloadDescriptor as DescriptorMessage
@@ -45,27 +46,36 @@ class PayloadPeer(ServicerBase):
         self._p2p, self._run, self._stage, self._capacity = p2p, run, stage, capacity
         self._me = p2p.peer_id.to_base58()
         self._awaited: dict[str, PayloadDescriptor] = {}  # by owner, who may push it
+        self._faults: dict[str, str] = {}  # what owners themselves sent in place of the awaited
         self._transfers: set[tuple[PeerID, str]] = set()  # that others have opened
         self.store = PayloadStore(KEEP_ROUNDS)
 
-    async def serve(self) -> None:
-        """Answer others from now on."""
-        await self.add_p2p_handlers(self._p2p, namespace=stage_prefix(self._run, self._stage))
+    async def serve(self, roster: Roster) -> None:
+        """Answer the peers of the roster from now on."""
+        await self.add_p2p_handlers(
+            self._p2p, Gated(self, roster), namespace=stage_prefix(self._run, self._stage)
+        )
 
     async def gather(
         self, own: PayloadDescriptor, others: Sequence[PayloadDescriptor], seconds: float, push: bool
-    ) -> None:
+    ) -> dict[str, str]:
         """Get the payloads of `others` into the store; ends when all are there or after `seconds`.
 
         Args:
             own: this peer's, which is in the store.
             others: of one (stage, round), at most one of each owner, authentic, within the capacity.
             push: nobody can dial this peer, so it has to bring its payload to others.
+
+        Returns:
+            by owner: what is wrong, where the owner itself has sent other bytes than those that it signed.
+            What is only missing, for whatever reason, is not the fault of its owner.
         """
+        self._faults = {}
+        reasons: dict[str, dict[str, str]] = {descriptor.owner: {} for descriptor in others}
         owners = [descriptor.owner for descriptor in others]
         self._awaited = {descriptor.owner: descriptor for descriptor in others}
         work: list[Coroutine[Any, Any, object]] = [
-            self._obtain(descriptor, [owner, *self._spread(set(owners) - {owner})], {})
+            self._obtain(descriptor, [owner, *self._spread(set(owners) - {owner})], reasons[owner])
             for owner, descriptor in self._awaited.items()
         ]
         if push and owners:
@@ -78,6 +88,12 @@ class PayloadPeer(ServicerBase):
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+        missing = [each for each in others if self.store.get(each.round, each.sha256) is None]
+        for each in missing:
+            tried = "; ".join(f"{holder}: {why}" for holder, why in reasons[each.owner].items())
+            where = f"stage {each.stage}, round {each.round}"
+            log.warning("%s: no payload of %s (%s)", where, each.owner, tried or "no answer in time")
+        return {each.owner: self._faults[each.owner] for each in missing if each.owner in self._faults}
 
     async def fetch(self, descriptor: PayloadDescriptor, holders: Sequence[str], seconds: float) -> bytes:
         """A payload of any stage and round, from the store or any of its holders.
@@ -128,6 +144,7 @@ class PayloadPeer(ServicerBase):
                 except Exception as error:  # hivemind and libp2p raise anything here
                     log.debug("no payload from %s: %r", holder, error)
                     reasons[holder] = str(error) or type(error).__name__
+                    self._note_fault(descriptor, holder, error)
                     continue
                 if own_stage:
                     self.store.put(descriptor.round, descriptor.sha256, payload)
@@ -142,7 +159,7 @@ class PayloadPeer(ServicerBase):
             return await receive(stream, descriptor)
 
     async def rpc_fetch(self, request: DescriptorMessage, context: P2PContext) -> AsyncIterator[PayloadChunk]:
-        """Send a held payload to any peer, in the group or not; one at a time per peer and payload."""
+        """Send a held payload to any peer of the roster; one at a time per peer and payload."""
         payload = self.store.get(request.round, request.sha256)
         if payload is None:
             yield PayloadChunk(refusal="this peer does not hold that payload")
@@ -200,9 +217,15 @@ class PayloadPeer(ServicerBase):
             try:
                 payload = await receive(stream, descriptor)
             except (TransferError, TimeoutError) as error:
+                self._note_fault(descriptor, context.remote_id.to_base58(), error)
                 return PushReply(refusal=str(error) or "too slow")
         self.store.put(descriptor.round, descriptor.sha256, payload)
         return PushReply()
+
+    def _note_fault(self, descriptor: PayloadDescriptor, sender: str, error: Exception) -> None:
+        # libp2p authenticates who sent the bytes, and that they arrived as sent.
+        if sender == descriptor.owner and isinstance(error, WrongBytes):
+            self._faults[sender] = str(error)
 
     def _stub(self, peer: str, stage: int) -> Any:
         return self.get_stub(self._p2p, PeerID.from_base58(peer), namespace=stage_prefix(self._run, stage))

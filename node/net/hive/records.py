@@ -1,7 +1,12 @@
-"""The DHT's record of each peer: one dictionary per run, whose entries only their own peer can write."""
+"""The DHT's record of each peer: one dictionary per run, whose entries only their own peer can write.
+
+A record is signed with the time at which it expires, and the DHT may keep it no longer. So nobody can bring
+an old record back, not even in the place of a newer one, which expires later.
+"""
 
 from __future__ import annotations
 
+from cryptography import x509
 from hivemind.dht import DHT
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase
@@ -21,11 +26,14 @@ def peers_key(run: str) -> str:
 class OwnRecordValidator(RecordValidatorBase):
     """Refuses what a DHT peer stores or returns under a run's key unless the peer in the subkey signed it.
 
+    That peer must be certified by `authority`, and the record must not outlive what its peer has signed.
+
     Runs in the DHT process of every peer, on the way in and on the way out. Other keys, such as those of
     hivemind's matchmaking, are not its business.
     """
 
-    def __init__(self, run: str) -> None:
+    def __init__(self, run: str, authority: x509.Certificate) -> None:
+        self._authority = authority
         self._key = DHTID.generate(source=peers_key(run))
 
     def validate(self, record: DHTRecord) -> bool:
@@ -39,16 +47,16 @@ class OwnRecordValidator(RecordValidatorBase):
             sealed = MSGPackSerializer.loads(record.value)
             if not (isinstance(peer, str) and isinstance(sealed, bytes)):
                 return False
-            open_record(sealed, peer)
+            opened = open_record(sealed, peer, self._authority, get_dht_time())
         except (HetnodeError, ValueError):
             return False
-        return True
+        return bool(record.expiration_time <= opened.expires)
 
 
-def store(dht: DHT, run: str, peer: str, sealed: bytes, ttl: float, deadline: float) -> bool:
-    """Store this peer's sealed record for `ttl` seconds. False when no DHT peer took it."""
+def store(dht: DHT, run: str, peer: str, sealed: bytes, expires: float, deadline: float) -> bool:
+    """Store this peer's sealed record until `expires` (Unix time). False when no DHT peer took it."""
     # Several processes write to the DHT's control pipe; a record this small arrives in one piece (PIPE_BUF).
-    future = dht.store(peers_key(run), sealed, get_dht_time() + ttl, subkey=peer, return_future=True)
+    future = dht.store(peers_key(run), sealed, expires, subkey=peer, return_future=True)
     return bool(future.result(deadline))
 
 

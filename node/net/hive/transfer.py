@@ -20,6 +20,10 @@ class TransferError(Exception):
     """A payload did not arrive as announced; the sentence says why."""
 
 
+class WrongBytes(TransferError):
+    """What arrived cannot be the announced payload, however good the connection was."""
+
+
 def chunks(payload: bytes) -> Iterator[PayloadChunk]:
     for start in range(0, len(payload), CHUNK_BYTES):
         yield PayloadChunk(data=payload[start : start + CHUNK_BYTES])
@@ -31,7 +35,9 @@ async def receive(stream: AsyncIterator[PayloadChunk], descriptor: PayloadDescri
     A cut libp2p stream looks like one that ended, so only the bytes themselves tell that they are complete.
 
     Raises:
-        TransferError: for anything else that the stream holds; TimeoutError: no chunk for CHUNK_SECONDS.
+        WrongBytes: the bytes are others, or too many, or come in empty chunks.
+        TransferError: the stream ended early, or the sender refuses.
+        TimeoutError: no chunk for CHUNK_SECONDS.
     """
     data = bytearray()
     while len(data) < descriptor.nbytes:
@@ -42,11 +48,9 @@ async def receive(stream: AsyncIterator[PayloadChunk], descriptor: PayloadDescri
         if chunk.refusal:
             raise TransferError(f"refused: {chunk.refusal[:200]}")
         if not 0 < len(chunk.data) <= descriptor.nbytes - len(data):
-            raise TransferError(
-                f"a chunk of {len(chunk.data)} bytes after {len(data)} of {descriptor.nbytes}"
-            )
+            raise WrongBytes(f"a chunk of {len(chunk.data)} bytes after {len(data)} of {descriptor.nbytes}")
         data += chunk.data
     digest = await asyncio.to_thread(lambda: hashlib.sha256(data).hexdigest())
     if digest != descriptor.sha256:
-        raise TransferError(f"the bytes have hash {digest[:16]}, announced was {descriptor.sha256[:16]}")
+        raise WrongBytes(f"the bytes have hash {digest[:16]}, announced was {descriptor.sha256[:16]}")
     return bytes(data)

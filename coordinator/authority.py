@@ -1,0 +1,263 @@
+"""The run's private certificate authority: its files, and the certificates that it issues."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    SECP256R1,
+    EllipticCurvePrivateKey,
+    EllipticCurvePublicKey,
+    generate_private_key,
+)
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.tls import (
+    AUTHORITY_EXTENSION,
+    COORDINATOR_NAME,
+    COORDINATOR_URI,
+    OPERATOR_URI,
+    peer_uri,
+    pin_of,
+    tls_name,
+)
+from protocol.types import PeerId
+
+CERTIFICATE_SECONDS = 86400.0
+"""Life of every certificate but the authority's own. Holders renew well before its end."""
+
+_AUTHORITY_LIFE = timedelta(days=3652)
+_CLOCK_SKEW = 3600.0
+"""Certificates hold from so long ago on, for clocks that are late; a fourth of their life at most."""
+
+_CLIENT, _SERVER = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
+
+
+@dataclass(frozen=True)
+class Authority:
+    """Issues certificates. Open it with :func:`open_authority`; safe for concurrent use.
+
+    Args:
+        certificate: its own, self-signed.
+        seconds: life of the certificates that it issues.
+        clock: the wall clock, in seconds since 1970.
+    """
+
+    certificate: x509.Certificate
+    key: EllipticCurvePrivateKey
+    seconds: float
+    clock: Callable[[], float] = time.time
+
+    @property
+    def pem(self) -> bytes:
+        return self.certificate.public_bytes(Encoding.PEM)
+
+    @property
+    def pin(self) -> bytes:
+        """By which an invite names this authority; 32 bytes."""
+        return pin_of(self.certificate)
+
+    def for_peer(self, peer: PeerId, key: EllipticCurvePublicKey) -> bytes:
+        """PEM certificate that binds the TLS key `key` to `peer`, at both ends of a connection."""
+        return self._issue(key, peer_uri(peer), tls_name(peer), (_CLIENT, _SERVER))
+
+    def for_coordinator(self, key: EllipticCurvePublicKey) -> bytes:
+        """PEM certificate for the coordinator's servers; it carries the authority's along."""
+        return self._issue(key, COORDINATOR_URI, COORDINATOR_NAME, (_SERVER,), carries_authority=True)
+
+    def for_operator(self, key: EllipticCurvePublicKey) -> bytes:
+        """PEM certificate for the operator's tools."""
+        return self._issue(key, OPERATOR_URI, None, (_CLIENT,))
+
+    def _issue(
+        self,
+        key: EllipticCurvePublicKey,
+        uri: str,
+        dns: str | None,
+        usages: tuple[x509.ObjectIdentifier, ...],
+        carries_authority: bool = False,
+    ) -> bytes:
+        now = datetime.fromtimestamp(self.clock(), UTC)
+        names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(uri)]
+        if dns is not None:
+            names.append(x509.DNSName(dns))
+        own_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name([]))
+            .issuer_name(self.certificate.subject)
+            .public_key(key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(seconds=min(_CLOCK_SKEW, self.seconds / 4)))
+            .not_valid_after(now + timedelta(seconds=self.seconds))
+            .add_extension(x509.SubjectAlternativeName(names), critical=True)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+            .add_extension(own_id, critical=False)
+        )
+        if carries_authority:
+            der = self.certificate.public_bytes(Encoding.DER)
+            carried = x509.UnrecognizedExtension(AUTHORITY_EXTENSION, der)
+            builder = builder.add_extension(carried, critical=False)
+        return builder.sign(self.key, hashes.SHA256()).public_bytes(Encoding.PEM)
+
+
+class ServerCertificate:
+    """The coordinator's certificate for its servers, replaced when half of its life is over.
+
+    gRPC asks for it from threads of its own at every new connection; those that are open go on.
+    """
+
+    def __init__(self, authority: Authority) -> None:
+        self._authority = authority
+        self._key = generate_private_key(SECP256R1())
+        self._issued_at, self._certificate = (
+            authority.clock(),
+            authority.for_coordinator(self._key.public_key()),
+        )
+
+    def pair(self) -> tuple[bytes, bytes]:
+        """PEM key and certificate; at least half of its life is left."""
+        now = self._authority.clock()
+        if now - self._issued_at >= self._authority.seconds / 2:
+            certificate = self._authority.for_coordinator(self._key.public_key())
+            self._issued_at, self._certificate = now, certificate
+        return _private_pem(self._key), self._certificate
+
+
+def open_authority(
+    folder: Path,
+    run: str,
+    seconds: float = CERTIFICATE_SECONDS,
+    clock: Callable[[], float] = time.time,
+) -> Authority:
+    """The authority in ``authority.key`` and ``authority.pem`` of `folder`, made on first use.
+
+    Raises:
+        HetnodeError: STORE_CORRUPT where the two cannot be used or do not belong together.
+    """
+    key_file, certificate_file = folder / "authority.key", folder / "authority.pem"
+    try:
+        if not key_file.exists():
+            key = generate_private_key(SECP256R1())
+            certificate = _self_signed(key, run, datetime.fromtimestamp(clock(), UTC))
+            certificate_file.write_bytes(certificate.public_bytes(Encoding.PEM))
+            # Last: the key makes the pair complete, and without it nothing was issued yet.
+            write_private(key_file, _private_pem(key))
+        key = _load_key(key_file)
+        certificate = x509.load_pem_x509_certificate(certificate_file.read_bytes())
+        if certificate.public_key() != key.public_key():
+            raise ValueError("key and certificate do not belong together")
+    except (OSError, ValueError, TypeError) as error:
+        raise HetnodeError(
+            ErrorCode.STORE_CORRUPT,
+            f"The run's authority in {folder} cannot be used: {error}.",
+            "Restore authority.key and authority.pem; without them the run cannot go on, only a new one.",
+        ) from None
+    return Authority(certificate, key, seconds, clock)
+
+
+def write_operator(authority: Authority, folder: Path) -> None:
+    """``operator.key`` (made once) and a new ``operator.pem`` in `folder`, for the operator's commands there.
+
+    Raises:
+        HetnodeError: STORE_CORRUPT where they cannot be written.
+    """
+    key_file, certificate_file = folder / "operator.key", folder / "operator.pem"
+    try:
+        if not key_file.exists():
+            write_private(key_file, _private_pem(generate_private_key(SECP256R1())))
+        certificate = authority.for_operator(_load_key(key_file).public_key())
+        write_private(certificate_file, certificate)
+    except (OSError, ValueError, TypeError) as error:
+        raise HetnodeError(
+            ErrorCode.STORE_CORRUPT,
+            f"The operator's certificate in {folder} cannot be written: {error}.",
+            "Check the disk; where operator.key is damaged, remove it.",
+        ) from None
+
+
+def write_bootstrap(authority: Authority, folder: Path, peer: PeerId) -> None:
+    """A new ``bootstrap.pem`` in `folder`, under which the others believe the coordinator's DHT peer.
+
+    There it speaks under its peer id; nobody holds the TLS key that the certificate also names.
+
+    Raises:
+        HetnodeError: STORE_CORRUPT where it cannot be written.
+    """
+    try:
+        write_private(
+            folder / "bootstrap.pem", authority.for_peer(peer, generate_private_key(SECP256R1()).public_key())
+        )
+    except OSError as error:
+        raise HetnodeError(
+            ErrorCode.STORE_CORRUPT,
+            f"The DHT peer's certificate in {folder} cannot be written: {error}.",
+            "Check the disk.",
+        ) from None
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Replace the file at `path`, readable by its owner alone at every moment."""
+    new = path.with_name(f"{path.name}.new")
+    new.unlink(missing_ok=True)
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+
+
+def _load_key(path: Path) -> EllipticCurvePrivateKey:
+    path.chmod(0o600)
+    key = load_pem_private_key(path.read_bytes(), password=None)
+    if not isinstance(key, EllipticCurvePrivateKey) or not isinstance(key.curve, SECP256R1):
+        raise ValueError(f"{path.name} holds another kind of key than EC P-256")
+    return key
+
+
+def _private_pem(key: EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _self_signed(key: EllipticCurvePrivateKey, run: str, now: datetime) -> x509.Certificate:
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"hetnode run {run}"[:64])])
+    usage = x509.KeyUsage(
+        digital_signature=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=True,
+        crl_sign=True,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    return (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(seconds=_CLOCK_SKEW))
+        .not_valid_after(now + _AUTHORITY_LIFE)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )

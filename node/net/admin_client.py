@@ -1,0 +1,75 @@
+"""The operator's calls to a coordinator: invites, and who is let in or kept out."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from node.credentials import Credentials
+from node.net.secure import open_channel
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.grpc_errors import error_from_rpc
+from protocol.pb import hetnode_pb2 as pb
+from protocol.pb import hetnode_pb2_grpc as pb_grpc
+from protocol.tls import COORDINATOR_NAME
+from protocol.types import Role
+
+_CALL_SECONDS = 10.0
+
+
+class AdminClient:
+    """Use as an asynchronous context manager. Every call raises COORDINATOR_UNREACHABLE or the refusal."""
+
+    def __init__(self, address: str, operator: Credentials) -> None:
+        self._address = address
+        self._channel = open_channel(address, operator, COORDINATOR_NAME, ())
+        self._stub = pb_grpc.AdminStub(self._channel)  # type: ignore[no-untyped-call]
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._channel.close()
+
+    async def create_invite(self, uses: int, valid_seconds: float, role: Role | None) -> tuple[str, str]:
+        """The invite, which is a secret, and its name, which is none."""
+        request = pb.CreateInviteRequest(
+            uses=uses, valid_seconds=valid_seconds, role=role.value if role else ""
+        )
+        reply = await self._call(self._stub.CreateInvite, request)
+        return reply.invite, reply.id
+
+    async def list_invites(self) -> list[pb.InviteStatus]:
+        return list((await self._call(self._stub.ListInvites, pb.ListInvitesRequest())).invites)
+
+    async def revoke_invite(self, id: str) -> None:
+        await self._call(self._stub.RevokeInvite, pb.RevokeInviteRequest(id=id))
+
+    async def list_peers(self) -> list[pb.EnrolledPeer]:
+        return list((await self._call(self._stub.ListPeers, pb.ListPeersRequest())).peers)
+
+    async def ban(self, peer: str, reason: str) -> None:
+        await self._call(self._stub.Ban, pb.BanRequest(peer=peer, reason=reason))
+
+    async def unban(self, peer: str) -> None:
+        await self._call(self._stub.Unban, pb.UnbanRequest(peer=peer))
+
+    async def _call(self, method: Any, request: Any) -> Any:
+        try:
+            return await method(request, timeout=_CALL_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            refusal = error_from_rpc(error)
+            if refusal is not None:
+                raise refusal from None
+            raise HetnodeError(
+                ErrorCode.COORDINATOR_UNREACHABLE,
+                f"The coordinator at {self._address} does not answer ({error.code().name}).",
+                "Check that 'hetnode coordinator' runs, with this folder.",
+            ) from None

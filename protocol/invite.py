@@ -1,0 +1,130 @@
+"""An invite: one string that carries all that a newcomer needs, among it a secret that lets it in.
+
+``hetnode1-`` and base64url, without padding, of::
+
+    pin 32 | id 6 | secret 16 | length 1, API address | length 1, enrolment address | checksum 4
+
+The checksum, the start of the sha-256 of the rest, tells a letter lost in copying from an attack.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from dataclasses import dataclass, field
+
+from protocol.errors import ErrorCode, HetnodeError
+
+PREFIX = "hetnode1-"
+PIN_BYTES = 32
+ID_BYTES = 6
+SECRET_BYTES = 16
+MAX_TEXT = 1000
+_CHECKSUM_BYTES = 4
+_MAX_ADDRESS = 255
+
+
+@dataclass(frozen=True)
+class Invite:
+    """Where to go, whom to believe there, and the secret that is believed in return.
+
+    Args:
+        api: ``host:port`` of the coordinator's API.
+        enrolment: ``host:port`` where a certificate is to be had.
+        pin: sha-256 of the DER certificate of the run's authority.
+        id: names the invite in lists and logs; 12 hexadecimal digits, no secret.
+        secret: 16 random bytes. Kept out of `repr`.
+    """
+
+    api: str
+    enrolment: str
+    pin: bytes
+    id: str
+    secret: bytes = field(repr=False)
+
+    def encode(self) -> str:
+        """The string that :func:`decode` reads. ValueError where a field has not the size given above."""
+        body = b"".join(
+            (
+                _sized(self.pin, PIN_BYTES),
+                _sized(bytes.fromhex(self.id), ID_BYTES),
+                _sized(self.secret, SECRET_BYTES),
+                *map(_address_bytes, (self.api, self.enrolment)),
+            )
+        )
+        return PREFIX + base64.urlsafe_b64encode(body + _checksum(body)).decode().rstrip("=")
+
+
+def is_invite(text: str) -> bool:
+    """Whether `text` is meant to be an invite, and so is secret, rather than the name of a run."""
+    return text.strip().startswith(PREFIX)
+
+
+def decode(text: str) -> Invite:
+    """The invite of `text`, around which white space may stand.
+
+    Raises:
+        HetnodeError: BAD_INVITE for anything that :meth:`Invite.encode` does not write.
+    """
+    try:
+        invite = _decode(text.strip())
+    except ValueError as error:
+        # Not the text itself: it may be a secret with one letter wrong.
+        raise HetnodeError(
+            ErrorCode.BAD_INVITE,
+            f"This is not an invite: {error}.",
+            "Copy the whole line that 'hetnode invite create' printed, from 'hetnode1-' to its end.",
+        ) from None
+    return invite
+
+
+def _decode(text: str) -> Invite:
+    if not text.startswith(PREFIX):
+        raise ValueError(f"it does not begin with '{PREFIX}'")
+    if len(text) > MAX_TEXT:
+        raise ValueError(f"it has {len(text)} characters, more than {MAX_TEXT}")
+    encoded = text.removeprefix(PREFIX)
+    try:
+        data = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        raise ValueError("it holds characters that no invite has, or too few") from None
+    body, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
+    if checksum != _checksum(body):
+        raise ValueError("a part of it is missing or was changed")
+    pin, rest = body[:PIN_BYTES], body[PIN_BYTES:]
+    id, rest = rest[:ID_BYTES], rest[ID_BYTES:]
+    secret, rest = rest[:SECRET_BYTES], rest[SECRET_BYTES:]
+    api, rest = _address(rest)
+    enrolment, rest = _address(rest)
+    invite = Invite(api, enrolment, pin, id.hex(), secret)
+    if rest or invite.encode() != text:
+        raise ValueError("it holds more than an invite")
+    return invite
+
+
+def _sized(value: bytes, size: int) -> bytes:
+    if len(value) != size:
+        raise ValueError(f"{len(value)} bytes where an invite has {size}")
+    return value
+
+
+def _address_bytes(address: str) -> bytes:
+    host, _, port = address.rpartition(":")
+    if not host or not address.isprintable() or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise ValueError("an address in it is not host:port")
+    data = address.encode()
+    if len(data) > _MAX_ADDRESS:
+        raise ValueError(f"an address in it has {len(data)} bytes, more than {_MAX_ADDRESS}")
+    return bytes((len(data),)) + data
+
+
+def _address(data: bytes) -> tuple[str, bytes]:
+    """The address at the start of `data`, and what follows it."""
+    if not data or len(data) < 1 + data[0]:
+        raise ValueError("it is too short")
+    return data[1 : 1 + data[0]].decode(), data[1 + data[0] :]
+
+
+def _checksum(body: bytes) -> bytes:
+    return hashlib.sha256(body).digest()[:_CHECKSUM_BYTES]

@@ -1,0 +1,158 @@
+"""How certificates name their holders, and how a newcomer comes to believe in an authority.
+
+TLS keys are EC P-256, because gRPC's TLS takes no ed25519 certificates; a certificate binds such a key to the
+ed25519 peer id of its holder. A dialler expects the DNS name of the one peer that it means to reach; a server
+reads the URI of the client. The certificate of the run's authority travels in a private extension of the
+coordinator's own, so that a newcomer can compare it with the pin of its invite before it believes anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, load_der_public_key
+
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.types import PeerId
+
+COORDINATOR_NAME = "coordinator.hetnode"
+COORDINATOR_URI = "hetnode:coordinator"
+OPERATOR_URI = "hetnode:operator"
+_PEER_URI = "hetnode:peer:"
+
+AUTHORITY_EXTENSION = x509.ObjectIdentifier("2.25.31063534994493156204315036349397164680")
+"""Of the coordinator's certificate: the DER certificate of the authority. An OID of a random UUID (X.667)."""
+
+MAX_CERTIFICATE_BYTES = 8192
+MAX_KEY_BYTES = 256
+
+
+class Authenticated(Protocol):
+    """The one part of a gRPC server context that is read here."""
+
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]: ...
+
+
+def tls_name(peer: str) -> str:
+    """The DNS name in the certificate of `peer`; a dialler gives it as ``grpc.ssl_target_name_override``."""
+    return f"{hashlib.sha256(peer.encode()).hexdigest()[:40]}.hetnode"
+
+
+def peer_uri(peer: str) -> str:
+    return f"{_PEER_URI}{peer}"
+
+
+def peer_of(uri: str) -> PeerId | None:
+    """The peer that `uri` names; None where it is not a peer's."""
+    return PeerId(uri.removeprefix(_PEER_URI)) if uri.startswith(_PEER_URI) else None
+
+
+def identity_of(context: Authenticated) -> str:
+    """The URI in the certificate that the client of this call showed; "" where there is not exactly one."""
+    uris = list(context.auth_context().get("peer_uri", ()))
+    return uris[0].decode("ascii", errors="replace") if len(uris) == 1 else ""
+
+
+def pin_of(authority: x509.Certificate) -> bytes:
+    """sha-256 of the authority's DER certificate, as invites carry it."""
+    return hashlib.sha256(authority.public_bytes(Encoding.DER)).digest()
+
+
+def authority_of(leaf: bytes, pin: bytes) -> x509.Certificate:
+    """The authority that a coordinator's DER certificate carries, believed only if it has the pin.
+
+    `leaf` itself is believed in nothing: TLS verifies it against what is returned here.
+
+    Raises:
+        HetnodeError: WRONG_AUTHORITY.
+    """
+    try:
+        found = _carried_authority(leaf)
+    except ValueError as error:
+        raise wrong_authority(f"What answers there is no coordinator, by its certificate: {error}.") from None
+    if pin_of(found) != pin:
+        raise wrong_authority("What answers there belongs to another authority than the invite names.")
+    return found
+
+
+def _carried_authority(leaf: bytes) -> x509.Certificate:
+    if len(leaf) > MAX_CERTIFICATE_BYTES:
+        raise ValueError(f"it has {len(leaf)} bytes")
+    try:
+        extension = _certificate_from_der(leaf).extensions.get_extension_for_oid(AUTHORITY_EXTENSION)
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
+        raise ValueError(str(error)) from None
+    assert isinstance(extension.value, x509.UnrecognizedExtension)
+    return _certificate_from_der(extension.value.value)
+
+
+def _certificate_from_der(data: bytes) -> x509.Certificate:
+    """ValueError unless `data` is a certificate."""
+    try:
+        return x509.load_der_x509_certificate(data)
+    except x509.InvalidVersion as error:
+        raise ValueError(str(error)) from None
+
+
+def tls_key_from_der(data: bytes) -> EllipticCurvePublicKey:
+    """The public key of a DER SubjectPublicKeyInfo. ValueError unless it is of the curve P-256."""
+    if len(data) > MAX_KEY_BYTES:
+        raise ValueError(f"a public key of {len(data)} bytes")
+    try:
+        key = load_der_public_key(data)
+    except Exception as error:  # cryptography raises four kinds for bytes that are no key
+        raise ValueError(f"no public key ({type(error).__name__})") from None
+    if not isinstance(key, EllipticCurvePublicKey) or not isinstance(key.curve, SECP256R1):
+        raise ValueError("a public key of another kind than EC P-256")
+    return key
+
+
+@dataclass(frozen=True)
+class PeerCertificate:
+    """What a certificate says: the peer, and between which Unix times it holds."""
+
+    peer: PeerId
+    begins: float
+    ends: float
+
+    def holds_at(self, now: float) -> bool:
+        return self.begins <= now <= self.ends
+
+
+@lru_cache(maxsize=4096)
+def certified_peer(certificate: bytes, authority: x509.Certificate) -> PeerCertificate:
+    """What the DER `certificate` says, where TLS does not verify it.
+
+    Raises:
+        ValueError: it is malformed, not signed by `authority`, or not a peer's.
+    """
+    if len(certificate) > MAX_CERTIFICATE_BYTES:
+        raise ValueError(f"a certificate of {len(certificate)} bytes")
+    leaf = _certificate_from_der(certificate)
+    try:
+        leaf.verify_directly_issued_by(authority)
+        names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (InvalidSignature, UnsupportedAlgorithm, TypeError):
+        raise ValueError("a certificate that the authority has not signed") from None
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
+        raise ValueError(str(error)) from None
+    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+    peer = peer_of(uris[0]) if len(uris) == 1 else None
+    if peer is None:
+        raise ValueError("a certificate that names no peer")
+    return PeerCertificate(peer, leaf.not_valid_before_utc.timestamp(), leaf.not_valid_after_utc.timestamp())
+
+
+def wrong_authority(cause: str) -> HetnodeError:
+    return HetnodeError(
+        ErrorCode.WRONG_AUTHORITY,
+        cause,
+        "Ask the operator for a new invite; if it still happens, somebody stands between you and the run.",
+    )

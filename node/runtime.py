@@ -12,11 +12,12 @@ from pathlib import Path
 from node.hardware import measure_capacity
 from node.identity import Identity
 from node.net.coordinator_client import CoordinatorClient
+from node.net.directory import Directory
 from node.net.hive.client import Hivemind
 from node.net.ipc import Child, start_child
 from node.net.link import LinkServer
 from node.net.membership import Membership
-from node.train.training import Services, Training
+from node.train.training import LocalData, Services, Training
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import PROTOCOL_VERSION, PeerRecord, Role
 
@@ -30,7 +31,8 @@ class NodeOptions:
     """What a node chooses for itself; nothing here is part of the run's spec.
 
     `advertise` is the host name or address under which others reach this machine; None takes the address
-    that this machine uses towards the coordinator. `source` overrides where this node reads the run's data.
+    that this machine uses towards the coordinator. `source` and `tokenizer` override where this node reads
+    the run's data and tokenizer.json.
     """
 
     coordinator: str
@@ -44,6 +46,7 @@ class NodeOptions:
     device: str = "cpu"
     threads: int = 1
     source: str | None = None
+    tokenizer: str | None = None
     spec_hash: str = ""
     join_seconds: float = 15.0
 
@@ -65,6 +68,8 @@ async def run_node(options: NodeOptions, identity: Identity) -> Path:
             environment={"HETNODE_THREADS": str(options.threads), "OMP_NUM_THREADS": str(options.threads)},
         )
         stack.push_async_callback(worker.close, _CLOSE_SECONDS)
+        # What this machine lacks must be said before others count on it.
+        await worker.call("check", {"device": options.device})
         coordinator = CoordinatorClient(options.coordinator, identity.peer)
         stack.push_async_callback(coordinator.close)
         advertise = options.advertise or _address_towards(options.coordinator)
@@ -81,23 +86,28 @@ async def run_node(options: NodeOptions, identity: Identity) -> Path:
         spec = admission.spec
         log.info("joined run %s as %s, peer %s, spec %s", spec.run_id, options.role, identity.peer, spec.hash)
         stack.push_async_callback(_leave, coordinator, "stopped before the end")
-        hivemind = await Hivemind.start(
-            identity=identity,
-            run=spec.run_id,
-            initial_peers=admission.dht_peers,
-            listen_host=options.listen_host,
-            listen_port=options.dht_port,
-            advertise=advertise,
-            client_mode=options.dial_only,
-        )
-        stack.push_async_callback(hivemind.close)
-        record = PeerRecord(identity.peer, PROTOCOL_VERSION, options.role, capacity, endpoint, stages=None)
-        membership = Membership(spec, coordinator, hivemind, record)
-        services = Services(identity, worker, hivemind, coordinator, links, membership)
-        training = Training(spec, services, options.device, options.source, options.folder / "checkpoint")
+        membership = Membership(coordinator, spec.timing.heartbeat)
         async with asyncio.TaskGroup() as group:
-            background = (group.create_task(membership.keep()), group.create_task(_guard(worker)))
-            folder = await training.run()
+            # Heartbeats begin now: joining the DHT may take longer than a silent peer is believed to live.
+            background = [group.create_task(membership.keep()), group.create_task(_guard(worker))]
+            hivemind = await Hivemind.start(
+                identity=identity,
+                run=spec.run_id,
+                initial_peers=admission.dht_peers,
+                listen_host=options.listen_host,
+                listen_port=options.dht_port,
+                advertise=advertise,
+                client_mode=options.dial_only,
+            )
+            stack.push_async_callback(hivemind.close)
+            directory = Directory(
+                hivemind,
+                PeerRecord(identity.peer, PROTOCOL_VERSION, options.role, capacity, endpoint, stages=None),
+            )
+            background.append(group.create_task(directory.keep()))
+            services = Services(identity, worker, hivemind, coordinator, links, membership, directory)
+            local = LocalData(options.device, options.source, options.tokenizer)
+            folder = await Training(spec, services, local, options.folder / "checkpoint").run()
             for task in background:
                 task.cancel()
         await _leave(coordinator, "finished")

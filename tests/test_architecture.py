@@ -36,6 +36,7 @@ LAYERS = {
     "coordinator.app": 4,
     "node.train": 4,
     "node.runtime": 4,
+    "node.__main__": 5,
     "node.cli": 5,
     "node.lifetime": 5,
     "node.report": 5,

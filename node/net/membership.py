@@ -1,36 +1,31 @@
-"""A node's standing in the swarm: heartbeats, the plans pushed to it, and its record in the DHT."""
+"""A node's standing with the coordinator: heartbeats, and the plans pushed to it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from dataclasses import replace
 from typing import NoReturn
 
 from node.net.coordinator_client import CoordinatorClient
-from node.net.hive.client import Hivemind
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import RunSpec
-from protocol.types import PeerRecord, Plan, StageRange
+from protocol.types import Plan
 
 log = logging.getLogger(__name__)
 
-_RECORD_SECONDS = 60.0
 _RETRY_SECONDS = 1.0
 
 
 class Membership:
     """Keeps this node a member of the run while :meth:`keep` runs; other tasks ask it for plans.
 
-    Losing the coordinator or the DHT for a while is normal and only logged; being refused ends `keep`.
+    Losing the coordinator for a while is normal and only logged; being refused ends `keep`.
+
+    Args:
+        heartbeat: seconds between two heartbeats.
     """
 
-    def __init__(
-        self, spec: RunSpec, coordinator: CoordinatorClient, hivemind: Hivemind, record: PeerRecord
-    ) -> None:
-        self._spec, self._coordinator, self._hivemind = spec, coordinator, hivemind
-        self._record = record
+    def __init__(self, coordinator: CoordinatorClient, heartbeat: float) -> None:
+        self._coordinator, self._heartbeat = coordinator, heartbeat
         self._plans: dict[int, Plan] = {}
         self._changed = asyncio.Condition()
         self.progress = (0, 0)
@@ -41,7 +36,6 @@ class Membership:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch())
             group.create_task(self._beat())
-            group.create_task(self._publish())
         raise AssertionError("membership tasks never end by themselves")
 
     async def plan(self, epoch: int | None = None) -> Plan:
@@ -49,20 +43,6 @@ class Membership:
         async with self._changed:
             await self._changed.wait_for(lambda: self._plans if epoch is None else epoch in self._plans)
             return self._plans[max(self._plans) if epoch is None else epoch]
-
-    async def take_stages(self, stages: StageRange) -> None:
-        """Publish which stages this node now hosts."""
-        self._record = replace(self._record, stages=stages)
-        await self._publish_once()
-
-    async def published_endpoints(self) -> Mapping[str, str]:
-        """host:port by peer id, as peers say in the DHT; empty where the DHT cannot be asked."""
-        try:
-            records = await self._hivemind.lookup()
-        except HetnodeError as error:
-            log.warning("no records from the DHT, using the plan's endpoints: %s", error)
-            return {}
-        return {peer: record.endpoint for peer, record in records.items() if record.endpoint}
 
     async def _watch(self) -> None:
         while True:
@@ -88,17 +68,4 @@ class Membership:
                 if error.code is not ErrorCode.COORDINATOR_UNREACHABLE:
                     raise
                 log.warning("%s", error)
-            await asyncio.sleep(self._spec.timing.heartbeat)
-
-    async def _publish(self) -> None:
-        while True:
-            await self._publish_once()
-            await asyncio.sleep(_RECORD_SECONDS / 3)
-
-    async def _publish_once(self) -> None:
-        try:
-            await self._hivemind.publish(self._record, _RECORD_SECONDS)
-        except HetnodeError as error:
-            if error.code is not ErrorCode.DHT_UNREACHABLE:
-                raise
-            log.warning("%s", error)
+            await asyncio.sleep(self._heartbeat)

@@ -131,6 +131,12 @@ async def run_coordinator(
         store = SqliteStore(folder / "coordinator.sqlite")
         stack.callback(store.close)
         state = restore(store, spec)
+        if state.phase is Phase.FINISHED:
+            raise HetnodeError(
+                ErrorCode.RUN_FOLDER_IN_USE,
+                f"The run in {folder} is finished.",
+                "Give another --folder for a new run, or remove that one.",
+            )
         authority = open_authority(folder, spec.run_id, certificate_seconds)
         metrics = stack.enter_context(MetricsFile(folder / "metrics.jsonl"))
         write_bootstrap(authority, folder, identity.peer)

@@ -93,6 +93,7 @@ def write(folder: Path, spec: RunSpec, round: int, stages: Mapping[int, Paramete
     finds no checkpoint, and after a crash between them the next write brings the old one back first.
 
     Raises:
+        HetnodeError: BAD_OPTION where something else than a checkpoint stands at `folder`.
         ValueError: names, dtypes or shapes are not those of the spec.
         OSError: the disk refuses; what stood at `folder` is unchanged.
     """
@@ -135,15 +136,26 @@ def latest(root: Path) -> Path | None:
     return None
 
 
+def find(place: Path) -> Path:
+    """The checkpoint that a person means by `place`: a run folder, a node's folder, or the checkpoint itself.
+
+    It is not verified yet. Where there is none, `place` itself is returned, so that reading it says so.
+    """
+    for folder in (place, place / "checkpoint"):
+        if (folder / _MANIFEST).exists():
+            return folder
+    return latest(place) or latest(place / "checkpoint") or place
+
+
 def assemble(parts: Sequence[Path], folder: Path) -> None:
     """Make one complete checkpoint of those that several members wrote after the same round.
 
     Every part is verified, and stages are copied one at a time. Nothing is written where that fails.
 
     Raises:
-        HetnodeError: CHECKPOINT_CORRUPT where a part is, or where parts are of different runs or rounds;
-            ANCHOR_DIVERGED where two parts hold different parameters of one stage; CHECKPOINT_MISSING where
-            a part or a stage is missing.
+        HetnodeError: BAD_OPTION as :func:`write`; CHECKPOINT_CORRUPT where a part is, or where parts are of
+            different runs or rounds; ANCHOR_DIVERGED where two parts hold different parameters of one stage;
+            CHECKPOINT_MISSING where a part or a stage is missing.
     """
     verified = {part: _verify(part) for part in parts}
     if not verified:
@@ -180,6 +192,7 @@ def require_complete(checkpoint: Checkpoint) -> None:
 
 def _publish(folder: Path, spec: RunSpec, round: int, stages: Iterable[tuple[int, Parameters]]) -> None:
     """Write a checkpoint beside its place, flush it, and move it there. `stages` is drawn one at a time."""
+    _require_replaceable(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     _sweep(folder.parent)
     partial = _hidden(folder, _PARTIAL)
@@ -196,6 +209,17 @@ def _publish(folder: Path, spec: RunSpec, round: int, stages: Iterable[tuple[int
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def _require_replaceable(folder: Path) -> None:
+    """Only a checkpoint, or an empty folder, may be replaced: what else stands there is the user's."""
+    is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    if not is_free and not (folder / _MANIFEST).is_file():
+        raise HetnodeError(
+            ErrorCode.BAD_OPTION,
+            f"{folder} exists and is no checkpoint.",
+            "Name a folder that does not exist yet; nothing was changed.",
+        )
 
 
 def _move_into_place(partial: Path, folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -176,16 +177,24 @@ def coordinator(
     )
     host, _ = lifetime.split_address(listen, "--listen")
     life = seconds_of(certificate_life, "--certificate-life")
-    folder = folder or user_data_path("hetnode") / "runs" / spec.run_id / "coordinator"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder = _usable(folder or user_data_path("hetnode") / "runs" / spec.run_id / "coordinator")
     if host in ("0.0.0.0", "::") and advertise is None:
         raise lifetime.bad_option(
             f"--listen {listen} accepts other machines, but which host shall they be told?",
             "Give --advertise HOST, the name or address under which they reach this machine.",
         )
     public = advertise or host
-    identity = open_identity(folder / "identity.key")
     console = Console()
+    try:
+        identity = open_identity(folder / "identity.key")
+    except HetnodeError as error:
+        if error.code is not ErrorCode.ALREADY_ACTIVE:
+            raise
+        raise HetnodeError(
+            ErrorCode.RUN_FOLDER_IN_USE,
+            f"Another coordinator runs in the folder {folder}.",
+            "Stop it, or give this one another --folder.",
+        ) from None
 
     async def start_bootstrap() -> Hivemind:
         return await Hivemind.start(
@@ -255,6 +264,9 @@ def join(
     data: Annotated[
         str | None, typer.Option(help="Where this machine keeps the run's data, such as text:PATH.")
     ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Where this machine keeps the run's tokenizer.json.")
+    ] = None,
     device: Annotated[str, typer.Option(help="Torch device, such as cpu, cuda or cuda:1.")] = "cpu",
     threads: Annotated[int, typer.Option(help="CPU threads to compute with; 0 takes all.", min=0)] = 0,
     listen: Annotated[
@@ -297,12 +309,19 @@ def join(
     lifetime.configure_logging(verbose)
     wanted = known_runs.destination(run, invite_file)
     host, port = lifetime.split_address(listen, "--listen")
+    kind, _, path = (data or "").partition(":")
+    if kind in ("text", "jsonl") and not Path(path).exists():
+        raise HetnodeError(
+            ErrorCode.DATA_UNREADABLE,
+            f"There is nothing at {path}.",
+            "Give --data the place of the run's data.",
+        )
     own = known_runs.identity_for(wanted, identity)
     options = NodeOptions(
         invite=wanted.invite,
         run=wanted.run,
         role=role,
-        folder=folder or user_data_path("hetnode") / "nodes" / own.peer,
+        folder=_usable(folder or user_data_path("hetnode") / "nodes" / own.peer),
         listen_host=host,
         listen_port=port,
         dht_port=dht_port,
@@ -311,6 +330,7 @@ def join(
         device=device,
         threads=threads or hardware.available_threads(),
         source=data,
+        tokenizer=str(tokenizer) if tokenizer else None,
         join_seconds=join_seconds,
         spec_hash=_with_tokenizer_hash(resolve(file=config)).hash if config else expect_spec,
     )
@@ -406,17 +426,20 @@ def generate(
     temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.", min=0)] = 0.8,
     top_k: Annotated[int, typer.Option(help="Sample among the likeliest; 0 among all.", min=0)] = 40,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="The run's tokenizer.json, if it is elsewhere on this machine.")
+    ] = None,
 ) -> None:
     """Continue a text with the model of a run, to see what it has learned."""
     from node import checkpoint  # noqa: PLC0415
     from node.generate import generate as continue_text  # noqa: PLC0415
 
-    folder = next(
-        (place for place in (run / "checkpoint", run) if checkpoint.is_complete(place)),
-        checkpoint.latest(run) or checkpoint.latest(run / "checkpoint") or run,
+    loaded = checkpoint.read(checkpoint.find(run))
+    pieces = continue_text(
+        loaded, prompt, tokens, temperature, top_k, seed, str(tokenizer) if tokenizer else None
     )
     sys.stdout.write(prompt)
-    for piece in continue_text(checkpoint.read(folder), prompt, tokens, temperature, top_k, seed):
+    for piece in pieces:
         sys.stdout.write(piece)
         sys.stdout.flush()
     sys.stdout.write("\n")
@@ -430,8 +453,20 @@ def checkpoint_assemble(
     """Put the stages that several members kept together into one complete checkpoint."""
     from node import checkpoint  # noqa: PLC0415
 
-    checkpoint.assemble(parts, out)
+    checkpoint.assemble([checkpoint.find(part) for part in parts], out)
     Console().print(f"complete checkpoint in {out}", highlight=False, markup=False)
+
+
+def _usable(folder: Path, option: str = "--folder") -> Path:
+    """`folder`, made and found writable: what a disk refuses is better said before the work than after it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        raise lifetime.bad_option(
+            f"{option} {folder} cannot be written: {error.strerror or error}.", "Give another folder."
+        ) from None
 
 
 def _new_run_folder(spec: RunSpec, folder: Path | None) -> Path:
@@ -442,13 +477,12 @@ def _new_run_folder(spec: RunSpec, folder: Path | None) -> Path:
         while (runs / f"{spec.preset}-{number}").exists():
             number += 1
         folder = runs / f"{spec.preset}-{number}"
-    if folder.exists() and any(folder.iterdir()):
+    if any(_usable(folder).iterdir()):
         raise HetnodeError(
             ErrorCode.RUN_FOLDER_IN_USE,
             f"The run folder {folder} is not empty.",
             "Give another --folder, or remove that one.",
         )
-    folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 

@@ -14,12 +14,13 @@ from node.credentials import RunCredentials, check_in_date, folder_of, load
 from node.hardware import measure_capacity
 from node.identity import Identity
 from node.net.coordinator_client import CoordinatorClient
+from node.net.directory import Directory
 from node.net.enrolment import enrol
 from node.net.hive.client import Hivemind
 from node.net.ipc import Child, start_child
 from node.net.link import LinkServer
 from node.net.membership import Membership
-from node.train.training import Services, Training
+from node.train.training import LocalData, Services, Training
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.invite import Invite
 from protocol.types import PROTOCOL_VERSION, PeerRecord, Role
@@ -34,7 +35,8 @@ class NodeOptions:
     """What a node chooses for itself; nothing here is part of the run's spec.
 
     `advertise` is the host name or address under which others reach this machine; None takes the address
-    that this machine uses towards the coordinator. `source` overrides where this node reads the run's data.
+    that this machine uses towards the coordinator. `source` and `tokenizer` override where this node reads
+    the run's data and tokenizer.json.
     With `invite`, the node enrols first; otherwise it has credentials for `run` from before. `role` None
     takes that of the invite, or else a stage.
     """
@@ -51,6 +53,7 @@ class NodeOptions:
     device: str = "cpu"
     threads: int = 1
     source: str | None = None
+    tokenizer: str | None = None
     spec_hash: str = ""
     join_seconds: float = 15.0
 
@@ -58,7 +61,8 @@ class NodeOptions:
 async def run_node(options: NodeOptions, identity: Identity) -> Path:
     """Join the run, train until its last round is over, and return the folder of this node's checkpoint.
 
-    Enrols first where there is an invite. Cancelling it leaves in order: the coordinator is told and every child process ends.
+    Enrols first where there is an invite. Cancelling it leaves in order: the coordinator is told and every
+    child process ends.
 
     Raises HetnodeError (alone or in an ExceptionGroup) for every failure that is not a bug; the node has then
     cleaned up after itself.
@@ -72,6 +76,8 @@ async def run_node(options: NodeOptions, identity: Identity) -> Path:
             environment={"HETNODE_THREADS": str(options.threads), "OMP_NUM_THREADS": str(options.threads)},
         )
         stack.push_async_callback(worker.close, _CLOSE_SECONDS)
+        # What this machine lacks must be said before others count on it.
+        await worker.call("check", {"device": options.device})
         credentials = await _credentials(options, identity)
         role = options.role or credentials.role or Role.STAGE
         coordinator = CoordinatorClient(credentials, identity)
@@ -88,8 +94,14 @@ async def run_node(options: NodeOptions, identity: Identity) -> Path:
         spec = admission.spec
         log.info("joined run %s as %s, peer %s, spec %s", spec.run_id, role, identity.peer, spec.hash)
         stack.push_async_callback(_leave, coordinator, "stopped before the end")
+        membership = Membership(coordinator, spec.timing.heartbeat)
         async with asyncio.TaskGroup() as group:
-            background = [group.create_task(coordinator.keep_renewed()), group.create_task(_guard(worker))]
+            # Heartbeats begin now: joining the DHT may take longer than a silent peer is believed to live.
+            background = [
+                group.create_task(membership.keep()),
+                group.create_task(coordinator.keep_renewed()),
+                group.create_task(_guard(worker)),
+            ]
             hivemind = await Hivemind.start(
                 identity=identity,
                 certificate=credentials.certificate_file,
@@ -102,12 +114,15 @@ async def run_node(options: NodeOptions, identity: Identity) -> Path:
                 client_mode=options.dial_only,
             )
             stack.push_async_callback(hivemind.close)
-            record = PeerRecord(identity.peer, PROTOCOL_VERSION, role, capacity, endpoint, stages=None)
-            membership = Membership(spec, coordinator, hivemind, record)
-            background.append(group.create_task(membership.keep()))
-            services = Services(identity, worker, hivemind, coordinator, links, membership)
-            training = Training(spec, services, options.device, options.source, options.folder / "checkpoint")
-            folder = await training.run()
+            await membership.attach(hivemind.admit)
+            directory = Directory(
+                hivemind,
+                PeerRecord(identity.peer, PROTOCOL_VERSION, role, capacity, endpoint, stages=None),
+            )
+            background.append(group.create_task(directory.keep()))
+            services = Services(identity, worker, hivemind, coordinator, links, membership, directory)
+            local = LocalData(options.device, options.source, options.tokenizer)
+            folder = await Training(spec, services, local, options.folder / "checkpoint").run()
             for task in background:
                 task.cancel()
         await _leave(coordinator, "finished")

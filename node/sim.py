@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from protocol.pb import hetnode_pb2 as pb
 from protocol.spec import RunSpec
 from protocol.types import Role
 
-_STOP_SECONDS = 6.0
+_STOP_SECONDS = 4.5
 _POLL_SECONDS = 0.5
 _INVITE_SECONDS = 3600.0
 
@@ -59,7 +60,7 @@ class Swarm:
                 sys.executable,
                 "-P",  # a folder of the user's must not shadow our packages
                 "-m",
-                "node.cli",
+                "node",
                 *arguments,
                 "--lifeline",
                 str(self._lifeline_read),
@@ -73,20 +74,25 @@ class Swarm:
 
     async def close(self) -> None:
         """End every process: SIGTERM, then SIGKILL for what is left of its session."""
-        everybody = [*self.nodes, *([self.coordinator] if self.coordinator else [])]
-        for child in everybody:
-            if child.process.returncode is None:
-                child.process.terminate()
-        waits = [asyncio.create_task(child.process.wait()) for child in everybody]
-        if waits:
-            await asyncio.wait(waits, timeout=_STOP_SECONDS)
-        for child in everybody:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(child.process.pid, signal.SIGKILL)
-        for wait in waits:
-            await wait
+        # The coordinator goes last, so that the nodes find it when they say farewell.
+        for group in (self.nodes, [self.coordinator] if self.coordinator else []):
+            await _end(group)
         os.close(self._lifeline_write)
         os.close(self._lifeline_read)
+
+
+async def _end(processes: Sequence[SwarmProcess]) -> None:
+    for child in processes:
+        if child.process.returncode is None:
+            child.process.terminate()
+    waits = [asyncio.create_task(child.process.wait()) for child in processes]
+    if waits:
+        await asyncio.wait(waits, timeout=_STOP_SECONDS)
+    for child in processes:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.process.pid, signal.SIGKILL)
+    for wait in waits:
+        await wait
 
 
 async def run_swarm(
@@ -191,6 +197,12 @@ def _failure(child: SwarmProcess) -> HetnodeError:
     """The failure of a process in its own last words."""
     lines = child.log.read_text(errors="replace").strip().splitlines()
     code = child.process.returncode
+    coded = next(
+        (match for line in reversed(lines) if (match := re.search(r"error \[([a-z-]+)\] (.*)", line))), None
+    )
+    if coded is not None:
+        remedy = f"Its whole log is {child.log}."
+        return HetnodeError(ErrorCode.from_label(coded[1]), f"{child.name}: {coded[2]}", remedy)
     last = next((line for line in reversed(lines) if "[" in line), lines[-1] if lines else "it said nothing")
     return HetnodeError(
         ErrorCode.SWARM_PROCESS_FAILED,

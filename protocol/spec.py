@@ -291,9 +291,9 @@ def resolve(
         HetnodeError: UNKNOWN_PRESET, or BAD_SPEC with every offending field named.
     """
     from_file = _read_toml(file) if file is not None else {}
-    name = preset or from_file.pop("preset", None) or "tiny"
-    from_file.pop("preset", None)
-    if name not in PRESETS:
+    named_in_file = from_file.pop("preset", None)
+    name = preset or named_in_file or "tiny"
+    if not isinstance(name, str) or name not in PRESETS:
         raise HetnodeError(
             ErrorCode.UNKNOWN_PRESET,
             f"There is no preset '{name}'.",
@@ -315,8 +315,12 @@ def resolve(
 
 def _read_toml(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        tree = tomllib.loads(file.read_text(encoding="utf-8"))
+        for name, field in RunSpec.model_fields.items():
+            if isinstance(field.default, _Section) and not isinstance(tree.get(name, {}), dict):
+                raise ValueError(f"'{name}' must be a section, [{name}]")
+        return tree
+    except (OSError, ValueError) as error:
         raise HetnodeError(
             ErrorCode.BAD_SPEC,
             f"The run file {file} cannot be read: {error}.",

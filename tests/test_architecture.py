@@ -42,6 +42,7 @@ LAYERS = {
     "coordinator.app": 4,
     "node.train": 4,
     "node.runtime": 4,
+    "node.__main__": 5,
     "node.cli": 5,
     "node.cli_admin": 5,
     "node.known_runs": 5,

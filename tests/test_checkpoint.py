@@ -328,3 +328,35 @@ def test_a_corrupt_part_spoils_the_assembly(tmp_path: Path) -> None:
     parts = [_part(tmp_path / "a", 0, 1), _part(tmp_path / "b", 2)]
     (parts[1] / "stage-02.safetensors").write_bytes(b"")
     assert _assembly_refusal(parts, tmp_path / "whole").code is ErrorCode.CHECKPOINT_CORRUPT
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_what_is_no_checkpoint_is_never_replaced(tmp_path: Path, kind: str) -> None:
+    checkpoint.write(tmp_path / "part", SPEC, 3, _stages(0, 1, 2))
+    target = tmp_path / "target"
+    precious = target / "thesis.tex" if kind == "folder" else target
+    precious.parent.mkdir(exist_ok=True)
+    precious.write_text("precious")
+    for attempt in (
+        lambda: checkpoint.write(target, SPEC, 3, _stages(0, 1, 2)),
+        lambda: checkpoint.assemble([tmp_path / "part"], target),
+    ):
+        with pytest.raises(HetnodeError) as refused:
+            attempt()
+        assert refused.value.code is ErrorCode.BAD_OPTION
+        assert precious.read_text() == "precious"
+
+
+def test_the_checkpoint_that_a_person_means_is_found_even_when_it_is_corrupt(tmp_path: Path) -> None:
+    checkpoint.write(tmp_path / "run" / "checkpoint", SPEC, 3, _stages(0, 1, 2))
+    checkpoint.write(tmp_path / "node" / "checkpoint" / "round-000003", SPEC, 3, _stages(0, 1, 2))
+    assert (
+        checkpoint.find(tmp_path / "run")
+        == checkpoint.find(tmp_path / "run" / "checkpoint")
+        == tmp_path / "run" / "checkpoint"
+    )
+    assert checkpoint.find(tmp_path / "node") == tmp_path / "node" / "checkpoint" / "round-000003"
+    (tmp_path / "run" / "checkpoint" / "stage-00.safetensors").write_bytes(b"x")
+    with pytest.raises(HetnodeError) as corrupt:
+        checkpoint.read(checkpoint.find(tmp_path / "run"))
+    assert corrupt.value.code is ErrorCode.CHECKPOINT_CORRUPT

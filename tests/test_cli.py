@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from protocol.invite import Invite
 
 def hetnode(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "node.cli", *arguments],
+        [sys.executable, "-m", "node", *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -127,6 +128,50 @@ def test_a_run_folder_that_is_not_empty(tmp_path: Path) -> None:
     (tmp_path / "run" / "thesis.tex").write_text("precious")
     result = hetnode("swarm", "up", "--preset", "nano", "--folder", str(tmp_path / "run"))
     check(result, 7, "run-folder-in-use", str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("command", [("swarm", "up"), ("coordinator",)])
+@pytest.mark.parametrize("place", ["file", "/proc/nowhere"])
+def test_a_folder_that_cannot_be_written(tmp_path: Path, command: tuple[str, ...], place: str) -> None:
+    (tmp_path / "file").touch()
+    result = hetnode(
+        *command, "--preset", "nano", "--folder", str(tmp_path / place), "--listen", "127.0.0.1:0"
+    )
+    check(result, 2, "bad-option", "--folder", place)
+
+
+def test_a_node_folder_that_cannot_be_written_is_noticed_before_joining(free_port: int) -> None:
+    result = hetnode("join", f"127.0.0.1:{free_port}", "--role", "stage", "--folder", "/proc/nowhere")
+    check(result, 2, "bad-option", "/proc/nowhere")
+
+
+def test_a_device_that_is_not_there_is_noticed_before_joining(free_port: int, tmp_path: Path) -> None:
+    result = hetnode(
+        *("join", f"127.0.0.1:{free_port}", "--role", "stage", "--device", "cuda:77"),
+        *("--identity", str(tmp_path / "key"), "--folder", str(tmp_path / "node")),
+    )
+    check(result, 7, "device-unavailable", "cuda:77")
+
+
+def test_a_corrupt_checkpoint_is_called_corrupt(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "manifest.json").write_text("{}")
+    result = hetnode("generate", str(tmp_path), "--prompt", "precious words")
+    check(result, 3, "checkpoint-corrupt")
+    assert "precious words" not in result.stdout
+
+
+def test_ctrl_c_while_modules_load_ends_without_a_traceback() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-X", "importtime", "-m", "node", "--version"], stderr=subprocess.PIPE
+    )
+    assert process.stderr is not None
+    while b"typer" not in (line := process.stderr.readline()):
+        assert line, "the command's modules were never loaded"
+    process.send_signal(signal.SIGINT)
+    said = process.stderr.read()
+    assert process.wait(30) == -signal.SIGINT
+    assert b"Traceback" not in said
 
 
 @pytest.mark.parametrize(

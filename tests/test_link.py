@@ -107,6 +107,27 @@ async def test_the_end_of_one_side_is_an_error_at_the_other(pair: tuple[Link, Li
     assert lost.value.code is ErrorCode.NEIGHBOUR_LOST
 
 
+@pytest.mark.parametrize("first", [0, 1])
+async def test_neighbours_part_without_an_error_whoever_is_done_first(
+    pair: tuple[Link, Link], first: int
+) -> None:
+    upper, lower = pair
+    ends = (pair[first], pair[1 - first])
+    await upper.send(frame(1, CHUNK_BYTES))
+    early = asyncio.create_task(ends[0].part(30))
+    await lower.take(frame(1, CHUNK_BYTES).id, 10)
+    await lower.drop_before(100)
+    assert not early.done()
+    await ends[1].part(30)
+    await early
+
+
+async def test_a_neighbour_that_is_gone_needs_no_farewell(pair: tuple[Link, Link]) -> None:
+    upper, lower = pair
+    await upper.close()
+    await asyncio.wait_for(lower.part(30), 10)
+
+
 async def test_a_neighbour_of_another_run_is_refused_with_both_hashes(server: tuple[LinkServer, str]) -> None:
     accepting, address = server
     stranger = replace(UPPER, spec_hash="other-hash")

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
 def start(*arguments: str, log: Path, **options: Any) -> subprocess.Popen[bytes]:
     with log.open("wb") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "node.cli", *arguments], stdout=output, stderr=output, **options
+            [sys.executable, "-m", "node", *arguments], stdout=output, stderr=output, **options
         )
 
 
@@ -109,7 +109,7 @@ def test_a_swarm_trains_commits_every_round_and_leaves_a_complete_run_folder(
     assert (sorted(model.stages), model.round) == ([0, 1], 3)
     assert not mentioning(folder)
     generated = subprocess.run(
-        [sys.executable, "-m", "node.cli", "generate", str(folder), "--prompt", "def ", "--tokens", "5"],
+        [sys.executable, "-m", "node", "generate", str(folder), "--prompt", "def ", "--tokens", "5"],
         capture_output=True,
         check=True,
         timeout=60,

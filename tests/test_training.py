@@ -83,6 +83,7 @@ class RunningReplica:
                 "stages": [member.stages.first, member.stages.stop],
                 "device": "cpu",
                 "source": None,
+                "tokenizer": None,
                 "k_upstream": self.spec.link.k if position else None,
                 "k_downstream": self.spec.link.k if position < len(self.workers) - 1 else None,
             }

@@ -254,7 +254,7 @@ class CoordinatorClient:
         await self._call("Heartbeat", request, _CALL_SECONDS)
 
     async def leave(self, reason: str) -> None:
-        await self._call("Leave", pb.LeaveRequest(peer=self._peer, reason=reason), 5.0)
+        await self._call("Leave", pb.LeaveRequest(peer=self._peer, reason=reason), 2.0)
 
     async def match(self, descriptor: PayloadDescriptor, deadline: float) -> Group:
         """Offer a payload and wait for the group of its (stage, round)."""

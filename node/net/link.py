@@ -28,7 +28,7 @@ from protocol.grpc_errors import abort_with, error_from_rpc
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.tls import identity_of, peer_uri, tls_name
-from protocol.types import PROTOCOL_VERSION, Frame, FrameId, PeerId
+from protocol.types import PROTOCOL_VERSION, Frame, FrameId, FrameKind, PeerId
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,9 @@ KEEPALIVE_SECONDS = 20.0
 
 _MAX_STREAMS = 64
 _STREAMS_PER_PEER = 4  # one, and those of earlier attempts that have not noticed their end yet
+# How gRPC says that a stream has ended: the caller's side, the servicer's side, and use after the end.
+_STREAM_ERRORS = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
+_FAREWELL = FrameId(0, 2**32 - 1, 0, 0, 0, FrameKind.STEP)  # of no round that a run can reach
 _HANDSHAKE_SECONDS = 20.0
 
 
@@ -94,7 +97,7 @@ class Link:
                 await self._write(pb.LinkMessage(header=header))
                 for chunk in chunks(frame):
                     await self._write(pb.LinkMessage(chunk=bytes(chunk)))
-        except (grpc.RpcError, asyncio.InvalidStateError, grpc.aio.UsageError) as error:
+        except _STREAM_ERRORS as error:
             raise self._failure or self._lost(error) from None
         self.bytes_sent += header.ByteSize() + len(frame.payload)
 
@@ -116,6 +119,17 @@ class Link:
                 f"inner step {frame_id.step} in round {frame_id.round} within {deadline:.0f} s.",
                 "Check that neighbour's log and connection; timing.link in the run file sets the bound.",
             ) from None
+
+    async def part(self, deadline: float) -> None:
+        """Say farewell and wait up to `deadline` seconds for the neighbour's; only then closing harms nobody.
+
+        A neighbour that closes while our last write is still under way would make it fail. Never raises: a
+        neighbour that is gone needs no farewell.
+        """
+        with suppress(HetnodeError):
+            await self.send(Frame(_FAREWELL, (), b""))
+        with suppress(HetnodeError):
+            await self.take(_FAREWELL, deadline)
 
     async def drop_before(self, round_: int) -> None:
         """Forget frames of rounds before `round_`: stale work must never count."""
@@ -150,7 +164,7 @@ class Link:
         except HetnodeError as error:
             log.error("link to %s: %s", self._name, error)
             await self._fail(error)
-        except (grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
+        except _STREAM_ERRORS as error:
             await self._fail(error_from_rpc(error) or self._lost(error))
 
     def _accept(self, message: pb.LinkMessage) -> Frame | None:
@@ -188,7 +202,7 @@ class Link:
         return HetnodeError(
             ErrorCode.NEIGHBOUR_LOST,
             f"{self._name} is gone: {why}.",
-            "Its log says why; start that node again, then this one.",
+            "Its log says why; without it this replica cannot go on, the others can.",
         )
 
 
@@ -321,7 +335,7 @@ async def dial(
                         raise _unreachable(neighbour, "it closed the stream without a greeting")
                     _check_versions(answer.hello)
                     _check_hello(answer.hello, neighbour)
-                except (grpc.RpcError, asyncio.InvalidStateError):
+                except _STREAM_ERRORS:
                     status = await _status_of(call)
                     if why := tls_failure(status):
                         raise _refusal(

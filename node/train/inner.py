@@ -74,7 +74,7 @@ class Trainer:
         self, spec: RunSpec, stages: StageRange, device: str = "cpu", stream: SampleStream | None = None
     ) -> None:
         self.spec, self.stages = spec, stages
-        self.device = _open_device(device)
+        self.device = open_device(device)
         self.outer = {}
         self.modules = {}
         for stage in stages:
@@ -328,14 +328,15 @@ class Trainer:
                 link.refresh(self.embedding)
 
 
-def _open_device(name: str) -> torch.device:
+def open_device(name: str) -> torch.device:
+    """The torch device `name`, tried out. Raises HetnodeError DEVICE_UNAVAILABLE."""
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise HetnodeError(
             ErrorCode.DEVICE_UNAVAILABLE,
-            f"The device '{name}' cannot be used: {str(error).splitlines()[0]}",
+            f"The device '{name}' cannot be used: {str(error).splitlines()[0].rstrip('.')}.",
             "Give --device cpu, or check the driver and the installed torch build.",
         ) from None
     return device

@@ -75,6 +75,10 @@ class Pipeline:
         for link in self._links:
             await link.drop_before(round_)
 
+    async def part(self) -> None:
+        """End the links in order, when the neighbours are done with them, too."""
+        await asyncio.gather(*(link.part(self._round_seconds) for link in self._links))
+
     async def inner_step(self, round_: int, step: int) -> None:
         """One inner step (0-based in its round): all microbatches, the global norm, one AdamW step."""
         slots = asyncio.Semaphore(_QUEUED_OPERATIONS)

@@ -6,12 +6,13 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from node.identity import Identity
 from node.net.coordinator_client import CoordinatorClient
+from node.net.directory import Directory
 from node.net.hive.client import Hivemind
 from node.net.ipc import Child
 from node.net.link import Link, LinkLimits, LinkServer, Place, dial
@@ -38,6 +39,16 @@ class Services:
     coordinator: CoordinatorClient
     links: LinkServer
     membership: Membership
+    directory: Directory
+
+
+@dataclass(frozen=True)
+class LocalData:
+    """Where this machine computes and finds what the spec names: None means as the spec says."""
+
+    device: str
+    source: str | None
+    tokenizer: str | None
 
 
 @dataclass(frozen=True)
@@ -73,16 +84,13 @@ class Training:
     Args:
         spec: the run.
         services: what the node has at hand.
-        device: torch device of the worker.
-        source: this node's own location of the run's data, or None.
+        local: what this machine has its own way to.
         folder: where the checkpoint goes.
     """
 
-    def __init__(
-        self, spec: RunSpec, services: Services, device: str, source: str | None, folder: Path
-    ) -> None:
+    def __init__(self, spec: RunSpec, services: Services, local: LocalData, folder: Path) -> None:
         self._spec, self._services = spec, services
-        self._device, self._source, self._folder = device, source, folder
+        self._local, self._folder = local, folder
 
     async def run(self) -> Path:
         """Wait for a plan, train all rounds, write the checkpoint. Returns the checkpoint's folder.
@@ -95,7 +103,7 @@ class Training:
         log.info("%s: %s, stages %s", seat.plan.reason, seat.replica.name, stages)
         built = await self._build(seat)
         await services.hivemind.host_stages(built.payload_bytes)
-        await services.membership.take_stages(stages)
+        await services.directory.take_stages(stages)
         exchange = OuterExchange(
             spec,
             stages,
@@ -127,6 +135,7 @@ class Training:
                     seat = self._seat_in(await services.membership.plan(outcome.next_epoch))
                     log.info("%s", seat.plan.reason)
                     pipeline.adopt(seat.plan)
+            await pipeline.part()
         folder = self._folder / f"round-{spec.rounds:06d}"
         await services.worker.call("write_checkpoint", {"folder": str(folder), "round": spec.rounds})
         return folder
@@ -141,8 +150,7 @@ class Training:
             {
                 "spec": self._spec.canonical_json,
                 "stages": [stages.first, stages.stop],
-                "device": self._device,
-                "source": self._source,
+                **asdict(self._local),
                 "k_upstream": links[position - 1].k if position > 0 else None,
                 "k_downstream": None if seat.is_last else links[position].k,
             },
@@ -201,18 +209,24 @@ class Training:
     def _seat_in(self, plan: Plan) -> Seat:
         peer = self._services.identity.peer
         replica = plan.replica_of(peer)
+        if replica is None and plan.epoch == 1:
+            raise HetnodeError(
+                ErrorCode.RUN_FULL,
+                "The run has started with other peers and needs no further one.",
+                "Join another run.",
+            )
         if replica is None:
             raise HetnodeError(
                 ErrorCode.NEIGHBOUR_LOST,
-                f"This node has no place in plan {plan.epoch}: {plan.reason}",
-                "A member of its replica is gone. Start both again for the next run.",
+                f"This node has no place from round {plan.from_round} on: the run {plan.reason}.",
+                "A member of its replica is gone; the other replicas go on without it.",
             )
         return Seat(plan, replica, replica.position_of(peer))
 
     async def _open_links(self, seat: Seat, stack: AsyncExitStack) -> tuple[Link | None, Link | None]:
         """Open the links to both neighbours at the same time; `stack` closes them."""
         spec, members = self._spec, seat.replica.members
-        endpoints = await self._services.membership.published_endpoints() if len(members) > 1 else {}
+        endpoints = await self._services.directory.endpoints() if len(members) > 1 else {}
         limits = LinkLimits(frame_limit(spec), 2 * spec.inner.microbatches + 4)
 
         def place(position: int) -> Place:

@@ -19,7 +19,7 @@ import torch
 from node.data.stream import open_stream
 from node.model.init import parameter_count, parameter_shapes
 from node.net.ipc import Buffer, Reply, serve
-from node.train.inner import Message, Trainer
+from node.train.inner import Message, Trainer, open_device
 from protocol.spec import RunSpec
 from protocol.tensorpack import PayloadLayout
 from protocol.types import DType, StageRange, TensorHeader
@@ -33,11 +33,16 @@ class Worker:
 
     _trainer: Trainer
 
+    def check(self, body: Body, _: Blobs) -> Reply:
+        """Whether this machine can compute on `device`: asked before it joins a run."""
+        open_device(body["device"])
+        return Reply({})
+
     def build(self, body: Body, _: Blobs) -> Reply:
         """Create stages, optimizer and links; open the data if stage 0 is here. Answers facts by stage."""
         spec = RunSpec.from_json(body["spec"])
         stages = StageRange(*body["stages"])
-        stream = open_stream(spec, body["source"]) if 0 in stages else None
+        stream = open_stream(spec, body["source"], body["tokenizer"]) if 0 in stages else None
         self._trainer = Trainer(spec, stages, body["device"], stream)
         self._trainer.connect(body["k_upstream"], body["k_downstream"])
         outer = self._trainer.outer
@@ -125,7 +130,7 @@ def main() -> None:
     torch.set_num_threads(int(os.environ["HETNODE_THREADS"]))
     worker = Worker()
     methods = (
-        "build begin_round forward backward evaluate squared_norm apply end_inner_phase end_validation "
+        "check build begin_round forward backward evaluate squared_norm apply end_inner_phase end_validation "
         "propose screen commit commit_embedding abort digest write_checkpoint"
     )
     serve(int(sys.argv[1]), {name: getattr(worker, name) for name in methods.split()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
@@ -60,6 +61,12 @@ class SwarmView:
                 )
                 lifetime.run(swarm)
                 self._progress.update(self._task, completed=self._spec.total_steps)
+            self._console.print()
+        except lifetime.Interrupted:
+            self._console.print(
+                f"interrupted: every process has ended; {self._folder} keeps logs and metrics"
+            )
+            raise
         finally:
             history = report.history_of(report.read_events(self._folder / "metrics.jsonl"))
             if history.replicas:
@@ -112,5 +119,5 @@ class SwarmView:
             if sent:
                 facts.add_row(name, f"{report.size(sent)} sent, {report.ratio(dense, sent)} than float32")
         facts.add_row("run folder", str(self._folder))
-        facts.add_row("try it", f"hetnode generate {self._folder} --prompt 'def '")
+        facts.add_row("try it", f"{sys.argv[0]} generate {self._folder} --prompt 'def '")
         self._console.print(Panel(Group(table, facts), title=f"run {self._spec.run_id} is finished"))

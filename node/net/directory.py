@@ -1,0 +1,55 @@
+"""This node's record in the DHT, and those of the others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NoReturn
+
+from node.net.hive.client import Hivemind
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.types import PeerRecord, StageRange
+
+log = logging.getLogger(__name__)
+
+_RECORD_SECONDS = 60.0
+
+
+class Directory:
+    """Keeps this node's record in the DHT while :meth:`keep` runs, and looks up those of neighbours.
+
+    A DHT that is out of reach for a while is normal and only logged.
+    """
+
+    def __init__(self, hivemind: Hivemind, record: PeerRecord) -> None:
+        self._hivemind, self._record = hivemind, record
+
+    async def keep(self) -> NoReturn:
+        """Publish the record again and again until cancelled."""
+        while True:
+            await self._publish()
+            await asyncio.sleep(_RECORD_SECONDS / 3)
+
+    async def take_stages(self, stages: StageRange) -> None:
+        """Publish which stages this node now hosts."""
+        self._record = replace(self._record, stages=stages)
+        await self._publish()
+
+    async def endpoints(self) -> Mapping[str, str]:
+        """host:port by peer id, as peers say in the DHT; empty where the DHT cannot be asked."""
+        try:
+            records = await self._hivemind.lookup()
+        except HetnodeError as error:
+            log.warning("no records from the DHT, using the plan's endpoints: %s", error)
+            return {}
+        return {peer: record.endpoint for peer, record in records.items() if record.endpoint}
+
+    async def _publish(self) -> None:
+        try:
+            await self._hivemind.publish(self._record, _RECORD_SECONDS)
+        except HetnodeError as error:
+            if error.code is not ErrorCode.DHT_UNREACHABLE:
+                raise
+            log.warning("%s", error)

@@ -27,9 +27,11 @@ from coordinator.events import (
 from coordinator.sentences import sentence, waiting
 from coordinator.state import Draft, State
 from coordinator.store import Store
-from coordinator.transition import Command, Outcome, Tick, decide
+from coordinator.transition import Command, Outcome, Start, Tick, decide
 from protocol.spec import RunSpec
 
+STALL_SECONDS = 3.0
+"""Ticks come several times a second; so long a gap means that this process did not run."""
 T = TypeVar("T")
 
 Topic = tuple[str, int, int]
@@ -79,6 +81,7 @@ class Ledger:
         self._waiting = ""
         # Stored times must go on across restarts, but must not jump when somebody sets the clock.
         self._clock_offset = time.time() - time.monotonic()
+        self._ticked_at = self.now()
 
     def now(self) -> float:
         """Seconds on the clock of the events: the wall clock as it was at the start, running steadily."""
@@ -112,8 +115,15 @@ class Ledger:
             raise refusal
 
     async def tick(self) -> None:
-        """Let time pass, and tell what the run now does or waits for if that is new."""
+        """Let time pass, and tell what the run now does or waits for if that is new.
+
+        Where this process itself did not run for a while (a suspended or overloaded machine), peers had no
+        chance to be heard: that is treated as a restart, after which silence counts from now.
+        """
+        if self.now() - self._ticked_at > STALL_SECONDS:
+            await self.execute(Start())
         await self.execute(Tick())
+        self._ticked_at = self.now()
         text = sentence(self.state, self.spec)
         if text != self._sentence:
             self._sentence = text

@@ -107,7 +107,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             update = pb.PlanUpdate(banned=sorted(state.kept_out))
             newer = state.plans[epoch:]
             if newer:
-                plan = newer[0] if epoch else newer[-1]
+                plan = newer[0] if epoch else newer[-2:][0]
                 update.signed_plan, update.signature = self._sealed(plan)
                 return plan, update
             update.finished = state.phase is Phase.FINISHED

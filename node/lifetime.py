@@ -16,6 +16,7 @@ from rich.logging import RichHandler
 
 from protocol.errors import ErrorCode, ExitCode, HetnodeError
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -57,6 +58,8 @@ def run(main: Coroutine[Any, Any, T], lifeline: int | None = None) -> T:
         try:
             return await task
         except asyncio.CancelledError:
+            if not asked:
+                raise
             raise Interrupted from None
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -68,6 +71,9 @@ def first_error(error: BaseException) -> BaseException:
     if not isinstance(error, BaseExceptionGroup):
         return error
     leaves = [first_error(inner) for inner in error.exceptions]
+    for leaf in leaves:
+        if not isinstance(leaf, HetnodeError):
+            log.error("an unexpected failure among others", exc_info=leaf)
     return next((leaf for leaf in leaves if isinstance(leaf, HetnodeError)), leaves[0])
 
 

@@ -70,9 +70,9 @@ class FrameAssembler:
         if self._header is None:
             raise _corrupt("a chunk arrives outside of a frame")
         frame_id, tensors, nbytes = self._header
+        if len(data) != min(CHUNK_BYTES, nbytes - self._received):
+            raise _corrupt(f"a chunk has {len(data)} bytes, which is not its share of the {nbytes} announced")
         self._received += len(data)
-        if not data or self._received > nbytes:
-            raise _corrupt(f"its chunks hold more than the {nbytes} bytes announced, or nothing")
         self._parts.append(data)
         if self._received < nbytes:
             return None

@@ -140,6 +140,17 @@ class TimingSpec(_Section):
     fetch: float = Field(20.0, gt=0, description="to gather the payloads of a matched group")
     decide: float = Field(40.0, gt=0, description="from the matched group to the decision")
     link: float = Field(60.0, gt=0, description="to wait for one frame of a neighbour")
+    outage: float = Field(300.0, gt=0, description="how long nodes wait for a coordinator that is away")
+
+    @model_validator(mode="after")
+    def _deadlines_can_hold(self) -> TimingSpec:
+        if self.lost_after < 3 * self.heartbeat:
+            raise ValueError(
+                f"lost_after {self.lost_after:g} must be at least 3 heartbeats of {self.heartbeat:g}"
+            )
+        if self.decide <= self.fetch:
+            raise ValueError(f"decide {self.decide:g} must exceed fetch {self.fetch:g}")
+        return self
 
 
 class RunSpec(_Section):

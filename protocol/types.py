@@ -200,10 +200,6 @@ class FrameKind(StrEnum):
     BACKWARD = "backward"
     NORM = "norm"
 
-    @property
-    def flows_downstream(self) -> bool:
-        return self in (FrameKind.FORWARD, FrameKind.EVALUATE, FrameKind.STEP)
-
 
 @dataclass(frozen=True, order=True)
 class FrameId:

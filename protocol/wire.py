@@ -2,7 +2,8 @@
 
 A frame carries a few tensors, their bytes concatenated in the order of the headers. Packing gives the headers
 and bytes of one tensor; unpacking finds it by name among those of a whole frame, checks names, element
-types, shapes and length before it touches a byte, and refuses values that are not finite.
+types, shapes and length before it touches a byte. Values that are not finite pass: they make the gradient
+norm not finite, and every member then skips the step alike.
 
 Shapes: b micro-batch, L tokens, k whatever the link carries of an activation (d where uncompressed).
 """
@@ -30,7 +31,7 @@ def pack_activation(name: str, tensor_blk: Tensor, dtype: WireDType) -> Packed:
     """Headers and bytes of an activation or a gradient, any float dtype and device.
 
     int8 rounds each token to 1/127 of its largest absolute value and adds that scale as a second tensor,
-    ``{name}.scale`` [b, L] float32. Values that are not finite are left for the receiver to refuse.
+    ``{name}.scale`` [b, L] float32. Values that are not finite stay so.
     """
     x_blk = tensor_blk.detach()
     shape = tuple(x_blk.shape)
@@ -52,14 +53,14 @@ def unpack_activation(
     """The activation `name` of a frame as float32 [b, L, k] on the CPU.
 
     Raises:
-        HetnodeError: FRAME_CORRUPT where the frame is not what `shape` and `dtype` promise, or not finite.
+        HetnodeError: FRAME_CORRUPT where the frame is not what `shape` and `dtype` promise.
     """
     if dtype == "int8":
         steps_header, scale_header = _int8_headers(name, shape)
         steps_blk = _section(headers, payload, steps_header).view("i1")
         scale_bl = _section(headers, payload, scale_header).view("<f4")
         x_blk = steps_blk.reshape(shape).astype(np.float32)
-        # Overflow to infinity is refused below, as any other value that is not finite.
+        # Overflow to infinity is treated as any other value that is not finite.
         with np.errstate(over="ignore", invalid="ignore"):
             x_blk *= scale_bl.reshape(*shape[:-1], 1)
     elif dtype == "bf16":
@@ -71,8 +72,6 @@ def unpack_activation(
     else:
         raw = _section(headers, payload, TensorHeader(name, DType.F32, shape)).view("<f4")
         x_blk = raw.astype(np.float32).reshape(shape)
-    if not np.isfinite(x_blk).all():
-        raise _corrupt(f"Tensor '{name}' holds values that are not finite.")
     return torch.from_numpy(x_blk)
 
 

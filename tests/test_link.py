@@ -62,7 +62,7 @@ async def test_frames_larger_than_a_chunk_cross_in_both_directions(pair: tuple[L
     upper, lower = pair
     down, up = frame(1, 3 * CHUNK_BYTES + 7), frame(2, CHUNK_BYTES, FrameKind.BACKWARD)
     _, _, got_down, got_up = await asyncio.gather(
-        upper.send(down), lower.send(up), lower.take(down.id, 10), upper.take(up.id, 10)
+        upper.send(down, 10), lower.send(up, 10), lower.take(down.id, 10), upper.take(up.id, 10)
     )
     assert (got_down, got_up) == (down, up)
     assert upper.bytes_sent == lower.bytes_received > 3 * CHUNK_BYTES
@@ -71,7 +71,7 @@ async def test_frames_larger_than_a_chunk_cross_in_both_directions(pair: tuple[L
 async def test_frames_are_found_by_name_and_not_by_arrival(pair: tuple[Link, Link]) -> None:
     upper, lower = pair
     for microbatch in range(3):
-        await upper.send(frame(microbatch, 10))
+        await upper.send(frame(microbatch, 10), 10)
     for microbatch in (2, 0, 1):
         assert await lower.take(frame(microbatch, 10).id, 10) == frame(microbatch, 10)
 
@@ -79,7 +79,7 @@ async def test_frames_are_found_by_name_and_not_by_arrival(pair: tuple[Link, Lin
 async def test_a_repeated_frame_is_handed_out_once(pair: tuple[Link, Link]) -> None:
     upper, lower = pair
     for sent in (frame(1, 10), frame(1, 10), frame(2, 10)):
-        await upper.send(sent)
+        await upper.send(sent, 10)
     await lower.take(frame(2, 10).id, 10)
     await lower.take(frame(1, 10).id, 10)
     with pytest.raises(HetnodeError) as missing:
@@ -90,7 +90,7 @@ async def test_a_repeated_frame_is_handed_out_once(pair: tuple[Link, Link]) -> N
 async def test_a_member_that_does_not_take_frames_makes_its_neighbour_wait(pair: tuple[Link, Link]) -> None:
     upper, lower = pair
     total = 40  # far more than the inbox and gRPC's windows hold together
-    sending = [asyncio.create_task(upper.send(frame(i, CHUNK_BYTES))) for i in range(total)]
+    sending = [asyncio.create_task(upper.send(frame(i, CHUNK_BYTES), 10)) for i in range(total)]
     await lower.take(frame(0, CHUNK_BYTES).id, 10)
     assert not all(task.done() for task in sending)
     for i in range(1, total):
@@ -113,7 +113,7 @@ async def test_neighbours_part_without_an_error_whoever_is_done_first(
 ) -> None:
     upper, lower = pair
     ends = (pair[first], pair[1 - first])
-    await upper.send(frame(1, CHUNK_BYTES))
+    await upper.send(frame(1, CHUNK_BYTES), 10)
     early = asyncio.create_task(ends[0].part(30))
     await lower.take(frame(1, CHUNK_BYTES).id, 10)
     await lower.drop_before(100)
@@ -151,7 +151,7 @@ async def test_an_idle_link_outlives_its_probes(monkeypatch: pytest.MonkeyPatch)
     )
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(upper.wait_closed(), 6)
-    await upper.send(frame(1, 10))
+    await upper.send(frame(1, 10), 10)
     assert await lower.take(frame(1, 10).id, 10) == frame(1, 10)
     for end in (upper, lower, server):
         await end.close()
@@ -205,7 +205,7 @@ async def test_a_bad_message_closes_that_stream_only(server: tuple[LinkServer, s
         reason = await asyncio.wait_for(broken.wait_closed(), 10)
         assert reason.code in (ErrorCode.FRAME_CORRUPT, ErrorCode.FRAME_TOO_LARGE)
         assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
-    await good[0].send(frame(7, 100))
+    await good[0].send(frame(7, 100), 10)
     assert await good[1].take(frame(7, 100).id, 10) == frame(7, 100)
     for end in good:
         await end.close()

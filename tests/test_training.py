@@ -9,12 +9,14 @@ import asyncio
 from collections.abc import Awaitable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 
+from node.credentials import Credentials
 from node.data.stream import open_stream
 from node.model.stage import Stage, next_token_loss
 from node.net.ipc import Buffer, Reply
@@ -26,11 +28,16 @@ from node.train.worker import Worker
 from protocol.framing import frame_limit
 from protocol.spec import RunSpec, resolve
 from protocol.types import Dialer, Link, Member, PeerId, Plan, Replica, StageRange
+from tests.certificates import credentials
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+def _same(shown: Credentials) -> Credentials:
+    return shown
 
 
 class ThreadWorker:
@@ -96,11 +103,13 @@ class RunningReplica:
         upstream: list[Any] = [None]
         downstream: list[Any] = []
         for upper, lower in pairwise(places):
-            server = LinkServer()
+            shown = credentials(lower.peer)
+            server = LinkServer(partial(_same, shown))
             port = await server.start("127.0.0.1", 0)
             stack.push_async_callback(server.close)
             above, below = await asyncio.gather(
-                dial(f"127.0.0.1:{port}", upper, lower, limits, 10), server.accept(lower, upper, limits, 10)
+                dial(f"127.0.0.1:{port}", upper, lower, limits, 10, credentials(upper.peer)),
+                server.accept(lower, upper, limits, 10),
             )
             stack.push_async_callback(above.close)
             stack.push_async_callback(below.close)
@@ -271,3 +280,21 @@ async def test_an_aborted_round_changes_nothing_and_loses_nothing() -> None:
         assert torch.equal(trainer.outer[0].error["emb"], error)
         assert all(torch.equal(tensor, before[name]) for name, tensor in replica.parameters().items())
         assert trainer.propose(0) == first
+
+
+@pytest.mark.parametrize("members", [1, 2])
+async def test_a_value_that_is_not_finite_skips_the_step_on_every_member_and_ends_nobody(
+    members: int,
+) -> None:
+    spec = spec_of()
+    async with AsyncExitStack() as stack:
+        replica = RunningReplica(spec, members)
+        await replica.start(stack)
+        with torch.no_grad():
+            replica.trainer_of(0).modules[0].canonical_parameters()["0.wq"][0, 0] = float("nan")
+        await replica.inner_phase(1, 0)
+        results = [worker.trainer.end_inner_phase() for worker in replica.workers]
+        assert [result.skipped_steps for result in results] == [spec.inner.steps] * members
+        assert replica.trainer_of(0).propose(0) is None  # it starts again from the anchor
+        await replica.inner_phase(2, spec.samples_per_round)
+        assert [worker.trainer.end_inner_phase().skipped_steps for worker in replica.workers] == [0] * members

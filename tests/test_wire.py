@@ -64,10 +64,18 @@ def test_views_are_packed_in_row_major_order(view: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
-def test_values_that_are_not_finite_are_refused(dtype: WireDType, poison: float) -> None:
-    x = some_activation()
+def test_values_that_are_not_finite_stay_so_and_spoil_no_other_token(dtype: WireDType, poison: float) -> None:
+    """The gradient norm must see them: all members then skip the step, and none takes the other for broken."""
+    clean = some_activation()
+    x = clean.clone()
     x[1, 3, 2] = poison
-    assert_refused(*pack_activation("x", x, dtype), dtype=dtype)
+    got = unpack_activation(*pack_activation("x", x, dtype), "x", SHAPE, dtype)
+    assert not torch.isfinite(got[1, 3]).all()
+    others = torch.ones(SHAPE[:2], dtype=torch.bool)
+    others[1, 3] = False
+    assert torch.equal(
+        got[others], unpack_activation(*pack_activation("x", clean, dtype), "x", SHAPE, dtype)[others]
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -87,16 +95,10 @@ def test_a_frame_that_is_not_as_promised_is_refused(dtype: WireDType) -> None:
 
 
 @given(st.sampled_from(DTYPES), st.data())
-def test_any_bytes_give_finite_values_or_are_refused(dtype: WireDType, data) -> None:
+def test_any_bytes_of_the_right_length_give_a_tensor_of_the_right_shape(dtype: WireDType, data) -> None:
     headers, packed = pack_activation("x", some_activation(), dtype)
     noise = data.draw(st.binary(min_size=len(packed), max_size=len(packed)))
-    try:
-        x = unpack_activation(headers, noise, "x", SHAPE, dtype)
-    except HetnodeError as error:
-        if error.code is not ErrorCode.FRAME_CORRUPT:
-            raise
-    else:
-        assert torch.isfinite(x).all()
+    assert unpack_activation(headers, noise, "x", SHAPE, dtype).shape == SHAPE
 
 
 @pytest.mark.parametrize(

@@ -87,19 +87,33 @@ class Link:
         self._room = limits.waiting_frames
         self._changed = asyncio.Condition()
         self._failure: HetnodeError | None = None
+        self._closed_here = False
         self._reader = asyncio.create_task(self._receive_all(), name=f"link-{neighbour.position}")
 
-    async def send(self, frame: Frame) -> None:
-        """Send one frame; returns when gRPC has taken all of it (back-pressure)."""
+    async def send(self, frame: Frame, deadline: float) -> None:
+        """Send one frame within `deadline` seconds; returns when gRPC has taken all of it."""
         header = convert.frame_header_to_pb(frame.id, frame.tensors)
         try:
-            async with self._send_lock:
+            async with asyncio.timeout(deadline), self._send_lock:
                 await self._write(pb.LinkMessage(header=header))
                 for chunk in chunks(frame):
                     await self._write(pb.LinkMessage(chunk=bytes(chunk)))
+        except TimeoutError:
+            raise self._lost(f"it took no frame for {deadline:.0f} s") from None
         except _STREAM_ERRORS as error:
             raise self._failure or self._lost(error) from None
+        except asyncio.CancelledError:
+            # gRPC raises it out of a write whose call has ended; only a real cancellation may pass.
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise self._failure or self._lost("the stream has ended") from None
         self.bytes_sent += header.ByteSize() + len(frame.payload)
+
+    @property
+    def is_closed_here(self) -> bool:
+        """Whether this end closed the link, with nothing to complain of."""
+        return self._closed_here
 
     async def take(self, frame_id: FrameId, deadline: float) -> Frame:
         """The frame named `frame_id`, waiting up to `deadline` seconds. Each frame is handed out once."""
@@ -127,7 +141,7 @@ class Link:
         neighbour that is gone needs no farewell.
         """
         with suppress(HetnodeError):
-            await self.send(Frame(_FAREWELL, (), b""))
+            await self.send(Frame(_FAREWELL, (), b""), deadline)
         with suppress(HetnodeError):
             await self.take(_FAREWELL, deadline)
 
@@ -152,6 +166,7 @@ class Link:
         self._reader.cancel()
         with suppress(asyncio.CancelledError):
             await self._reader
+        self._closed_here = reason is None and self._failure is None
         await self._fail(reason or self._lost("the link was closed here"))
 
     async def _receive_all(self) -> None:
@@ -306,7 +321,8 @@ class LinkServer(pb_grpc.StageLinkServicer):
                 return
             expected.link.set_result(link)
             reason = await link.wait_closed()
-            await abort_with(context, reason)
+            if not link.is_closed_here:
+                await abort_with(context, reason)
 
 
 async def dial(

@@ -72,6 +72,8 @@ class Membership:
             try:
                 async for news in self._coordinator.watch():
                     await self._take(news)
+                    if news.finished:
+                        return
                     if news.plan is None and news.waiting:
                         log.info("%s", news.waiting)
             except HetnodeError as error:

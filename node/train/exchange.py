@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from node.identity import Identity
 from node.net.coordinator_client import CoordinatorClient
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 
 _KEEP_ROUNDS = 3
 _ANSWER_SECONDS = 10.0
+_RETRY_SECONDS = 1.0
+T = TypeVar("T")
 _LOCAL_SECONDS = 10.0
 
 
@@ -33,8 +36,6 @@ class RoundOutcome:
     """What became of one round on this member."""
 
     next_epoch: int
-    committed_stages: int
-    aborted_stages: int
     payload_bytes: int
 
 
@@ -73,11 +74,8 @@ class OuterExchange:
         decisions = [task.result() for task in tasks]
         if round_ > _KEEP_ROUNDS:
             await self._hivemind.forget(round_ - _KEEP_ROUNDS)
-        committed = [decision for decision, _ in decisions if decision.committed]
         return RoundOutcome(
             next_epoch=decisions[0][0].next_epoch,
-            committed_stages=len(committed),
-            aborted_stages=len(decisions) - len(committed),
             payload_bytes=sum(nbytes for _, nbytes in decisions),
         )
 
@@ -116,12 +114,11 @@ class OuterExchange:
             deadline=self._spec.timing.fetch,
         )
         known, rejected = await self._screen(plan, mine, payload, gathered.held)
-        decision = await self._coordinator.report(
-            stage,
-            round_,
-            [descriptor for descriptor in gathered.held if descriptor in known],
-            sorted((*gathered.rejected, *rejected), key=lambda each: each.descriptor.owner),
-            self._spec.timing.decide + _ANSWER_SECONDS,
+        held = [descriptor for descriptor in gathered.held if descriptor in known]
+        refused = sorted((*gathered.rejected, *rejected), key=lambda each: each.descriptor.owner)
+        seconds = self._spec.timing.decide + _ANSWER_SECONDS
+        decision = await self._patiently(
+            lambda: self._coordinator.report(stage, round_, held, refused, seconds)
         )
         return await self._apply(decision, known, mine), len(payload)
 
@@ -175,7 +172,33 @@ class OuterExchange:
     async def _await_decision(self, stage: int, round_: int) -> Decision:
         timing = self._spec.timing
         deadline = timing.match_window + timing.fetch + timing.decide + _ANSWER_SECONDS
-        return await self._coordinator.await_decision(stage, round_, deadline)
+        return await self._patiently(lambda: self._coordinator.await_decision(stage, round_, deadline))
+
+    async def _attest(self, stage: int, round_: int, part: str, digest: str) -> None:
+        await self._patiently(lambda: self._coordinator.attest(stage, round_, part, digest))
+
+    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Repeat a call, which the coordinator may safely hear twice, while the coordinator is away.
+
+        Raises HetnodeError: ROUND_IN_DOUBT after ``timing.outage`` seconds; nothing was guessed meanwhile.
+        """
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        while True:
+            try:
+                return await call()
+            except HetnodeError as error:
+                if error.code is not ErrorCode.COORDINATOR_UNREACHABLE:
+                    raise
+                away = clock() - began
+                if away > self._spec.timing.outage:
+                    raise HetnodeError(
+                        ErrorCode.ROUND_IN_DOUBT,
+                        f"The coordinator has not answered for {away:.0f} s, so the round cannot be settled.",
+                        "Nothing was applied that it did not commit. Ask the operator, and join again.",
+                    ) from None
+                log.warning("waiting for the coordinator: %s", error)
+            await asyncio.sleep(_RETRY_SECONDS)
 
     async def _apply(
         self,
@@ -194,9 +217,9 @@ class OuterExchange:
         body = {"stage": stage, "weights": weights, "mine_included": mine_included}
         reply = await self._worker.call("commit", body, *payloads)
         self._digests[stage] = str(reply.body["digest"])
-        await self._coordinator.attest(stage, round_, "stage", self._digests[stage])
+        await self._attest(stage, round_, "stage", self._digests[stage])
         if stage == 0:
-            await self._coordinator.attest(0, round_, "embedding", str(reply.body["embedding_digest"]))
+            await self._attest(0, round_, "embedding", str(reply.body["embedding_digest"]))
         return decision
 
     async def _follow_embedding(self, round_: int) -> None:
@@ -205,7 +228,7 @@ class OuterExchange:
             weights = [entry.descriptor.weight for entry in decision.entries]
             payloads = await self._collect(decision, {})
             reply = await self._worker.call("commit_embedding", {"weights": weights}, *payloads)
-            await self._coordinator.attest(0, round_, "embedding", str(reply.body["embedding_digest"]))
+            await self._attest(0, round_, "embedding", str(reply.body["embedding_digest"]))
 
     async def _collect(self, decision: Decision, known: Mapping[PayloadDescriptor, bytes]) -> list[bytes]:
         """The bytes of every entry of the manifest, in its order, each verified against its hash."""

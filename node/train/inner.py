@@ -94,6 +94,7 @@ class Trainer:
         self._in_flight: dict[int, _InFlight] = {}
         self._reset_phase(1)
         self._validation: list[float] = []
+        self._validation_samples: np.ndarray | None = None
 
     @property
     def hosts_first(self) -> bool:
@@ -319,8 +320,11 @@ class Trainer:
     def _validation_tokens(self, microbatch: int) -> np.ndarray:
         assert self._stream is not None
         size = self.spec.inner.microbatch_size
-        count = self.spec.data.validation_batches * size
-        return self._stream.validation(count)[microbatch * size : (microbatch + 1) * size]
+        if (
+            self._validation_samples is None
+        ):  # the same ones all run long; a streamed source starts anew for them
+            self._validation_samples = self._stream.validation(self.spec.data.validation_batches * size)
+        return self._validation_samples[microbatch * size : (microbatch + 1) * size]
 
     def _refresh_links(self) -> None:
         for link in (self._upstream, self._downstream):

@@ -133,13 +133,14 @@ class Pipeline:
         self, reply: Awaitable[Reply], frame_id: FrameId, link: Link | None, slots: asyncio.Semaphore
     ) -> None:
         result = await reply
-        slots.release()
         if link is not None:
             tensors = tuple(
                 TensorHeader(name, DType(dtype), tuple(shape))
                 for name, dtype, shape in result.body["tensors"]
             )
-            await link.send(Frame(frame_id, tensors, bytes(result.blobs[0])))
+            frame = Frame(frame_id, tensors, bytes(result.blobs[0]))
+            await link.send(frame, self._round_seconds)
+        slots.release()  # only now: a neighbour that takes nothing must not make results pile up here
 
     async def _agree_on_norm(self, round_: int, step: int) -> float:
         """The replica's global gradient norm: squares are summed upstream, the norm comes back downstream."""
@@ -153,12 +154,12 @@ class Pipeline:
         if self._upstream is None:
             norm = math.sqrt(squares) if squares >= 0 else math.nan
         else:
-            await self._upstream.send(_scalar_frame(norm_id, squares))
+            await self._upstream.send(_scalar_frame(norm_id, squares), self._frame_seconds)
             total = await self._take(self._upstream, step_id)
             assert total is not None
             norm = _scalar_of(total)
         if self._downstream is not None:
-            await self._downstream.send(_scalar_frame(step_id, norm))
+            await self._downstream.send(_scalar_frame(step_id, norm), self._frame_seconds)
         return norm
 
 

@@ -200,7 +200,12 @@ class Training:
             complete=seat.is_last,
             **values,
         )
-        await self._services.coordinator.measure(measurement)
+        try:
+            await self._services.coordinator.measure(measurement)
+        except HetnodeError as error:
+            if error.code is not ErrorCode.COORDINATOR_UNREACHABLE:
+                raise
+            log.warning("a measurement of round %d is lost: %s", round_, error)  # no reason to stop training
         if seat.is_last:
             log.info(
                 "round %d of %d: validation loss %.4f", round_, self._spec.rounds, values["validation_loss"]
@@ -227,6 +232,8 @@ class Training:
         """Open the links to both neighbours at the same time; `stack` closes them."""
         spec, members = self._spec, seat.replica.members
         endpoints = await self._services.directory.endpoints() if len(members) > 1 else {}
+        # The first member may have a corpus to tokenize before it comes to its links.
+        seconds = spec.timing.link + spec.timing.match_window
         limits = LinkLimits(frame_limit(spec), 2 * spec.inner.microbatches + 4)
 
         def place(position: int) -> Place:
@@ -241,9 +248,9 @@ class Training:
             if upstream_dials == (seat.position < other):
                 endpoint = endpoints.get(there.peer) or members[other].endpoint
                 shown = self._services.coordinator.credentials.tls
-                link = await dial(endpoint, here, there, limits, spec.timing.link, shown)
+                link = await dial(endpoint, here, there, limits, seconds, shown)
             else:
-                link = await self._services.links.accept(here, there, limits, spec.timing.link)
+                link = await self._services.links.accept(here, there, limits, seconds)
             stack.push_async_callback(link.close)
             ends = asyncio.create_task(self._close_when_banned(link), name=f"bans-{other}")
             stack.callback(ends.cancel)

@@ -307,6 +307,8 @@ def join(
     from node.runtime import NodeOptions, run_node  # noqa: PLC0415
 
     lifetime.configure_logging(verbose)
+    if folder is not None:
+        _usable(folder)
     wanted = known_runs.destination(run, invite_file)
     host, port = lifetime.split_address(listen, "--listen")
     kind, _, path = (data or "").partition(":")

@@ -190,7 +190,14 @@ async def _worker(stack: AsyncExitStack) -> Child:
 
 def _build_request() -> dict[str, object]:
     links = {"k_upstream": None, "k_downstream": None}
-    return {"spec": SPEC.canonical_json, "stages": [0, 1], "device": "cpu", "source": None, **links}
+    return {
+        "spec": SPEC.canonical_json,
+        "stages": [0, 1],
+        "device": "cpu",
+        "source": None,
+        "tokenizer": None,
+        **links,
+    }
 
 
 async def _train(worker: Child, replica: int) -> None:

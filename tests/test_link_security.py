@@ -89,7 +89,7 @@ async def test_a_member_that_greets_as_another_is_refused_before_any_frame(
     assert not accept.done()
     upper = await dial(address, UPPER, LOWER, LIMITS, 10, credentials(UPPER.peer))
     lower = await accept
-    await upper.send(FRAME)
+    await upper.send(FRAME, 10)
     assert await lower.take(FRAME.id, 10) == FRAME
     for end in (upper, lower):
         await end.close()
@@ -142,7 +142,7 @@ async def test_a_renewed_certificate_is_shown_to_newcomers_and_ends_no_link(
     shown.now = credentials("renamed")  # another name, to see that it is the new one
     with pytest.raises(HetnodeError):
         await dial(server[1], UPPER, LOWER, LIMITS, 10, credentials(UPPER.peer))
-    await upper.send(FRAME)
+    await upper.send(FRAME, 10)
     assert await lower.take(FRAME.id, 10) == FRAME
     for end in (upper, lower):
         await end.close()

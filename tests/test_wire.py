@@ -64,8 +64,8 @@ def test_views_are_packed_in_row_major_order(view: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
-def test_values_that_are_not_finite_stay_so_and_spoil_no_other_token(dtype: WireDType, poison: float) -> None:
-    """The gradient norm must see them: all members then skip the step, and none takes the other for broken."""
+def test_values_that_are_not_finite_stay_so_and_spoil_no_other(dtype: WireDType, poison: float) -> None:
+    """The gradient norm must see them: all members then skip the step, and no link is ended for it."""
     clean = some_activation()
     x = clean.clone()
     x[1, 3, 2] = poison

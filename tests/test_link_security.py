@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 
 import grpc
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from node.credentials import Credentials
 from node.net.link import Link, LinkLimits, LinkServer, Place, dial
@@ -168,5 +171,31 @@ async def test_a_peer_holds_a_few_streams_and_no_more(server: tuple[LinkServer, 
         for call in calls:
             call.cancel()
     upper, lower = await connect(server)
+    for end in (upper, lower):
+        await end.close()
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(greets=st.booleans(), noise=st.lists(st.binary(max_size=300), min_size=1, max_size=4))
+async def test_random_bytes_of_a_certified_peer_end_its_stream_and_nothing_else(
+    server: tuple[LinkServer, str], greets: bool, noise: list[bytes]
+) -> None:
+    hello = pb.Hello(
+        protocol_version=PROTOCOL_VERSION, run="run", spec_hash="hash", peer=UPPER.peer, replica=0, position=0
+    )
+    greeting = [pb.LinkMessage(hello=hello).SerializeToString()] if greets else []
+    accepted = asyncio.create_task(server[0].accept(LOWER, UPPER, LIMITS, 30))
+    async with open_channel(server[1], credentials(UPPER.peer), tls_name(LOWER.peer), ()) as channel:
+        call = channel.stream_stream("/hetnode.v1.StageLink/Exchange")(iter([*greeting, *noise]))
+        with contextlib.suppress(grpc.RpcError):
+            async with asyncio.timeout(30):
+                async for _ in call:
+                    pass
+    if accepted.done():
+        await accepted.result().close()
+    accepted.cancel()
+    upper, lower = await connect(server)
+    await upper.send(FRAME, 10)
+    assert await lower.take(FRAME.id, 10) == FRAME
     for end in (upper, lower):
         await end.close()

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from node.credentials import Credentials
 from node.net.secure import open_channel, server_credentials, tls_failure
@@ -171,7 +172,7 @@ class Link:
 
     async def _receive_all(self) -> None:
         try:
-            while (message := await self._read()) is not grpc.aio.EOF:
+            while (message := await _decoded(self._read())) is not grpc.aio.EOF:
                 frame = self._accept(message)
                 if frame is not None:
                     await self._store(frame)
@@ -263,14 +264,17 @@ class LinkServer(pb_grpc.StageLinkServicer):
         """The link that `neighbour` opens to `here`, waiting up to `deadline` seconds for it."""
         future: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
         async with self._expectations:
-            self._expected[neighbour.peer] = _Expectation(here, neighbour, limits, future)
+            expectation = self._expected[neighbour.peer] = _Expectation(here, neighbour, limits, future)
             self._expectations.notify_all()
         try:
             return await asyncio.wait_for(future, deadline)
         except TimeoutError:
             raise _unreachable(neighbour, f"it did not open its link within {deadline:.0f} s") from None
         finally:
-            self._expected.pop(neighbour.peer, None)
+            if (
+                self._expected.get(neighbour.peer) is expectation
+            ):  # a later wait for the same peer is not ours
+                del self._expected[neighbour.peer]
 
     async def close(self) -> None:
         await self._server.stop(grace=1.0)
@@ -293,7 +297,7 @@ class LinkServer(pb_grpc.StageLinkServicer):
             async with asyncio.timeout(_HANDSHAKE_SECONDS):
                 if self._streams[caller] > _STREAMS_PER_PEER:
                     raise _refusal(ErrorCode.RATE_LIMITED, f"{caller} has {_STREAMS_PER_PEER} streams open")
-                first = await context.read()
+                first = await _decoded(context.read())
                 if first is grpc.aio.EOF or first.WhichOneof("content") != "hello":
                     raise _refusal(ErrorCode.FRAME_CORRUPT, "the first message of a link must be a hello")
                 _check_versions(first.hello)
@@ -346,7 +350,7 @@ async def dial(
                 call = pb_grpc.StageLinkStub(channel).Exchange()
                 try:
                     await call.write(pb.LinkMessage(hello=_hello(here)))
-                    answer = await call.read()
+                    answer = await _decoded(call.read())
                     if answer is grpc.aio.EOF:
                         raise _unreachable(neighbour, "it closed the stream without a greeting")
                     _check_versions(answer.hello)
@@ -413,6 +417,14 @@ def _options() -> tuple[tuple[str, int], ...]:
         # Unless told otherwise, a server takes frequent probes of an idle connection for an attack.
         ("grpc.http2.min_ping_interval_without_data_ms", keepalive // 4),
     )
+
+
+async def _decoded(read: Awaitable[Any]) -> Any:
+    """The message of `read`. HetnodeError FRAME_CORRUPT for bytes that are none."""
+    try:
+        return await read
+    except DecodeError:
+        raise _refusal(ErrorCode.FRAME_CORRUPT, "its bytes are no message of a link") from None
 
 
 def _hello(place: Place) -> pb.Hello:

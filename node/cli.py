@@ -177,7 +177,8 @@ def coordinator(
     )
     host, _ = lifetime.split_address(listen, "--listen")
     life = seconds_of(certificate_life, "--certificate-life")
-    folder = _usable(folder or user_data_path("hetnode") / "runs" / spec.run_id / "coordinator")
+    folder = folder or user_data_path("hetnode") / "runs" / spec.run_id / "coordinator"
+    _usable(folder, mode=0o700)  # the authority and the operator's key live here
     if host in ("0.0.0.0", "::") and advertise is None:
         raise lifetime.bad_option(
             f"--listen {listen} accepts other machines, but which host shall they be told?",
@@ -459,10 +460,10 @@ def checkpoint_assemble(
     Console().print(f"complete checkpoint in {out}", highlight=False, markup=False)
 
 
-def _usable(folder: Path, option: str = "--folder") -> Path:
+def _usable(folder: Path, option: str = "--folder", mode: int = 0o777) -> Path:
     """`folder`, made and found writable: what a disk refuses is better said before the work than after it."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True, mode=mode)
         with tempfile.TemporaryFile(dir=folder):
             return folder
     except OSError as error:

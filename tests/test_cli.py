@@ -182,3 +182,8 @@ def test_every_command_explains_itself(command: tuple[str, ...]) -> None:
     result = hetnode(*command, "--help")
     assert result.returncode == 0
     assert "Usage" in result.stdout
+
+
+def test_the_folder_of_a_new_coordinator_is_its_owners_alone(busy_port: int, tmp_path: Path) -> None:
+    hetnode("coordinator", "--listen", f"127.0.0.1:{busy_port}", "--folder", str(tmp_path / "run"))
+    assert (tmp_path / "run").stat().st_mode & 0o077 == 0

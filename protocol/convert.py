@@ -26,14 +26,17 @@ from protocol.types import (
     Link,
     ManifestEntry,
     Member,
+    Part,
     PayloadDescriptor,
     PeerId,
     PeerRecord,
+    Place,
     Plan,
     Rejection,
     Replica,
     Role,
     StageRange,
+    StateRecord,
     TensorHeader,
 )
 
@@ -43,6 +46,9 @@ MAX_SENTENCE = 1000
 MAX_STAGES = 512
 MAX_REPLICAS = 10_000
 MAX_BANNED = 10_000
+MAX_FOLLOWERS = 100_000
+MAX_HOLDERS = 10_000
+MAX_SECONDS = 1e7
 MAX_DIMENSIONS = 4
 MAX_WEIGHT = 1e6
 
@@ -233,6 +239,28 @@ def replica_from_pb(message: pb.Replica) -> Replica:
     return Replica(message.index, members, tuple(map(link_from_pb, message.links)), message.weight)
 
 
+def place_to_pb(place: Place) -> pb.Place:
+    return pb.Place(
+        peer=place.peer,
+        replica=place.replica,
+        position=place.position,
+        stages=stage_range_to_pb(place.stages),
+    )
+
+
+@_request
+def places_from_pb(messages: Sequence[pb.Place]) -> tuple[Place, ...]:
+    """Places kept for peers, each named once."""
+    _count(messages, "places of followers", MAX_FOLLOWERS)
+    places = tuple(
+        Place(_peer(each.peer), each.replica, each.position, stage_range_from_pb(each.stages))
+        for each in messages
+    )
+    if len({place.peer for place in places}) != len(places):
+        raise ValueError("a follower is named twice")
+    return places
+
+
 def plan_to_pb(plan: Plan) -> pb.Plan:
     return pb.Plan(
         epoch=plan.epoch,
@@ -339,14 +367,51 @@ def _check_canonical(descriptors: Sequence[PayloadDescriptor]) -> None:
 
 
 def group_to_pb(group: Group) -> pb.MatchReply:
-    return pb.MatchReply(group_id=group.group_id, descriptors=map(descriptor_to_pb, group.descriptors))
+    return pb.MatchReply(
+        group_id=group.group_id,
+        descriptors=map(descriptor_to_pb, group.descriptors),
+        seconds=group.seconds,
+    )
 
 
 @_request
 def group_from_pb(message: pb.MatchReply) -> Group:
     descriptors = descriptors_from_pb(message.descriptors)
     _check_canonical(descriptors)
-    return Group(text(message.group_id, "the group id"), descriptors)
+    if not 0 <= message.seconds <= MAX_SECONDS:
+        raise ValueError(f"a group that has {message.seconds} s to gather its payloads")
+    return Group(text(message.group_id, "the group id"), descriptors, message.seconds)
+
+
+@_request
+def part_from_pb(value: str) -> Part:
+    return Part(value)
+
+
+def state_to_pb(record: StateRecord) -> pb.StateRecord:
+    return pb.StateRecord(
+        run=record.run,
+        stage=record.stage,
+        part=record.part.value,
+        round=record.round,
+        digest=record.digest,
+        holders=record.holders,
+    )
+
+
+@_request
+def state_from_pb(message: pb.StateRecord) -> StateRecord:
+    _count(message.holders, "holders of a checkpoint", MAX_HOLDERS)
+    if message.stage >= MAX_STAGES:
+        raise ValueError(f"a checkpoint of stage {message.stage}")
+    return StateRecord(
+        text(message.run, "the run"),
+        message.stage,
+        Part(message.part),
+        message.round,
+        _digest(message.digest, "the digest of an anchor"),
+        tuple(map(_peer, message.holders)),
+    )
 
 
 def decision_to_pb(decision: Decision) -> pb.DecisionReply:

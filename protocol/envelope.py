@@ -101,6 +101,11 @@ def plan_message(run: str, plan: bytes) -> bytes:
     return b"hetnode plan 1\n" + run.encode() + b"\n" + plan
 
 
+def state_message(run: str, record: bytes) -> bytes:
+    """The bytes that the coordinator signs for a checkpoint of `run` (a serialized StateRecord)."""
+    return b"hetnode state 1\n" + run.encode() + b"\n" + record
+
+
 def enrolment_message(pin: bytes, tls_public_key: bytes, invite: str) -> bytes:
     """The bytes by which a newcomer claims `tls_public_key` (DER) towards the authority of `pin`."""
     return b"hetnode enrolment 1\n" + pin + invite.encode() + b"\n" + tls_public_key

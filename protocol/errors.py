@@ -40,6 +40,7 @@ class ErrorCode(Enum):
     TOKENIZER_MISMATCH = ("tokenizer-mismatch", ExitCode.DATA)
     CHECKPOINT_CORRUPT = ("checkpoint-corrupt", ExitCode.DATA)
     CHECKPOINT_MISSING = ("checkpoint-missing", ExitCode.DATA)
+    DISK_FULL = ("disk-full", ExitCode.DATA)
 
     # The network between us.
     COORDINATOR_UNREACHABLE = ("coordinator-unreachable", ExitCode.NETWORK)
@@ -74,6 +75,7 @@ class ErrorCode(Enum):
     PAYLOAD_CORRUPT = ("payload-corrupt", ExitCode.PEER)
     PAYLOAD_UNAVAILABLE = ("payload-unavailable", ExitCode.PEER)
     ROUND_IN_DOUBT = ("round-in-doubt", ExitCode.PEER)
+    STATE_UNAVAILABLE = ("state-unavailable", ExitCode.PEER)
 
     # This node's own state.
     ANCHOR_DIVERGED = ("anchor-diverged", ExitCode.STATE)

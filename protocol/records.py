@@ -1,4 +1,4 @@
-"""Bytes of the records that are signed: the DHT's peer records, payload descriptors, and plans.
+"""Bytes of the records that are signed: the DHT's peer records, payload descriptors, plans, checkpoints.
 
 Everything read here was written by a stranger: any bad bytes raise BAD_REQUEST, nothing else.
 """
@@ -18,12 +18,14 @@ from protocol.convert import (
     peer_record_to_pb,
     plan_from_pb,
     plan_to_pb,
+    state_from_pb,
+    state_to_pb,
 )
-from protocol.envelope import Signer, is_signed_by, plan_message, record_message
+from protocol.envelope import Signer, is_signed_by, plan_message, record_message, state_message
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.tls import certified_peer
-from protocol.types import PayloadDescriptor, PeerRecord, Plan
+from protocol.types import PayloadDescriptor, PeerRecord, Plan, StateRecord
 
 MAX_SEALED_BYTES = 2048
 """Largest signed record in the DHT; every field of a PeerRecord, and a certificate, is well below it."""
@@ -127,6 +129,30 @@ def open_plan(data: bytes, signature: bytes, run: str, coordinator: str) -> Plan
         return plan_from_pb(pb.Plan.FromString(data))
     except DecodeError:
         raise _bad("it is no plan") from None
+
+
+def seal_state(record: StateRecord, sign: Signer) -> tuple[bytes, bytes]:
+    """The record as it is sent, and the coordinator's signature under it."""
+    data = state_to_pb(record).SerializeToString(deterministic=True)
+    return data, sign(state_message(record.run, data))
+
+
+def open_state(data: bytes, signature: bytes, run: str, coordinator: str) -> StateRecord:
+    """The record of a checkpoint of `run` that `coordinator`, the peer id of its key, has signed.
+
+    Raises:
+        HetnodeError: WRONG_AUTHORITY if it is not signed so; BAD_REQUEST if what was signed is no record.
+    """
+    if not is_signed_by(coordinator, state_message(run, data), signature):
+        raise HetnodeError(
+            ErrorCode.WRONG_AUTHORITY,
+            f"The record of a checkpoint is not signed by the coordinator {coordinator[:64]} of {run[:64]}.",
+            "If the operator has set the coordinator up anew, ask for a new invite.",
+        )
+    try:
+        return state_from_pb(pb.StateRecord.FromString(data))
+    except DecodeError:
+        raise _bad("it is no record of a checkpoint") from None
 
 
 def _bad(why: str) -> HetnodeError:

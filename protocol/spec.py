@@ -134,13 +134,15 @@ class TimingSpec(_Section):
 
     heartbeat: float = Field(2.0, gt=0)
     lost_after: float = Field(15.0, gt=0, description="a peer silent for so long is gone")
-    match_window: float = Field(
-        120.0, gt=0, description="longest wait for the slowest live replica of a round"
+    straggler: float = Field(
+        1.0, gt=0, description="a round waits for the slow for this multiple of what its first replica took"
     )
-    fetch: float = Field(20.0, gt=0, description="to gather the payloads of a matched group")
-    decide: float = Field(40.0, gt=0, description="from the matched group to the decision")
+    least_window: float = Field(5.0, gt=0, description="shortest such wait")
+    match_window: float = Field(120.0, gt=0, description="longest such wait")
+    fetch: float = Field(20.0, gt=0, description="longest time to gather the payloads of a matched group")
+    decide: float = Field(40.0, gt=0, description="longest time from the matched group to the decision")
     link: float = Field(60.0, gt=0, description="to wait for one frame of a neighbour")
-    outage: float = Field(300.0, gt=0, description="how long nodes wait for a coordinator that is away")
+    outage: float = Field(86_400.0, gt=0, description="how long nodes wait for a coordinator that is away")
 
     @model_validator(mode="after")
     def _deadlines_can_hold(self) -> TimingSpec:
@@ -150,6 +152,31 @@ class TimingSpec(_Section):
             )
         if self.decide <= self.fetch:
             raise ValueError(f"decide {self.decide:g} must exceed fetch {self.fetch:g}")
+        if self.least_window > self.match_window:
+            raise ValueError(f"least_window {self.least_window:g} exceeds match_window {self.match_window:g}")
+        return self
+
+
+class RecoverySpec(_Section):
+    """What is kept for those who come late or come back, and what a replica may do on its own."""
+
+    checkpoint_every: int = Field(10, ge=1, description="rounds between two checkpoints of a node")
+    keep_rounds: int = Field(30, ge=2, description="rounds whose committed payloads every host keeps")
+    extra_steps: int = Field(
+        20, ge=0, description="inner steps beyond H that a replica trains while the coordinator is away"
+    )
+    cold_steps: int = Field(5, ge=0, description="steps over which the rate rises where moments start anew")
+    least_share: float = Field(
+        0.1, gt=0, le=1, description="a replica that did less of its H steps waits for the next round"
+    )
+
+    @model_validator(mode="after")
+    def _log_reaches_back(self) -> RecoverySpec:
+        if self.keep_rounds < 2 * self.checkpoint_every + 2:
+            raise ValueError(
+                f"keep_rounds {self.keep_rounds} must be at least 2 x checkpoint_every + 2, or the payloads "
+                "since the last checkpoint but one would be gone"
+            )
         return self
 
 
@@ -167,6 +194,7 @@ class RunSpec(_Section):
     link: LinkSpec = LinkSpec()
     swarm: SwarmSpec = SwarmSpec()
     timing: TimingSpec = TimingSpec()
+    recovery: RecoverySpec = RecoverySpec()
 
     @model_validator(mode="after")
     def _sections_agree(self) -> RunSpec:

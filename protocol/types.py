@@ -24,6 +24,7 @@ class Lifecycle(StrEnum):
     """Where a peer is in its life, as the coordinator sees it."""
 
     JOINING = "joining"
+    SYNCING = "syncing"
     READY = "ready"
     TRAINING = "training"
     DRAINING = "draining"
@@ -116,6 +117,19 @@ class Replica:
 
 
 @dataclass(frozen=True)
+class Place:
+    """The place that the coordinator keeps for `peer` in a later plan.
+
+    Until that plan runs, the peer follows the rounds of `stages` and contributes nothing.
+    """
+
+    peer: PeerId
+    replica: int
+    position: int
+    stages: StageRange
+
+
+@dataclass(frozen=True)
 class Plan:
     """Who does what from round `from_round` on.
 
@@ -160,10 +174,14 @@ class Rejection:
 
 @dataclass(frozen=True)
 class Group:
-    """The peers matched for one (stage, round), in canonical order (by owner)."""
+    """The peers matched for one (stage, round), in canonical order (by owner).
+
+    `seconds` is how long its members may take to gather the payloads; 0 leaves it to the spec.
+    """
 
     group_id: str
     descriptors: tuple[PayloadDescriptor, ...]
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -191,9 +209,35 @@ class Decision:
     reason: str
 
 
-class FrameKind(StrEnum):
-    """What a frame on a link carries. Forward kinds flow downstream, the others upstream."""
+class Part(StrEnum):
+    """What is digested, attested and handed on of a stage: all of it, or of stage 0 the embedding alone."""
 
+    STAGE = "stage"
+    EMBEDDING = "embedding"
+
+
+@dataclass(frozen=True)
+class StateRecord:
+    """An anchor that peers keep in a checkpoint: what the coordinator says of it under its signature.
+
+    `digest` is that of the anchor after `round` (protocol.digest), `holders` are live peers that attested it.
+    """
+
+    run: str
+    stage: int
+    part: Part
+    round: int
+    digest: str
+    holders: tuple[PeerId, ...]
+
+
+class FrameKind(StrEnum):
+    """What a frame on a link carries. BACKWARD and NORM flow upstream, the others downstream.
+
+    PHASE says whether one more inner step follows.
+    """
+
+    PHASE = "phase"
     FORWARD = "forward"
     EVALUATE = "evaluate"
     STEP = "step"

@@ -221,18 +221,20 @@ class JoinRequest(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., peer: _Optional[str] = ..., role: _Optional[str] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., endpoint: _Optional[str] = ..., spec_hash: _Optional[str] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("spec_json", "spec_hash", "run", "dht_peers", "spec_signature")
+    __slots__ = ("spec_json", "spec_hash", "run", "dht_peers", "spec_signature", "time")
     SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
     SPEC_HASH_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     DHT_PEERS_FIELD_NUMBER: _ClassVar[int]
     SPEC_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
     spec_json: str
     spec_hash: str
     run: str
     dht_peers: _containers.RepeatedScalarFieldContainer[str]
     spec_signature: bytes
-    def __init__(self, spec_json: _Optional[str] = ..., spec_hash: _Optional[str] = ..., run: _Optional[str] = ..., dht_peers: _Optional[_Iterable[str]] = ..., spec_signature: _Optional[bytes] = ...) -> None: ...
+    time: float
+    def __init__(self, spec_json: _Optional[str] = ..., spec_hash: _Optional[str] = ..., run: _Optional[str] = ..., dht_peers: _Optional[_Iterable[str]] = ..., spec_signature: _Optional[bytes] = ..., time: _Optional[float] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("peer",)
@@ -284,19 +286,35 @@ class Plan(_message.Message):
     reason: str
     def __init__(self, epoch: _Optional[int] = ..., from_round: _Optional[int] = ..., first_sample: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., reason: _Optional[str] = ...) -> None: ...
 
+class Place(_message.Message):
+    __slots__ = ("peer", "replica", "position", "stages")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    replica: int
+    position: int
+    stages: StageRange
+    def __init__(self, peer: _Optional[str] = ..., replica: _Optional[int] = ..., position: _Optional[int] = ..., stages: _Optional[_Union[StageRange, _Mapping]] = ...) -> None: ...
+
 class PlanUpdate(_message.Message):
-    __slots__ = ("signed_plan", "signature", "waiting", "finished", "banned")
+    __slots__ = ("signed_plan", "signature", "waiting", "finished", "banned", "followers", "round")
     SIGNED_PLAN_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     BANNED_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWERS_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
     signed_plan: bytes
     signature: bytes
     waiting: str
     finished: bool
     banned: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, signed_plan: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., waiting: _Optional[str] = ..., finished: _Optional[bool] = ..., banned: _Optional[_Iterable[str]] = ...) -> None: ...
+    followers: _containers.RepeatedCompositeFieldContainer[Place]
+    round: int
+    def __init__(self, signed_plan: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., waiting: _Optional[str] = ..., finished: _Optional[bool] = ..., banned: _Optional[_Iterable[str]] = ..., followers: _Optional[_Iterable[_Union[Place, _Mapping]]] = ..., round: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("peer", "round", "inner_step")
@@ -309,8 +327,14 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., round: _Optional[int] = ..., inner_step: _Optional[int] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("round", "closing", "closes_seconds")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    CLOSING_FIELD_NUMBER: _ClassVar[int]
+    CLOSES_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    closing: bool
+    closes_seconds: float
+    def __init__(self, round: _Optional[int] = ..., closing: _Optional[bool] = ..., closes_seconds: _Optional[float] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("peer", "reason")
@@ -357,12 +381,14 @@ class MatchRequest(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., descriptor: _Optional[_Union[PayloadDescriptor, _Mapping]] = ...) -> None: ...
 
 class MatchReply(_message.Message):
-    __slots__ = ("group_id", "descriptors")
+    __slots__ = ("group_id", "descriptors", "seconds")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTORS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
     group_id: str
     descriptors: _containers.RepeatedCompositeFieldContainer[PayloadDescriptor]
-    def __init__(self, group_id: _Optional[str] = ..., descriptors: _Optional[_Iterable[_Union[PayloadDescriptor, _Mapping]]] = ...) -> None: ...
+    seconds: float
+    def __init__(self, group_id: _Optional[str] = ..., descriptors: _Optional[_Iterable[_Union[PayloadDescriptor, _Mapping]]] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
     __slots__ = ("peer", "stage", "round", "held", "rejected")
@@ -442,8 +468,48 @@ class AttestReply(_message.Message):
     expected: str
     def __init__(self, agrees: _Optional[bool] = ..., expected: _Optional[str] = ...) -> None: ...
 
+class LocateRequest(_message.Message):
+    __slots__ = ("peer", "stage", "part")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    stage: int
+    part: str
+    def __init__(self, peer: _Optional[str] = ..., stage: _Optional[int] = ..., part: _Optional[str] = ...) -> None: ...
+
+class StateRecord(_message.Message):
+    __slots__ = ("run", "stage", "part", "round", "digest", "holders")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    stage: int
+    part: str
+    round: int
+    digest: str
+    holders: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run: _Optional[str] = ..., stage: _Optional[int] = ..., part: _Optional[str] = ..., round: _Optional[int] = ..., digest: _Optional[str] = ..., holders: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class SignedState(_message.Message):
+    __slots__ = ("record", "signature")
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    record: bytes
+    signature: bytes
+    def __init__(self, record: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class LocateReply(_message.Message):
+    __slots__ = ("states",)
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    states: _containers.RepeatedCompositeFieldContainer[SignedState]
+    def __init__(self, states: _Optional[_Iterable[_Union[SignedState, _Mapping]]] = ...) -> None: ...
+
 class Measurement(_message.Message):
-    __slots__ = ("peer", "round", "replica", "position", "train_loss", "validation_loss", "tokens", "inner_seconds", "outer_seconds", "link_bytes_sent", "link_bytes_dense", "payload_bytes", "payload_bytes_dense", "gradient_norm", "complete")
+    __slots__ = ("peer", "round", "replica", "position", "train_loss", "validation_loss", "tokens", "inner_seconds", "outer_seconds", "link_bytes_sent", "link_bytes_dense", "payload_bytes", "payload_bytes_dense", "gradient_norm", "complete", "steps", "extra_steps")
     PEER_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
@@ -459,6 +525,8 @@ class Measurement(_message.Message):
     PAYLOAD_BYTES_DENSE_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    EXTRA_STEPS_FIELD_NUMBER: _ClassVar[int]
     peer: str
     round: int
     replica: int
@@ -474,7 +542,9 @@ class Measurement(_message.Message):
     payload_bytes_dense: int
     gradient_norm: float
     complete: bool
-    def __init__(self, peer: _Optional[str] = ..., round: _Optional[int] = ..., replica: _Optional[int] = ..., position: _Optional[int] = ..., train_loss: _Optional[float] = ..., validation_loss: _Optional[float] = ..., tokens: _Optional[int] = ..., inner_seconds: _Optional[float] = ..., outer_seconds: _Optional[float] = ..., link_bytes_sent: _Optional[int] = ..., link_bytes_dense: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., payload_bytes_dense: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., complete: _Optional[bool] = ...) -> None: ...
+    steps: int
+    extra_steps: int
+    def __init__(self, peer: _Optional[str] = ..., round: _Optional[int] = ..., replica: _Optional[int] = ..., position: _Optional[int] = ..., train_loss: _Optional[float] = ..., validation_loss: _Optional[float] = ..., tokens: _Optional[int] = ..., inner_seconds: _Optional[float] = ..., outer_seconds: _Optional[float] = ..., link_bytes_sent: _Optional[int] = ..., link_bytes_dense: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., payload_bytes_dense: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., complete: _Optional[bool] = ..., steps: _Optional[int] = ..., extra_steps: _Optional[int] = ...) -> None: ...
 
 class MeasureReply(_message.Message):
     __slots__ = ()

@@ -450,6 +450,11 @@ class CoordinatorStub:
                 request_serializer=protocol_dot_pb_dot_hetnode__pb2.AttestRequest.SerializeToString,
                 response_deserializer=protocol_dot_pb_dot_hetnode__pb2.AttestReply.FromString,
                 _registered_method=True)
+        self.Locate = channel.unary_unary(
+                '/hetnode.v1.Coordinator/Locate',
+                request_serializer=protocol_dot_pb_dot_hetnode__pb2.LocateRequest.SerializeToString,
+                response_deserializer=protocol_dot_pb_dot_hetnode__pb2.LocateReply.FromString,
+                _registered_method=True)
         self.Measure = channel.unary_unary(
                 '/hetnode.v1.Coordinator/Measure',
                 request_serializer=protocol_dot_pb_dot_hetnode__pb2.Measurement.SerializeToString,
@@ -527,6 +532,13 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Locate(self, request, context):
+        """Which checkpoints of a stage can be had, and from whom.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Measure(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -589,6 +601,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Attest,
                     request_deserializer=protocol_dot_pb_dot_hetnode__pb2.AttestRequest.FromString,
                     response_serializer=protocol_dot_pb_dot_hetnode__pb2.AttestReply.SerializeToString,
+            ),
+            'Locate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Locate,
+                    request_deserializer=protocol_dot_pb_dot_hetnode__pb2.LocateRequest.FromString,
+                    response_serializer=protocol_dot_pb_dot_hetnode__pb2.LocateReply.SerializeToString,
             ),
             'Measure': grpc.unary_unary_rpc_method_handler(
                     servicer.Measure,
@@ -825,6 +842,33 @@ class Coordinator:
             '/hetnode.v1.Coordinator/Attest',
             protocol_dot_pb_dot_hetnode__pb2.AttestRequest.SerializeToString,
             protocol_dot_pb_dot_hetnode__pb2.AttestReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Locate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hetnode.v1.Coordinator/Locate',
+            protocol_dot_pb_dot_hetnode__pb2.LocateRequest.SerializeToString,
+            protocol_dot_pb_dot_hetnode__pb2.LocateReply.FromString,
             options,
             channel_credentials,
             insecure,

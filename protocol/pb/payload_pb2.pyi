@@ -21,3 +21,15 @@ class PushReply(_message.Message):
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     refusal: str
     def __init__(self, refusal: _Optional[str] = ...) -> None: ...
+
+class StateRequest(_message.Message):
+    __slots__ = ("stage", "part", "round", "index")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    part: str
+    round: int
+    index: int
+    def __init__(self, stage: _Optional[int] = ..., part: _Optional[str] = ..., round: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...

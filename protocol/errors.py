@@ -7,7 +7,10 @@ keeps that page complete.
 
 from __future__ import annotations
 
+import logging
 from enum import Enum
+
+log = logging.getLogger(__name__)
 
 
 class ExitCode(int, Enum):
@@ -66,6 +69,7 @@ class ErrorCode(Enum):
     BANNED = ("banned", ExitCode.REFUSED)
     QUARANTINED = ("quarantined", ExitCode.REFUSED)
     RATE_LIMITED = ("rate-limited", ExitCode.REFUSED)
+    SEAT_LOST = ("seat-lost", ExitCode.REFUSED)
 
     # Another peer failed, or sent what cannot be used.
     NEIGHBOUR_LOST = ("neighbour-lost", ExitCode.PEER)
@@ -111,3 +115,14 @@ class HetnodeError(Exception):
         self.code = code
         self.cause = cause
         self.remedy = remedy
+
+
+def first_error(error: BaseException) -> BaseException:
+    """The failure that started it: the first leaf of an exception group, a HetnodeError if there is one."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    leaves = [first_error(inner) for inner in error.exceptions]
+    for leaf in leaves:
+        if not isinstance(leaf, HetnodeError):
+            log.error("an unexpected failure among others", exc_info=leaf)
+    return next((leaf for leaf in leaves if isinstance(leaf, HetnodeError)), leaves[0])

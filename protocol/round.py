@@ -10,29 +10,51 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from protocol.digest import CHUNK_BYTES, digest_of, header_of
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.screen import clipping_scales, payload_norm
 from protocol.topk import SparseTensor
 
 
 def tensor_digest(name: str, tensor: Tensor) -> str:
-    """sha-256 (hex) over name, dtype, shape and the little-endian bytes of one float32 tensor."""
+    """The digest of one float32 tensor by itself, as :func:`anchor_digest`."""
     return anchor_digest({name: tensor})
 
 
 def anchor_digest(parameters: Mapping[str, Tensor]) -> str:
-    """sha-256 (hex) over name, dtype, shape and little-endian bytes of float32 tensors, in their order."""
-    digest = hashlib.sha256()
-    for name, tensor in parameters.items():
-        if tensor.dtype != torch.float32:
-            raise ValueError(f"'{name}' is {tensor.dtype}; digests are of float32 tensors")
-        array = tensor.detach().contiguous().numpy(force=True)
-        digest.update(f"{name} f32 {list(tensor.shape)}\n".encode())
-        digest.update(array.astype("<f4", copy=False).data)
-    return digest.hexdigest()
+    """The digest (hex) of float32 tensors: that of protocol.digest, whatever the order of `parameters`.
+
+    Tensors are hashed one at a time; no more than one of them is copied, and only if it is not on the CPU.
+    """
+    hashes, current, room = [], hashlib.sha256(), CHUNK_BYTES
+    for name in sorted(parameters):
+        rest = tensor_bytes(name, parameters[name])
+        while rest:
+            piece, rest = rest[:room], rest[room:]
+            current.update(piece)
+            room -= len(piece)
+            if not room:
+                hashes.append(current.digest())
+                current, room = hashlib.sha256(), CHUNK_BYTES
+    if room < CHUNK_BYTES:
+        hashes.append(current.digest())
+    shapes = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
+    return digest_of(header_of(shapes), hashes)
+
+
+def tensor_bytes(name: str, tensor: Tensor) -> memoryview:
+    """The bytes of a float32 tensor, little-endian and row-major; a view of them where it lies so already.
+
+    Raises ValueError for another dtype; `name` is for its message.
+    """
+    if tensor.dtype != torch.float32:
+        raise ValueError(f"'{name}' is {tensor.dtype}; digests are of float32 tensors")
+    array = tensor.detach().contiguous().numpy(force=True).astype("<f4", copy=False)
+    return array.reshape(-1).view(np.uint8).data
 
 
 def apply_update(

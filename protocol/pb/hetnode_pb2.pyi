@@ -348,6 +348,20 @@ class LeaveReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class RetreatRequest(_message.Message):
+    __slots__ = ("peer", "epoch", "reason")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    epoch: int
+    reason: str
+    def __init__(self, peer: _Optional[str] = ..., epoch: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class RetreatReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class PayloadDescriptor(_message.Message):
     __slots__ = ("run", "stage", "round", "owner", "anchor_digest", "codec", "weight", "nbytes", "sha256", "signature")
     RUN_FIELD_NUMBER: _ClassVar[int]
@@ -625,20 +639,24 @@ class FrameId(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., round: _Optional[int] = ..., step: _Optional[int] = ..., microbatch: _Optional[int] = ..., attempt: _Optional[int] = ..., kind: _Optional[str] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "run", "spec_hash", "peer", "replica", "position")
+    __slots__ = ("protocol_version", "run", "spec_hash", "peer", "replica", "position", "epoch", "round")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     SPEC_HASH_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     run: str
     spec_hash: str
     peer: str
     replica: int
     position: int
-    def __init__(self, protocol_version: _Optional[int] = ..., run: _Optional[str] = ..., spec_hash: _Optional[str] = ..., peer: _Optional[str] = ..., replica: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
+    epoch: int
+    round: int
+    def __init__(self, protocol_version: _Optional[int] = ..., run: _Optional[str] = ..., spec_hash: _Optional[str] = ..., peer: _Optional[str] = ..., replica: _Optional[int] = ..., position: _Optional[int] = ..., epoch: _Optional[int] = ..., round: _Optional[int] = ...) -> None: ...
 
 class FrameHeader(_message.Message):
     __slots__ = ("id", "tensors", "nbytes")

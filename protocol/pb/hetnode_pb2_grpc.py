@@ -430,6 +430,11 @@ class CoordinatorStub:
                 request_serializer=protocol_dot_pb_dot_hetnode__pb2.LeaveRequest.SerializeToString,
                 response_deserializer=protocol_dot_pb_dot_hetnode__pb2.LeaveReply.FromString,
                 _registered_method=True)
+        self.Retreat = channel.unary_unary(
+                '/hetnode.v1.Coordinator/Retreat',
+                request_serializer=protocol_dot_pb_dot_hetnode__pb2.RetreatRequest.SerializeToString,
+                response_deserializer=protocol_dot_pb_dot_hetnode__pb2.RetreatReply.FromString,
+                _registered_method=True)
         self.Match = channel.unary_unary(
                 '/hetnode.v1.Coordinator/Match',
                 request_serializer=protocol_dot_pb_dot_hetnode__pb2.MatchRequest.SerializeToString,
@@ -500,6 +505,13 @@ class CoordinatorServicer:
 
     def Leave(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Retreat(self, request, context):
+        """This peer's replica cannot go on under plan `epoch`: it follows the rounds until a later plan seats it.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -581,6 +593,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Leave,
                     request_deserializer=protocol_dot_pb_dot_hetnode__pb2.LeaveRequest.FromString,
                     response_serializer=protocol_dot_pb_dot_hetnode__pb2.LeaveReply.SerializeToString,
+            ),
+            'Retreat': grpc.unary_unary_rpc_method_handler(
+                    servicer.Retreat,
+                    request_deserializer=protocol_dot_pb_dot_hetnode__pb2.RetreatRequest.FromString,
+                    response_serializer=protocol_dot_pb_dot_hetnode__pb2.RetreatReply.SerializeToString,
             ),
             'Match': grpc.unary_unary_rpc_method_handler(
                     servicer.Match,
@@ -734,6 +751,33 @@ class Coordinator:
             '/hetnode.v1.Coordinator/Leave',
             protocol_dot_pb_dot_hetnode__pb2.LeaveRequest.SerializeToString,
             protocol_dot_pb_dot_hetnode__pb2.LeaveReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Retreat(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hetnode.v1.Coordinator/Retreat',
+            protocol_dot_pb_dot_hetnode__pb2.RetreatRequest.SerializeToString,
+            protocol_dot_pb_dot_hetnode__pb2.RetreatReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 
-from coordinator import transition
+from coordinator import commands
 from coordinator.access import Access
 from coordinator.answers import Context, answering
 from coordinator.ledger import Ledger
@@ -42,7 +42,7 @@ class AdminService(pb_grpc.AdminServicer):
             id, secret = secrets.token_hex(ID_BYTES), secrets.token_bytes(SECRET_BYTES)
             role = convert.role_from_pb(request.role) if request.role else None
             await self._ledger.execute(
-                transition.CreateInvite(
+                commands.CreateInvite(
                     invite=id,
                     secret_sha256=hashlib.sha256(secret).hexdigest(),
                     uses=request.uses,
@@ -76,7 +76,7 @@ class AdminService(pb_grpc.AdminServicer):
     async def RevokeInvite(self, request: pb.RevokeInviteRequest, context: Context) -> pb.RevokeInviteReply:
         with self._access.of_operator(context):
             invite = convert.name_from_pb(request.id, "the invite")
-            await self._ledger.execute(transition.RevokeInvite(invite))
+            await self._ledger.execute(commands.RevokeInvite(invite))
             return pb.RevokeInviteReply()
 
     @answering
@@ -90,13 +90,13 @@ class AdminService(pb_grpc.AdminServicer):
     async def Ban(self, request: pb.BanRequest, context: Context) -> pb.BanReply:
         with self._access.of_operator(context):
             reason = convert.sentence_from_pb(request.reason, "the reason")
-            await self._ledger.execute(transition.Ban(convert.peer_from_pb(request.peer), reason))
+            await self._ledger.execute(commands.Ban(convert.peer_from_pb(request.peer), reason))
             return pb.BanReply()
 
     @answering
     async def Unban(self, request: pb.UnbanRequest, context: Context) -> pb.UnbanReply:
         with self._access.of_operator(context):
-            await self._ledger.execute(transition.Unban(convert.peer_from_pb(request.peer)))
+            await self._ledger.execute(commands.Unban(convert.peer_from_pb(request.peer)))
             return pb.UnbanReply()
 
 

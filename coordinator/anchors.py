@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 from coordinator.events import AnchorDiverged, DigestAttested
+from coordinator.history import Draft
 from coordinator.screens import bad_request, live_peer
-from coordinator.state import KEPT_ROUNDS, Draft, State
+from coordinator.state import State
 from protocol.spec import RunSpec
-from protocol.types import PeerId
-
-EMBEDDING = "embedding"
-STAGE = "stage"
-"""The parts of an anchor that are compared: a whole stage, or the token-embedding table alone."""
+from protocol.types import Part, PeerId, StateRecord
 
 
 def attest(
@@ -20,31 +17,40 @@ def attest(
 ) -> None:
     """Note the digest of `sender`'s anchor after `number`, and name every peer whose anchor differs.
 
-    Round 0 stands for the anchor before the first round. Part "embedding" is attested for stage 0 by any
-    member, since all of them keep the table.
+    Whoever has a place attests its stages after every decision, whether it trains or follows. Round 0 stands
+    for the anchor before the first round. Part EMBEDDING is attested for stage 0 by any of them, since all
+    keep the table. A peer whose anchor differs takes no part until a later plan, made after it attested the
+    anchor of the others.
 
     Raises:
         HetnodeError: UNKNOWN_PEER or BAD_REQUEST.
     """
     live_peer(draft.state, sender)
-    seat = draft.state.seat(sender, number)
-    holds = seat is not None and (stage == 0 if part == EMBEDDING else stage in seat.member.stages)
-    if not holds or part not in (STAGE, EMBEDDING):
+    if not _holds(draft.state, sender, stage, number, part):
         raise bad_request(f"{sender} attests the {part} of stage {stage}, which it does not hold")
     if number > 0 and (stage, number) not in draft.state.decisions:
         raise bad_request(f"{sender} attests stage {stage} after round {number}, which is not decided")
-    if number < draft.state.current_round - KEPT_ROUNDS:
-        raise bad_request(
-            f"{sender} attests round {number}, but the run is in round {draft.state.current_round}"
-        )
+    if not draft.state.keeps_digests(number):
+        return  # a peer that is catching up cannot know yet how far the others are
     key = (stage, number, part)
-    if draft.state.digests.get(key, {}).get(sender) != digest:
+    if not _is_known(draft.state, sender, stage, number, part, digest):
         draft.add(DigestAttested(now, stage, number, part, sender, digest))
     expected = expected_digest(draft.state, stage, number, part)
     assert expected is not None
     for peer, its_digest in draft.state.digests[key].items():
         if its_digest != expected:
             note_divergence(draft, now, stage, number, part, peer, its_digest, expected)
+        elif (peer, *key) in draft.state.diverged:
+            # It was right all along, or is so again.
+            draft.add(DigestAttested(now, stage, number, part, peer, its_digest))
+
+
+def _is_known(state: State, peer: PeerId, stage: int, number: int, part: str, digest: str) -> bool:
+    """Whether `peer` has said this since it joined."""
+    if state.digests.get((stage, number, part), {}).get(peer) != digest:
+        return False
+    is_synced = part != Part.STAGE or state.synced.get(peer, {}).get(stage, -1) >= number
+    return is_synced or (peer, stage, number, part) in state.diverged
 
 
 def expected_digest(state: State, stage: int, number: int, part: str) -> str | None:
@@ -60,27 +66,57 @@ def note_divergence(
         draft.add(AnchorDiverged(now, stage, number, part, peer, digest, expected))
 
 
-def has_attested_last(state: State, spec: RunSpec, peer: PeerId) -> bool:
-    """Whether the work of `peer` is done: it attested all that it hosts after the last round.
+def locate(state: State, spec: RunSpec, stage: int, part: Part) -> tuple[StateRecord, ...]:
+    """The checkpoints of `stage` that can be had, newest first.
 
-    A stage whose last round was aborted has no new anchor to attest.
+    Those of rounds after which every node writes one, whose digest at least two peers attested, or the only
+    peer that attested any; with the live ones among these.
     """
-    seat = state.seat(peer, spec.rounds)
-    if seat is None:
-        return False
-    for stage in seat.member.stages:
-        decision = state.decisions.get((stage, spec.rounds))
-        attested = state.digests.get((stage, spec.rounds, STAGE), {})
-        if decision is None or (decision.committed and peer not in attested):
-            return False
-    return True
+    every = spec.recovery.checkpoint_every
+    found = []
+    for key, digests in state.digests.items():
+        number = key[1]
+        expected = expected_digest(state, *key)
+        if key != (stage, number, part) or number == 0 or number % every or expected is None:
+            continue
+        agreeing = [peer for peer, digest in digests.items() if digest == expected]
+        holders = tuple(sorted(peer for peer in agreeing if state.peers[peer].is_live))
+        if holders and len(agreeing) >= min(2, len(digests)):
+            found.append(StateRecord(spec.run_id, stage, part, number, expected, holders))
+    return tuple(sorted(found, key=lambda record: -record.round))
+
+
+def has_attested_last(state: State, spec: RunSpec, peer: PeerId) -> bool:
+    """Whether the work of `peer` is done: it has attested rightly all that it hosts after the last round."""
+    place = state.places.get(peer)
+    rounds = state.synced.get(peer, {})
+    return place is not None and all(rounds.get(stage, -1) >= spec.rounds for stage in place.stages)
 
 
 def unconfirmed(state: State, spec: RunSpec) -> list[PeerId]:
-    """The live members of the last plan that have not attested their last anchor yet."""
+    """The members that take part in the last round and have not attested their last anchor yet."""
     return [
         member.peer
         for replica in state.plans[-1].replicas
         for member in replica.members
-        if state.peers[member.peer].is_live and not has_attested_last(state, spec, member.peer)
+        if state.peers[member.peer].is_live
+        and state.takes_part(member.peer, spec.rounds)
+        and not has_attested_last(state, spec, member.peer)
     ]
+
+
+def unattested(state: State, spec: RunSpec) -> list[int]:
+    """The stages whose anchor after the last round nobody has attested rightly."""
+    attested = {
+        stage for rounds in state.synced.values() for stage, number in rounds.items() if number >= spec.rounds
+    }
+    return [stage for stage in range(spec.swarm.stages) if stage not in attested]
+
+
+def _holds(state: State, peer: PeerId, stage: int, number: int, part: str) -> bool:
+    """By its place, or by a seat that it had."""
+    seat, place = state.seat(peer, number), state.places.get(peer)
+    hosted = [holder.stages for holder in (seat.member if seat else None, place) if holder is not None]
+    if part == Part.EMBEDDING:
+        return stage == 0 and bool(hosted)
+    return part == Part.STAGE and any(stage in stages for stages in hosted)

@@ -25,6 +25,7 @@ from coordinator.authority import (
     write_bootstrap,
     write_operator,
 )
+from coordinator.commands import Start
 from coordinator.enrollment import EnrollmentService
 from coordinator.events import (
     AnchorDiverged,
@@ -37,16 +38,17 @@ from coordinator.events import (
     PeerBanned,
     PeerLost,
     PeerQuarantined,
+    PeerRetreated,
     PeerStruck,
     RoundAborted,
 )
+from coordinator.history import replay
 from coordinator.ledger import NEWS, Ledger, Stopped
 from coordinator.metrics import MetricsFile
 from coordinator.sentences import describe
 from coordinator.service import CoordinatorService
-from coordinator.state import Phase, State, replay
+from coordinator.state import Phase, State
 from coordinator.store import SqliteStore, Store
-from coordinator.transition import Start
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.spec import RunSpec
@@ -59,7 +61,16 @@ LINGER_SECONDS = 30.0
 """How long a finished run is still served if some peer does not leave."""
 STOP_SECONDS = 2.0
 
-_WARNINGS = (AnchorDiverged, PeerBanned, PeerLost, RoundAborted, PayloadRejected, PeerQuarantined, PeerStruck)
+_WARNINGS = (
+    AnchorDiverged,
+    PayloadRejected,
+    PeerBanned,
+    PeerLost,
+    PeerQuarantined,
+    PeerRetreated,
+    PeerStruck,
+    RoundAborted,
+)
 _DETAILS = (PayloadOffered, PayloadWithheld, HoldingsReported, DigestAttested)
 
 
@@ -199,7 +210,7 @@ def restore(store: Store, spec: RunSpec) -> State:
             f"The folder holds a run of the specification {stored.hash}, the one given is {spec.hash}.",
             "Give the options of that run, or another folder.",
         )
-    return replay(State(stages=spec.swarm.stages), events)
+    return replay(State.of(spec), events)
 
 
 async def _keep_out_the_banned(ledger: Ledger, bootstrap: Bootstrap) -> None:

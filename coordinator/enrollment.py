@@ -9,7 +9,7 @@ from urllib.parse import unquote
 import grpc
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
-from coordinator import transition
+from coordinator import commands
 from coordinator.access import rate_limited
 from coordinator.answers import Context, Decoding, answering
 from coordinator.authority import Authority
@@ -61,7 +61,7 @@ class EnrollmentService(pb_grpc.EnrollmentServicer):
         message = enrolment_message(self._authority.pin, request.tls_public_key, invite)
         peer, key = claimant(request.peer, request.tls_public_key, message, request.proof)
         secret_sha256 = hashlib.sha256(request.secret).hexdigest()
-        await self._ledger.execute(transition.Enroll(peer, invite, secret_sha256))
+        await self._ledger.execute(commands.Enroll(peer, invite, secret_sha256))
         role = permitted_role(self._ledger.state, peer)
         return pb.EnrollReply(
             certificate_pem=self._authority.for_peer(peer, key),

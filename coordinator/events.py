@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from protocol.types import Capacity, Decision, PayloadDescriptor, PeerId, Plan, Role
+from protocol.types import Capacity, Decision, PayloadDescriptor, PeerId, Place, Plan, Role
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,24 @@ class PeerLost:
     at: float
     peer: PeerId
     silent_seconds: float
+
+
+@dataclass(frozen=True)
+class PeerRetreated:
+    """`peer` cannot go on in its replica under plan `epoch`: it follows until a later plan seats it."""
+
+    at: float
+    peer: PeerId
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class PlaceGiven:
+    """`place` is kept for its peer from now on, and for nobody else who may have had it."""
+
+    at: float
+    place: Place
 
 
 @dataclass(frozen=True)
@@ -113,13 +131,17 @@ class PayloadWithheld:
 
 @dataclass(frozen=True)
 class GroupClosed:
-    """The group is all that was offered so far from this anchor, in canonical order."""
+    """The group is all that was offered so far from this anchor, in canonical order.
+
+    Its members have `seconds` to gather the payloads.
+    """
 
     at: float
     stage: int
     round: int
     group_id: str
     anchor_digest: str
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -208,6 +230,8 @@ Event: TypeAlias = (
     | PeerSeen
     | PeerLeft
     | PeerLost
+    | PeerRetreated
+    | PlaceGiven
     | InviteCreated
     | InviteUsed
     | InviteRevoked

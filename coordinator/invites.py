@@ -5,8 +5,9 @@ from __future__ import annotations
 import hmac
 
 from coordinator.events import InviteCreated, InviteRevoked, InviteUsed
+from coordinator.history import Draft
 from coordinator.screens import bad_request
-from coordinator.state import Draft, Invitation, State
+from coordinator.state import Invitation, State
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import PeerId, Role
 

@@ -9,25 +9,32 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from coordinator.commands import Command, Start, Tick
 from coordinator.events import (
+    AnchorDiverged,
     Event,
     GroupClosed,
     PeerBanned,
+    PeerLeft,
+    PeerLost,
     PeerQuarantined,
+    PeerRetreated,
     PeerSeen,
     PeerUnbanned,
+    PlaceGiven,
     PlanAdopted,
     RoundAborted,
     RoundCommitted,
     RunFinished,
 )
+from coordinator.history import Draft
 from coordinator.sentences import sentence, waiting
-from coordinator.state import Draft, State
+from coordinator.state import State
 from coordinator.store import Store
-from coordinator.transition import Command, Outcome, Start, Tick, decide
+from coordinator.transition import Outcome, decide
 from protocol.spec import RunSpec
 
 STALL_SECONDS = 3.0
@@ -48,6 +55,15 @@ def decision_topic(stage: int, number: int) -> Topic:
     return ("decision", stage, number)
 
 
+def steady_wall_clock() -> Callable[[], float]:
+    """The wall clock as it is now, running steadily from here on.
+
+    Stored times must go on across restarts, but must not jump when somebody sets the clock.
+    """
+    offset = time.time() - time.monotonic()
+    return lambda: offset + time.monotonic()
+
+
 class Stopped(Exception):
     """The coordinator is going away; whoever waits should ask its successor."""
 
@@ -59,6 +75,7 @@ class Ledger:
         state: as replayed from `store`.
         on_event: told each event after it was stored, with the state that all of its batch led to.
         on_sentence: told the run's sentence whenever a tick finds it changed.
+        clock: the time of events in seconds, never decreasing; None takes :func:`steady_wall_clock`.
     """
 
     def __init__(
@@ -68,6 +85,7 @@ class Ledger:
         state: State,
         on_event: Callable[[Event, State], None],
         on_sentence: Callable[[str], None],
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.spec = spec
         self.state = state
@@ -79,13 +97,12 @@ class Ledger:
         self._stopping = False
         self._sentence = ""
         self._waiting = ""
-        # Stored times must go on across restarts, but must not jump when somebody sets the clock.
-        self._clock_offset = time.time() - time.monotonic()
+        self._clock = clock or steady_wall_clock()
         self._ticked_at = self.now()
 
     def now(self) -> float:
-        """Seconds on the clock of the events: the wall clock as it was at the start, running steadily."""
-        return self._clock_offset + time.monotonic()
+        """Seconds on the clock of the events."""
+        return self._clock()
 
     async def run(self) -> None:
         """Serve commands until :meth:`stop`. Where the store fails, raise its error and serve no more."""
@@ -183,7 +200,7 @@ class Ledger:
                 outcomes.append(outcome)
             stored = [event for event in draft.events if not isinstance(event, PeerSeen)]
             if stored:
-                await asyncio.to_thread(self._store.append, stored)
+                await self._append(stored)
         except BaseException:
             for _, answer in batch:
                 _answer(answer, Stopped())
@@ -198,6 +215,12 @@ class Ledger:
             self._wake(topic)
         for (_, answer), outcome in zip(batch, outcomes, strict=True):
             _answer(answer, outcome)
+
+    async def _append(self, events: Sequence[Event]) -> None:
+        if self._store.blocks:
+            await asyncio.to_thread(self._store.append, events)
+        else:
+            self._store.append(events)
 
     def _wake(self, topic: Topic) -> None:
         for woken in self._waiters.pop(topic, set()):
@@ -223,7 +246,9 @@ def _topics(event: Event) -> tuple[Topic, ...]:
         case RoundCommitted() | RoundAborted():
             key = (event.decision.stage, event.decision.round)
             return (group_topic(*key), decision_topic(*key))
-        case PlanAdopted() | PeerBanned() | PeerQuarantined() | PeerUnbanned() | RunFinished():
+        case PlanAdopted() | RunFinished() | PeerBanned() | PeerQuarantined() | PeerUnbanned():
             return (NEWS,)
+        case PlaceGiven() | PeerLost() | PeerLeft() | PeerRetreated() | AnchorDiverged():
+            return (NEWS,)  # who follows has changed
         case _:
             return ()

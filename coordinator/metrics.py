@@ -17,7 +17,9 @@ from coordinator.events import (
     PeerLeft,
     PeerLost,
     PeerQuarantined,
+    PeerRetreated,
     PeerStruck,
+    PlaceGiven,
     PlanAdopted,
     RoundAborted,
     RoundCommitted,
@@ -26,10 +28,15 @@ from coordinator.events import (
 
 
 class MetricsFile:
-    """Appends to the file at `path`; every line is flushed. Use as a context manager."""
+    """Appends to the file at `path`; every line is flushed. Use as a context manager.
+
+    Half a line, left by a process that was killed, is cut off.
+    """
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", encoding="utf-8")
+        whole = path.read_bytes().rfind(b"\n") + 1
+        self._file.truncate(whole)
 
     def __enter__(self) -> MetricsFile:
         return self
@@ -51,7 +58,7 @@ class MetricsFile:
         self._file.write(json.dumps({"time": round(at, 3), "event": event, **finite}) + "\n")
         self._file.flush()
 
-    def record(self, event: Event) -> None:
+    def record(self, event: Event) -> None:  # noqa: PLR0912
         """Add what `event` says, if it is of interest here."""
         match event:
             case RoundCommitted() | RoundAborted():
@@ -86,6 +93,18 @@ class MetricsFile:
             case PeerLost():
                 fields = {"peer": event.peer, "change": "lost", "silent_seconds": event.silent_seconds}
                 self.write(event.at, "peer", fields)
+            case PeerRetreated():
+                fields = {"peer": event.peer, "change": "retreated", "epoch": event.epoch}
+                self.write(event.at, "peer", {**fields, "reason": event.reason})
+            case PlaceGiven():
+                place = event.place
+                fields = {
+                    "peer": place.peer,
+                    "replica": place.replica,
+                    "position": place.position,
+                    "stages": str(place.stages),
+                }
+                self.write(event.at, "place", fields)
             case PeerBanned():
                 fields = {"peer": event.peer, "change": "banned", "reason": event.reason}
                 self.write(event.at, "peer", fields)

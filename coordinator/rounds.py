@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
-from coordinator.anchors import STAGE, expected_digest, note_divergence
+from coordinator.anchors import expected_digest, note_divergence
+from coordinator.deadlines import closes_at, decide_seconds, gather_seconds
 from coordinator.events import (
     GroupClosed,
     HoldingsReported,
@@ -20,14 +22,24 @@ from coordinator.events import (
     RoundAborted,
     RoundCommitted,
 )
-from coordinator.grouping import listed, without_broken
+from coordinator.grouping import listed, regroup
+from coordinator.history import Draft
 from coordinator.screens import bad_request, check_descriptor, host_of, live_peer
-from coordinator.state import Draft, Round, State
+from coordinator.state import Phase, Round, State
 from coordinator.strikes import judge, note_rejections, strike
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.samples import next_first_sample
 from protocol.spec import RunSpec
-from protocol.types import Decision, Group, ManifestEntry, PayloadDescriptor, PeerId, Plan, Rejection
+from protocol.types import (
+    Decision,
+    Group,
+    ManifestEntry,
+    Part,
+    PayloadDescriptor,
+    PeerId,
+    Plan,
+    Rejection,
+)
 
 MAX_HOLDERS = 16
 """Holders named per payload of a manifest; more would make manifests grow with the square of the swarm."""
@@ -40,16 +52,18 @@ def offer(draft: Draft, spec: RunSpec, sender: PeerId, descriptor: PayloadDescri
     group as it stands. An offer that no honest peer makes costs a strike.
 
     Raises:
-        HetnodeError: UNKNOWN_PEER, BAD_REQUEST, or ANCHOR_DIVERGED, which is also recorded.
+        HetnodeError: UNKNOWN_PEER; BAD_REQUEST; ANCHOR_DIVERGED, which is also recorded, or if the peer has
+            not kept its seat: it came back, retreated, or another anchor of it differed.
     """
     stage, number = descriptor.stage, descriptor.round
     live_peer(draft.state, sender)
-    host_of(draft.state, spec, sender, stage, number)
     if descriptor.owner != sender:
         raise bad_request(f"{sender} offers a payload of {descriptor.owner}")
+    if (stage, number) in draft.state.decisions:
+        return
+    host_of(draft.state, spec, sender, stage, number)
     round = draft.state.round(stage, number)
-    is_closed = round.group is not None or (stage, number) in draft.state.decisions
-    if is_closed or round.offers.get(sender) == descriptor:
+    if round.group is not None or round.offers.get(sender) == descriptor:
         return
     try:
         check_descriptor(draft.state, spec, descriptor)
@@ -58,6 +72,13 @@ def offer(draft: Draft, spec: RunSpec, sender: PeerId, descriptor: PayloadDescri
     except HetnodeError as refusal:
         strike(draft, sender, number, refusal.cause, now)
         raise
+    agrees = _common_anchor(draft.state, stage, number) in (None, descriptor.anchor_digest)
+    if agrees and not draft.state.takes_part(sender, number):
+        raise HetnodeError(
+            ErrorCode.SEAT_LOST,
+            f"{sender} has no part in round {number} any more: it came back, retreated, or diverged.",
+            "It must follow the rounds until a new plan seats it.",
+        )
     expected = _admit(draft, descriptor, now)
     if expected is not None:
         raise HetnodeError(
@@ -80,7 +101,7 @@ def withhold(draft: Draft, spec: RunSpec, sender: PeerId, stage: int, number: in
     live_peer(draft.state, sender)
     if not (0 <= stage < spec.swarm.stages and 1 <= number <= spec.rounds):
         raise bad_request(f"there is no stage {stage} in round {number}")
-    seat = draft.state.seat(sender, number)
+    seat = draft.state.seat(sender, number) if draft.state.takes_part(sender, number) else None
     round = draft.state.round(stage, number)
     is_open = number == draft.state.current_round and (stage, number) not in draft.state.decisions
     if not is_open or round.group is not None or seat is None or stage not in seat.member.stages:
@@ -111,9 +132,9 @@ def report(
         HetnodeError: as :func:`offer`.
     """
     live_peer(draft.state, sender)
-    host_of(draft.state, spec, sender, stage, number)
     if (stage, number) in draft.state.decisions:
         return
+    host_of(draft.state, spec, sender, stage, number)
     round = draft.state.round(stage, number)
     if len({descriptor.owner for descriptor in held}) != len(held):
         raise bad_request(f"{sender} reports two payloads of one owner")
@@ -145,7 +166,7 @@ def advance(draft: Draft, spec: RunSpec, stage: int, now: float) -> None:
     """Close the group and decide the current round of `stage`, each as soon as it is due at `now`."""
     state = draft.state
     number = state.current_round
-    if not 1 <= number <= spec.rounds or (stage, number) in state.decisions:
+    if not 1 <= number <= spec.rounds or (stage, number) in state.decisions or is_stalled(state, spec):
         return
     if state.round(stage, number).group is None:
         if not _group_is_due(state, spec, stage, number, now):
@@ -156,9 +177,35 @@ def advance(draft: Draft, spec: RunSpec, stage: int, now: float) -> None:
         _close_group(draft, spec, stage, number, now)
     round = draft.state.round(stage, number)
     assert round.group is not None
-    late = now - max(round.closed_at, draft.state.started_at) >= spec.timing.decide
+    late = now - max(round.closed_at, draft.state.started_at) >= decide_seconds(spec, round.group)
     if late or not missing_reports(draft.state, round):
         _decide(draft, spec, stage, round, round.group, now)
+
+
+def is_stalled(state: State, spec: RunSpec) -> bool:
+    """Whether the run waits for peers: no replica of the current round is whole, and nobody has offered.
+
+    However long that lasts, the round is neither closed nor aborted.
+    """
+    number = state.current_round
+    is_idle = state.phase is Phase.TRAINING and number <= spec.rounds and state.opened_at is None
+    return is_idle and not state.complete_replicas(number)
+
+
+def resume(draft: Draft, spec: RunSpec, now: float) -> None:
+    """End a stall as soon as some replica is whole again: the round starts anew, with the same samples."""
+    state = draft.state
+    if not is_stalled(state, spec):
+        return
+    number, newest = state.current_round, state.plans[-1]
+    # Members that cannot reach each other would come and go without a pause.
+    if newest.from_round == number and now < state.began_at + spec.timing.heartbeat:
+        return
+    first_sample = next_first_sample(newest, spec.samples_per_round, number)
+    successor = regroup(state, spec, newest.epoch + 1, number, first_sample)
+    if isinstance(successor, Plan):
+        reason = f"{successor.reason}; round {number} starts anew, nothing was committed of its samples"
+        draft.add(PlanAdopted(now, replace(successor, reason=reason)))
 
 
 def missing_offers(state: State, stage: int, number: int) -> list[str]:
@@ -169,36 +216,44 @@ def missing_offers(state: State, stage: int, number: int) -> list[str]:
 
 
 def missing_reports(state: State, round: Round) -> list[PeerId]:
-    """The members of the group that have not reported yet and still can."""
+    """The members of the group that have not reported yet and still can: who came back has lost its part."""
     members = round.group.descriptors if round.group else ()
-    return [d.owner for d in members if d.owner not in round.reports and state.peers[d.owner].is_live]
+    return [
+        d.owner
+        for d in members
+        if d.owner not in round.reports
+        and state.takes_part(d.owner, d.round)
+        and state.peers[d.owner].is_live
+    ]
 
 
 def _group_is_due(state: State, spec: RunSpec, stage: int, number: int, now: float) -> bool:
     round = state.round(stage, number)
     if not round.offers:
         return False
-    if now - max(round.opened_at, state.started_at) >= spec.timing.match_window:
+    closes = closes_at(state, spec)
+    if closes is not None and now >= closes:
         return True
     # A cheap bound first: this runs once per offer.
-    answers = len(round.offers) + len(round.withheld) + state.losses
-    enough = answers >= len(state.plan_for(number).replicas)
+    plan = state.plan_for(number)
+    answers = len(round.offers) + len(round.withheld) + len(state.absent.get(plan.epoch, ()))
+    enough = answers >= len(plan.replicas)
     return enough and not missing_offers(state, stage, number)
 
 
 def _nothing_comes(state: State, spec: RunSpec, stage: int, number: int, now: float) -> str | None:
     """Why this stage must not hold up the others any longer although nobody has offered; None while it may.
 
-    The window runs from the round's latest progress at any stage, not from the round before: an inner phase
-    may well take longer than `match_window`.
+    Before the first offer at any stage it may for ever: an inner phase takes as long as it takes.
     """
     round = state.round(stage, number)
-    if round.offers or state.active_at is None:
+    if round.offers:
         return None
     if round.withheld and not missing_offers(state, stage, number):
         return "no replica had a payload to offer"
-    if now - max(state.active_at, state.started_at) >= spec.timing.match_window:
-        return f"nobody offered a payload within {spec.timing.match_window:g} s"
+    closes = closes_at(state, spec)
+    if closes is not None and now >= closes:
+        return "nobody offered a payload before the round closed"
     return None
 
 
@@ -246,12 +301,8 @@ def _next_epoch(draft: Draft, spec: RunSpec, number: int, now: float) -> int:
     is_first = all((stage, number) not in state.decisions for stage in range(state.stages))
     if not is_first or number == spec.rounds:
         return plan.epoch
-    members = (member.peer for replica in plan.replicas for member in replica.members)
-    lost = frozenset(peer for peer in members if state.peers[peer].is_lost)
-    if not lost:
-        return plan.epoch
     first_sample = next_first_sample(plan, spec.samples_per_round, number + 1)
-    successor = without_broken(plan, lost, plan.epoch + 1, number + 1, first_sample)
+    successor = regroup(state, spec, plan.epoch + 1, number + 1, first_sample)
     if isinstance(successor, Plan):
         draft.add(PlanAdopted(now, successor))
         return successor.epoch
@@ -263,7 +314,7 @@ def _admit(draft: Draft, descriptor: PayloadDescriptor, now: float) -> str | Non
     stage, number, found = descriptor.stage, descriptor.round, descriptor.anchor_digest
     expected = _common_anchor(draft.state, stage, number) or found
     if found != expected:
-        note_divergence(draft, now, stage, number - 1, STAGE, descriptor.owner, found, expected)
+        note_divergence(draft, now, stage, number - 1, Part.STAGE, descriptor.owner, found, expected)
         return expected
     draft.add(PayloadOffered(now, descriptor))
     return None
@@ -271,7 +322,7 @@ def _admit(draft: Draft, descriptor: PayloadDescriptor, now: float) -> str | Non
 
 def _common_anchor(state: State, stage: int, number: int) -> str | None:
     """The digest from which round `number` starts: as attested, else as most offers have it."""
-    attested = expected_digest(state, stage, number - 1, STAGE)
+    attested = expected_digest(state, stage, number - 1, Part.STAGE)
     offered = [descriptor.anchor_digest for descriptor in state.round(stage, number).offers.values()]
     return attested or (Counter(offered).most_common(1)[0][0] if offered else None)
 
@@ -283,5 +334,8 @@ def _close_group(draft: Draft, spec: RunSpec, stage: int, number: int, now: floa
     for descriptor in draft.state.round(stage, number).offers.values():
         found = descriptor.anchor_digest
         if found != anchor:
-            note_divergence(draft, now, stage, number - 1, STAGE, descriptor.owner, found, anchor)
-    draft.add(GroupClosed(now, stage, number, f"{spec.run_id}/{stage}/{number}", anchor))
+            note_divergence(draft, now, stage, number - 1, Part.STAGE, descriptor.owner, found, anchor)
+    offers = draft.state.round(stage, number).offers.values()
+    nbytes = sum(descriptor.nbytes for descriptor in offers if descriptor.anchor_digest == anchor)
+    seconds = gather_seconds(draft.state, spec, stage, nbytes)
+    draft.add(GroupClosed(now, stage, number, f"{spec.run_id}/{stage}/{number}", anchor, seconds))

@@ -8,6 +8,8 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec import RunSpec
 from protocol.types import PayloadDescriptor, PeerId
 
+_ROUNDING = 1e-9
+
 
 def check_welcome(state: State, peer: PeerId) -> None:
     """Raises BANNED where the operator keeps `peer` out, QUARANTINED where its strikes do."""
@@ -37,7 +39,7 @@ def live_peer(state: State, peer: PeerId) -> Peer:
     raise HetnodeError(
         ErrorCode.UNKNOWN_PEER,
         f"Peer {peer} {cause}.",
-        "Start the node again; a run that has already started goes on without it.",
+        "Join again; its place is kept until somebody else takes it.",
     )
 
 
@@ -69,8 +71,11 @@ def check_descriptor(state: State, spec: RunSpec, descriptor: PayloadDescriptor)
     seat = state.seat(owner, descriptor.round)
     assert seat is not None, "only hosts of the stage get this far"
     assigned = seat.replica.weight
-    if not 0 < descriptor.weight <= assigned:
-        raise bad_request(f"the payload of {owner} has weight {descriptor.weight}, it may have {assigned}")
+    least = spec.recovery.least_share * assigned
+    if not least * (1 - _ROUNDING) <= descriptor.weight <= assigned:
+        raise bad_request(
+            f"the payload of {owner} has weight {descriptor.weight}, it may have {least:g} to {assigned}"
+        )
     most = max_payload_bytes(spec)
     if not 0 < descriptor.nbytes <= most:
         raise bad_request(f"the payload of {owner} has {descriptor.nbytes} bytes, at most {most}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from coordinator.anchors import unconfirmed
+from coordinator.anchors import unattested, unconfirmed
 from coordinator.events import (
     AnchorDiverged,
     CoordinatorStarted,
@@ -23,18 +23,22 @@ from coordinator.events import (
     PeerLeft,
     PeerLost,
     PeerQuarantined,
+    PeerRetreated,
     PeerSeen,
     PeerStruck,
     PeerUnbanned,
+    PlaceGiven,
     PlanAdopted,
     RoundAborted,
     RoundCommitted,
     RunFinished,
 )
-from coordinator.grouping import Waiting, group, listed
-from coordinator.rounds import missing_offers, missing_reports
-from coordinator.state import Phase, State
+from coordinator.grouping import Waiting, group, listed, shortages
+from coordinator.places import is_spare
+from coordinator.rounds import is_stalled, missing_offers, missing_reports
+from coordinator.state import Phase, State, stages_of
 from protocol.spec import RunSpec
+from protocol.types import PeerId
 
 
 def sentence(state: State, spec: RunSpec) -> str:
@@ -52,10 +56,12 @@ def sentence(state: State, spec: RunSpec) -> str:
 def _training(state: State, spec: RunSpec) -> str:
     number = state.current_round
     if number > spec.rounds:
-        peers = listed([*unconfirmed(state, spec)])
-        return f"all {spec.rounds} rounds are decided, waiting for the last digests of {peers}"
-    if not state.complete_replicas(number):
-        return f"waiting in round {number} of {spec.rounds}: no complete replica is left, each lost a member"
+        names = [f"of {peer}" for peer in unconfirmed(state, spec)]
+        names = names or [f"of somebody at stage {stage}" for stage in unattested(state, spec)]
+        return f"all {spec.rounds} rounds are decided, waiting for the last digests {listed(names)}"
+    if is_stalled(state, spec):
+        why = listed([*shortages(state, spec, number).values()])
+        return f"waiting in round {number} of {spec.rounds}: no complete replica is left: {why}"
     doing = f"training: round {number} of {spec.rounds}"
     for stage in range(spec.swarm.stages):
         round = state.round(stage, number)
@@ -73,12 +79,21 @@ def waiting(state: State, spec: RunSpec) -> str:
     """The sentence, if the run cannot go on without somebody joining or returning; "" otherwise."""
     if state.phase is Phase.GATHERING:
         return sentence(state, spec)
-    stalled = (
-        state.phase is Phase.TRAINING
-        and state.current_round <= spec.rounds
-        and not state.complete_replicas(state.current_round)
-    )
-    return sentence(state, spec) if stalled else ""
+    return sentence(state, spec) if is_stalled(state, spec) else ""
+
+
+def waiting_of(state: State, spec: RunSpec, peer: PeerId) -> str:
+    """Why `peer`, which has joined, does not train although the run goes on; "" where it does."""
+    if state.phase is not Phase.TRAINING or state.takes_part(peer, state.plans[-1].from_round):
+        return ""
+    known, place = state.peers[peer], state.places.get(peer)
+    if is_spare(state, known):
+        return "waiting as a spare: in every place that is free, a neighbour has no endpoint either"
+    if place is None:
+        return ""
+    lacks = shortages(state, spec, state.current_round)
+    why = lacks.get(place.replica, "the next plan takes it in")
+    return f"following the rounds of {stages_of(place)}: {why}"
 
 
 def describe(event: Event) -> str:  # noqa: PLR0911, PLR0912
@@ -95,6 +110,12 @@ def describe(event: Event) -> str:  # noqa: PLR0911, PLR0912
             return f"{event.peer} left: {event.reason}"
         case PeerLost():
             return f"{event.peer} is lost: silent for {event.silent_seconds:.1f} s"
+        case PeerRetreated():
+            return f"{event.peer} cannot go on under plan {event.epoch} and follows: {event.reason}"
+        case PlaceGiven():
+            return (
+                f"{event.place.peer} has a place in replica-{event.place.replica}, {stages_of(event.place)}"
+            )
         case InviteCreated():
             role = f" as {event.role.value}" if event.role else ""
             return f"invite {event.invite} lets in {event.uses} peer{'' if event.uses == 1 else 's'}{role}"

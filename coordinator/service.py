@@ -6,36 +6,52 @@ cancelled call leaves it without a trace, and any call may be repeated.
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import grpc
 
-from coordinator import transition
+from coordinator import commands, transition
 from coordinator.access import Access
-from coordinator.anchors import expected_digest
+from coordinator.anchors import expected_digest, locate
 from coordinator.answers import Context, Decoding, answering, streaming
 from coordinator.authority import Authority
+from coordinator.deadlines import closes_at
 from coordinator.enrollment import renew
+from coordinator.grouping import is_synced
 from coordinator.ledger import NEWS, Ledger, Topic, decision_topic, group_topic
 from coordinator.metrics import MetricsFile
 from coordinator.screens import bad_request, check_welcome, live_peer
-from coordinator.sentences import sentence, waiting
-from coordinator.state import Peer, Phase, State
+from coordinator.sentences import sentence, waiting, waiting_of
+from coordinator.state import Peer, Phase, State, stages_of
 from protocol import convert
 from protocol.envelope import Signer, spec_message
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
-from protocol.records import seal_plan
-from protocol.types import Decision, Group, PeerId, Plan
+from protocol.records import seal_plan, seal_state
+from protocol.types import Decision, Group, Lifecycle, PeerId, Plan
 
 T = TypeVar("T")
 
 MAX_MESSAGE_BYTES = 4 << 20
 MAX_CALLS = 16_384
 """Concurrent calls: every member keeps a Watch open, and a few calls that wait for each stage."""
+_FOLLOWING = (Lifecycle.SYNCING, Lifecycle.READY)
 MAX_STREAMS = 4096
 """Concurrent calls of one connection, whatever certificate it shows."""
+
+
+@dataclass(frozen=True)
+class _News:
+    """What all watchers are told alike in `state`."""
+
+    state: State
+    waiting: str
+    followers: tuple[pb.Place, ...]
+    banned: tuple[PeerId, ...]
 
 
 class CoordinatorService(pb_grpc.CoordinatorServicer):
@@ -69,6 +85,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._spec_signature = sign(spec_message(self._spec.canonical_json))
         self._sealed_plans: dict[int, tuple[bytes, bytes]] = {}
         self._latest: dict[PeerId, pb.Measurement] = {}
+        self._news: _News | None = None
 
     @answering
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
@@ -77,7 +94,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             spec_hash = request.spec_hash[:64]
             transition.check_compatible(self._spec, request.protocol_version, spec_hash)
             await self._ledger.execute(
-                transition.Join(
+                commands.Join(
                     protocol_version=request.protocol_version,
                     spec_hash=spec_hash,
                     peer=peer,
@@ -92,6 +109,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             run=self._spec.run_id,
             dht_peers=self._dht_peers,
             spec_signature=self._spec_signature,
+            time=time.time(),
         )
 
     @answering
@@ -101,49 +119,76 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     @streaming
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.PlanUpdate]:
-        epoch, waits, banned = 0, "", frozenset[PeerId]()
+        epoch = 0
+        told: _News | None = None
+        waits = ""
 
-        def news(state: State) -> tuple[Plan | None, pb.PlanUpdate] | None:
-            update = pb.PlanUpdate(banned=sorted(state.kept_out))
+        def update_for(peer: PeerId, state: State) -> tuple[_News, int, pb.PlanUpdate] | None:
+            news = self._news_of(state)
+            update = pb.PlanUpdate(
+                banned=news.banned, followers=news.followers, round=max(0, state.current_round)
+            )
             newer = state.plans[epoch:]
             if newer:
                 plan = newer[0] if epoch else newer[-2:][0]
                 update.signed_plan, update.signature = self._sealed(plan)
-                return plan, update
+                return news, plan.epoch, update
             update.finished = state.phase is Phase.FINISHED
-            update.waiting = sentence(state, self._spec) if update.finished else waiting(state, self._spec)
-            fresh = update.finished or update.waiting not in ("", waits) or state.kept_out != banned
-            return (None, update) if fresh else None
+            update.waiting = news.waiting or waiting_of(state, self._spec, peer)
+            is_new = told is None or (told.followers, told.banned) != (news.followers, news.banned)
+            fresh = update.finished or is_new or update.waiting not in ("", waits)
+            return (news, epoch, update) if fresh else None
 
         with self._access.of_peer(context, request.peer) as peer:
             live_peer(self._ledger.state, peer)
             finished = False
             while not finished:
-                plan, update = await self._until(peer, NEWS, news)
-                epoch = plan.epoch if plan else epoch
-                waits, banned = update.waiting, frozenset(map(PeerId, update.banned))
-                finished = update.finished
+                told, epoch, update = await self._until(peer, NEWS, partial(update_for, peer))
+                waits, finished = update.waiting, update.finished
                 yield update
+
+    def _news_of(self, state: State) -> _News:
+        """Made once for each state, however many peers watch."""
+        if self._news is None or self._news.state is not state:
+            waits = (
+                sentence(state, self._spec) if state.phase is Phase.FINISHED else waiting(state, self._spec)
+            )
+            followers = [
+                place for peer, place in state.places.items() if state.peers[peer].lifecycle in _FOLLOWING
+            ]
+            messages = tuple(map(convert.place_to_pb, sorted(followers, key=lambda place: place.peer)))
+            self._news = _News(state, waits, messages, tuple(sorted(state.kept_out)))
+        return self._news
 
     @answering
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatReply:
         with self._access.of_peer(context, request.peer) as peer:
-            await self._ledger.execute(transition.Heartbeat(peer, request.round, request.inner_step))
-        return pb.HeartbeatReply()
+            await self._ledger.execute(commands.Heartbeat(peer, request.round, request.inner_step))
+        state = self._ledger.state
+        closes = closes_at(state, self._spec)
+        return pb.HeartbeatReply(
+            round=state.current_round,
+            closing=closes is not None,
+            closes_seconds=0.0 if closes is None else max(0.0, closes - self._ledger.now()),
+        )
 
     @answering
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
         with self._access.of_peer(context, request.peer) as peer:
-            # Never a reason to keep a peer that wants to go.
-            reason = "".join(letter if letter.isprintable() else " " for letter in request.reason[:200])
-            await self._ledger.execute(transition.Leave(peer, reason))
+            await self._ledger.execute(commands.Leave(peer, _printable(request.reason)))
         return pb.LeaveReply()
+
+    @answering
+    async def Retreat(self, request: pb.RetreatRequest, context: Context) -> pb.RetreatReply:
+        with self._access.of_peer(context, request.peer) as peer:
+            await self._ledger.execute(commands.Retreat(peer, request.epoch, _printable(request.reason)))
+        return pb.RetreatReply()
 
     @answering
     async def Match(self, request: pb.MatchRequest, context: Context) -> pb.MatchReply:
         with self._access.of_peer(context, request.peer) as peer:
             descriptor = convert.descriptor_from_pb(request.descriptor)
-            await self._ledger.execute(transition.Offer(peer, descriptor))
+            await self._ledger.execute(commands.Offer(peer, descriptor))
             key = (descriptor.stage, descriptor.round)
 
             def closed(state: State) -> Group | None:
@@ -159,13 +204,13 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         with self._access.of_peer(context, request.peer) as peer:
             held = convert.descriptors_from_pb(request.held)
             rejected = convert.rejections_from_pb(request.rejected)
-            await self._ledger.execute(transition.Report(peer, request.stage, request.round, held, rejected))
+            await self._ledger.execute(commands.Report(peer, request.stage, request.round, held, rejected))
             return await self._decision(peer, request.stage, request.round)
 
     @answering
     async def AwaitDecision(self, request: pb.AwaitDecisionRequest, context: Context) -> pb.DecisionReply:
         with self._access.of_peer(context, request.peer) as peer:
-            await self._ledger.execute(transition.Await(peer, request.stage, request.round))
+            await self._ledger.execute(commands.Await(peer, request.stage, request.round))
             return await self._decision(peer, request.stage, request.round)
 
     async def _decision(self, peer: PeerId, stage: int, number: int) -> pb.DecisionReply:
@@ -195,10 +240,21 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             digest = convert.name_from_pb(request.digest, "the digest")
             part = convert.name_from_pb(request.part, "the part")
             await self._ledger.execute(
-                transition.Attest(peer, request.stage, request.round, part=part, digest=digest)
+                commands.Attest(peer, request.stage, request.round, part=part, digest=digest)
             )
         expected = expected_digest(self._ledger.state, request.stage, request.round, part) or digest
         return pb.AttestReply(agrees=digest == expected, expected=expected)
+
+    @answering
+    async def Locate(self, request: pb.LocateRequest, context: Context) -> pb.LocateReply:
+        with self._access.of_peer(context, request.peer) as peer:
+            state = self._ledger.state
+            live_peer(state, peer)
+            records = locate(state, self._spec, request.stage, convert.part_from_pb(request.part))
+            sealed = [seal_state(record, self._sign) for record in records]
+        return pb.LocateReply(
+            states=[pb.SignedState(record=record, signature=signature) for record, signature in sealed]
+        )
 
     @answering
     async def Measure(self, request: pb.Measurement, context: Context) -> pb.MeasureReply:
@@ -241,16 +297,26 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     def _peer_status(self, peer: Peer) -> pb.PeerStatus:
         state = self._ledger.state
         pulse = state.pulses[peer.peer]
-        seat = state.seat(peer.peer, state.current_round)
+        seat, place = state.seat(peer.peer, state.current_round), state.places.get(peer.peer)
+        lifecycle, where = peer.lifecycle, "" if seat is None else str(seat)
+        if lifecycle is Lifecycle.SYNCING and place is not None:
+            where = f"replica-{place.replica}, {stages_of(place)}"
+            if is_synced(state, place, state.current_round):
+                lifecycle = Lifecycle.READY
         return pb.PeerStatus(
             peer=peer.peer,
             role=peer.role.value,
-            lifecycle=peer.lifecycle.value,
+            lifecycle=lifecycle.value,
             round=pulse.round,
             inner_step=pulse.inner_step,
             seen_seconds_ago=max(0.0, self._ledger.now() - pulse.seen),
-            place="" if seat is None else str(seat),
+            place=where,
         )
+
+
+def _printable(reason: str) -> str:
+    """Never refused: a peer that wants to go may go."""
+    return "".join(letter if letter.isprintable() else " " for letter in reason[:200])
 
 
 def new_server() -> grpc.aio.Server:

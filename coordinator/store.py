@@ -31,7 +31,12 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 
 
 class Store(Protocol):
-    """An event log. Every method raises STORE_CORRUPT where the log cannot be read or written."""
+    """An event log. Every method raises STORE_CORRUPT where the log cannot be read or written.
+
+    `blocks` says whether `append` waits for a disk, so that it must not run on an event loop.
+    """
+
+    blocks: bool
 
     def load(self) -> tuple[str | None, tuple[Event, ...]]:
         """The spec (None before `begin`) and all events, in order."""
@@ -48,6 +53,8 @@ class Store(Protocol):
 
 class MemoryStore:
     """A log that lasts as long as this object."""
+
+    blocks = False
 
     def __init__(self) -> None:
         self._spec: str | None = None
@@ -75,6 +82,8 @@ class SqliteStore:
         HetnodeError: RUN_FOLDER_IN_USE while another process or object holds the file; STORE_CORRUPT where it
             is not a log of this program, or damaged.
     """
+
+    blocks = True
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from coordinator.events import PayloadRejected, PeerQuarantined, PeerStruck
-from coordinator.state import Draft, Round
+from coordinator.history import Draft
+from coordinator.state import Round
 from protocol.types import PeerId, Rejection
 
 STRIKES_TO_QUARANTINE = 3

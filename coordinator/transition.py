@@ -7,153 +7,58 @@ of a round are in coordinator.rounds, those of the anchors in coordinator.anchor
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias, assert_never
+from typing import assert_never
 
-from coordinator.anchors import attest, has_attested_last, unconfirmed
+from coordinator.anchors import attest, has_attested_last, unattested, unconfirmed
+from coordinator.commands import (
+    Attest,
+    Await,
+    Ban,
+    Command,
+    CreateInvite,
+    Enroll,
+    Heartbeat,
+    Join,
+    Leave,
+    Offer,
+    Report,
+    Retreat,
+    RevokeInvite,
+    Start,
+    Tick,
+    Unban,
+)
 from coordinator.events import (
+    AnchorDiverged,
     CoordinatorStarted,
     Event,
     PeerBanned,
     PeerJoined,
     PeerLeft,
     PeerLost,
+    PeerRetreated,
     PeerSeen,
     PeerUnbanned,
+    PlaceGiven,
     PlanAdopted,
     RunFinished,
 )
 from coordinator.grouping import Waiting, group, missing, needed
+from coordinator.history import Draft
 from coordinator.invites import create, enroll, permitted_role, revoke
-from coordinator.rounds import advance, offer, report, withhold
+from coordinator.places import give_places, place_for
+from coordinator.rounds import advance, offer, report, resume, withhold
 from coordinator.screens import bad_request, check_welcome, live_peer
-from coordinator.state import Draft, Peer, Phase, State
+from coordinator.state import Peer, Phase, State
 from protocol.envelope import public_key_of
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec import RunSpec
-from protocol.types import PROTOCOL_VERSION, Capacity, PayloadDescriptor, PeerId, Plan, Rejection, Role
+from protocol.types import PROTOCOL_VERSION, PeerId, Plan
 
 FINISHED = "finished"
 """The reason with which a peer leaves whose work is done."""
-
-
-@dataclass(frozen=True)
-class Start:
-    """The coordinator begins to listen, for the first time or again."""
-
-
-@dataclass(frozen=True)
-class Join:
-    protocol_version: int
-    spec_hash: str
-    peer: PeerId
-    role: Role
-    capacity: Capacity
-    endpoint: str
-
-
-@dataclass(frozen=True)
-class CreateInvite:
-    """`secret_sha256` in hex; `valid_seconds` from now on; `role` None for any."""
-
-    invite: str
-    secret_sha256: str
-    uses: int
-    valid_seconds: float
-    role: Role | None
-
-
-@dataclass(frozen=True)
-class RevokeInvite:
-    invite: str
-
-
-@dataclass(frozen=True)
-class Enroll:
-    """A peer that has proved its identity asks for a certificate. Once enrolled it needs no invite: ""."""
-
-    peer: PeerId
-    invite: str
-    secret_sha256: str
-
-
-@dataclass(frozen=True)
-class Ban:
-    peer: PeerId
-    reason: str
-
-
-@dataclass(frozen=True)
-class Unban:
-    peer: PeerId
-
-
-@dataclass(frozen=True)
-class Leave:
-    peer: PeerId
-    reason: str
-
-
-@dataclass(frozen=True)
-class Heartbeat:
-    peer: PeerId
-    round: int
-    inner_step: int
-
-
-@dataclass(frozen=True)
-class Offer:
-    peer: PeerId
-    descriptor: PayloadDescriptor
-
-
-@dataclass(frozen=True)
-class Await:
-    """A peer waits for a decision to which it does not contribute."""
-
-    peer: PeerId
-    stage: int
-    round: int
-
-
-@dataclass(frozen=True)
-class Report:
-    peer: PeerId
-    stage: int
-    round: int
-    held: tuple[PayloadDescriptor, ...]
-    rejected: tuple[Rejection, ...] = ()
-
-
-@dataclass(frozen=True)
-class Attest:
-    peer: PeerId
-    stage: int
-    round: int
-    part: str
-    digest: str
-
-
-@dataclass(frozen=True)
-class Tick:
-    """Time has passed: silent peers are lost, windows close, deadlines fall."""
-
-
-Command: TypeAlias = (
-    Start
-    | CreateInvite
-    | RevokeInvite
-    | Enroll
-    | Ban
-    | Unban
-    | Join
-    | Leave
-    | Heartbeat
-    | Offer
-    | Await
-    | Report
-    | Attest
-    | Tick
-)
+_TAKEOVER_BEATS = 2
+"""Who missed so many heartbeats and joins again has died meanwhile; otherwise it is another node."""
 
 
 @dataclass(frozen=True)
@@ -225,6 +130,8 @@ def _obey(draft: Draft, spec: RunSpec, command: Command, now: float) -> None:  #
             draft.add(PeerSeen(now, command.peer, command.round, command.inner_step))
         case Leave():
             _leave(draft, spec, command, now)
+        case Retreat():
+            _retreat(draft, spec, command, now)
         case Offer():
             offer(draft, spec, command.peer, command.descriptor, now)
         case Await():
@@ -247,27 +154,41 @@ def _join(draft: Draft, spec: RunSpec, command: Join, now: float) -> None:
     if permitted not in (None, command.role):
         raise bad_request(f"the invite of {command.peer} is for the role {permitted}, not {command.role}")
     former = draft.state.peers.get(command.peer)
-    if former is not None and former.is_live:
+    silent = _silence(draft.state, command.peer, now)
+    if former is not None and former.is_live and silent <= _TAKEOVER_BEATS * spec.timing.heartbeat:
         if _is_repeated(draft.state, former, command):
             return
         raise HetnodeError(
             ErrorCode.ALREADY_ACTIVE,
             f"Peer {command.peer} takes part already.",
             "Stop the other node of this identity; if it has just died, "
-            f"try again in {spec.timing.lost_after:g} s.",
+            f"try again in {_TAKEOVER_BEATS * spec.timing.heartbeat:g} s.",
         )
-    if draft.state.phase is not Phase.GATHERING:
-        over = draft.state.phase is Phase.FINISHED
+    if draft.state.phase is Phase.FINISHED:
         raise HetnodeError(
-            ErrorCode.RUN_STARTED,
-            f"The run {'has finished' if over else 'has already started'}.",
-            "This version takes in no peer after the start; join before it, or start another run.",
+            ErrorCode.RUN_STARTED, "The run has finished.", "Join another run, or start one in a new folder."
         )
-    _require_room(draft.state, spec, command)
+    if former is not None and former.is_live:
+        draft.add(PeerLost(now, command.peer, silent))
+    if draft.state.phase is Phase.GATHERING:
+        _require_room(draft.state, spec, command)
+    kept = draft.state.places.get(command.peer)
     draft.add(PeerJoined(now, command.peer, command.role, command.capacity, command.endpoint))
-    plan = group(draft.state.peers.values(), spec, epoch=1, from_round=1, first_sample=0)
-    if isinstance(plan, Plan):
-        draft.add(PlanAdopted(now, plan))
+    if draft.state.phase is Phase.GATHERING:
+        plan = group(draft.state.peers.values(), spec, epoch=1, from_round=1, first_sample=0)
+        if isinstance(plan, Plan):
+            draft.add(PlanAdopted(now, plan))
+    else:
+        place = place_for(draft.state, spec, draft.state.peers[command.peer], kept)
+        if place is not None:
+            draft.add(PlaceGiven(now, place))
+    _membership_changed(draft, spec, now)
+
+
+def _silence(state: State, peer: PeerId, now: float) -> float:
+    """Seconds since `peer` was heard of; a restart of the coordinator does not shorten them."""
+    pulse = state.pulses.get(peer)
+    return now - pulse.seen if pulse else 0.0
 
 
 def _check_peer_id(peer: PeerId) -> None:
@@ -285,7 +206,7 @@ def _ban(draft: Draft, spec: RunSpec, command: Ban, now: float) -> None:
     known = draft.state.peers.get(command.peer)
     if known is not None and known.is_live:
         draft.add(PeerLeft(now, command.peer, f"banned: {command.reason}", finished=False))
-        _advance_all(draft, spec, now)
+        _membership_changed(draft, spec, now)
 
 
 def _is_repeated(state: State, former: Peer, command: Join) -> bool:
@@ -311,7 +232,7 @@ def _require_room(state: State, spec: RunSpec, command: Join) -> None:
         ErrorCode.RUN_FULL,
         f"The run takes {total} peer{'' if total == 1 else 's'} of role {command.role.value} "
         f"and has them; it still waits for {short or 'a stage peer with an endpoint'}.",
-        "Join in a role that is missing, or start the run with more replicas or pipelines.",
+        "Join in a role that is missing, or when the run has started: then it takes in more.",
     )
 
 
@@ -322,7 +243,18 @@ def _leave(draft: Draft, spec: RunSpec, command: Leave, now: float) -> None:
     live_peer(draft.state, command.peer)
     finished = command.reason == FINISHED and has_attested_last(draft.state, spec, command.peer)
     draft.add(PeerLeft(now, command.peer, command.reason, finished))
-    _advance_all(draft, spec, now)
+    _membership_changed(draft, spec, now)
+
+
+def _retreat(draft: Draft, spec: RunSpec, command: Retreat, now: float) -> None:
+    """Nobody waits for a replica that cannot go on. Of no effect after its plan, or without a seat in it."""
+    state = draft.state
+    live_peer(state, command.peer)
+    runs = state.plans and state.plan_for(state.current_round).epoch <= command.epoch <= state.plans[-1].epoch
+    has_seat = command.peer in state.seats.get(command.epoch, {})
+    if runs and has_seat and command.peer not in state.absent.get(command.epoch, ()):
+        draft.add(PeerRetreated(now, command.peer, command.epoch, command.reason))
+        _advance_all(draft, spec, now)
 
 
 def _report(draft: Draft, spec: RunSpec, command: Report, now: float) -> None:
@@ -331,28 +263,46 @@ def _report(draft: Draft, spec: RunSpec, command: Report, now: float) -> None:
 
 
 def _attest(draft: Draft, spec: RunSpec, command: Attest, now: float) -> None:
+    before = len(draft.events)
     attest(draft, spec, command.peer, command.stage, command.round, command.part, command.digest, now)
-    _finish(draft, spec, now)
+    if any(isinstance(event, AnchorDiverged) for event in draft.events[before:]):
+        _advance_all(draft, spec, now)
+    else:
+        resume(draft, spec, now)
+        _finish(draft, spec, now)
 
 
 def _tick(draft: Draft, spec: RunSpec, now: float) -> None:
     started_at = draft.state.started_at
+    before = len(draft.events)
     for peer in draft.state.peers.values():
         silent = now - max(draft.state.pulses[peer.peer].seen, started_at)
         if peer.is_live and silent > spec.timing.lost_after:
             draft.add(PeerLost(now, peer.peer, silent))
+    if len(draft.events) > before:
+        _membership_changed(draft, spec, now)
+    else:
+        _advance_all(draft, spec, now)
+
+
+def _membership_changed(draft: Draft, spec: RunSpec, now: float) -> None:
+    """A place may have opened, for which a spare waits."""
+    if draft.state.phase is Phase.TRAINING:
+        give_places(draft, spec, now)
     _advance_all(draft, spec, now)
 
 
 def _advance_all(draft: Draft, spec: RunSpec, now: float) -> None:
-    """A gone peer is waited for no longer, at any stage."""
+    """Who is gone is waited for no longer, at any stage, and who has come may end a stall."""
     for stage in range(spec.swarm.stages):
         advance(draft, spec, stage, now)
+    resume(draft, spec, now)
     _finish(draft, spec, now)
 
 
 def _finish(draft: Draft, spec: RunSpec, now: float) -> None:
     state = draft.state
     all_decided = state.current_round > spec.rounds
-    if state.phase is Phase.TRAINING and all_decided and not unconfirmed(state, spec):
+    confirmed = all_decided and not unconfirmed(state, spec) and not unattested(state, spec)
+    if state.phase is Phase.TRAINING and confirmed:
         draft.add(RunFinished(now))

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, replace
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from coordinator.commands import Command, Join
 from coordinator.events import Event
-from coordinator.state import State, apply
-from coordinator.transition import Command, Join, Outcome, decide
+from coordinator.history import apply
+from coordinator.state import State
+from coordinator.transition import Outcome, decide
 from protocol.envelope import peer_id_of, sign_descriptor
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec import RunSpec, resolve
@@ -80,16 +82,19 @@ class Run:
 
     def __init__(self, spec: RunSpec) -> None:
         self.spec = spec
-        self.state = State(stages=spec.swarm.stages)
+        self.state = State.of(spec)
         self.events: list[Event] = []
         self.now = 1000.0
 
     def send(self, command: Command) -> Outcome:
         outcome = decide(self.state, self.spec, command, self.now)
         for event in outcome.events:
-            self.state = apply(self.state, event)
-        self.events += outcome.events
+            self.happens(event)
         return outcome
+
+    def happens(self, event: Event) -> None:
+        self.state = apply(self.state, event)
+        self.events.append(event)
 
     def does(self, command: Command) -> tuple[Event, ...]:
         """The events of a command that must not be refused."""

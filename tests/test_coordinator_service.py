@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import socket
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from coordinator.authority import ServerCertificate
 from protocol import convert
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
-from protocol.records import open_plan
-from protocol.spec import RunSpec
+from protocol.records import open_plan, open_state
+from protocol.spec import RunSpec, resolve
+from protocol.types import Part, Place, StageRange, StateRecord
 from tests.coordinator import BOOTSTRAP, OWNER, Running, refusal_of, running
 from tests.swarm import anchor_of, keyed, spec_of, tampered
 
@@ -91,6 +93,92 @@ async def test_a_late_watcher_gets_the_current_plan_at_once(run: Running) -> Non
     watch.cancel()
 
 
+async def test_a_late_joiner_is_named_to_everybody_as_a_follower_until_a_plan_seats_it(
+    run: Running,
+) -> None:
+    await run.join(A)
+    await run.join(B)
+    watch = run.stub(A).Watch(pb.WatchRequest(peer=A.peer))
+    update = await watch.read()
+    assert (list(update.followers), update.round) == ([], 1)
+    await run.join(C)
+    place = Place(C.peer, 2, 0, StageRange(0, 2))
+    update = await watch.read()
+    assert convert.places_from_pb(update.followers) == (place,)
+    assert not update.signed_plan
+    own = run.stub(C).Watch(pb.WatchRequest(peer=C.peer))
+    assert convert.places_from_pb((await own.read()).followers) == (place,)
+    assert (await own.read()).waiting == (
+        f"following the rounds of stages 0-1: replica-2 waits until {C.peer} (stages 0-1) has caught up"
+    )
+    for stage in (0, 1):
+        assert (await run.attest(C, stage, 0)).agrees
+    assert (await run.status()).peers[2].lifecycle == "ready"
+    assert (await run.status()).peers[2].place == "replica-2, stages 0-1"
+    await run.settle(0, 1, A, B)
+    update = await watch.read()
+    plan = open_plan(update.signed_plan, update.signature, run.spec.run_id, OWNER.peer)
+    assert [replica.index for replica in plan.replicas] == [0, 1, 2]
+    assert not update.followers
+    for stream in (watch, own):
+        stream.cancel()
+
+
+async def test_a_retreat_is_told_to_everybody(run: Running) -> None:
+    await run.join(A)
+    await run.join(B)
+    watch = run.stub(A).Watch(pb.WatchRequest(peer=A.peer))
+    await watch.read()
+    await run.stub(B).Retreat(pb.RetreatRequest(peer=B.peer, epoch=1, reason="neighbour-lost\n"))
+    assert [follower.peer for follower in (await watch.read()).followers] == [B.peer]
+    watch.cancel()
+
+
+async def test_a_joiner_learns_the_time_of_the_coordinator(run: Running) -> None:
+    before = time.time()
+    assert before <= (await run.join(A)).time <= time.time()
+
+
+async def test_a_heartbeat_tells_when_the_round_closes(run: Running) -> None:
+    await run.join(A)
+    await run.join(B)
+    beat = pb.HeartbeatRequest(peer=B.peer, round=1)
+    assert await run.stub(B).Heartbeat(beat) == pb.HeartbeatReply(round=1)
+    waiting = run.match(A, 0, 1)
+    while not (reply := await run.stub(B).Heartbeat(beat)).closing:
+        assert not waiting.done()
+    assert 0 < reply.closes_seconds <= run.spec.timing.least_window
+    reply = await run.match(B, 0, 1)
+    assert reply.seconds == run.spec.timing.fetch
+    await waiting
+
+
+async def test_checkpoints_are_located_under_the_signature_of_the_coordinator(tmp_path: Path) -> None:
+    spec = resolve(
+        "nano",
+        overrides={
+            "rounds": 3,
+            "swarm.stages": 1,
+            "swarm.replicas": 2,
+            "swarm.pipelines": 0,
+            "recovery.checkpoint_every": 2,
+        },
+    )
+    async with running(spec, tmp_path) as run:
+        await run.join(A)
+        await run.join(B)
+        request = pb.LocateRequest(peer=A.peer, stage=0, part="stage")
+        for number in (1, 2):
+            assert not (await run.stub(A).Locate(request)).states
+            await run.settle(0, number, A, B)
+        (sealed,) = (await run.stub(A).Locate(request)).states
+        record = open_state(sealed.record, sealed.signature, spec.run_id, OWNER.peer)
+        holders = tuple(sorted([A.peer, B.peer]))
+        assert record == StateRecord(spec.run_id, 0, Part.STAGE, 2, anchor_of(0, 2), holders)
+        wrong = pb.LocateRequest(peer=A.peer, stage=0, part="optimizer")
+        assert (await refusal_of(run.stub(A).Locate(wrong))).code is ErrorCode.BAD_REQUEST
+
+
 async def test_strangers_are_told_to_join(run: Running) -> None:
     calls = [
         run.stub(C).Watch(pb.WatchRequest(peer=C.peer)).read(),
@@ -98,6 +186,8 @@ async def test_strangers_are_told_to_join(run: Running) -> None:
         run.stub(C).Leave(pb.LeaveRequest(peer=C.peer)),
         run.stub(C).AwaitDecision(pb.AwaitDecisionRequest(peer=C.peer, round=1)),
         run.stub(C).Measure(pb.Measurement(peer=C.peer, round=1)),
+        run.stub(C).Locate(pb.LocateRequest(peer=C.peer, part="stage")),
+        run.stub(C).Retreat(pb.RetreatRequest(peer=C.peer, epoch=1)),
         run.match(C, 0, 1),
         run.report(C, 0, 1),
     ]

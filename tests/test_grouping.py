@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.grouping import Waiting, group, missing, without_broken
+from coordinator.grouping import Waiting, group, missing
 from coordinator.state import Peer
 from protocol.spec import RunSpec, resolve
 from protocol.types import Capacity, Dialer, Lifecycle, Link, PeerId, Plan, Role, StageRange
@@ -139,26 +138,3 @@ def test_what_is_missing_is_counted_without_the_peers_that_are_gone() -> None:
     assert missing(peers, spec) == "1 more stage peer (1 of 2 here) and 1 more full replica (0 of 1 here)"
     waiting = group(peers, spec, 1, 1, 0)
     assert waiting == Waiting(f"waiting for {missing(peers, spec)}")
-
-
-@pytest.fixture
-def plan() -> Plan:
-    peers = [peer(1, Role.REPLICA), *(peer(i, Role.STAGE) for i in range(2, 6))]
-    plan = group(peers, spec_of(2, 1, 2), 1, 1, 0)
-    assert isinstance(plan, Plan)
-    return plan
-
-
-def test_a_replica_that_lost_a_member_is_dropped_and_the_others_keep_their_index(plan: Plan) -> None:
-    smaller = without_broken(plan, frozenset({PeerId("peer-3")}), epoch=2, from_round=4, first_sample=96)
-    assert isinstance(smaller, Plan)
-    assert [replica.index for replica in smaller.replicas] == [0, 2]
-    assert (smaller.epoch, smaller.from_round, smaller.first_sample) == (2, 4, 96)
-    assert smaller.reason == "goes on without replica-1, which lost a member"
-
-
-def test_no_plan_is_made_of_no_replica(plan: Plan) -> None:
-    lost = frozenset(PeerId(f"peer-{i}") for i in (1, 2, 5))
-    waiting = without_broken(plan, lost, 2, 2, 0)
-    assert isinstance(waiting, Waiting)
-    assert "no complete replica is left" in waiting.sentence

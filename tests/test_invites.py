@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from coordinator.commands import Ban, CreateInvite, Enroll, Offer, Report, RevokeInvite, Start, Unban
 from coordinator.events import InviteUsed, PeerBanned, PeerLeft, PlanAdopted, RoundCommitted
-from coordinator.transition import Ban, CreateInvite, Enroll, Offer, Report, RevokeInvite, Start, Unban
 from protocol.errors import ErrorCode
 from protocol.types import PeerId, Role
 from tests.swarm import Run, keyed, spec_of

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from coordinator.commands import Attest, Heartbeat, Offer, Report, Start, Tick, Unban
 from coordinator.events import PayloadRejected, PeerQuarantined, PeerStruck
+from coordinator.history import replay
 from coordinator.sentences import describe
-from coordinator.state import replay
 from coordinator.strikes import STRIKES_TO_QUARANTINE
-from coordinator.transition import Attest, Heartbeat, Offer, Report, Start, Tick, Unban
 from protocol.errors import ErrorCode
 from protocol.types import Decision, PayloadDescriptor, Rejection
 from tests.swarm import Keyed, Run, anchor_of, keyed, spec_of, tampered
@@ -160,8 +160,14 @@ class TestWhatTheCoordinatorSeesItself:
     def test_a_weight_beyond_the_one_assigned_is_refused_and_a_smaller_one_taken(self, run: Run) -> None:
         heavy = Offer(BAD.peer, BAD.payload(run.spec, 0, 1, weight=1.0001))
         cause = run.refuses(heavy, ErrorCode.BAD_REQUEST).cause
-        assert "it may have 1.0" in cause
+        assert "it may have 0.1 to 1.0" in cause
         run.does(Offer(A.peer, A.payload(run.spec, 0, 1, weight=0.5)))
+
+    def test_a_weight_below_the_least_share_is_refused_and_the_least_one_taken(self, run: Run) -> None:
+        least = run.spec.recovery.least_share
+        light = Offer(BAD.peer, BAD.payload(run.spec, 0, 1, weight=0.99 * least))
+        run.refuses(light, ErrorCode.BAD_REQUEST)
+        run.does(Offer(A.peer, A.payload(run.spec, 0, 1, weight=least)))
 
     def test_two_payloads_for_one_round_are_proof_enough(self, run: Run) -> None:
         """The coordinator is shown one, the peers, which matched without it, the other."""

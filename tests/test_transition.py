@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from coordinator.anchors import expected_digest
+from coordinator.commands import Attest, Await, Heartbeat, Leave, Offer, Report, Start, Tick
 from coordinator.events import (
     AnchorDiverged,
+    DigestAttested,
     GroupClosed,
     PayloadOffered,
     PeerJoined,
@@ -19,10 +21,10 @@ from coordinator.events import (
     RoundCommitted,
     RunFinished,
 )
+from coordinator.history import replay
 from coordinator.rounds import MAX_HOLDERS
 from coordinator.sentences import sentence
-from coordinator.state import Phase, State, replay
-from coordinator.transition import Attest, Await, Heartbeat, Leave, Offer, Report, Start, Tick
+from coordinator.state import Phase, State
 from protocol.errors import ErrorCode
 from protocol.samples import sample_range
 from protocol.spec import RunSpec
@@ -112,10 +114,14 @@ class TestJoin:
         run.does(C.join(run.spec, Role.STAGE))
         assert [m.peer for m in run.state.plans[0].replicas[0].members] == [A.peer, C.peer]
 
-    def test_nobody_joins_a_run_that_has_started(self, run: Run) -> None:
-        run.refuses(C.join(run.spec), ErrorCode.RUN_STARTED)
+    def test_a_peer_heard_of_within_two_heartbeats_is_another_node_of_that_identity(self, run: Run) -> None:
         run.does(Heartbeat(A.peer, 0, 0))
+        run.now += 2 * run.spec.timing.heartbeat
         run.refuses(A.join(run.spec), ErrorCode.ALREADY_ACTIVE)
+        run.now += 0.1
+        lost, joined, *_ = run.does(A.join(run.spec))
+        assert isinstance(lost, PeerLost)
+        assert isinstance(joined, PeerJoined)
 
     def test_a_join_whose_answer_was_lost_may_be_repeated(self) -> None:
         run = Run(spec_of())
@@ -156,7 +162,7 @@ class TestOffers:
 
     def test_the_window_closes_the_group_without_the_slow(self, run: Run) -> None:
         run.does(Offer(A.peer, A.payload(run.spec, 0, 1)))
-        beats(run, run.spec.timing.match_window - 1, A, B)
+        beats(run, run.spec.timing.least_window - 1, A, B)
         assert run.state.round(0, 1).group is None
         beats(run, 1, A, B)
         group = run.state.round(0, 1).group
@@ -418,9 +424,13 @@ class TestAnchors:
         (_, event) = run.does(Attest(B.peer, 0, 0, "stage", "right"))
         assert isinstance(event, AnchorDiverged)
         assert (event.peer, event.digest, event.expected) == (B.peer, "right", "wrong")
-        (_, event) = run.does(Attest(C.peer, 0, 0, "stage", "right"))
+        assert run.state.peers[B.peer].lifecycle is Lifecycle.SYNCING
+        _, event, healed = run.does(Attest(C.peer, 0, 0, "stage", "right"))
         assert isinstance(event, AnchorDiverged)
         assert (event.peer, event.expected) == (A.peer, "right")
+        assert isinstance(healed, DigestAttested)
+        assert run.state.diverged == {(A.peer, 0, 0, "stage")}
+        assert run.state.synced == {A.peer: {}, B.peer: {0: 0}, C.peer: {0: 0}}
 
     def test_every_member_attests_the_embedding_but_only_hosts_their_stage(self, mixed: Run) -> None:
         mixed.does(Attest(C.peer, 0, 0, "embedding", "digest"))
@@ -449,7 +459,7 @@ class TestEnd:
         *_, event = mixed.does(Attest(C.peer, 1, 3, "stage", anchor_of(1, 3)))
         assert isinstance(event, RunFinished)
         mixed.does(Leave(A.peer, "finished"))
-        assert mixed.state.losses == 0
+        assert not mixed.state.absent
         mixed.refuses(D.join(mixed.spec), ErrorCode.RUN_STARTED)
         mixed.refuses(Offer(C.peer, C.payload(mixed.spec, 1, 4)), ErrorCode.BAD_REQUEST)
 

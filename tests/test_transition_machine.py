@@ -1,4 +1,6 @@
-"""Random runs of the coordinator: whatever peers do, decisions stay single, final and founded."""
+"""Random runs of the coordinator: whatever peers do, decisions stay single, final and founded, no plan seats
+who has not caught up, and as soon as peers behave the run goes on.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +19,68 @@ from hypothesis.stateful import (
     rule,
 )
 
+from coordinator.anchors import expected_digest
 from coordinator.codec import decode, encode
-from coordinator.events import PayloadOffered, PeerSeen, PlanAdopted, RoundAborted, RoundCommitted
+from coordinator.commands import (
+    Attest,
+    Await,
+    Ban,
+    Heartbeat,
+    Leave,
+    Offer,
+    Report,
+    Retreat,
+    Start,
+    Tick,
+    Unban,
+)
+from coordinator.events import Event, PayloadOffered, PeerSeen, PlanAdopted, RoundAborted, RoundCommitted
+from coordinator.grouping import complete_chains
+from coordinator.history import replay
 from coordinator.sentences import sentence
-from coordinator.state import Phase, State, replay
-from coordinator.transition import Attest, Await, Ban, Heartbeat, Leave, Offer, Report, Start, Tick, Unban
+from coordinator.state import Phase, State
 from protocol.samples import sample_range
-from protocol.types import Decision, PayloadDescriptor, PeerId, Role
+from protocol.types import Decision, PayloadDescriptor, PeerId, Plan, Role
 from tests.swarm import Keyed, Run, anchor_of, keyed, spec_of
 
 STAGES = 2
-ROUNDS = 3
+ROUNDS = 4
 ROLES = [Role.REPLICA, Role.REPLICA, Role.STAGE, Role.STAGE, Role.STAGE]
 PEERS = [keyed(i) for i in range(len(ROLES))]
 who = st.sampled_from(PEERS)
 few = st.sampled_from([set(), set(), set(), *({peer} for peer in PEERS), set(PEERS[:2]), set(PEERS[1:])])
 stages = st.integers(0, STAGES - 1)
 shifts = st.sampled_from([0] * 8 + [-1, 1])
+
+
+class CheckedRun(Run):
+    """A run in which every single event is checked against the state that it changes."""
+
+    def happens(self, event: Event) -> None:
+        before = self.state
+        super().happens(event)
+        assert self.state.current_round >= before.current_round
+        if isinstance(event, RoundCommitted | RoundAborted):
+            decision = event.decision
+            assert (decision.stage, decision.round) not in before.decisions
+            assert decision.next_epoch == self.state.plan_for(decision.round + 1).epoch
+        if isinstance(event, PlanAdopted) and before.plans:
+            self._is_sound(before, event.plan)
+
+    @staticmethod
+    def _is_sound(before: State, plan: Plan) -> None:
+        newest = before.plans[-1]
+        absent = before.absent.get(newest.epoch, frozenset())
+        for replica in plan.replicas:
+            members = [member.peer for member in replica.members]
+            stands = replica in newest.replicas and not absent.intersection(members)
+            for position, member in enumerate(replica.members):
+                place = before.places[member.peer]
+                assert (place.replica, place.position) == (replica.index, position)
+                assert before.peers[member.peer].is_live
+                for stage in member.stages:
+                    behind = before.synced.get(member.peer, {}).get(stage, -1) < max(0, plan.from_round - 2)
+                    assert stands or not behind
 
 
 class RandomRun(RuleBasedStateMachine):
@@ -43,7 +90,7 @@ class RandomRun(RuleBasedStateMachine):
 
     @initialize(target=payloads, gathered=st.sampled_from([True] * 4 + [False]))
     def begin(self, gathered: bool) -> object:
-        self.run = Run(spec_of(STAGES, replicas=2, pipelines=1, rounds=ROUNDS))
+        self.run = CheckedRun(spec_of(STAGES, replicas=2, pipelines=1, rounds=ROUNDS))
         self.run.does(Start())
         self.decisions: dict[tuple[int, int], Decision] = {}
         self.held: dict[tuple[int, int], dict[PeerId, set[PeerId]]] = defaultdict(lambda: defaultdict(set))
@@ -147,6 +194,77 @@ class RandomRun(RuleBasedStateMachine):
         if sure == 0:
             self.run.send(Leave(peer.peer, reason))
 
+    @precondition(lambda self: self.run.state.plans)
+    @rule(peer=who, older=st.sampled_from([0, 0, 1]))
+    def retreat(self, peer: Keyed, older: int) -> None:
+        self.run.send(Retreat(peer.peer, len(self.run.state.plans) - older, "a test"))
+
+    @precondition(lambda self: self.number > 0)
+    @rule(peer=who)
+    def dies_and_comes_back(self, peer: Keyed) -> None:
+        """With an empty disk, or with all that it had: what it attests tells."""
+        self.run.now += 2 * self.run.spec.timing.heartbeat + 1
+        for other in PEERS:
+            if other is not peer:
+                self.run.send(Heartbeat(other.peer, self.number, 0))
+        self.run.send(peer.join(self.run.spec, ROLES[peer.number]))
+
+    @precondition(lambda self: self.number > 0)
+    @rule(peer=who, behind=st.sampled_from([0, 0, 0, 1, 2]))
+    def follow(self, peer: Keyed, behind: int) -> None:
+        self._follow(peer, max(0, self.number - 1 - behind))
+
+    def _follow(self, peer: Keyed, number: int) -> None:
+        place = self.run.state.places.get(peer.peer)
+        for stage in place.stages if place else ():
+            digest = self._anchor(stage, number)
+            self.run.send(Attest(peer.peer, stage, number, "stage", digest))
+        if place:
+            digest = expected_digest(self.run.state, 0, number, "embedding") or "table"
+            self.run.send(Attest(peer.peer, 0, number, "embedding", digest))
+
+    def _anchor(self, stage: int, number: int) -> str:
+        """What a peer has that believes the others."""
+        return expected_digest(self.run.state, stage, number, "stage") or anchor_of(stage, number)
+
+    @precondition(lambda self: 1 <= self.number <= ROUNDS)
+    @rule(endpoint=st.sampled_from(["", "h:1"]))
+    def the_run_goes_on_when_peers_behave(self, endpoint: str) -> None:
+        """Everybody who may comes back, follows, and trains where a plan has it."""
+        number = self.number
+        for _ in range(60):
+            self.run.now += self.run.spec.timing.heartbeat + 1
+            for peer in PEERS:
+                beat = self.run.send(Heartbeat(peer.peer, number, 0))
+                if beat.refusal is not None:
+                    self.run.send(peer.join(self.run.spec, ROLES[peer.number], endpoint or "h:1"))
+            self.run.does(Tick())
+            for peer in PEERS:
+                self._follow(peer, number - 1)
+            for stage in range(STAGES):
+                for peer in self._hosts(stage, set()):
+                    anchor = self._anchor(stage, number - 1)
+                    self.run.send(Offer(peer.peer, peer.payload(self.run.spec, stage, number, anchor)))
+                self.hosts_report(stage, set(), set())
+            self.decisions_are_single_and_final()
+            if self.number > number:
+                return
+        assert not complete_chains(self.run.state, self.run.spec)
+
+    @precondition(lambda self: self.number > ROUNDS and self.run.state.phase is Phase.TRAINING)
+    @rule()
+    def the_run_ends_when_peers_behave(self) -> None:
+        for peer in PEERS:
+            self.run.send(peer.join(self.run.spec, ROLES[peer.number], "h:1"))
+            self._follow(peer, ROUNDS)
+        hosted = {
+            s
+            for p in self.run.state.places.values()
+            if self.run.state.peers[p.peer].is_live
+            for s in p.stages
+        }
+        assert self.run.state.phase is Phase.FINISHED or len(hosted) < STAGES
+
     @rule(dead=few, seconds=st.sampled_from([0.2, 14.0, 60.0, 125.0]))
     def time_passes(self, dead: set[Keyed], seconds: float) -> None:
         self.run.now += seconds
@@ -158,7 +276,7 @@ class RandomRun(RuleBasedStateMachine):
     @rule()
     def the_coordinator_restarts(self) -> None:
         stored = [encode(event) for event in self.run.events if not isinstance(event, PeerSeen)]
-        state = replay(State(STAGES), (decode(kind, text) for kind, text in stored))
+        state = replay(State.of(self.run.spec), (decode(kind, text) for kind, text in stored))
         assert state == self.run.state
         self.run.state = state
         self.run.does(Start())
@@ -194,14 +312,22 @@ class RandomRun(RuleBasedStateMachine):
             assert len(entry.holders) >= need
             for holder in entry.holders:
                 assert entry.descriptor.owner in self.held[decision.stage, number][holder]
-        epochs = {d.next_epoch for d in state.decisions.values() if d.round == number}
-        assert epochs == {state.plan_for(number + 1).epoch}
+
+    @invariant()
+    def a_place_has_one_peer_and_a_seat_its_place(self) -> None:
+        state = self.run.state
+        places = [(place.replica, place.position) for place in state.places.values()]
+        assert len(set(places)) == len(places)
+        for peer, seat in state.seats[len(state.plans)].items() if state.plans else ():
+            if state.takes_part(peer, state.plans[-1].from_round) and state.peers[peer].is_live:
+                place = state.places[peer]
+                assert (place.replica, place.position) == (seat.replica.index, seat.position)
 
     @invariant()
     def plans_follow_one_another(self) -> None:
         plans = self.run.state.plans
         assert [plan.epoch for plan in plans] == list(range(1, len(plans) + 1))
-        assert all(a.from_round < b.from_round for a, b in pairwise(plans))
+        assert all(a.from_round <= b.from_round for a, b in pairwise(plans))
         assert plans == tuple(e.plan for e in self.run.events if isinstance(e, PlanAdopted))
 
     @invariant()

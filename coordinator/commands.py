@@ -1,0 +1,138 @@
+"""What is asked of the coordinator: by peers, by the operator, and by time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from protocol.types import Capacity, PayloadDescriptor, PeerId, Rejection, Role
+
+
+@dataclass(frozen=True)
+class Start:
+    """The coordinator begins to listen, for the first time or again."""
+
+
+@dataclass(frozen=True)
+class Join:
+    protocol_version: int
+    spec_hash: str
+    peer: PeerId
+    role: Role
+    capacity: Capacity
+    endpoint: str
+
+
+@dataclass(frozen=True)
+class CreateInvite:
+    """`secret_sha256` in hex; `valid_seconds` from now on; `role` None for any."""
+
+    invite: str
+    secret_sha256: str
+    uses: int
+    valid_seconds: float
+    role: Role | None
+
+
+@dataclass(frozen=True)
+class RevokeInvite:
+    invite: str
+
+
+@dataclass(frozen=True)
+class Enroll:
+    """A peer that has proved its identity asks for a certificate. Once enrolled it needs no invite: ""."""
+
+    peer: PeerId
+    invite: str
+    secret_sha256: str
+
+
+@dataclass(frozen=True)
+class Ban:
+    peer: PeerId
+    reason: str
+
+
+@dataclass(frozen=True)
+class Unban:
+    peer: PeerId
+
+
+@dataclass(frozen=True)
+class Leave:
+    peer: PeerId
+    reason: str
+
+
+@dataclass(frozen=True)
+class Retreat:
+    """The replica of `peer` cannot go on under the plan of `epoch`, as when two members lost their link."""
+
+    peer: PeerId
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    peer: PeerId
+    round: int
+    inner_step: int
+
+
+@dataclass(frozen=True)
+class Offer:
+    peer: PeerId
+    descriptor: PayloadDescriptor
+
+
+@dataclass(frozen=True)
+class Await:
+    """A peer waits for a decision to which it does not contribute."""
+
+    peer: PeerId
+    stage: int
+    round: int
+
+
+@dataclass(frozen=True)
+class Report:
+    peer: PeerId
+    stage: int
+    round: int
+    held: tuple[PayloadDescriptor, ...]
+    rejected: tuple[Rejection, ...] = ()
+
+
+@dataclass(frozen=True)
+class Attest:
+    peer: PeerId
+    stage: int
+    round: int
+    part: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed: silent peers are lost, windows close, deadlines fall."""
+
+
+Command: TypeAlias = (
+    Start
+    | CreateInvite
+    | RevokeInvite
+    | Enroll
+    | Ban
+    | Unban
+    | Join
+    | Leave
+    | Retreat
+    | Heartbeat
+    | Offer
+    | Await
+    | Report
+    | Attest
+    | Tick
+)

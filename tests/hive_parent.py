@@ -23,7 +23,8 @@ async def main() -> None:
         authority=credentials.authority_file,
         run="orphans",
     )
-    await hivemind.host_stages({0: 1000, 1: 1000})
+    folder = Path(sys.argv[1])
+    await hivemind.host_stages({0: 1000, 1: 1000}, folder / "payloads", folder / "checkpoints", 4)
     print("ready", flush=True)
     await hivemind.wait_closed()
 

@@ -44,6 +44,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 RUN = "test-run"
 CAPACITY = 600_000
+KEEP_ROUNDS = 4
+REFUSED = Path("/dev/null/payloads")
+"""Nobody can write there, whoever it is."""
 PATIENT = 30.0
 """Deadline of what must succeed."""
 BRIEF = 2.0
@@ -121,18 +124,46 @@ async def start_node(
     initial_peers: Sequence[str] = (),
     client_mode: bool = False,
     roster: Sequence[PeerId] = (),
+    payloads: Path | None = None,
 ) -> Node:
-    identity = open_identity(folder / f"{name}.key")
+    """Its checkpoints are in `folder`, under its name; so are its payloads, unless told otherwise."""
+    return await start_as(
+        open_identity(folder / f"{name}.key"),
+        folder / name,
+        stages,
+        initial_peers,
+        client_mode,
+        roster,
+        payloads,
+    )
+
+
+async def start_as(
+    identity: Identity,
+    folder: Path,
+    stages: Sequence[int],
+    initial_peers: Sequence[str] = (),
+    client_mode: bool = False,
+    roster: Sequence[PeerId] = (),
+    payloads: Path | None = None,
+    listen_port: int = 0,
+) -> Node:
     hivemind = await Hivemind.start(
         identity=identity,
         **certified(identity),
         run=RUN,
         initial_peers=initial_peers,
         client_mode=client_mode,
+        listen_port=listen_port,
     )
     if stages:
         await hivemind.admit(roster)
-        await hivemind.host_stages(dict.fromkeys(stages, CAPACITY))
+        await hivemind.host_stages(
+            dict.fromkeys(stages, CAPACITY),
+            payloads or folder / "payloads",
+            folder / "checkpoints",
+            KEEP_ROUNDS,
+        )
     return Node(identity, hivemind)
 
 
@@ -144,15 +175,22 @@ def certified(identity: Identity, issuer: Authority | None = None) -> dict[str, 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def network(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Network]:
-    """The bootstrap peer without stages; alice and bob host stages 0 and 1; carol hosts stage 1."""
+    """The bootstrap peer without stages; alice and bob host stages 0 and 1; carol hosts stage 1.
+
+    Carol's disk takes no payloads, so hers are in memory, where nobody verifies them before they are sent.
+    """
     folder = tmp_path_factory.mktemp("identities")
     async with AsyncExitStack() as stack:
         bootstrap = await start_node(folder, "bootstrap", ())
         stack.push_async_callback(bootstrap.hivemind.close)
         addresses = bootstrap.hivemind.addresses
         starting = [
-            asyncio.create_task(start_node(folder, name, stages, addresses))
-            for name, stages in (("alice", (0, 1)), ("bob", (0, 1)), ("carol", (1,)))
+            asyncio.create_task(start_node(folder, name, stages, addresses, payloads=payloads))
+            for name, stages, payloads in (
+                ("alice", (0, 1), None),
+                ("bob", (0, 1), None),
+                ("carol", (1,), REFUSED),
+            )
         ]
         nodes = await asyncio.gather(*starting)
         for node in nodes:

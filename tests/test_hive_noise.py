@@ -19,6 +19,7 @@ MOST_BYTES = 1500 << 20
 CALLS = (
     f"{RUN}-stage-0::PayloadPeer.rpc_fetch",
     f"{RUN}-stage-0::PayloadPeer.rpc_push",
+    f"{RUN}-stage-0::PayloadPeer.rpc_state",
     *(f"{RUN}-stage-0::SparseAverager.{name}" for name in ("rpc_join_group", "rpc_aggregate_part")),
     f"{RUN}-stage-0::SparseAverager.rpc_download_state",
     *(f"DHTProtocol.{name}" for name in ("rpc_ping", "rpc_store", "rpc_find")),

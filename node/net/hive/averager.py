@@ -19,6 +19,7 @@ import socket
 import threading
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,8 +32,9 @@ from node.net.hive.gate import Gated, Roster
 from node.net.hive.lifetime import end_with_parent
 from node.net.hive.matchmaking import WINDOW_SECONDS, RoundMatchmaking, RoundStep
 from node.net.hive.payloads import PayloadPeer, stage_prefix
+from node.net.hive.store import PayloadStore
 from node.net.ipc import Buffer, Connection, Reply, serve
-from protocol.convert import group_from_pb
+from protocol.convert import group_from_pb, state_from_pb
 from protocol.envelope import is_authentic, misfit
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
@@ -50,20 +52,33 @@ _Gathered = tuple[list[PayloadDescriptor], dict[PayloadDescriptor, str]]
 """What is held at the end of a round, and what was refused, with the reason."""
 
 
+@dataclass(frozen=True)
+class Storage:
+    """What the averager of a stage keeps.
+
+    `capacity` is the largest payload in bytes: peers that announce a larger one are left out. Payloads of
+    `keep_rounds` rounds stay in the folder `payloads`; `checkpoints` is that of this node's checkpoints.
+    """
+
+    capacity: int
+    payloads: Path
+    keep_rounds: int
+    checkpoints: Path
+
+
 class SparseAverager(DecentralizedAverager):
     """Gathers, holds and serves the payloads of one stage.
 
     Args:
-        capacity: the largest payload, in bytes; peers that announce a larger one are left out.
         roster: the peers that may call this one, until told otherwise.
-        folder: removed when this process finds its parent dead.
+        sockets: folder that is removed when this process finds its parent dead.
     """
 
     # hivemind caches a class's remote calls in these; inherited, they would bear the other class's name.
     _rpc_handlers = _stub_type = None
 
     def __init__(
-        self, dht: DHT, run: str, stage: int, capacity: int, roster: Sequence[str], folder: Path
+        self, dht: DHT, run: str, stage: int, storage: Storage, roster: Sequence[str], sockets: Path
     ) -> None:
         super().__init__(
             (),
@@ -76,7 +91,7 @@ class SparseAverager(DecentralizedAverager):
         )
         # The run names the hash of its spec, and with it model and codec: members of other runs are refused.
         self.schema_hash = hashlib.sha256(self.prefix.encode()).digest()
-        self._run_id, self._stage, self._capacity, self._folder = run, stage, capacity, folder
+        self._run_id, self._stage, self._storage, self._sockets = run, stage, storage, sockets
         self._roster = Roster(roster)
         self._host_end, self._own_end = socket.socketpair()
         self._opened = threading.Event()
@@ -92,7 +107,7 @@ class SparseAverager(DecentralizedAverager):
     # In the averager process: the host's calls, in threads of their own
 
     def run(self) -> None:
-        end_with_parent(self._parent_pid, self._folder)
+        end_with_parent(self._parent_pid, self._sockets)
         self._host_end.close()
         threading.Thread(target=self._run_or_end, name="hivemind", daemon=True).start()
         # hivemind runs what comes through its control pipe on its event loop, once that is ready.
@@ -100,6 +115,7 @@ class SparseAverager(DecentralizedAverager):
         handlers = {
             "exchange": self._on_exchange,
             "fetch": self._on_fetch,
+            "fetch_state": self._on_fetch_state,
             "forget": self._on_forget,
             "admit": self._on_admit,
         }
@@ -130,11 +146,19 @@ class SparseAverager(DecentralizedAverager):
 
         return Reply({}, [self._in_loop(fetch())])
 
-    def _on_forget(self, body: Mapping[str, Any], _: Sequence[Buffer]) -> Reply:
-        async def forget() -> None:
-            self._payloads.store.forget(body["before_round"])
+    def _on_fetch_state(self, body: Mapping[str, Any], blobs: Sequence[Buffer]) -> Reply:
+        async def fetch() -> None:
+            record = state_from_pb(pb.StateRecord.FromString(bytes(blobs[0])))
+            await self._payloads.fetch_state(
+                record, body["donors"], body["nbytes"], body["header"], Path(body["into"]), body["deadline"]
+            )
 
-        self._in_loop(forget())
+        self._in_loop(fetch())
+        return Reply({})
+
+    def _on_forget(self, body: Mapping[str, Any], _: Sequence[Buffer]) -> Reply:
+        self._opened.wait()
+        self._payloads.store.forget(body["before_round"])
         return Reply({})
 
     def _on_admit(self, body: Mapping[str, Any], _: Sequence[Buffer]) -> Reply:
@@ -152,7 +176,11 @@ class SparseAverager(DecentralizedAverager):
         self._one_round = asyncio.Lock()  # over the two fields below
         self._own: PayloadDescriptor
         self._ends: float  # of the exchange, on the event loop's clock
-        self._payloads = PayloadPeer(self._p2p, self._run_id, self._stage, self._capacity)
+        storage = self._storage
+        store = PayloadStore(storage.payloads, storage.keep_rounds)
+        self._payloads = PayloadPeer(
+            self._p2p, self._run_id, self._stage, storage.capacity, store, storage.checkpoints
+        )
         if not self.client_mode:
             await self._payloads.serve(self._roster)
         self._matchmaking = RoundMatchmaking(
@@ -165,9 +193,11 @@ class SparseAverager(DecentralizedAverager):
     ) -> _Gathered:
         """One averaging step of hivemind."""
         ends = self._loop.time() + seconds
+        # An earlier round that is still waiting for payloads has no reader any more.
+        self._payloads.break_off()
         async with self._one_round:
             self._own, self._ends = own, ends
-            self._payloads.store.put(own.round, own.sha256, payload)
+            await self._payloads.hold(own, payload)
             if group is None and expected < 2:
                 return [own], {}
             self._matchmaking.prepare(own.round, expected, None if group is None else _group_info(group))
@@ -194,7 +224,7 @@ class SparseAverager(DecentralizedAverager):
         for peer, gathered in zip(group_info.peer_ids, group_info.gathered, strict=True):
             try:
                 descriptor = descriptor_from_bytes(gathered)
-                problem = _problem(descriptor, peer.to_base58(), own, self._capacity)
+                problem = _problem(descriptor, peer.to_base58(), own, self._storage.capacity)
                 if peer.to_base58() not in self._roster:
                     problem = "it is not in the plan"
             except HetnodeError as error:
@@ -211,7 +241,7 @@ class SparseAverager(DecentralizedAverager):
         faults = await self._payloads.gather(own, others, remaining, push=self.client_mode)
         refused |= {announced[owner]: why for owner, why in faults.items()}
         store = self._payloads.store
-        held = [each for each in announced.values() if store.get(each.round, each.sha256) is not None]
+        held = [each for each in announced.values() if store.has(each.round, each.sha256)]
         return held, refused
 
     @contextmanager

@@ -5,6 +5,7 @@ Never imports hivemind or torch. Every call has a deadline, and whatever goes wr
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import ipaddress
 import logging
@@ -12,8 +13,6 @@ import shutil
 import socket
 import sys
 import tempfile
-import time
-from asyncio import timeout
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +22,20 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from node.identity import Identity
+from node.net.hive.clock import coordinator_time
 from node.net.ipc import Buffer, Child, Reply, start_child
-from protocol.convert import group_to_pb
+from protocol.convert import group_to_pb, state_to_pb
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.records import descriptor_from_bytes, descriptor_to_bytes, open_record, seal_record
-from protocol.types import Group, ManifestEntry, PayloadDescriptor, PeerId, PeerRecord, Rejection
+from protocol.types import (
+    Group,
+    ManifestEntry,
+    PayloadDescriptor,
+    PeerId,
+    PeerRecord,
+    Rejection,
+    StateRecord,
+)
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +43,7 @@ _START_SECONDS = 60.0
 _DHT_SECONDS = 15.0
 _LOCAL_SECONDS = 15.0
 _CLOSE_SECONDS = 5.0
+_LOOK_SECONDS = 1.0
 _GRACE_SECONDS = 15.0
 """How much longer than the deadline the host may take to answer before it is taken for dead."""
 
@@ -64,10 +73,16 @@ class Hivemind:
     addresses: tuple[str, ...] = ()
 
     def __init__(
-        self, host: Child, folder: Path, identity: Identity, certificate: Path, authority: x509.Certificate
+        self,
+        host: Child,
+        folder: Path,
+        identity: Identity,
+        certificate: Path,
+        authority: x509.Certificate,
+        clock_offset: float,
     ) -> None:
         self._host, self._folder, self._identity = host, folder, identity
-        self._certificate, self._authority = certificate, authority
+        self._certificate, self._authority, self._clock_offset = certificate, authority, clock_offset
 
     @classmethod
     async def start(
@@ -82,6 +97,7 @@ class Hivemind:
         listen_port: int = 0,
         advertise: str | None = None,
         client_mode: bool = False,
+        clock_offset: float = 0.0,
     ) -> Hivemind:
         """Spawn the host and join the DHT.
 
@@ -95,6 +111,8 @@ class Hivemind:
             listen_port: 0 takes a free one.
             advertise: host name or address that others are told; None tells the listening addresses.
             client_mode: accept no connections: only dial.
+            clock_offset: seconds by which the coordinator's clock is ahead of this machine's. Peers whose
+                corrected clocks differ by more than 3 seconds cannot use the DHT together.
 
         Raises:
             HetnodeError: PORT_IN_USE, BAD_ADDRESS, DHT_UNREACHABLE, HIVEMIND_DIED. Nothing is left behind.
@@ -112,12 +130,12 @@ class Hivemind:
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        hivemind = cls(
-            host, folder, identity, certificate, x509.load_pem_x509_certificate(authority.read_bytes())
-        )
+        issuer = x509.load_pem_x509_certificate(authority.read_bytes())
+        hivemind = cls(host, folder, identity, certificate, issuer, clock_offset)
         try:
             body = {
                 "run": run,
+                "peer": identity.peer,
                 "initial_peers": list(initial_peers),
                 "listen": _multiaddress(address, port),
                 "announce": None if advertise is None else _multiaddress(advertise, port),
@@ -125,6 +143,7 @@ class Hivemind:
                 "certificate": str(certificate),
                 "authority": str(authority),
                 "client_mode": client_mode,
+                "clock_offset": clock_offset,
                 "folder": str(folder),
                 "deadline": _START_SECONDS,
             }
@@ -136,14 +155,31 @@ class Hivemind:
             raise
         return hivemind
 
-    async def host_stages(self, capacities: Mapping[int, int]) -> None:
+    async def host_stages(
+        self, capacities: Mapping[int, int], payload_folder: Path, checkpoint_folder: Path, keep_rounds: int
+    ) -> None:
         """Start one averager for each stage; may be called once.
 
         Args:
             capacities: the largest payload of each hosted stage, in bytes. Larger ones are refused unread.
+            payload_folder: where payloads are kept, also for the time after a restart; made if need be. No
+                other node may use it.
+            checkpoint_folder: of this node's checkpoints (see node.parts); parts of whatever it holds at the
+                time are served to the roster. It need not exist yet.
+            keep_rounds: payloads of rounds older than this many before the newest are dropped.
+
+        Raises:
+            HetnodeError: HIVEMIND_DIED. A disk that takes no payloads is no failure: they are then held in
+                memory for a while, with a warning in the log.
         """
-        body = {"capacities": {str(stage): nbytes for stage, nbytes in capacities.items()}}
-        await self._call("host_stages", {**body, "deadline": _START_SECONDS}, deadline=_START_SECONDS)
+        body = {
+            "capacities": {str(stage): nbytes for stage, nbytes in capacities.items()},
+            "payload_folder": str(payload_folder.absolute()),
+            "checkpoint_folder": str(checkpoint_folder.absolute()),
+            "keep_rounds": keep_rounds,
+            "deadline": _START_SECONDS,
+        }
+        await self._call("host_stages", body, deadline=_START_SECONDS)
 
     async def admit(self, peers: Collection[PeerId], banned: Collection[PeerId] = ()) -> None:
         """Who may call this peer from now on; nobody may call its averagers before the first time.
@@ -164,7 +200,7 @@ class Hivemind:
         Raises:
             HetnodeError: DHT_UNREACHABLE when no DHT peer took it; HIVEMIND_DIED.
         """
-        expires = time.time() + ttl
+        expires = coordinator_time(self._clock_offset) + ttl
         shown = x509.load_pem_x509_certificate(self._certificate.read_bytes()).public_bytes(Encoding.DER)
         sealed = seal_record(record, self._identity.sign, expires, shown)
         body = {"peer": self._identity.peer, "expires": expires, "deadline": _DHT_SECONDS}
@@ -178,10 +214,10 @@ class Hivemind:
         """
         reply = await self._call("lookup", {"deadline": _DHT_SECONDS}, deadline=_DHT_SECONDS)
         records = {}
+        now = coordinator_time(self._clock_offset)
         for peer, sealed in zip(reply.body["peers"], reply.blobs, strict=True):
             try:
-                opened = open_record(bytes(sealed), peer, self._authority, time.time())
-                records[PeerId(peer)] = opened.record
+                records[PeerId(peer)] = open_record(bytes(sealed), peer, self._authority, now).record
             except HetnodeError as error:
                 log.debug("ignored a DHT record of %s: %s", peer, error)
         return records
@@ -227,7 +263,8 @@ class Hivemind:
     async def fetch(self, stage: int, round: int, entry: ManifestEntry, deadline: float) -> bytes:
         """The payload of a committed entry: held already, or fetched from any holder, by hash.
 
-        `stage` need not be hosted here, but some stage must be.
+        `stage` need not be hosted here, but some stage must be. Any round will do that a holder still keeps;
+        `entry.holders` may name any peers of the roster that could have it.
 
         Raises:
             HetnodeError: PAYLOAD_UNAVAILABLE when no holder sent the right bytes within `deadline` seconds;
@@ -236,6 +273,45 @@ class Hivemind:
         body = {"stage": stage, "round": round, "holders": list(entry.holders), "deadline": deadline}
         reply = await self._call("fetch", body, descriptor_to_bytes(entry.descriptor), deadline=deadline)
         return bytes(reply.blobs[0])
+
+    async def fetch_state(
+        self,
+        record: StateRecord,
+        donors: Mapping[PeerId, int],
+        nbytes: int,
+        header: str,
+        into: Path,
+        deadline: float,
+    ) -> None:
+        """Get the part of `record` into the file `into`, from several donors at the same time.
+
+        Every chunk is verified before it is written, so on return the file is the part whose digest is
+        `record.digest`. A donor that sends wrong bytes is named in the log and asked no more; one that fails
+        again and again is given up. What is in `into` and right is not asked for, so a download that has
+        failed, or whose node has, goes on where it was when it is called again.
+
+        Some stage must be hosted here; it need not be that of the record.
+
+        Args:
+            record: as signed by the coordinator.
+            donors: whom to ask, and a stage that each of them hosts.
+            nbytes: of the part, computed from the spec (protocol.digest.size_of): no more is ever taken.
+            header: of the part (protocol.digest.header_of).
+            into: the file; its folder is made if need be.
+
+        Raises:
+            HetnodeError: STATE_UNAVAILABLE when it is not complete within `deadline` seconds, or no donor is
+                left before, with every donor's reason; DISK_FULL; HIVEMIND_DIED.
+        """
+        body = {
+            "donors": dict(donors),
+            "nbytes": nbytes,
+            "header": header,
+            "into": str(into.absolute()),
+            "deadline": deadline,
+        }
+        blob = state_to_pb(record).SerializeToString()
+        await self._call("fetch_state", body, blob, deadline=deadline)
 
     async def forget(self, before_round: int) -> None:
         """Drop the held payloads of all rounds before `before_round`."""
@@ -251,17 +327,24 @@ class Hivemind:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _call(self, method: str, body: Mapping[str, Any], *blobs: Buffer, deadline: float) -> Reply:
+        reply = asyncio.ensure_future(self._host.call(method, body, *blobs))
+        patience = deadline + _GRACE_SECONDS
         try:
-            async with timeout(deadline + _GRACE_SECONDS):
-                return await self._host.call(method, body, *blobs)
-        except TimeoutError:
-            await self._host.close(grace=0.0)
-            raise HetnodeError(
-                ErrorCode.HIVEMIND_DIED,
-                f"The hivemind process did not answer '{method}' within {deadline + _GRACE_SECONDS:.0f} s; "
-                "it was ended.",
-                "Start the node again.",
-            ) from None
+            # Counted in looks at it, not by a clock: suspended for a while, both sides have lost that time.
+            while patience > 0:
+                done, _ = await asyncio.wait({reply}, timeout=_LOOK_SECONDS)
+                if done:
+                    return reply.result()
+                patience -= _LOOK_SECONDS
+        finally:
+            reply.cancel()
+        await self._host.close(grace=0.0)
+        raise HetnodeError(
+            ErrorCode.HIVEMIND_DIED,
+            f"The hivemind process did not answer '{method}' within {deadline + _GRACE_SECONDS:.0f} s; "
+            "it was ended.",
+            "Start the node again.",
+        )
 
 
 def _environment(folder: Path) -> dict[str, str]:

@@ -15,6 +15,8 @@ from typing import Any
 
 from hivemind.p2p import P2P, P2PContext
 
+from node import faults
+
 log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 4 << 20
@@ -42,7 +44,12 @@ class Roster:
         return peer in self._peers
 
     def check(self, context: P2PContext) -> None:
-        """Raises NotAdmitted unless the caller may call; the log names each stranger once."""
+        """Raises NotAdmitted unless the caller may call; the log names each stranger once.
+
+        Raises ConnectionError where a fault has cut this node off.
+        """
+        if faults.is_cut_off():
+            raise ConnectionError("this peer is cut off")
         peer = context.remote_id.to_base58()
         if peer in self._peers:
             return

@@ -20,12 +20,14 @@ from typing import Any
 
 import psutil
 from cryptography import x509
+from hivemind.dht.routing import DHTID
 from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr
 
 from node.net.hive import records
 from node.net.hive.authorizer import CertificateAuthorizer, signer_of
-from node.net.hive.averager import SparseAverager
+from node.net.hive.averager import SparseAverager, Storage
+from node.net.hive.clock import correct_dht_time
 from node.net.hive.dht import HostedDHT
 from node.net.hive.gate import limit_messages
 from node.net.hive.lifetime import kill_descendants
@@ -56,6 +58,7 @@ class Host:
 
     def start_dht(self, body: Body, _: Blobs) -> Reply:
         """Fork the DHT process and join, or begin, a DHT. Answers the peer id and its multiaddresses."""
+        correct_dht_time(body["clock_offset"])
         self._folder, self._run = Path(body["folder"]), body["run"]
         client_mode = body["client_mode"]
         for peer in body["initial_peers"]:
@@ -64,6 +67,8 @@ class Host:
         self._dht = HostedDHT(
             self._folder,
             CertificateAuthorizer(signer_of(identity), Path(body["certificate"]), authority),
+            # Otherwise random, so that a peer that was started again would stand twice in others' tables.
+            node_id=DHTID.generate(source=body["peer"]),
             initial_peers=body["initial_peers"],
             host_maddrs=None if client_mode else [body["listen"]],
             announce_maddrs=None if client_mode or body["announce"] is None else [body["announce"]],
@@ -83,6 +88,7 @@ class Host:
             peers = ", ".join(body["initial_peers"]) or "no other peer"
             why = str(error) or type(error).__name__
             raise _unreachable(f"joining it through {peers} failed: {why}") from None
+        self._dht.keep_in_touch()
         self._p2pd = next(p for p in psutil.Process(self._dht.pid).children() if p.name() == "p2pd")
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
         # Both are asked for once here, so that the averagers inherit the answers.
@@ -93,10 +99,12 @@ class Host:
     def host_stages(self, body: Body, _: Blobs) -> Reply:
         """Fork one averager for each stage."""
         ends = time.monotonic() + body["deadline"]
-        for stage, capacity in body["capacities"].items():
-            averager = SparseAverager(self._dht, self._run, int(stage), capacity, self._roster, self._folder)
+        payloads, checkpoints = Path(body["payload_folder"]), Path(body["checkpoint_folder"])
+        for stage, capacity in ((int(stage), capacity) for stage, capacity in body["capacities"].items()):
+            storage = Storage(capacity, payloads / f"stage-{stage:02d}", body["keep_rounds"], checkpoints)
+            averager = SparseAverager(self._dht, self._run, stage, storage, self._roster, self._folder)
             averager.launch()
-            self._averagers[int(stage)] = averager
+            self._averagers[stage] = averager
         try:
             for averager in self._averagers.values():
                 averager.wait_until_ready(ends - time.monotonic())
@@ -114,6 +122,12 @@ class Host:
             stored = records.store(
                 self._dht, self._run, body["peer"], sealed, body["expires"], body["deadline"]
             )
+            if not stored:
+                # The coordinator knows nobody any more after it was started again.
+                self._dht.greet(body["deadline"])
+                stored = records.store(
+                    self._dht, self._run, body["peer"], sealed, body["expires"], body["deadline"]
+                )
         if not stored:
             raise _unreachable("no peer of the DHT accepted this node's record")
         return Reply({})
@@ -128,14 +142,11 @@ class Host:
 
     def fetch(self, body: Body, blobs: Blobs) -> Reply:
         """From the stage's own averager, which may hold it; any other one can fetch it, too."""
-        averager = self._averagers.get(body["stage"]) or next(iter(self._averagers.values()), None)
-        if averager is None:
-            raise HetnodeError(
-                ErrorCode.PAYLOAD_UNAVAILABLE,
-                "This node hosts no stage yet, and so cannot fetch payloads.",
-                "Wait until the node has its place in the run.",
-            )
+        averager = self._averagers.get(body["stage"]) or self._any_averager(ErrorCode.PAYLOAD_UNAVAILABLE)
         return averager.calls.call("fetch", body, *blobs)
+
+    def fetch_state(self, body: Body, blobs: Blobs) -> Reply:
+        return self._any_averager(ErrorCode.STATE_UNAVAILABLE).calls.call("fetch_state", body, *blobs)
 
     def forget(self, body: Body, _: Blobs) -> Reply:
         for averager in self._averagers.values():
@@ -150,6 +161,17 @@ class Host:
         with _dht_answers():
             self._dht.keep_out(body["banned"], body["deadline"])
         return Reply({})
+
+    def _any_averager(self, code: ErrorCode) -> SparseAverager:
+        """Averagers alone can call other peers' averagers. Raises HetnodeError `code` where there is none."""
+        averager = next(iter(self._averagers.values()), None)
+        if averager is None:
+            raise HetnodeError(
+                code,
+                "This node hosts no stage yet, and so cannot fetch anything.",
+                "Wait until the node has its place in the run.",
+            )
+        return averager
 
     def clean_up(self) -> None:
         """End every process below this one, and remove their sockets."""
@@ -218,7 +240,7 @@ def main() -> None:
     # Averagers cannot be pickled. This process holds no device and no event loop: forking it is safe.
     multiprocessing.set_start_method("fork", force=True)
     host = Host()
-    methods = "start_dht host_stages publish lookup exchange fetch forget admit"
+    methods = "start_dht host_stages publish lookup exchange fetch fetch_state forget admit"
     handlers = {name: getattr(host, name) for name in methods.split()}
     serve(int(sys.argv[1]), handlers, threads=_CALL_THREADS, on_close=host.clean_up)
 

@@ -1,31 +1,48 @@
-"""Payload bytes between peers: what this one holds, serves to others, and gets from them."""
+"""Bytes between the peers of a stage: the payloads that this one holds, and its checkpoints.
+
+It serves both to others, and gets both from them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import logging
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
+from pathlib import Path
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind knows only typing's in rpc signatures
 
 from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 
+from node import faults
 from node.net.hive.gate import Gated, Roster
+from node.net.hive.state import StateShelf, fetch_state
 from node.net.hive.store import PayloadStore
-from node.net.hive.transfer import TransferError, WrongBytes, chunks, receive
-from protocol.convert import descriptor_from_pb, descriptor_to_pb
+from node.net.hive.transfer import (
+    CHUNK_BYTES,
+    CHUNK_SECONDS,
+    TransferError,
+    WrongBytes,
+    outgoing,
+    receive,
+    receive_exactly,
+)
+from protocol.convert import descriptor_from_pb, descriptor_to_pb, part_from_pb
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb.hetnode_pb2 import PayloadDescriptor as DescriptorMessage
-from protocol.pb.payload_pb2 import PayloadChunk, PushReply
-from protocol.types import PayloadDescriptor
+from protocol.pb.payload_pb2 import PayloadChunk, PushReply, StateRequest
+from protocol.types import PayloadDescriptor, StateRecord
 
 log = logging.getLogger(__name__)
 
-KEEP_ROUNDS = 4
 _DIAL_SECONDS = 5.0
+_HASHING_SECONDS = 60.0  # a donor reads all of a part once, before it can name its chunks
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
 _PUSHES = 2
+_PAYLOAD_TRANSFERS = 2  # to one peer, of one payload: it may have come back while the first is still open
+_STATE_TRANSFERS = 4  # to one peer
 
 
 def stage_prefix(run: str, stage: int) -> str:
@@ -40,15 +57,21 @@ class PayloadPeer(ServicerBase):
 
     Args:
         capacity: the largest payload of `stage`, in bytes.
+        store: of the payloads of `stage`.
+        checkpoints: the folder of this node's checkpoints.
     """
 
-    def __init__(self, p2p: P2P, run: str, stage: int, capacity: int) -> None:
+    def __init__(
+        self, p2p: P2P, run: str, stage: int, capacity: int, store: PayloadStore, checkpoints: Path
+    ) -> None:
         self._p2p, self._run, self._stage, self._capacity = p2p, run, stage, capacity
         self._me = p2p.peer_id.to_base58()
         self._awaited: dict[str, PayloadDescriptor] = {}  # by owner, who may push it
         self._faults: dict[str, str] = {}  # what owners themselves sent in place of the awaited
-        self._transfers: set[tuple[PeerID, str]] = set()  # that others have opened
-        self.store = PayloadStore(KEEP_ROUNDS)
+        self._transfers: Counter[tuple[PeerID, str]] = Counter()  # that others have opened
+        self._gathering: tuple[asyncio.Task[object], ...] = ()
+        self._shelf = StateShelf(checkpoints)
+        self.store = store
 
     async def serve(self, roster: Roster) -> None:
         """Answer the peers of the roster from now on."""
@@ -80,20 +103,25 @@ class PayloadPeer(ServicerBase):
         ]
         if push and owners:
             work.append(self._push(own, self._spread(owners)))
-        tasks = [asyncio.create_task(each) for each in work]
+        tasks = self._gathering = tuple(asyncio.create_task(each) for each in work)
         try:
             if tasks:
                 await asyncio.wait(tasks, timeout=seconds)
         finally:
-            for task in tasks:
-                task.cancel()
+            self.break_off()
             await asyncio.gather(*tasks, return_exceptions=True)
-        missing = [each for each in others if self.store.get(each.round, each.sha256) is None]
+        missing = [each for each in others if not self.store.has(each.round, each.sha256)]
         for each in missing:
             tried = "; ".join(f"{holder}: {why}" for holder, why in reasons[each.owner].items())
             where = f"stage {each.stage}, round {each.round}"
             log.warning("%s: no payload of %s (%s)", where, each.owner, tried or "no answer in time")
         return {each.owner: self._faults[each.owner] for each in missing if each.owner in self._faults}
+
+    def break_off(self) -> None:
+        """Let :meth:`gather` end now, with what is there."""
+        for task in self._gathering:
+            task.cancel()
+        self._gathering = ()
 
     async def fetch(self, descriptor: PayloadDescriptor, holders: Sequence[str], seconds: float) -> bytes:
         """A payload of any stage and round, from the store or any of its holders.
@@ -133,9 +161,8 @@ class PayloadPeer(ServicerBase):
         own_stage = descriptor.stage == self._stage
         pause = _FIRST_PAUSE
         while True:
-            for holder in holders:
-                held = self.store.get(descriptor.round, descriptor.sha256) if own_stage else None
-                if held is not None:
+            for holder in holders or [self._me]:
+                if own_stage and (held := await self._held(descriptor)) is not None:
                     return held
                 if holder == self._me:
                     continue
@@ -147,34 +174,94 @@ class PayloadPeer(ServicerBase):
                     self._note_fault(descriptor, holder, error)
                     continue
                 if own_stage:
-                    self.store.put(descriptor.round, descriptor.sha256, payload)
+                    await self.hold(descriptor, payload)
                 return payload
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
+    async def hold(self, descriptor: PayloadDescriptor, payload: bytes) -> None:
+        """On return the payload is in the store: on the disk, if that takes it."""
+        await asyncio.to_thread(self.store.put, descriptor.round, descriptor.sha256, payload)
+
+    async def _held(self, descriptor: PayloadDescriptor) -> bytes | None:
+        if not self.store.has(descriptor.round, descriptor.sha256):
+            return None
+        return await asyncio.to_thread(self.store.get, descriptor.round, descriptor.sha256)
+
     async def _fetch_from(self, holder: str, descriptor: PayloadDescriptor) -> bytes:
         stub = self._stub(holder, descriptor.stage)
-        stream = await asyncio.wait_for(stub.rpc_fetch(descriptor_to_pb(descriptor)), _DIAL_SECONDS)
+        async with asyncio.timeout(_DIAL_SECONDS):
+            stream = await stub.rpc_fetch(descriptor_to_pb(descriptor))
         async with aclosing(stream):
             return await receive(stream, descriptor)
 
     async def rpc_fetch(self, request: DescriptorMessage, context: P2PContext) -> AsyncIterator[PayloadChunk]:
-        """Send a held payload to any peer of the roster; one at a time per peer and payload."""
-        payload = self.store.get(request.round, request.sha256)
-        if payload is None:
-            yield PayloadChunk(refusal="this peer does not hold that payload")
-            return
-        with self._transfer(context.remote_id, request.sha256) as alone:
-            if not alone:
+        """Send a held payload to any peer of the roster."""
+        with self._transfer(context.remote_id, request.sha256, _PAYLOAD_TRANSFERS) as allowed:
+            if not allowed:
                 yield PayloadChunk(refusal="that payload is being sent to you already")
                 return
-            for chunk in chunks(payload):
+            pieces = None
+            if self.store.has(request.round, request.sha256):
+                pieces = await asyncio.to_thread(
+                    self.store.pieces, request.round, request.sha256, CHUNK_BYTES
+                )
+            if pieces is None:
+                yield PayloadChunk(refusal="this peer does not hold that payload")
+                return
+            async for chunk in outgoing(pieces, request.round, self._stage):
                 yield chunk
+
+    async def fetch_state(
+        self,
+        record: StateRecord,
+        donors: Mapping[str, int],
+        nbytes: int,
+        header: str,
+        into: Path,
+        seconds: float,
+    ) -> None:
+        """Get a part of a checkpoint into the file `into`; see :func:`node.net.hive.state.fetch_state`.
+
+        Args:
+            donors: a stage that each of them hosts.
+        """
+
+        async def ask(donor: str, index: int, size: int) -> bytes:
+            wanted = StateRequest(stage=record.stage, part=record.part.value, round=record.round, index=index)
+            async with asyncio.timeout(_DIAL_SECONDS):
+                stream = await self._stub(donor, donors[donor]).rpc_state(wanted)
+            async with aclosing(stream):
+                patience = _HASHING_SECONDS if index == 0 else CHUNK_SECONDS
+                return bytes(await receive_exactly(stream, size, patience))
+
+        others = self._spread(set(donors) - {self._me})
+        await fetch_state(record, others, nbytes, header, into, seconds, ask)
+
+    async def rpc_state(self, request: StateRequest, context: P2PContext) -> AsyncIterator[PayloadChunk]:
+        """Send a piece of a checkpoint to any peer of the roster, a few at a time to each."""
+        with self._transfer(context.remote_id, "state", _STATE_TRANSFERS) as allowed:
+            if not allowed:
+                yield PayloadChunk(refusal="as much as you may ask for at once is being sent to you")
+                return
+            try:
+                part = await self._shelf.find(request.stage, part_from_pb(request.part), request.round)
+                if part is None:
+                    yield PayloadChunk(refusal="this peer has no such checkpoint")
+                    return
+                async for piece in self._shelf.pieces(part, request.index):
+                    yield PayloadChunk(data=piece)
+            except HetnodeError as error:
+                yield PayloadChunk(refusal=error.cause[:200])
+            except (IndexError, OSError) as error:
+                log.info("%s did not get all of a checkpoint: %s", context.remote_id, error)
+                yield PayloadChunk(refusal="this peer has no such piece of the checkpoint any more")
 
     async def _push(self, own: PayloadDescriptor, listeners: Sequence[str]) -> None:
         """Hand the own payload to a few groupmates, from whom the others get it."""
-        payload = self.store.get(own.round, own.sha256)
-        assert payload is not None, "the own payload is held since the exchange began"
+        payload = await self._held(own)
+        if payload is None:
+            return  # the disk has lost it since the exchange began
         pause = _FIRST_PAUSE
         holders = 0
         while not holders:
@@ -193,7 +280,8 @@ class PayloadPeer(ServicerBase):
     async def _push_to(self, listener: str, own: PayloadDescriptor, payload: bytes) -> None:
         async def parts() -> AsyncIterator[PayloadChunk]:
             yield PayloadChunk(announced=descriptor_to_pb(own))
-            for chunk in chunks(payload):
+            pieces = (payload[start : start + CHUNK_BYTES] for start in range(0, len(payload), CHUNK_BYTES))
+            async for chunk in outgoing(pieces, own.round, own.stage):
                 yield chunk
 
         reply = await self._stub(listener, own.stage).rpc_push(parts())
@@ -202,24 +290,25 @@ class PayloadPeer(ServicerBase):
 
     async def rpc_push(self, stream: AsyncIterator[PayloadChunk], context: P2PContext) -> PushReply:
         """Take the awaited payload of a groupmate that cannot be asked for it."""
-        first = await asyncio.wait_for(anext(stream), _DIAL_SECONDS)
+        async with asyncio.timeout(_DIAL_SECONDS):
+            first = await anext(stream)
         try:
             descriptor = descriptor_from_pb(first.announced)
         except HetnodeError as error:
             return PushReply(refusal=error.cause)
         if self._awaited.get(context.remote_id.to_base58()) != descriptor:
             return PushReply(refusal="this peer awaits no such payload from you now")
-        if self.store.get(descriptor.round, descriptor.sha256) is not None:
+        if self.store.has(descriptor.round, descriptor.sha256):
             return PushReply()
-        with self._transfer(context.remote_id, descriptor.sha256) as alone:
-            if not alone:
+        with self._transfer(context.remote_id, f"push {descriptor.sha256}", 1) as allowed:
+            if not allowed:
                 return PushReply(refusal="you are sending that payload already")
             try:
                 payload = await receive(stream, descriptor)
             except (TransferError, TimeoutError) as error:
                 self._note_fault(descriptor, context.remote_id.to_base58(), error)
                 return PushReply(refusal=str(error) or "too slow")
-        self.store.put(descriptor.round, descriptor.sha256, payload)
+        await self.hold(descriptor, payload)
         return PushReply()
 
     def _note_fault(self, descriptor: PayloadDescriptor, sender: str, error: Exception) -> None:
@@ -228,6 +317,8 @@ class PayloadPeer(ServicerBase):
             self._faults[sender] = str(error)
 
     def _stub(self, peer: str, stage: int) -> Any:
+        if faults.is_cut_off():
+            raise TransferError("this peer is cut off")
         return self.get_stub(self._p2p, PeerID.from_base58(peer), namespace=stage_prefix(self._run, stage))
 
     def _spread(self, holders: Iterable[str]) -> list[str]:
@@ -235,13 +326,16 @@ class PayloadPeer(ServicerBase):
         return sorted(holders, key=lambda holder: hashlib.sha256(f"{self._me}{holder}".encode()).digest())
 
     @contextmanager
-    def _transfer(self, peer: PeerID, sha256: str) -> Iterator[bool]:
-        """Whether this is the only transfer of that payload which `peer` has opened: more waste memory."""
-        transfer = (peer, sha256)
-        alone = transfer not in self._transfers
-        self._transfers.add(transfer)
+    def _transfer(self, peer: PeerID, what: str, most: int) -> Iterator[bool]:
+        """Whether `peer` may open one more transfer of `what`, of which it may have `most` at a time."""
+        transfer = (peer, what)
+        if self._transfers[transfer] == most:
+            yield False
+            return
+        self._transfers[transfer] += 1
         try:
-            yield alone
+            yield True
         finally:
-            if alone:
-                self._transfers.discard(transfer)
+            self._transfers[transfer] -= 1
+            if not self._transfers[transfer]:
+                del self._transfers[transfer]

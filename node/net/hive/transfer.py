@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Iterator
 
+from node import faults
 from protocol.pb.payload_pb2 import PayloadChunk
 from protocol.types import PayloadDescriptor
 
@@ -24,33 +25,63 @@ class WrongBytes(TransferError):
     """What arrived cannot be the announced payload, however good the connection was."""
 
 
-def chunks(payload: bytes) -> Iterator[PayloadChunk]:
-    for start in range(0, len(payload), CHUNK_BYTES):
-        yield PayloadChunk(data=payload[start : start + CHUNK_BYTES])
+async def outgoing(pieces: Iterator[bytes], round: int, stage: int) -> AsyncIterator[PayloadChunk]:
+    """A payload on its way out. Its pieces are read in a thread of their own; OSError where that fails."""
+    first = await asyncio.to_thread(next, pieces, b"")
+    if not first:
+        return
+    # Half of it is gone when a fault strikes, however small the payload is.
+    half = len(first) // 2
+    if half:
+        yield PayloadChunk(data=first[:half])
+    fault = await faults.reach(faults.Moment.SENDING, round=round, stage=stage)
+    rest = first[half:]
+    if fault is not None and fault.action is faults.Action.DROP:
+        return
+    if fault is not None and fault.action is faults.Action.CORRUPT:
+        rest = bytes([rest[0] ^ 1]) + rest[1:]
+    yield PayloadChunk(data=rest)
+    while piece := await asyncio.to_thread(next, pieces, b""):
+        yield PayloadChunk(data=piece)
 
 
 async def receive(stream: AsyncIterator[PayloadChunk], descriptor: PayloadDescriptor) -> bytes:
     """The payload of exactly the announced length and hash. Never holds more than the announced length.
-
-    A cut libp2p stream looks like one that ended, so only the bytes themselves tell that they are complete.
 
     Raises:
         WrongBytes: the bytes are others, or too many, or come in empty chunks.
         TransferError: the stream ended early, or the sender refuses.
         TimeoutError: no chunk for CHUNK_SECONDS.
     """
-    data = bytearray()
-    while len(data) < descriptor.nbytes:
-        try:
-            chunk = await asyncio.wait_for(anext(stream), CHUNK_SECONDS)
-        except StopAsyncIteration:
-            raise TransferError(f"the stream ended after {len(data)} of {descriptor.nbytes} bytes") from None
-        if chunk.refusal:
-            raise TransferError(f"refused: {chunk.refusal[:200]}")
-        if not 0 < len(chunk.data) <= descriptor.nbytes - len(data):
-            raise WrongBytes(f"a chunk of {len(chunk.data)} bytes after {len(data)} of {descriptor.nbytes}")
-        data += chunk.data
+    data = await receive_exactly(stream, descriptor.nbytes)
     digest = await asyncio.to_thread(lambda: hashlib.sha256(data).hexdigest())
     if digest != descriptor.sha256:
         raise WrongBytes(f"the bytes have hash {digest[:16]}, announced was {descriptor.sha256[:16]}")
     return bytes(data)
+
+
+async def receive_exactly(
+    stream: AsyncIterator[PayloadChunk], nbytes: int, first_seconds: float = CHUNK_SECONDS
+) -> bytearray:
+    """`nbytes` bytes, whatever they are. Raises as :func:`receive`.
+
+    A cut libp2p stream looks like one that ended, so only the bytes themselves tell that they are complete.
+
+    Args:
+        first_seconds: longest wait for the first chunk.
+    """
+    data = bytearray()
+    while len(data) < nbytes:
+        try:
+            # Not wait_for, which may swallow that its caller is cancelled.
+            async with asyncio.timeout(CHUNK_SECONDS if data else first_seconds):
+                chunk = await anext(stream)
+        except StopAsyncIteration:
+            raise TransferError(f"the stream ended after {len(data)} of {nbytes} bytes") from None
+        if chunk.refusal:
+            raise TransferError(f"refused: {chunk.refusal[:200]}")
+        if not 0 < len(chunk.data) <= nbytes - len(data):
+            raise WrongBytes(f"a chunk of {len(chunk.data)} bytes after {len(data)} of {nbytes}")
+        data += chunk.data
+        await faults.carry(len(chunk.data))
+    return data

@@ -1,0 +1,410 @@
+"""Scripted faults, for tests: moments of a node's life at which something is made to go wrong.
+
+``HETNODE_FAULTS`` names a JSON file, one for each node with all its processes::
+
+    {"report": "fired.jsonl", "faults": [{"at": "matched", "stage": 0, "round": 2, "action": "kill"}]}
+
+Code that reaches a :class:`Moment` says so with :func:`reach` or :func:`reach_now`. A fault that fits happens
+once: a line about it is on disk in the report before it acts, and whoever finds that line, another process of
+the node or the node after its restart, leaves the fault alone. Without the variable nothing is read, and
+reaching a moment costs one look at a variable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Protocol
+
+from protocol.errors import ErrorCode, HetnodeError
+
+FILE_VARIABLE = "HETNODE_FAULTS"
+PID_VARIABLE = "HETNODE_NODE_PID"
+"""Set by the first process of the node that comes here, its main process, for those below it."""
+
+_LOOK_SECONDS = 0.1
+
+
+class Moment(StrEnum):
+    """Where a fault can strike. Those of a round come with their stage."""
+
+    JOINED = "joined"
+    FOLLOWING = "following"
+    INNER_STEP = "inner-step"
+    PROPOSED = "proposed"
+    OFFERED = "offered"
+    MATCHED = "matched"
+    SENDING = "sending"
+    GATHERED = "gathered"
+    REPORTED = "reported"
+    DECIDED = "decided"
+    APPLIED = "applied"
+    ATTESTED = "attested"
+    CHECKPOINT = "checkpoint"
+
+
+class Action(StrEnum):
+    """What happens.
+
+    The process of the node: KILL (SIGKILL), STOP (SIGSTOP of all its processes for `seconds`), DELAY (of the
+    one place that has reached the moment, by `seconds`), FULL (its disk has no room for what is written).
+    Its network: SLOW (links carry `bytes_per_second` for `seconds`), PARTITION (nothing leaves or arrives for
+    `seconds`). SKEW: its clock is `seconds` ahead from now on. DROP and CORRUPT are acted out by the code
+    that has reached the moment: it behaves as if the network had lost its message, or turns a bit.
+    """
+
+    KILL = "kill"
+    STOP = "stop"
+    DELAY = "delay"
+    FULL = "full"
+    SLOW = "slow"
+    PARTITION = "partition"
+    SKEW = "skew"
+    DROP = "drop"
+    CORRUPT = "corrupt"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One planned fault. `stage` and `round` None fit all.
+
+    It strikes the first `times` times that its moment comes, in one process.
+    """
+
+    at: Moment
+    action: Action
+    stage: int | None = None
+    round: int | None = None
+    seconds: float = 0.0
+    bytes_per_second: float = 0.0
+    times: int = 1
+
+    def fits(self, moment: Moment, round: int, stage: int | None) -> bool:
+        return self.at is moment and self.round in (None, round) and self.stage in (None, stage)
+
+    def __str__(self) -> str:
+        where = "".join(
+            f" {name} {value}"
+            for name, value in (("stage", self.stage), ("round", self.round))
+            if value is not None
+        )
+        return f"{self.action} at {self.at}{where}"
+
+
+@dataclass(frozen=True)
+class Fired:
+    """A line of the report: fault number `fault` of the script has struck, at Unix time `time`."""
+
+    fault: int
+    at: str
+    action: str
+    stage: int | None
+    round: int
+    pid: int
+    time: float
+    seconds: float
+    bytes_per_second: float
+
+
+class Killed(BaseException):
+    """The process has ended. Only where a test plays the process is anything left to see it."""
+
+
+class Hands(Protocol):
+    """What strikes the processes of the node."""
+
+    def kill(self) -> None:
+        """End all of them; never returns from a real process."""
+
+    def stop(self, seconds: float) -> None:
+        """Let none of them run for `seconds`."""
+
+    def pause(self, seconds: float) -> None:
+        """Hold up the caller for `seconds`."""
+
+
+class Script:
+    """The faults of one node.
+
+    Args:
+        faults: numbered by their order.
+        report: the file of what has fired.
+        clock: Unix time.
+    """
+
+    def __init__(
+        self, faults: Sequence[Fault], report: Path, hands: Hands, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._faults, self._report = tuple(faults), report
+        self._hands, self._clock = hands, clock
+        self._left: dict[int, int] = {}
+        self._seen: tuple[int, int] = (0, 0)
+        self._in_force: tuple[Fired, ...] = ()
+
+    async def reach(self, moment: Moment, round: int, stage: int | None) -> Fault | None:
+        fault = self._strike(moment, round, stage)
+        if fault is None:
+            return None
+        if fault.action is Action.DELAY:
+            await asyncio.sleep(fault.seconds)
+        elif self._act(fault):
+            await asyncio.sleep(0)  # where a test plays the process, this is where it no longer runs
+        return fault
+
+    def reach_now(self, moment: Moment, round: int, stage: int | None) -> Fault | None:
+        fault = self._strike(moment, round, stage)
+        if fault is None:
+            return None
+        if fault.action is Action.DELAY:
+            self._hands.pause(fault.seconds)
+        elif self._act(fault) and fault.action is Action.KILL:
+            raise Killed
+        return fault
+
+    def is_cut_off(self) -> bool:
+        now = self._clock()
+        return any(
+            fired.action == Action.PARTITION and now < fired.time + fired.seconds for fired in self._fired()
+        )
+
+    def bandwidth(self) -> float | None:
+        """Bytes per second of each link; None as fast as it can."""
+        now = self._clock()
+        slow = [
+            fired.bytes_per_second
+            for fired in self._fired()
+            if fired.action == Action.SLOW and now < fired.time + fired.seconds
+        ]
+        return min(slow, default=None)
+
+    def skew(self) -> float:
+        return sum(fired.seconds for fired in self._fired() if fired.action == Action.SKEW)
+
+    def _act(self, fault: Fault) -> bool:
+        """Strike the node's processes, if that is the action."""
+        if fault.action is Action.KILL:
+            self._hands.kill()
+        elif fault.action is Action.STOP:
+            self._hands.stop(fault.seconds)
+        elif fault.action is Action.FULL:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        else:
+            return False
+        return True
+
+    def _strike(self, moment: Moment, round: int, stage: int | None) -> Fault | None:
+        """The fault that strikes here; it is in the report now."""
+        for number, fault in enumerate(self._faults):
+            if not fault.fits(moment, round, stage):
+                continue
+            if number not in self._left:
+                line = Fired(
+                    number,
+                    fault.at.value,
+                    fault.action.value,
+                    stage,
+                    round,
+                    os.getpid(),
+                    self._clock(),
+                    fault.seconds,
+                    fault.bytes_per_second,
+                )
+                self._left[number] = fault.times if _claim(self._report, line) else 0
+            if self._left[number] > 0:
+                self._left[number] -= 1
+                return fault
+        return None
+
+    def _fired(self) -> tuple[Fired, ...]:
+        """The report, read again when it has grown."""
+        try:
+            status = self._report.stat()
+        except FileNotFoundError:
+            return ()
+        if (seen := (status.st_mtime_ns, status.st_size)) != self._seen:
+            self._in_force, self._seen = tuple(read_report(self._report)), seen
+        return self._in_force
+
+
+def _from_environment() -> Script | None:
+    file = os.environ.get(FILE_VARIABLE)
+    if file is None:
+        return None
+    os.environ.setdefault(PID_VARIABLE, str(os.getpid()))
+    report, faults = parse(Path(file).read_text())
+    return Script(faults, report, Signals(int(os.environ[PID_VARIABLE]), report))
+
+
+async def reach(moment: Moment, *, round: int, stage: int | None = None) -> Fault | None:
+    """Say that this node has come to `moment`. Returns the fault that struck, if any.
+
+    Raises OSError (no space left on the device) for FULL. KILL does not return; STOP and DELAY are over then;
+    DROP and CORRUPT are the caller's to act out.
+    """
+    script = _script.get(_of_process)
+    return None if script is None else await script.reach(moment, round, stage)
+
+
+def reach_now(moment: Moment, *, round: int, stage: int | None = None) -> Fault | None:
+    """As :func:`reach`, where there is no event loop."""
+    script = _script.get(_of_process)
+    return None if script is None else script.reach_now(moment, round, stage)
+
+
+def is_cut_off() -> bool:
+    """Whether nothing may leave this node or come to it now."""
+    script = _script.get(_of_process)
+    return script is not None and script.is_cut_off()
+
+
+async def carry(nbytes: int) -> None:
+    """Take as long as a slow link does for `nbytes`."""
+    script = _script.get(_of_process)
+    if script is not None and (bandwidth := script.bandwidth()) is not None:
+        await asyncio.sleep(nbytes / bandwidth)
+
+
+def skew() -> float:
+    """How many seconds this node's clock is ahead."""
+    script = _script.get(_of_process)
+    return 0.0 if script is None else script.skew()
+
+
+def use(script: Script | None) -> None:
+    """Let `script` rule this context: the tasks that are started in it play one node."""
+    _script.set(script)
+
+
+def parse(text: str) -> tuple[Path, tuple[Fault, ...]]:
+    """The report's path and the faults in a file of faults.
+
+    Raises:
+        HetnodeError: BAD_OPTION.
+    """
+    try:
+        tree = json.loads(text)
+        return Path(tree["report"]), tuple(map(_fault_from, tree["faults"]))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise HetnodeError(
+            ErrorCode.BAD_OPTION,
+            f"The file of faults cannot be used: {error!r}.",
+            f"Correct it, or remove {FILE_VARIABLE} from the environment.",
+        ) from None
+
+
+def to_json(report: Path, faults: Sequence[Fault]) -> str:
+    """What :func:`parse` reads."""
+    return json.dumps({"report": str(report), "faults": [asdict(fault) for fault in faults]}, indent=1)
+
+
+def read_report(report: Path) -> Iterator[Fired]:
+    """What has fired, in order."""
+    if report.exists():
+        for line in report.read_text().splitlines():
+            yield Fired(**json.loads(line))
+
+
+def _fault_from(tree: Mapping[str, Any]) -> Fault:
+    unknown = set(tree) - {field.name for field in fields(Fault)}
+    if unknown:
+        raise ValueError(f"unknown fields {sorted(unknown)}")
+    return Fault(**{**tree, "at": Moment(tree["at"]), "action": Action(tree["action"])})
+
+
+def _claim(report: Path, line: Fired) -> bool:
+    """Write `line`, durably, unless its fault has fired already."""
+    with _locked(report) as descriptor:
+        if any(fired.fault == line.fault for fired in read_report(report)):
+            return False
+        os.write(descriptor, json.dumps(asdict(line)).encode() + b"\n")
+        os.fsync(descriptor)
+        return True
+
+
+@contextmanager
+def _locked(report: Path) -> Iterator[int]:
+    """The report, open for appending, while no other process of the node has it so."""
+    descriptor = os.open(report, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class Signals:
+    """Strikes the real processes of the node whose main process is `main`."""
+
+    main: int
+    report: Path
+
+    def kill(self) -> None:
+        for pid in (self.main, os.getpid()):
+            os.kill(pid, signal.SIGKILL)
+
+    def stop(self, seconds: float) -> None:
+        """A process of its own does it, because a stopped one cannot wake itself."""
+        environment = {name: value for name, value in os.environ.items() if name != FILE_VARIABLE}
+        command = [sys.executable, "-P", "-m", "node.faults", str(self.main), str(seconds), str(self.report)]
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            env=environment,
+        ) as helper:
+            helper.communicate()  # nothing comes, and the end only after this process was stopped
+
+    def pause(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+def _stop_tree(main: int, seconds: float) -> None:
+    """SIGSTOP the process `main` and all below it; SIGCONT them after `seconds`, or when `main` is gone."""
+    import psutil  # noqa: PLC0415  nobody but this process needs it
+
+    root, stopped = psutil.Process(main), set[Any]()
+
+    def tree() -> set[Any]:
+        found = {root, *root.children(recursive=True)}
+        return {process for process in found if process.pid != os.getpid()}
+
+    def signalled(processes: set[Any], signal_number: int) -> set[Any]:
+        for process in processes:
+            try:
+                process.send_signal(signal_number)
+            except psutil.NoSuchProcess:
+                continue
+        return processes
+
+    try:
+        while fresh := tree() - stopped:  # one of them may have started another meanwhile
+            stopped |= signalled(fresh, signal.SIGSTOP)
+        ends = time.monotonic() + seconds
+        while time.monotonic() < ends and root.is_running() and root.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(min(_LOOK_SECONDS, seconds))
+    except psutil.NoSuchProcess:
+        pass
+    finally:
+        signalled(stopped, signal.SIGCONT)
+
+
+_of_process = _from_environment()
+_script: ContextVar[Script | None] = ContextVar("faults")
+
+if __name__ == "__main__":
+    _stop_tree(int(sys.argv[1]), float(sys.argv[2]))

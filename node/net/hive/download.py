@@ -1,0 +1,105 @@
+"""Which piece of a download comes from which donor next: decisions only, no IO and no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+PATIENCE = 6
+"""Failures in a row after which a donor is given up."""
+
+_MOST_ASKED = 2
+
+
+@dataclass
+class _Donor:
+    failures: int = 0  # in a row
+    reason: str = ""
+    is_out: bool = False
+
+
+class Donors:
+    """Those who are said to have something, and what is known of each: one record over several downloads."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._donors = {name: _Donor() for name in names}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._donors)
+
+    @property
+    def usable(self) -> tuple[str, ...]:
+        """Those that may still be asked."""
+        return tuple(name for name, donor in self._donors.items() if not donor.is_out)
+
+    @property
+    def reasons(self) -> Mapping[str, str]:
+        """Why the donors that failed did; the newest reason of each."""
+        return {name: donor.reason for name, donor in self._donors.items() if donor.reason}
+
+    def may_be_asked(self, donor: str) -> bool:
+        return not self._donors[donor].is_out
+
+    def failures(self, donor: str) -> int:
+        """How often in a row `donor` has failed."""
+        return self._donors[donor].failures
+
+    def succeeded(self, donor: str) -> None:
+        self._donors[donor].failures = 0
+
+    def failed(self, donor: str, reason: str, has_lied: bool) -> None:
+        """Note a failure. One that has sent wrong bytes is never asked again."""
+        known = self._donors[donor]
+        if known.is_out:
+            return  # its other answers may still come in; the reason is the one that put it out
+        known.failures += 1
+        known.reason = reason
+        known.is_out = has_lied or known.failures >= PATIENCE
+
+
+@dataclass
+class Download:
+    """What is missing, and who is being asked for it.
+
+    Every piece is asked of one donor, the lowest first. When all are on their way, donors with nothing to do
+    are asked for what another one has not yet sent, so that the slowest does not hold up the end.
+    """
+
+    missing: set[int]
+    donors: Donors
+    _asked: dict[int, set[str]] = field(default_factory=dict)
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.missing
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Nobody is left to ask."""
+        return bool(self.missing) and not self.donors.usable
+
+    def next_for(self, donor: str) -> int | None:
+        """What to ask `donor` for, now noted as asked; None when there is nothing for it at the moment."""
+        if not self.donors.may_be_asked(donor):
+            return None
+        free = [
+            (len(asked), piece)
+            for piece in self.missing
+            if donor not in (asked := self._asked.get(piece, ())) and len(asked) < _MOST_ASKED
+        ]
+        if not free:
+            return None
+        _, piece = min(free)
+        self._asked.setdefault(piece, set()).add(donor)
+        return piece
+
+    def arrived(self, donor: str, piece: int) -> None:
+        """`piece` has come from `donor`, was found right and is kept."""
+        self.missing.discard(piece)
+        self._asked.pop(piece, None)
+        self.donors.succeeded(donor)
+
+    def failed(self, donor: str, piece: int, reason: str, has_lied: bool = False) -> None:
+        """`donor` did not send `piece`, or `has_lied`: sent other bytes."""
+        self._asked.get(piece, set()).discard(donor)
+        self.donors.failed(donor, reason, has_lied)

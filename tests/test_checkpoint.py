@@ -223,7 +223,7 @@ def test_parameters_that_do_not_fit_the_spec_are_never_written(
     folder: Path, wrong: dict[str, Tensor]
 ) -> None:
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(ValueError, match="stage 2"):
+    with pytest.raises(ValueError, match="stage-02"):
         checkpoint.write(folder, SPEC, ROUND, {**_stages(0, 1), 2: {**_stages(2)[2], **wrong}})
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -44,6 +45,30 @@ def replica(spec: RunSpec, device: str, members: int) -> list[Trainer]:
     return trainers
 
 
+def test_what_is_restored_on_a_gpu_goes_on_as_if_it_had_never_stopped(tmp_path: Path) -> None:
+    spec = resolve("nano", overrides={"rounds": 3})
+    (running,), (returned,) = replica(spec, "cuda", 1), replica(spec, "cuda", 1)
+    train(spec, [running], 1, 0)
+    for stage in spec_stages(spec):
+        payload = running.propose(stage)
+        assert payload is not None
+        running.commit(stage, 1, [(payload, 1.0)], mine_included=False)
+    running.write_checkpoint(tmp_path / "round-000001", 1, lambda _: None)
+    restored = returned.restore(tmp_path)
+    assert restored is not None
+    assert restored.private is not None
+    losses = [train(spec, [member], 2, 1000) for member in (running, returned)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    for stage in spec_stages(spec):
+        assert returned.outer[stage].digest() == running.outer[stage].digest()
+        for name, error in returned.outer[stage].error.items():
+            assert torch.equal(error, running.outer[stage].error[name])
+
+
+def spec_stages(spec: RunSpec) -> range:
+    return range(spec.swarm.stages)
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "int8"])
 def test_replicas_on_gpu_and_cpu_learn_alike_and_hold_the_same_anchor(dtype: str) -> None:
     spec = resolve("nano", overrides={"link.dtype": dtype, "inner.steps": 5, "rounds": 3})
@@ -57,9 +82,9 @@ def test_replicas_on_gpu_and_cpu_learn_alike_and_hold_the_same_anchor(dtype: str
             proposals = [host.propose(stage) for host in hosts]
             payloads = [(payload, 1.0) for payload in proposals if payload is not None]
             assert len(payloads) == 3
-            assert len({host.commit(stage, payloads, mine_included=True) for host in hosts}) == 1
+            assert len({host.commit(stage, round_, payloads, mine_included=True) for host in hosts}) == 1
             if stage == 0:
-                replicas[2][1].commit_embedding(payloads)
+                replicas[2][1].commit_embedding(round_, payloads)
         assert len({member.embedding_digest() for members in replicas for member in members}) == 1
         for members in replicas:
             for member in members:

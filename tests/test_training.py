@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import pytest
@@ -91,10 +91,12 @@ class RunningReplica:
                 "device": "cpu",
                 "source": None,
                 "tokenizer": None,
-                "k_upstream": self.spec.link.k if position else None,
-                "k_downstream": self.spec.link.k if position < len(self.workers) - 1 else None,
             }
             await worker.call("build", body)
+            is_last = position == len(self.workers) - 1
+            k_upstream, k_downstream = self.spec.link.k if position else None, self.spec.link.k
+            links = {"k_upstream": k_upstream, "k_downstream": None if is_last else k_downstream}
+            await worker.call("connect", links)
         limits = LinkLimits(frame_limit(self.spec), 12)
         places = [
             Place(self.spec.run_id, self.spec.hash, member.peer, self.replica.index, position)
@@ -127,7 +129,9 @@ class RunningReplica:
 
         async def member(pipeline: Pipeline, worker: ThreadWorker) -> float:
             await worker.call("begin_round", {"round": round_, "samples": samples})
-            for step in range(self.spec.inner.steps):
+            for step in count():
+                if not await pipeline.phase(round_, step, step < self.spec.inner.steps):
+                    break
                 await pipeline.inner_step(round_, step)
             return float((await worker.call("end_inner_phase", {})).body["loss"])
 
@@ -148,12 +152,14 @@ class RunningReplica:
             for name, parameter in module.canonical_parameters().items()
         }
 
-    def commit(self, stage: int, payloads: list[tuple[bytes, float]]) -> str:
-        digest = self.trainer_of(stage).commit(stage, payloads, mine_included=True)
+    def commit(
+        self, stage: int, round_: int, payloads: list[tuple[bytes, float]], mine_included: bool = True
+    ) -> str:
+        digest = self.trainer_of(stage).commit(stage, round_, payloads, mine_included)
         if stage == 0:
             for worker in self.workers:
                 if not worker.trainer.hosts_first:
-                    worker.trainer.commit_embedding(payloads)
+                    worker.trainer.commit_embedding(round_, payloads)
         return digest
 
 
@@ -239,7 +245,7 @@ async def test_anchors_of_full_and_pipeline_replicas_are_bit_equal_after_every_r
                 proposals = [replica.trainer_of(stage).propose(stage) for replica in replicas]
                 payloads = [(proposal, 1.0) for proposal in proposals if proposal is not None]
                 assert len(payloads) == 3
-                assert len({replica.commit(stage, payloads) for replica in replicas}) == 1
+                assert len({replica.commit(stage, round_, payloads) for replica in replicas}) == 1
             embeddings = {
                 worker.trainer.embedding_digest() for replica in replicas for worker in replica.workers
             }
@@ -258,7 +264,7 @@ async def test_one_full_replica_with_dense_exchange_equals_the_plain_loop() -> N
             for stage in range(spec.swarm.stages):
                 proposal = replica.trainer_of(stage).propose(stage)
                 assert proposal is not None
-                replica.commit(stage, [(proposal, 1.0)])
+                replica.commit(stage, round_, [(proposal, 1.0)])
     per_round = [sum(pair) / 2 for pair in zip(expected_losses[::2], expected_losses[1::2], strict=True)]
     assert losses == pytest.approx(per_round, rel=1e-4)
     for name, parameter in replica.parameters().items():
@@ -275,7 +281,7 @@ async def test_an_aborted_round_changes_nothing_and_loses_nothing() -> None:
         before = {name: tensor.clone() for name, tensor in replica.parameters().items()}
         digest, error = trainer.outer[0].digest(), trainer.outer[0].error["emb"].clone()
         first = trainer.propose(0)
-        trainer.abort(0)
+        trainer.abort(0, 1)
         assert trainer.outer[0].digest() == digest
         assert torch.equal(trainer.outer[0].error["emb"], error)
         assert all(torch.equal(tensor, before[name]) for name, tensor in replica.parameters().items())

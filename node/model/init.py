@@ -15,6 +15,7 @@ from torch import Tensor
 from node.model.llama import block_shapes
 from protocol.spec import RunSpec
 
+EMBEDDING = "emb"
 _STD = 0.02
 _INTO_RESIDUAL = (".wo", ".w_down")
 
@@ -24,12 +25,17 @@ def parameter_shapes(spec: RunSpec, stage: int) -> dict[str, tuple[int, ...]]:
     model = spec.model
     shapes: dict[str, tuple[int, ...]] = {}
     if stage == 0:
-        shapes["emb"] = (model.vocabulary, model.width)
+        shapes |= embedding_shapes(spec)
     for layer in spec.layers_of(stage):
         shapes |= {f"{layer}.{name}": shape for name, shape in block_shapes(model).items()}
     if stage == spec.swarm.stages - 1:
         shapes |= {"norm_f": (model.width,), "head": (model.vocabulary, model.width)}
     return shapes
+
+
+def embedding_shapes(spec: RunSpec) -> dict[str, tuple[int, ...]]:
+    """Name and shape of the token embedding, which members without stage 0 keep by itself."""
+    return {EMBEDDING: (spec.model.vocabulary, spec.model.width)}
 
 
 def parameter_count(spec: RunSpec, stage: int) -> int:

@@ -1,7 +1,8 @@
 """One member's share of the training: its stages, inner optimizer, ends of the links, and outer state.
 
 This is the only owner of the model in a node. It runs in the worker process, knows nothing of processes or
-sockets, and is driven by :mod:`node.train.worker` one operation at a time.
+sockets, and is driven by :mod:`node.train.worker` one operation at a time. The caller guarantees that anchors
+move (by a commit, or another one being loaded) between inner steps and never inside one.
 
 Shapes: b micro-batch, L context, d width, k subspace width (d where the link is uncompressed).
 """
@@ -9,7 +10,7 @@ Shapes: b micro-batch, L context, d width, k subspace width (d where the link is
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,20 +18,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from node import checkpoint
+from node import own_checkpoints
 from node.data.stream import SampleStream
-from node.model.init import initial_parameters
+from node.model.init import EMBEDDING, embedding_shapes, initial_parameters, parameter_shapes
 from node.model.stage import Stage, next_token_loss
+from node.own_checkpoints import Restored
+from node.private_state import StageState
+from node.train.optimizer import InnerOptimizer
 from node.train.outer import EmbeddingFollower, OuterStage
 from node.train.schedule import learning_rate
+from protocol.digest import size_of
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.round import tensor_digest
 from protocol.spec import RunSpec
 from protocol.subspace import LinkTransform, link_projection, orthonormal_basis
-from protocol.types import StageRange, TensorHeader
+from protocol.types import Part, StageRange, TensorHeader
 from protocol.wire import pack_activation, pack_ids, unpack_activation, unpack_ids
-
-EMBEDDING = "emb"
 
 
 @dataclass(frozen=True)
@@ -52,16 +55,27 @@ class _InFlight:
 
 @dataclass(frozen=True)
 class InnerResult:
-    """What one inner phase did on this member. `loss` is NaN except on the last member."""
+    """What one inner phase did on this member so far.
+
+    Attributes:
+        loss: mean over all microbatches of completed steps; NaN except on the last member.
+        steps: AdamW steps taken, those beyond the spec's H included. Equal on all members of a replica.
+        tokens: of these steps.
+        skipped_steps: completed steps whose gradients were not finite, which are no part of `steps`.
+        gradient_norm: of the last completed step, before clipping.
+    """
 
     loss: float
     tokens: int
+    steps: int
     skipped_steps: int
     gradient_norm: float
 
 
 class Trainer:
-    """Stages, optimizer and outer state of one member. Create it once; connect it once the plan is known.
+    """Stages, optimizers and outer state of one member, with the initial parameters of the run.
+
+    Create it once; connect it for every plan that gives it other links.
 
     Args:
         spec: the run.
@@ -86,14 +100,21 @@ class Trainer:
         self._follower = (
             None if 0 in stages else EmbeddingFollower(spec, initial_parameters(spec, 0)[EMBEDDING])
         )
-        self._optimizer = _adamw(spec, self.modules.values())
+        self._optimizers = {
+            stage: InnerOptimizer(spec, module.canonical_parameters(), undecayed={EMBEDDING})
+            for stage, module in self.modules.items()
+        }
+        self._rounds = dict.fromkeys(stages, 0)
+        self._embedding_round = 0
         self._stream = stream
         self._samples: range | None = None
         self._upstream: LinkTransform | None = None
         self._downstream: LinkTransform | None = None
+        self._basis_dd: Tensor | None = None
         self._in_flight: dict[int, _InFlight] = {}
-        self._reset_phase(1)
+        self._step_losses: list[Tensor] = []
         self._validation: list[float] = []
+        self._reset_phase(1)
         self._validation_samples: np.ndarray | None = None
 
     @property
@@ -109,26 +130,48 @@ class Trainer:
         """TE of the last committed round, [V, d] float32 on the CPU."""
         return self.outer[0].anchor[EMBEDDING] if self._follower is None else self._follower.table_vd
 
+    @property
+    def rounds(self) -> Mapping[int, int]:
+        """Which round each hosted stage's anchor is after."""
+        return self._rounds
+
+    @property
+    def embedding_round(self) -> int:
+        """Which round :attr:`embedding` is after."""
+        return self._rounds[0] if self._follower is None else self._embedding_round
+
     def connect(self, k_upstream: int | None, k_downstream: int | None) -> None:
         """Set the links to both neighbours; None where there is none, 0 where activations go uncompressed."""
-        basis_dd = None
-        if k_upstream is not None or k_downstream is not None:
-            basis_dd = orthonormal_basis(self.spec.model.width, self.spec.seed).to(self.device)
 
         def link(k: int | None) -> LinkTransform | None:
-            if k is None or basis_dd is None:
+            if k is None:
                 return None
-            return link_projection(k, basis_dd, self.embedding)
+            if self._basis_dd is None:
+                basis_dd = orthonormal_basis(self.spec.model.width, self.spec.seed)
+                self._basis_dd = basis_dd.to(self.device)
+            return link_projection(k, self._basis_dd, self.embedding)
 
         self._upstream, self._downstream = link(k_upstream), link(k_downstream)
 
     def begin_round(self, round_: int, samples: range) -> None:
         """Start the inner phase of `round_`. `samples`: ordinals of this replica's samples in it."""
         assert len(samples) == self.spec.samples_per_round, "the plan and the spec disagree"
+        self.abandon()
         self._samples = samples
-        self._in_flight.clear()
-        self._optimizer.zero_grad(set_to_none=True)
+        for optimizer in self._optimizers.values():
+            optimizer.begin_round(round_)
         self._reset_phase(round_)
+
+    def abandon(self) -> None:
+        """Forget the inner step, and the validation, that a failure has interrupted: neither counts at all.
+
+        Completed steps stay. Harmless where nothing was under way.
+        """
+        self._in_flight.clear()
+        self._step_losses.clear()
+        self._validation.clear()
+        for optimizer in self._optimizers.values():
+            optimizer.forget_gradients()
 
     def forward(self, step: int, microbatch: int, received: Message | None) -> Message | None:
         """Forward pass of one training microbatch; returns what the next member needs, or None at the last.
@@ -142,7 +185,7 @@ class Trainer:
             if self.hosts_last:
                 output = next_token_loss(output.float(), tokens[:, 1:])
         if self.hosts_last:
-            self._losses.append(output.detach())
+            self._step_losses.append(output.detach())
         self._in_flight[microbatch] = _InFlight(tokens, leaf, output)
         return None if self.hosts_last else self._forward_message(output.detach(), tokens)
 
@@ -176,7 +219,8 @@ class Trainer:
     def apply(self, step: int, norm: float) -> None:
         """End inner step `step` (0-based in its round): clip by the global `norm`, one AdamW step.
 
-        A norm that is not finite skips the step on every member alike, since all get the same norm.
+        A norm that is not finite skips the step on every member alike, since all get the same norm. A step
+        beyond the spec's H has the learning rate of the last one within.
         """
         self._norm = norm
         if math.isfinite(norm):
@@ -184,20 +228,24 @@ class Trainer:
             for parameter in self._parameters():
                 if parameter.grad is not None:
                     parameter.grad.mul_(scale)
-            now = (self._round - 1) * self.spec.inner.steps + step
+            steps = self.spec.inner.steps
+            now = (self._round - 1) * steps + min(step, steps - 1)
             rate = learning_rate(self.spec.inner, now, self.spec.total_steps)
-            for group in self._optimizer.param_groups:
-                group["lr"] = rate
-            self._optimizer.step()
+            for optimizer in self._optimizers.values():
+                optimizer.step(rate)
+            self._steps += 1
         else:
             self._skipped += 1
-        self._optimizer.zero_grad(set_to_none=True)
+        self._losses += self._step_losses
+        self._step_losses = []
+        for optimizer in self._optimizers.values():
+            optimizer.forget_gradients()
 
     def end_inner_phase(self) -> InnerResult:
         """What the inner phase did. Only the last member knows the loss."""
         loss = float(torch.stack(self._losses).double().mean()) if self._losses else math.nan
-        tokens = self.spec.samples_per_round * self.spec.model.context
-        return InnerResult(loss, tokens, self._skipped, self._norm)
+        tokens = self._steps * self.spec.samples_per_step * self.spec.model.context
+        return InnerResult(loss, tokens, self._steps, self._skipped, self._norm)
 
     def evaluate(self, microbatch: int, received: Message | None) -> Message | None:
         """Forward pass of one validation microbatch, in this replica's own forward mode."""
@@ -229,38 +277,158 @@ class Trainer:
         """Why each of the payloads gathered for a round of `stage` must not count, or "" where it may."""
         return self.outer[stage].screen(payloads)
 
-    def commit(self, stage: int, payloads: Sequence[tuple[bytes, float]], mine_included: bool) -> str:
-        """Apply the committed (payload, weight) pairs in order. Returns the digest of the new anchor."""
+    def keep_training(self) -> None:
+        """Inner steps go on before pending proposals are decided: commits keep what they learn from here."""
+        for stage, outer in self.outer.items():
+            outer.remember(self._local(stage))
+
+    def commit(
+        self, stage: int, round_: int, payloads: Sequence[tuple[bytes, float]], mine_included: bool
+    ) -> str:
+        """Apply the (payload, weight) pairs committed in `round_`, in order. Returns the new anchor's digest.
+
+        Raises HetnodeError PAYLOAD_CORRUPT; nothing has changed.
+        """
+        assert round_ == self._rounds[stage] + 1, f"stage {stage} is after round {self._rounds[stage]}"
         self.outer[stage].commit(payloads, mine_included, self._local(stage))
+        self._rounds[stage] = round_
         if stage == 0:
             self._refresh_links()
         return self.outer[stage].digest()
 
-    def commit_embedding(self, payloads: Sequence[tuple[bytes, float]]) -> str:
-        """Apply stage 0's committed update to the embedding kept here. Returns the digest of the table."""
+    def commit_embedding(self, round_: int, payloads: Sequence[tuple[bytes, float]]) -> str:
+        """Apply stage 0's committed update to the embedding kept here; none where the round was aborted.
+
+        Returns the digest of the table.
+        """
         assert self._follower is not None, "the host of stage 0 commits the whole stage"
-        self._follower.commit(payloads)
-        self._refresh_links()
+        assert round_ == self._embedding_round + 1, f"the embedding is after round {self._embedding_round}"
+        if payloads:
+            self._follower.commit(payloads)
+            self._refresh_links()
+        self._embedding_round = round_
         return self.embedding_digest()
+
+    def abort(self, stage: int, round_: int) -> None:
+        """The round is aborted: anchor, error feedback and local parameters stay; the inner phase goes on."""
+        assert round_ == self._rounds[stage] + 1, f"stage {stage} is after round {self._rounds[stage]}"
+        self.outer[stage].abort()
+        self._rounds[stage] = round_
 
     def embedding_digest(self) -> str:
         """Digest of TE of the last committed round: equal on all members of all replicas."""
         return tensor_digest(EMBEDDING, self.embedding)
 
-    def abort(self, stage: int) -> None:
-        """The round is aborted: anchor, error feedback and local parameters stay; the inner phase goes on."""
-        self.outer[stage].abort()
+    def forget_error(self, stage: int) -> None:
+        """A payload of this peer's was committed after what was restored here: give up what it has covered.
 
-    def write_checkpoint(self, folder: Path, round_: int) -> None:
-        """Write the anchors of the hosted stages: the global model as committed in `round_`."""
-        checkpoint.write(
-            folder, self.spec, round_, {stage: outer.anchor for stage, outer in self.outer.items()}
+        Error feedback := 0 and local := anchor; the moments stay.
+        """
+        self.outer[stage].reset(self._local(stage))
+
+    def load_initial(self) -> None:
+        """Back to the parameters before round 1: nothing learned, no moments."""
+        for stage in self.stages:
+            self._load_stage(stage, 0, initial_parameters(self.spec, stage))
+        if self._follower is not None:
+            self._follower.load(initial_parameters(self.spec, 0)[EMBEDDING])
+            self._embedding_round = 0
+        self._refresh_links()
+
+    def load_part(self, stage: int, part: Part, round_: int, file: Path) -> str:
+        """Take over a part of the anchor after `round_`. Returns its digest.
+
+        Error feedback := 0, local := anchor, and the stage's moments start anew.
+
+        Args:
+            file: the part's bytes (protocol.digest), verified by the caller.
+
+        Raises:
+            HetnodeError: CHECKPOINT_CORRUPT where their number is wrong or they cannot be read.
+        """
+        if part is Part.STAGE:
+            self._load_stage(stage, round_, _read_part(file, parameter_shapes(self.spec, stage)))
+            digest = self.outer[stage].digest()
+        else:
+            assert self._follower is not None, "the host of stage 0 loads the whole stage"
+            self._follower.load(_read_part(file, embedding_shapes(self.spec))[EMBEDDING])
+            self._embedding_round = round_
+            digest = self.embedding_digest()
+        self._refresh_links()
+        return digest
+
+    def restore(self, folder: Path) -> Restored | None:
+        """Go on from the newest usable checkpoint of this node's below `folder`; None changes nothing.
+
+        Without its private part this is as :meth:`load_part` of every part.
+        """
+        found = own_checkpoints.newest(folder, self.spec, self.stages)
+        if found is None:
+            return None
+        for stage in self.stages:
+            self._load_stage(stage, found.round, found.stages[stage])
+            if found.private is not None:
+                self._resume(stage, found.private[stage])
+        if self._follower is not None and found.embedding is not None:
+            self._follower.load(found.embedding)
+            self._embedding_round = found.round
+        self._refresh_links()
+        return found
+
+    def write_checkpoint(self, folder: Path, round_: int, midway: Callable[[Path], None]) -> None:
+        """Write anchors and private state after `round_` to `folder`, as :func:`own_checkpoints.write`.
+
+        Call it between rounds: what local has learned since the anchor is kept, pending proposals are not.
+
+        Raises:
+            HetnodeError: DISK_FULL; what was written before is untouched.
+        """
+        behind = [stage for stage, done in self._rounds.items() if done != round_]
+        assert not behind, f"stages {behind} are not after round {round_}"
+        assert self.embedding_round == round_, f"the embedding is not after round {round_}"
+        own_checkpoints.write(
+            folder,
+            self.spec,
+            round_,
+            {stage: outer.anchor for stage, outer in self.outer.items()},
+            None if self._follower is None else self._follower.table_vd,
+            {stage: self._private_state(stage) for stage in self.stages},
+            midway,
         )
+
+    @torch.no_grad()
+    def flip_anchor_bit(self, stage: int) -> None:
+        """For tests of drift: one bit of the anchor changes, as a broken memory would change it."""
+        anchor = next(iter(self.outer[stage].anchor.values()))
+        bits = anchor.view(-1)[:1].view(torch.int32)
+        bits.bitwise_xor_(1)
+
+    def _load_stage(self, stage: int, round_: int, parameters: Mapping[str, Tensor]) -> None:
+        self.abandon()
+        self.outer[stage].load(parameters, self._local(stage))
+        self._optimizers[stage].start_anew()
+        self._rounds[stage] = round_
+
+    @torch.no_grad()
+    def _resume(self, stage: int, state: StageState) -> None:
+        local, outer = self._local(stage), self.outer[stage]
+        for name, error in state.error.items():
+            outer.error[name].copy_(error)
+        for name, learned in state.local.items():
+            local[name].copy_(learned)
+        self._optimizers[stage].restore(state.moments)
+
+    def _private_state(self, stage: int) -> StageState:
+        outer = self.outer[stage]
+        local = {name: parameter.detach().cpu() for name, parameter in self._local(stage).items()}
+        moved = {name: value for name, value in local.items() if not torch.equal(value, outer.anchor[name])}
+        return StageState(outer.error, moved, self._optimizers[stage].moments)
 
     def _reset_phase(self, round_: int) -> None:
         self._round = round_
         self._losses: list[Tensor] = []
         self._norm = math.nan
+        self._steps = 0
         self._skipped = 0
 
     def _local(self, stage: int) -> Mapping[str, Tensor]:
@@ -314,7 +482,8 @@ class Trainer:
         assert self._stream is not None
         assert self._samples is not None
         size = self.spec.inner.microbatch_size
-        first = step * self.spec.samples_per_step + microbatch * size
+        # A step beyond H reads the round's samples again: all others belong to other replicas or rounds.
+        first = step % self.spec.inner.steps * self.spec.samples_per_step + microbatch * size
         return self._stream.read(self._samples[first : first + size])
 
     def _validation_tokens(self, microbatch: int) -> np.ndarray:
@@ -346,20 +515,22 @@ def open_device(name: str) -> torch.device:
     return device
 
 
-def _adamw(spec: RunSpec, modules) -> torch.optim.AdamW:  # type: ignore[no-untyped-def]
-    """AdamW over all hosted stages. Decay on matrices only, and never on the embedding: a replica that is cut
-    into members would otherwise disagree with one that is not about the table they share."""
-    decayed, plain = [], []
-    for module in modules:
-        for name, parameter in module.canonical_parameters().items():
-            (decayed if parameter.dim() == 2 and name != EMBEDDING else plain).append(parameter)
-    inner = spec.inner
-    return torch.optim.AdamW(
-        [
-            {"params": decayed, "weight_decay": inner.weight_decay},
-            {"params": plain, "weight_decay": 0.0},
-        ],
-        lr=inner.learning_rate,
-        betas=(inner.beta1, inner.beta2),
-        eps=inner.epsilon,
-    )
+def _read_part(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """The tensors of one part, in the order of its bytes; copies, which no longer depend on the file."""
+    try:
+        size = file.stat().st_size
+        if size != size_of(shapes):
+            raise ValueError(f"it has {size} bytes, not {size_of(shapes)}")
+        with file.open("rb") as source:
+            return {
+                name: torch.from_numpy(
+                    np.fromfile(source, "<f4", math.prod(shapes[name])).astype(np.float32, copy=False)
+                ).view(shapes[name])
+                for name in sorted(shapes)
+            }
+    except (OSError, ValueError, RuntimeError) as error:
+        raise HetnodeError(
+            ErrorCode.CHECKPOINT_CORRUPT,
+            f"The part of a checkpoint in {file} cannot be used: {error}.",
+            "Remove the file; the part is fetched again.",
+        ) from None

@@ -2,13 +2,14 @@
 
 The anchor is the last committed value of the parameters, equal in every bit on all replicas. What this
 replica learned since is anchor - local; what it learned and has not sent is the error feedback. Until a
-round is committed neither changes, so an aborted round loses nothing: the next proposal covers it.
+round is committed neither changes, so an aborted round loses nothing: the next proposal covers it. A replica
+that applies rounds without a proposal of its own follows: its local parameters move along with the anchor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -27,10 +28,14 @@ WeightedPayload = tuple[bytes, float]
 
 @dataclass(frozen=True)
 class _Proposal:
-    """A payload, and the error feedback that remains if all of it is applied."""
+    """A payload, and the error feedback that remains if all of it is applied.
+
+    `covered` are the local parameters that it was made from, where training goes on before the decision.
+    """
 
     payload: bytes
     error: dict[str, Tensor]
+    covered: dict[str, Tensor] | None = None
 
 
 class OuterStage:
@@ -61,16 +66,19 @@ class OuterStage:
     def propose(self, local: Mapping[str, Tensor]) -> bytes | None:
         """The payload with this replica's contribution to the round; it is pending until commit or abort.
 
+        One that is still pending is forgotten, as by an abort: for a caller that never got to offer it.
+
         Args:
             local: the parameters after the inner phase, any device. They must not change until the round
-                is decided, or what they learn meanwhile would be lost by a commit.
+                is decided, or what they learn meanwhile would be lost by a commit; unless
+                :meth:`remember` is called before they do.
 
         Returns:
             None where a parameter or its error feedback is not finite: this replica has nothing to give
             to the round, nothing is pending, and the caller takes part without a contribution. Its
             parameters do not recover by themselves; :meth:`reset` restarts them from the anchor.
         """
-        assert self._pending is None, "the former proposal is neither committed nor aborted"
+        self.abort()
         sparse, pending = {}, {}
         for name, anchor in self.anchor.items():
             delta = anchor - _float32(local[name])
@@ -84,6 +92,15 @@ class OuterStage:
         payload = encode(self.layout, sparse)
         self._pending = _Proposal(payload, pending)
         return payload
+
+    def remember(self, local: Mapping[str, Tensor]) -> None:
+        """Training goes on from `local` before the round is decided: a commit keeps what it learns from here.
+
+        To be called once, before local changes. Nothing where no proposal is pending.
+        """
+        if self._pending is not None and self._pending.covered is None:
+            covered = {name: _float32(local[name]).clone() for name in self.anchor}
+            self._pending = replace(self._pending, covered=covered)
 
     def screen(self, payloads: Sequence[bytes]) -> list[str]:
         """Why each of the gathered payloads of one round must not count, or "" where it may. Never raises.
@@ -110,26 +127,29 @@ class OuterStage:
         Args:
             payloads: those of the manifest, in its order.
             mine_included: whether the pending proposal is one of them. If so, its error feedback becomes
-                ours, together with what clipping cut off, and local := anchor. If not, the proposal is
-                dropped, the error feedback stays, and local moves along with the anchor, so that the next
-                proposal still covers what it learned.
-            local: as at the proposal.
+                ours, together with what clipping cut off, and local := anchor, plus what it has learned
+                since :meth:`remember`. If not, the proposal, if there is one, is dropped, the error feedback
+                stays, and local moves along with the anchor, so that the next proposal still covers what it
+                learned.
+            local: as at the proposal, or further on after :meth:`remember`.
 
         Raises:
             HetnodeError: PAYLOAD_CORRUPT, before anything has changed; the proposal is still pending.
         """
-        pending = self._pending
+        pending = self._pending if mine_included else None
         assert pending is not None or not mine_included, "a round cannot include what was not proposed"
         decoded = [decode(self.layout, data) for data, _ in payloads]
         weights = [weight for _, weight in payloads]
         moved = apply_update(self.anchor, decoded, weights, self._outer.learning_rate)
         for name, anchor in self.anchor.items():
-            if mine_included:
+            if pending is None:
+                local[name].add_((moved[name] - anchor).to(local[name].device))
+            elif pending.covered is None:
                 local[name].copy_(moved[name])
             else:
-                local[name].add_((moved[name] - anchor).to(local[name].device))
+                local[name].copy_(moved[name] + (_float32(local[name]) - pending.covered[name]))
         self.anchor = moved
-        if mine_included and pending is not None:
+        if pending is not None:
             mine = [data for data, _ in payloads].index(pending.payload)
             scale = clipping_scales([payload_norm(payload) for payload in decoded])[mine]
             self.error = pending.error
@@ -146,12 +166,18 @@ class OuterStage:
     def reset(self, local: Mapping[str, Tensor]) -> None:
         """local := anchor, and no error feedback: give up what was learned and not sent.
 
-        For a replica whose parameters are no longer finite.
+        For a replica whose parameters are no longer finite, or whose error feedback is from before a payload
+        of its own that was committed: to keep either would count twice what that payload has brought.
         """
         self.abort()
         for name, anchor in self.anchor.items():
             local[name].copy_(anchor)
             self.error[name].zero_()
+
+    def load(self, parameters: Mapping[str, Tensor], local: Mapping[str, Tensor]) -> None:
+        """Take another anchor, copied, as :meth:`reset` local := anchor. Names and shapes are the stage's."""
+        self.anchor = {name: _float32(parameters[name]).clone() for name in self.layout.shapes}
+        self.reset(local)
 
 
 class EmbeddingFollower:
@@ -172,6 +198,10 @@ class EmbeddingFollower:
         self.table_vd = _float32(table_vd).clone()
         self._layout = PayloadLayout(parameter_shapes(spec, 0), spec.outer)
         self._learning_rate = spec.outer.learning_rate
+
+    def load(self, table_vd: Tensor) -> None:
+        """Take the table of another round, copied."""
+        self.table_vd = _float32(table_vd).clone()
 
     def commit(self, payloads: Sequence[WeightedPayload]) -> None:
         """Apply stage 0's payloads of one manifest, in its order. HetnodeError PAYLOAD_CORRUPT: no change."""

@@ -2,6 +2,10 @@
 
 Frames arrive, are computed on, and leave at the same time: operations are queued at the worker ahead of
 their turn, and results are sent while the next one computes. A full replica is a pipeline without links.
+
+The worker is shared with the outer exchange and does all calls in the order in which they are made. Whoever
+moves anchors or parameters there (commit, commit_embedding, load_part, restore, ...), or proposes, must do it
+while no inner step and no validation runs here, for then the worker holds activations of the old parameters.
 """
 
 from __future__ import annotations
@@ -9,12 +13,14 @@ from __future__ import annotations
 import asyncio
 import math
 import struct
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from node.net.ipc import Child, Reply
 from node.net.link import Link
 from node.train.schedule import OpKind, one_forward_one_backward
+from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec import RunSpec
 from protocol.types import DType, Frame, FrameId, FrameKind, Plan, Replica, TensorHeader
 
@@ -33,8 +39,10 @@ class Pipeline:
         worker: the process that computes.
         upstream, downstream: the links to both neighbours, None at the ends.
 
-    Every method raises HetnodeError (NEIGHBOUR_LOST, FRAME_CORRUPT, WORKER_DIED, ...) on failure; the inner
-    phase cannot be continued afterwards.
+    Every method raises HetnodeError (NEIGHBOUR_LOST, FRAME_CORRUPT, WORKER_DIED, ...) on failure, and may be
+    cancelled. The object is to be discarded then, since its neighbours are at another frame: no task of it is
+    left, and the links are as they were, for their owner to close. Calls that it has already queued at the
+    worker are still done; the worker's `abandon` after them leaves nothing of the step that was under way.
     """
 
     def __init__(
@@ -50,7 +58,7 @@ class Pipeline:
         self._spec, self._epoch, self._position = spec, plan.epoch, position
         self._worker, self._upstream, self._downstream = worker, upstream, downstream
         self._order = one_forward_one_backward(position, len(replica.members), spec.inner.microbatches)
-        # The first frame of a round may have to wait until the former member has finished its own round.
+        # Some frames may have to wait until the former member has finished its own round.
         timing = spec.timing
         self._frame_seconds = timing.link
         self._round_seconds = timing.link + timing.match_window + timing.fetch + timing.decide
@@ -79,10 +87,32 @@ class Pipeline:
         """End the links in order, when the neighbours are done with them, too."""
         await asyncio.gather(*(link.part(self._round_seconds) for link in self._links))
 
+    async def phase(self, round_: int, step: int, wanted: bool, seconds: float | None = None) -> bool:
+        """Whether inner step `step` (0-based in its round) is done: the same answer on all members.
+
+        The first member decides; to be called before every step, and once more to end the inner phase.
+
+        Args:
+            wanted: the first member's decision; the others' is ignored.
+            seconds: how long to wait for it. By default as long as a round may take where the first member
+                may be busy with one (before the first step, and from the spec's H on), else as for any frame.
+        """
+        frame_id = self._id(round_, step, 0, FrameKind.PHASE)
+        if self._upstream is not None:
+            between = 0 < step < self._spec.inner.steps
+            patience = seconds or (self._frame_seconds if between else self._round_seconds)
+            wanted = _decision_of(await self._upstream.take(frame_id, patience))
+        if self._downstream is not None:
+            await self._downstream.send(_scalar_frame(frame_id, float(wanted)), self._frame_seconds)
+        return wanted
+
     async def inner_step(self, round_: int, step: int) -> None:
-        """One inner step (0-based in its round): all microbatches, the global norm, one AdamW step."""
+        """One inner step (0-based in its round): all microbatches, the global norm, one AdamW step.
+
+        A step beyond the spec's H trains on the round's samples again, at the last step's learning rate.
+        """
         slots = asyncio.Semaphore(_QUEUED_OPERATIONS)
-        async with asyncio.TaskGroup() as group:
+        async with _failing_as_one() as group:
             for operation in self._order:
                 forward = operation.kind is OpKind.FORWARD
                 kind = FrameKind.FORWARD if forward else FrameKind.BACKWARD
@@ -100,7 +130,7 @@ class Pipeline:
     async def validate(self, round_: int) -> float:
         """Forward passes over the validation samples. Returns the mean loss at the last member, else NaN."""
         slots = asyncio.Semaphore(_QUEUED_OPERATIONS)
-        async with asyncio.TaskGroup() as group:
+        async with _failing_as_one() as group:
             for microbatch in range(self._spec.data.validation_batches):
                 frame_id = self._id(round_, 0, microbatch, FrameKind.EVALUATE)
                 received = await self._take(self._upstream, frame_id)
@@ -120,7 +150,8 @@ class Pipeline:
     async def _take(self, link: Link | None, frame_id: FrameId) -> Frame | None:
         if link is None:
             return None
-        first = frame_id.step == 0 and frame_id.microbatch == 0
+        # The validation follows an exchange that the former member may still be in.
+        first = frame_id.kind is FrameKind.EVALUATE and frame_id.microbatch == 0
         return await link.take(frame_id, self._round_seconds if first else self._frame_seconds)
 
     def _compute(self, method: str, body: dict[str, Any], received: Frame | None) -> Awaitable[Reply]:
@@ -161,6 +192,28 @@ class Pipeline:
         if self._downstream is not None:
             await self._downstream.send(_scalar_frame(step_id, norm), self._frame_seconds)
         return norm
+
+
+@asynccontextmanager
+async def _failing_as_one() -> AsyncIterator[asyncio.TaskGroup]:
+    """A task group whose first failure is raised as itself. The others follow from it."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except BaseExceptionGroup as failures:
+        expected = [failure for failure in failures.exceptions if isinstance(failure, HetnodeError)]
+        raise (expected or failures.exceptions)[0] from None
+
+
+def _decision_of(frame: Frame) -> bool:
+    value = _scalar_of(frame)
+    if value not in (0.0, 1.0):
+        raise HetnodeError(
+            ErrorCode.FRAME_CORRUPT,
+            "A neighbour's frame does not say whether another inner step follows.",
+            "Check that both ends run the same version and spec.",
+        )
+    return value == 1.0
 
 
 def _scalar_frame(frame_id: FrameId, value: float) -> Frame:

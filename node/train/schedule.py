@@ -1,4 +1,4 @@
-"""Two schedules of the inner phase: the learning rate over the run, the order of microbatches in a step."""
+"""The schedules of the inner phase: learning rates over the run, the order of microbatches in a step."""
 
 from __future__ import annotations
 
@@ -21,6 +21,15 @@ def learning_rate(inner: InnerSpec, step: int, total_steps: int) -> float:
     progress = min(1.0, (step - inner.warmup_steps) / max(1, total_steps - inner.warmup_steps))
     cosine = 0.5 * (1.0 + math.cos(math.pi * progress))
     return inner.learning_rate * (inner.final_ratio + (1.0 - inner.final_ratio) * cosine)
+
+
+def cold_factor(taken: int, cold_steps: int) -> float:
+    """What the learning rate is multiplied by after `taken` steps with moments that started in mid-run.
+
+    Fresh moments make AdamW's first steps as long as the rate allows, whatever the gradient's size: so the
+    rate rises over `cold_steps` steps, as it does at the start of a run.
+    """
+    return min(1.0, (taken + 1) / cold_steps) if cold_steps else 1.0
 
 
 class OpKind(StrEnum):

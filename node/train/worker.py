@@ -11,18 +11,22 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from node import faults
 from node.data.stream import open_stream
-from node.model.init import parameter_count, parameter_shapes
-from node.net.ipc import Buffer, Reply, serve
+from node.faults import Action, Moment
+from node.model.init import embedding_shapes, parameter_count, parameter_shapes
+from node.net.ipc import Buffer, Handler, Reply, serve
 from node.train.inner import Message, Trainer, open_device
+from protocol.digest import header_of, size_of
 from protocol.spec import RunSpec
 from protocol.tensorpack import PayloadLayout
-from protocol.types import DType, StageRange, TensorHeader
+from protocol.types import DType, Part, StageRange, TensorHeader
 
 Body = Mapping[str, Any]
 Blobs = Sequence[Buffer]
@@ -39,13 +43,19 @@ class Worker:
         return Reply({})
 
     def build(self, body: Body, _: Blobs) -> Reply:
-        """Create stages, optimizer and links; open the data if stage 0 is here. Answers facts by stage."""
+        """Create stages and optimizers; open the data if stage 0 is here. To be called once.
+
+        Answers facts by stage, and the parts of the anchor that this member holds: bytes and header as in
+        protocol.digest.
+        """
         spec = RunSpec.from_json(body["spec"])
         stages = StageRange(*body["stages"])
         stream = open_stream(spec, body["source"], body["tokenizer"]) if 0 in stages else None
         self._trainer = Trainer(spec, stages, body["device"], stream)
-        self._trainer.connect(body["k_upstream"], body["k_downstream"])
         outer = self._trainer.outer
+        parts = [_part(stage, Part.STAGE, outer[stage].layout.shapes) for stage in stages]
+        if 0 not in stages:
+            parts.append(_part(0, Part.EMBEDDING, embedding_shapes(spec)))
         return Reply(
             {
                 "digests": [outer[stage].digest() for stage in stages],
@@ -53,11 +63,22 @@ class Worker:
                 "embedding_payload_bytes": PayloadLayout(parameter_shapes(spec, 0), spec.outer).nbytes,
                 "payload_bytes": [outer[stage].layout.nbytes for stage in stages],
                 "parameters": [parameter_count(spec, stage) for stage in stages],
+                "parts": parts,
             }
         )
 
+    def connect(self, body: Body, _: Blobs) -> Reply:
+        """Set the links to both neighbours; again for every plan that changes them."""
+        self._trainer.connect(body["k_upstream"], body["k_downstream"])
+        return Reply({})
+
     def begin_round(self, body: Body, _: Blobs) -> Reply:
         self._trainer.begin_round(body["round"], range(*body["samples"]))
+        return Reply({})
+
+    def abandon(self, _: Body, __: Blobs) -> Reply:
+        """Forget the inner step or validation that a failure has interrupted."""
+        self._trainer.abandon()
         return Reply({})
 
     def forward(self, body: Body, blobs: Blobs) -> Reply:
@@ -89,26 +110,81 @@ class Worker:
     def screen(self, body: Body, blobs: Blobs) -> Reply:
         return Reply({"problems": self._trainer.screen(body["stage"], [bytes(blob) for blob in blobs])})
 
+    def keep_training(self, _: Body, __: Blobs) -> Reply:
+        """Once before the first extra step of a round whose proposals are pending."""
+        self._trainer.keep_training()
+        return Reply({})
+
     def commit(self, body: Body, blobs: Blobs) -> Reply:
-        payloads = [(bytes(blob), weight) for blob, weight in zip(blobs, body["weights"], strict=True)]
-        digest = self._trainer.commit(body["stage"], payloads, body["mine_included"])
-        embedding = self._trainer.embedding_digest() if body["stage"] == 0 else None
+        """Never between the first forward and the `apply` of an inner step."""
+        stage, round_ = body["stage"], body["round"]
+        digest = self._trainer.commit(stage, round_, _weighted(body, blobs), body["mine_included"])
+        embedding = self._trainer.embedding_digest() if stage == 0 else None
         return Reply({"digest": digest, "embedding_digest": embedding})
 
     def commit_embedding(self, body: Body, blobs: Blobs) -> Reply:
-        payloads = [(bytes(blob), weight) for blob, weight in zip(blobs, body["weights"], strict=True)]
-        return Reply({"embedding_digest": self._trainer.commit_embedding(payloads)})
+        """Without payloads where the round of stage 0 was aborted."""
+        digest = self._trainer.commit_embedding(body["round"], _weighted(body, blobs))
+        return Reply({"embedding_digest": digest})
 
     def abort(self, body: Body, _: Blobs) -> Reply:
-        self._trainer.abort(body["stage"])
+        self._trainer.abort(body["stage"], body["round"])
         return Reply({})
 
-    def digest(self, body: Body, _: Blobs) -> Reply:
-        return Reply({"digest": self._trainer.outer[body["stage"]].digest()})
+    def digests(self, _: Body, __: Blobs) -> Reply:
+        """By stage, and of the embedding: the round that the anchor is after, and its digest."""
+        trainer = self._trainer
+        stages = {stage: [trainer.rounds[stage], outer.digest()] for stage, outer in trainer.outer.items()}
+        embedding = [trainer.embedding_round, trainer.embedding_digest()]
+        return Reply({"stages": stages, "embedding": embedding})
+
+    def load_initial(self, _: Body, __: Blobs) -> Reply:
+        self._trainer.load_initial()
+        return Reply({})
+
+    def load_part(self, body: Body, _: Blobs) -> Reply:
+        part, file = Part(body["part"]), Path(body["file"])
+        return Reply({"digest": self._trainer.load_part(body["stage"], part, body["round"], file)})
+
+    def restore(self, body: Body, _: Blobs) -> Reply:
+        found = self._trainer.restore(Path(body["folder"]))
+        if found is None:
+            return Reply({"restored": False, "round": 0, "private": False})
+        return Reply({"restored": True, "round": found.round, "private": found.private is not None})
+
+    def forget_error(self, body: Body, _: Blobs) -> Reply:
+        self._trainer.forget_error(body["stage"])
+        return Reply({})
 
     def write_checkpoint(self, body: Body, _: Blobs) -> Reply:
-        self._trainer.write_checkpoint(Path(body["folder"]), body["round"])
+        """Anchors and this node's own state to `folder`, its name ``round-NNNNNN``; the last two are kept."""
+        round_ = body["round"]
+        self._trainer.write_checkpoint(Path(body["folder"]), round_, partial(_fault_midway, round_))
         return Reply({})
+
+    def flip_anchor_bit(self, body: Body, _: Blobs) -> Reply:
+        """Only where faults are scripted."""
+        self._trainer.flip_anchor_bit(body["stage"])
+        return Reply({})
+
+
+def _fault_midway(round_: int, folder: Path) -> None:
+    """Scripted faults of a checkpoint that is being written; a bit turns in what is written already."""
+    fault = faults.reach_now(Moment.CHECKPOINT, round=round_)
+    if fault is not None and fault.action is Action.CORRUPT:
+        with min(folder.glob("stage-*.safetensors")).open("r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            last = file.read(1)[0]
+            file.seek(-1, os.SEEK_END)
+            file.write(bytes([last ^ 1]))
+
+
+def _part(stage: int, part: Part, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    return {"stage": stage, "part": part.value, "nbytes": size_of(shapes), "header": header_of(shapes)}
+
+
+def _weighted(body: Body, blobs: Blobs) -> list[tuple[bytes, float]]:
+    return [(bytes(blob), weight) for blob, weight in zip(blobs, body["weights"], strict=True)]
 
 
 def _message(body: Body, blobs: Blobs) -> Message | None:
@@ -125,15 +201,18 @@ def _reply(message: Message | None) -> Reply:
     return Reply({"tensors": tensors}, (message.payload,))
 
 
+def handlers(worker: Worker) -> dict[str, Handler]:
+    """The calls that the main process may make; one that damages an anchor only where faults are scripted."""
+    methods = {name: getattr(worker, name) for name in vars(Worker) if not name.startswith("_")}
+    if faults.FILE_VARIABLE not in os.environ:
+        del methods["flip_anchor_bit"]
+    return methods
+
+
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s worker: %(message)s")
     torch.set_num_threads(int(os.environ["HETNODE_THREADS"]))
-    worker = Worker()
-    methods = (
-        "check build begin_round forward backward evaluate squared_norm apply end_inner_phase end_validation "
-        "propose screen commit commit_embedding abort digest write_checkpoint"
-    )
-    serve(int(sys.argv[1]), {name: getattr(worker, name) for name in methods.split()})
+    serve(int(sys.argv[1]), handlers(Worker()))
 
 
 if __name__ == "__main__":

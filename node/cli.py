@@ -14,7 +14,7 @@ from rich.console import Console
 
 from node import hardware, known_runs, lifetime
 from node.cli_admin import invite_app, peers_app, seconds_of
-from protocol.errors import ErrorCode, ExitCode, HetnodeError
+from protocol.errors import ErrorCode, ExitCode, HetnodeError, first_error
 from protocol.spec import RunSpec, resolve
 from protocol.types import PROTOCOL_VERSION, Role
 
@@ -220,7 +220,7 @@ def coordinator(
         create = f"hetnode invite create --folder {folder}"
         console.print(f"let nodes in with: {create}", highlight=False, markup=False)
 
-    (folder / "address").unlink(missing_ok=True)
+    (folder / "address").unlink(missing_ok=True)  # whoever waits for it wants the new one
     enrolment_door = None if enrolment_port is None else f"{host}:{enrolment_port}"
     lifetime.run(
         run_coordinator(
@@ -373,6 +373,10 @@ def swarm_up(
     k: LinkK = None,
     seed: Seed = None,
     folder: Annotated[Path | None, typer.Option(help="Run folder. Default: a new one under runs/.")] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="Run folder of a swarm that was stopped or killed: go on where it was."),
+    ] = None,
     listen: Annotated[
         str, typer.Option(help="HOST:PORT of the coordinator; port 0 is free.", rich_help_panel=_NETWORK)
     ] = "127.0.0.1:0",
@@ -380,11 +384,19 @@ def swarm_up(
     """Train on this machine with a real swarm: coordinator, full replica and pipeline, each its own process.
 
     Ends by itself after the run's rounds and leaves a run folder with metrics.jsonl, loss.png, logs and a
-    checkpoint of the global model. Ctrl-C ends every process.
+    checkpoint of the global model. Ctrl-C ends every process; --resume goes on from there.
     """
     from node.data.stream import open_stream  # noqa: PLC0415
     from node.views.swarm import SwarmView  # noqa: PLC0415
 
+    if resume is not None:
+        given = (preset, config, data, tokenizer, rounds, inner_steps, replicas, pipelines, stages, k, seed)
+        if folder is not None or any(option is not None for option in given):
+            raise lifetime.bad_option(
+                "--resume goes on with the run as it was.", "Leave out the options of the specification."
+            )
+        SwarmView(_spec_of_run(resume), resume).run(listen)
+        return
     spec = _with_tokenizer_hash(
         _resolve(
             config,
@@ -472,6 +484,17 @@ def _usable(folder: Path, option: str = "--folder", mode: int = 0o777) -> Path:
         ) from None
 
 
+def _spec_of_run(folder: Path) -> RunSpec:
+    """The spec of the run that has begun in `folder`. Raises BAD_OPTION."""
+    file = folder / "run.toml"
+    if not file.exists() or not (folder / "coordinator.sqlite").exists():
+        raise lifetime.bad_option(
+            f"{folder} holds no run that could go on.",
+            "Give the run folder that 'hetnode swarm up' has printed.",
+        )
+    return resolve(file=file)
+
+
 def _new_run_folder(spec: RunSpec, folder: Path | None) -> Path:
     """An empty folder for a new run. Raises HetnodeError RUN_FOLDER_IN_USE."""
     if folder is None:
@@ -514,7 +537,7 @@ def main() -> None:
     except (lifetime.Interrupted, KeyboardInterrupt):
         sys.exit(ExitCode.INTERRUPTED)
     except (HetnodeError, BaseExceptionGroup) as error:
-        cause = lifetime.first_error(error)
+        cause = first_error(error)
         if not isinstance(cause, HetnodeError):
             raise
         lifetime.show_error(cause)

@@ -66,17 +66,6 @@ def run(main: Coroutine[Any, Any, T], lifeline: int | None = None) -> T:
         return runner.run(supervised())
 
 
-def first_error(error: BaseException) -> BaseException:
-    """The failure that started it: the first leaf of an exception group, a HetnodeError if there is one."""
-    if not isinstance(error, BaseExceptionGroup):
-        return error
-    leaves = [first_error(inner) for inner in error.exceptions]
-    for leaf in leaves:
-        if not isinstance(leaf, HetnodeError):
-            log.error("an unexpected failure among others", exc_info=leaf)
-    return next((leaf for leaf in leaves if isinstance(leaf, HetnodeError)), leaves[0])
-
-
 def show_error(error: HetnodeError) -> None:
     """One message on standard error: what is the matter and what to do."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)

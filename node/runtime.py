@@ -8,26 +8,32 @@ import socket
 import time
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
+from node import faults
 from node.credentials import RunCredentials, check_in_date, folder_of, load
+from node.faults import Moment
 from node.hardware import measure_capacity
 from node.identity import Identity
-from node.net.coordinator_client import CoordinatorClient
+from node.net.coordinator_client import Admission, CoordinatorClient
 from node.net.directory import Directory
 from node.net.enrolment import enrol
 from node.net.hive.client import Hivemind
 from node.net.ipc import Child, start_child
-from node.net.link import LinkServer
-from node.net.membership import Membership
+from node.net.link import Links, LinkServer
+from node.net.membership import Membership, jittered
 from node.train.training import LocalData, Services, Training
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.invite import Invite
-from protocol.types import PROTOCOL_VERSION, PeerRecord, Role
+from protocol.types import PROTOCOL_VERSION, Capacity, PeerRecord, Role
 
 log = logging.getLogger(__name__)
 
 _CLOSE_SECONDS = 3.0
+_CLOCK_SECONDS = 2.0
+_FORMER_SECONDS = 30.0
+"""How long a node waits for the coordinator to let go of its predecessor."""
 
 
 @dataclass(frozen=True)
@@ -83,18 +89,25 @@ async def run_node(options: NodeOptions, identity: Identity) -> Path:
         coordinator = CoordinatorClient(credentials, identity)
         stack.push_async_callback(coordinator.close)
         advertise = options.advertise or _address_towards(credentials.api)
-        links = LinkServer(lambda: coordinator.credentials.tls)
+        server = LinkServer(lambda: coordinator.credentials.tls)
         endpoint = ""
         if role is Role.STAGE and not options.dial_only:
-            port = await links.start(options.listen_host, options.listen_port)
-            stack.push_async_callback(links.close)
+            port = await server.start(options.listen_host, options.listen_port)
+            stack.push_async_callback(server.close)
             endpoint = f"{advertise}:{port}"
         capacity = measure_capacity(options.device, options.threads)
-        admission = await coordinator.join(role, capacity, endpoint, options.spec_hash, options.join_seconds)
+
+        async def join() -> Admission:
+            return await _join(coordinator, role, capacity, endpoint, options)
+
+        admission = await join()
         spec = admission.spec
         log.info("joined run %s as %s, peer %s, spec %s", spec.run_id, role, identity.peer, spec.hash)
+        await faults.reach(Moment.JOINED, round=0)
+        if abs(admission.clock_offset) > _CLOCK_SECONDS:
+            log.warning("this machine's clock is wrong by %.0f s", -admission.clock_offset)
         stack.push_async_callback(_leave, coordinator, "stopped before the end")
-        membership = Membership(coordinator, spec.timing.heartbeat)
+        membership = Membership(coordinator, join, spec.timing.heartbeat)
         async with asyncio.TaskGroup() as group:
             # Heartbeats begin now: joining the DHT may take longer than a silent peer is believed to live.
             background = [
@@ -112,6 +125,7 @@ async def run_node(options: NodeOptions, identity: Identity) -> Path:
                 listen_port=options.dht_port,
                 advertise=advertise,
                 client_mode=options.dial_only,
+                clock_offset=admission.clock_offset,
             )
             stack.push_async_callback(hivemind.close)
             await membership.attach(hivemind.admit)
@@ -120,9 +134,15 @@ async def run_node(options: NodeOptions, identity: Identity) -> Path:
                 PeerRecord(identity.peer, PROTOCOL_VERSION, role, capacity, endpoint, stages=None),
             )
             background.append(group.create_task(directory.keep()))
+            links = Links(server, lambda: coordinator.credentials.tls)
             services = Services(identity, worker, hivemind, coordinator, links, membership, directory)
             local = LocalData(options.device, options.source, options.tokenizer)
-            folder = await Training(spec, services, local, options.folder / "checkpoint").run()
+            training = Training(spec, services, local, _settle_in(options.folder, credentials))
+            try:
+                folder = await training.run()
+            except asyncio.CancelledError:
+                await _keep_progress(training)
+                raise
             for task in background:
                 task.cancel()
         await _leave(coordinator, "finished")
@@ -139,6 +159,51 @@ async def _credentials(options: NodeOptions, identity: Identity) -> RunCredentia
     credentials = await enrol(options.invite, identity, options.join_seconds)
     log.info("enrolled in run %s; its credentials are in %s", credentials.run, credentials.folder)
     return credentials
+
+
+async def _join(
+    coordinator: CoordinatorClient, role: Role, capacity: Capacity, endpoint: str, options: NodeOptions
+) -> Admission:
+    """Join, waiting for the coordinator to notice that a former node of this identity is no more."""
+    waited = 0.0
+    while True:
+        try:
+            return await coordinator.join(role, capacity, endpoint, options.spec_hash, options.join_seconds)
+        except HetnodeError as error:
+            if error.code is not ErrorCode.ALREADY_ACTIVE or waited > _FORMER_SECONDS:
+                raise
+            log.info("%s", error.cause)
+        pause = jittered(1.0)
+        await asyncio.sleep(pause)
+        waited += pause
+
+
+async def _keep_progress(training: Training) -> None:
+    """Within the time that a supervisor leaves to those whom it has asked to end."""
+    try:
+        async with asyncio.timeout(_CLOSE_SECONDS):
+            await training.keep_progress()
+    except (TimeoutError, HetnodeError) as error:
+        log.warning("the progress since the last checkpoint is not kept: %s", error)
+
+
+def _settle_in(folder: Path, credentials: RunCredentials) -> Path:
+    """`folder`, with nothing in it that is of another run.
+
+    A coordinator that was set up anew starts another run, even of the same specification: what is kept of the
+    former one is not deleted, but is of no use here.
+    """
+    mark, name = folder / "run", f"{credentials.run} {credentials.coordinator}"
+    former = mark.read_text() if mark.exists() else name
+    if former != name:
+        number = next(n for n in count(1) if not (folder / f"former-{n}").exists())
+        for kept in ("checkpoint", "payloads"):
+            if (folder / kept).exists():
+                (folder / f"former-{number}").mkdir(exist_ok=True)
+                (folder / kept).rename(folder / f"former-{number}" / kept)
+        log.warning("what was kept of run %s is now in %s", former.split()[0], folder / f"former-{number}")
+    mark.write_text(name)
+    return folder
 
 
 async def _guard(worker: Child) -> None:

@@ -11,12 +11,13 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from node.credentials import Credentials, load_operator
+from node.credentials import Credentials, exist, folder_of, load_operator
 from node.hardware import available_threads
 from node.net.admin_client import AdminClient
 from node.net.coordinator_client import fetch_status
@@ -28,6 +29,9 @@ from protocol.types import Role
 _STOP_SECONDS = 4.5
 _POLL_SECONDS = 0.5
 _INVITE_SECONDS = 3600.0
+
+
+_RESTARTS = 3
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class Swarm:
         self.folder = folder
         self.address = ""
         self.coordinator: SwarmProcess | None = None
-        self.nodes: list[SwarmProcess] = []
+        self.nodes: dict[str, SwarmProcess] = {}
         # Children watch the read end: it closes when this process ends, even by SIGKILL.
         self._lifeline_read, self._lifeline_write = os.pipe()
         os.set_inheritable(self._lifeline_read, True)
@@ -75,7 +79,7 @@ class Swarm:
     async def close(self) -> None:
         """End every process: SIGTERM, then SIGKILL for what is left of its session."""
         # The coordinator goes last, so that the nodes find it when they say farewell.
-        for group in (self.nodes, [self.coordinator] if self.coordinator else []):
+        for group in (list(self.nodes.values()), [self.coordinator] if self.coordinator else []):
             await _end(group)
         os.close(self._lifeline_write)
         os.close(self._lifeline_read)
@@ -104,6 +108,9 @@ async def run_swarm(
 ) -> Swarm:
     """Run a swarm of the shape in `spec` until the run is finished.
 
+    A folder in which a swarm of this spec has run before goes on where it was: coordinator and nodes find
+    their state there.
+
     Args:
         spec: the resolved spec.
         spec_file: the same spec as a file that the processes read.
@@ -111,12 +118,14 @@ async def run_swarm(
         listen: HOST:PORT of the coordinator; port 0 takes a free one.
         on_status: called about twice a second with the coordinator's status.
 
-    Raises HetnodeError: when a process fails, with the last words of its log. All processes have ended when
-    this returns or raises, also when it is cancelled.
+    Raises HetnodeError: when a process fails, with the last words of its log; a node that was killed is
+    started again a few times before. All processes have ended when this returns or raises, also when it is
+    cancelled.
     """
     async with AsyncExitStack() as stack:
         swarm = Swarm(folder)
         stack.push_async_callback(swarm.close)
+        (folder / "address").unlink(missing_ok=True)  # of a coordinator that is no more
         swarm.coordinator = await swarm.start(
             "coordinator",
             ["coordinator", "--config", str(spec_file), "--folder", str(folder), "--listen", listen],
@@ -128,21 +137,26 @@ async def run_swarm(
         threads = max(1, available_threads() // len(roles))
         invite_file = await _invite(*operator, folder, len(roles))
         stack.callback(invite_file.unlink, missing_ok=True)
-        for number, role in enumerate(roles):
-            name = f"{number:02d}-{role.value}"
-            node_folder = folder / "nodes" / name
-            swarm.nodes.append(
-                await swarm.start(
-                    name,
-                    [
-                        *("join", "--invite-file", str(invite_file), "--role", role.value),
-                        *("--folder", str(node_folder)),
-                        *("--identity", str(node_folder / "identity.key"), "--threads", str(threads)),
-                        *("--listen", "127.0.0.1:0", "--advertise", "127.0.0.1"),
-                    ],
-                )
+
+        async def start_node(name: str, role: Role, again: bool = False) -> None:
+            own = folder / "nodes" / name
+            key = own / "identity.key"
+            known = folder_of(key, spec.run_id)
+            # A coordinator that was started anew may listen elsewhere; the invite says where.
+            invited = [str(known)] if again and exist(known) else ["--invite-file", str(invite_file)]
+            options = ["--folder", str(own), "--identity", str(key), "--threads", str(threads)]
+            swarm.nodes[name] = await swarm.start(
+                name,
+                [
+                    *("join", *invited, "--role", role.value, *options),
+                    *("--listen", "127.0.0.1:0", "--advertise", "127.0.0.1"),
+                ],
             )
-        await _watch(swarm, folder, on_status)
+
+        names = {f"{number:02d}-{role.value}": role for number, role in enumerate(roles)}
+        for name, role in names.items():
+            await start_node(name, role)
+        await _watch(swarm, folder, on_status, lambda name: start_node(name, names[name], again=True))
         return swarm
 
 
@@ -151,6 +165,7 @@ async def _invite(address: str, operator: Credentials, folder: Path, uses: int) 
     async with AdminClient(address, operator) as admin:
         invite, _ = await admin.create_invite(uses, _INVITE_SECONDS, None)
     path = folder / "invite"
+    path.unlink(missing_ok=True)  # of a swarm that was killed
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(f"{invite}\n")
     return path
@@ -165,21 +180,33 @@ async def _address_of(coordinator: SwarmProcess, file: Path) -> str:
     return file.read_text().strip()
 
 
-async def _watch(swarm: Swarm, folder: Path, on_status: Callable[[pb.StatusReply], None]) -> None:
-    """Show the status until all nodes have ended well; the first failure ends the swarm."""
+async def _watch(
+    swarm: Swarm,
+    folder: Path,
+    on_status: Callable[[pb.StatusReply], None],
+    restart: Callable[[str], Awaitable[None]],
+) -> None:
+    """Show the status until all nodes have ended well; the first failure ends the swarm.
+
+    A node that a signal has ended is none: it is started again, as a supervisor would do.
+    """
     assert swarm.coordinator is not None
-    ends = {asyncio.create_task(node.process.wait()): node for node in swarm.nodes}
     coordinator_end = asyncio.create_task(swarm.coordinator.process.wait())
-    pending = set(ends)
+    pending = {asyncio.create_task(node.process.wait()): name for name, node in swarm.nodes.items()}
+    restarts = Counter[str]()
     try:
         while pending:
             done, _ = await asyncio.wait(
                 {*pending, coordinator_end}, timeout=_POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED
             )
-            for task in done & pending:
-                if task.result() != 0:
-                    raise _failure(ends[task])
-            pending -= done
+            for task in done & set(pending):
+                name = pending.pop(task)
+                restarts[name] += 1
+                if task.result() < 0 and restarts[name] <= _RESTARTS:
+                    await restart(name)
+                    pending[asyncio.create_task(swarm.nodes[name].process.wait())] = name
+                elif task.result() != 0:
+                    raise _failure(swarm.nodes[name])
             if coordinator_end.done():
                 if coordinator_end.result() != 0:
                     raise _failure(swarm.coordinator)
@@ -189,7 +216,7 @@ async def _watch(swarm: Swarm, folder: Path, on_status: Callable[[pb.StatusReply
         if pending:
             await asyncio.wait(pending, timeout=_STOP_SECONDS)
     finally:
-        for task in (*ends, coordinator_end):
+        for task in (*pending, coordinator_end):
             task.cancel()
 
 

@@ -23,7 +23,9 @@ from node.identity import Identity, open_identity
 from node.net.coordinator_client import CoordinatorClient
 from node.net.hive.client import Hivemind
 from node.net.ipc import Child, start_child
+from node.net.membership import Membership
 from node.train.exchange import OuterExchange, RoundOutcome
+from node.train.facts import Facts
 from protocol.envelope import sign_descriptor
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec import resolve
@@ -81,18 +83,18 @@ class Round:
         number = self.number
         async with asyncio.timeout(PATIENT):
             *outcomes, _ = await asyncio.gather(
-                *(peer.exchange.run(self.plan, number) for peer in self.honest), misbehave()
+                *(peer.exchange.contribute(self.plan, number, 1.0) for peer in self.honest), misbehave()
             )
         self.number += 1
         assert all(isinstance(outcome, RoundOutcome) for outcome in outcomes)
-        first, second = [await peer.worker.call("digest", {"stage": 0}) for peer in self.honest]
+        first, second = [await peer.worker.call("digests", {}) for peer in self.honest]
         assert first.body == second.body
         decision = await self.honest[0].coordinator.await_decision(0, number, PATIENT)
         assert decision.committed
         return decision
 
     async def describe(self, payload: bytes, **changes: object) -> PayloadDescriptor:
-        digest = (await self.honest[0].worker.call("digest", {"stage": 0})).body["digest"]
+        _, digest = (await self.honest[0].worker.call("digests", {})).body["stages"]["0"]
         descriptor = PayloadDescriptor(
             run=SPEC.run_id,
             stage=0,
@@ -156,28 +158,47 @@ async def _start(folder: Path, coordinator: Running, stack: AsyncExitStack) -> R
     capacity = int(built[0]["payload_bytes"][0])
     for peer in peers:
         await peer.hivemind.admit([identity.peer for identity in identities])
-        await peer.hivemind.host_stages({0: capacity})
+        home = folder / peer.identity.path.stem
+        # Where nothing can be written, a payload is in memory, and is sent without a look at its bytes.
+        payloads = Path("/dev/null") if peer is peers[2] else home
+        await peer.hivemind.host_stages({0: capacity}, payloads / "payloads", home / "checkpoints", 10)
     plan = await anext(news.plan async for news in peers[0].coordinator.watch() if news.plan)
     honest = []
     for peer, worker, facts in zip(peers, workers, built, strict=False):
         await _train(worker, len(honest))
+        membership = await _membership(peer, stack)
+        stages = StageRange(0, 1)
         exchange = OuterExchange(
             SPEC,
-            StageRange(0, 1),
+            stages,
             peer.identity,
             worker,
             peer.hivemind,
             peer.coordinator,
-            {0: facts["codecs"][0]},
-            {0: facts["digests"][0]},
-            {0: capacity},
+            membership,
+            Facts.of_build(stages, facts),
+            asyncio.Lock(),
         )
+        await exchange.refresh()
         honest.append(Honest(peer.identity, peer.coordinator, peer.hivemind, exchange, worker))
     stray = await _worker(stack)
     await stray.call("build", _build_request())
     await _train(stray, len(honest))
     payload = bytes((await stray.call("propose", {"stage": 0})).blobs[0])
     return Round(plan, (honest[0], honest[1]), peers[2], payload, built[0]["codecs"][0])
+
+
+async def _membership(peer: Peer, stack: AsyncExitStack) -> Membership:
+    """As a node keeps it."""
+
+    async def join() -> None:
+        raise AssertionError("nobody is lost here")
+
+    membership = Membership(peer.coordinator, join, SPEC.timing.heartbeat)
+    keeping = asyncio.create_task(membership.keep())
+    stack.callback(keeping.cancel)
+    await membership.until(lambda standing: standing.newest)
+    return membership
 
 
 async def _worker(stack: AsyncExitStack) -> Child:
@@ -190,14 +211,12 @@ async def _worker(stack: AsyncExitStack) -> Child:
 
 
 def _build_request() -> dict[str, object]:
-    links = {"k_upstream": None, "k_downstream": None}
     return {
         "spec": SPEC.canonical_json,
         "stages": [0, 1],
         "device": "cpu",
         "source": None,
         "tokenizer": None,
-        **links,
     }
 
 

@@ -185,6 +185,20 @@ BAD_MESSAGES = {
 }
 
 
+async def test_members_that_are_not_equally_far_are_not_connected_until_they_are(
+    server: tuple[LinkServer, str],
+) -> None:
+    accepting, address = server
+    upper, lower = replace(UPPER, round=5), replace(LOWER, round=5)
+    accept = asyncio.create_task(accepting.accept(lower, upper, LIMITS, 10))
+    with pytest.raises(HetnodeError) as early:
+        await dial(address, replace(UPPER, round=4), replace(LOWER, round=4), LIMITS, 1, UPPER_SHOWS)
+    assert early.value.code is ErrorCode.NEIGHBOUR_UNREACHABLE
+    assert not accept.done()
+    for end in await asyncio.gather(dial(address, upper, lower, LIMITS, 10, UPPER_SHOWS), accept):
+        await end.close()
+
+
 @pytest.mark.parametrize("name", BAD_MESSAGES)
 async def test_a_bad_message_closes_that_stream_only(server: tuple[LinkServer, str], name: str) -> None:
     accepting, address = server
@@ -196,7 +210,14 @@ async def test_a_bad_message_closes_that_stream_only(server: tuple[LinkServer, s
     async with channel_of(LIAR_SHOWS, address) as channel:
         call = pb_grpc.StageLinkStub(channel).Exchange()
         hello = pb.Hello(
-            protocol_version=PROTOCOL_VERSION, run="run", spec_hash="hash", peer="liar", replica=1, position=0
+            protocol_version=PROTOCOL_VERSION,
+            run="run",
+            spec_hash="hash",
+            peer="liar",
+            replica=1,
+            position=0,
+            epoch=1,
+            round=1,
         )
         await call.write(pb.LinkMessage(hello=hello))
         await call.read()

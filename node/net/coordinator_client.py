@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import grpc
 from cryptography.x509 import load_pem_x509_certificate
 
+from node import faults
 from node.credentials import Credentials, RunCredentials, check_in_date
 from node.identity import Identity
 from node.net.enrolment import check_own
@@ -28,7 +29,7 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.grpc_errors import error_from_rpc
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
-from protocol.records import open_plan
+from protocol.records import open_plan, open_state
 from protocol.spec import RunSpec
 from protocol.tls import COORDINATOR_NAME, pin_of, wrong_authority
 from protocol.types import (
@@ -36,11 +37,14 @@ from protocol.types import (
     Capacity,
     Decision,
     Group,
+    Part,
     PayloadDescriptor,
     PeerId,
+    Place,
     Plan,
     Rejection,
     Role,
+    StateRecord,
 )
 
 log = logging.getLogger(__name__)
@@ -83,23 +87,41 @@ _RETRY_SECONDS = 0.3
 
 @dataclass(frozen=True)
 class Admission:
-    """What a peer gets when the coordinator lets it in."""
+    """What a peer gets when the coordinator lets it in.
+
+    `clock_offset`: seconds by which the coordinator's clock is ahead of this machine's.
+    """
 
     spec: RunSpec
     dht_peers: tuple[str, ...]
+    clock_offset: float = 0.0
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """What the coordinator answers to a heartbeat.
+
+    `round` is the one that is open, `closes` in how many seconds it closes, if others wait for that already.
+    """
+
+    round: int
+    closes: float | None
 
 
 @dataclass(frozen=True)
 class PlanNews:
     """One message of the Watch stream: a plan, or the sentence that says what the run waits for.
 
-    `banned` are all peers that are banned now.
+    `banned` are all peers that are banned now, `followers` the places of those that are in no plan yet,
+    `round` is the one that is open.
     """
 
     plan: Plan | None
     waiting: str
     finished: bool
     banned: frozenset[PeerId]
+    followers: tuple[Place, ...] = ()
+    round: int = 0
 
 
 class _Channel:
@@ -162,7 +184,9 @@ class CoordinatorClient:
             endpoint=endpoint,
             spec_hash=spec_hash,
         )
+        asked = time.time()
         reply = await self._first_call(request, deadline)
+        clock_offset = reply.time - (asked + time.time()) / 2 - faults.skew()
         if not is_signed_by(
             self.credentials.coordinator, spec_message(reply.spec_json), reply.spec_signature
         ):
@@ -174,7 +198,7 @@ class CoordinatorClient:
                 f"The coordinator sent a spec of hash {spec.hash} and called it {reply.spec_hash!r:.80}.",
                 "Install the same version of hetnode on this machine and on the coordinator's.",
             )
-        return Admission(spec, tuple(reply.dht_peers))
+        return Admission(spec, tuple(reply.dht_peers), clock_offset)
 
     async def _first_call(self, request: pb.JoinRequest, deadline: float) -> pb.JoinReply:
         """Join, repeated while nobody answers at all; but a certificate that TLS refuses stays refused."""
@@ -236,6 +260,7 @@ class CoordinatorClient:
             call = stub.Watch(pb.WatchRequest(peer=self._peer), wait_for_ready=True)
             try:
                 async for update in call:
+                    self._check_not_cut_off()
                     yield self._news(update)
             except grpc.aio.AioRpcError as error:
                 raise self._translated(error) from None
@@ -247,14 +272,38 @@ class CoordinatorClient:
         if update.signed_plan:
             credentials = self.credentials
             plan = open_plan(update.signed_plan, update.signature, credentials.run, credentials.coordinator)
-        return PlanNews(plan, update.waiting, update.finished, convert.banned_from_pb(update.banned))
+        return PlanNews(
+            plan,
+            update.waiting,
+            update.finished,
+            convert.banned_from_pb(update.banned),
+            convert.places_from_pb(update.followers),
+            update.round,
+        )
 
-    async def heartbeat(self, round_: int, inner_step: int) -> None:
+    async def heartbeat(self, round_: int, inner_step: int) -> Pulse:
         request = pb.HeartbeatRequest(peer=self._peer, round=round_, inner_step=inner_step)
-        await self._call("Heartbeat", request, _CALL_SECONDS)
+        reply = await self._call("Heartbeat", request, _CALL_SECONDS)
+        return Pulse(reply.round, reply.closes_seconds if reply.closing else None)
 
     async def leave(self, reason: str) -> None:
         await self._call("Leave", pb.LeaveRequest(peer=self._peer, reason=reason), 2.0)
+
+    async def retreat(self, epoch: int, reason: str) -> None:
+        """Say that this peer's replica cannot go on under plan `epoch`; a later plan may seat it again."""
+        request = pb.RetreatRequest(peer=self._peer, epoch=epoch, reason=reason[:200])
+        await self._call("Retreat", request, _CALL_SECONDS)
+
+    async def locate(self, stage: int, part: Part) -> tuple[StateRecord, ...]:
+        """The checkpoints of `part` of `stage` that can be had, newest first.
+
+        Raises HetnodeError: WRONG_AUTHORITY where a record is not signed by the coordinator's key.
+        """
+        request = pb.LocateRequest(peer=self._peer, stage=stage, part=part.value)
+        reply = await self._call("Locate", request, _CALL_SECONDS)
+        run, coordinator = self.credentials.run, self.credentials.coordinator
+        records = (open_state(each.record, each.signature, run, coordinator) for each in reply.states)
+        return tuple(each for each in records if (each.stage, each.part) == (stage, part))
 
     async def match(self, descriptor: PayloadDescriptor, deadline: float) -> Group:
         """Offer a payload and wait for the group of its (stage, round)."""
@@ -293,7 +342,7 @@ class CoordinatorClient:
                 ErrorCode.ANCHOR_DIVERGED,
                 f"After round {round_} this node's {part} of stage {stage} has digest {digest[:16]}, the run "
                 f"has {reply.expected[:16]}.",
-                "This node stops, so that it does not spread a different model; start it again.",
+                "It loads the anchor of the others before it contributes again.",
             )
 
     async def measure(self, measurement: pb.Measurement) -> None:
@@ -304,11 +353,20 @@ class CoordinatorClient:
         await self._channel.close()
 
     async def _call(self, method: str, request: Any, deadline: float) -> Any:
+        self._check_not_cut_off()
         try:
             async with self._channel.call() as stub:
-                return await getattr(stub, method)(request, timeout=deadline, wait_for_ready=True)
+                reply = await getattr(stub, method)(request, timeout=deadline, wait_for_ready=True)
         except grpc.aio.AioRpcError as error:
             raise self._translated(error) from None
+        self._check_not_cut_off()
+        return reply
+
+    def _check_not_cut_off(self) -> None:
+        if faults.is_cut_off():
+            raise HetnodeError(
+                ErrorCode.COORDINATOR_UNREACHABLE, f"The coordinator at {self.address} is cut off.", ""
+            )
 
     def _translated(self, error: grpc.aio.AioRpcError) -> HetnodeError:
         return _error_of(error, self.address)

@@ -20,6 +20,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from node import faults
 from node.credentials import Credentials
 from node.net.secure import open_channel, server_credentials, tls_failure
 from protocol import convert
@@ -46,13 +47,19 @@ _HANDSHAKE_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Place:
-    """Where one end of a link stands: what both ends must agree on, and which member this is."""
+    """Where one end of a link stands: what both ends must agree on, and which member this is.
+
+    `epoch` is that of the plan, `round` the first round for which the link is opened: members that have not
+    come equally far must not be connected yet.
+    """
 
     run: str
     spec_hash: str
     peer: PeerId
     replica: int
     position: int
+    epoch: int = 1
+    round: int = 1
 
 
 @dataclass(frozen=True)
@@ -96,6 +103,7 @@ class Link:
         header = convert.frame_header_to_pb(frame.id, frame.tensors)
         try:
             async with asyncio.timeout(deadline), self._send_lock:
+                await faults.carry(len(frame.payload))
                 await self._write(pb.LinkMessage(header=header))
                 for chunk in chunks(frame):
                     await self._write(pb.LinkMessage(chunk=bytes(chunk)))
@@ -316,7 +324,10 @@ class LinkServer(pb_grpc.StageLinkServicer):
             log.warning("refused a link of %s: nobody here expects it", caller)
             await abort_with(context, _refusal(ErrorCode.UNKNOWN_PEER, "nobody here expects this link"))
         except HetnodeError as error:
-            log.warning("refused a link of %s: %s", caller, error)
+            expected_soon = error.code is ErrorCode.UNKNOWN_PEER  # it tries again until both are equally far
+            log.log(
+                logging.DEBUG if expected_soon else logging.WARNING, "refused a link of %s: %s", caller, error
+            )
             await abort_with(context, error)
         else:
             link = Link(expected.neighbour, context.read, context.write, expected.limits)
@@ -327,6 +338,29 @@ class LinkServer(pb_grpc.StageLinkServicer):
             reason = await link.wait_closed()
             if not link.is_closed_here:
                 await abort_with(context, reason)
+
+
+class Links:
+    """This node's links to its neighbours: those that it dials and those that it accepts.
+
+    Args:
+        server: where it listens; None where it only dials.
+        credentials: what to show; renewed ones are shown at once.
+    """
+
+    def __init__(self, server: LinkServer | None, credentials: Callable[[], Credentials]) -> None:
+        self._server, self._credentials = server, credentials
+
+    async def dial(
+        self, endpoint: str, here: Place, neighbour: Place, limits: LinkLimits, deadline: float
+    ) -> Link:
+        """As :func:`dial`."""
+        return await dial(endpoint, here, neighbour, limits, deadline, self._credentials())
+
+    async def accept(self, here: Place, neighbour: Place, limits: LinkLimits, deadline: float) -> Link:
+        """As :meth:`LinkServer.accept`."""
+        assert self._server is not None, "the plan lets only those accept that listen"
+        return await self._server.accept(here, neighbour, limits, deadline)
 
 
 async def dial(
@@ -435,6 +469,8 @@ def _hello(place: Place) -> pb.Hello:
         peer=place.peer,
         replica=place.replica,
         position=place.position,
+        epoch=place.epoch,
+        round=place.round,
     )
 
 
@@ -454,6 +490,12 @@ def _check_hello(hello: pb.Hello, expected: Place) -> None:
             f"The neighbour has run {hello.run!r:.80} with spec {hello.spec_hash!r:.80}, this node has "
             f"{expected.run} with {expected.spec_hash}.",
             "Let both join through the same coordinator.",
+        )
+    if (hello.epoch, hello.round) != (expected.epoch, expected.round):
+        raise _refusal(
+            ErrorCode.UNKNOWN_PEER,
+            f"{expected.peer} is expected in round {expected.round} of plan {expected.epoch}, "
+            f"not in round {hello.round} of plan {hello.epoch}",
         )
     if (hello.peer, hello.replica, hello.position) != (expected.peer, expected.replica, expected.position):
         raise _refusal(

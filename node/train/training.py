@@ -1,32 +1,57 @@
-"""One node's training from its first plan to the last round: read :meth:`Training.run` top to bottom."""
+"""One node's training from its first place in the run to the last round: read :meth:`Training.run` top to
+bottom.
+
+A node follows the log of decisions until a plan gives it a seat, trains under that plan until it ends or
+cannot go on, and follows again. Whatever happens to its replica, its links or the coordinator, this loop is
+the one way back.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+from node import faults
+from node.faults import Moment
 from node.identity import Identity
 from node.net.coordinator_client import CoordinatorClient
 from node.net.directory import Directory
 from node.net.hive.client import Hivemind
 from node.net.ipc import Child
-from node.net.link import Link, LinkLimits, LinkServer, Place, dial
-from node.net.membership import Membership
-from node.train.exchange import OuterExchange
+from node.net.link import Link, LinkLimits, Links, Place
+from node.net.membership import Membership, Seat, Standing, jittered
+from node.train.exchange import OuterExchange, RoundOutcome
+from node.train.facts import Facts
 from node.train.pipeline import Pipeline
-from protocol.errors import ErrorCode, HetnodeError
+from node.train.recovery import Recovery
+from protocol.errors import ErrorCode, HetnodeError, first_error
 from protocol.framing import frame_limit
 from protocol.pb import hetnode_pb2 as pb
 from protocol.samples import sample_range
 from protocol.spec import RunSpec
-from protocol.types import Dialer, Plan, Replica
+from protocol.types import Dialer, StageRange
 
 log = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 2.0
+_AWAY_SECONDS = 2.0
+_POLL_SECONDS = 0.5
+_BROKEN = frozenset(
+    (
+        ErrorCode.NEIGHBOUR_LOST,
+        ErrorCode.NEIGHBOUR_UNREACHABLE,
+        ErrorCode.FRAME_CORRUPT,
+        ErrorCode.FRAME_TOO_LARGE,
+        ErrorCode.CERTIFICATE_REFUSED,
+    )
+)
+"""This replica cannot go on as it is; this node can."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +62,7 @@ class Services:
     worker: Child
     hivemind: Hivemind
     coordinator: CoordinatorClient
-    links: LinkServer
+    links: Links
     membership: Membership
     directory: Directory
 
@@ -51,31 +76,8 @@ class LocalData:
     tokenizer: str | None
 
 
-@dataclass(frozen=True)
-class Seat:
-    """Where the plan puts this node."""
-
-    plan: Plan
-    replica: Replica
-    position: int
-
-    @property
-    def is_last(self) -> bool:
-        return self.position == len(self.replica.members) - 1
-
-
-@dataclass(frozen=True)
-class Built:
-    """What the worker says of the stages that it has built, by stage.
-
-    `embedding_payload_bytes` is the length of stage 0's payloads, which every member applies.
-    """
-
-    codecs: Mapping[int, str]
-    digests: Mapping[int, str]
-    payload_bytes: Mapping[int, int]
-    embedding_payload_bytes: int
-    parameters: Mapping[int, int]
+class Superseded(Exception):
+    """The seat of this node is no longer in force: another plan is, or it has had to join again."""
 
 
 class Training:
@@ -85,112 +87,397 @@ class Training:
         spec: the run.
         services: what the node has at hand.
         local: what this machine has its own way to.
-        folder: where the checkpoint goes.
+        folder: of this node; checkpoints and committed payloads are kept below it.
     """
 
     def __init__(self, spec: RunSpec, services: Services, local: LocalData, folder: Path) -> None:
-        self._spec, self._services = spec, services
-        self._local, self._folder = local, folder
+        self._spec, self._services, self._local = spec, services, local
+        self._checkpoints, self._payloads = folder / "checkpoint", folder / "payloads"
+        self._between_steps = asyncio.Lock()
+        self._step_seconds = 0.0
+        self._left_epoch = 0  # no seat of a plan up to this one counts any more
+        # What is known once this node has its place.
+        self._stages: StageRange
+        self._facts: Facts
+        self._exchange: OuterExchange
+        self._recovery: Recovery
+        self._ready = False
 
     async def run(self) -> Path:
-        """Wait for a plan, train all rounds, write the checkpoint. Returns the checkpoint's folder.
+        """Take a place, train all rounds, keep the checkpoint. Returns the checkpoint's folder.
 
-        Raises HetnodeError for every expected failure; what was committed before stays committed.
+        Raises HetnodeError for every failure that this node cannot mend; what was committed stays committed.
         """
+        await self._take_place()
+        while self._exchange.position < self._spec.rounds:
+            session = self._services.membership.standing.session
+            seat = None
+            try:
+                seat = await self._follow_until_seated()
+                if seat is not None:
+                    await self._train(seat)
+            except Superseded as reason:
+                log.warning("%s", reason)
+                await self._give_up(seat)
+            except (HetnodeError, BaseExceptionGroup) as error:
+                await self._give_up(seat)
+                await self._mend(first_error(error), seat, session)
+        return await self._keep(self._spec.rounds)
+
+    async def keep_progress(self) -> None:
+        """Write what a later start of this node goes on from; to be called when it has to leave midway."""
+        if self._ready and self._exchange.is_even:
+            await self._give_up(None)
+            await self._keep(self._exchange.position)
+
+    # How a seat is found
+
+    async def _take_place(self) -> None:
+        """Build the stages of this node's place and load their anchors."""
         spec, services = self._spec, self._services
-        seat = self._seat_in(await services.membership.plan())
-        stages = seat.replica.members[seat.position].stages
-        log.info("%s: %s, stages %s", seat.plan.reason, seat.replica.name, stages)
-        built = await self._build(seat)
-        await services.hivemind.host_stages(built.payload_bytes)
-        await services.directory.take_stages(stages)
-        exchange = OuterExchange(
+        peer = services.identity.peer
+        place = await services.membership.until(lambda standing: standing.place_of(peer))
+        self._stages = place.stages
+        log.info("this node's place is replica-%d, stages %s", place.replica, place.stages)
+        body = {"spec": spec.canonical_json, "stages": [place.stages.first, place.stages.stop]}
+        local = self._local
+        reply = await services.worker.call(
+            "build", {**body, "device": local.device, "source": local.source, "tokenizer": local.tokenizer}
+        )
+        self._facts = Facts.of_build(place.stages, reply.body)
+        await services.hivemind.host_stages(
+            self._facts.hosted_payload_bytes(place.stages),
+            self._payloads,
+            self._checkpoints,
+            spec.recovery.keep_rounds,
+        )
+        await services.directory.take_stages(place.stages)
+        self._exchange = OuterExchange(
             spec,
-            stages,
+            place.stages,
             services.identity,
             services.worker,
             services.hivemind,
             services.coordinator,
-            built.codecs,
-            built.digests,
-            {0: built.embedding_payload_bytes, **built.payload_bytes},
+            services.membership,
+            self._facts,
+            self._between_steps,
+        )
+        self._recovery = Recovery(
+            spec,
+            peer,
+            services.worker,
+            services.hivemind,
+            services.coordinator,
+            services.membership,
+            self._exchange,
+            self._facts,
+            self._checkpoints,
+        )
+        await self._recovery.begin()
+        self._ready = True
+
+    async def _follow_until_seated(self) -> Seat | None:
+        """Apply one decision after the other until a plan gives this node a seat in the next round.
+
+        Returns None when the run is over.
+        """
+        membership, exchange = self._services.membership, self._exchange
+        attested = -1
+        while exchange.position < self._spec.rounds:
+            next_round = exchange.position + 1
+            if exchange.position >= membership.standing.round - 1 and attested < exchange.position:
+                await exchange.attest_all()
+                attested = exchange.position
+            membership.progress = (next_round, 0)
+            await faults.reach(Moment.FOLLOWING, round=next_round)
+            seat = await self._seat_or_decision(next_round)
+            if seat is not None:
+                return seat
+            await exchange.follow(next_round)
+            await self._keep_if_due(next_round)
+        return None
+
+    async def _seat_or_decision(self, round_: int) -> Seat | None:
+        """This node's seat in `round_` as soon as it has one; None as soon as the round is decided."""
+        peer = self._services.identity.peer
+
+        def seat(standing: Standing) -> Seat | None:
+            if standing.round > round_:
+                return None  # it is decided already
+            there = standing.place_of(peer)
+            if there is not None and there.stages != self._stages:
+                raise HetnodeError(
+                    ErrorCode.RUN_FULL,
+                    f"This node has stages {self._stages} and is now to have {there.stages}.",
+                    "Start it again: it then takes its new place.",
+                )
+            found = standing.seat_of(peer, round_)
+            return found if found is not None and found.plan.epoch > self._left_epoch else None
+
+        # Who asks for a decision will not offer: nobody with a seat may.
+        here = seat(self._services.membership.standing)
+        if here is not None:
+            return here
+        seated = asyncio.create_task(self._services.membership.until(seat))
+        decided = asyncio.create_task(self._exchange.decision(self._stages.first, round_))
+        try:
+            await asyncio.wait({seated, decided}, return_when=asyncio.FIRST_COMPLETED)
+            if decided.done():
+                decided.result()
+                return None
+            return seated.result()
+        finally:
+            for task in (seated, decided):
+                task.cancel()
+            await asyncio.gather(seated, decided, return_exceptions=True)
+
+    # How a seat is lost
+
+    async def _mend(self, error: BaseException, seat: Seat | None, session: int) -> None:
+        """Do what lets this node follow again after `error`, or raise it."""
+        if not isinstance(error, HetnodeError):
+            raise error
+        services = self._services
+        log.warning("%s", error)
+        match error.code:
+            case code if code in _BROKEN and seat is not None:
+                await self._retreat(seat, error)
+            case ErrorCode.UNKNOWN_PEER:
+                await services.membership.rejoin(session)
+            case ErrorCode.SEAT_LOST:
+                pass
+            case ErrorCode.ANCHOR_DIVERGED:
+                log.warning("loading the anchor of the others")
+                await self._recovery.start_over()
+            case ErrorCode.PAYLOAD_UNAVAILABLE:
+                if not await self._recovery.jump_forward():
+                    await asyncio.sleep(jittered(_RETRY_SECONDS))
+            case ErrorCode.STATE_UNAVAILABLE | ErrorCode.COORDINATOR_UNREACHABLE:
+                await asyncio.sleep(jittered(_RETRY_SECONDS))
+            case _:
+                raise error
+
+    async def _retreat(self, seat: Seat, error: HetnodeError) -> None:
+        """Let nobody wait for this node's replica as it is."""
+        try:
+            await self._services.coordinator.retreat(seat.plan.epoch, error.code.label)
+        except HetnodeError as refusal:
+            if refusal.code not in (ErrorCode.COORDINATOR_UNREACHABLE, ErrorCode.UNKNOWN_PEER):
+                raise
+
+    async def _give_up(self, seat: Seat | None) -> None:
+        """Follow from here on: nothing of an inner step that was not finished counts."""
+        if seat is not None:
+            self._left_epoch = max(self._left_epoch, seat.plan.epoch)
+        await self._services.worker.call("abandon", {})
+
+    # Training under one plan
+
+    async def _train(self, seat: Seat) -> None:
+        """Train from the next round on, until the run is over or its plan is no longer `seat`'s."""
+        spec, services = self._spec, self._services
+        first = self._exchange.position + 1
+        log.info(
+            "%s: %s, stages %s, from round %d",
+            *(seat.plan.reason, seat.replica.name, self._stages, first),
         )
         async with AsyncExitStack() as stack:
-            upstream, downstream = await self._open_links(seat, stack)
+            opening = self._open_links(seat, first, stack)
+            upstream, downstream = await self._unless_superseded(opening, seat, first, opening=True)
+            links = seat.replica.links
+            k_upstream = None if seat.is_first else links[seat.position - 1].k
+            k_downstream = None if seat.is_last else links[seat.position].k
+            await services.worker.call("connect", {"k_upstream": k_upstream, "k_downstream": k_downstream})
             pipeline = Pipeline(
                 spec, seat.plan, seat.replica, seat.position, services.worker, upstream, downstream
             )
-            await self._measure(seat, 0, {"validation_loss": await pipeline.validate(0)})
-            for round_ in range(1, spec.rounds + 1):
-                measured = await self._inner_phase(seat, round_, pipeline)
-                began = asyncio.get_running_loop().time()
-                outcome = await exchange.run(seat.plan, round_)
-                measured["outer_seconds"] = asyncio.get_running_loop().time() - began
-                measured["payload_bytes"] = outcome.payload_bytes
-                measured["payload_bytes_dense"] = 4 * sum(built.parameters.values())
-                await pipeline.forget_before(round_)
-                measured["validation_loss"] = await pipeline.validate(round_)
-                await self._measure(seat, round_, measured)
-                if round_ < spec.rounds and outcome.next_epoch != seat.plan.epoch:
-                    seat = self._seat_in(await services.membership.plan(outcome.next_epoch))
-                    log.info("%s", seat.plan.reason)
-                    pipeline.adopt(seat.plan)
+            if first == 1:
+                await self._measure(seat, 0, {"validation_loss": await pipeline.validate(0)})
+            for round_ in range(first, spec.rounds + 1):
+                outcome = await self._unless_superseded(self._round(seat, pipeline, round_), seat, round_)
+                await self._keep_if_due(round_)
+                if round_ == spec.rounds:
+                    break
+                plan = await services.membership.until(
+                    lambda standing, epoch=outcome.next_epoch: standing.plans.get(epoch)
+                )
+                if plan.epoch != seat.plan.epoch:
+                    log.info("%s", plan.reason)
+                replica = plan.replica_of(services.identity.peer)
+                if replica is None or (replica.members, replica.links) != (
+                    seat.replica.members,
+                    seat.replica.links,
+                ):
+                    break
+                seat = Seat(plan, replica, seat.position)
+                pipeline.adopt(plan)
             await pipeline.part()
-        folder = self._folder / f"round-{spec.rounds:06d}"
-        await services.worker.call("write_checkpoint", {"folder": str(folder), "round": spec.rounds})
-        return folder
 
-    async def _build(self, seat: Seat) -> Built:
-        """Have the worker create its stages and links."""
-        replica, position = seat.replica, seat.position
-        stages = replica.members[position].stages
-        links = replica.links
-        reply = await self._services.worker.call(
-            "build",
-            {
-                "spec": self._spec.canonical_json,
-                "stages": [stages.first, stages.stop],
-                **asdict(self._local),
-                "k_upstream": links[position - 1].k if position > 0 else None,
-                "k_downstream": None if seat.is_last else links[position].k,
-            },
-        )
+    async def _unless_superseded(
+        self, work: Awaitable[Any], seat: Seat, round_: int, opening: bool = False
+    ) -> Any:
+        """The result of `work`, which is cancelled where `seat` does not count in `round_` any more.
 
-        def by_stage(name: str) -> dict[int, Any]:
-            return dict(zip(stages, reply.body[name], strict=True))
+        Args:
+            opening: nothing was trained yet, so that it makes no sense either once the round is decided.
 
-        return Built(
-            by_stage("codecs"),
-            by_stage("digests"),
-            by_stage("payload_bytes"),
-            reply.body["embedding_payload_bytes"],
-            by_stage("parameters"),
-        )
+        Raises Superseded then.
+        """
+        membership, peer = self._services.membership, self._services.identity.peer
+        session = membership.standing.session
+
+        def over(standing: Standing) -> str | None:
+            if standing.session != session:
+                return "this node has joined again"
+            if opening and standing.round > round_:
+                return f"round {round_} was decided before this replica began it"
+            if peer in standing.followers and standing.plans:
+                return f"plan {seat.plan.epoch} no longer counts on this node"
+            plan = standing.plan_for(round_)
+            if plan is not None and plan.epoch > seat.plan.epoch:
+                return f"plan {plan.epoch} has taken the place of plan {seat.plan.epoch} in round {round_}"
+            return None
+
+        working = asyncio.ensure_future(work)
+        watching = asyncio.create_task(membership.until(over))
+        try:
+            await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
+            raise Superseded(watching.result())
+        finally:
+            for task in (working, watching):
+                task.cancel()
+            await asyncio.gather(working, watching, return_exceptions=True)
+
+    async def _round(self, seat: Seat, pipeline: Pipeline, round_: int) -> RoundOutcome:
+        """One round: inner phase, exchange, validation."""
+        clock = asyncio.get_running_loop().time
+        measured = await self._inner_phase(seat, round_, pipeline)
+        began = clock()
+        share = min(1.0, measured["steps"] / self._spec.inner.steps)
+        contributing = asyncio.create_task(self._exchange.contribute(seat.plan, round_, share))
+        try:
+            measured["extra_steps"] = await self._go_on_alone(seat, round_, pipeline, contributing)
+            outcome = await contributing
+        finally:
+            contributing.cancel()
+            await asyncio.gather(contributing, return_exceptions=True)
+        measured["outer_seconds"] = clock() - began
+        measured["payload_bytes"] = outcome.payload_bytes
+        measured["payload_bytes_dense"] = 4 * sum(self._facts.parameters.values())
+        await pipeline.forget_before(round_)
+        measured["validation_loss"] = await pipeline.validate(round_)
+        await self._measure(seat, round_, measured)
+        return outcome
 
     async def _inner_phase(self, seat: Seat, round_: int, pipeline: Pipeline) -> dict[str, Any]:
-        """H inner steps. Returns what was measured."""
+        """H inner steps, or as many as the round has time for. Returns what was measured."""
         spec, worker = self._spec, self._services.worker
         clock = asyncio.get_running_loop().time
         samples = sample_range(seat.plan, spec.samples_per_round, round_, seat.replica.index)
         await worker.call("begin_round", {"round": round_, "samples": [samples.start, samples.stop]})
         began, sent_before = clock(), pipeline.bytes_sent
-        for step in range(spec.inner.steps):
+        for step in count():
             self._services.membership.progress = (round_, step)
-            await pipeline.inner_step(round_, step)
-        self._services.membership.progress = (round_, spec.inner.steps)
+            await faults.reach(Moment.INNER_STEP, round=round_)
+            if not await pipeline.phase(round_, step, self._has_time(round_, step)):
+                break
+            step_began = clock()
+            await self._step(pipeline, round_, step)
+            self._step_seconds = clock() - step_began
         result = (await worker.call("end_inner_phase", {})).body
         if result["skipped_steps"]:
             log.warning(
                 "round %d: %d steps had gradients that are not finite", round_, result["skipped_steps"]
             )
+        if result["steps"] < spec.inner.steps:
+            log.info("round %d: %d of %d steps", round_, result["steps"], spec.inner.steps)
         return {
             "train_loss": result["loss"],
             "tokens": result["tokens"],
+            "steps": result["steps"],
             "gradient_norm": result["gradient_norm"],
             "inner_seconds": clock() - began,
             "link_bytes_sent": pipeline.bytes_sent - sent_before,
             "link_bytes_dense": pipeline.dense_bytes_per_round,
         }
+
+    async def _step(self, pipeline: Pipeline, round_: int, step: int) -> None:
+        async with self._between_steps:
+            await pipeline.inner_step(round_, step)
+
+    def _has_time(self, round_: int, step: int) -> bool:
+        """Whether this replica should train one more step of `round_` before it offers its payloads."""
+        if step >= self._spec.inner.steps:
+            return False
+        closes = self._services.membership.closes_in(round_)
+        # One step's time more, because offering takes some, too.
+        return closes is None or closes > 2 * self._step_seconds
+
+    async def _go_on_alone(
+        self, seat: Seat, round_: int, pipeline: Pipeline, contributing: asyncio.Task[RoundOutcome]
+    ) -> int:
+        """Train beyond H, up to a bound, while the coordinator is away. Returns the number of steps.
+
+        The first member decides for its replica. What is learned counts in the next round.
+        """
+        membership, most = self._services.membership, self._spec.recovery.extra_steps
+        first_extra = (
+            self._spec.inner.steps + 1
+        )  # the phase of step H has said that the regular ones are over
+        steps = 0
+        while True:
+            wanted = False
+            while seat.is_first and not contributing.done() and steps < most:
+                wanted = membership.away > _AWAY_SECONDS
+                if wanted:
+                    break
+                await asyncio.wait({contributing}, timeout=_POLL_SECONDS)
+            phase = asyncio.create_task(pipeline.phase(round_, first_extra + steps, wanted))
+            try:
+                await asyncio.wait({phase, contributing}, return_when=asyncio.FIRST_COMPLETED)
+                if contributing.done() and contributing.exception() is not None:
+                    break
+                if not await phase:
+                    break
+            finally:
+                phase.cancel()
+            if not steps:
+                log.warning("the coordinator is away: training up to %d steps without it", most)
+                await self._services.worker.call("keep_training", {})
+            await self._step(pipeline, round_, first_extra + steps)
+            steps += 1
+        if steps and not contributing.done():
+            log.warning(
+                "holding after %d steps without the coordinator: round %d is in doubt until it is back, and "
+                "nothing is applied that it has not committed",
+                *(steps, round_),
+            )
+        return steps
+
+    # What is kept
+
+    async def _keep_if_due(self, round_: int) -> None:
+        """A disk that is full costs a checkpoint, not the run."""
+        every = self._spec.recovery.checkpoint_every
+        # Rounds of long ago that are followed in a hurry need no checkpoint of their own.
+        if round_ % every or round_ <= self._services.membership.standing.round - 2 * every:
+            return
+        try:
+            await self._keep(round_)
+        except HetnodeError as error:
+            if error.code is not ErrorCode.DISK_FULL:
+                raise
+            log.error("training goes on without a checkpoint of round %d: %s", round_, error)
+
+    async def _keep(self, round_: int) -> Path:
+        """Write a checkpoint after `round_`, in which everything here is. Returns its folder."""
+        folder = self._checkpoints / f"round-{round_:06d}"
+        async with self._between_steps:
+            await self._services.worker.call("write_checkpoint", {"folder": str(folder), "round": round_})
+        return folder
 
     async def _measure(self, seat: Seat, round_: int, values: Mapping[str, Any]) -> None:
         measurement = pb.Measurement(
@@ -203,7 +490,7 @@ class Training:
         try:
             await self._services.coordinator.measure(measurement)
         except HetnodeError as error:
-            if error.code is not ErrorCode.COORDINATOR_UNREACHABLE:
+            if error.code not in (ErrorCode.COORDINATOR_UNREACHABLE, ErrorCode.BAD_REQUEST):
                 raise
             log.warning("a measurement of round %d is lost: %s", round_, error)  # no reason to stop training
         if seat.is_last:
@@ -211,24 +498,9 @@ class Training:
                 "round %d of %d: validation loss %.4f", round_, self._spec.rounds, values["validation_loss"]
             )
 
-    def _seat_in(self, plan: Plan) -> Seat:
-        peer = self._services.identity.peer
-        replica = plan.replica_of(peer)
-        if replica is None and plan.epoch == 1:
-            raise HetnodeError(
-                ErrorCode.RUN_FULL,
-                "The run has started with other peers and needs no further one.",
-                "Join another run.",
-            )
-        if replica is None:
-            raise HetnodeError(
-                ErrorCode.NEIGHBOUR_LOST,
-                f"This node has no place from round {plan.from_round} on: the run {plan.reason}.",
-                "A member of its replica is gone; the other replicas go on without it.",
-            )
-        return Seat(plan, replica, replica.position_of(peer))
-
-    async def _open_links(self, seat: Seat, stack: AsyncExitStack) -> tuple[Link | None, Link | None]:
+    async def _open_links(
+        self, seat: Seat, round_: int, stack: AsyncExitStack
+    ) -> tuple[Link | None, Link | None]:
         """Open the links to both neighbours at the same time; `stack` closes them."""
         spec, members = self._spec, seat.replica.members
         endpoints = await self._services.directory.endpoints() if len(members) > 1 else {}
@@ -238,7 +510,7 @@ class Training:
 
         def place(position: int) -> Place:
             peer = members[position].peer
-            return Place(spec.run_id, spec.hash, peer, seat.replica.index, position)
+            return Place(spec.run_id, spec.hash, peer, seat.replica.index, position, seat.plan.epoch, round_)
 
         async def connect(other: int) -> Link | None:
             if not 0 <= other < len(members):
@@ -246,9 +518,9 @@ class Training:
             here, there = place(seat.position), place(other)
             upstream_dials = seat.replica.links[min(seat.position, other)].dialer is Dialer.UPSTREAM
             if upstream_dials == (seat.position < other):
-                endpoint = endpoints.get(there.peer) or members[other].endpoint
-                shown = self._services.coordinator.credentials.tls
-                link = await dial(endpoint, here, there, limits, seconds, shown)
+                # The plan's endpoint is that of the member's last join; a record may be of the one before.
+                endpoint = members[other].endpoint or endpoints.get(there.peer, "")
+                link = await self._services.links.dial(endpoint, here, there, limits, seconds)
             else:
                 link = await self._services.links.accept(here, there, limits, seconds)
             stack.push_async_callback(link.close)

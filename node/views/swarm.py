@@ -64,14 +64,14 @@ class SwarmView:
             self._console.print()
         except lifetime.Interrupted:
             self._console.print(
-                f"interrupted: every process has ended; {self._folder} keeps logs and metrics"
+                f"interrupted: every process has ended; 'hetnode swarm up --resume {self._folder}' goes on"
             )
             raise
         finally:
             history = report.history_of(report.read_events(self._folder / "metrics.jsonl"))
             if history.replicas:
                 report.plot_losses(history, f"run {self._spec.run_id}", self._folder / "loss.png")
-        parts = sorted(self._folder.glob("nodes/*/checkpoint/round-*"))
+        parts = sorted(self._folder.glob(f"nodes/*/checkpoint/round-{self._spec.rounds:06d}"))
         checkpoint.assemble(parts, self._folder / "checkpoint")
         self._summarise(history, time.monotonic() - began)
 

@@ -1,0 +1,143 @@
+"""How a member comes by its anchors: its own checkpoint, that of others, or the parameters before round 1."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+from node.net.coordinator_client import CoordinatorClient
+from node.net.hive.client import Hivemind
+from node.net.ipc import Child
+from node.net.membership import Membership
+from node.train.exchange import OuterExchange
+from node.train.facts import Facts
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec import RunSpec
+from protocol.types import Part, PeerId, StateRecord
+
+log = logging.getLogger(__name__)
+
+_DOWNLOAD_SECONDS = 3600.0
+
+
+class Recovery:
+    """Loads anchors into the worker. Afterwards the log is followed from there (:class:`OuterExchange`).
+
+    Args:
+        folder: of this node's own checkpoints; downloads lie in ``folder/incoming`` until they are loaded.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        peer: PeerId,
+        worker: Child,
+        hivemind: Hivemind,
+        coordinator: CoordinatorClient,
+        membership: Membership,
+        exchange: OuterExchange,
+        facts: Facts,
+        folder: Path,
+    ) -> None:
+        self._spec, self._peer, self._folder = spec, peer, folder
+        self._worker, self._hivemind, self._coordinator = worker, hivemind, coordinator
+        self._membership, self._exchange, self._facts = membership, exchange, facts
+
+    async def begin(self) -> None:
+        """At the start of a node: its own newest checkpoint if it has one, and a newer one of others if that
+        saves more than a few rounds."""
+        restored = (await self._worker.call("restore", {"folder": str(self._folder)})).body
+        await self._exchange.refresh()
+        if restored["restored"]:
+            kept = "with" if restored["private"] else "without"
+            log.info(
+                "this node's checkpoint of round %d is loaded, %s its own progress", restored["round"], kept
+            )
+        if self._exchange.position >= max(1, self._membership.standing.round):
+            log.warning("this node's checkpoint is ahead of the run: starting from the parameters before it")
+            await self._worker.call("load_initial", {})
+            await self._exchange.refresh()
+        behind = self._membership.standing.round - 1 - self._exchange.position
+        if behind > self._spec.recovery.checkpoint_every:
+            try:
+                await self.jump_forward()
+            except HetnodeError as error:
+                if error.code is not ErrorCode.STATE_UNAVAILABLE:
+                    raise
+                log.warning("following the rounds from %d on: %s", self._exchange.position, error)
+
+    async def jump_forward(self) -> bool:
+        """Load the newest checkpoints of others that are ahead of what is here. Returns whether any was.
+
+        Raises HetnodeError: STATE_UNAVAILABLE where there is one that nobody gives.
+        """
+        ahead = []
+        for stage, part in self._exchange.parts:
+            records = await self._coordinator.locate(stage, part)
+            newer = [record for record in records if record.round > self._exchange.round_of(stage, part)]
+            if newer:
+                ahead.append(newer)
+        if ahead:
+            await self._load_all(ahead)
+        return bool(ahead)
+
+    async def start_over(self) -> None:
+        """Forget the anchors that are here, which are not those of the others, and load right ones.
+
+        From others where they keep a checkpoint; else from this node's own, which was attested when it was
+        written; else the parameters before round 1. What was learned since the last round is given up.
+        """
+        located = [await self._coordinator.locate(stage, part) for stage, part in self._exchange.parts]
+        others = [[record for record in records if set(record.holders) - {self._peer}] for records in located]
+        if all(others):
+            await self._load_all(others)
+            return
+        restored = (await self._worker.call("restore", {"folder": str(self._folder)})).body["restored"]
+        if not restored:
+            await self._worker.call("load_initial", {})
+        for stage, part in self._exchange.parts:
+            if part is Part.STAGE:
+                await self._worker.call("forget_error", {"stage": stage})
+        await self._exchange.refresh()
+
+    async def _load_all(self, wanted: list[list[StateRecord]] | list[tuple[StateRecord, ...]]) -> None:
+        """For each part its newest checkpoint that can be had."""
+        await asyncio.gather(*(self._load_newest(list(records)) for records in wanted))
+        await self._exchange.refresh()
+
+    async def _load_newest(self, records: list[StateRecord]) -> None:
+        for number, record in enumerate(records, start=1):
+            try:
+                await self._load(record)
+            except HetnodeError as error:
+                if error.code is not ErrorCode.STATE_UNAVAILABLE or number == len(records):
+                    raise
+                log.warning("trying the checkpoint before: %s", error)
+            else:
+                return
+
+    async def _load(self, record: StateRecord) -> None:
+        hosts = self._membership.standing.hosts()
+        holders = set(record.holders) & hosts.keys() - {self._peer}
+        donors = {peer: hosts[peer].first for peer in holders}
+        facts = self._facts.parts[record.stage, record.part]
+        folder = self._folder / "incoming"
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / f"{record.part.value}-{record.stage:02d}-{record.round:06d}"
+        log.info(
+            "loading %s %d of round %d (%d bytes) from %d peers",
+            *(record.part.value, record.stage, record.round, facts.nbytes, len(donors)),
+        )
+        await self._hivemind.fetch_state(record, donors, facts.nbytes, facts.header, file, _DOWNLOAD_SECONDS)
+        await self._worker.call(
+            "load_part",
+            {
+                "stage": record.stage,
+                "part": record.part.value,
+                "round": record.round,
+                "file": str(file),
+            },
+        )
+        for leftover in folder.glob(f"{file.name}*"):
+            leftover.unlink()

@@ -74,7 +74,6 @@ def write(
     older = [path for number, path in checkpoint.rounds_below(folder.parent).items() if number < round]
     for path in older[keep - 1 :]:
         shutil.rmtree(path, ignore_errors=True)
-    return folder
 
 
 def newest(root: Path, spec: RunSpec, stages: StageRange) -> Restored | None:

@@ -24,7 +24,8 @@ from node.net.coordinator_client import CoordinatorClient
 from node.net.directory import Directory
 from node.net.hive.client import Hivemind
 from node.net.ipc import Child
-from node.net.link import Link, LinkLimits, Links, Place
+from node.net.link import Link, LinkLimits, Links
+from node.net.link import Place as LinkPlace
 from node.net.membership import Membership, Seat, Standing, jittered
 from node.train.exchange import OuterExchange, RoundOutcome
 from node.train.facts import Facts
@@ -35,7 +36,7 @@ from protocol.framing import frame_limit
 from protocol.pb import hetnode_pb2 as pb
 from protocol.samples import sample_range
 from protocol.spec import RunSpec
-from protocol.types import Dialer, StageRange
+from protocol.types import Dialer, PeerId, Place, Plan, StageRange
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +137,7 @@ class Training:
         """Build the stages of this node's place and load their anchors."""
         spec, services = self._spec, self._services
         peer = services.identity.peer
-        place = await services.membership.until(lambda standing: standing.place_of(peer))
+        place = await services.membership.until(lambda standing: _place_in(standing, peer))
         self._stages = place.stages
         log.info("this node's place is replica-%d, stages %s", place.replica, place.stages)
         body = {"spec": spec.canonical_json, "stages": [place.stages.first, place.stages.stop]}
@@ -299,9 +300,7 @@ class Training:
                 await self._keep_if_due(round_)
                 if round_ == spec.rounds:
                     break
-                plan = await services.membership.until(
-                    lambda standing, epoch=outcome.next_epoch: standing.plans.get(epoch)
-                )
+                plan = await self._unless_superseded(self._plan(outcome.next_epoch), seat, round_)
                 if plan.epoch != seat.plan.epoch:
                     log.info("%s", plan.reason)
                 replica = plan.replica_of(services.identity.peer)
@@ -313,6 +312,9 @@ class Training:
                 seat = Seat(plan, replica, seat.position)
                 pipeline.adopt(plan)
             await pipeline.part()
+
+    async def _plan(self, epoch: int) -> Plan:
+        return await self._services.membership.until(lambda standing: standing.plans.get(epoch))
 
     async def _unless_superseded(
         self, work: Awaitable[Any], seat: Seat, round_: int, opening: bool = False
@@ -508,9 +510,11 @@ class Training:
         seconds = spec.timing.link + spec.timing.match_window
         limits = LinkLimits(frame_limit(spec), 2 * spec.inner.microbatches + 4)
 
-        def place(position: int) -> Place:
+        def place(position: int) -> LinkPlace:
             peer = members[position].peer
-            return Place(spec.run_id, spec.hash, peer, seat.replica.index, position, seat.plan.epoch, round_)
+            return LinkPlace(
+                spec.run_id, spec.hash, peer, seat.replica.index, position, seat.plan.epoch, round_
+            )
 
         async def connect(other: int) -> Link | None:
             if not 0 <= other < len(members):
@@ -534,3 +538,14 @@ class Training:
 
     async def _close_when_banned(self, link: Link) -> None:
         await link.close(await self._services.membership.banned(link.neighbour.peer))
+
+
+def _place_in(standing: Standing, peer: PeerId) -> Place | None:
+    """The place of `peer`, once it has one. Raises RUN_STARTED where the run ends before."""
+    if standing.finished:
+        raise HetnodeError(
+            ErrorCode.RUN_STARTED,
+            "The run has finished before there was a place in it for this node.",
+            "Join another run.",
+        )
+    return standing.place_of(peer)

@@ -278,11 +278,7 @@ class OuterExchange:
                     raise
                 away = self._membership.away
                 if self._membership.standing.finished:
-                    raise HetnodeError(
-                        ErrorCode.RUN_STARTED,
-                        "The run has finished, and this node had not caught up with it.",
-                        "The nodes that took part in its last round have the model.",
-                    ) from None
+                    raise run_is_over() from None
                 if away > self._spec.timing.outage:
                     raise HetnodeError(
                         ErrorCode.ROUND_IN_DOUBT,
@@ -382,3 +378,11 @@ class OuterExchange:
             )
 
         return list(await asyncio.gather(*map(obtain, decision.entries)))
+
+
+def run_is_over() -> HetnodeError:
+    return HetnodeError(
+        ErrorCode.RUN_STARTED,
+        "The run has finished, and this node had not caught up with it.",
+        "The nodes that took part in its last round have the model.",
+    )

@@ -45,8 +45,7 @@ class Recovery:
         self._membership, self._exchange, self._facts = membership, exchange, facts
 
     async def begin(self) -> None:
-        """At the start of a node: its own newest checkpoint if it has one, and a newer one of others if that
-        saves more than a few rounds."""
+        """At the start of a node: its own newest checkpoint, else one of others if that saves a few rounds."""
         restored = (await self._worker.call("restore", {"folder": str(self._folder)})).body
         await self._exchange.refresh()
         if restored["restored"]:
@@ -58,8 +57,17 @@ class Recovery:
             log.warning("this node's checkpoint is ahead of the run: starting from the parameters before it")
             await self._worker.call("load_initial", {})
             await self._exchange.refresh()
-        behind = self._membership.standing.round - 1 - self._exchange.position
-        if behind > self._spec.recovery.checkpoint_every:
+        every, keep = self._spec.recovery.checkpoint_every, self._spec.recovery.keep_rounds
+        await self.catch_up(keep if restored["restored"] else every)
+
+    async def catch_up(self, most: int | None = None) -> None:
+        """Jump forward where more than `most` rounds would have to be replayed.
+
+        By default as many as others keep: replaying keeps what this node has learned itself, jumping does not.
+        """
+        keep = self._spec.recovery.keep_rounds - 2  # the run goes on while this node replays
+        tip = await self._membership.until(lambda standing: standing.round or None) - 1
+        if tip - self._exchange.position > min(most or keep, keep):
             try:
                 await self.jump_forward()
             except HetnodeError as error:

@@ -27,7 +27,7 @@ from node.net.ipc import Child
 from node.net.link import Link, LinkLimits, Links
 from node.net.link import Place as LinkPlace
 from node.net.membership import Membership, Seat, Standing, jittered
-from node.train.exchange import OuterExchange, RoundOutcome
+from node.train.exchange import OuterExchange, RoundOutcome, run_is_over
 from node.train.facts import Facts
 from node.train.pipeline import Pipeline
 from node.train.recovery import Recovery
@@ -53,6 +53,15 @@ _BROKEN = frozenset(
     )
 )
 """This replica cannot go on as it is; this node can."""
+_AWAY = frozenset(
+    (
+        ErrorCode.COORDINATOR_UNREACHABLE,
+        ErrorCode.UNKNOWN_PEER,
+        ErrorCode.PAYLOAD_UNAVAILABLE,
+        ErrorCode.STATE_UNAVAILABLE,
+    )
+)
+"""Others are not there; after the end of the run they will not come back."""
 
 
 @dataclass(frozen=True)
@@ -184,6 +193,7 @@ class Training:
         Returns None when the run is over.
         """
         membership, exchange = self._services.membership, self._exchange
+        await self._recovery.catch_up()
         attested = -1
         while exchange.position < self._spec.rounds:
             next_round = exchange.position + 1
@@ -241,6 +251,8 @@ class Training:
             raise error
         services = self._services
         log.warning("%s", error)
+        if services.membership.standing.finished and error.code in _AWAY:
+            raise run_is_over()
         match error.code:
             case code if code in _BROKEN and seat is not None:
                 await self._retreat(seat, error)
@@ -543,9 +555,5 @@ class Training:
 def _place_in(standing: Standing, peer: PeerId) -> Place | None:
     """The place of `peer`, once it has one. Raises RUN_STARTED where the run ends before."""
     if standing.finished:
-        raise HetnodeError(
-            ErrorCode.RUN_STARTED,
-            "The run has finished before there was a place in it for this node.",
-            "Join another run.",
-        )
+        raise run_is_over()
     return standing.place_of(peer)

@@ -35,8 +35,9 @@ def attest(
     key = (stage, number, part)
     if not _is_known(draft.state, sender, stage, number, part, digest):
         draft.add(DigestAttested(now, stage, number, part, sender, digest))
-    expected = expected_digest(draft.state, stage, number, part)
-    assert expected is not None
+    expected = settled_digest(draft.state, stage, number, part)
+    if expected is None:
+        return
     for peer, its_digest in draft.state.digests[key].items():
         if its_digest != expected:
             note_divergence(draft, now, stage, number, part, peer, its_digest, expected)
@@ -57,6 +58,32 @@ def expected_digest(state: State, stage: int, number: int, part: str) -> str | N
     """The digest that most peers attested; of equally many the one attested first. None before any."""
     digests = state.digests.get((stage, number, part))
     return Counter(digests.values()).most_common(1)[0][0] if digests else None
+
+
+def settled_digest(state: State, stage: int, number: int, part: str) -> str | None:
+    """The expected digest, once it is certain: an honest peer must not be condemned by whoever spoke first.
+
+    None where another one has as many attesters, until everybody who takes part has attested.
+    """
+    digests = state.digests.get((stage, number, part))
+    if not digests:
+        return None
+    (first, most), *others = Counter(digests.values()).most_common(2)
+    if not others or most > others[0][1] or digests.keys() >= _who_attest(state, stage, number, part):
+        return first
+    return None
+
+
+def _who_attest(state: State, stage: int, number: int, part: str) -> set[PeerId]:
+    """The live members that took part in `number` and hold `part` of `stage`."""
+    return {
+        member.peer
+        for replica in state.plan_for(number).replicas
+        for member in replica.members
+        if (part == Part.EMBEDDING or stage in member.stages)
+        and state.peers[member.peer].is_live
+        and state.takes_part(member.peer, number)
+    }
 
 
 def note_divergence(

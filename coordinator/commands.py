@@ -89,11 +89,15 @@ class Offer:
 
 @dataclass(frozen=True)
 class Await:
-    """A peer waits for a decision to which it does not contribute."""
+    """A peer waits for a decision to which it does not contribute.
+
+    `withheld` is the epoch under which it has a seat and nothing to offer; 0 where it only asks.
+    """
 
     peer: PeerId
     stage: int
     round: int
+    withheld: int = 0
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from coordinator.state import Peer, State, stages_of
 from protocol.spec import RunSpec
-from protocol.types import Dialer, Link, Member, Place, Plan, Replica, Role, StageRange
+from protocol.types import Dialer, Link, Member, PeerId, Place, Plan, Replica, Role, StageRange
 
 _MOST_LACKS = 2
 """So much is told of what one replica lacks."""
@@ -152,12 +152,17 @@ def shortages(state: State, spec: RunSpec, from_round: int) -> dict[int, str]:
             if held is None:
                 lacks.append(f"has nobody for stage {position}")
             elif not state.peers[held.peer].is_live:
-                lacks.append(f"has lost {held.peer} ({stages_of(held)})")
+                lacks.append(f"has lost {short(held.peer)} ({stages_of(held)})")
             elif not is_synced(state, held, from_round):
-                lacks.append(f"waits until {held.peer} ({stages_of(held)}) has caught up")
+                lacks.append(f"waits until {short(held.peer)} ({stages_of(held)}) has caught up")
         if lacks:
             found[index] = f"replica-{index} {' and '.join(lacks[:_MOST_LACKS])}"
     return found
+
+
+def short(peer: PeerId) -> str:
+    """The end of a peer id, which tells peers apart, for sentences that name several."""
+    return f"..{peer[-8:]}"
 
 
 def _pipeline_at(state: State, spec: RunSpec, index: int, chain: Sequence[Place]) -> Replica:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from coordinator.anchors import expected_digest, note_divergence
+from coordinator.anchors import note_divergence, settled_digest
 from coordinator.deadlines import closes_at, decide_seconds, gather_seconds
 from coordinator.events import (
     GroupClosed,
@@ -90,10 +90,13 @@ def offer(draft: Draft, spec: RunSpec, sender: PeerId, descriptor: PayloadDescri
     advance(draft, spec, stage, now)
 
 
-def withhold(draft: Draft, spec: RunSpec, sender: PeerId, stage: int, number: int, now: float) -> None:
+def withhold(
+    draft: Draft, spec: RunSpec, sender: PeerId, stage: int, number: int, epoch: int, now: float
+) -> None:
     """Note that `sender` asks for a decision to which it has not contributed.
 
-    If it hosts the stage it will not offer any more, so nobody waits for it. Anybody else may ask too.
+    If it hosts the stage under plan `epoch`, and that is the one in force, it says that it will not offer, so
+    nobody waits for it. Anybody may ask, under no plan: who has not heard yet of its new seat is waited for.
 
     Raises:
         HetnodeError: UNKNOWN_PEER; BAD_REQUEST for a stage or round that will never be decided.
@@ -104,7 +107,9 @@ def withhold(draft: Draft, spec: RunSpec, sender: PeerId, stage: int, number: in
     seat = draft.state.seat(sender, number) if draft.state.takes_part(sender, number) else None
     round = draft.state.round(stage, number)
     is_open = number == draft.state.current_round and (stage, number) not in draft.state.decisions
-    if not is_open or round.group is not None or seat is None or stage not in seat.member.stages:
+    if epoch == 0 or not is_open or epoch != draft.state.plan_for(number).epoch:
+        return
+    if round.group is not None or seat is None or stage not in seat.member.stages:
         return
     if sender not in round.offers and sender not in round.withheld:
         draft.add(PayloadWithheld(now, stage, number, sender))
@@ -267,7 +272,8 @@ def _decide(draft: Draft, spec: RunSpec, stage: int, round: Round, group: Group,
     entries, left_out = [], []
     for position, descriptor in enumerate(group.descriptors):
         holders = [peer for peer, owners in live_reports if descriptor.owner in owners]
-        if len(holders) < need:
+        # More than half of those who have tried: or two could have the others wait for bytes that none has.
+        if len(holders) < need or 2 * len(holders) <= len(live_reports):
             seat = state.seat(descriptor.owner, descriptor.round)
             left_out.append(seat.replica.name if seat else descriptor.owner)
             continue
@@ -276,9 +282,11 @@ def _decide(draft: Draft, spec: RunSpec, stage: int, round: Round, group: Group,
         entries.append(ManifestEntry(descriptor, tuple(sorted(holders))))
     peers = f"{need} peer{'s' if need > 1 else ''}"
     if not entries:
-        reason = f"none of {len(group.descriptors)} payloads is held by {peers}"
+        reason = (
+            f"none of {len(group.descriptors)} payloads is held by {peers} and by more than half of the group"
+        )
     elif left_out:
-        reason = f"without the payloads of {listed(left_out)}, which fewer than {peers} hold"
+        reason = f"without the payloads of {listed(left_out)}, which too few of the group hold"
     else:
         reason = f"all {len(entries)} payloads are held by at least {peers}"
     judge(draft, state.current_round, round, now)
@@ -322,7 +330,7 @@ def _admit(draft: Draft, descriptor: PayloadDescriptor, now: float) -> str | Non
 
 def _common_anchor(state: State, stage: int, number: int) -> str | None:
     """The digest from which round `number` starts: as attested, else as most offers have it."""
-    attested = expected_digest(state, stage, number - 1, Part.STAGE)
+    attested = settled_digest(state, stage, number - 1, Part.STAGE)
     offered = [descriptor.anchor_digest for descriptor in state.round(stage, number).offers.values()]
     return attested or (Counter(offered).most_common(1)[0][0] if offered else None)
 

@@ -16,7 +16,7 @@ import grpc
 
 from coordinator import commands, transition
 from coordinator.access import Access
-from coordinator.anchors import expected_digest, locate
+from coordinator.anchors import locate, settled_digest
 from coordinator.answers import Context, Decoding, answering, streaming
 from coordinator.authority import Authority
 from coordinator.deadlines import closes_at
@@ -210,7 +210,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     @answering
     async def AwaitDecision(self, request: pb.AwaitDecisionRequest, context: Context) -> pb.DecisionReply:
         with self._access.of_peer(context, request.peer) as peer:
-            await self._ledger.execute(commands.Await(peer, request.stage, request.round))
+            await self._ledger.execute(commands.Await(peer, request.stage, request.round, request.withheld))
             return await self._decision(peer, request.stage, request.round)
 
     async def _decision(self, peer: PeerId, stage: int, number: int) -> pb.DecisionReply:
@@ -242,7 +242,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             await self._ledger.execute(
                 commands.Attest(peer, request.stage, request.round, part=part, digest=digest)
             )
-        expected = expected_digest(self._ledger.state, request.stage, request.round, part) or digest
+        expected = settled_digest(self._ledger.state, request.stage, request.round, part) or digest
         return pb.AttestReply(agrees=digest == expected, expected=expected)
 
     @answering
@@ -291,7 +291,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             peers=[self._peer_status(peer) for peer in state.peers.values()],
             latest=self._latest.values(),
             plan=convert.plan_to_pb(state.plans[-1]) if state.plans else None,
-            anchors_agree=not state.diverged,
+            anchors_agree=not any(state.peers[found[0]].is_live for found in state.diverged),
         )
 
     def _peer_status(self, peer: Peer) -> pb.PeerStatus:

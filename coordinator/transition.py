@@ -135,7 +135,7 @@ def _obey(draft: Draft, spec: RunSpec, command: Command, now: float) -> None:  #
         case Offer():
             offer(draft, spec, command.peer, command.descriptor, now)
         case Await():
-            withhold(draft, spec, command.peer, command.stage, command.round, now)
+            withhold(draft, spec, command.peer, command.stage, command.round, command.withheld, now)
         case Report():
             _report(draft, spec, command, now)
         case Attest():

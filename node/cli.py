@@ -160,6 +160,9 @@ def coordinator(
     from node.net.hive.client import Hivemind  # noqa: PLC0415
 
     lifetime.configure_logging(verbose)
+    given = (preset, config, data, tokenizer, rounds, inner_steps, replicas, pipelines, stages, k, seed)
+    if folder is not None and all(option is None for option in given) and (folder / "run.toml").exists():
+        config = folder / "run.toml"  # goes on with the run that it holds
     spec = _with_tokenizer_hash(
         _resolve(
             config,
@@ -198,16 +201,29 @@ def coordinator(
         ) from None
 
     async def start_bootstrap() -> Hivemind:
-        return await Hivemind.start(
-            identity=identity,
-            certificate=folder / "bootstrap.pem",
-            authority=folder / "authority.pem",
-            run=spec.run_id,
-            initial_peers=(),
-            listen_host=host,
-            listen_port=dht_port,
-            advertise=public,
-        )
+        async def start(port: int) -> Hivemind:
+            return await Hivemind.start(
+                identity=identity,
+                certificate=folder / "bootstrap.pem",
+                authority=folder / "authority.pem",
+                run=spec.run_id,
+                initial_peers=(),
+                listen_host=host,
+                listen_port=port,
+                advertise=public,
+            )
+
+        # Nodes know where the DHT began: a coordinator that comes back must be found there again.
+        kept = folder / "dht-port"
+        former = int(kept.read_text()) if kept.exists() else 0
+        try:
+            hivemind = await start(dht_port or former)
+        except HetnodeError as error:
+            if error.code is not ErrorCode.PORT_IN_USE or dht_port:
+                raise
+            hivemind = await start(0)
+        kept.write_text(hivemind.addresses[0].split("/tcp/")[1].split("/")[0])
+        return hivemind
 
     def ready(address: str, enrolment: str) -> None:
         (folder / "run.toml").write_text(spec.toml)
@@ -242,7 +258,7 @@ def join(
         Role | None,
         typer.Option(
             help="'stage': one member of a pipeline replica. 'replica': all stages on this machine. "
-            "Default: the invite's, or else stage."
+            "Default: that of the last time, or the invite's, or else stage."
         ),
     ] = None,
     invite_file: Annotated[
@@ -294,8 +310,12 @@ def join(
         ),
     ] = False,
     join_seconds: Annotated[
-        float, typer.Option(help="How long to try to reach the coordinator.", rich_help_panel=_NETWORK)
-    ] = 15.0,
+        float | None,
+        typer.Option(
+            help="How long to try to reach the coordinator. Default: 15 with an invite, 600 in a known run.",
+            rich_help_panel=_NETWORK,
+        ),
+    ] = None,
     verbose: Verbose = False,
     lifeline: Lifeline = None,
 ) -> None:
@@ -507,7 +527,7 @@ def _new_run_folder(spec: RunSpec, folder: Path | None) -> Path:
         raise HetnodeError(
             ErrorCode.RUN_FOLDER_IN_USE,
             f"The run folder {folder} is not empty.",
-            "Give another --folder, or remove that one.",
+            f"Go on with its run with --resume {folder}, or give another --folder.",
         )
     return folder
 

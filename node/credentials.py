@@ -67,7 +67,7 @@ class RunCredentials:
         folder: where they are kept.
         api: ``host:port`` of the coordinator's API.
         coordinator: peer id of the key under whose signature specs and plans are believed.
-        role: the only one that the invite was for, or None.
+        role: that in which the node was last, or the only one that the invite was for, or None.
     """
 
     folder: Path
@@ -82,9 +82,16 @@ class RunCredentials:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         _write(self.folder / _KEY, self.tls.key)
         _write(self.folder / _AUTHORITY, self.tls.authority)
+        self._save_run()
+        _write(self.folder / _CERTIFICATE, self.tls.certificate)  # last: without it nothing is believed
+
+    def _save_run(self) -> None:
         body = {"run": self.run, "api": self.api, "coordinator": self.coordinator, "role": self.role}
         _write(self.folder / _RUN, json.dumps(body, indent=2).encode())
-        _write(self.folder / _CERTIFICATE, self.tls.certificate)  # last: without it nothing is believed
+
+    def remember(self, role: Role) -> None:
+        """Keep the role in which this node takes part: it comes back in the same one."""
+        replace(self, role=role)._save_run()
 
     @property
     def certificate_file(self) -> Path:

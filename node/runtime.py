@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import socket
 import time
@@ -10,6 +11,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import IO
 
 from node import faults
 from node.credentials import RunCredentials, check_in_date, folder_of, load
@@ -32,6 +34,7 @@ log = logging.getLogger(__name__)
 
 _CLOSE_SECONDS = 3.0
 _CLOCK_SECONDS = 2.0
+_UNKNOWN_SECONDS, _KNOWN_SECONDS = 15.0, 600.0
 _FORMER_SECONDS = 30.0
 """How long a node waits for the coordinator to let go of its predecessor."""
 
@@ -44,7 +47,8 @@ class NodeOptions:
     that this machine uses towards the coordinator. `source` and `tokenizer` override where this node reads
     the run's data and tokenizer.json.
     With `invite`, the node enrols first; otherwise it has credentials for `run` from before. `role` None
-    takes that of the invite, or else a stage.
+    takes that in which it was last, or that of the invite, or else a stage. `join_seconds` None waits long
+    for a coordinator that this node knows, which may be about to return, and not for an unknown one.
     """
 
     invite: Invite | None
@@ -61,7 +65,7 @@ class NodeOptions:
     source: str | None = None
     tokenizer: str | None = None
     spec_hash: str = ""
-    join_seconds: float = 15.0
+    join_seconds: float | None = None
 
 
 async def run_node(options: NodeOptions, identity: Identity) -> Path:
@@ -74,6 +78,7 @@ async def run_node(options: NodeOptions, identity: Identity) -> Path:
     cleaned up after itself.
     """
     async with AsyncExitStack() as stack:
+        stack.enter_context(_locked(options.folder))
         # The worker needs seconds to import torch: start it while the network is being set up.
         worker = await start_child(
             "node.train.worker",
@@ -101,6 +106,7 @@ async def run_node(options: NodeOptions, identity: Identity) -> Path:
             return await _join(coordinator, role, capacity, endpoint, options)
 
         admission = await join()
+        credentials.remember(role)
         spec = admission.spec
         log.info("joined run %s as %s, peer %s, spec %s", spec.run_id, role, identity.peer, spec.hash)
         await faults.reach(Moment.JOINED, round=0)
@@ -156,7 +162,7 @@ async def _credentials(options: NodeOptions, identity: Identity) -> RunCredentia
         credentials = load(folder_of(identity.path, options.run))
         check_in_date(credentials, time.time())
         return credentials
-    credentials = await enrol(options.invite, identity, options.join_seconds)
+    credentials = await enrol(options.invite, identity, _patience(options))
     log.info("enrolled in run %s; its credentials are in %s", credentials.run, credentials.folder)
     return credentials
 
@@ -168,7 +174,7 @@ async def _join(
     waited = 0.0
     while True:
         try:
-            return await coordinator.join(role, capacity, endpoint, options.spec_hash, options.join_seconds)
+            return await coordinator.join(role, capacity, endpoint, options.spec_hash, _patience(options))
         except HetnodeError as error:
             if error.code is not ErrorCode.ALREADY_ACTIVE or waited > _FORMER_SECONDS:
                 raise
@@ -176,6 +182,12 @@ async def _join(
         pause = jittered(1.0)
         await asyncio.sleep(pause)
         waited += pause
+
+
+def _patience(options: NodeOptions) -> float:
+    if options.join_seconds is not None:
+        return options.join_seconds
+    return _UNKNOWN_SECONDS if options.invite else _KNOWN_SECONDS
 
 
 async def _keep_progress(training: Training) -> None:
@@ -204,6 +216,21 @@ def _settle_in(folder: Path, credentials: RunCredentials) -> Path:
         log.warning("what was kept of run %s is now in %s", former.split()[0], folder / f"former-{number}")
     mark.write_text(name)
     return folder
+
+
+def _locked(folder: Path) -> IO[str]:
+    """A lock that keeps other nodes out of `folder` while it is open. Raises RUN_FOLDER_IN_USE."""
+    lock = (folder / "lock").open("a")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise HetnodeError(
+            ErrorCode.RUN_FOLDER_IN_USE,
+            f"Another node keeps its checkpoints in {folder}.",
+            "Give this one another --folder.",
+        ) from None
+    return lock
 
 
 async def _guard(worker: Child) -> None:

@@ -125,12 +125,12 @@ async def run_swarm(
     async with AsyncExitStack() as stack:
         swarm = Swarm(folder)
         stack.push_async_callback(swarm.close)
-        (folder / "address").unlink(missing_ok=True)  # of a coordinator that is no more
+        former = _written_at(folder / "address")
         swarm.coordinator = await swarm.start(
             "coordinator",
             ["coordinator", "--config", str(spec_file), "--folder", str(folder), "--listen", listen],
         )
-        swarm.address = await _address_of(swarm.coordinator, folder / "address")
+        swarm.address = await _address_of(swarm.coordinator, folder / "address", former)
         operator = load_operator(folder)
         roles = [Role.REPLICA] * spec.swarm.replicas
         roles += [Role.STAGE] * (spec.swarm.pipelines * spec.swarm.stages)
@@ -171,9 +171,14 @@ async def _invite(address: str, operator: Credentials, folder: Path, uses: int) 
     return path
 
 
-async def _address_of(coordinator: SwarmProcess, file: Path) -> str:
-    """Wait until the coordinator has written the address on which it listens."""
-    while not file.exists():
+def _written_at(file: Path) -> int:
+    """When, in nanoseconds; 0 where there is none."""
+    return file.stat().st_mtime_ns if file.exists() else 0
+
+
+async def _address_of(coordinator: SwarmProcess, file: Path, former: int) -> str:
+    """Wait until the coordinator has written the address on which it listens; `former` is of another one."""
+    while _written_at(file) in (0, former):
         if coordinator.process.returncode is not None:
             raise _failure(coordinator)
         await asyncio.sleep(0.05)

@@ -328,9 +328,12 @@ class CoordinatorClient:
         )
         return convert.decision_from_pb(await self._call("Report", request, deadline))
 
-    async def await_decision(self, stage: int, round_: int, deadline: float) -> Decision:
-        """Wait for the decision on a (stage, round) to which this peer does not contribute."""
-        request = pb.AwaitDecisionRequest(peer=self._peer, stage=stage, round=round_)
+    async def await_decision(self, stage: int, round_: int, deadline: float, withheld: int = 0) -> Decision:
+        """Wait for the decision on a (stage, round) to which this peer does not contribute.
+
+        `withheld`: the epoch under which it has a seat and nothing to offer; 0 where it only asks.
+        """
+        request = pb.AwaitDecisionRequest(peer=self._peer, stage=stage, round=round_, withheld=withheld)
         return convert.decision_from_pb(await self._call("AwaitDecision", request, deadline))
 
     async def attest(self, stage: int, round_: int, part: str, digest: str) -> None:

@@ -112,6 +112,7 @@ class Membership:
         self._joining = asyncio.Lock()
         self._changed = asyncio.Condition()
         self._stream: asyncio.Task[None] | None = None
+        self._is_missed = False
         self._answered = self._now()
         self._closes: tuple[int, float] | None = None
         self.standing = Standing()
@@ -161,7 +162,6 @@ class Membership:
                 except HetnodeError as error:
                     if error.code is not ErrorCode.COORDINATOR_UNREACHABLE:
                         raise
-                    log.warning("%s", error)
                 await asyncio.sleep(jittered(_RETRY_SECONDS))
             self._answered = self._now()
             # What was known of plans is of the former session; a new stream tells everything again.
@@ -211,10 +211,11 @@ class Membership:
             raise error
         if error.code is ErrorCode.UNKNOWN_PEER:
             await self.rejoin(session)
-        elif error.code is ErrorCode.COORDINATOR_UNREACHABLE:
-            log.warning("%s", error)
-        else:
+        elif error.code is not ErrorCode.COORDINATOR_UNREACHABLE:
             raise error
+        elif not self._is_missed:
+            self._is_missed = True
+            log.warning("waiting for the coordinator, there is nothing to do here: %s", error.cause)
 
     async def _take(self, news: PlanNews) -> None:
         """Adopt what is new; the averagers first, as others may act on it before this node."""
@@ -261,13 +262,19 @@ class Membership:
             try:
                 pulse = await self._coordinator.heartbeat(*self.progress)
                 self._answered = self._now()
+                if self._is_missed:
+                    self._is_missed = False
+                    log.info("the coordinator is back")
                 if pulse.closes is not None:
                     self._closes = (pulse.round, self._answered + pulse.closes)
                 if pulse.round > self.standing.round:
                     await self._set(replace(self.standing, round=pulse.round))
             except HetnodeError as error:
                 await self._bear(error, session)
+            slept = self._now()
             await asyncio.sleep(jittered(self._heartbeat))
+            if self._now() - slept > 3 * self._heartbeat:
+                self._answered = self._now()  # it was this process that was away
 
     @staticmethod
     def _now() -> float:

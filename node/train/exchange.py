@@ -149,24 +149,28 @@ class OuterExchange:
         for (stage, part), (round_, digest) in list(self._anchors.items()):
             await self._attest(stage, round_, part, digest)
 
-    async def decision(self, stage: int, round_: int) -> Decision:
-        """The decision of (stage, round), however long that takes while the coordinator is there."""
+    async def decision(self, stage: int, round_: int, withheld: int = 0) -> Decision:
+        """The decision of (stage, round), however long that takes while the coordinator is there.
+
+        Args:
+            withheld: the epoch under which this node has nothing to offer for it, so that nobody waits.
+        """
         deadline = self._spec.timing.match_window + _ANSWER_SECONDS
         return await self._patiently(
-            lambda: self._coordinator.await_decision(stage, round_, deadline), waits=True
+            lambda: self._coordinator.await_decision(stage, round_, deadline, withheld)
         )
 
     async def _contribute(self, plan: Plan, stage: int, round_: int, share: float) -> tuple[Decision, int]:
         if share < self._spec.recovery.least_share or self._membership.standing.round > round_:
             log.warning("round %d closed without this node: what it learned will count in the next", round_)
-            return await self._settle(stage, Part.STAGE, round_), 0
+            return await self._settle(stage, Part.STAGE, round_, plan.epoch), 0
         async with self._between_steps:
             proposal = await self._worker.call("propose", {"stage": stage})
         if not proposal.body["finite"]:
             log.warning(
                 "stage %d diverged to non-finite values: restarted from the anchor, nothing sent", stage
             )
-            return await self._settle(stage, Part.STAGE, round_), 0
+            return await self._settle(stage, Part.STAGE, round_, plan.epoch), 0
         payload = bytes(proposal.blobs[0])
         mine = self._describe(plan, stage, round_, share, payload)
         self._pending[stage] = mine
@@ -262,11 +266,8 @@ class OuterExchange:
         await self._patiently(lambda: self._coordinator.attest(stage, round_, part.value, digest))
         await faults.reach(Moment.ATTESTED, round=round_, stage=stage)
 
-    async def _patiently(self, call: Callable[[], Awaitable[T]], waits: bool = False) -> T:
+    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeat a call, which the coordinator may safely hear twice, while the coordinator is away.
-
-        Args:
-            waits: the call waits for others, so that no answer in time says nothing about the coordinator.
 
         Raises HetnodeError: ROUND_IN_DOUBT after ``timing.outage`` seconds; nothing was guessed meanwhile.
         """
@@ -285,12 +286,10 @@ class OuterExchange:
                         f"The coordinator has not answered for {away:.0f} s, so the round cannot be settled.",
                         "Nothing was applied that it did not commit. Ask the operator, and join again.",
                     ) from None
-                if away or not waits:
-                    log.warning("waiting for the coordinator: %s", error)
             await asyncio.sleep(jittered(_RETRY_SECONDS))
 
-    async def _settle(self, stage: int, part: Part, round_: int) -> Decision:
-        decision = await self.decision(stage, round_)
+    async def _settle(self, stage: int, part: Part, round_: int, withheld: int = 0) -> Decision:
+        decision = await self.decision(stage, round_, withheld)
         await self._apply(decision, part, {})
         return decision
 

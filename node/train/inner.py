@@ -271,6 +271,8 @@ class Trainer:
         payload = self.outer[stage].propose(self._local(stage))
         if payload is None:
             self.outer[stage].reset(self._local(stage))
+        elif self._goes_on:
+            self.outer[stage].remember(self._local(stage))
         return payload
 
     def screen(self, stage: int, payloads: Sequence[bytes]) -> list[str]:
@@ -278,7 +280,11 @@ class Trainer:
         return self.outer[stage].screen(payloads)
 
     def keep_training(self) -> None:
-        """Inner steps go on before pending proposals are decided: commits keep what they learn from here."""
+        """Inner steps go on before proposals of this round are decided: commits keep what they learn.
+
+        What was learned before a proposal is in it, whether that is pending now or made later.
+        """
+        self._goes_on = True
         for stage, outer in self.outer.items():
             outer.remember(self._local(stage))
 
@@ -430,6 +436,7 @@ class Trainer:
         self._norm = math.nan
         self._steps = 0
         self._skipped = 0
+        self._goes_on = False
 
     def _local(self, stage: int) -> Mapping[str, Tensor]:
         return self.modules[stage].canonical_parameters()

@@ -19,6 +19,7 @@ from protocol.types import Part, PeerId, StateRecord
 log = logging.getLogger(__name__)
 
 _DOWNLOAD_SECONDS = 3600.0
+_UNAVAILABLE = (ErrorCode.STATE_UNAVAILABLE, ErrorCode.COORDINATOR_UNREACHABLE, ErrorCode.UNKNOWN_PEER)
 
 
 class Recovery:
@@ -43,9 +44,10 @@ class Recovery:
         self._spec, self._peer, self._folder = spec, peer, folder
         self._worker, self._hivemind, self._coordinator = worker, hivemind, coordinator
         self._membership, self._exchange, self._facts = membership, exchange, facts
+        self._tried_round = 0  # of this node's own checkpoint from which it has started over
 
     async def begin(self) -> None:
-        """At the start of a node: its own newest checkpoint, else one of others if that saves a few rounds."""
+        """At the start of a node: its own newest checkpoint, else one of others if that saves rounds."""
         restored = (await self._worker.call("restore", {"folder": str(self._folder)})).body
         await self._exchange.refresh()
         if restored["restored"]:
@@ -63,7 +65,7 @@ class Recovery:
     async def catch_up(self, most: int | None = None) -> None:
         """Jump forward where more than `most` rounds would have to be replayed.
 
-        By default as many as others keep: replaying keeps what this node has learned itself, jumping does not.
+        By default as many as others keep. Replaying keeps what this node has learned, jumping does not.
         """
         keep = self._spec.recovery.keep_rounds - 2  # the run goes on while this node replays
         tip = await self._membership.until(lambda standing: standing.round or None) - 1
@@ -71,7 +73,7 @@ class Recovery:
             try:
                 await self.jump_forward()
             except HetnodeError as error:
-                if error.code is not ErrorCode.STATE_UNAVAILABLE:
+                if error.code not in _UNAVAILABLE:
                     raise
                 log.warning("following the rounds from %d on: %s", self._exchange.position, error)
 
@@ -93,26 +95,32 @@ class Recovery:
     async def start_over(self) -> None:
         """Forget the anchors that are here, which are not those of the others, and load right ones.
 
-        From others where they keep a checkpoint; else from this node's own, which was attested when it was
-        written; else the parameters before round 1. What was learned since the last round is given up.
+        From others where they keep a checkpoint; else from this node's own; else, or where that has led to
+        wrong anchors already, the parameters before round 1. What was learned since the last round is given
+        up.
         """
         located = [await self._coordinator.locate(stage, part) for stage, part in self._exchange.parts]
         others = [[record for record in records if set(record.holders) - {self._peer}] for records in located]
         if all(others):
             await self._load_all(others)
             return
-        restored = (await self._worker.call("restore", {"folder": str(self._folder)})).body["restored"]
-        if not restored:
+        restored = (await self._worker.call("restore", {"folder": str(self._folder)})).body
+        if not restored["restored"] or restored["round"] == self._tried_round:
             await self._worker.call("load_initial", {})
+        self._tried_round = restored["round"]
         for stage, part in self._exchange.parts:
             if part is Part.STAGE:
                 await self._worker.call("forget_error", {"stage": stage})
         await self._exchange.refresh()
 
     async def _load_all(self, wanted: list[list[StateRecord]] | list[tuple[StateRecord, ...]]) -> None:
-        """For each part its newest checkpoint that can be had."""
-        await asyncio.gather(*(self._load_newest(list(records)) for records in wanted))
+        """For each part its newest checkpoint that can be had. Raises what kept any from being loaded."""
+        loads = (self._load_newest(list(records)) for records in wanted)
+        results = await asyncio.gather(*loads, return_exceptions=True)
         await self._exchange.refresh()
+        for result in results:
+            if result is not None:
+                raise result
 
     async def _load_newest(self, records: list[StateRecord]) -> None:
         for number, record in enumerate(records, start=1):

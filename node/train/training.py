@@ -53,6 +53,14 @@ _BROKEN = frozenset(
     )
 )
 """This replica cannot go on as it is; this node can."""
+_MENDABLE = _BROKEN | {
+    ErrorCode.UNKNOWN_PEER,
+    ErrorCode.SEAT_LOST,
+    ErrorCode.ANCHOR_DIVERGED,
+    ErrorCode.PAYLOAD_UNAVAILABLE,
+    ErrorCode.STATE_UNAVAILABLE,
+    ErrorCode.COORDINATOR_UNREACHABLE,
+}
 _AWAY = frozenset(
     (
         ErrorCode.COORDINATOR_UNREACHABLE,
@@ -105,6 +113,7 @@ class Training:
         self._checkpoints, self._payloads = folder / "checkpoint", folder / "payloads"
         self._between_steps = asyncio.Lock()
         self._step_seconds = 0.0
+        self._seat: Seat | None = None
         self._left_epoch = 0  # no seat of a plan up to this one counts any more
         # What is known once this node has its place.
         self._stages: StageRange
@@ -119,25 +128,28 @@ class Training:
         Raises HetnodeError for every failure that this node cannot mend; what was committed stays committed.
         """
         await self._take_place()
+        trouble: BaseException | None = None
         while self._exchange.position < self._spec.rounds:
             session = self._services.membership.standing.session
-            seat = None
             try:
-                seat = await self._follow_until_seated()
-                if seat is not None:
-                    await self._train(seat)
-            except Superseded as reason:
-                log.warning("%s", reason)
-                await self._give_up(seat)
-            except (HetnodeError, BaseExceptionGroup) as error:
-                await self._give_up(seat)
-                await self._mend(first_error(error), seat, session)
+                if trouble is not None:
+                    await self._mend(trouble, session)
+                    trouble = None
+                if await self._follow_until_seated():
+                    await self._train()
+            except (Superseded, HetnodeError, BaseExceptionGroup) as error:
+                trouble = first_error(error)
+                if self._services.membership.standing.finished and _code_of(trouble) in _AWAY:
+                    raise run_is_over() from None
+                if not isinstance(trouble, Superseded) and _code_of(trouble) not in _MENDABLE:
+                    raise
         return await self._keep(self._spec.rounds)
 
     async def keep_progress(self) -> None:
         """Write what a later start of this node goes on from; to be called when it has to leave midway."""
+        if self._ready:
+            await self._abandon()
         if self._ready and self._exchange.is_even:
-            await self._give_up(None)
             await self._keep(self._exchange.position)
 
     # How a seat is found
@@ -187,27 +199,33 @@ class Training:
         await self._recovery.begin()
         self._ready = True
 
-    async def _follow_until_seated(self) -> Seat | None:
+    async def _follow_until_seated(self) -> bool:
         """Apply one decision after the other until a plan gives this node a seat in the next round.
 
-        Returns None when the run is over.
+        Returns whether it has one: not where the run is over.
         """
         membership, exchange = self._services.membership, self._exchange
         await self._recovery.catch_up()
         attested = -1
         while exchange.position < self._spec.rounds:
             next_round = exchange.position + 1
-            if exchange.position >= membership.standing.round - 1 and attested < exchange.position:
+            at_tip = exchange.position >= membership.standing.round - 1
+            if at_tip and attested < exchange.position and self._has_its_place:
                 await exchange.attest_all()
                 attested = exchange.position
             membership.progress = (next_round, 0)
             await faults.reach(Moment.FOLLOWING, round=next_round)
-            seat = await self._seat_or_decision(next_round)
-            if seat is not None:
-                return seat
+            self._seat = await self._seat_or_decision(next_round)
+            if self._seat is not None:
+                return True
             await exchange.follow(next_round)
             await self._keep_if_due(next_round)
-        return None
+        return False
+
+    @property
+    def _has_its_place(self) -> bool:
+        place = self._services.membership.standing.place_of(self._services.identity.peer)
+        return place is not None and place.stages == self._stages
 
     async def _seat_or_decision(self, round_: int) -> Seat | None:
         """This node's seat in `round_` as soon as it has one; None as soon as the round is decided."""
@@ -226,10 +244,6 @@ class Training:
             found = standing.seat_of(peer, round_)
             return found if found is not None and found.plan.epoch > self._left_epoch else None
 
-        # Who asks for a decision will not offer: nobody with a seat may.
-        here = seat(self._services.membership.standing)
-        if here is not None:
-            return here
         seated = asyncio.create_task(self._services.membership.until(seat))
         decided = asyncio.create_task(self._exchange.decision(self._stages.first, round_))
         try:
@@ -245,21 +259,14 @@ class Training:
 
     # How a seat is lost
 
-    async def _mend(self, error: BaseException, seat: Seat | None, session: int) -> None:
-        """Do what lets this node follow again after `error`, or raise it."""
-        if not isinstance(error, HetnodeError):
-            raise error
-        services = self._services
-        log.warning("%s", error)
-        if services.membership.standing.finished and error.code in _AWAY:
-            raise run_is_over()
-        match error.code:
-            case code if code in _BROKEN and seat is not None:
-                await self._retreat(seat, error)
+    async def _mend(self, trouble: BaseException, session: int) -> None:
+        """Do what lets this node follow again after `trouble`, one of _MENDABLE or a Superseded."""
+        log.warning("%s", trouble)
+        await self._abandon()
+        await self._give_up(trouble)
+        match _code_of(trouble):
             case ErrorCode.UNKNOWN_PEER:
-                await services.membership.rejoin(session)
-            case ErrorCode.SEAT_LOST:
-                pass
+                await self._services.membership.rejoin(session)
             case ErrorCode.ANCHOR_DIVERGED:
                 log.warning("loading the anchor of the others")
                 await self._recovery.start_over()
@@ -269,27 +276,41 @@ class Training:
             case ErrorCode.STATE_UNAVAILABLE | ErrorCode.COORDINATOR_UNREACHABLE:
                 await asyncio.sleep(jittered(_RETRY_SECONDS))
             case _:
-                raise error
+                pass
 
-    async def _retreat(self, seat: Seat, error: HetnodeError) -> None:
-        """Let nobody wait for this node's replica as it is."""
-        try:
-            await self._services.coordinator.retreat(seat.plan.epoch, error.code.label)
-        except HetnodeError as refusal:
-            if refusal.code not in (ErrorCode.COORDINATOR_UNREACHABLE, ErrorCode.UNKNOWN_PEER):
-                raise
+    async def _abandon(self) -> None:
+        """Nothing of an inner step that was not finished counts; what is being applied is applied first."""
+        async with self._between_steps:
+            await self._services.worker.call("abandon", {})
 
-    async def _give_up(self, seat: Seat | None) -> None:
-        """Follow from here on: nothing of an inner step that was not finished counts."""
-        if seat is not None:
-            self._left_epoch = max(self._left_epoch, seat.plan.epoch)
-        await self._services.worker.call("abandon", {})
+    async def _give_up(self, reason: BaseException) -> None:
+        """Leave the seat, and let nobody wait for this node's replica as it is.
+
+        A seat that the coordinator still counted would be waited for in every round; so this goes on until
+        the coordinator knows, without which this node could not follow either.
+        """
+        if self._seat is None:
+            return
+        epoch = self._seat.plan.epoch
+        self._left_epoch = max(self._left_epoch, epoch)
+        code = _code_of(reason)
+        words = str(reason) if code is None else code.label
+        while True:
+            try:
+                await self._services.coordinator.retreat(epoch, words)
+                break
+            except HetnodeError as error:
+                if error.code is not ErrorCode.COORDINATOR_UNREACHABLE:
+                    break  # whom it has taken for lost, it does not wait for
+            await asyncio.sleep(jittered(_RETRY_SECONDS))
+        self._seat = None
 
     # Training under one plan
 
-    async def _train(self, seat: Seat) -> None:
-        """Train from the next round on, until the run is over or its plan is no longer `seat`'s."""
-        spec, services = self._spec, self._services
+    async def _train(self) -> None:
+        """Train from the next round on, until the run is over or a plan changes this replica."""
+        spec, services, seat = self._spec, self._services, self._seat
+        assert seat is not None, "only who is seated trains"
         first = self._exchange.position + 1
         log.info(
             "%s: %s, stages %s, from round %d",
@@ -321,12 +342,18 @@ class Training:
                     seat.replica.links,
                 ):
                     break
-                seat = Seat(plan, replica, seat.position)
+                self._seat = seat = Seat(plan, replica, seat.position)
                 pipeline.adopt(plan)
             await pipeline.part()
+        self._seat = None
 
     async def _plan(self, epoch: int) -> Plan:
-        return await self._services.membership.until(lambda standing: standing.plans.get(epoch))
+        def known(standing: Standing) -> Plan | None:
+            if epoch not in standing.plans and max(standing.plans, default=0) > epoch:
+                raise Superseded(f"plan {epoch} was replaced before this node heard of it")
+            return standing.plans.get(epoch)
+
+        return await self._services.membership.until(known)
 
     async def _unless_superseded(
         self, work: Awaitable[Any], seat: Seat, round_: int, opening: bool = False
@@ -477,7 +504,8 @@ class Training:
         """A disk that is full costs a checkpoint, not the run."""
         every = self._spec.recovery.checkpoint_every
         # Rounds of long ago that are followed in a hurry need no checkpoint of their own.
-        if round_ % every or round_ <= self._services.membership.standing.round - 2 * every:
+        is_old = round_ <= self._services.membership.standing.round - 2 * every
+        if round_ % every or is_old or not self._exchange.is_even:
             return
         try:
             await self._keep(round_)
@@ -550,6 +578,10 @@ class Training:
 
     async def _close_when_banned(self, link: Link) -> None:
         await link.close(await self._services.membership.banned(link.neighbour.peer))
+
+
+def _code_of(error: BaseException) -> ErrorCode | None:
+    return error.code if isinstance(error, HetnodeError) else None
 
 
 def _place_in(standing: Standing, peer: PeerId) -> Place | None:

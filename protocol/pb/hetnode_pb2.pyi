@@ -427,14 +427,16 @@ class Rejection(_message.Message):
     def __init__(self, descriptor: _Optional[_Union[PayloadDescriptor, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class AwaitDecisionRequest(_message.Message):
-    __slots__ = ("peer", "stage", "round")
+    __slots__ = ("peer", "stage", "round", "withheld")
     PEER_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
+    WITHHELD_FIELD_NUMBER: _ClassVar[int]
     peer: str
     stage: int
     round: int
-    def __init__(self, peer: _Optional[str] = ..., stage: _Optional[int] = ..., round: _Optional[int] = ...) -> None: ...
+    withheld: int
+    def __init__(self, peer: _Optional[str] = ..., stage: _Optional[int] = ..., round: _Optional[int] = ..., withheld: _Optional[int] = ...) -> None: ...
 
 class ManifestEntry(_message.Message):
     __slots__ = ("descriptor", "holders")

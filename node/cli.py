@@ -233,9 +233,12 @@ def coordinator(
         console.print(f"run  {spec.run_id}\nspec {spec.hash}", highlight=False)
         console.print(spec.model_dump_json(indent=2), highlight=False, markup=False)
         console.print(f"API {address}, enrolment {enrolment}", highlight=False, markup=False)
+        if former not in ("", address):
+            console.print(f"[yellow]the peers of this run look for it at {former}[/]", highlight=False)
         create = f"hetnode invite create --folder {folder}"
         console.print(f"let nodes in with: {create}", highlight=False, markup=False)
 
+    former = (folder / "address").read_text() if (folder / "address").exists() else ""
     (folder / "address").unlink(missing_ok=True)  # whoever waits for it wants the new one
     enrolment_door = None if enrolment_port is None else f"{host}:{enrolment_port}"
     lifetime.run(
@@ -507,7 +510,7 @@ def _usable(folder: Path, option: str = "--folder", mode: int = 0o777) -> Path:
 def _spec_of_run(folder: Path) -> RunSpec:
     """The spec of the run that has begun in `folder`. Raises BAD_OPTION."""
     file = folder / "run.toml"
-    if not file.exists() or not (folder / "coordinator.sqlite").exists():
+    if not all(kept.exists() for kept in (file, folder / "coordinator.sqlite", folder / "nodes")):
         raise lifetime.bad_option(
             f"{folder} holds no run that could go on.",
             "Give the run folder that 'hetnode swarm up' has printed.",

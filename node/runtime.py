@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import socket
 import time
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
-from typing import IO
 
 from node import faults
 from node.credentials import RunCredentials, check_in_date, folder_of, load
 from node.faults import Moment
+from node.folder import locked, settle_in
 from node.hardware import measure_capacity
 from node.identity import Identity
 from node.net.coordinator_client import Admission, CoordinatorClient
@@ -78,7 +76,7 @@ async def run_node(options: NodeOptions, identity: Identity) -> Path:
     cleaned up after itself.
     """
     async with AsyncExitStack() as stack:
-        stack.enter_context(_locked(options.folder))
+        stack.enter_context(locked(options.folder))
         # The worker needs seconds to import torch: start it while the network is being set up.
         worker = await start_child(
             "node.train.worker",
@@ -143,7 +141,9 @@ async def run_node(options: NodeOptions, identity: Identity) -> Path:
             links = Links(server, lambda: coordinator.credentials.tls)
             services = Services(identity, worker, hivemind, coordinator, links, membership, directory)
             local = LocalData(options.device, options.source, options.tokenizer)
-            training = Training(spec, services, local, _settle_in(options.folder, credentials))
+            training = Training(
+                spec, services, local, settle_in(options.folder, credentials.run, credentials.coordinator)
+            )
             try:
                 folder = await training.run()
             except asyncio.CancelledError:
@@ -197,40 +197,6 @@ async def _keep_progress(training: Training) -> None:
             await training.keep_progress()
     except (TimeoutError, HetnodeError) as error:
         log.warning("the progress since the last checkpoint is not kept: %s", error)
-
-
-def _settle_in(folder: Path, credentials: RunCredentials) -> Path:
-    """`folder`, with nothing in it that is of another run.
-
-    A coordinator that was set up anew starts another run, even of the same specification: what is kept of the
-    former one is not deleted, but is of no use here.
-    """
-    mark, name = folder / "run", f"{credentials.run} {credentials.coordinator}"
-    former = mark.read_text() if mark.exists() else name
-    if former != name:
-        number = next(n for n in count(1) if not (folder / f"former-{n}").exists())
-        for kept in ("checkpoint", "payloads"):
-            if (folder / kept).exists():
-                (folder / f"former-{number}").mkdir(exist_ok=True)
-                (folder / kept).rename(folder / f"former-{number}" / kept)
-        log.warning("what was kept of run %s is now in %s", former.split()[0], folder / f"former-{number}")
-    mark.write_text(name)
-    return folder
-
-
-def _locked(folder: Path) -> IO[str]:
-    """A lock that keeps other nodes out of `folder` while it is open. Raises RUN_FOLDER_IN_USE."""
-    lock = (folder / "lock").open("a")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        raise HetnodeError(
-            ErrorCode.RUN_FOLDER_IN_USE,
-            f"Another node keeps its checkpoints in {folder}.",
-            "Give this one another --folder.",
-        ) from None
-    return lock
 
 
 async def _guard(worker: Child) -> None:

@@ -105,6 +105,7 @@ async def run_swarm(
     folder: Path,
     listen: str,
     on_status: Callable[[pb.StatusReply], None],
+    on_restart: Callable[[str], None],
 ) -> Swarm:
     """Run a swarm of the shape in `spec` until the run is finished.
 
@@ -117,6 +118,7 @@ async def run_swarm(
         folder: the run folder; coordinator, nodes and logs live in it.
         listen: HOST:PORT of the coordinator; port 0 takes a free one.
         on_status: called about twice a second with the coordinator's status.
+        on_restart: told the name of a node that was killed and is started again.
 
     Raises HetnodeError: when a process fails, with the last words of its log; a node that was killed is
     started again a few times before. All processes have ended when this returns or raises, also when it is
@@ -156,7 +158,12 @@ async def run_swarm(
         names = {f"{number:02d}-{role.value}": role for number, role in enumerate(roles)}
         for name, role in names.items():
             await start_node(name, role)
-        await _watch(swarm, folder, on_status, lambda name: start_node(name, names[name], again=True))
+
+        async def restart(name: str) -> None:
+            on_restart(name)
+            await start_node(name, names[name], again=True)
+
+        await _watch(swarm, folder, on_status, restart)
         return swarm
 
 

@@ -42,6 +42,7 @@ LAYERS = {
     "node.private_state": 3,
     "node.credentials": 3,
     "node.faults": 3,
+    "node.folder": 3,
     "node.generate": 3,
     "node.hardware": 3,
     "node.identity": 3,

@@ -109,7 +109,8 @@ async def test_a_late_joiner_is_named_to_everybody_as_a_follower_until_a_plan_se
     own = run.stub(C).Watch(pb.WatchRequest(peer=C.peer))
     assert convert.places_from_pb((await own.read()).followers) == (place,)
     assert (await own.read()).waiting == (
-        f"following the rounds of stages 0-1: replica-2 waits until ..{C.peer[-8:]} (stages 0-1) has caught up"
+        "following the rounds of stages 0-1: "
+        f"replica-2 waits until ..{C.peer[-8:]} (stages 0-1) has caught up"
     )
     for stage in (0, 1):
         assert (await run.attest(C, stage, 0)).agrees

@@ -21,6 +21,7 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.types import Capacity, PeerId, Role
+from tests import certificates
 from tests.certificates import authority, credentials
 from tests.coordinator import OWNER, Running, new_key, pem, running
 from tests.swarm import keyed, spec_of
@@ -262,3 +263,12 @@ def test_a_certificate_that_ended_while_the_node_was_away_is_said_to_be_so(tmp_p
         kept.check_in_date(held, time.time())
     assert refused.value.code is ErrorCode.CERTIFICATE_REFUSED
     kept.check_in_date(held, ended.expires - 1)
+
+
+def test_a_node_remembers_the_role_in_which_it_took_part(tmp_path: Path) -> None:
+    identity = open_identity(tmp_path / "identity.key")
+    former = certificates.enrolled(identity, "nano-1")
+    former.remember(Role.REPLICA)
+    again = kept.load(former.folder)
+    assert (former.role, again.role) == (None, Role.REPLICA)
+    assert again.tls == former.tls

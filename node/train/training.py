@@ -160,7 +160,7 @@ class Training:
         peer = services.identity.peer
         place = await services.membership.until(lambda standing: _place_in(standing, peer))
         self._stages = place.stages
-        log.info("this node's place is replica-%d, stages %s", place.replica, place.stages)
+        log.info("this node's place is replica-%d, %s", place.replica, _words(place.stages))
         body = {"spec": spec.canonical_json, "stages": [place.stages.first, place.stages.stop]}
         local = self._local
         reply = await services.worker.call(
@@ -313,8 +313,8 @@ class Training:
         assert seat is not None, "only who is seated trains"
         first = self._exchange.position + 1
         log.info(
-            "%s: %s, stages %s, from round %d",
-            *(seat.plan.reason, seat.replica.name, self._stages, first),
+            "%s: %s, %s, from round %d",
+            *(seat.plan.reason, seat.replica.name, _words(self._stages), first),
         )
         async with AsyncExitStack() as stack:
             opening = self._open_links(seat, first, stack)
@@ -535,10 +535,8 @@ class Training:
             if error.code not in (ErrorCode.COORDINATOR_UNREACHABLE, ErrorCode.BAD_REQUEST):
                 raise
             log.warning("a measurement of round %d is lost: %s", round_, error)  # no reason to stop training
-        if seat.is_last:
-            log.info(
-                "round %d of %d: validation loss %.4f", round_, self._spec.rounds, values["validation_loss"]
-            )
+        learned = f"validation loss {values['validation_loss']:.4f}" if seat.is_last else "done"
+        log.info("round %d of %d: %s", round_, self._spec.rounds, learned)
 
     async def _open_links(
         self, seat: Seat, round_: int, stack: AsyncExitStack
@@ -578,6 +576,10 @@ class Training:
 
     async def _close_when_banned(self, link: Link) -> None:
         await link.close(await self._services.membership.banned(link.neighbour.peer))
+
+
+def _words(stages: StageRange) -> str:
+    return f"stage{'s' * (len(stages) > 1)} {stages}"
 
 
 def _code_of(error: BaseException) -> ErrorCode | None:

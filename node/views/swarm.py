@@ -57,7 +57,12 @@ class SwarmView:
         try:
             with Live(self._progress, console=self._console, refresh_per_second=4) as live:
                 swarm = run_swarm(
-                    self._spec, spec_file, self._folder, listen, lambda status: self._update(live, status)
+                    self._spec,
+                    spec_file,
+                    self._folder,
+                    listen,
+                    lambda status: self._update(live, status),
+                    lambda name: self._console.print(f"{name} was killed: starting it again"),
                 )
                 lifetime.run(swarm)
                 self._progress.update(self._task, completed=self._spec.total_steps)

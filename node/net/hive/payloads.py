@@ -170,7 +170,7 @@ class PayloadPeer(ServicerBase):
                     payload = await self._fetch_from(holder, descriptor)
                 except Exception as error:  # hivemind and libp2p raise anything here
                     log.debug("no payload from %s: %r", holder, error)
-                    reasons[holder] = str(error) or type(error).__name__
+                    reasons[holder] = _brief(error)
                     self._note_fault(descriptor, holder, error)
                     continue
                 if own_stage:
@@ -339,3 +339,8 @@ class PayloadPeer(ServicerBase):
             self._transfers[transfer] -= 1
             if not self._transfers[transfer]:
                 del self._transfers[transfer]
+
+
+def _brief(error: Exception) -> str:
+    """libp2p tells every address that it has tried, over many lines."""
+    return (str(error) or type(error).__name__).splitlines()[0][:120]

@@ -44,8 +44,14 @@ def replay(state: State, events: Iterable[Event]) -> State:
     return reduce(apply, events, state)
 
 
-def apply(state: State, event: Event) -> State:  # noqa: PLR0911, PLR0912
+def apply(state: State, event: Event) -> State:
     """`state` after `event`. Total: any event that was decided on `state` can be applied to it."""
+    moved = _moved(state, event)
+    is_newest = not isinstance(event, PeerSeen) and event.at > moved.latest_at
+    return replace(moved, latest_at=event.at) if is_newest else moved
+
+
+def _moved(state: State, event: Event) -> State:  # noqa: PLR0911, PLR0912
     match event:
         case CoordinatorStarted():
             return replace(state, started_at=event.at)

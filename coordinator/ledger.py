@@ -55,12 +55,16 @@ def decision_topic(stage: int, number: int) -> Topic:
     return ("decision", stage, number)
 
 
-def steady_wall_clock() -> Callable[[], float]:
+def steady_wall_clock(not_before: float = 0.0) -> Callable[[], float]:
     """The wall clock as it is now, running steadily from here on.
 
     Stored times must go on across restarts, but must not jump when somebody sets the clock.
+
+    Args:
+        not_before: the time of the newest stored event: a clock that was set back since must not make
+            deadlines wait for as long.
     """
-    offset = time.time() - time.monotonic()
+    offset = max(time.time(), not_before) - time.monotonic()
     return lambda: offset + time.monotonic()
 
 
@@ -97,7 +101,7 @@ class Ledger:
         self._stopping = False
         self._sentence = ""
         self._waiting = ""
-        self._clock = clock or steady_wall_clock()
+        self._clock = clock or steady_wall_clock(state.latest_at)
         self._ticked_at = self.now()
 
     def now(self) -> float:

@@ -130,7 +130,7 @@ class State:
 
     Rounds count from 1. `current_round` is the first that is not decided at every stage: 0 before the run
     starts, ``spec.rounds + 1`` after its last decision. It became so, or its plan was replaced, at
-    `began_at`; `opened_at` is when the first payload was offered or the first stage decided in it.
+    `began_at`; `latest_at` is the time of the newest stored event; `opened_at` is when the first payload was offered or the first stage decided in it.
 
     `places` are kept for peers from plan to plan; `seated` are the replicas (by index) that were ever in one.
     `absent` names, for each epoch that still matters, the
@@ -147,6 +147,7 @@ class State:
     stages: int
     checkpoint_every: int = 10
     phase: Phase = Phase.GATHERING
+    latest_at: float = 0.0
     started_at: float = 0.0
     finished_at: float = 0.0
     arrivals: int = 0

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import pytest
 
-from coordinator.ledger import STALL_SECONDS, Ledger
+from coordinator.ledger import STALL_SECONDS, Ledger, steady_wall_clock
 from coordinator.state import State
 from coordinator.store import MemoryStore
 from protocol.types import Role
@@ -59,3 +60,9 @@ def test_the_clock_of_a_ledger_is_by_default_the_wall_clock() -> None:
     ledger = Ledger(SPEC, MemoryStore(), State.of(SPEC), lambda *_: None, lambda _: None)
     before = ledger.now()
     assert ledger.now() >= before > 1.7e9
+
+
+def test_time_goes_on_where_the_clock_was_set_back_while_the_coordinator_was_away() -> None:
+    newest = time.time() + 600
+    assert steady_wall_clock(newest)() >= newest
+    assert steady_wall_clock(0.0)() < newest

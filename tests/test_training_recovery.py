@@ -253,6 +253,47 @@ def test_steps_beyond_h_before_the_decision_are_kept_by_it(stream: SampleStream)
         assert torch.equal(after[name], after[name.replace("local", "anchor")] + value)
 
 
+def test_a_stage_that_proposes_only_after_training_went_on_loses_nothing(stream: SampleStream) -> None:
+    """The coordinator went away between the proposals of two stages."""
+    (member,) = chain(stream, 1)
+    inner_phase([member], 1)
+    payloads, covered = {0: [member.propose(0) or b""]}, learned_by(member, 0)
+    member.keep_training()
+    inner_step([member], SPEC.inner.steps + 1)
+    payloads[1] = [member.propose(1) or b""]
+    covered |= learned_by(member, 1)
+    inner_step([member], SPEC.inner.steps + 2)
+    since = {
+        name: value - covered[name]
+        for name, value in (learned_by(member, 0) | learned_by(member, 1)).items()
+    }
+    assert all(any(value.any() for name, value in since.items() if name[0] == stage) for stage in (0, 1))
+    commit([member], 1, payloads, True)
+    for (stage, name), value in since.items():
+        local = learned_by(member, stage)[stage, name]
+        assert torch.equal(local, member.outer[stage].anchor[name] + value)
+
+
+def learned_by(member: Trainer, stage: int) -> dict[tuple[int, str], Tensor]:
+    """The local parameters of a stage."""
+    found = member.modules[stage].canonical_parameters()
+    return {(stage, name): parameter.detach().clone() for name, parameter in found.items()}
+
+
+def test_the_round_after_steps_beyond_h_is_a_usual_one(stream: SampleStream) -> None:
+    (member,) = chain(stream, 1)
+    for round_ in (1, 2):
+        inner_phase([member], round_)
+        payloads = {stage: [payload] for stage, payload in proposals([member]).items()}
+        if round_ == 1:
+            member.keep_training()
+            inner_step([member], SPEC.inner.steps + 1)
+        commit([member], round_, payloads, True)
+    for name, value in state([member]).items():
+        if name.startswith("local"):
+            assert torch.equal(value, state([member])[name.replace("local", "anchor")])
+
+
 def test_what_a_payload_of_ones_own_has_brought_is_not_learned_a_second_time(stream: SampleStream) -> None:
     """A node that lost its memory of a round finds its own payload in the log."""
     (member,) = chain(stream, 1)

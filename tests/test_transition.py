@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.anchors import expected_digest
+from coordinator.anchors import expected_digest, settled_digest
 from coordinator.commands import Attest, Await, Heartbeat, Leave, Offer, Report, Start, Tick
 from coordinator.events import (
     AnchorDiverged,
@@ -253,7 +253,44 @@ class TestDecisions:
         (_, event) = run.does(Report(B.peer, 0, 1, (b,)))
         assert isinstance(event, RoundAborted)
         assert event.decision.entries == ()
-        assert event.decision.reason == "none of 2 payloads is held by 2 peers"
+        assert event.decision.reason == (
+            "none of 2 payloads is held by 2 peers and by more than half of the group"
+        )
+
+    @pytest.mark.parametrize("holding", [2, 3])
+    def test_a_payload_counts_where_more_than_half_of_the_reporters_hold_it(self, holding: int) -> None:
+        run = started(spec_of(1, 4), *[Role.REPLICA] * 4)
+        hosts = [A, B, C, D]
+        payloads = [host.payload(run.spec, 0, 1) for host in hosts]
+        for host, payload in zip(hosts, payloads, strict=True):
+            run.does(Offer(host.peer, payload))
+        for host in hosts:
+            held = payloads if host in hosts[:holding] else payloads[1:]
+            run.does(Report(host.peer, 0, 1, tuple(held)))
+        decision = run.state.decisions[0, 1]
+        expected = payloads if holding == 3 else payloads[1:]
+        assert {entry.descriptor.owner for entry in decision.entries} == {each.owner for each in expected}
+        assert ("replica-0, which too few" in decision.reason) == (holding == 2)
+
+    def test_two_that_hold_together_cannot_have_the_others_wait_for_what_nobody_gives(self) -> None:
+        run = started(spec_of(1, 4), *[Role.REPLICA] * 4)
+        payloads = {host: host.payload(run.spec, 0, 1) for host in (A, B, C, D)}
+        for host, payload in payloads.items():
+            run.does(Offer(host.peer, payload))
+        for side in ((A, B), (C, D)):
+            for host in side:
+                run.does(Report(host.peer, 0, 1, tuple(payloads[each] for each in side)))
+        assert run.state.decisions[0, 1].entries == ()
+
+    def test_those_who_have_not_reported_do_not_count_against_a_payload(self) -> None:
+        run = started(spec_of(1, 4), *[Role.REPLICA] * 4)
+        payloads = tuple(host.payload(run.spec, 0, 1) for host in (A, B, C, D))
+        for host, payload in zip((A, B, C, D), payloads, strict=True):
+            run.does(Offer(host.peer, payload))
+        for host in (A, B):
+            run.does(Report(host.peer, 0, 1, payloads))
+        beats(run, run.spec.timing.decide, A, B, C, D)
+        assert len(run.state.decisions[0, 1].entries) == 4
 
     def test_one_replica_alone_commits_what_it_alone_holds(self) -> None:
         run = started(spec_of(2, 1), Role.REPLICA)
@@ -306,21 +343,30 @@ class TestDecisions:
 
     def test_a_replica_without_payload_is_not_waited_for(self, run: Run) -> None:
         run.does(Offer(A.peer, A.payload(run.spec, 0, 1)))
-        *_, closed = run.does(Await(B.peer, 0, 1))
+        *_, closed = run.does(Await(B.peer, 0, 1, withheld=1))
         assert isinstance(closed, GroupClosed)
 
     def test_a_round_without_any_payload_is_aborted_at_once(self, run: Run) -> None:
-        run.does(Await(A.peer, 0, 1))
-        assert run.does(Await(A.peer, 0, 1)) == ()
-        *_, aborted = run.does(Await(B.peer, 0, 1))
+        run.does(Await(A.peer, 0, 1, withheld=1))
+        assert run.does(Await(A.peer, 0, 1, withheld=1)) == ()
+        *_, aborted = run.does(Await(B.peer, 0, 1, withheld=1))
         assert isinstance(aborted, RoundAborted)
         assert aborted.decision.reason == "no replica had a payload to offer"
 
+    def test_who_only_asks_may_offer_yet_and_is_waited_for(self, run: Run) -> None:
+        assert run.does(Await(B.peer, 0, 1)) == ()
+        run.does(Offer(A.peer, A.payload(run.spec, 0, 1)))
+        assert run.does(Await(B.peer, 0, 1)) == ()
+        run.does(Offer(B.peer, B.payload(run.spec, 0, 1)))
+        group = run.state.round(0, 1).group
+        assert group is not None
+        assert {d.owner for d in group.descriptors} == {A.peer, B.peer}
+
     def test_asking_for_the_decision_of_another_stage_promises_nothing(self, mixed: Run) -> None:
-        assert mixed.does(Await(C.peer, 0, 1)) == ()
-        mixed.refuses(Await(C.peer, 2, 1), ErrorCode.BAD_REQUEST)
-        mixed.refuses(Await(C.peer, 0, 4), ErrorCode.BAD_REQUEST)
-        mixed.refuses(Await(D.peer, 0, 1), ErrorCode.UNKNOWN_PEER)
+        assert mixed.does(Await(C.peer, 0, 1, withheld=1)) == ()
+        mixed.refuses(Await(C.peer, 2, 1, withheld=1), ErrorCode.BAD_REQUEST)
+        mixed.refuses(Await(C.peer, 0, 4, withheld=1), ErrorCode.BAD_REQUEST)
+        mixed.refuses(Await(D.peer, 0, 1, withheld=1), ErrorCode.UNKNOWN_PEER)
 
     def test_a_stage_for_which_nobody_offers_does_not_hold_up_the_others(self, run: Run) -> None:
         settle(run, 0, 1, [A, B])
@@ -418,13 +464,45 @@ class TestAnchors:
         assert expected_digest(run.state, 0, 1, "stage") == anchor_of(0, 1)
         assert not run.state.diverged
 
-    def test_of_two_the_first_is_believed_of_three_the_majority(self) -> None:
-        run = started(spec_of(1, 3), *[Role.REPLICA] * 3)
-        run.does(Attest(A.peer, 0, 0, "stage", "wrong"))
-        (_, event) = run.does(Attest(B.peer, 0, 0, "stage", "right"))
+    def test_of_two_the_first_is_believed_once_both_have_spoken(self, run: Run) -> None:
+        run.does(Attest(A.peer, 0, 0, "stage", "one"))
+        assert settled_digest(run.state, 0, 0, "stage") == "one", "nobody contradicts it yet"
+        (_, event) = run.does(Attest(B.peer, 0, 0, "stage", "another"))
         assert isinstance(event, AnchorDiverged)
-        assert (event.peer, event.digest, event.expected) == (B.peer, "right", "wrong")
+        assert (event.peer, event.digest, event.expected) == (B.peer, "another", "one")
         assert run.state.peers[B.peer].lifecycle is Lifecycle.SYNCING
+
+    @pytest.mark.parametrize("replicas", [3, 4])
+    def test_the_first_attester_condemns_nobody_before_a_majority_has_spoken(self, replicas: int) -> None:
+        run = started(spec_of(1, replicas), *[Role.REPLICA] * replicas)
+        assert len(run.does(Attest(A.peer, 0, 0, "stage", "wrong"))) == 1
+        assert len(run.does(Attest(B.peer, 0, 0, "stage", "right"))) == 1
+        assert settled_digest(run.state, 0, 0, "stage") is None
+        assert {peer.lifecycle for peer in run.state.peers.values()} == {Lifecycle.TRAINING}
+        _, event = run.does(Attest(C.peer, 0, 0, "stage", "right"))
+        assert isinstance(event, AnchorDiverged)
+        assert (event.peer, event.expected) == (A.peer, "right")
+        assert settled_digest(run.state, 0, 0, "stage") == "right"
+        assert run.state.diverged == {(A.peer, 0, 0, "stage")}
+        assert run.state.absent == {1: {A.peer}}
+        assert run.state.synced == {A.peer: {}, B.peer: {0: 0}, C.peer: {0: 0}}
+
+    def test_those_who_are_gone_are_not_waited_for_to_settle_a_digest(self) -> None:
+        run = started(spec_of(1, 4), *[Role.REPLICA] * 4)
+        for peer in (C, D):
+            run.does(Leave(peer.peer, "interrupted"))
+        run.does(Attest(A.peer, 0, 0, "stage", "one"))
+        _, event = run.does(Attest(B.peer, 0, 0, "stage", "another"))
+        assert isinstance(event, AnchorDiverged)
+        assert event.peer == B.peer
+
+    def test_a_condemned_peer_is_healed_when_the_majority_turns_out_to_be_its(self) -> None:
+        run = started(spec_of(1, 3), *[Role.REPLICA] * 3)
+        run.does(Leave(C.peer, "interrupted"))
+        run.does(Attest(A.peer, 0, 0, "stage", "wrong"))
+        run.does(Attest(B.peer, 0, 0, "stage", "right"))
+        assert run.state.diverged == {(B.peer, 0, 0, "stage")}
+        run.does(C.join(run.spec))
         _, event, healed = run.does(Attest(C.peer, 0, 0, "stage", "right"))
         assert isinstance(event, AnchorDiverged)
         assert (event.peer, event.expected) == (A.peer, "right")

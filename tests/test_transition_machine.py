@@ -34,7 +34,15 @@ from coordinator.commands import (
     Tick,
     Unban,
 )
-from coordinator.events import Event, PayloadOffered, PeerSeen, PlanAdopted, RoundAborted, RoundCommitted
+from coordinator.events import (
+    Event,
+    PayloadOffered,
+    PayloadWithheld,
+    PeerSeen,
+    PlanAdopted,
+    RoundAborted,
+    RoundCommitted,
+)
 from coordinator.grouping import complete_chains
 from coordinator.history import replay
 from coordinator.sentences import sentence
@@ -159,9 +167,11 @@ class RandomRun(RuleBasedStateMachine):
             self._report(peer, stage, number, held)
 
     @precondition(lambda self: self.number > 0)
-    @rule(peer=who, stage=stages, shift=shifts)
-    def await_decision(self, peer: Keyed, stage: int, shift: int) -> None:
-        self.run.send(Await(peer.peer, stage, max(1, self.number + shift)))
+    @rule(peer=who, stage=stages, shift=shifts, withholds=st.booleans())
+    def await_decision(self, peer: Keyed, stage: int, shift: int, withholds: bool) -> None:
+        epoch = self.run.state.plan_for(self.number).epoch if withholds else 0
+        events = self.run.send(Await(peer.peer, stage, max(1, self.number + shift), epoch)).events
+        assert withholds or not any(isinstance(event, PayloadWithheld) for event in events)
 
     @precondition(lambda self: 1 <= self.number <= ROUNDS)
     @rule(absent=few)

@@ -13,6 +13,7 @@ from coordinator.state import Peer, State, stages_of
 from protocol.spec import RunSpec
 from protocol.types import Dialer, Link, Member, PeerId, Place, Plan, Replica, Role, StageRange
 
+_MOST_DOUBLINGS = 6
 _MOST_LACKS = 2
 """So much is told of what one replica lacks."""
 
@@ -87,12 +88,18 @@ def regroup(
         if not any(member.peer in absent for member in replica.members)
     }
     chains = complete_chains(state, spec)
-    replicas = []
-    for index in sorted(standing.keys() | chains.keys()):
-        if index in standing:
-            replicas.append(standing[index])
-        elif all(is_synced(state, place, from_round) for place in chains[index]):
-            replicas.append(_pipeline_at(state, spec, index, chains[index]))
+    ready = [
+        index
+        for index, chain in chains.items()
+        if index not in standing and all(is_synced(state, place, from_round) for place in chain)
+    ]
+    # One that gives up again and again would hold the others up each time; alone it may try as it likes.
+    rested = [index for index in ready if rests_until(state, index) <= from_round]
+    chosen = rested if standing or rested else ready
+    replicas = [
+        standing[index] if index in standing else _pipeline_at(state, spec, index, chains[index])
+        for index in sorted([*standing, *chosen])
+    ]
     if not replicas:
         return Waiting(
             f"no complete replica is left: {listed([*shortages(state, spec, from_round).values()])}"
@@ -110,6 +117,12 @@ def regroup(
     reasons += [f"goes on without {listed(lost)}, which lost a member"] if lost else []
     reasons += [f"goes on without {listed(others)}, which must catch up"] if others else []
     return Plan(epoch, from_round, first_sample, tuple(replicas), "; ".join(reasons))
+
+
+def rests_until(state: State, index: int) -> int:
+    """The round in which replica `index` may try again: after each failure but one twice as much later."""
+    times, last = state.retreats.get(index, (0, 0))
+    return last + 2 ** min(times - 1, _MOST_DOUBLINGS) if times > 1 else 0
 
 
 def complete_chains(state: State, spec: RunSpec) -> dict[int, list[Place]]:
@@ -155,6 +168,10 @@ def shortages(state: State, spec: RunSpec, from_round: int) -> dict[int, str]:
                 lacks.append(f"has lost {short(held.peer)} ({stages_of(held)})")
             elif not is_synced(state, held, from_round):
                 lacks.append(f"waits until {short(held.peer)} ({stages_of(held)}) has caught up")
+        if not lacks and rests_until(state, index) > from_round:
+            lacks.append(
+                f"rests until round {rests_until(state, index)}, because its members could not go on"
+            )
         if lacks:
             found[index] = f"replica-{index} {' and '.join(lacks[:_MOST_LACKS])}"
     return found

@@ -144,6 +144,12 @@ def _gone(state: State, peer: PeerId, finished: bool) -> State:
 
 def _retreat(state: State, event: PeerRetreated) -> State:
     state = _unseat(state, event.peer, event.epoch)
+    place = state.places.get(event.peer)
+    if place is not None:
+        times, last = state.retreats.get(place.replica, (0, 0))
+        if last != state.current_round:  # its members give up one after the other
+            retreats = {**state.retreats, place.replica: (times + 1, state.current_round)}
+            state = replace(state, retreats=retreats)
     return _sync(state, event.peer) if event.epoch == state.plans[-1].epoch else state
 
 
@@ -277,6 +283,11 @@ def _decided(state: State, at: float, decision: Decision) -> State:
         committed=state.committed + decision.committed,
         opened_at=at if state.opened_at is None else state.opened_at,
     )
+    if state.retreats:
+        places = (state.places.get(entry.descriptor.owner) for entry in decision.entries)
+        working = {place.replica for place in places if place is not None}
+        retreats = {index: each for index, each in state.retreats.items() if index not in working}
+        state = replace(state, retreats=retreats)
     if any((stage, number) not in state.decisions for stage in range(state.stages)):
         return state
     oldest = number + 1 - KEPT_ROUNDS

@@ -130,13 +130,15 @@ class State:
 
     Rounds count from 1. `current_round` is the first that is not decided at every stage: 0 before the run
     starts, ``spec.rounds + 1`` after its last decision. It became so, or its plan was replaced, at
-    `began_at`; `latest_at` is the time of the newest stored event; `opened_at` is when the first payload was offered or the first stage decided in it.
+    `began_at`; `opened_at` is when the first payload was offered or the first stage decided in it.
+    `latest_at` is the time of the newest stored event.
 
     `places` are kept for peers from plan to plan; `seated` are the replicas (by index) that were ever in one.
     `absent` names, for each epoch that still matters, the
     members that were lost, retreated, or were found diverged since its plan was made: their replicas are
     broken under that plan even when they are back. `synced` is the highest round after which each peer
-    attested each stage rightly, since it joined.
+    attested each stage rightly, since it joined. `retreats` counts by replica (index) the rounds since its
+    last payload in a commit in which it gave up, and names the last of them.
 
     `strikes` are the rounds for which each peer got one. `digests` are by (stage, round, part) and peer;
     `diverged` are the (peer, stage, round, part) whose anchor was found to differ from that of the others,
@@ -159,6 +161,7 @@ class State:
     seated: frozenset[int] = frozenset()
     absent: Mapping[int, frozenset[PeerId]] = field(default_factory=dict)
     synced: Mapping[PeerId, Mapping[int, int]] = field(default_factory=dict)
+    retreats: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     current_round: int = 0
     began_at: float = 0.0
     opened_at: float | None = None

@@ -187,14 +187,14 @@ def test_a_full_disk_is_an_error_of_the_operating_system(plan: FaultPlan) -> Non
 def test_partition_and_slow_links_last_their_time_in_all_processes_of_the_node(plan: FaultPlan) -> None:
     now = 100.0
     plan.fail_at("a", None, 2, Moment.INNER_STEP, Action.PARTITION, seconds=5)
-    plan.fail_at("a", None, 2, Moment.OFFERED, Action.SLOW, seconds=10, bytes_per_second=50)
-    plan.fail_at("a", None, 2, Moment.OFFERED, Action.SKEW, seconds=600)
+    plan.fail_at("a", None, 2, Moment.MATCHED, Action.SLOW, seconds=10, bytes_per_second=50)
+    plan.fail_at("a", None, 2, Moment.MATCHED, Action.SKEW, seconds=600)
     script, other = script_of(plan, lambda: now), script_of(plan, lambda: now)
     assert not other.is_cut_off()
     assert (other.bandwidth(), other.skew()) == (None, 0)
     script.reach_now(Moment.INNER_STEP, 2, None)
     for _ in range(2):
-        script.reach_now(Moment.OFFERED, 2, 0)
+        script.reach_now(Moment.MATCHED, 2, 0)
     assert other.is_cut_off()
     assert (other.bandwidth(), other.skew()) == (50, 600)
     now += 5

@@ -264,8 +264,7 @@ def test_a_stage_that_proposes_only_after_training_went_on_loses_nothing(stream:
     covered |= learned_by(member, 1)
     inner_step([member], SPEC.inner.steps + 2)
     since = {
-        name: value - covered[name]
-        for name, value in (learned_by(member, 0) | learned_by(member, 1)).items()
+        name: value - covered[name] for name, value in (learned_by(member, 0) | learned_by(member, 1)).items()
     }
     assert all(any(value.any() for name, value in since.items() if name[0] == stage) for stage in (0, 1))
     commit([member], 1, payloads, True)

@@ -205,6 +205,7 @@ class CoordinatorClient:
         clock = asyncio.get_running_loop().time
         ends = clock() + deadline
         while True:
+            self._check_not_cut_off()
             try:
                 async with self._channel.call() as stub:
                     reply: pb.JoinReply = await stub.Join(request, timeout=max(0.1, ends - clock()))

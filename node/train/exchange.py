@@ -355,7 +355,7 @@ class OuterExchange:
 
     async def _collect(self, decision: Decision, known: Mapping[PayloadDescriptor, bytes]) -> list[bytes]:
         """The bytes of every entry of the manifest, in its order, each verified against its hash."""
-        standing = self._membership.standing
+        standing, me = self._membership.standing, self._identity.peer
 
         async def obtain(entry: ManifestEntry) -> bytes:
             descriptor = entry.descriptor
@@ -369,14 +369,20 @@ class OuterExchange:
                     f"{expected}, or with one that {descriptor.owner} has not signed.",
                     "The coordinator cannot be trusted: leave this run and tell its operator.",
                 )
-            # Whoever applied it holds it, too; those of the manifest may have gone since.
-            holders: list[PeerId] = [*entry.holders, *standing.hosts_of(decision.stage)]
+            # Whoever applied it holds it, too; those of the manifest may have gone since. Not everybody asks
+            # the same one first.
+            holders: list[PeerId] = [*_spread(entry.holders, me), *standing.hosts_of(decision.stage)]
             anybody = replace(entry, holders=tuple(dict.fromkeys(holders)))
             return await self._hivemind.fetch(
                 decision.stage, decision.round, anybody, self._spec.timing.fetch
             )
 
         return list(await asyncio.gather(*map(obtain, decision.entries)))
+
+
+def _spread(holders: Iterable[PeerId], me: PeerId) -> list[PeerId]:
+    """The holders in an order of this peer's own."""
+    return sorted(holders, key=lambda holder: hashlib.sha256(f"{me}{holder}".encode()).digest())
 
 
 def run_is_over() -> HetnodeError:

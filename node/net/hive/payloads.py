@@ -124,7 +124,7 @@ class PayloadPeer(ServicerBase):
         self._gathering = ()
 
     async def fetch(self, descriptor: PayloadDescriptor, holders: Sequence[str], seconds: float) -> bytes:
-        """A payload of any stage and round, from the store or any of its holders.
+        """A payload of any stage and round, from the store or any of its holders, asked in their order.
 
         Raises:
             HetnodeError: PAYLOAD_UNAVAILABLE when no holder sent the right bytes within `seconds`;
@@ -140,7 +140,7 @@ class PayloadPeer(ServicerBase):
         reasons: dict[str, str] = {}
         try:
             async with asyncio.timeout(seconds):
-                return await self._obtain(descriptor, self._spread(holders), reasons)
+                return await self._obtain(descriptor, holders, reasons)
         except TimeoutError:
             tried = "; ".join(f"{holder}: {why}" for holder, why in reasons.items()) or "no answer in time"
             raise HetnodeError(

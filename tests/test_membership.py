@@ -1,0 +1,304 @@
+"""How a node keeps its standing: against a coordinator that says what it is told to, on a virtual clock."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Set
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import pytest
+
+from node.net.coordinator_client import PlanNews, Pulse
+from node.net.membership import Membership, Standing
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.types import Member, PeerId, Place, Plan, Replica, StageRange
+from tests.virtual.loop import Life, VirtualLoop, run, start
+
+T = TypeVar("T")
+
+ME, OTHER = PeerId("me"), PeerId("other")
+STAGES = StageRange(0, 1)
+PLACE = Place(ME, 0, 0, STAGES)
+HEARTBEAT = 2.0
+AWAY = HetnodeError(ErrorCode.COORDINATOR_UNREACHABLE, "No connection.", "Wait.")
+LOST = HetnodeError(ErrorCode.UNKNOWN_PEER, "It was silent for too long.", "Join again.")
+
+
+def plan_of(epoch: int, from_round: int, *peers: PeerId) -> Plan:
+    replicas = [Replica(i, (Member(peer, STAGES, ""),), ()) for i, peer in enumerate(peers)]
+    return Plan(epoch, from_round, 0, tuple(replicas), "a test")
+
+
+def news(plan: Plan | None = None, *followers: Place, round: int = 1, **more: Any) -> PlanNews:
+    return PlanNews(
+        plan,
+        **{"waiting": "", "finished": False, "banned": frozenset(), **more},
+        followers=followers,
+        round=round,
+    )
+
+
+class Coordinator:
+    """Answers as `trouble` says, or else well. Keeps when it was called, by the name of the call."""
+
+    def __init__(self) -> None:
+        self.trouble: dict[str, HetnodeError] = {}
+        self.calls: dict[str, list[float]] = {"watch": [], "heartbeat": [], "join": []}
+        self.pulse = Pulse(1, None)
+        self._streams: list[asyncio.Queue[PlanNews | HetnodeError]] = []
+
+    def tell(self, what: PlanNews | HetnodeError) -> None:
+        """To the newest stream alone."""
+        self._streams[-1].put_nowait(what)
+
+    async def watch(self) -> AsyncIterator[PlanNews]:
+        self._called("watch")
+        stream: asyncio.Queue[PlanNews | HetnodeError] = asyncio.Queue()
+        self._streams.append(stream)
+        while True:
+            told = await stream.get()
+            if isinstance(told, HetnodeError):
+                raise told
+            yield told
+
+    async def heartbeat(self, round: int, inner_step: int) -> Pulse:
+        self._called("heartbeat")
+        return self.pulse
+
+    async def join(self) -> None:
+        self._called("join")
+        self.trouble = {call: error for call, error in self.trouble.items() if error is not LOST}
+
+    def _called(self, name: str) -> None:
+        self.calls[name].append(asyncio.get_running_loop().time())
+        if name in self.trouble:
+            raise self.trouble[name]
+
+
+Scenario = Callable[[Coordinator, Membership], Awaitable[T]]
+
+
+def play(scenario: Scenario[T]) -> T:
+    """Run `scenario` beside a membership that is being kept, after its first heartbeat."""
+
+    async def main() -> T:
+        coordinator = Coordinator()
+        membership = Membership(coordinator, coordinator.join, HEARTBEAT)  # type: ignore[arg-type]
+        keeping = start(Life("me"), membership.keep(), name="keep")
+        await asyncio.sleep(0.1)
+        try:
+            return await scenario(coordinator, membership)
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+
+    random.seed(0)
+    return run(main())
+
+
+async def hears(coordinator: Coordinator, membership: Membership, *told: PlanNews) -> Standing:
+    """The standing after the node has heard all of `told`."""
+    for each in told:
+        coordinator.tell(each)
+    await asyncio.sleep(0.1)
+    return membership.standing
+
+
+def epochs(standing: Standing) -> list[int]:
+    return sorted(standing.plans)
+
+
+def test_a_seat_counts_from_the_plans_round_on() -> None:
+    async def scenario(coordinator: Coordinator, membership: Membership) -> None:
+        plans = [news(plan_of(1, 1, ME, OTHER)), news(plan_of(2, 5, OTHER), PLACE, round=4)]
+        standing = await hears(coordinator, membership, plans[0])
+        assert standing.seat_of(ME, 1) is not None
+        assert standing.place_of(ME) == PLACE
+        standing = await hears(coordinator, membership, plans[1])
+        assert standing.seat_of(OTHER, 4) is not None
+        assert standing.seat_of(ME, 5) is None
+        assert standing.place_of(ME) == PLACE
+        assert standing.hosts_of(0) == [ME, OTHER]
+
+    play(scenario)
+
+
+def test_the_seat_of_who_follows_is_stale_and_stays_so_until_a_later_plan() -> None:
+    async def scenario(coordinator: Coordinator, membership: Membership) -> None:
+        first = plan_of(1, 1, ME, OTHER)
+        standing = await hears(coordinator, membership, news(first, PLACE))
+        assert standing.seat_of(ME, 1) is None
+        assert standing.seat_of(OTHER, 1) is not None
+        standing = await hears(coordinator, membership, news(first), news(None))
+        assert not standing.followers
+        assert standing.seat_of(ME, 1) is None, "it had no part in that plan, whatever it stands in now"
+        standing = await hears(coordinator, membership, news(plan_of(2, 1, ME, OTHER)))
+        seat = standing.seat_of(ME, 1)
+        assert seat is not None
+        assert seat.plan.epoch == 2
+
+    play(scenario)
+
+
+def test_joining_again_forgets_the_plans_and_hears_them_anew() -> None:
+    async def scenario(coordinator: Coordinator, membership: Membership) -> None:
+        old = [news(plan_of(1, 1, ME, OTHER)), news(plan_of(2, 4, ME), round=4, banned=frozenset({OTHER}))]
+        standing = await hears(coordinator, membership, *old)
+        assert (standing.session, epochs(standing), standing.round) == (1, [1, 2], 4)
+        await membership.rejoin(standing.session)
+        standing = membership.standing
+        assert (standing.session, epochs(standing), standing.round) == (2, [], 0)
+        assert standing.seat_of(ME, 4) is None
+        assert standing.place_of(ME) is None
+        assert standing.banned == {OTHER}, "nobody deals with it, until the coordinator has said otherwise"
+        await asyncio.sleep(2)
+        assert len(coordinator.calls["watch"]) == 2
+        standing = await hears(coordinator, membership, news(plan_of(3, 9, ME), PLACE, round=8))
+        assert (epochs(standing), standing.round) == ([3], 8)
+
+    play(scenario)
+
+
+def test_all_who_find_out_that_the_session_is_over_join_once() -> None:
+    async def scenario(coordinator: Coordinator, membership: Membership) -> None:
+        coordinator.trouble = {"heartbeat": LOST}
+        coordinator.tell(LOST)
+        await asyncio.gather(*(membership.rejoin(1) for _ in range(3)))
+        await asyncio.sleep(10)
+        await membership.rejoin(1)
+        assert len(coordinator.calls["join"]) == 1
+        assert membership.standing.session == 2
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("call", ["heartbeat", "watch"])
+def test_who_was_taken_for_lost_joins_again_by_itself(call: str) -> None:
+    async def scenario(coordinator: Coordinator, membership: Membership) -> None:
+        coordinator.trouble = {call: LOST}
+        if call == "watch":
+            coordinator.tell(LOST)
+        assert (
+            await membership.until(lambda standing: standing.session if standing.session > 1 else None) == 2
+        )
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("call", ["heartbeat", "watch", "join"])
+def test_a_refusal_ends_the_membership(call: str) -> None:
+    banned = HetnodeError(ErrorCode.BANNED, "Banned.", "Ask.")
+
+    async def main() -> None:
+        coordinator = Coordinator()
+        membership = Membership(coordinator, coordinator.join, HEARTBEAT)  # type: ignore[arg-type]
+        coordinator.trouble = {call: banned, **({"watch": LOST} if call == "join" else {})}
+        with pytest.raises(BaseExceptionGroup) as caught:
+            await membership.keep()
+        assert caught.value.exceptions == (banned,)
+
+    run(main())
+
+
+@pytest.mark.parametrize(("call", "seconds"), [("watch", 1.0), ("join", 1.0), ("heartbeat", HEARTBEAT)])
+def test_retries_are_jittered_so_that_nodes_do_not_come_in_step(call: str, seconds: float) -> None:
+    async def scenario(coordinator: Coordinator, membership: Membership) -> None:
+        coordinator.trouble = {call: AWAY}
+        if call == "watch":
+            coordinator.tell(AWAY)
+        joining = asyncio.create_task(membership.rejoin(1)) if call == "join" else None
+        await asyncio.sleep(30)
+        pauses = [later - earlier for earlier, later in pairwise(coordinator.calls[call])][1:]
+        assert len(pauses) > 10
+        assert all(0.75 * seconds <= pause <= 1.25 * seconds for pause in pauses)
+        assert len({round(pause, 3) for pause in pauses}) > 10
+        coordinator.trouble = {}
+        if joining is not None:
+            await joining
+            assert membership.standing.session == 2
+
+    play(scenario)
+
+
+def test_away_counts_from_the_last_answer_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def scenario(coordinator: Coordinator, membership: Membership) -> None:
+        assert membership.away == 0
+        await asyncio.sleep(20)
+        assert membership.away == 0
+        coordinator.trouble = {"heartbeat": AWAY}
+        await asyncio.sleep(60)
+        assert 60 - 3.5 * HEARTBEAT < membership.away < 60
+        coordinator.trouble = {}
+        await asyncio.sleep(2 * HEARTBEAT)
+        assert membership.away == 0
+
+    play(scenario)
+    told = [record.message for record in caplog.records]
+    assert [text.partition(":")[0] for text in told] == [
+        "waiting for the coordinator, there is nothing to do here",
+        "the coordinator is back",
+    ]
+
+
+def test_a_node_that_was_suspended_does_not_take_the_coordinator_for_away() -> None:
+    async def main() -> float:
+        coordinator, life, loop = Coordinator(), Life("me"), asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        membership = Membership(coordinator, coordinator.join, HEARTBEAT)  # type: ignore[arg-type]
+        start(life, membership.keep())
+        await asyncio.sleep(10)
+        coordinator.trouble = {"heartbeat": AWAY}
+        loop.suspend(life)
+        await asyncio.sleep(600)
+        loop.resume(life)
+        await asyncio.sleep(1)
+        return membership.away
+
+    assert run(main()) == 0
+
+
+def test_a_heartbeat_says_when_offers_close_and_which_round_is_open() -> None:
+    async def scenario(coordinator: Coordinator, membership: Membership) -> None:
+        coordinator.pulse = Pulse(7, 10.0)
+        await membership.until(lambda standing: standing.round == 7 or None)
+        assert membership.closes_in(7) == pytest.approx(10.0)
+        assert membership.closes_in(8) is None
+        assert (membership.closes_in(6) or 0) < 0
+        await asyncio.sleep(1.0)
+        assert membership.closes_in(7) == pytest.approx(9.0)
+
+    play(scenario)
+
+
+def test_the_averagers_hear_of_peers_before_anybody_acts_on_it() -> None:
+    async def scenario(coordinator: Coordinator, membership: Membership) -> None:
+        told: list[tuple[Set[PeerId], list[int]]] = []
+
+        async def admit(peers: Set[PeerId], banned: Set[PeerId]) -> None:
+            told.append((peers, epochs(membership.standing)))
+            if len(told) == 2:
+                raise HetnodeError(ErrorCode.DHT_UNREACHABLE, "Nobody is there.", "Wait.")
+
+        await membership.attach(admit)
+        plans = [plan_of(1, 1, OTHER), plan_of(2, 3, ME)]
+        standing = await hears(coordinator, membership, *(news(plan) for plan in plans), news(plans[1]))
+        assert told == [(set(), []), ({OTHER}, []), ({ME, OTHER}, [1])]
+        assert epochs(standing) == [1, 2], "a DHT that is away keeps no plan from this node"
+
+    play(scenario)
+
+
+def test_the_link_to_a_banned_neighbour_ends() -> None:
+    async def scenario(coordinator: Coordinator, membership: Membership) -> None:
+        waiting = asyncio.create_task(membership.banned(OTHER))
+        await hears(coordinator, membership, news(None))
+        assert not waiting.done()
+        await hears(coordinator, membership, news(None, banned=frozenset({OTHER})))
+        assert (await waiting).code is ErrorCode.NEIGHBOUR_LOST
+
+    play(scenario)

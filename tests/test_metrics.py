@@ -1,0 +1,45 @@
+"""The metrics file: whole lines only, whatever became of the process that wrote before."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.metrics import MetricsFile
+
+WHOLE = '{"time": 1.0, "event": "first", "name": "Zoë"}\n'
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+@pytest.mark.parametrize(
+    "half", ["", "{", '{"time": 2.0, "event": "pe', "2" * 100_000], ids=["no", "short", "usual", "long"]
+)
+@pytest.mark.parametrize("whole", ["", WHOLE, 2 * WHOLE], ids=["none", "one", "two"])
+def test_half_a_line_that_a_killed_process_has_left_is_cut_off(tmp_path: Path, whole: str, half: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(whole + half, "utf-8")
+    with MetricsFile(path) as metrics:
+        assert path.read_text("utf-8") == whole, "whoever reads meanwhile sees whole lines"
+        metrics.write(3.0, "next", {"loss": float("nan"), "rounds": 7})
+        last = {"time": 3.0, "event": "next", "loss": None, "rounds": 7}
+        assert lines(path) == [*map(json.loads, whole.splitlines()), last]
+
+
+def test_half_a_letter_is_cut_off_too(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes((WHOLE + '{"name": "Zoë').encode()[:-1])
+    with MetricsFile(path) as metrics:
+        metrics.write(2.0, "next", {})
+    assert [line["event"] for line in lines(path)] == ["first", "next"]
+
+
+def test_a_file_is_made_where_there_is_none(tmp_path: Path) -> None:
+    with MetricsFile(tmp_path / "metrics.jsonl") as metrics:
+        metrics.write(1.0, "first", {})
+    assert lines(tmp_path / "metrics.jsonl") == [{"time": 1.0, "event": "first"}]

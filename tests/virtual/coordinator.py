@@ -1,0 +1,97 @@
+"""The production coordinator on the virtual clock: ledger, doorkeeper and service; its log is in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from coordinator import service
+from coordinator.access import Access
+from coordinator.app import TICK_SECONDS, restore
+from coordinator.authority import open_authority
+from coordinator.events import Event
+from coordinator.ledger import Ledger
+from coordinator.metrics import MetricsFile
+from coordinator.sentences import describe
+from coordinator.state import State
+from coordinator.store import MemoryStore
+from coordinator.transition import Start
+from protocol.pb import hetnode_pb2_grpc as pb_grpc
+from protocol.spec import RunSpec
+from tests.swarm import Keyed, keyed
+from tests.virtual.loop import Life, VirtualLoop, start
+from tests.virtual.rpc import VirtualGrpc
+
+log = logging.getLogger(__name__)
+
+NAME = "coordinator"
+ADDRESS = f"{NAME}:7700"
+OWNER: Keyed = keyed(1000)
+"""Whose key is the coordinator's."""
+URI = "urn:hetnode:coordinator"
+
+
+class VirtualCoordinator:
+    """One run's coordinator, which may be killed and started again; its log outlives it."""
+
+    def __init__(
+        self, spec: RunSpec, folder: Path, rpc: VirtualGrpc, observe: Callable[[Event, State], None]
+    ) -> None:
+        self._spec, self._folder, self._rpc, self._observe = spec, folder, rpc, observe
+        self.store = MemoryStore()
+        self.life: Life | None = None
+        self.ledger: Ledger
+        folder.mkdir(parents=True, exist_ok=True)
+        self.authority = open_authority(folder, spec.run_id)
+
+    @property
+    def state(self) -> State:
+        return self.ledger.state
+
+    async def start(self) -> None:
+        """Serve; returns when calls are answered."""
+        assert self.life is None or self.life.is_over
+        self.life = Life(NAME)
+        serving = asyncio.get_running_loop().create_future()
+        start(self.life, self._main(serving), name="coordinator")
+        await serving
+
+    def kill(self) -> None:
+        """SIGKILL: what is not in the log is lost."""
+        assert self.life is not None
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        loop.end(self.life)
+        self._rpc.has_died(self.life)
+
+    async def _main(self, serving: asyncio.Future[None]) -> None:
+        clock = asyncio.get_running_loop().time
+        state = restore(self.store, self._spec)
+        metrics = MetricsFile(self._folder / "metrics.jsonl")
+
+        def tell(event: Event, state: State) -> None:
+            log.info("%s", describe(event))
+            metrics.record(event)
+            self._observe(event, state)
+
+        self.ledger = ledger = Ledger(
+            self._spec, self.store, state, tell, lambda text: log.info("%s", text), clock=clock
+        )
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ledger.run())
+            server = service.new_server()
+            server.add_secure_port(ADDRESS, None)
+            pb_grpc.add_CoordinatorServicer_to_server(  # type: ignore[no-untyped-call]
+                service.CoordinatorService(
+                    ledger, metrics, Access(ledger), self.authority, OWNER.sign, ("virtual",)
+                ),
+                server,
+            )
+            await ledger.execute(Start())
+            await server.start()
+            serving.set_result(None)
+            while True:
+                await ledger.tick()
+                await asyncio.sleep(TICK_SECONDS)

@@ -1,0 +1,262 @@
+"""hivemind without its daemon and processes: the production exchange of payloads and checkpoints.
+
+It goes over the virtual network; the DHT is a dictionary.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+from hivemind.p2p import P2PContext, PeerID
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PHandlerError
+
+from node.identity import Identity
+from node.net.hive.client import Gathered
+from node.net.hive.gate import Roster
+from node.net.hive.payloads import PayloadPeer
+from node.net.hive.store import PayloadStore
+from protocol.envelope import is_authentic, misfit
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.types import Group, ManifestEntry, PayloadDescriptor, PeerId, PeerRecord, Rejection, StateRecord
+from tests.virtual.network import here
+from tests.virtual.rpc import Coders, VirtualCall, VirtualChannel, VirtualGrpc, VirtualServer
+
+_BOOTSTRAP = "coordinator"
+_LOOK_SECONDS = 0.2
+
+
+@dataclass
+class Dht:
+    """What all peers of the DHT know together."""
+
+    records: dict[PeerId, tuple[PeerRecord, float]] = field(default_factory=dict)
+    addresses: dict[str, str] = field(default_factory=dict)
+    """Of the peers' servers, by peer id."""
+    looking: dict[tuple[int, int], dict[str, PayloadDescriptor]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
+    """Those who look for groupmates for a (stage, round) without the coordinator."""
+
+
+class VirtualP2P:
+    """As much of hivemind's P2P as servicers and stubs use."""
+
+    def __init__(self, rpc: VirtualGrpc, dht: Dht, peer: PeerId) -> None:
+        self.peer_id = PeerID.from_base58(peer)
+        self._rpc, self._dht, self._peer = rpc, dht, peer
+        self._handlers: dict[str, Any] = {}
+
+    async def listen(self) -> None:
+        server = VirtualServer(self._rpc, ())
+        server.add_generic_rpc_handlers([self])
+        port = server.add_secure_port("p2p:0", None)
+        await server.start()
+        self._dht.addresses[self._peer] = f"{here()}:{port}"
+
+    def service(self, details: Any) -> Any:
+        return self._handlers.get(details.method)
+
+    async def add_protobuf_handler(
+        self,
+        name: str,
+        handler: Callable[..., Any],
+        input_type: type[Any],
+        *,
+        stream_input: bool = False,
+        stream_output: bool = False,
+        balanced: bool = False,
+    ) -> None:
+        async def answer(requests: AsyncIterator[Any], context: Any) -> None:
+            caller = PeerID.from_base58(self._rpc.peer_of(context.peer()))
+            about = P2PContext(name, self.peer_id, caller)
+            request = requests if stream_input else await anext(requests)
+            if stream_output:
+                async for reply in handler(request, about):
+                    await context.write(reply)
+            else:
+                await context.write(await handler(request, about))
+
+        self._handlers[name] = SimpleNamespace(
+            request_streaming=True,
+            stream_stream=answer,
+            request_deserializer=input_type.FromString,
+            response_serializer=_serialized,
+        )
+
+    async def call_protobuf_handler(self, peer: PeerID, name: str, request: Any, output_type: Any) -> Any:
+        replies = await self.iterate_protobuf_handler(peer, name, request, output_type)
+        async for reply in replies:
+            return reply
+        raise P2PHandlerError(f"{name}: no reply")
+
+    async def iterate_protobuf_handler(
+        self, peer: PeerID, name: str, request: Any, output_type: Any
+    ) -> AsyncIterator[Any]:
+        address = self._dht.addresses.get(peer.to_base58())
+        if address is None:
+            raise P2PHandlerError(f"failed to find any peer {peer}")
+        channel = VirtualChannel(self._rpc, address)
+        call = VirtualCall(channel, name, Coders(_serialized, output_type.FromString), {})
+        try:
+            if isinstance(request, AsyncIterator):
+                async for part in request:
+                    await call.write(part)
+            else:
+                await call.write(request)
+        except grpc.aio.AioRpcError as error:
+            raise P2PHandlerError(str(error.details())) from None
+        call.done_writing()
+        return _replies(call)
+
+
+async def _replies(call: VirtualCall) -> AsyncIterator[Any]:
+    try:
+        async for reply in call:
+            yield reply
+    except grpc.aio.AioRpcError as error:
+        raise P2PHandlerError(str(error.details())) from None
+    finally:
+        call.cancel()
+
+
+def _serialized(message: Any) -> bytes:
+    return bytes(message.SerializeToString())
+
+
+class VirtualHivemind:
+    """Has the methods of :class:`node.net.hive.client.Hivemind`."""
+
+    addresses = ()
+
+    def __init__(self, rpc: VirtualGrpc, dht: Dht, identity: Identity, run: str, client_mode: bool) -> None:
+        self._rpc, self._dht, self._run, self._client_mode = rpc, dht, run, client_mode
+        self._peer = identity.peer
+        self._roster = Roster()
+        self._p2p = VirtualP2P(rpc, dht, identity.peer)
+        self._stages: dict[int, PayloadPeer] = {}
+        self._capacities: Mapping[int, int] = {}
+        self._closed = asyncio.Event()
+
+    async def host_stages(
+        self, capacities: Mapping[int, int], payload_folder: Path, checkpoint_folder: Path, keep_rounds: int
+    ) -> None:
+        self._capacities = capacities
+        if not self._client_mode:
+            await self._p2p.listen()
+        for stage, capacity in capacities.items():
+            store = PayloadStore(payload_folder / f"stage-{stage:02d}", keep_rounds)
+            peer = PayloadPeer(self._p2p, self._run, stage, capacity, store, checkpoint_folder)  # type: ignore[arg-type]
+            if not self._client_mode:
+                await peer.serve(self._roster)
+            self._stages[stage] = peer
+
+    async def admit(self, peers: Collection[PeerId], banned: Collection[PeerId] = ()) -> None:
+        self._roster.admit(sorted(set(peers) - set(banned)))
+
+    async def publish(self, record: PeerRecord, ttl: float) -> None:
+        self._check_dht()
+        self._dht.records[record.peer] = (record, asyncio.get_running_loop().time() + ttl)
+
+    async def lookup(self) -> dict[PeerId, PeerRecord]:
+        self._check_dht()
+        now = asyncio.get_running_loop().time()
+        return {peer: record for peer, (record, ends) in self._dht.records.items() if now < ends}
+
+    async def exchange(
+        self,
+        stage: int,
+        round: int,
+        payload: bytes,
+        descriptor: PayloadDescriptor,
+        group: Group | None,
+        *,
+        expected: int,
+        deadline: float,
+    ) -> Gathered:
+        clock = asyncio.get_running_loop().time
+        ends, peer = clock() + deadline, self._stages[stage]
+        peer.break_off()
+        await peer.hold(descriptor, bytes(payload))
+        if group is None:
+            members = await self._find_group(descriptor, expected, deadline / 2)
+        else:
+            members = list(group.descriptors)
+        refused, others = {}, []
+        for each in members:
+            if each.owner == self._peer or not self._is_usable(each, stage, round):
+                continue
+            if reason := misfit(each, descriptor):
+                refused[each] = reason
+            else:
+                others.append(each)
+        faults = await peer.gather(descriptor, others, max(0.0, ends - clock()), push=self._client_mode)
+        refused |= {each: faults[each.owner] for each in others if each.owner in faults}
+        held = [each for each in (descriptor, *others) if peer.store.has(each.round, each.sha256)]
+        return Gathered(
+            tuple(sorted(held, key=lambda each: each.owner)),
+            tuple(Rejection(each, why) for each, why in refused.items()),
+        )
+
+    async def fetch(self, stage: int, round: int, entry: ManifestEntry, deadline: float) -> bytes:
+        peer = self._stages.get(stage) or self._any_stage()
+        return await peer.fetch(entry.descriptor, list(entry.holders), deadline)
+
+    async def fetch_state(
+        self,
+        record: StateRecord,
+        donors: Mapping[PeerId, int],
+        nbytes: int,
+        header: str,
+        into: Path,
+        deadline: float,
+    ) -> None:
+        await self._any_stage().fetch_state(record, dict(donors), nbytes, header, into, deadline)
+
+    async def forget(self, before_round: int) -> None:
+        for peer in self._stages.values():
+            peer.store.forget(before_round)
+
+    async def wait_closed(self) -> None:
+        await self._closed.wait()
+
+    async def close(self) -> None:
+        self._closed.set()
+
+    def _any_stage(self) -> PayloadPeer:
+        return next(iter(self._stages.values()))
+
+    def _is_usable(self, each: PayloadDescriptor, stage: int, round: int) -> bool:
+        fits = (each.run, each.stage, each.round) == (self._run, stage, round)
+        return (
+            fits
+            and each.owner in self._roster
+            and is_authentic(each)
+            and each.nbytes <= self._capacities[stage]
+        )
+
+    async def _find_group(
+        self, mine: PayloadDescriptor, expected: int, seconds: float
+    ) -> list[PayloadDescriptor]:
+        """Those who look for a group for the same round, as hivemind's matchmaking would find them."""
+        looking = self._dht.looking[mine.stage, mine.round]
+        looking[mine.owner] = mine
+        for _ in range(round(seconds / _LOOK_SECONDS)):
+            if len(looking) >= expected:
+                break
+            await asyncio.sleep(_LOOK_SECONDS)
+        return list(looking.values())
+
+    def _check_dht(self) -> None:
+        me = here()
+        others = {_BOOTSTRAP, *(address.partition(":")[0] for address in self._dht.addresses.values())} - {me}
+        if not any(self._rpc.network.reaches(me, other) for other in others):
+            raise HetnodeError(
+                ErrorCode.DHT_UNREACHABLE, "The virtual DHT is out of reach.", "Heal the virtual network."
+            )

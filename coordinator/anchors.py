@@ -68,10 +68,14 @@ def settled_digest(state: State, stage: int, number: int, part: str) -> str | No
     digests = state.digests.get((stage, number, part))
     if not digests:
         return None
-    (first, most), *others = Counter(digests.values()).most_common(2)
-    if not others or most > others[0][1] or digests.keys() >= _who_attest(state, stage, number, part):
-        return first
-    return None
+    # Of equally many, whoever was found wrong before has no vote: a late liar overturns nothing.
+    sound = [d for peer, d in digests.items() if (peer, stage, number, part) not in state.diverged]
+    for votes in (list(digests.values()), sound):
+        (first, most), *others = Counter(votes).most_common(2) or [("", 0)]
+        if most and (not others or most > others[0][1]):
+            return first
+    everybody_has_spoken = digests.keys() >= _who_attest(state, stage, number, part)
+    return expected_digest(state, stage, number, part) if everybody_has_spoken else None
 
 
 def _who_attest(state: State, stage: int, number: int, part: str) -> set[PeerId]:

@@ -72,7 +72,7 @@ def offer(draft: Draft, spec: RunSpec, sender: PeerId, descriptor: PayloadDescri
     except HetnodeError as refusal:
         strike(draft, sender, number, refusal.cause, now)
         raise
-    agrees = _common_anchor(draft.state, stage, number) in (None, descriptor.anchor_digest)
+    agrees = settled_digest(draft.state, stage, number - 1, Part.STAGE) in (None, descriptor.anchor_digest)
     if agrees and not draft.state.takes_part(sender, number):
         raise HetnodeError(
             ErrorCode.SEAT_LOST,
@@ -318,9 +318,12 @@ def _next_epoch(draft: Draft, spec: RunSpec, number: int, now: float) -> int:
 
 
 def _admit(draft: Draft, descriptor: PayloadDescriptor, now: float) -> str | None:
-    """Record the offer if it starts from the anchor of the others; otherwise return theirs."""
+    """Record the offer if it starts from the anchor of the others; otherwise return theirs.
+
+    While it is not settled which that is, every offer is taken: the group is closed over the one of most.
+    """
     stage, number, found = descriptor.stage, descriptor.round, descriptor.anchor_digest
-    expected = _common_anchor(draft.state, stage, number) or found
+    expected = settled_digest(draft.state, stage, number - 1, Part.STAGE) or found
     if found != expected:
         note_divergence(draft, now, stage, number - 1, Part.STAGE, descriptor.owner, found, expected)
         return expected

@@ -203,7 +203,10 @@ class TestOffers:
         settle(run, 1, 1, [A, B])
         run.does(Offer(A.peer, A.payload(run.spec, 0, 2)))
 
-    def test_an_offer_from_another_anchor_than_the_first_is_refused_and_recorded_once(self, run: Run) -> None:
+    def test_an_offer_from_another_anchor_than_the_settled_is_refused_and_recorded_once(
+        self, run: Run
+    ) -> None:
+        run.does(Attest(A.peer, 0, 0, "stage", anchor_of(0, 0)))
         run.does(Offer(A.peer, A.payload(run.spec, 0, 1)))
         bad = Offer(B.peer, B.payload(run.spec, 0, 1, anchor="other"))
         assert anchor_of(0, 0) in run.refuses(bad, ErrorCode.ANCHOR_DIVERGED).cause
@@ -336,6 +339,7 @@ class TestDecisions:
         assert len(run.state.decisions[0, 1].entries) == 2
 
     def test_a_reported_payload_of_a_diverged_anchor_is_left_out_and_its_owner_named(self, run: Run) -> None:
+        run.does(Attest(A.peer, 0, 0, "stage", anchor_of(0, 0)))
         held = (A.payload(run.spec, 0, 1), B.payload(run.spec, 0, 1, anchor="other"))
         run.does(Report(A.peer, 0, 1, held))
         assert run.state.round(0, 1).reports == {A.peer: {A.peer}}
@@ -495,6 +499,22 @@ class TestAnchors:
         _, event = run.does(Attest(B.peer, 0, 0, "stage", "another"))
         assert isinstance(event, AnchorDiverged)
         assert event.peer == B.peer
+
+    def test_a_late_liar_does_not_overturn_what_was_settled(self) -> None:
+        run = started(spec_of(1, 4), *[Role.REPLICA] * 4)
+        for peer, digest in ((A, "wrong"), (B, "right"), (C, "right"), (D, "wrong")):
+            run.does(Attest(peer.peer, 0, 0, "stage", digest))
+        assert run.state.diverged == {(A.peer, 0, 0, "stage"), (D.peer, 0, 0, "stage")}
+
+    def test_the_first_offer_condemns_nobody_while_no_anchor_is_settled(self) -> None:
+        run = started(spec_of(1, 4), *[Role.REPLICA] * 4)
+        run.does(Offer(A.peer, A.payload(run.spec, 0, 1, anchor="other")))
+        for peer in (B, C, D):
+            run.does(Offer(peer.peer, peer.payload(run.spec, 0, 1)))
+        assert run.state.diverged == {(A.peer, 0, 0, "stage")}
+        group = run.state.round(0, 1).group
+        assert group is not None
+        assert len(group.descriptors) == 3
 
     def test_a_condemned_peer_is_healed_when_the_majority_turns_out_to_be_its(self) -> None:
         run = started(spec_of(1, 3), *[Role.REPLICA] * 3)

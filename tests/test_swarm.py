@@ -184,7 +184,7 @@ def test_a_killed_swarm_resumes_where_it_was_and_its_loss_goes_on_falling(
     assert history.diverged == 0
     after = history.replicas[0].losses
     assert after[: len(losses)] == losses
-    assert after[len(losses)][1] == pytest.approx(losses[-1][1], rel=0.05)
+    assert after[len(losses)][1] < 1.05 * losses[-1][1]  # not that of a model that starts anew
     assert history.replicas[0].last < losses[-1][1]
     assert checkpoint.read(folder / "checkpoint").round == 60
     assert before < 60
@@ -227,7 +227,10 @@ def test_nodes_started_by_hand_train_and_a_wrong_spec_is_refused_with_both_hashe
         for process in processes:
             process.kill()
             process.wait()
-    again = start("join", spec_name(run), "--identity", str(tmp_path / "a.key"), log=tmp_path / "again.log")
+    again = start(
+        *("join", spec_name(run), "--identity", str(tmp_path / "a.key"), "--join-seconds", "3"),
+        log=tmp_path / "again.log",
+    )
     assert again.wait(60) == 4  # it has credentials of its own now; only the coordinator is gone
     assert "coordinator-unreachable" in words_of(tmp_path / "again.log")
     parts = [checkpoint.latest(tmp_path / name / "checkpoint") for name in ("a", "b")]

@@ -343,4 +343,4 @@ class PayloadPeer(ServicerBase):
 
 def _brief(error: Exception) -> str:
     """libp2p tells every address that it has tried, over many lines."""
-    return (str(error) or type(error).__name__).splitlines()[0][:120]
+    return " ".join((str(error) or type(error).__name__).split())[:300]

@@ -54,12 +54,13 @@ def test_killed_nodes_one_with_a_wrong_clock_come_back_and_nothing_forks(tmp_pat
         assert all(26 in swarm.contributions(name) for name in FULL)
 
 
+@pytest.mark.slow  # the virtual swarm plays the same faults in seconds, whatever the machine's speed
 def test_stopped_cut_off_and_killed_all_at_once_with_the_coordinator_they_come_back(tmp_path: Path) -> None:
     plan = FaultPlan(tmp_path / "faults")
     # It holds round 3 open while the coordinator is killed.
     plan.fail_at("p", None, 3, Moment.MATCHED, Action.DELAY, seconds=1.0)
     plan.fail_at("a", None, 6, Moment.INNER_STEP, Action.STOP, seconds=15.0)
-    with ProcessSwarm(spec_of(MIXED, 46), tmp_path, MIXED, plan) as swarm:
+    with ProcessSwarm(spec_of(MIXED, 120), tmp_path, MIXED, plan) as swarm:
         swarm.start()
         swarm.wait_fired("p", 90)
         swarm.kill(COORDINATOR)
@@ -81,4 +82,4 @@ def test_stopped_cut_off_and_killed_all_at_once_with_the_coordinator_they_come_b
         swarm.assert_one_truth()
         assert swarm.restarts == len(MIXED)
         assert not swarm.contributions("a") & {cut, cut + 1, cut + 2}
-        assert all(46 in swarm.contributions(name) for name in MIXED)
+        assert all(120 in swarm.contributions(name) for name in MIXED)

@@ -92,7 +92,7 @@ class Tokens:
             for each in events
             if each["event"] == "measurement" and each["complete"]
         }
-        whole = spec.samples_per_round * spec.model.context
+        whole = spec.samples_per_round() * spec.model.context
         tokens = cls()
         for round_, stages in owners.items():
             plan = [each for each in plans if each["from_round"] <= round_][-1]

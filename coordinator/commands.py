@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from protocol.types import Capacity, PayloadDescriptor, PeerId, Rejection, Role
+from protocol.types import Capacity, Estimates, PayloadDescriptor, PeerId, Rejection, Role
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,14 @@ class Leave:
 
 
 @dataclass(frozen=True)
+class Drain:
+    """`peer` wants to go at the end of the round that it is in."""
+
+    peer: PeerId
+    reason: str
+
+
+@dataclass(frozen=True)
 class Retreat:
     """The replica of `peer` cannot go on under the plan of `epoch`, as when two members lost their link."""
 
@@ -76,9 +84,12 @@ class Retreat:
 
 @dataclass(frozen=True)
 class Heartbeat:
+    """`estimates` where they have changed."""
+
     peer: PeerId
     round: int
     inner_step: int
+    estimates: Estimates | None = None
 
 
 @dataclass(frozen=True)
@@ -132,6 +143,7 @@ Command: TypeAlias = (
     | Unban
     | Join
     | Leave
+    | Drain
     | Retreat
     | Heartbeat
     | Offer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from protocol.types import Capacity, Decision, PayloadDescriptor, PeerId, Place, Plan, Role
+from protocol.types import Capacity, Decision, Estimates, PayloadDescriptor, PeerId, Place, Plan, Role
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,24 @@ class PeerLeft:
     peer: PeerId
     reason: str
     finished: bool
+
+
+@dataclass(frozen=True)
+class PeerMeasured:
+    """`peer` can do otherwise than it was last known."""
+
+    at: float
+    peer: PeerId
+    estimates: Estimates
+
+
+@dataclass(frozen=True)
+class PeerDraining:
+    """`peer` goes at the end of the round that it is in: no later plan seats it."""
+
+    at: float
+    peer: PeerId
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -229,6 +247,8 @@ Event: TypeAlias = (
     | PeerJoined
     | PeerSeen
     | PeerLeft
+    | PeerMeasured
+    | PeerDraining
     | PeerLost
     | PeerRetreated
     | PlaceGiven

@@ -21,9 +21,11 @@ from coordinator.events import (
     PayloadRejected,
     PayloadWithheld,
     PeerBanned,
+    PeerDraining,
     PeerJoined,
     PeerLeft,
     PeerLost,
+    PeerMeasured,
     PeerQuarantined,
     PeerRetreated,
     PeerSeen,
@@ -36,7 +38,7 @@ from coordinator.events import (
     RunFinished,
 )
 from coordinator.state import KEPT_ROUNDS, Invitation, Peer, Phase, Pulse, Round, Seat, State
-from protocol.types import Decision, Group, Lifecycle, Part, PeerId, Place, Plan
+from protocol.types import Decision, Estimates, Group, Lifecycle, Part, PeerId, Place, Plan
 
 
 def replay(state: State, events: Iterable[Event]) -> State:
@@ -60,6 +62,11 @@ def _moved(state: State, event: Event) -> State:  # noqa: PLR0911, PLR0912
         case PeerSeen():
             pulse = Pulse(event.at, event.round, event.inner_step, beating=True)
             return replace(state, pulses={**state.pulses, event.peer: pulse})
+        case PeerMeasured():
+            return replace(state, estimates={**state.estimates, event.peer: event.estimates})
+        case PeerDraining():
+            draining = replace(state.peers[event.peer], lifecycle=Lifecycle.DRAINING)
+            return replace(state, peers={**state.peers, event.peer: draining})
         case PeerLeft():
             return _gone(state, event.peer, event.finished)
         case PeerLost():
@@ -130,6 +137,7 @@ def _join(state: State, event: PeerJoined) -> State:
         arrivals=arrival,
         peers={**state.peers, event.peer: peer},
         pulses={**state.pulses, event.peer: Pulse(event.at)},
+        estimates={**state.estimates, event.peer: Estimates(event.capacity)},
         places={each: place for each, place in state.places.items() if each != event.peer},
         synced={each: rounds for each, rounds in state.synced.items() if each != event.peer},
         diverged=frozenset(found for found in state.diverged if found[0] != event.peer),
@@ -215,7 +223,7 @@ def _adopt(state: State, plan: Plan, at: float) -> State:
     peers = dict(state.peers)
     for each in state.peers.values():
         lifecycle = Lifecycle.TRAINING if each.peer in seats else Lifecycle.SYNCING
-        if each.is_live and each.lifecycle is not lifecycle:
+        if each.is_live and each.lifecycle not in (lifecycle, Lifecycle.DRAINING):
             peers[each.peer] = replace(each, lifecycle=lifecycle)
     places = {
         peer: Place(peer, seat.replica.index, seat.position, seat.member.stages)

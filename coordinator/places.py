@@ -1,7 +1,7 @@
 """Which place is kept for whom: a peer that comes while the run goes on, or comes back, gets one at once.
 
 A place is a position in a replica. Whoever has it follows the rounds of its stages, and the replica trains as
-soon as peers that have caught up fill all of it (coordinator.grouping).
+soon as peers that have caught up fill all of it (coordinator.regrouping).
 """
 
 from __future__ import annotations

@@ -22,8 +22,9 @@ from coordinator.events import (
     RoundAborted,
     RoundCommitted,
 )
-from coordinator.grouping import listed, regroup
+from coordinator.grouping import listed
 from coordinator.history import Draft
+from coordinator.regrouping import regroup
 from coordinator.screens import bad_request, check_descriptor, host_of, live_peer
 from coordinator.state import Phase, Round, State
 from coordinator.strikes import judge, note_rejections, strike
@@ -206,7 +207,7 @@ def resume(draft: Draft, spec: RunSpec, now: float) -> None:
     # Members that cannot reach each other would come and go without a pause.
     if newest.from_round == number and now < state.began_at + spec.timing.heartbeat:
         return
-    first_sample = next_first_sample(newest, spec.samples_per_round, number)
+    first_sample = next_first_sample(newest, spec, number)
     successor = regroup(state, spec, newest.epoch + 1, number, first_sample)
     if isinstance(successor, Plan):
         reason = f"{successor.reason}; round {number} starts anew, nothing was committed of its samples"
@@ -309,7 +310,7 @@ def _next_epoch(draft: Draft, spec: RunSpec, number: int, now: float) -> int:
     is_first = all((stage, number) not in state.decisions for stage in range(state.stages))
     if not is_first or number == spec.rounds:
         return plan.epoch
-    first_sample = next_first_sample(plan, spec.samples_per_round, number + 1)
+    first_sample = next_first_sample(plan, spec, number + 1)
     successor = regroup(state, spec, plan.epoch + 1, number + 1, first_sample)
     if isinstance(successor, Plan):
         draft.add(PlanAdopted(now, successor))

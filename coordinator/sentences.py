@@ -19,9 +19,11 @@ from coordinator.events import (
     PayloadRejected,
     PayloadWithheld,
     PeerBanned,
+    PeerDraining,
     PeerJoined,
     PeerLeft,
     PeerLost,
+    PeerMeasured,
     PeerQuarantined,
     PeerRetreated,
     PeerSeen,
@@ -33,8 +35,9 @@ from coordinator.events import (
     RoundCommitted,
     RunFinished,
 )
-from coordinator.grouping import Waiting, group, listed, shortages
+from coordinator.grouping import Waiting, group, listed
 from coordinator.places import is_spare
+from coordinator.regrouping import shortages
 from coordinator.rounds import is_stalled, missing_offers, missing_reports
 from coordinator.state import Phase, State, stages_of
 from protocol.spec import RunSpec
@@ -106,6 +109,12 @@ def describe(event: Event) -> str:  # noqa: PLR0911, PLR0912
             return f"{event.peer} joined as {event.role.value} ({event.capacity.device}, {where})"
         case PeerSeen():
             return f"{event.peer} is in round {event.round}, step {event.inner_step}"
+        case PeerMeasured():
+            flops = f"{event.estimates.capacity.flops / 1e9:.1f} GFLOP/s"
+            up, down = event.estimates.capacity.uplink, event.estimates.capacity.downlink
+            return f"{event.peer} measures {flops}, {8e-6 * up:.1f} Mb/s up, {8e-6 * down:.1f} Mb/s down"
+        case PeerDraining():
+            return f"{event.peer} goes at the end of its round: {event.reason}"
         case PeerLeft():
             return f"{event.peer} left: {event.reason}"
         case PeerLost():

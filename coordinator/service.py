@@ -21,9 +21,9 @@ from coordinator.answers import Context, Decoding, answering, streaming
 from coordinator.authority import Authority
 from coordinator.deadlines import closes_at
 from coordinator.enrollment import renew
-from coordinator.grouping import is_synced
 from coordinator.ledger import NEWS, Ledger, Topic, decision_topic, group_topic
 from coordinator.metrics import MetricsFile
+from coordinator.regrouping import is_synced
 from coordinator.screens import bad_request, check_welcome, live_peer
 from coordinator.sentences import sentence, waiting, waiting_of
 from coordinator.state import Peer, Phase, State, stages_of
@@ -163,7 +163,10 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     @answering
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatReply:
         with self._access.of_peer(context, request.peer) as peer:
-            await self._ledger.execute(commands.Heartbeat(peer, request.round, request.inner_step))
+            estimates = (
+                convert.estimates_from_pb(request.estimates) if request.HasField("estimates") else None
+            )
+            await self._ledger.execute(commands.Heartbeat(peer, request.round, request.inner_step, estimates))
         state = self._ledger.state
         closes = closes_at(state, self._spec)
         return pb.HeartbeatReply(
@@ -177,6 +180,12 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         with self._access.of_peer(context, request.peer) as peer:
             await self._ledger.execute(commands.Leave(peer, _printable(request.reason)))
         return pb.LeaveReply()
+
+    @answering
+    async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainReply:
+        with self._access.of_peer(context, request.peer) as peer:
+            await self._ledger.execute(commands.Drain(peer, _printable(request.reason)))
+        return pb.DrainReply()
 
     @answering
     async def Retreat(self, request: pb.RetreatRequest, context: Context) -> pb.RetreatReply:
@@ -311,6 +320,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             inner_step=pulse.inner_step,
             seen_seconds_ago=max(0.0, self._ledger.now() - pulse.seen),
             place=where,
+            estimates=convert.estimates_to_pb(state.estimates[peer.peer]),
         )
 
 

@@ -14,6 +14,7 @@ from protocol.spec import RunSpec
 from protocol.types import (
     Capacity,
     Decision,
+    Estimates,
     Group,
     Lifecycle,
     Member,
@@ -133,12 +134,12 @@ class State:
     `began_at`; `opened_at` is when the first payload was offered or the first stage decided in it.
     `latest_at` is the time of the newest stored event.
 
-    `places` are kept for peers from plan to plan; `seated` are the replicas (by index) that were ever in one.
-    `absent` names, for each epoch that still matters, the
-    members that were lost, retreated, or were found diverged since its plan was made: their replicas are
-    broken under that plan even when they are back. `synced` is the highest round after which each peer
-    attested each stage rightly, since it joined. `retreats` counts by replica (index) the rounds since its
-    last payload in a commit in which it gave up, and names the last of them.
+    `estimates` are what each peer has measured since it joined. `places` are kept for peers from plan to
+    plan; `seated` are the replicas (by index) that were ever in one. `absent` names, for each epoch that
+    still matters, the members that were lost, retreated, or were found diverged since its plan was made:
+    their replicas are broken under that plan even when they are back. `synced` is the highest round after
+    which each peer attested each stage rightly, since it joined. `retreats` counts by replica (index) the
+    rounds since its last payload in a commit in which it gave up, and names the last of them.
 
     `strikes` are the rounds for which each peer got one. `digests` are by (stage, round, part) and peer;
     `diverged` are the (peer, stage, round, part) whose anchor was found to differ from that of the others,
@@ -155,6 +156,7 @@ class State:
     arrivals: int = 0
     peers: Mapping[PeerId, Peer] = field(default_factory=dict)
     pulses: Mapping[PeerId, Pulse] = field(default_factory=dict, compare=False)
+    estimates: Mapping[PeerId, Estimates] = field(default_factory=dict)
     places: Mapping[PeerId, Place] = field(default_factory=dict)
     plans: tuple[Plan, ...] = ()
     seats: Mapping[int, Mapping[PeerId, Seat]] = field(default_factory=dict)

@@ -16,6 +16,7 @@ from coordinator.commands import (
     Ban,
     Command,
     CreateInvite,
+    Drain,
     Enroll,
     Heartbeat,
     Join,
@@ -33,9 +34,11 @@ from coordinator.events import (
     CoordinatorStarted,
     Event,
     PeerBanned,
+    PeerDraining,
     PeerJoined,
     PeerLeft,
     PeerLost,
+    PeerMeasured,
     PeerRetreated,
     PeerSeen,
     PeerUnbanned,
@@ -53,7 +56,7 @@ from coordinator.state import Peer, Phase, State
 from protocol.envelope import public_key_of
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec import RunSpec
-from protocol.types import PROTOCOL_VERSION, PeerId, Plan
+from protocol.types import PROTOCOL_VERSION, Lifecycle, PeerId, Plan
 
 FINISHED = "finished"
 """The reason with which a peer leaves whose work is done."""
@@ -128,8 +131,14 @@ def _obey(draft: Draft, spec: RunSpec, command: Command, now: float) -> None:  #
         case Heartbeat():
             live_peer(draft.state, command.peer)
             draft.add(PeerSeen(now, command.peer, command.round, command.inner_step))
+            if command.estimates not in (None, draft.state.estimates.get(command.peer)):
+                assert command.estimates is not None
+                draft.add(PeerMeasured(now, command.peer, command.estimates))
         case Leave():
             _leave(draft, spec, command, now)
+        case Drain():
+            if live_peer(draft.state, command.peer).lifecycle is not Lifecycle.DRAINING:
+                draft.add(PeerDraining(now, command.peer, command.reason))
         case Retreat():
             _retreat(draft, spec, command, now)
         case Offer():

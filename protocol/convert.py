@@ -20,10 +20,12 @@ from protocol.types import (
     Decision,
     Dialer,
     DType,
+    Estimates,
     FrameId,
     FrameKind,
     Group,
     Link,
+    LinkEstimate,
     ManifestEntry,
     Member,
     Part,
@@ -51,6 +53,9 @@ MAX_HOLDERS = 10_000
 MAX_SECONDS = 1e7
 MAX_DIMENSIONS = 4
 MAX_WEIGHT = 1e6
+MAX_MICROBATCHES = 2**20
+MAX_ESTIMATES = 64
+MAX_MEASURED = 1e21
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -162,14 +167,65 @@ def stage_range_from_pb(message: pb.StageRange) -> StageRange:
 
 
 def capacity_to_pb(capacity: Capacity) -> pb.Capacity:
-    return pb.Capacity(device=capacity.device, memory_bytes=capacity.memory_bytes, threads=capacity.threads)
+    return pb.Capacity(
+        device=capacity.device,
+        memory_bytes=capacity.memory_bytes,
+        threads=capacity.threads,
+        flops=capacity.flops,
+        uplink=capacity.uplink,
+        downlink=capacity.downlink,
+        round_trip=capacity.round_trip,
+    )
 
 
 @_request
 def capacity_from_pb(message: pb.Capacity) -> Capacity:
     if message.memory_bytes >= 2**63:
         raise ValueError(f"a memory of {message.memory_bytes} bytes")
-    return Capacity(text(message.device, "the device", empty=True), message.memory_bytes, message.threads)
+    return Capacity(
+        text(message.device, "the device", empty=True),
+        message.memory_bytes,
+        message.threads,
+        flops=_measured(message.flops, "flops"),
+        uplink=_measured(message.uplink, "the uplink"),
+        downlink=_measured(message.downlink, "the downlink"),
+        round_trip=_measured(message.round_trip, "the round trip"),
+    )
+
+
+def estimates_to_pb(estimates: Estimates) -> pb.Estimates:
+    return pb.Estimates(
+        capacity=capacity_to_pb(estimates.capacity),
+        microbatch_seconds=estimates.microbatch_seconds,
+        links=[
+            pb.LinkEstimate(peer=link.peer, round_trip=link.round_trip, bandwidth=link.bandwidth)
+            for link in estimates.links
+        ],
+    )
+
+
+@_request
+def estimates_from_pb(message: pb.Estimates) -> Estimates:
+    """What a peer has measured; each other peer is named once."""
+    _count(message.links, "link estimates", MAX_ESTIMATES)
+    links = tuple(
+        LinkEstimate(
+            _peer(link.peer),
+            _measured(link.round_trip, "a round trip"),
+            _measured(link.bandwidth, "a bandwidth"),
+        )
+        for link in message.links
+    )
+    if len({link.peer for link in links}) != len(links):
+        raise ValueError("a peer is estimated twice")
+    seconds = _measured(message.microbatch_seconds, "the seconds of a microbatch")
+    return Estimates(capacity_from_pb(message.capacity), seconds, links)
+
+
+def _measured(value: float, name: str) -> float:
+    if not 0 <= value <= MAX_MEASURED:
+        raise ValueError(f"{name} of {value}")
+    return value
 
 
 def peer_record_to_pb(record: PeerRecord) -> pb.PeerRecord:
@@ -221,6 +277,7 @@ def replica_to_pb(replica: Replica) -> pb.Replica:
         members=[member_to_pb(member) for member in replica.members],
         links=[link_to_pb(link) for link in replica.links],
         weight=replica.weight,
+        microbatches=replica.microbatches,
     )
 
 
@@ -236,7 +293,10 @@ def replica_from_pb(message: pb.Replica) -> Replica:
         raise ValueError(f"the members of replica {message.index} do not cover contiguous stages from 0 on")
     if not 0 < message.weight <= MAX_WEIGHT:
         raise ValueError(f"a replica of weight {message.weight}, not above 0 and at most {MAX_WEIGHT:g}")
-    return Replica(message.index, members, tuple(map(link_from_pb, message.links)), message.weight)
+    if message.microbatches > MAX_MICROBATCHES:
+        raise ValueError(f"a replica with {message.microbatches} microbatches in a step")
+    links = tuple(map(link_from_pb, message.links))
+    return Replica(message.index, members, links, message.weight, message.microbatches)
 
 
 def place_to_pb(place: Place) -> pb.Place:

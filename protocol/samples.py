@@ -8,15 +8,16 @@ so that no sample is assigned twice and none is left out.
 
 from __future__ import annotations
 
+from protocol.spec import RunSpec
 from protocol.types import Plan
 
 
-def sample_range(plan: Plan, samples_per_round: int, round: int, replica_index: int) -> range:
+def sample_range(plan: Plan, spec: RunSpec, round: int, replica_index: int) -> range:
     """Ordinals that the replica with ``index == replica_index`` trains in `round`.
 
     Args:
         plan: the plan under which the round runs.
-        samples_per_round: samples of one replica in one round (``RunSpec.samples_per_round``).
+        spec: the run; it says how many samples a microbatch has, and a round steps.
 
     Raises:
         ValueError: the round lies before the plan, or the plan has no such replica.
@@ -24,11 +25,12 @@ def sample_range(plan: Plan, samples_per_round: int, round: int, replica_index: 
     position = next((i for i, replica in enumerate(plan.replicas) if replica.index == replica_index), None)
     if position is None:
         raise ValueError(f"plan {plan.epoch} has no replica {replica_index}")
-    first = next_first_sample(plan, samples_per_round, round) + position * samples_per_round
-    return range(first, first + samples_per_round)
+    sizes = _samples_per_round(plan, spec)
+    first = next_first_sample(plan, spec, round) + sum(sizes[:position])
+    return range(first, first + sizes[position])
 
 
-def next_first_sample(plan: Plan, samples_per_round: int, next_round: int) -> int:
+def next_first_sample(plan: Plan, spec: RunSpec, next_round: int) -> int:
     """First ordinal that `plan` has not assigned when rounds ``plan.from_round .. next_round - 1`` are over.
 
     It is the ``first_sample`` of a plan that takes over at `next_round`. Raises ValueError where that round
@@ -38,4 +40,9 @@ def next_first_sample(plan: Plan, samples_per_round: int, next_round: int) -> in
         raise ValueError(
             f"round {next_round} lies before plan {plan.epoch}, which starts at {plan.from_round}"
         )
-    return plan.first_sample + (next_round - plan.from_round) * len(plan.replicas) * samples_per_round
+    return plan.first_sample + (next_round - plan.from_round) * sum(_samples_per_round(plan, spec))
+
+
+def _samples_per_round(plan: Plan, spec: RunSpec) -> list[int]:
+    """Of each replica, in the order of the plan."""
+    return [spec.samples_per_round(spec.microbatches_of(replica)) for replica in plan.replicas]

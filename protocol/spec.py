@@ -17,7 +17,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.types import PROTOCOL_VERSION
+from protocol.types import PROTOCOL_VERSION, Replica
 
 
 class _Section(BaseModel):
@@ -109,8 +109,23 @@ class OuterSpec(_Section):
 class LinkSpec(_Section):
     """The link between two members of a pipeline replica."""
 
-    k: int = Field(16, ge=0, description="subspace width; 0 sends activations uncompressed")
+    k: int = Field(16, ge=0, description="subspace width at first; 0 sends activations uncompressed")
+    least_k: int = Field(0, ge=0, description="narrowest that a slow link may become; 0: k stays as it is")
+    most_k: int = Field(0, ge=0, description="widest that a fast link may become; 0: k stays as it is")
     dtype: Literal["bf16", "fp32", "int8"] = "bf16"
+
+    @property
+    def adapts(self) -> bool:
+        """Whether k follows the measured bandwidth, between `least_k` and `most_k`."""
+        return self.least_k > 0
+
+    @model_validator(mode="after")
+    def _bounds_hold_k(self) -> LinkSpec:
+        if (self.least_k == 0) != (self.most_k == 0):
+            raise ValueError("give both link.least_k and link.most_k, or neither")
+        if self.adapts and not self.least_k <= self.k <= self.most_k:
+            raise ValueError(f"link.k {self.k} is not within least_k {self.least_k} .. most_k {self.most_k}")
+        return self
 
 
 class SwarmSpec(_Section):
@@ -118,7 +133,10 @@ class SwarmSpec(_Section):
 
     stages: int = Field(2, ge=1, le=512, description="S: the layers are cut once into this many stages")
     replicas: int = Field(1, ge=0, le=10_000, description="full replicas")
-    pipelines: int = Field(1, ge=0, le=10_000, description="pipeline replicas, one member per stage")
+    pipelines: int = Field(1, ge=0, le=10_000, description="pipeline replicas")
+    members: int = Field(
+        0, ge=0, le=512, description="stage peers per pipeline for which the run waits; 0: one per stage"
+    )
 
     @model_validator(mode="after")
     def _someone_trains(self) -> SwarmSpec:
@@ -126,7 +144,28 @@ class SwarmSpec(_Section):
             raise ValueError("a run needs at least one replica or pipeline")
         if self.pipelines and self.stages < 2:
             raise ValueError("a pipeline replica needs at least 2 stages")
+        if self.members == 1 or self.members > self.stages:
+            raise ValueError(f"{self.members} members cannot share {self.stages} stages: give 2 to that many")
         return self
+
+    @property
+    def chain_length(self) -> int:
+        """Members of one pipeline for which the run waits before it starts."""
+        return self.members or self.stages
+
+
+class GroupingSpec(_Section):
+    """How pipelines are formed from what peers can carry, and when that is worth a change."""
+
+    margin: float = Field(
+        0.1, ge=0, le=1, description="a regrouping must make the inner step so much shorter, as a share"
+    )
+    settle_rounds: int = Field(3, ge=1, description="rounds between two changes that only make it faster")
+    spares: int = Field(
+        0, ge=0, le=10_000, description="stage peers kept warm before another pipeline trains"
+    )
+    balance: bool = Field(True, description="faster replicas take more of the microbatches of a step")
+    reserve: float = Field(0.1, ge=0, lt=1, description="share of a peer's memory that is not planned with")
 
 
 class TimingSpec(_Section):
@@ -193,6 +232,7 @@ class RunSpec(_Section):
     outer: OuterSpec = OuterSpec()
     link: LinkSpec = LinkSpec()
     swarm: SwarmSpec = SwarmSpec()
+    grouping: GroupingSpec = GroupingSpec()
     timing: TimingSpec = TimingSpec()
     recovery: RecoverySpec = RecoverySpec()
 
@@ -200,6 +240,8 @@ class RunSpec(_Section):
     def _sections_agree(self) -> RunSpec:
         if self.link.k > self.model.width:
             raise ValueError(f"link.k {self.link.k} exceeds model.width {self.model.width} (k must be <= d)")
+        if self.link.most_k > self.model.width:
+            raise ValueError(f"link.most_k {self.link.most_k} exceeds model.width {self.model.width}")
         if self.swarm.stages > self.model.layers:
             raise ValueError(
                 f"swarm.stages {self.swarm.stages} exceeds model.layers {self.model.layers}: "
@@ -238,15 +280,13 @@ class RunSpec(_Section):
         """Inner steps of the whole run; the learning-rate schedule ends here."""
         return self.rounds * self.inner.steps
 
-    @property
-    def samples_per_step(self) -> int:
-        """Samples of one replica in one inner step."""
-        return self.inner.microbatches * self.inner.microbatch_size
+    def microbatches_of(self, replica: Replica) -> int:
+        """Microbatches of `replica` in one inner step."""
+        return replica.microbatches or self.inner.microbatches
 
-    @property
-    def samples_per_round(self) -> int:
-        """Samples of one replica in one round."""
-        return self.inner.steps * self.samples_per_step
+    def samples_per_round(self, microbatches: int = 0) -> int:
+        """Samples in one round of a replica with so many microbatches in an inner step; 0: as usual."""
+        return self.inner.steps * (microbatches or self.inner.microbatches) * self.inner.microbatch_size
 
     def layers_of(self, stage: int) -> range:
         """Layers of `stage`. The first ``layers % stages`` stages hold one layer more."""

@@ -57,11 +57,56 @@ class StageRange:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a peer can do, as published in its DHT record and told to the coordinator."""
+    """What a peer can do, as published in its DHT record and told to the coordinator; 0 is not measured.
+
+    Attributes:
+        device: torch device name.
+        memory_bytes: free on the device.
+        threads: CPU threads that it computes with.
+        flops: floating-point operations per second that it achieves in training the run's layers.
+        uplink: bytes per second that it can send, sustained.
+        downlink: bytes per second that it can receive, sustained.
+        round_trip: seconds to the coordinator and back.
+    """
 
     device: str
     memory_bytes: int
     threads: int
+    flops: float = 0.0
+    uplink: float = 0.0
+    downlink: float = 0.0
+    round_trip: float = 0.0
+
+
+@dataclass(frozen=True)
+class LinkEstimate:
+    """What a peer has measured towards another one; 0 is not measured.
+
+    Attributes:
+        peer: the other one.
+        round_trip: seconds there and back.
+        bandwidth: bytes per second that arrive there, sustained.
+    """
+
+    peer: PeerId
+    round_trip: float
+    bandwidth: float
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """What a peer has measured so far, from probes and from live traffic; told anew when it has changed.
+
+    Attributes:
+        capacity: its own.
+        microbatch_seconds: what one microbatch took its replica in the last inner phase, from the first
+            member's view; 0 from others, and before.
+        links: towards neighbours and those that may become neighbours.
+    """
+
+    capacity: Capacity
+    microbatch_seconds: float = 0.0
+    links: tuple[LinkEstimate, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,12 +138,14 @@ class Replica:
     """An ordered list of members that covers all stages. ``len(links) == len(members) - 1``.
 
     `weight` is what its payloads weigh in a round; a descriptor with another weight is refused.
+    `microbatches` of an inner step are this replica's share of the work; 0 is the spec's number.
     """
 
     index: int
     members: tuple[Member, ...]
     links: tuple[Link, ...]
     weight: float = 1.0
+    microbatches: int = 0
 
     @property
     def name(self) -> str:

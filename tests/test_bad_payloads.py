@@ -222,7 +222,7 @@ def _build_request() -> dict[str, object]:
 
 async def _train(worker: Child, replica: int) -> None:
     """One inner step, so that there is something to send."""
-    size = SPEC.samples_per_round
+    size = SPEC.samples_per_round()
     await worker.call("begin_round", {"round": 1, "samples": [replica * size, (replica + 1) * size]})
     for microbatch in range(SPEC.inner.microbatches):
         await worker.call("forward", {"step": 0, "microbatch": microbatch})

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 def train(spec: RunSpec, members: list[Trainer], round_: int, first: int) -> float:
     """One inner phase of a replica whose members hand their messages over directly."""
     for member in members:
-        member.begin_round(round_, range(first, first + spec.samples_per_round))
+        member.begin_round(round_, range(first, first + spec.samples_per_round()))
     for step in range(spec.inner.steps):
         for microbatch in range(spec.inner.microbatches):
             message = None

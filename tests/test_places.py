@@ -257,7 +257,7 @@ class TestRegrouping:
         for number in range(1, 9):
             plan = run.state.plan_for(number)
             for replica in plan.replicas:
-                part = sample_range(plan, run.spec.samples_per_round, number, replica.index)
+                part = sample_range(plan, run.spec, number, replica.index)
                 assert part.start == stops[-1]
                 stops.append(part.stop)
         assert len(run.state.plans) > 2
@@ -296,7 +296,7 @@ class TestStall:
         assert isinstance(adopted, PlanAdopted)
         plan = adopted.plan
         assert (plan.epoch, plan.from_round) == (before.epoch + 1, 2)
-        assert plan.first_sample == 2 * run.spec.samples_per_round
+        assert plan.first_sample == 2 * run.spec.samples_per_round()
         assert "round 2 starts anew" in plan.reason
         one_round(run)
         assert run.state.decisions[0, 2].committed

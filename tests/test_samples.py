@@ -2,57 +2,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from node.data.shards import next_first_sample, place, sample_range
+from protocol.spec import resolve
 from protocol.types import Member, PeerId, Plan, Replica, StageRange
 
+TEN = resolve("nano", overrides={"inner.steps": 1, "inner.microbatches": 10, "inner.microbatch_size": 1})
+"""Ten samples for each replica and round, unless the plan says otherwise."""
 
-def _plan(indices: list[int], first_sample: int = 0, from_round: int = 0, epoch: int = 0) -> Plan:
+
+def _plan(shares: Mapping[int, int], first_sample: int = 0, from_round: int = 0, epoch: int = 0) -> Plan:
+    """`shares`: microbatches by index of the replica, 0 as the spec says."""
     replicas = tuple(
-        Replica(index, (Member(PeerId(f"peer-{index}"), StageRange(0, 2), ""),), ()) for index in indices
+        Replica(index, (Member(PeerId(f"peer-{index}"), StageRange(0, 2), ""),), (), 1.0, share)
+        for index, share in shares.items()
     )
     return Plan(epoch, from_round, first_sample, replicas, "a plan")
 
 
-_INDICES = st.lists(st.integers(0, 20), min_size=1, max_size=5, unique=True)
-_PHASES = st.lists(st.tuples(_INDICES, st.integers(0, 4)), min_size=1, max_size=5)
+_SHARES = st.dictionaries(st.integers(0, 20), st.integers(0, 7), min_size=1, max_size=5)
+_PHASES = st.lists(st.tuples(_SHARES, st.integers(0, 4)), min_size=1, max_size=5)
 
 
-@given(phases=_PHASES, samples=st.integers(1, 7), start=st.integers(0, 100))
+@given(phases=_PHASES, start=st.integers(0, 100))
 def test_successive_plans_assign_every_ordinal_exactly_once(
-    phases: list[tuple[list[int], int]], samples: int, start: int
+    phases: list[tuple[dict[int, int], int]], start: int
 ) -> None:
     assigned: list[int] = []
     first_sample, from_round = start, 3
-    for epoch, (indices, rounds) in enumerate(phases):
-        plan = _plan(indices, first_sample, from_round, epoch)
+    for epoch, (shares, rounds) in enumerate(phases):
+        plan = _plan(shares, first_sample, from_round, epoch)
         for round in range(from_round, from_round + rounds):
-            for index in indices:
-                assigned += sample_range(plan, samples, round, index)
+            for index in shares:
+                assigned += sample_range(plan, TEN, round, index)
         from_round += rounds
-        first_sample = next_first_sample(plan, samples, from_round)
+        first_sample = next_first_sample(plan, TEN, from_round)
     assert sorted(assigned) == list(range(start, start + len(assigned)))
     assert first_sample == start + len(assigned)
 
 
 def test_blocks_follow_the_order_of_the_plan_and_not_the_numbering() -> None:
-    plan = _plan([7, 2], first_sample=100, from_round=5)
-    assert sample_range(plan, 10, 5, 7) == range(100, 110)
-    assert sample_range(plan, 10, 5, 2) == range(110, 120)
-    assert sample_range(plan, 10, 6, 7) == range(120, 130)
+    plan = _plan({7: 0, 2: 3}, first_sample=100, from_round=5)
+    assert sample_range(plan, TEN, 5, 7) == range(100, 110)
+    assert sample_range(plan, TEN, 5, 2) == range(110, 113)
+    assert sample_range(plan, TEN, 6, 7) == range(113, 123)
 
 
 def test_a_round_before_the_plan_or_an_unknown_replica_is_refused() -> None:
-    plan = _plan([0], from_round=5)
+    plan = _plan({0: 0}, from_round=5)
     with pytest.raises(ValueError, match="lies before"):
-        sample_range(plan, 10, 4, 0)
+        sample_range(plan, TEN, 4, 0)
     with pytest.raises(ValueError, match="lies before"):
-        next_first_sample(plan, 10, 4)
+        next_first_sample(plan, TEN, 4)
     with pytest.raises(ValueError, match="no replica 3"):
-        sample_range(plan, 10, 5, 3)
+        sample_range(plan, TEN, 5, 3)
 
 
 @given(size=st.integers(1, 300), seed=st.integers(0, 2**63 - 1), epoch=st.integers(0, 5))

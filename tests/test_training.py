@@ -125,7 +125,7 @@ class RunningReplica:
 
     async def inner_phase(self, round_: int, first_sample: int) -> float:
         """Train one round; returns the mean training loss."""
-        samples = [first_sample, first_sample + self.spec.samples_per_round]
+        samples = [first_sample, first_sample + self.spec.samples_per_round()]
 
         async def member(pipeline: Pipeline, worker: ThreadWorker) -> float:
             await worker.call("begin_round", {"round": round_, "samples": samples})
@@ -179,7 +179,9 @@ def plain_loop(spec: RunSpec, rounds: int) -> tuple[list[float], dict[str, torch
     for step in range(rounds * spec.inner.steps):
         total = 0.0
         for microbatch in range(spec.inner.microbatches):
-            first = step * spec.samples_per_step + microbatch * spec.inner.microbatch_size
+            first = (
+                step * spec.samples_per_round() // spec.inner.steps + microbatch * spec.inner.microbatch_size
+            )
             tokens = torch.from_numpy(stream.read(range(first, first + spec.inner.microbatch_size))).long()
             x = tokens[:, :-1]
             for stage in stages:
@@ -239,7 +241,7 @@ async def test_anchors_of_full_and_pipeline_replicas_are_bit_equal_after_every_r
             await replica.start(stack)
         for round_ in range(1, 4):
             for number, replica in enumerate(replicas):
-                first = ((round_ - 1) * len(replicas) + number) * spec.samples_per_round
+                first = ((round_ - 1) * len(replicas) + number) * spec.samples_per_round()
                 await replica.inner_phase(round_, first)
             for stage in range(spec.swarm.stages):
                 proposals = [replica.trainer_of(stage).propose(stage) for replica in replicas]
@@ -260,7 +262,7 @@ async def test_one_full_replica_with_dense_exchange_equals_the_plain_loop() -> N
         replica = RunningReplica(spec, 1)
         await replica.start(stack)
         for round_ in range(1, 4):
-            losses.append(await replica.inner_phase(round_, (round_ - 1) * spec.samples_per_round))
+            losses.append(await replica.inner_phase(round_, (round_ - 1) * spec.samples_per_round()))
             for stage in range(spec.swarm.stages):
                 proposal = replica.trainer_of(stage).propose(stage)
                 assert proposal is not None
@@ -302,5 +304,5 @@ async def test_a_value_that_is_not_finite_skips_the_step_on_every_member_and_end
         results = [worker.trainer.end_inner_phase() for worker in replica.workers]
         assert [result.skipped_steps for result in results] == [spec.inner.steps] * members
         assert replica.trainer_of(0).propose(0) is None  # it starts again from the anchor
-        await replica.inner_phase(2, spec.samples_per_round)
+        await replica.inner_phase(2, spec.samples_per_round())
         assert [worker.trainer.end_inner_phase().skipped_steps for worker in replica.workers] == [0] * members

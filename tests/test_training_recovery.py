@@ -63,9 +63,9 @@ def inner_step(members: list[Trainer], step: int) -> None:
 
 
 def begin(members: list[Trainer], round_: int, index: int = 0) -> None:
-    first = (round_ * 10 + index) * SPEC.samples_per_round
+    first = (round_ * 10 + index) * SPEC.samples_per_round()
     for member in members:
-        member.begin_round(round_, range(first, first + SPEC.samples_per_round))
+        member.begin_round(round_, range(first, first + SPEC.samples_per_round()))
 
 
 def inner_phase(members: list[Trainer], round_: int, index: int = 0) -> None:
@@ -246,7 +246,7 @@ def test_steps_beyond_h_before_the_decision_are_kept_by_it(stream: SampleStream)
     assert any(value.any() for value in learned.values())
     result = member.end_inner_phase()
     assert result.steps == SPEC.inner.steps + 2
-    assert result.tokens == result.steps * SPEC.samples_per_step * SPEC.model.context
+    assert result.tokens == result.steps * SPEC.samples_per_round() // SPEC.inner.steps * SPEC.model.context
     commit([member], 1, payloads, True)
     after = state([member])
     for name, value in learned.items():
@@ -415,7 +415,7 @@ async def test_all_members_take_as_many_steps_as_the_first_one_wants() -> None:
 
         async def train(position: int) -> int:
             pipeline, worker = replica.pipelines[position], replica.workers[position]
-            await worker.call("begin_round", {"round": 1, "samples": [0, SPEC.samples_per_round]})
+            await worker.call("begin_round", {"round": 1, "samples": [0, SPEC.samples_per_round()]})
             step = 0
             while await pipeline.phase(1, step, wanted=position == 0 and step < 1):
                 await pipeline.inner_step(1, step)
@@ -430,7 +430,7 @@ async def test_a_lost_neighbour_ends_the_step_with_one_error_and_leaves_no_task(
         replica = RunningReplica(SPEC, members=2)
         await replica.start(stack)
         for worker in replica.workers:
-            await worker.call("begin_round", {"round": 1, "samples": [0, SPEC.samples_per_round]})
+            await worker.call("begin_round", {"round": 1, "samples": [0, SPEC.samples_per_round()]})
         tasks_before = asyncio.all_tasks()
         first, second = replica.pipelines
         step = asyncio.create_task(first.inner_step(1, 0))

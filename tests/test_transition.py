@@ -455,10 +455,10 @@ class TestLosses:
     def test_sample_ranges_go_on_without_gap_over_a_change_of_plan(self, mixed: Run) -> None:
         mixed.does(Leave(C.peer, "interrupted"))
         settle(mixed, 0, 1, [A])
-        size = mixed.spec.samples_per_round
+        size = mixed.spec.samples_per_round()
         first, second = mixed.state.plans
-        trained = [sample_range(first, size, 1, 0), sample_range(first, size, 1, 1)]
-        trained.append(sample_range(second, size, 2, 0))
+        trained = [sample_range(first, mixed.spec, 1, 0), sample_range(first, mixed.spec, 1, 1)]
+        trained.append(sample_range(second, mixed.spec, 2, 0))
         assert [i for part in trained for i in part] == list(range(3 * size))
 
 

@@ -43,8 +43,8 @@ from coordinator.events import (
     RoundAborted,
     RoundCommitted,
 )
-from coordinator.grouping import complete_chains
 from coordinator.history import replay
+from coordinator.regrouping import complete_chains
 from coordinator.sentences import sentence
 from coordinator.state import Phase, State
 from protocol.samples import sample_range
@@ -342,9 +342,9 @@ class RandomRun(RuleBasedStateMachine):
 
     @invariant()
     def sample_ranges_tile(self) -> None:
-        state, size = self.run.state, self.run.spec.samples_per_round
+        state = self.run.state
         ranges = [
-            sample_range(plan, size, number, replica.index)
+            sample_range(plan, self.run.spec, number, replica.index)
             for number in range(1, state.current_round + 1)
             for plan in [state.plan_for(number)]
             for replica in plan.replicas

@@ -36,6 +36,7 @@ from protocol.types import (
     PROTOCOL_VERSION,
     Capacity,
     Decision,
+    Estimates,
     Group,
     Part,
     PayloadDescriptor,
@@ -282,13 +283,19 @@ class CoordinatorClient:
             update.round,
         )
 
-    async def heartbeat(self, round_: int, inner_step: int) -> Pulse:
-        request = pb.HeartbeatRequest(peer=self._peer, round=round_, inner_step=inner_step)
+    async def heartbeat(self, round_: int, inner_step: int, estimates: Estimates | None = None) -> Pulse:
+        """Say how far this node is, and what it has measured where that has changed."""
+        told = None if estimates is None else convert.estimates_to_pb(estimates)
+        request = pb.HeartbeatRequest(peer=self._peer, round=round_, inner_step=inner_step, estimates=told)
         reply = await self._call("Heartbeat", request, _CALL_SECONDS)
         return Pulse(reply.round, reply.closes_seconds if reply.closing else None)
 
     async def leave(self, reason: str) -> None:
         await self._call("Leave", pb.LeaveRequest(peer=self._peer, reason=reason), 2.0)
+
+    async def drain(self, reason: str) -> None:
+        """Say that this node goes at the end of the round that it is in."""
+        await self._call("Drain", pb.DrainRequest(peer=self._peer, reason=reason[:200]), _CALL_SECONDS)
 
     async def retreat(self, epoch: int, reason: str) -> None:
         """Say that this peer's replica cannot go on under plan `epoch`; a later plan may seat it again."""

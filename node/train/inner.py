@@ -108,6 +108,7 @@ class Trainer:
         self._embedding_round = 0
         self._stream = stream
         self._samples: range | None = None
+        self._microbatches = spec.inner.microbatches
         self._upstream: LinkTransform | None = None
         self._downstream: LinkTransform | None = None
         self._basis_dd: Tensor | None = None
@@ -154,10 +155,16 @@ class Trainer:
         self._upstream, self._downstream = link(k_upstream), link(k_downstream)
 
     def begin_round(self, round_: int, samples: range) -> None:
-        """Start the inner phase of `round_`. `samples`: ordinals of this replica's samples in it."""
-        assert len(samples) == self.spec.samples_per_round, "the plan and the spec disagree"
+        """Start the inner phase of `round_`.
+
+        `samples` are the ordinals of this replica's samples in it; their number says how many microbatches an
+        inner step has.
+        """
+        microbatches, rest = divmod(len(samples), self.spec.samples_per_round(1))
+        assert microbatches, "no samples"
+        assert not rest, "the plan and the spec disagree"
         self.abandon()
-        self._samples = samples
+        self._samples, self._microbatches = samples, microbatches
         for optimizer in self._optimizers.values():
             optimizer.begin_round(round_)
         self._reset_phase(round_)
@@ -193,7 +200,7 @@ class Trainer:
         """Backward pass of a microbatch; returns the gradient for the former member, or None at the first."""
         work = self._in_flight.pop(microbatch)
         if received is None:
-            (work.output / self.spec.inner.microbatches).backward()
+            (work.output / self._microbatches).backward()
         else:
             assert self._downstream is not None, "a gradient arrived at the last member"
             shape = self._wire_shape(self._downstream)
@@ -244,7 +251,7 @@ class Trainer:
     def end_inner_phase(self) -> InnerResult:
         """What the inner phase did. Only the last member knows the loss."""
         loss = float(torch.stack(self._losses).double().mean()) if self._losses else math.nan
-        tokens = self._steps * self.spec.samples_per_step * self.spec.model.context
+        tokens = self._steps * self._samples_per_step * self.spec.model.context
         return InnerResult(loss, tokens, self._steps, self._skipped, self._norm)
 
     def evaluate(self, microbatch: int, received: Message | None) -> Message | None:
@@ -485,12 +492,16 @@ class Trainer:
         model = self.spec.model
         return self.spec.inner.microbatch_size, model.context, link.k or model.width
 
+    @property
+    def _samples_per_step(self) -> int:
+        return self._microbatches * self.spec.inner.microbatch_size
+
     def _training_tokens(self, step: int, microbatch: int) -> np.ndarray:
         assert self._stream is not None
         assert self._samples is not None
         size = self.spec.inner.microbatch_size
         # A step beyond H reads the round's samples again: all others belong to other replicas or rounds.
-        first = step % self.spec.inner.steps * self.spec.samples_per_step + microbatch * size
+        first = step % self.spec.inner.steps * self._samples_per_step + microbatch * size
         return self._stream.read(self._samples[first : first + size])
 
     def _validation_tokens(self, microbatch: int) -> np.ndarray:

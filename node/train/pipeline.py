@@ -57,7 +57,8 @@ class Pipeline:
     ) -> None:
         self._spec, self._epoch, self._position = spec, plan.epoch, position
         self._worker, self._upstream, self._downstream = worker, upstream, downstream
-        self._order = one_forward_one_backward(position, len(replica.members), spec.inner.microbatches)
+        self._order = one_forward_one_backward(position, len(replica.members), spec.microbatches_of(replica))
+        self._samples_per_round = spec.samples_per_round(spec.microbatches_of(replica))
         # Some frames may have to wait until the former member has finished its own round.
         timing = spec.timing
         self._frame_seconds = timing.link
@@ -72,11 +73,14 @@ class Pipeline:
     def dense_bytes_per_round(self) -> int:
         """What the inner phase would send over this member's links as uncompressed float32 activations."""
         spec = self._spec
-        return len(self._links) * 4 * spec.samples_per_round * spec.model.context * spec.model.width
+        return len(self._links) * 4 * self._samples_per_round * spec.model.context * spec.model.width
 
-    def adopt(self, plan: Plan) -> None:
-        """Go on under a new plan that keeps this replica as it is; takes effect with the next frame."""
+    def adopt(self, plan: Plan, replica: Replica) -> None:
+        """Go on under a new plan that keeps this replica's members, between two rounds."""
         self._epoch = plan.epoch
+        microbatches = self._spec.microbatches_of(replica)
+        self._order = one_forward_one_backward(self._position, len(replica.members), microbatches)
+        self._samples_per_round = self._spec.samples_per_round(microbatches)
 
     async def forget_before(self, round_: int) -> None:
         """Drop frames of earlier rounds that nobody took."""

@@ -343,7 +343,7 @@ class Training:
                 ):
                     break
                 self._seat = seat = Seat(plan, replica, seat.position)
-                pipeline.adopt(plan)
+                pipeline.adopt(plan, replica)
             await pipeline.part()
         self._seat = None
 
@@ -417,7 +417,7 @@ class Training:
         """H inner steps, or as many as the round has time for. Returns what was measured."""
         spec, worker = self._spec, self._services.worker
         clock = asyncio.get_running_loop().time
-        samples = sample_range(seat.plan, spec.samples_per_round, round_, seat.replica.index)
+        samples = sample_range(seat.plan, spec, round_, seat.replica.index)
         await worker.call("begin_round", {"round": round_, "samples": [samples.start, samples.stop]})
         began, sent_before = clock(), pipeline.bytes_sent
         for step in count():

@@ -37,7 +37,7 @@ def spec_view(spec: RunSpec) -> RenderableType:
             report.size(payload),
             report.ratio(4 * parameters, payload),
         )
-    tokens = spec.samples_per_step * spec.model.context
+    tokens = spec.inner.microbatches * spec.inner.microbatch_size * spec.model.context
     per_token = link_bytes_per_token(spec)
     link = Table("link", "per token and direction", "per inner step and direction", "against float32")
     link.add_row(

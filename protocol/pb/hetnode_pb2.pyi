@@ -15,14 +15,56 @@ class StageRange(_message.Message):
     def __init__(self, first: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
 
 class Capacity(_message.Message):
-    __slots__ = ("device", "memory_bytes", "threads")
+    __slots__ = ("device", "memory_bytes", "threads", "flops", "uplink", "downlink", "round_trip")
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     THREADS_FIELD_NUMBER: _ClassVar[int]
+    FLOPS_FIELD_NUMBER: _ClassVar[int]
+    UPLINK_FIELD_NUMBER: _ClassVar[int]
+    DOWNLINK_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_FIELD_NUMBER: _ClassVar[int]
     device: str
     memory_bytes: int
     threads: int
-    def __init__(self, device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., threads: _Optional[int] = ...) -> None: ...
+    flops: float
+    uplink: float
+    downlink: float
+    round_trip: float
+    def __init__(self, device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., threads: _Optional[int] = ..., flops: _Optional[float] = ..., uplink: _Optional[float] = ..., downlink: _Optional[float] = ..., round_trip: _Optional[float] = ...) -> None: ...
+
+class LinkEstimate(_message.Message):
+    __slots__ = ("peer", "round_trip", "bandwidth")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_FIELD_NUMBER: _ClassVar[int]
+    BANDWIDTH_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    round_trip: float
+    bandwidth: float
+    def __init__(self, peer: _Optional[str] = ..., round_trip: _Optional[float] = ..., bandwidth: _Optional[float] = ...) -> None: ...
+
+class Estimates(_message.Message):
+    __slots__ = ("capacity", "microbatch_seconds", "links")
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCH_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    capacity: Capacity
+    microbatch_seconds: float
+    links: _containers.RepeatedCompositeFieldContainer[LinkEstimate]
+    def __init__(self, capacity: _Optional[_Union[Capacity, _Mapping]] = ..., microbatch_seconds: _Optional[float] = ..., links: _Optional[_Iterable[_Union[LinkEstimate, _Mapping]]] = ...) -> None: ...
+
+class ProbeMessage(_message.Message):
+    __slots__ = ("hello", "echo", "data", "tally", "fill")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    ECHO_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    TALLY_FIELD_NUMBER: _ClassVar[int]
+    FILL_FIELD_NUMBER: _ClassVar[int]
+    hello: str
+    echo: int
+    data: bytes
+    tally: int
+    fill: float
+    def __init__(self, hello: _Optional[str] = ..., echo: _Optional[int] = ..., data: _Optional[bytes] = ..., tally: _Optional[int] = ..., fill: _Optional[float] = ...) -> None: ...
 
 class PeerRecord(_message.Message):
     __slots__ = ("peer", "protocol_version", "role", "capacity", "endpoint", "stages")
@@ -261,16 +303,18 @@ class Link(_message.Message):
     def __init__(self, k: _Optional[int] = ..., dialer: _Optional[str] = ...) -> None: ...
 
 class Replica(_message.Message):
-    __slots__ = ("index", "members", "links", "weight")
+    __slots__ = ("index", "members", "links", "weight", "microbatches")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     index: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
     links: _containers.RepeatedCompositeFieldContainer[Link]
     weight: float
-    def __init__(self, index: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ..., weight: _Optional[float] = ...) -> None: ...
+    microbatches: int
+    def __init__(self, index: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ..., weight: _Optional[float] = ..., microbatches: _Optional[int] = ...) -> None: ...
 
 class Plan(_message.Message):
     __slots__ = ("epoch", "from_round", "first_sample", "replicas", "reason")
@@ -317,14 +361,16 @@ class PlanUpdate(_message.Message):
     def __init__(self, signed_plan: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., waiting: _Optional[str] = ..., finished: _Optional[bool] = ..., banned: _Optional[_Iterable[str]] = ..., followers: _Optional[_Iterable[_Union[Place, _Mapping]]] = ..., round: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("peer", "round", "inner_step")
+    __slots__ = ("peer", "round", "inner_step", "estimates")
     PEER_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     INNER_STEP_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATES_FIELD_NUMBER: _ClassVar[int]
     peer: str
     round: int
     inner_step: int
-    def __init__(self, peer: _Optional[str] = ..., round: _Optional[int] = ..., inner_step: _Optional[int] = ...) -> None: ...
+    estimates: Estimates
+    def __init__(self, peer: _Optional[str] = ..., round: _Optional[int] = ..., inner_step: _Optional[int] = ..., estimates: _Optional[_Union[Estimates, _Mapping]] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
     __slots__ = ("round", "closing", "closes_seconds")
@@ -345,6 +391,18 @@ class LeaveRequest(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class LeaveReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("peer", "reason")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    reason: str
+    def __init__(self, peer: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class DrainReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
@@ -525,7 +583,7 @@ class LocateReply(_message.Message):
     def __init__(self, states: _Optional[_Iterable[_Union[SignedState, _Mapping]]] = ...) -> None: ...
 
 class Measurement(_message.Message):
-    __slots__ = ("peer", "round", "replica", "position", "train_loss", "validation_loss", "tokens", "inner_seconds", "outer_seconds", "link_bytes_sent", "link_bytes_dense", "payload_bytes", "payload_bytes_dense", "gradient_norm", "complete", "steps", "extra_steps")
+    __slots__ = ("peer", "round", "replica", "position", "train_loss", "validation_loss", "tokens", "inner_seconds", "outer_seconds", "link_bytes_sent", "link_bytes_dense", "payload_bytes", "payload_bytes_dense", "gradient_norm", "complete", "steps", "extra_steps", "microbatches", "compute_seconds")
     PEER_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
@@ -543,6 +601,8 @@ class Measurement(_message.Message):
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     EXTRA_STEPS_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     peer: str
     round: int
     replica: int
@@ -560,7 +620,9 @@ class Measurement(_message.Message):
     complete: bool
     steps: int
     extra_steps: int
-    def __init__(self, peer: _Optional[str] = ..., round: _Optional[int] = ..., replica: _Optional[int] = ..., position: _Optional[int] = ..., train_loss: _Optional[float] = ..., validation_loss: _Optional[float] = ..., tokens: _Optional[int] = ..., inner_seconds: _Optional[float] = ..., outer_seconds: _Optional[float] = ..., link_bytes_sent: _Optional[int] = ..., link_bytes_dense: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., payload_bytes_dense: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., complete: _Optional[bool] = ..., steps: _Optional[int] = ..., extra_steps: _Optional[int] = ...) -> None: ...
+    microbatches: int
+    compute_seconds: float
+    def __init__(self, peer: _Optional[str] = ..., round: _Optional[int] = ..., replica: _Optional[int] = ..., position: _Optional[int] = ..., train_loss: _Optional[float] = ..., validation_loss: _Optional[float] = ..., tokens: _Optional[int] = ..., inner_seconds: _Optional[float] = ..., outer_seconds: _Optional[float] = ..., link_bytes_sent: _Optional[int] = ..., link_bytes_dense: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., payload_bytes_dense: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., complete: _Optional[bool] = ..., steps: _Optional[int] = ..., extra_steps: _Optional[int] = ..., microbatches: _Optional[int] = ..., compute_seconds: _Optional[float] = ...) -> None: ...
 
 class MeasureReply(_message.Message):
     __slots__ = ()
@@ -571,7 +633,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class PeerStatus(_message.Message):
-    __slots__ = ("peer", "role", "lifecycle", "round", "inner_step", "seen_seconds_ago", "place")
+    __slots__ = ("peer", "role", "lifecycle", "round", "inner_step", "seen_seconds_ago", "place", "estimates")
     PEER_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     LIFECYCLE_FIELD_NUMBER: _ClassVar[int]
@@ -579,6 +641,7 @@ class PeerStatus(_message.Message):
     INNER_STEP_FIELD_NUMBER: _ClassVar[int]
     SEEN_SECONDS_AGO_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATES_FIELD_NUMBER: _ClassVar[int]
     peer: str
     role: str
     lifecycle: str
@@ -586,7 +649,8 @@ class PeerStatus(_message.Message):
     inner_step: int
     seen_seconds_ago: float
     place: str
-    def __init__(self, peer: _Optional[str] = ..., role: _Optional[str] = ..., lifecycle: _Optional[str] = ..., round: _Optional[int] = ..., inner_step: _Optional[int] = ..., seen_seconds_ago: _Optional[float] = ..., place: _Optional[str] = ...) -> None: ...
+    estimates: Estimates
+    def __init__(self, peer: _Optional[str] = ..., role: _Optional[str] = ..., lifecycle: _Optional[str] = ..., round: _Optional[int] = ..., inner_step: _Optional[int] = ..., seen_seconds_ago: _Optional[float] = ..., place: _Optional[str] = ..., estimates: _Optional[_Union[Estimates, _Mapping]] = ...) -> None: ...
 
 class StatusReply(_message.Message):
     __slots__ = ("run", "spec_json", "phase", "sentence", "rounds_decided", "rounds_committed", "rounds_aborted", "peers", "latest", "plan", "anchors_agree")

@@ -430,6 +430,16 @@ class CoordinatorStub:
                 request_serializer=protocol_dot_pb_dot_hetnode__pb2.LeaveRequest.SerializeToString,
                 response_deserializer=protocol_dot_pb_dot_hetnode__pb2.LeaveReply.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/hetnode.v1.Coordinator/Drain',
+                request_serializer=protocol_dot_pb_dot_hetnode__pb2.DrainRequest.SerializeToString,
+                response_deserializer=protocol_dot_pb_dot_hetnode__pb2.DrainReply.FromString,
+                _registered_method=True)
+        self.Probe = channel.stream_stream(
+                '/hetnode.v1.Coordinator/Probe',
+                request_serializer=protocol_dot_pb_dot_hetnode__pb2.ProbeMessage.SerializeToString,
+                response_deserializer=protocol_dot_pb_dot_hetnode__pb2.ProbeMessage.FromString,
+                _registered_method=True)
         self.Retreat = channel.unary_unary(
                 '/hetnode.v1.Coordinator/Retreat',
                 request_serializer=protocol_dot_pb_dot_hetnode__pb2.RetreatRequest.SerializeToString,
@@ -505,6 +515,20 @@ class CoordinatorServicer:
 
     def Leave(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """This peer wants to go: it finishes the round that it is in, and the next plan is made without it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Probe(self, request_iterator, context):
+        """For measuring this connection; see ProbeMessage.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -593,6 +617,16 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Leave,
                     request_deserializer=protocol_dot_pb_dot_hetnode__pb2.LeaveRequest.FromString,
                     response_serializer=protocol_dot_pb_dot_hetnode__pb2.LeaveReply.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=protocol_dot_pb_dot_hetnode__pb2.DrainRequest.FromString,
+                    response_serializer=protocol_dot_pb_dot_hetnode__pb2.DrainReply.SerializeToString,
+            ),
+            'Probe': grpc.stream_stream_rpc_method_handler(
+                    servicer.Probe,
+                    request_deserializer=protocol_dot_pb_dot_hetnode__pb2.ProbeMessage.FromString,
+                    response_serializer=protocol_dot_pb_dot_hetnode__pb2.ProbeMessage.SerializeToString,
             ),
             'Retreat': grpc.unary_unary_rpc_method_handler(
                     servicer.Retreat,
@@ -751,6 +785,60 @@ class Coordinator:
             '/hetnode.v1.Coordinator/Leave',
             protocol_dot_pb_dot_hetnode__pb2.LeaveRequest.SerializeToString,
             protocol_dot_pb_dot_hetnode__pb2.LeaveReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hetnode.v1.Coordinator/Drain',
+            protocol_dot_pb_dot_hetnode__pb2.DrainRequest.SerializeToString,
+            protocol_dot_pb_dot_hetnode__pb2.DrainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Probe(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/hetnode.v1.Coordinator/Probe',
+            protocol_dot_pb_dot_hetnode__pb2.ProbeMessage.SerializeToString,
+            protocol_dot_pb_dot_hetnode__pb2.ProbeMessage.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1020,6 +1108,11 @@ class StageLinkStub:
                 request_serializer=protocol_dot_pb_dot_hetnode__pb2.LinkMessage.SerializeToString,
                 response_deserializer=protocol_dot_pb_dot_hetnode__pb2.LinkMessage.FromString,
                 _registered_method=True)
+        self.Probe = channel.stream_stream(
+                '/hetnode.v1.StageLink/Probe',
+                request_serializer=protocol_dot_pb_dot_hetnode__pb2.ProbeMessage.SerializeToString,
+                response_deserializer=protocol_dot_pb_dot_hetnode__pb2.ProbeMessage.FromString,
+                _registered_method=True)
 
 
 class StageLinkServicer:
@@ -1032,6 +1125,13 @@ class StageLinkServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Probe(self, request_iterator, context):
+        """For measuring the way to a peer that may become a neighbour; see ProbeMessage.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_StageLinkServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -1039,6 +1139,11 @@ def add_StageLinkServicer_to_server(servicer, server):
                     servicer.Exchange,
                     request_deserializer=protocol_dot_pb_dot_hetnode__pb2.LinkMessage.FromString,
                     response_serializer=protocol_dot_pb_dot_hetnode__pb2.LinkMessage.SerializeToString,
+            ),
+            'Probe': grpc.stream_stream_rpc_method_handler(
+                    servicer.Probe,
+                    request_deserializer=protocol_dot_pb_dot_hetnode__pb2.ProbeMessage.FromString,
+                    response_serializer=protocol_dot_pb_dot_hetnode__pb2.ProbeMessage.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1069,6 +1174,33 @@ class StageLink:
             '/hetnode.v1.StageLink/Exchange',
             protocol_dot_pb_dot_hetnode__pb2.LinkMessage.SerializeToString,
             protocol_dot_pb_dot_hetnode__pb2.LinkMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Probe(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/hetnode.v1.StageLink/Probe',
+            protocol_dot_pb_dot_hetnode__pb2.ProbeMessage.SerializeToString,
+            protocol_dot_pb_dot_hetnode__pb2.ProbeMessage.FromString,
             options,
             channel_credentials,
             insecure,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from platformdirs import user_data_path
@@ -14,8 +13,27 @@ from rich.console import Console
 
 from node import hardware, known_runs, lifetime
 from node.cli_admin import invite_app, peers_app, seconds_of
+from node.cli_model import checkpoint_app, generate
+from node.cli_spec import (
+    Config,
+    Data,
+    LinkK,
+    Pipelines,
+    Preset,
+    Replicas,
+    Rounds,
+    Seed,
+    Stages,
+    Steps,
+    Tokenizer,
+    pinned,
+    spec_app,
+    spec_of,
+)
+from node.cli_swarm import swarm_app
+from node.folder import usable
 from protocol.errors import ErrorCode, ExitCode, HetnodeError, first_error
-from protocol.spec import RunSpec, resolve
+from protocol.spec import resolve
 from protocol.types import PROTOCOL_VERSION, Role
 
 app = typer.Typer(
@@ -26,78 +44,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-swarm_app = typer.Typer(help="A whole swarm of real processes on this machine.", no_args_is_help=True)
-spec_app = typer.Typer(help="Run specifications.", no_args_is_help=True)
-checkpoint_app = typer.Typer(help="Checkpoints of the global model.", no_args_is_help=True)
 app.add_typer(swarm_app, name="swarm")
 app.add_typer(spec_app, name="spec")
 app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(invite_app, name="invite")
 app.add_typer(peers_app, name="peers")
+app.command()(generate)
 
-_SPEC = "Run specification"
 _NETWORK = "Network"
 
-Preset = Annotated[
-    str | None, typer.Option(help="tiny, nano, 178m, 512m or 1b. Default: tiny.", rich_help_panel=_SPEC)
-]
-Config = Annotated[
-    Path | None,
-    typer.Option(help="TOML run file; see 'hetnode spec show --toml'.", rich_help_panel=_SPEC),
-]
-Data = Annotated[
-    str | None,
-    typer.Option(help="builtin, text:PATH, jsonl:PATH or hf:NAME\\[/CONFIG].", rich_help_panel=_SPEC),
-]
-Tokenizer = Annotated[
-    str | None, typer.Option(help="'byte' or the path of a tokenizer.json.", rich_help_panel=_SPEC)
-]
-Rounds = Annotated[int | None, typer.Option(help="Outer rounds of the run.", rich_help_panel=_SPEC)]
-Steps = Annotated[
-    int | None, typer.Option("--inner-steps", help="H, inner steps per round.", rich_help_panel=_SPEC)
-]
-Replicas = Annotated[int | None, typer.Option(help="Full replicas.", rich_help_panel=_SPEC)]
-Pipelines = Annotated[
-    int | None, typer.Option(help="Pipeline replicas, one member per stage.", rich_help_panel=_SPEC)
-]
-Stages = Annotated[
-    int | None, typer.Option(help="S, stages into which the layers are cut.", rich_help_panel=_SPEC)
-]
-LinkK = Annotated[
-    int | None,
-    typer.Option("--k", help="Subspace width of the links; 0 sends uncompressed.", rich_help_panel=_SPEC),
-]
-Seed = Annotated[
-    int | None, typer.Option(help="Seed of weights, basis and data order.", rich_help_panel=_SPEC)
-]
 Lifeline = Annotated[int | None, typer.Option(hidden=True)]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log details.")]
-
-
-def _resolve(config: Path | None, preset: str | None, **overrides: Any) -> RunSpec:
-    names = {
-        "data": "data.source",
-        "tokenizer": "data.tokenizer",
-        "steps": "inner.steps",
-        "replicas": "swarm.replicas",
-        "pipelines": "swarm.pipelines",
-        "stages": "swarm.stages",
-        "k": "link.k",
-    }
-    return resolve(preset, config, {names.get(name, name): value for name, value in overrides.items()})
-
-
-def _with_tokenizer_hash(spec: RunSpec) -> RunSpec:
-    """Pin the tokenizer file by its hash, so that every node must have the same one."""
-    from node.data.tokenizer import check_tokenizer, load_tokenizer  # noqa: PLC0415
-
-    if spec.data.tokenizer != "byte" and not spec.data.tokenizer_sha256:
-        found = load_tokenizer(spec.data)
-        spec = RunSpec.model_validate(
-            {**spec.model_dump(), "data": {**spec.data.model_dump(), "tokenizer_sha256": found.sha256}}
-        )
-    check_tokenizer(spec)
-    return spec
 
 
 @app.command()
@@ -163,8 +120,8 @@ def coordinator(
     given = (preset, config, data, tokenizer, rounds, inner_steps, replicas, pipelines, stages, k, seed)
     if folder is not None and all(option is None for option in given) and (folder / "run.toml").exists():
         config = folder / "run.toml"  # goes on with the run that it holds
-    spec = _with_tokenizer_hash(
-        _resolve(
+    spec = pinned(
+        spec_of(
             config,
             preset,
             data=data,
@@ -181,7 +138,7 @@ def coordinator(
     host, _ = lifetime.split_address(listen, "--listen")
     life = seconds_of(certificate_life, "--certificate-life")
     folder = folder or user_data_path("hetnode") / "runs" / spec.run_id / "coordinator"
-    _usable(folder, mode=0o700)  # the authority and the operator's key live here
+    usable(folder, mode=0o700)  # the authority and the operator's key live here
     if host in ("0.0.0.0", "::") and advertise is None:
         raise lifetime.bad_option(
             f"--listen {listen} accepts other machines, but which host shall they be told?",
@@ -332,7 +289,7 @@ def join(
 
     lifetime.configure_logging(verbose)
     if folder is not None:
-        _usable(folder)
+        usable(folder)
     wanted = known_runs.destination(run, invite_file)
     host, port = lifetime.split_address(listen, "--listen")
     kind, _, path = (data or "").partition(":")
@@ -347,7 +304,7 @@ def join(
         invite=wanted.invite,
         run=wanted.run,
         role=role,
-        folder=_usable(folder or user_data_path("hetnode") / "nodes" / own.peer),
+        folder=usable(folder or user_data_path("hetnode") / "nodes" / own.peer),
         listen_host=host,
         listen_port=port,
         dht_port=dht_port,
@@ -358,7 +315,7 @@ def join(
         source=data,
         tokenizer=str(tokenizer) if tokenizer else None,
         join_seconds=join_seconds,
-        spec_hash=_with_tokenizer_hash(resolve(file=config)).hash if config else expect_spec,
+        spec_hash=pinned(resolve(file=config)).hash if config else expect_spec,
     )
     lifetime.run(run_node(options, own), lifeline)
 
@@ -380,159 +337,6 @@ def status(
 
     address, shown = known_runs.operator_or_member(run)
     Console().print(status_view(lifetime.run(fetch_status(address, shown))))
-
-
-@swarm_app.command("up")
-def swarm_up(
-    preset: Preset = None,
-    config: Config = None,
-    data: Data = None,
-    tokenizer: Tokenizer = None,
-    rounds: Rounds = None,
-    inner_steps: Steps = None,
-    replicas: Replicas = None,
-    pipelines: Pipelines = None,
-    stages: Stages = None,
-    k: LinkK = None,
-    seed: Seed = None,
-    folder: Annotated[Path | None, typer.Option(help="Run folder. Default: a new one under runs/.")] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(help="Run folder of a swarm that was stopped or killed: go on where it was."),
-    ] = None,
-    listen: Annotated[
-        str, typer.Option(help="HOST:PORT of the coordinator; port 0 is free.", rich_help_panel=_NETWORK)
-    ] = "127.0.0.1:0",
-) -> None:
-    """Train on this machine with a real swarm: coordinator, full replica and pipeline, each its own process.
-
-    Ends by itself after the run's rounds and leaves a run folder with metrics.jsonl, loss.png, logs and a
-    checkpoint of the global model. Ctrl-C ends every process; --resume goes on from there.
-    """
-    from node.data.stream import open_stream  # noqa: PLC0415
-    from node.views.swarm import SwarmView  # noqa: PLC0415
-
-    if resume is not None:
-        given = (preset, config, data, tokenizer, rounds, inner_steps, replicas, pipelines, stages, k, seed)
-        if folder is not None or any(option is not None for option in given):
-            raise lifetime.bad_option(
-                "--resume goes on with the run as it was.", "Leave out the options of the specification."
-            )
-        SwarmView(_spec_of_run(resume), resume).run(listen)
-        return
-    spec = _with_tokenizer_hash(
-        _resolve(
-            config,
-            preset,
-            data=data,
-            tokenizer=tokenizer,
-            rounds=rounds,
-            steps=inner_steps,
-            replicas=replicas,
-            pipelines=pipelines,
-            stages=stages,
-            k=k,
-            seed=seed,
-        )
-    )
-    lifetime.split_address(listen, "--listen")
-    open_stream(spec)  # what is wrong with the data is better said before any process starts
-    SwarmView(spec, _new_run_folder(spec, folder)).run(listen)
-
-
-@spec_app.command("show")
-def spec_show(
-    preset: Annotated[str | None, typer.Argument(help="tiny, nano, 178m, 512m or 1b.")] = None,
-    config: Config = None,
-    toml: Annotated[bool, typer.Option(help="Print a run file to start from instead.")] = False,
-) -> None:
-    """Print a preset: its parameters, and the bytes of each stage, link and round."""
-    spec = resolve(preset, config)
-    if toml:
-        sys.stdout.write(spec.toml)
-    else:
-        from node.views.spec import spec_view  # noqa: PLC0415
-
-        Console().print(spec_view(spec))
-
-
-@app.command()
-def generate(
-    run: Annotated[Path, typer.Argument(help="Run folder, node folder or checkpoint folder.")],
-    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "def ",
-    tokens: Annotated[int, typer.Option(help="Tokens to generate.", min=1)] = 200,
-    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.", min=0)] = 0.8,
-    top_k: Annotated[int, typer.Option(help="Sample among the likeliest; 0 among all.", min=0)] = 40,
-    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
-    tokenizer: Annotated[
-        Path | None, typer.Option(help="The run's tokenizer.json, if it is elsewhere on this machine.")
-    ] = None,
-) -> None:
-    """Continue a text with the model of a run, to see what it has learned."""
-    from node import checkpoint  # noqa: PLC0415
-    from node.generate import generate as continue_text  # noqa: PLC0415
-
-    loaded = checkpoint.read(checkpoint.find(run))
-    pieces = continue_text(
-        loaded, prompt, tokens, temperature, top_k, seed, str(tokenizer) if tokenizer else None
-    )
-    sys.stdout.write(prompt)
-    for piece in pieces:
-        sys.stdout.write(piece)
-        sys.stdout.flush()
-    sys.stdout.write("\n")
-
-
-@checkpoint_app.command("assemble")
-def checkpoint_assemble(
-    parts: Annotated[list[Path], typer.Argument(help="Checkpoint folders of the members.")],
-    out: Annotated[Path, typer.Option(help="Folder to write.")],
-) -> None:
-    """Put the stages that several members kept together into one complete checkpoint."""
-    from node import checkpoint  # noqa: PLC0415
-
-    checkpoint.assemble([checkpoint.find(part) for part in parts], out)
-    Console().print(f"complete checkpoint in {out}", highlight=False, markup=False)
-
-
-def _usable(folder: Path, option: str = "--folder", mode: int = 0o777) -> Path:
-    """`folder`, made and found writable: what a disk refuses is better said before the work than after it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=mode)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder
-    except OSError as error:
-        raise lifetime.bad_option(
-            f"{option} {folder} cannot be written: {error.strerror or error}.", "Give another folder."
-        ) from None
-
-
-def _spec_of_run(folder: Path) -> RunSpec:
-    """The spec of the run that has begun in `folder`. Raises BAD_OPTION."""
-    file = folder / "run.toml"
-    if not all(kept.exists() for kept in (file, folder / "coordinator.sqlite", folder / "nodes")):
-        raise lifetime.bad_option(
-            f"{folder} holds no run that could go on.",
-            "Give the run folder that 'hetnode swarm up' has printed.",
-        )
-    return resolve(file=file)
-
-
-def _new_run_folder(spec: RunSpec, folder: Path | None) -> Path:
-    """An empty folder for a new run. Raises HetnodeError RUN_FOLDER_IN_USE."""
-    if folder is None:
-        runs = Path("runs")
-        number = 1
-        while (runs / f"{spec.preset}-{number}").exists():
-            number += 1
-        folder = runs / f"{spec.preset}-{number}"
-    if any(_usable(folder).iterdir()):
-        raise HetnodeError(
-            ErrorCode.RUN_FOLDER_IN_USE,
-            f"The run folder {folder} is not empty.",
-            f"Go on with its run with --resume {folder}, or give another --folder.",
-        )
-    return folder
 
 
 @app.callback(invoke_without_command=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import tempfile
 from itertools import count
 from pathlib import Path
 from typing import IO
@@ -13,6 +14,23 @@ from protocol.errors import ErrorCode, HetnodeError
 log = logging.getLogger(__name__)
 
 _KEPT = ("checkpoint", "payloads")
+
+
+def usable(folder: Path, option: str = "--folder", mode: int = 0o777) -> Path:
+    """`folder`, made and found writable: what a disk refuses is better said before the work than after it.
+
+    Raises HetnodeError BAD_OPTION, which names the `option` that it was given with.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=mode)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        raise HetnodeError(
+            ErrorCode.BAD_OPTION,
+            f"{option} {folder} cannot be written: {error.strerror or error}.",
+            "Give another folder.",
+        ) from None
 
 
 def locked(folder: Path) -> IO[str]:

@@ -119,12 +119,7 @@ def open_plan(data: bytes, signature: bytes, run: str, coordinator: str) -> Plan
     Raises:
         HetnodeError: WRONG_AUTHORITY if it is not signed so; BAD_REQUEST if what was signed is no plan.
     """
-    if not is_signed_by(coordinator, plan_message(run, data), signature):
-        raise HetnodeError(
-            ErrorCode.WRONG_AUTHORITY,
-            f"A plan is not signed by the coordinator {coordinator[:64]} of run {run[:64]}.",
-            "If the operator has set the coordinator up anew, ask for a new invite.",
-        )
+    _check_signed(plan_message(run, data), signature, run, coordinator, "plan")
     try:
         return plan_from_pb(pb.Plan.FromString(data))
     except DecodeError:
@@ -143,16 +138,20 @@ def open_state(data: bytes, signature: bytes, run: str, coordinator: str) -> Sta
     Raises:
         HetnodeError: WRONG_AUTHORITY if it is not signed so; BAD_REQUEST if what was signed is no record.
     """
-    if not is_signed_by(coordinator, state_message(run, data), signature):
-        raise HetnodeError(
-            ErrorCode.WRONG_AUTHORITY,
-            f"The record of a checkpoint is not signed by the coordinator {coordinator[:64]} of {run[:64]}.",
-            "If the operator has set the coordinator up anew, ask for a new invite.",
-        )
+    _check_signed(state_message(run, data), signature, run, coordinator, "record of a checkpoint")
     try:
         return state_from_pb(pb.StateRecord.FromString(data))
     except DecodeError:
         raise _bad("it is no record of a checkpoint") from None
+
+
+def _check_signed(message: bytes, signature: bytes, run: str, coordinator: str, what: str) -> None:
+    if not is_signed_by(coordinator, message, signature):
+        raise HetnodeError(
+            ErrorCode.WRONG_AUTHORITY,
+            f"A {what} is not signed by the coordinator {coordinator[:64]} of run {run[:64]}.",
+            "If the operator has set the coordinator up anew, ask for a new invite.",
+        )
 
 
 def _bad(why: str) -> HetnodeError:

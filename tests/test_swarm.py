@@ -168,8 +168,8 @@ def test_a_killed_swarm_resumes_where_it_was_and_its_loss_goes_on_falling(
     def rounds() -> list[int]:
         return [event["round"] for event in events_of(folder) if event["event"] == "decision"]
 
-    process = swarm("--rounds", "60")
-    wait_until(lambda: max(rounds(), default=0) >= 15, 120, "15 rounds")
+    process = swarm("--rounds", "36")
+    wait_until(lambda: max(rounds(), default=0) >= 8, 120, "8 rounds")
     process.kill()
     process.wait()
     wait_until(lambda: gone(mentioning(folder)), 15, "every process to be gone")
@@ -178,16 +178,16 @@ def test_a_killed_swarm_resumes_where_it_was_and_its_loss_goes_on_falling(
     resumed = start("swarm", "up", "--resume", str(folder), log=tmp_path / "resumed")
     assert resumed.wait(200) == 0, words_of(tmp_path / "resumed")
     events = events_of(folder)
-    assert sorted({event["round"] for event in events if event["event"] == "decision"}) == list(range(1, 61))
-    assert sum(event["event"] == "decision" for event in events) == 2 * 60  # none was decided twice
+    assert sorted({event["round"] for event in events if event["event"] == "decision"}) == list(range(1, 37))
+    assert sum(event["event"] == "decision" for event in events) == 2 * 36  # none was decided twice
     history = report.history_of(events)
     assert history.diverged == 0
     after = history.replicas[0].losses
     assert after[: len(losses)] == losses
     assert after[len(losses)][1] < 1.05 * losses[-1][1]  # not that of a model that starts anew
     assert history.replicas[0].last < losses[-1][1]
-    assert checkpoint.read(folder / "checkpoint").round == 60
-    assert before < 60
+    assert checkpoint.read(folder / "checkpoint").round == 36
+    assert before < 36
 
 
 def test_nodes_started_by_hand_train_and_a_wrong_spec_is_refused_with_both_hashes(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_certificates_are_renewed_on_the_way_and_a_ban_ends_streams_but_not_the_
     processes = {
         "coordinator": start(
             *("coordinator", "--preset", "nano", "--rounds", "100000", "--listen", "127.0.0.1:0"),
-            *("--enrolment-port", "0", "--certificate-life", "15s", "--folder", str(run)),
+            *("--enrolment-port", "0", "--certificate-life", "10s", "--folder", str(run)),
             log=log,
         )
     }
@@ -270,7 +270,7 @@ def test_certificates_are_renewed_on_the_way_and_a_ban_ends_streams_but_not_the_
         def decisions() -> list[dict[str, Any]]:
             return [event for event in events_of(run) if event["event"] == "decision"]
 
-        wait_until(lambda: all(renewals(name) >= 3 for name in roles) and decisions() != [], 120, "renewals")
+        wait_until(lambda: all(renewals(name) >= 2 for name in roles) and decisions() != [], 120, "renewals")
         assert all(decision["committed"] for decision in decisions())
         assert all((tmp_path / f"{name}.log").read_text().count(" is open") == 1 for name in ("a", "b"))
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from coordinator.ledger import Ledger
-from coordinator.rates import RateLimit
 from coordinator.screens import check_welcome
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.rates import RateLimit
 from protocol.tls import OPERATOR_URI, Authenticated, identity_of, peer_of, peer_uri
 from protocol.types import PeerId
 

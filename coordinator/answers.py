@@ -49,6 +49,8 @@ class Decoding(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         handler = await continuation(details)
         if handler is None:
             return None
+        if handler.request_streaming:
+            return handler  # its reader meets them one by one
 
         def decode(data: bytes) -> Any:
             try:

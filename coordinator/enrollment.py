@@ -15,13 +15,13 @@ from coordinator.answers import Context, Decoding, answering
 from coordinator.authority import Authority
 from coordinator.invites import permitted_role
 from coordinator.ledger import Ledger
-from coordinator.rates import RateLimit
 from coordinator.screens import bad_request
 from coordinator.transition import check_compatible
 from protocol import convert
 from protocol.envelope import enrolment_message, is_signed_by, renewal_message
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
+from protocol.rates import RateLimit
 from protocol.tls import tls_key_from_der
 from protocol.types import PeerId
 

@@ -6,6 +6,7 @@ cancelled call leaves it without a trace, and any call may be repeated.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from coordinator.deadlines import closes_at
 from coordinator.enrollment import renew
 from coordinator.ledger import NEWS, Ledger, Topic, decision_topic, group_topic
 from coordinator.metrics import MetricsFile
-from coordinator.regrouping import is_synced
+from coordinator.readiness import is_synced
 from coordinator.screens import bad_request, check_welcome, live_peer
 from coordinator.sentences import sentence, waiting, waiting_of
 from coordinator.state import Peer, Phase, State, stages_of
@@ -31,7 +32,9 @@ from protocol import convert
 from protocol.envelope import Signer, spec_message
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
+from protocol.probing import MAX_PROBE_SECONDS, ProbeDoor, answer_all, limited
 from protocol.records import seal_plan, seal_state
+from protocol.tls import identity_of, peer_of
 from protocol.types import Decision, Group, Lifecycle, PeerId, Plan
 
 T = TypeVar("T")
@@ -42,6 +45,7 @@ MAX_CALLS = 16_384
 _FOLLOWING = (Lifecycle.SYNCING, Lifecycle.READY)
 MAX_STREAMS = 4096
 """Concurrent calls of one connection, whatever certificate it shows."""
+_PROBES_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._spec_signature = sign(spec_message(self._spec.canonical_json))
         self._sealed_plans: dict[int, tuple[bytes, bytes]] = {}
         self._latest: dict[PeerId, pb.Measurement] = {}
+        self._probes = ProbeDoor(_PROBES_AT_ONCE, ledger.now)
         self._news: _News | None = None
 
     @answering
@@ -186,6 +191,19 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         with self._access.of_peer(context, request.peer) as peer:
             await self._ledger.execute(commands.Drain(peer, _printable(request.reason)))
         return pb.DrainReply()
+
+    @answering
+    async def Probe(self, requests: AsyncIterator[pb.ProbeMessage], context: Context) -> None:
+        """For any certificate of the run, also before its peer has joined. Nothing of the data is kept."""
+        caller = peer_of(identity_of(context)) or ""
+        with self._access.of_member(context), self._probes.one_more(caller):
+            try:
+                async with asyncio.timeout(MAX_PROBE_SECONDS):
+                    await answer_all(caller, requests, context.write, self._ledger.now)
+            except TimeoutError:
+                raise limited(f"it was not over after {MAX_PROBE_SECONDS:.0f} s") from None
+            except (grpc.aio.BaseError, asyncio.InvalidStateError):
+                return  # the caller is gone
 
     @answering
     async def Retreat(self, request: pb.RetreatRequest, context: Context) -> pb.RetreatReply:
@@ -301,6 +319,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             latest=self._latest.values(),
             plan=convert.plan_to_pb(state.plans[-1]) if state.plans else None,
             anchors_agree=not any(state.peers[found[0]].is_live for found in state.diverged),
+            time=time.time(),
         )
 
     def _peer_status(self, peer: Peer) -> pb.PeerStatus:

@@ -198,7 +198,12 @@ def estimates_to_pb(estimates: Estimates) -> pb.Estimates:
         capacity=capacity_to_pb(estimates.capacity),
         microbatch_seconds=estimates.microbatch_seconds,
         links=[
-            pb.LinkEstimate(peer=link.peer, round_trip=link.round_trip, bandwidth=link.bandwidth)
+            pb.LinkEstimate(
+                peer=link.peer,
+                round_trip=link.round_trip,
+                bandwidth=link.bandwidth,
+                incoming=link.incoming,
+            )
             for link in estimates.links
         ],
     )
@@ -213,6 +218,7 @@ def estimates_from_pb(message: pb.Estimates) -> Estimates:
             _peer(link.peer),
             _measured(link.round_trip, "a round trip"),
             _measured(link.bandwidth, "a bandwidth"),
+            _measured(link.incoming, "an incoming bandwidth"),
         )
         for link in message.links
     )

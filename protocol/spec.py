@@ -351,6 +351,17 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "link": {"k": 256},
         "swarm": {"stages": 4, "replicas": 4, "pipelines": 4},
     },
+    # Of the paper's 70B only the size and the 4 stages are known. With as many key as query heads, which is
+    # all that the model has, these dimensions make 78B parameters.
+    "70b": {
+        "rounds": 200,
+        "model": {"vocabulary": 32000, "width": 8192, "layers": 80, "heads": 64, "feed_forward": 28672,
+                  "context": 2048},
+        "inner": {**_PAPER_INNER, "microbatches": 128, "microbatch_size": 1, "learning_rate": 1.5e-4},
+        "timing": {**_PAPER_TIMING, "fetch": 1800.0, "decide": 3600.0},
+        "link": {"k": 1024},
+        "swarm": {"stages": 4, "replicas": 2, "pipelines": 2},
+    },
 }  # fmt: skip
 
 

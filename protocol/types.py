@@ -86,11 +86,13 @@ class LinkEstimate:
         peer: the other one.
         round_trip: seconds there and back.
         bandwidth: bytes per second that arrive there, sustained.
+        incoming: bytes per second that arrive here from there, sustained; live traffic tells only this.
     """
 
     peer: PeerId
     round_trip: float
     bandwidth: float
+    incoming: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import pytest
 from node.net.coordinator_client import PlanNews, Pulse
 from node.net.membership import Membership, Standing
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.types import Member, PeerId, Place, Plan, Replica, StageRange
+from protocol.types import Estimates, Member, PeerId, Place, Plan, Replica, StageRange
 from tests.virtual.loop import Life, VirtualLoop, run, start
 
 T = TypeVar("T")
@@ -64,7 +64,7 @@ class Coordinator:
                 raise told
             yield told
 
-    async def heartbeat(self, round: int, inner_step: int) -> Pulse:
+    async def heartbeat(self, round: int, inner_step: int, estimates: Estimates | None = None) -> Pulse:
         self._called("heartbeat")
         return self.pulse
 

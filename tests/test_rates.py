@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.enrollment import source_of
-from coordinator.rates import RateLimit
+from protocol.rates import RateLimit
 
 
 @given(st.lists(st.floats(0, 3), max_size=60), st.integers(1, 5), st.floats(0.1, 3))

@@ -22,6 +22,7 @@ from node import faults
 from node.credentials import Credentials, RunCredentials, check_in_date
 from node.identity import Identity
 from node.net.enrolment import check_own
+from node.net.probe import Probe, probe_over
 from node.net.secure import open_channel, tls_failure
 from protocol import convert
 from protocol.envelope import is_signed_by, renewal_message, spec_message
@@ -55,11 +56,12 @@ _SERVICE_CONFIG = json.dumps(
     {
         "methodConfig": [
             {
-                # Join and Status are for people who wait: they want to know at once what TLS has to say.
+                # Join and Status are for people who wait: they want to know at once what TLS has to say. A
+                # probe that was kept for another try would measure that.
                 "name": [
                     {"service": _SERVICE.full_name, "method": method.name}
                     for method in _SERVICE.methods
-                    if method.name not in ("Join", "Status")
+                    if method.name not in ("Join", "Status", "Probe")
                 ],
                 "retryPolicy": {
                     "maxAttempts": 5,
@@ -290,6 +292,19 @@ class CoordinatorClient:
         reply = await self._call("Heartbeat", request, _CALL_SECONDS)
         return Pulse(reply.round, reply.closes_seconds if reply.closing else None)
 
+    @asynccontextmanager
+    async def probe(self) -> AsyncIterator[Probe]:
+        """For measuring the way to the coordinator. May be asked for before joining.
+
+        Raises HetnodeError: as :func:`node.net.probe.probe_over` does, COORDINATOR_UNREACHABLE.
+        """
+        self._check_not_cut_off()
+        async with (
+            self._channel.call() as stub,
+            probe_over(stub.Probe(), self._translated) as probe,
+        ):
+            yield probe
+
     async def leave(self, reason: str) -> None:
         await self._call("Leave", pb.LeaveRequest(peer=self._peer, reason=reason), 2.0)
 
@@ -396,6 +411,18 @@ async def fetch_status(address: str, tls: Credentials, deadline: float = 5.0) ->
         return reply
     except grpc.aio.AioRpcError as error:
         raise _error_of(error, address) from None
+    finally:
+        await channel.close()
+
+
+@asynccontextmanager
+async def probe_coordinator(address: str, tls: Credentials) -> AsyncIterator[Probe]:
+    """As :meth:`CoordinatorClient.probe`, for whoever holds `tls`."""
+    channel = open_channel(address, tls, COORDINATOR_NAME, _OPTIONS)
+    try:
+        call = pb_grpc.CoordinatorStub(channel).Probe()
+        async with probe_over(call, lambda error: _error_of(error, address)) as probe:
+            yield probe
     finally:
         await channel.close()
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NoReturn
 
+from node.net.estimates import LiveEstimates
 from node.net.hive.client import Hivemind
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import PeerRecord, StageRange
@@ -21,10 +22,15 @@ class Directory:
     """Keeps this node's record in the DHT while :meth:`keep` runs, and looks up those of neighbours.
 
     A DHT that is out of reach for a while is normal and only logged.
+
+    Args:
+        estimates: the record always has the newest capacity of these.
     """
 
-    def __init__(self, hivemind: Hivemind, record: PeerRecord) -> None:
-        self._hivemind, self._record = hivemind, record
+    def __init__(
+        self, hivemind: Hivemind, record: PeerRecord, estimates: LiveEstimates | None = None
+    ) -> None:
+        self._hivemind, self._record, self._estimates = hivemind, record, estimates
 
     async def keep(self) -> NoReturn:
         """Publish the record again and again until cancelled."""
@@ -47,6 +53,8 @@ class Directory:
         return {peer: record.endpoint for peer, record in records.items() if record.endpoint}
 
     async def _publish(self) -> None:
+        if self._estimates is not None:
+            self._record = replace(self._record, capacity=self._estimates.capacity)
         try:
             await self._hivemind.publish(self._record, _RECORD_SECONDS)
         except HetnodeError as error:

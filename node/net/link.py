@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from google.protobuf.message import DecodeError
 
 from node import faults
 from node.credentials import Credentials
+from node.net.probe import answer_probe
 from node.net.secure import open_channel, server_credentials, tls_failure
 from protocol import convert
 from protocol.errors import ErrorCode, HetnodeError
@@ -29,7 +31,8 @@ from protocol.framing import CHUNK_BYTES, FrameAssembler, chunks
 from protocol.grpc_errors import abort_with, error_from_rpc
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
-from protocol.tls import identity_of, peer_uri, tls_name
+from protocol.probing import ProbeDoor
+from protocol.tls import identity_of, peer_of, peer_uri, tls_name
 from protocol.types import PROTOCOL_VERSION, Frame, FrameId, FrameKind, PeerId
 
 log = logging.getLogger(__name__)
@@ -37,7 +40,13 @@ log = logging.getLogger(__name__)
 KEEPALIVE_SECONDS = 20.0
 """An idle link is probed this often: the dead are noticed, and routers do not forget the connection."""
 
+Received = Callable[[PeerId, int, float], None]
+"""Told of a frame: whose it was, its bytes, and in how many seconds they came."""
+
+clock = time.perf_counter  # an event loop's own is too coarse for frames
+
 _MAX_STREAMS = 64
+_PROBES_AT_ONCE = 2
 _STREAMS_PER_PEER = 4  # one, and those of earlier attempts that have not noticed their end yet
 # How gRPC says that a stream has ended: the caller's side, the servicer's side, and use after the end.
 _STREAM_ERRORS = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
@@ -83,6 +92,7 @@ class Link:
         read: Callable[[], Awaitable[Any]],
         write: Callable[[Any], Awaitable[None]],
         limits: LinkLimits,
+        received: Received | None = None,
     ) -> None:
         self.neighbour = neighbour
         self.bytes_sent = 0
@@ -96,6 +106,9 @@ class Link:
         self._changed = asyncio.Condition()
         self._failure: HetnodeError | None = None
         self._closed_here = False
+        self._received = received
+        self._frame_began = 0.0
+        self._was_held_up = False  # what came meanwhile waited in buffers, and says nothing of the link
         self._reader = asyncio.create_task(self._receive_all(), name=f"link-{neighbour.position}")
 
     async def send(self, frame: Frame, deadline: float) -> None:
@@ -103,8 +116,8 @@ class Link:
         header = convert.frame_header_to_pb(frame.id, frame.tensors)
         try:
             async with asyncio.timeout(deadline), self._send_lock:
-                await faults.carry(len(frame.payload))
                 await self._write(pb.LinkMessage(header=header))
+                await faults.carry(len(frame.payload))
                 for chunk in chunks(frame):
                     await self._write(pb.LinkMessage(chunk=bytes(chunk)))
         except TimeoutError:
@@ -183,6 +196,7 @@ class Link:
             while (message := await _decoded(self._read())) is not grpc.aio.EOF:
                 frame = self._accept(message)
                 if frame is not None:
+                    self._tell_received(len(frame.payload))
                     await self._store(frame)
             await self._fail(self._lost("it closed the stream"))
         except HetnodeError as error:
@@ -194,6 +208,7 @@ class Link:
     def _accept(self, message: pb.LinkMessage) -> Frame | None:
         match message.WhichOneof("content"):
             case "header":
+                self._frame_began = clock()
                 self.bytes_received += message.header.ByteSize() + message.header.nbytes
                 return self._assembler.header(*convert.frame_header_from_pb(message.header))
             case "chunk":
@@ -205,8 +220,13 @@ class Link:
                     "The stream is closed; check that both ends run the same version.",
                 )
 
+    def _tell_received(self, nbytes: int) -> None:
+        if self._received is not None and not self._was_held_up:
+            self._received(self.neighbour.peer, nbytes, clock() - self._frame_began)
+
     async def _store(self, frame: Frame) -> None:
         async with self._changed:
+            self._was_held_up = len(self._inbox) >= self._room
             await self._changed.wait_for(lambda: len(self._inbox) < self._room)
             self._inbox[frame.id] = frame  # a repeated frame replaces its equal, so it cannot count twice
             self._changed.notify_all()
@@ -243,10 +263,13 @@ class LinkServer(pb_grpc.StageLinkServicer):
 
     Args:
         credentials: what to show, and whom to believe, at a new connection; renewed ones are seen at once.
+        received: told of the frames of its links.
     """
 
-    def __init__(self, credentials: Callable[[], Credentials]) -> None:
-        self._credentials = credentials
+    def __init__(self, credentials: Callable[[], Credentials], received: Received | None = None) -> None:
+        self._credentials, self._received = credentials, received
+        self._probes = ProbeDoor(_PROBES_AT_ONCE, time.monotonic)
+        self._banned: Callable[[], Set[PeerId]] = frozenset
         self._expected: dict[PeerId, _Expectation] = {}
         self._expectations = asyncio.Condition()
         self._streams: Counter[str] = Counter()
@@ -286,6 +309,22 @@ class LinkServer(pb_grpc.StageLinkServicer):
 
     async def close(self) -> None:
         await self._server.stop(grace=1.0)
+
+    def keep_out(self, banned: Callable[[], Set[PeerId]]) -> None:
+        """From now on those who are `banned` by then may not probe; their links end with the plans."""
+        self._banned = banned
+
+    async def Probe(
+        self, requests: AsyncIterator[pb.ProbeMessage], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        caller = identity_of(context)
+        try:
+            if peer_of(caller) in self._banned():
+                raise _refusal(ErrorCode.BANNED, f"{caller} is banned from the run")
+            await answer_probe(requests, context, self._probes)
+        except HetnodeError as error:
+            log.debug("refused a probe of %s: %s", caller, error)
+            await abort_with(context, error)
 
     async def Exchange(
         self, requests: AsyncIterator[pb.LinkMessage], context: grpc.aio.ServicerContext[Any, Any]
@@ -330,7 +369,7 @@ class LinkServer(pb_grpc.StageLinkServicer):
             )
             await abort_with(context, error)
         else:
-            link = Link(expected.neighbour, context.read, context.write, expected.limits)
+            link = Link(expected.neighbour, context.read, context.write, expected.limits, self._received)
             if expected.link.done():
                 await link.close()
                 return
@@ -346,16 +385,22 @@ class Links:
     Args:
         server: where it listens; None where it only dials.
         credentials: what to show; renewed ones are shown at once.
+        received: told of the frames of links that are dialled.
     """
 
-    def __init__(self, server: LinkServer | None, credentials: Callable[[], Credentials]) -> None:
-        self._server, self._credentials = server, credentials
+    def __init__(
+        self,
+        server: LinkServer | None,
+        credentials: Callable[[], Credentials],
+        received: Received | None = None,
+    ) -> None:
+        self._server, self._credentials, self._received = server, credentials, received
 
     async def dial(
         self, endpoint: str, here: Place, neighbour: Place, limits: LinkLimits, deadline: float
     ) -> Link:
         """As :func:`dial`."""
-        return await dial(endpoint, here, neighbour, limits, deadline, self._credentials())
+        return await dial(endpoint, here, neighbour, limits, deadline, self._credentials(), self._received)
 
     async def accept(self, here: Place, neighbour: Place, limits: LinkLimits, deadline: float) -> Link:
         """As :meth:`LinkServer.accept`."""
@@ -370,6 +415,7 @@ async def dial(
     limits: LinkLimits,
     deadline: float,
     credentials: Credentials,
+    received: Received | None = None,
 ) -> Link:
     """Open the link from `here` to `neighbour` at `endpoint`, retrying until `deadline` seconds have passed.
 
@@ -403,7 +449,7 @@ async def dial(
                         await asyncio.sleep(0.2)  # the neighbour has not seen the plan yet, or is starting
                         continue
                     raise refusal from None
-                link = Link(neighbour, call.read, call.write, limits)
+                link = Link(neighbour, call.read, call.write, limits, received)
                 link_closed = asyncio.create_task(_close_channel_after(link, call, channel))
                 _background.add(link_closed)
                 link_closed.add_done_callback(_background.discard)

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import NoReturn, TypeVar
 
 from node.net.coordinator_client import CoordinatorClient, PlanNews
+from node.net.estimates import LiveEstimates
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.types import PeerId, Place, Plan, Replica, StageRange
+from protocol.types import Capacity, PeerId, Place, Plan, Replica, StageRange
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -101,10 +102,15 @@ class Membership:
     Args:
         join: joins the run again.
         heartbeat: seconds between two heartbeats.
+        estimates: told to the coordinator with heartbeats, as they change.
     """
 
     def __init__(
-        self, coordinator: CoordinatorClient, join: Callable[[], Awaitable[object]], heartbeat: float
+        self,
+        coordinator: CoordinatorClient,
+        join: Callable[[], Awaitable[object]],
+        heartbeat: float,
+        estimates: LiveEstimates | None = None,
     ) -> None:
         self._coordinator, self._join, self._heartbeat = coordinator, join, heartbeat
         self._admit: Admit | None = None
@@ -116,6 +122,7 @@ class Membership:
         self._answered = self._now()
         self._closes: tuple[int, float] | None = None
         self.standing = Standing()
+        self.estimates = estimates or LiveEstimates(Capacity("", 0, 0))
         self.progress = (0, 0)
         """(round, inner step) that heartbeats report."""
 
@@ -158,6 +165,7 @@ class Membership:
             while True:
                 try:
                     await self._join()
+                    self.estimates.joined()
                     break
                 except HetnodeError as error:
                     if error.code is not ErrorCode.COORDINATOR_UNREACHABLE:
@@ -260,8 +268,11 @@ class Membership:
         while True:
             session = self.standing.session
             try:
-                pulse = await self._coordinator.heartbeat(*self.progress)
+                news = self.estimates.news(self._now())
+                pulse = await self._coordinator.heartbeat(*self.progress, news)
                 self._answered = self._now()
+                if news is not None:
+                    self.estimates.told(news, self._answered)
                 if self._is_missed:
                     self._is_missed = False
                     log.info("the coordinator is back")

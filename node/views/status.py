@@ -13,7 +13,8 @@ from protocol.spec import RunSpec
 def status_view(status: pb.StatusReply) -> RenderableType:
     """What the run does, its replicas and its peers."""
     spec = RunSpec.from_json(status.spec_json)
-    peers = Table("peer", "role", "state", "place", "round", "step", "seen", title=f"run {status.run}")
+    columns = ("peer", "role", "state", "place", "round", "step", "seen", "computes", "connection")
+    peers = Table(*columns, title=f"run {status.run}")
     for peer in status.peers:
         peers.add_row(
             peer.peer[-12:],
@@ -23,12 +24,30 @@ def status_view(status: pb.StatusReply) -> RenderableType:
             str(peer.round),
             f"{peer.inner_step}/{spec.inner.steps}",
             f"{peer.seen_seconds_ago:.0f} s ago",
+            *_measured(peer.estimates),
         )
     rounds = (
         f"{status.rounds_committed} stage rounds committed, {status.rounds_aborted} aborted, anchors "
         f"{'agree' if status.anchors_agree else 'DIFFER'}"
     )
     return Group(peers, replica_table(status), status.sentence, rounds)
+
+
+def _measured(estimates: pb.Estimates) -> tuple[str, str]:
+    """What a peer has said of its speed and its connection; what it has not measured is left out."""
+    capacity = estimates.capacity
+    computes = [f"{capacity.flops / 1e9:,.1f} GFLOP/s"] if capacity.flops else []
+    if estimates.microbatch_seconds:
+        computes.append(f"{estimates.microbatch_seconds * 1000:,.0f} ms/microbatch")
+    connection = []
+    if capacity.uplink:
+        up, down = capacity.uplink * 8e-6, capacity.downlink * 8e-6
+        connection.append(f"{up:,.1f} Mb/s up, {down:,.1f} down, {capacity.round_trip * 1000:.0f} ms")
+    for link in estimates.links:
+        if rate := link.incoming or link.bandwidth:
+            way = "from" if link.incoming else "to"
+            connection.append(f"{rate * 8e-6:,.1f} Mb/s {way} {link.peer[-6:]}")
+    return "\n".join(computes), "\n".join(connection)
 
 
 def replica_table(status: pb.StatusReply) -> Table:

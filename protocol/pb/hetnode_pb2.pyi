@@ -33,14 +33,16 @@ class Capacity(_message.Message):
     def __init__(self, device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., threads: _Optional[int] = ..., flops: _Optional[float] = ..., uplink: _Optional[float] = ..., downlink: _Optional[float] = ..., round_trip: _Optional[float] = ...) -> None: ...
 
 class LinkEstimate(_message.Message):
-    __slots__ = ("peer", "round_trip", "bandwidth")
+    __slots__ = ("peer", "round_trip", "bandwidth", "incoming")
     PEER_FIELD_NUMBER: _ClassVar[int]
     ROUND_TRIP_FIELD_NUMBER: _ClassVar[int]
     BANDWIDTH_FIELD_NUMBER: _ClassVar[int]
+    INCOMING_FIELD_NUMBER: _ClassVar[int]
     peer: str
     round_trip: float
     bandwidth: float
-    def __init__(self, peer: _Optional[str] = ..., round_trip: _Optional[float] = ..., bandwidth: _Optional[float] = ...) -> None: ...
+    incoming: float
+    def __init__(self, peer: _Optional[str] = ..., round_trip: _Optional[float] = ..., bandwidth: _Optional[float] = ..., incoming: _Optional[float] = ...) -> None: ...
 
 class Estimates(_message.Message):
     __slots__ = ("capacity", "microbatch_seconds", "links")
@@ -653,7 +655,7 @@ class PeerStatus(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., role: _Optional[str] = ..., lifecycle: _Optional[str] = ..., round: _Optional[int] = ..., inner_step: _Optional[int] = ..., seen_seconds_ago: _Optional[float] = ..., place: _Optional[str] = ..., estimates: _Optional[_Union[Estimates, _Mapping]] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("run", "spec_json", "phase", "sentence", "rounds_decided", "rounds_committed", "rounds_aborted", "peers", "latest", "plan", "anchors_agree")
+    __slots__ = ("run", "spec_json", "phase", "sentence", "rounds_decided", "rounds_committed", "rounds_aborted", "peers", "latest", "plan", "anchors_agree", "time")
     RUN_FIELD_NUMBER: _ClassVar[int]
     SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -665,6 +667,7 @@ class StatusReply(_message.Message):
     LATEST_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     ANCHORS_AGREE_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
     run: str
     spec_json: str
     phase: str
@@ -676,7 +679,8 @@ class StatusReply(_message.Message):
     latest: _containers.RepeatedCompositeFieldContainer[Measurement]
     plan: Plan
     anchors_agree: bool
-    def __init__(self, run: _Optional[str] = ..., spec_json: _Optional[str] = ..., phase: _Optional[str] = ..., sentence: _Optional[str] = ..., rounds_decided: _Optional[int] = ..., rounds_committed: _Optional[int] = ..., rounds_aborted: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., latest: _Optional[_Iterable[_Union[Measurement, _Mapping]]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., anchors_agree: _Optional[bool] = ...) -> None: ...
+    time: float
+    def __init__(self, run: _Optional[str] = ..., spec_json: _Optional[str] = ..., phase: _Optional[str] = ..., sentence: _Optional[str] = ..., rounds_decided: _Optional[int] = ..., rounds_committed: _Optional[int] = ..., rounds_aborted: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., latest: _Optional[_Iterable[_Union[Measurement, _Mapping]]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., anchors_agree: _Optional[bool] = ..., time: _Optional[float] = ...) -> None: ...
 
 class TensorHeader(_message.Message):
     __slots__ = ("name", "dtype", "shape")

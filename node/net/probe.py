@@ -1,0 +1,258 @@
+"""Measuring the way to the coordinator or to another peer: round trip, and sustained transfer both ways.
+
+:class:`Probe` is the calling half over any stream; the answering half is protocol.probing. Both ways are
+measured by what has arrived, never by what was handed to a socket, and the first share of the time is left
+aside: connections start slowly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from node import faults
+from node.credentials import Credentials
+from node.net.secure import open_channel, tls_failure
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.grpc_errors import error_from_rpc
+from protocol.pb import hetnode_pb2 as pb
+from protocol.pb import hetnode_pb2_grpc as pb_grpc
+from protocol.probing import (
+    DATA_BYTES,
+    MAX_DATA_BYTES,
+    MAX_PROBE_SECONDS,
+    ProbeDoor,
+    answer_all,
+    limited,
+)
+from protocol.tls import identity_of, peer_of, tls_name
+from protocol.types import PeerId
+
+SECONDS = 2.0
+"""For which data is sent in each direction."""
+
+_SETTLING = 0.2
+_ECHOES = 5
+_MOST_SECONDS = 20.0
+_MOST_SENT = MAX_DATA_BYTES // 2
+_DATA = pb.ProbeMessage(data=bytes(DATA_BYTES))
+# How gRPC says that a stream has ended; a decoder, that it never was one of ours.
+_STREAM_ERRORS = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError, DecodeError)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was measured on the way to one other end: seconds there and back, bytes per second each way."""
+
+    round_trip: float
+    uplink: float
+    downlink: float
+
+
+class Probe:
+    """The calling half of a probe. The other end is not trusted: no more is read than was asked for.
+
+    Every method raises HetnodeError FRAME_CORRUPT where the answer is none to what was asked, and what `read`
+    and `write` raise. A probe that has raised, or was cancelled, cannot be used any more.
+
+    Args:
+        read: the next message.
+        write: sends one; waits while the other end takes no more.
+        now: seconds, never decreasing.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], Awaitable[Any]],
+        write: Callable[[Any], Awaitable[None]],
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._read, self._write, self._now = read, write, now
+
+    async def welcome(self) -> None:
+        """Once, before all else: wait to be welcome."""
+        await self._next("hello")
+
+    async def round_trip(self, echoes: int = _ECHOES) -> float:
+        """Seconds of the fastest of some echoes, one after the other."""
+        fastest = float("inf")
+        for number in range(1, echoes + 1):
+            asked = self._now()
+            await self._write(pb.ProbeMessage(echo=number))
+            answer = await self._next("echo")
+            if answer.echo != number:
+                raise _corrupt(f"echo {number} came back as {answer.echo}")
+            fastest = min(fastest, self._now() - asked)
+        return fastest
+
+    async def uplink(self, seconds: float = SECONDS) -> float:
+        """Bytes per second that arrive at the other end while data is sent for so long."""
+        began, sent, settled = self._now(), 0, 0
+        settling: asyncio.Task[tuple[int, float]] | None = None
+        try:
+            while self._now() - began < seconds and sent < _MOST_SENT:
+                await self._write(_DATA)
+                sent += DATA_BYTES
+                share = max((self._now() - began) / seconds, sent / _MOST_SENT)
+                if settling is None and share >= _SETTLING:
+                    # The answer comes while the data after it is under way.
+                    await self._write(pb.ProbeMessage(tally=0))
+                    settling, settled = asyncio.create_task(self._tally(sent)), sent
+            if settling is None:
+                return 0.0
+            await self._write(pb.ProbeMessage(tally=0))
+            _, settled_at = await settling
+            arrived, at = await self._tally(sent - settled)
+        finally:
+            if settling is not None:
+                settling.cancel()
+        if not arrived:  # the way is so slow that what came first is all that there is
+            return sent / (at - began) if at > began else 0.0
+        return arrived / (at - settled_at) if at > settled_at else 0.0
+
+    async def downlink(self, seconds: float = SECONDS) -> float:
+        """Bytes per second that arrive here while the other end sends for so long."""
+        await self._write(pb.ProbeMessage(fill=seconds))
+        asked, received = self._now(), 0
+        first: tuple[float, int] | None = None
+        settled: tuple[float, int] | None = None
+        last = (asked, 0)
+        while (answer := await self._next("data", "tally")).WhichOneof("content") == "data":
+            received += len(answer.data)
+            if received > MAX_DATA_BYTES:
+                raise _corrupt(f"it sends more than {MAX_DATA_BYTES} bytes")
+            last = (self._now(), received)
+            first = first or last
+            if settled is None and last[0] - first[0] >= _SETTLING * seconds:
+                settled = last
+        if answer.tally != received:
+            raise _corrupt(f"{received} of its {answer.tally} bytes have come")
+        # Where all came in no time nothing had to settle, and where little came that little must do.
+        for begin in (settled, first, (asked, 0)):
+            if begin is not None and last[1] > begin[1] and last[0] > begin[0]:
+                return (last[1] - begin[1]) / (last[0] - begin[0])
+        return 0.0
+
+    async def figures(self, seconds: float = SECONDS) -> Figures:
+        """All of the above."""
+        return Figures(await self.round_trip(), await self.uplink(seconds), await self.downlink(seconds))
+
+    async def _tally(self, sent: int) -> tuple[int, float]:
+        """What arrived of the `sent` bytes, which must be all of them, and when it was said."""
+        answer = await self._next("tally")
+        if answer.tally != sent:
+            raise _corrupt(f"{answer.tally} of {sent} bytes are said to have come")
+        return answer.tally, self._now()
+
+    async def _next(self, *kinds: str) -> Any:
+        message = await self._read()
+        if message is grpc.aio.EOF:
+            raise _corrupt("it ends the stream")
+        kind = message.WhichOneof("content")
+        if kind not in kinds:
+            raise _corrupt(f"it sends {kind or 'nothing'} instead of {' or '.join(kinds)}")
+        return message
+
+
+@asynccontextmanager
+async def probe_over(call: Any, unreachable: Callable[[grpc.RpcError], HetnodeError]) -> AsyncIterator[Probe]:
+    """A probe over `call`, a Probe stream that has just been opened.
+
+    Raises HetnodeError: the refusal of the other end; FRAME_CORRUPT; what `unreachable` makes of gRPC's own
+    failure; NEIGHBOUR_UNREACHABLE where it all takes too long.
+    """
+    try:
+        async with asyncio.timeout(_MOST_SECONDS):
+            probe = Probe(call.read, call.write)
+            await probe.welcome()
+            yield probe
+    except TimeoutError:
+        raise HetnodeError(
+            ErrorCode.NEIGHBOUR_UNREACHABLE,
+            f"A probe was not over after {_MOST_SECONDS:.0f} s.",
+            "The connection is very slow, or busy: try again later.",
+        ) from None
+    except DecodeError:
+        raise _corrupt("its bytes are no message of it") from None
+    except (*_STREAM_ERRORS, asyncio.CancelledError) as error:
+        # gRPC raises a cancellation out of a write whose call has ended; only a real one may pass.
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise
+        status = grpc.aio.AioRpcError(
+            await call.code(),
+            await call.initial_metadata(),
+            await call.trailing_metadata(),
+            await call.details(),
+        )
+        raise error_from_rpc(status) or unreachable(status) from None
+    finally:
+        call.cancel()
+
+
+@asynccontextmanager
+async def probe_peer(endpoint: str, peer: PeerId, credentials: Credentials) -> AsyncIterator[Probe]:
+    """A probe of the way to `peer`, which listens at `endpoint`.
+
+    Raises HetnodeError as :func:`probe_over` does, CERTIFICATE_REFUSED where another answers there.
+    """
+
+    def unreachable(status: grpc.RpcError) -> HetnodeError:
+        if why := tls_failure(status):
+            return HetnodeError(
+                ErrorCode.CERTIFICATE_REFUSED,
+                f"What answers at {endpoint} has no certificate of {peer} ({why}).",
+                "Whoever listens there is not that peer.",
+            )
+        why = str(status.details() or status.code().name)[:200]
+        return HetnodeError(
+            ErrorCode.NEIGHBOUR_UNREACHABLE,
+            f"Peer {peer} cannot be reached at {endpoint}: {why}.",
+            "Check that its advertised address and port are open to this machine.",
+        )
+
+    if faults.is_cut_off():
+        raise HetnodeError(ErrorCode.NEIGHBOUR_UNREACHABLE, f"Peer {peer} is cut off.", "")
+    channel = open_channel(endpoint, credentials, tls_name(peer), ())
+    try:
+        async with probe_over(pb_grpc.StageLinkStub(channel).Probe(), unreachable) as probe:
+            yield probe
+    finally:
+        await channel.close()
+
+
+async def answer_probe(requests: AsyncIterator[Any], context: Any, door: ProbeDoor) -> None:
+    """Answer one probe of a peer that holds a certificate of the run.
+
+    Raises HetnodeError: RATE_LIMITED, BAD_REQUEST, CERTIFICATE_REFUSED.
+    """
+    caller = peer_of(identity_of(context))
+    if caller is None:
+        raise HetnodeError(
+            ErrorCode.CERTIFICATE_REFUSED,
+            "Only peers of this run may probe its peers.",
+            "Use the certificate that this run has issued to the peer.",
+        )
+    with door.one_more(caller):
+        try:
+            async with asyncio.timeout(MAX_PROBE_SECONDS):
+                await answer_all(caller, requests, context.write, asyncio.get_running_loop().time)
+        except TimeoutError:
+            raise limited(f"it was not over after {MAX_PROBE_SECONDS:.0f} s") from None
+        except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
+            return  # the caller is gone
+
+
+def _corrupt(cause: str) -> HetnodeError:
+    return HetnodeError(
+        ErrorCode.FRAME_CORRUPT,
+        f"The other end does not answer a probe as it should: {cause}.",
+        "Run the same version of hetnode on both ends; if they already do, that end is faulty.",
+    )

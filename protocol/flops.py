@@ -1,0 +1,31 @@
+"""How much arithmetic a microbatch takes: what speeds are measured in, and what plans are made with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from protocol.spec import RunSpec
+
+
+def microbatch_flops(spec: RunSpec, stages: Iterable[int]) -> float:
+    """Floating-point operations of one microbatch's forward and backward pass through `stages`.
+
+    A weight of a matrix takes two operations per token forward and four backward; attention is counted over
+    the whole context, 12 L d per token and layer. Left out are the embedding, which is looked up, the norms,
+    and the projections of links.
+    """
+    hosted = set(stages)
+    layers = sum(len(spec.layers_of(stage)) for stage in hosted)
+    head = spec.model.vocabulary * spec.model.width if spec.swarm.stages - 1 in hosted else 0
+    return layer_flops(spec, layers) + 6.0 * head * tokens_of_microbatch(spec)
+
+
+def layer_flops(spec: RunSpec, layers: int) -> float:
+    """As :func:`microbatch_flops`, of so many layers alone."""
+    model = spec.model
+    weights = 4 * model.width**2 + 3 * model.width * model.feed_forward
+    return (6.0 * weights + 12.0 * model.context * model.width) * layers * tokens_of_microbatch(spec)
+
+
+def tokens_of_microbatch(spec: RunSpec) -> int:
+    return spec.inner.microbatch_size * spec.model.context

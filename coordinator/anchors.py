@@ -119,9 +119,11 @@ def locate(state: State, spec: RunSpec, stage: int, part: Part) -> tuple[StateRe
 
 def has_attested_last(state: State, spec: RunSpec, peer: PeerId) -> bool:
     """Whether the work of `peer` is done: it has attested rightly all that it hosts after the last round."""
-    place = state.places.get(peer)
+    place, seat = state.places.get(peer), state.seat(peer, spec.rounds)
+    # The place of a member that drains may be somebody else's already.
+    holder = place or (seat.member if seat else None)
     rounds = state.synced.get(peer, {})
-    return place is not None and all(rounds.get(stage, -1) >= spec.rounds for stage in place.stages)
+    return holder is not None and all(rounds.get(stage, -1) >= spec.rounds for stage in holder.stages)
 
 
 def unconfirmed(state: State, spec: RunSpec) -> list[PeerId]:

@@ -1,4 +1,4 @@
-"""Which peers form which replica when the run starts: by role and order of arrival.
+"""Which peers form which replica when the run starts: by what they can carry, else by order of arrival.
 
 Pure functions; whoever calls them with the same peers in another order gets the same plan.
 """
@@ -6,97 +6,171 @@ Pure functions; whoever calls them with the same peers in another order gets the
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
+from coordinator.arranging import even_cuts
+from coordinator.costs import Survey
+from coordinator.forming import Chain, form, unconnected
 from coordinator.state import Peer
+from coordinator.wording import Waiting, counted, listed, short
 from protocol.spec import RunSpec
-from protocol.types import Dialer, Link, Member, PeerId, Plan, Replica, Role, StageRange
+from protocol.types import (
+    Dialer,
+    Estimates,
+    Link,
+    Member,
+    PeerId,
+    Plan,
+    Replica,
+    Role,
+    StageRange,
+)
 
+__all__ = [
+    "Waiting",
+    "counted",
+    "group",
+    "links_between",
+    "listed",
+    "measuring",
+    "missing",
+    "needed",
+    "short",
+    "survey_of",
+]
 
-@dataclass(frozen=True)
-class Waiting:
-    """No plan is possible yet. `sentence` says what is missing; `unreachable` that endpoints are."""
-
-    sentence: str
-    unreachable: bool = False
+_MOST_SHOWN = 4
+"""Of more pipelines than these a plan's reason tells only the slowest."""
 
 
 def needed(spec: RunSpec) -> dict[Role, int]:
     """How many peers of each role the run takes."""
-    return {Role.STAGE: spec.swarm.pipelines * spec.swarm.stages, Role.REPLICA: spec.swarm.replicas}
+    return {Role.STAGE: spec.swarm.pipelines * spec.swarm.chain_length, Role.REPLICA: spec.swarm.replicas}
 
 
 def missing(peers: Iterable[Peer], spec: RunSpec) -> str:
     """Such as "1 more stage peer (1 of 2 here) and 1 more full replica (0 of 1 here)"; "" for nothing."""
-    here = Counter(peer.role for peer in peers if peer.is_live)
+    here = Counter(peer.role for peer in peers if peer.is_staying)
     parts = []
     for role, total in needed(spec).items():
-        short = total - here[role]
-        if short > 0:
-            noun = counted(short, "more stage peer" if role is Role.STAGE else "more full replica")
+        short_of = total - here[role]
+        if short_of > 0:
+            noun = counted(short_of, "more stage peer" if role is Role.STAGE else "more full replica")
             parts.append(f"{noun} ({here[role]} of {total} here)")
     return " and ".join(parts)
 
 
-def group(
-    peers: Iterable[Peer], spec: RunSpec, epoch: int, from_round: int, first_sample: int
-) -> Plan | Waiting:
-    """The plan for `peers`, those that are not live left aside.
+def survey_of(peers: Iterable[Peer], estimates: Mapping[PeerId, Estimates]) -> Survey:
+    """What is known of `peers`: their estimates, else what they said when they joined."""
+    capacities = {peer.peer: peer.capacity for peer in peers}
+    told = {peer: each for peer, each in estimates.items() if peer in capacities}
+    return Survey.of(told, capacities)
 
-    Each full replica is one member with all stages. The stage peers form pipelines of one stage each. Both
-    follow the order of arrival, from which pipelines deviate only as far as needed so that of every two
-    neighbours at least one accepts connections. Full replicas come first in the plan.
+
+def measuring(peers: Iterable[Peer], estimates: Mapping[PeerId, Estimates]) -> list[Peer]:
+    """The stage peers that are about to tell their speed: it can be measured only after they have joined.
+
+    They are those that have measured their connection: who does not want to measure tells neither.
     """
-    live = sorted((peer for peer in peers if peer.is_live), key=lambda peer: peer.arrival)
-    short = missing(live, spec)
-    if short:
-        return Waiting(f"waiting for {short}")
+    told = ((peer, estimates[peer.peer].capacity) for peer in peers if peer.peer in estimates)
+    return [peer for peer, able in told if peer.role is Role.STAGE and able.uplink and not able.flops]
+
+
+def group(
+    peers: Iterable[Peer],
+    spec: RunSpec,
+    epoch: int,
+    from_round: int,
+    first_sample: int,
+    estimates: Mapping[PeerId, Estimates] | None = None,
+) -> Plan | Waiting:
+    """The plan for `peers`, those that are gone or about to go left aside.
+
+    Each full replica is one member with all stages, by order of arrival, and comes first in the plan. The
+    stage peers form pipelines by what they can carry (coordinator.forming). Where none of them has measured a
+    speed or bandwidth, they do so in order of arrival with equal shares of the stages, from which they
+    deviate only as far as needed so that of every two neighbours at least one accepts connections.
+    """
+    here = sorted((peer for peer in peers if peer.is_staying), key=lambda peer: peer.arrival)
+    lacks = missing(here, spec)
+    if lacks:
+        return Waiting(f"waiting for {lacks}")
     stages, swarm = spec.swarm.stages, spec.swarm
-    chains = _chains([peer for peer in live if peer.role is Role.STAGE], swarm.pipelines, stages)
-    if isinstance(chains, Waiting):
-        return chains
-    whole = [peer for peer in live if peer.role is Role.REPLICA][: swarm.replicas]
+    whole = [peer for peer in here if peer.role is Role.REPLICA][: swarm.replicas]
     replicas = [
         Replica(index, (Member(peer.peer, StageRange(0, stages), peer.endpoint),), ())
         for index, peer in enumerate(whole)
     ]
-    replicas += [_pipeline(len(whole) + i, chain, spec.link.k) for i, chain in enumerate(chains)]
+    staged = [peer for peer in here if peer.role is Role.STAGE]
+    survey = survey_of(staged, estimates or {})
     parts = [counted(len(whole), "full replica")] if whole else []
-    parts += [f"{counted(len(chains), 'pipeline')} of {stages} stages"] if chains else []
-    reason = f"{' and '.join(parts)}, in order of arrival"
+    if survey.is_blank or not swarm.pipelines:
+        lines = _chains(staged, swarm.pipelines, swarm.chain_length)
+        if isinstance(lines, Waiting):
+            return lines
+        replicas += [_pipeline(len(whole) + i, line, spec) for i, line in enumerate(lines)]
+        parts += [f"{counted(len(lines), 'pipeline')} of {stages} stages"] if lines else []
+        reason = f"{' and '.join(parts)}, in order of arrival"
+    else:
+        chains = form(spec, survey, staged, swarm.pipelines)
+        if isinstance(chains, Waiting):
+            return chains
+        formed = [
+            Replica(len(whole) + i, chain.members, links_between(chain.members, chain.ks))
+            for i, chain in enumerate(chains)
+        ]
+        replicas += formed
+        parts.append(f"{counted(len(chains), 'pipeline')} by what peers can carry")
+        reason = f"{' and '.join(parts)}: {_described(formed, chains, spec.link.adapts)}"
     return Plan(epoch, from_round, first_sample, tuple(replicas), reason)
 
 
-def _chains(peers: Sequence[Peer], count: int, stages: int) -> list[list[Peer]] | Waiting:
+def _described(replicas: Sequence[Replica], chains: Sequence[Chain], adapts: bool) -> str:
+    """Such as "replica-1: ..ab (stages 0-1), ..cd (2-3); step 0.8 s, bottleneck: uplink of ..cd"."""
+    told = list(zip(replicas, chains, strict=True))
+    note = ""
+    if len(told) > _MOST_SHOWN:
+        told = [max(told, key=lambda each: each[1].time.seconds)]
+        note = "the slowest is "
+    sentences = []
+    for replica, chain in told:
+        first, *others = (f"{short(member.peer)} ({{}}{member.stages})" for member in chain.members)
+        noun = "stage " if len(chain.members[0].stages) == 1 else "stages "
+        members = ", ".join([first.format(noun), *(other.format("") for other in others)])
+        ks = f", k {'/'.join(map(str, chain.ks))}" if adapts else ""
+        time = f"step {chain.time.seconds:.2g} s, bottleneck: {chain.time.bottleneck}"
+        sentences.append(
+            f"{replica.name}: {members}{ks}; {time if chain.time.bottleneck else 'step unknown'}"
+        )
+    return note + "; ".join(sentences)
+
+
+def _chains(peers: Sequence[Peer], count: int, length: int) -> list[list[Peer]] | Waiting:
     """Cut `peers` (by arrival) into `count` chains in which no two neighbours both lack an endpoint.
 
-    A chain of S members has room for ceil(S/2) without an endpoint, so it needs floor(S/2) with one: each
+    A chain of n members has room for ceil(n/2) without an endpoint, so it needs floor(n/2) with one: each
     chain leaves that many for every chain behind it.
     """
     reachable = deque(peer for peer in peers if peer.endpoint)
     dialing = deque(peer for peer in peers if not peer.endpoint)
-    least = stages // 2
-    usable = min(len(dialing), count * (stages - least))
-    if len(reachable) < count * least or len(reachable) + usable < count * stages:
-        pair = " and ".join(peer.peer for peer in list(dialing)[:2])
-        sentence = (
-            f"waiting for 1 more stage peer with an endpoint: {pair} have none, so cannot be neighbours"
-        )
-        return Waiting(sentence, unreachable=True)
+    least = length // 2
+    usable = min(len(dialing), count * (length - least))
+    if len(reachable) < count * least or len(reachable) + usable < count * length:
+        return unconnected([peer.peer for peer in dialing])
     return [
-        _chain(reachable, dialing, stages, spare=len(reachable) - later * least)
+        _chain(reachable, dialing, length, spare=len(reachable) - later * least)
         for later in reversed(range(count))
     ]
 
 
-def _chain(reachable: deque[Peer], dialing: deque[Peer], stages: int, spare: int) -> list[Peer]:
+def _chain(reachable: deque[Peer], dialing: deque[Peer], length: int, spare: int) -> list[Peer]:
     """Take one chain from the heads of both queues: the earliest peer after which the rest can still follow.
 
     `spare` is how many of `reachable` this chain may take.
     """
     chain: list[Peer] = []
-    for after in reversed(range(stages)):
+    for after in reversed(range(length)):
         heads = sorted((queue[0] for queue in (reachable, dialing) if queue), key=lambda peer: peer.arrival)
         for peer in heads:
             if peer.endpoint and _can_follow(after, spare - 1, len(dialing), after_dialing=False):
@@ -109,7 +183,7 @@ def _chain(reachable: deque[Peer], dialing: deque[Peer], stages: int, spare: int
             ):
                 chain.append(dialing.popleft())
                 break
-    assert len(chain) == stages
+    assert len(chain) == length
     return chain
 
 
@@ -118,28 +192,18 @@ def _can_follow(slots: int, reachable: int, dialing: int, after_dialing: bool) -
     return reachable + min(dialing, (slots + (not after_dialing)) // 2) >= slots
 
 
-def _pipeline(index: int, chain: Sequence[Peer], k: int) -> Replica:
+def _pipeline(index: int, line: Sequence[Peer], spec: RunSpec) -> Replica:
+    ranges = (StageRange(first, stop) for first, stop in pairwise(even_cuts(spec.swarm.stages, len(line))))
     members = tuple(
-        Member(peer.peer, StageRange(stage, stage + 1), peer.endpoint) for stage, peer in enumerate(chain)
+        Member(peer.peer, stages, peer.endpoint) for peer, stages in zip(line, ranges, strict=True)
     )
-    return Replica(index, members, links_between(members, k))
+    return Replica(index, members, links_between(members, spec.link.k))
 
 
-def links_between(members: Sequence[Member], k: int) -> tuple[Link, ...]:
-    """The upstream end dials, unless the other accepts no connections."""
-    return tuple(Link(k, Dialer.UPSTREAM if each.endpoint else Dialer.DOWNSTREAM) for each in members[1:])
-
-
-def counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def listed(names: Sequence[str], most: int = 5) -> str:
-    """`names` for a sentence: the first `most`, then how many more."""
-    shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
-
-
-def short(peer: PeerId) -> str:
-    """The end of a peer id, which tells peers apart, for sentences that name several."""
-    return f"..{peer[-8:]}"
+def links_between(members: Sequence[Member], k: int | Sequence[int]) -> tuple[Link, ...]:
+    """With one `k` for all, or one each. The upstream end dials, unless the other accepts no connections."""
+    ks = [k] * (len(members) - 1) if isinstance(k, int) else k
+    return tuple(
+        Link(width, Dialer.UPSTREAM if each.endpoint else Dialer.DOWNSTREAM)
+        for each, width in zip(members[1:], ks, strict=True)
+    )

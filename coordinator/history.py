@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from functools import reduce
 from typing import assert_never
@@ -131,7 +131,9 @@ def _join(state: State, event: PeerJoined) -> State:
     """A peer that comes back starts anew: what it held before says nothing of it now."""
     arrival = state.arrivals + 1
     lifecycle = Lifecycle.READY if state.phase is Phase.GATHERING else Lifecycle.SYNCING
-    peer = Peer(event.peer, event.role, event.capacity, event.endpoint, arrival, lifecycle)
+    peer = Peer(
+        event.peer, event.role, event.capacity, event.endpoint, arrival, lifecycle, joined_at=event.at
+    )
     return replace(
         state,
         arrivals=arrival,
@@ -145,20 +147,48 @@ def _join(state: State, event: PeerJoined) -> State:
 
 
 def _gone(state: State, peer: PeerId, finished: bool) -> State:
-    gone = replace(state.peers[peer], lifecycle=Lifecycle.GONE, finished=finished)
+    known = state.peers[peer]
+    gone = replace(known, lifecycle=Lifecycle.GONE, finished=finished)
     state = replace(state, peers={**state.peers, peer: gone})
-    return state if finished else _unseat(state, peer)
+    drained = known.lifecycle is Lifecycle.DRAINING
+    if finished or (drained and _has_done_its_part(state, peer)):
+        return state
+    state = _unseat(state, peer)
+    return state if drained else _lapse(state, peer)
+
+
+def _has_done_its_part(state: State, peer: PeerId) -> bool:
+    """Whether no later plan seats `peer`, and its stages of the current round are decided."""
+    if not state.plans:
+        return True
+    seat = state.seat(peer, state.current_round)
+    decided = seat is None or all(
+        (stage, state.current_round) in state.decisions for stage in seat.member.stages
+    )
+    return decided and peer not in state.seats[state.plans[-1].epoch]
+
+
+def _lapse(state: State, peer: PeerId) -> State:
+    times, last = state.lapses.get(peer, (0, 0))
+    if last == state.current_round:  # one trouble of a round shows in several ways
+        return state
+    return replace(state, lapses={**state.lapses, peer: (times + 1, state.current_round)})
 
 
 def _retreat(state: State, event: PeerRetreated) -> State:
+    absent = state.absent.get(event.epoch, frozenset())
+    replica = state.seats[event.epoch][event.peer].replica
+    is_newest = event.epoch == state.plans[-1].epoch
+    # Nobody is to blame for the loss of a neighbour.
+    if is_newest and not any(member.peer in absent for member in replica.members):
+        state = _lapse(state, event.peer)
     state = _unseat(state, event.peer, event.epoch)
-    place = state.places.get(event.peer)
-    if place is not None:
-        times, last = state.retreats.get(place.replica, (0, 0))
-        if last != state.current_round:  # its members give up one after the other
-            retreats = {**state.retreats, place.replica: (times + 1, state.current_round)}
-            state = replace(state, retreats=retreats)
-    return _sync(state, event.peer) if event.epoch == state.plans[-1].epoch else state
+    times, last = state.retreats.get(replica.index, (0, 0))
+    if last != state.current_round:  # its members give up one after the other
+        retreats = {**state.retreats, replica.index: (times + 1, state.current_round)}
+        state = replace(state, retreats=retreats)
+    has_later_seat = not is_newest and event.peer in state.seats[state.plans[-1].epoch]
+    return state if has_later_seat else _sync(state, event.peer)
 
 
 def _unseat(state: State, peer: PeerId, only: int | None = None) -> State:
@@ -188,7 +218,16 @@ def _place(state: State, place: Place) -> State:
         for peer, former in state.places.items()
         if peer != place.peer and (former.replica, former.position) != where
     }
-    return replace(state, places={**others, place.peer: place})
+    former = state.places.get(place.peer)
+    if former is not None and former.stages != place.stages:
+        state = replace(state, moved={**state.moved, place.peer: state.current_round})
+    is_whole = len(place.stages) == state.stages
+    layout = (place.stages,) if is_whole else state.layout(place.replica)
+    return replace(
+        state,
+        places={**others, place.peer: place},
+        layouts={place.replica: layout, **state.layouts},
+    )
 
 
 def _unbanned(state: State, peer: PeerId) -> State:
@@ -220,22 +259,20 @@ def _adopt(state: State, plan: Plan, at: float) -> State:
         for replica in plan.replicas
         for position, member in enumerate(replica.members)
     }
-    peers = dict(state.peers)
-    for each in state.peers.values():
-        lifecycle = Lifecycle.TRAINING if each.peer in seats else Lifecycle.SYNCING
-        if each.is_live and each.lifecycle not in (lifecycle, Lifecycle.DRAINING):
-            peers[each.peer] = replace(each, lifecycle=lifecycle)
-    places = {
-        peer: Place(peer, seat.replica.index, seat.position, seat.member.stages)
-        for peer, seat in seats.items()
-    }
+    # Who has no seat any more still ends the round that it is in.
+    is_later = plan.from_round > state.current_round > 0
+    busy = {each for each in state.peers if is_later and state.takes_part(each, state.current_round)}
+    peers = _with_lifecycles(state, seats.keys(), seats.keys() | busy)
+    layouts = {replica.index: tuple(each.stages for each in replica.members) for replica in plan.replicas}
     state = replace(
         state,
         phase=Phase.TRAINING,
         peers=peers,
-        places={**state.places, **places},
+        places=_places_under(state, seats),
         plans=(*state.plans, plan),
         seated=state.seated | {replica.index for replica in plan.replicas},
+        layouts={**state.layouts, **layouts},
+        tuned_at=plan.from_round if _is_tuned(state, plan, seats) else state.tuned_at,
         current_round=state.current_round or plan.from_round,
     )
     number = state.current_round
@@ -249,6 +286,65 @@ def _adopt(state: State, plan: Plan, at: float) -> State:
         seats={epoch: each for epoch, each in state.seats.items() if epoch >= oldest} | {plan.epoch: seats},
         absent={epoch: each for epoch, each in state.absent.items() if epoch >= running},
     )
+
+
+def _with_lifecycles(state: State, seated: Set[PeerId], training: Set[PeerId]) -> dict[PeerId, Peer]:
+    """The peers, those `seated` in training and all but those `training` following."""
+    peers = dict(state.peers)
+    for each in state.peers.values():
+        if each.is_staying and each.lifecycle is not Lifecycle.TRAINING and each.peer in seated:
+            peers[each.peer] = replace(each, lifecycle=Lifecycle.TRAINING)
+        elif each.is_staying and each.lifecycle is not Lifecycle.SYNCING and each.peer not in training:
+            peers[each.peer] = replace(each, lifecycle=Lifecycle.SYNCING)
+    return peers
+
+
+def _places_under(state: State, seats: Mapping[PeerId, Seat]) -> dict[PeerId, Place]:
+    """Who has a seat has that place. Whoever had it before gets one that was left, with the same stages.
+
+    So a peer whose seat a spare has taken, gone or not, becomes a spare in its stead. The place of a draining
+    member may be somebody else's already.
+    """
+    places = {
+        peer: Place(peer, seat.replica.index, seat.position, seat.member.stages)
+        for peer, seat in seats.items()
+        if state.peers[peer].is_staying
+    }
+    taken = {(place.replica, place.position) for place in places.values()}
+    left = [
+        state.places[peer]
+        for peer in places
+        if peer in state.places and (state.places[peer].replica, state.places[peer].position) not in taken
+    ]
+    left.sort(key=lambda place: (place.replica, place.position))
+    for peer, place in sorted(state.places.items()):
+        if peer in places:
+            continue
+        if (place.replica, place.position) not in taken:
+            places[peer] = place
+            continue
+        found = next((each for each in left if each.stages == place.stages), None)
+        if found is not None:
+            left.remove(found)
+            places[peer] = replace(found, peer=peer)
+    return places
+
+
+def _is_tuned(state: State, plan: Plan, seats: Mapping[PeerId, Seat]) -> bool:
+    """Whether `plan` does otherwise with members that could have gone on as they did, or shares work anew."""
+    if not state.plans:
+        return False
+    newest = state.plans[-1]
+    absent = state.absent.get(newest.epoch, frozenset())
+    later = {replica.index: replica for replica in plan.replicas}
+    kept = [(each, later[each.index]) for each in newest.replicas if each.index in later]
+    exchanged = any(
+        before.peer != after.peer and before.peer not in absent and state.peers[before.peer].is_staying
+        for one, other in kept
+        for before, after in zip(one.members, other.members, strict=True)
+    )
+    shares = any(one.microbatches != other.microbatches for one, other in kept)
+    return exchanged or (shares and len(kept) == len(newest.replicas) == len(plan.replicas))
 
 
 def _offer(state: State, event: PayloadOffered) -> State:
@@ -291,11 +387,8 @@ def _decided(state: State, at: float, decision: Decision) -> State:
         committed=state.committed + decision.committed,
         opened_at=at if state.opened_at is None else state.opened_at,
     )
-    if state.retreats:
-        places = (state.places.get(entry.descriptor.owner) for entry in decision.entries)
-        working = {place.replica for place in places if place is not None}
-        retreats = {index: each for index, each in state.retreats.items() if index not in working}
-        state = replace(state, retreats=retreats)
+    if state.retreats or state.lapses:
+        state = _forgive(state, decision)
     if any((stage, number) not in state.decisions for stage in range(state.stages)):
         return state
     oldest = number + 1 - KEPT_ROUNDS
@@ -307,7 +400,26 @@ def _decided(state: State, at: float, decision: Decision) -> State:
         rounds={key: round for key, round in state.rounds.items() if key[1] >= oldest},
     )
     digests = {key: digests for key, digests in state.digests.items() if state.keeps_digests(key[1])}
+    newest = state.plans[-1]
+    if newest.from_round == number + 1:
+        seats = state.seats[newest.epoch]
+        state = replace(state, peers=_with_lifecycles(state, frozenset(), seats.keys()))
     return replace(state, digests=digests)
+
+
+def _forgive(state: State, decision: Decision) -> State:
+    """Whoever has contributed works."""
+    seats = {e.descriptor.owner: state.seat(e.descriptor.owner, decision.round) for e in decision.entries}
+    working = {seat.replica.index for seat in seats.values() if seat is not None}
+    # A member with several stages has one payload for each.
+    once = {p for p, seat in seats.items() if seat is not None and decision.stage == seat.member.stages.first}
+    lapses = {
+        peer: (times - (peer in once), last)
+        for peer, (times, last) in state.lapses.items()
+        if times > (peer in once)
+    }
+    retreats = {index: each for index, each in state.retreats.items() if index not in working}
+    return replace(state, retreats=retreats, lapses=lapses)
 
 
 def _attest(state: State, event: DigestAttested) -> State:

@@ -1,19 +1,33 @@
 """Which place is kept for whom: a peer that comes while the run goes on, or comes back, gets one at once.
 
 A place is a position in a replica. Whoever has it follows the rounds of its stages, and the replica trains as
-soon as peers that have caught up fill all of it (coordinator.regrouping).
+soon as peers that have caught up fill all of it (coordinator.regrouping). The layout of a replica, the stages
+of each position, never changes; a new pipeline gets the one that most pipelines have.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from coordinator.events import PlaceGiven
 from coordinator.history import Draft
+from coordinator.readiness import can_be_neighbours, fits
 from coordinator.state import Peer, State
 from protocol.spec import RunSpec
 from protocol.types import PeerId, Place, Role, StageRange
 
-Holders = dict[int, dict[int, PeerId]]
-"""By replica and position: who has the place, dead or alive."""
+
+@dataclass(frozen=True)
+class Vacancy:
+    """A place that can be given to somebody. `is_left` while its peer is still there, but drains."""
+
+    replica: int
+    position: int
+    stages: StageRange
+    is_left: bool = False
+
+    def given_to(self, peer: PeerId) -> Place:
+        return Place(peer, self.replica, self.position, self.stages)
 
 
 def give_places(draft: Draft, spec: RunSpec, now: float) -> None:
@@ -27,59 +41,56 @@ def give_places(draft: Draft, spec: RunSpec, now: float) -> None:
 
 def is_spare(state: State, peer: Peer) -> bool:
     """Whether `peer` waits until a place for it opens."""
-    return peer.is_live and peer.peer not in state.places
+    return peer.is_staying and peer.peer not in state.places
 
 
 def place_for(state: State, spec: RunSpec, peer: Peer, former: Place | None = None) -> Place | None:
     """The place for `peer`, which has none; None where it fits nowhere.
 
-    Its `former` one if that is still free, else the lowest vacant one of its role: one whose peer is lost, or
-    that nobody has had yet. Else a full replica founds a new replica, and a stage peer a new pipeline, of
-    which there is never more than one that was in no plan and is not full.
+    Its `former` one if that is still free, else the lowest vacant one of its role that its memory and its
+    neighbours allow, those of draining peers last. Else a full replica founds a new replica, and a stage peer
+    a new pipeline, of which there is never more than one that was in no plan and is not full.
     """
-    holders = holders_of(state)
     is_whole = peer.role is Role.REPLICA or spec.swarm.stages == 1
-    if former is not None and (len(former.stages) == spec.swarm.stages) == is_whole:
-        where = (former.replica, former.position)
-        if _is_vacant(state, holders, *where) and _can_be_linked(state, holders, *where, peer):
-            return former
-    pipelines = {place.replica for place in state.places.values() if len(place.stages) < spec.swarm.stages}
-    positions = range(1 if is_whole else spec.swarm.stages)
-    vacant = [
-        (replica, position)
-        for replica in sorted(holders)
-        if (replica in pipelines) != is_whole
-        for position in positions
-        if _is_vacant(state, holders, replica, position)
-    ]
-    for replica, position in vacant:
-        if _can_be_linked(state, holders, replica, position, peer):
-            return _place(spec, peer, replica, position, is_whole)
-    if not is_whole and any(replica not in state.seated for replica, _ in vacant):
+    vacant = [each for each in vacancies(state) if (len(state.layout(each.replica)) == 1) == is_whole]
+    suiting = [each.given_to(peer.peer) for each in vacant if suits(state, spec, each, peer)]
+    if former in suiting:
+        return former
+    if suiting:
+        return suiting[0]
+    if not is_whole and any(each.replica not in state.seated for each in vacant):
         return None
-    return _place(spec, peer, 1 + max(state.seated | holders.keys()), 0, is_whole)
+    founded = 1 + max(state.layouts)
+    layout = (StageRange(0, spec.swarm.stages),) if is_whole else state.layout(founded)
+    new = [Vacancy(founded, position, stages) for position, stages in enumerate(layout)]
+    found = (each for each in new if fits(state, spec, peer.peer, each.stages, len(layout) - each.position))
+    return next((each.given_to(peer.peer) for each in found), None)
 
 
-def holders_of(state: State) -> Holders:
-    holders: Holders = {}
-    for place in state.places.values():
-        holders.setdefault(place.replica, {})[place.position] = place.peer
-    return holders
+def vacancies(state: State) -> list[Vacancy]:
+    """The places in existing replicas that nobody has had yet, or whose peer is gone; then those left."""
+    holders = {(place.replica, place.position): place.peer for place in state.places.values()}
+    found = []
+    for replica, layout in sorted(state.layouts.items()):
+        for position, stages in enumerate(layout):
+            holder = holders.get((replica, position))
+            if holder is None or not state.peers[holder].is_live:
+                finished = holder is not None and state.peers[holder].finished
+                found += [] if finished else [Vacancy(replica, position, stages)]
+            elif not state.peers[holder].is_staying:
+                found.append(Vacancy(replica, position, stages, is_left=True))
+    return sorted(found, key=lambda vacancy: vacancy.is_left)
 
 
-def _is_vacant(state: State, holders: Holders, replica: int, position: int) -> bool:
-    holder = holders.get(replica, {}).get(position)
-    return holder is None or state.peers[holder].is_lost
-
-
-def _can_be_linked(state: State, holders: Holders, replica: int, position: int, peer: Peer) -> bool:
-    """Whether of `peer` and each of its live neighbours there one accepts connections."""
-    chain = holders.get(replica, {})
-    beside = (chain.get(position - 1), chain.get(position + 1))
-    neighbours = [state.peers[each] for each in beside if each is not None]
-    return bool(peer.endpoint) or all(each.endpoint for each in neighbours if each.is_live)
-
-
-def _place(spec: RunSpec, peer: Peer, replica: int, position: int, is_whole: bool) -> Place:
-    stages = StageRange(0, spec.swarm.stages) if is_whole else StageRange(position, position + 1)
-    return Place(peer.peer, replica, position, stages)
+def suits(state: State, spec: RunSpec, vacancy: Vacancy, peer: Peer) -> bool:
+    """Whether the memory of `peer` allows it, and of it and each neighbour there one accepts connections."""
+    layout = state.layout(vacancy.replica)
+    beside = (vacancy.position - 1, vacancy.position + 1)
+    neighbours = [
+        state.peers[place.peer]
+        for place in state.places.values()
+        if place.replica == vacancy.replica and place.position in beside
+    ]
+    return fits(state, spec, peer.peer, vacancy.stages, len(layout) - vacancy.position) and all(
+        can_be_neighbours(peer, each) for each in neighbours if each.is_staying
+    )

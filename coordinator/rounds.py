@@ -24,6 +24,7 @@ from coordinator.events import (
 )
 from coordinator.grouping import listed
 from coordinator.history import Draft
+from coordinator.moves import move_spares
 from coordinator.regrouping import regroup
 from coordinator.screens import bad_request, check_descriptor, host_of, live_peer
 from coordinator.state import Phase, Round, State
@@ -314,8 +315,8 @@ def _next_epoch(draft: Draft, spec: RunSpec, number: int, now: float) -> int:
     successor = regroup(state, spec, plan.epoch + 1, number + 1, first_sample)
     if isinstance(successor, Plan):
         draft.add(PlanAdopted(now, successor))
-        return successor.epoch
-    return plan.epoch
+    move_spares(draft, spec, now)
+    return successor.epoch if isinstance(successor, Plan) else plan.epoch
 
 
 def _admit(draft: Draft, descriptor: PayloadDescriptor, now: float) -> str | None:

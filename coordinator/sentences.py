@@ -35,21 +35,24 @@ from coordinator.events import (
     RoundCommitted,
     RunFinished,
 )
-from coordinator.grouping import Waiting, group, listed
+from coordinator.grouping import Waiting, counted, group, listed, measuring, short
 from coordinator.places import is_spare
 from coordinator.regrouping import shortages
 from coordinator.rounds import is_stalled, missing_offers, missing_reports
 from coordinator.state import Phase, State, stages_of
 from protocol.spec import RunSpec
-from protocol.types import PeerId
+from protocol.types import PeerId, Place
 
 
 def sentence(state: State, spec: RunSpec) -> str:
     """Such as "training: round 7 of 30, waiting for replica-1 at stage 0"."""
     match state.phase:
         case Phase.GATHERING:
-            waiting = group(state.peers.values(), spec, epoch=1, from_round=1, first_sample=0)
-            return waiting.sentence if isinstance(waiting, Waiting) else "about to start"
+            waiting = group(state.staying, spec, 1, 1, 0, state.estimates)
+            if isinstance(waiting, Waiting):
+                return waiting.sentence
+            names = [short(peer.peer) for peer in measuring(state.staying, state.estimates)]
+            return f"waiting for the measured speed of {listed(names)}" if names else "about to start"
         case Phase.TRAINING:
             return _training(state, spec)
         case Phase.FINISHED:
@@ -91,12 +94,22 @@ def waiting_of(state: State, spec: RunSpec, peer: PeerId) -> str:
         return ""
     known, place = state.peers[peer], state.places.get(peer)
     if is_spare(state, known):
-        return "waiting as a spare: in every place that is free, a neighbour has no endpoint either"
-    if place is None:
+        return (
+            "waiting as a spare: for every place that is free it lacks the memory, or an endpoint, which a "
+            "neighbour there has not either"
+        )
+    if place is None or not known.is_staying:
         return ""
     lacks = shortages(state, spec, state.current_round)
-    why = lacks.get(place.replica, "the next plan takes it in")
+    why = lacks.get(place.replica) or _why_not_yet(state, spec, place)
     return f"following the rounds of {stages_of(place)}: {why}"
+
+
+def _why_not_yet(state: State, spec: RunSpec, place: Place) -> str:
+    if place.replica not in state.seated and len(state.layout(place.replica)) > 1 and spec.grouping.spares:
+        kept = counted(spec.grouping.spares, "stage peer")
+        return f"the run keeps {kept} as spares before another pipeline trains"
+    return "the next plan takes it in"
 
 
 def describe(event: Event) -> str:  # noqa: PLR0911, PLR0912

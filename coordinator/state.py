@@ -6,6 +6,7 @@ Pure: nothing here reads a clock or does IO. The state is exactly what the store
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -24,6 +25,7 @@ from protocol.types import (
     Plan,
     Replica,
     Role,
+    StageRange,
 )
 
 KEPT_ROUNDS = 8
@@ -42,8 +44,9 @@ class Phase(StrEnum):
 class Peer:
     """A peer that has joined. `arrival` counts joins from 1 on and orders the peers.
 
-    `lifecycle` is TRAINING while the newest plan seats the peer and it has kept its seat. `finished` marks a
-    peer that is GONE because its work was done: its replica has not lost a member.
+    `lifecycle` is TRAINING while the newest plan, or that of the current round, seats the peer and it has
+    kept its seat. `finished` marks a peer that is GONE because its work was done: its replica has not lost a
+    member.
     """
 
     peer: PeerId
@@ -53,6 +56,7 @@ class Peer:
     arrival: int
     lifecycle: Lifecycle
     finished: bool = False
+    joined_at: float = 0.0
 
     @property
     def is_live(self) -> bool:
@@ -61,6 +65,11 @@ class Peer:
     @property
     def is_lost(self) -> bool:
         return not self.is_live and not self.finished
+
+    @property
+    def is_staying(self) -> bool:
+        """Whether it may be in a later plan: it is live and does not drain."""
+        return self.is_live and self.lifecycle is not Lifecycle.DRAINING
 
 
 @dataclass(frozen=True)
@@ -139,7 +148,13 @@ class State:
     still matters, the members that were lost, retreated, or were found diverged since its plan was made:
     their replicas are broken under that plan even when they are back. `synced` is the highest round after
     which each peer attested each stage rightly, since it joined. `retreats` counts by replica (index) the
-    rounds since its last payload in a commit in which it gave up, and names the last of them.
+    rounds since its last payload in a commit in which it gave up, and names the last of them. `lapses` does
+    so by peer with the rounds in which it was lost, left without draining, or gave up; each round in which a
+    payload of it is committed takes one off.
+
+    `layouts` are the stages of each position of a replica (index); they never change. `moved` is the round in
+    which a peer last got a place with other stages. `tuned_at` is the first round of the newest plan that
+    only made the run faster: it exchanged peers that could have stayed, or shared out microbatches anew.
 
     `strikes` are the rounds for which each peer got one. `digests` are by (stage, round, part) and peer;
     `diverged` are the (peer, stage, round, part) whose anchor was found to differ from that of the others,
@@ -164,6 +179,10 @@ class State:
     absent: Mapping[int, frozenset[PeerId]] = field(default_factory=dict)
     synced: Mapping[PeerId, Mapping[int, int]] = field(default_factory=dict)
     retreats: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    lapses: Mapping[PeerId, tuple[int, int]] = field(default_factory=dict)
+    layouts: Mapping[int, tuple[StageRange, ...]] = field(default_factory=dict)
+    moved: Mapping[PeerId, int] = field(default_factory=dict)
+    tuned_at: int = 0
     current_round: int = 0
     began_at: float = 0.0
     opened_at: float | None = None
@@ -196,6 +215,24 @@ class State:
     def kept_out(self) -> frozenset[PeerId]:
         """The peers that are banned or in quarantine: no peer deals with them."""
         return self.quarantined | self.banned.keys()
+
+    @property
+    def staying(self) -> list[Peer]:
+        """The peers that may be in a later plan."""
+        return [peer for peer in self.peers.values() if peer.is_staying]
+
+    def layout(self, replica: int) -> tuple[StageRange, ...]:
+        """The stages of each position of `replica`; of a new pipeline, as most of the newest plan have them.
+
+        One stage for each position where that plan has no pipeline.
+        """
+        if replica in self.layouts:
+            return self.layouts[replica]
+        newest = self.plans[-1].replicas if self.plans else ()
+        used = Counter(tuple(m.stages for m in each.members) for each in newest if len(each.members) > 1)
+        if not used:
+            return tuple(StageRange(stage, stage + 1) for stage in range(self.stages))
+        return min(used, key=lambda layout: (-used[layout], -len(layout), layout))
 
     def round(self, stage: int, number: int) -> Round:
         return self.rounds.get((stage, number), _NOTHING_YET)

@@ -46,20 +46,23 @@ from coordinator.events import (
     PlanAdopted,
     RunFinished,
 )
-from coordinator.grouping import Waiting, group, missing, needed
+from coordinator.grouping import Waiting, group, measuring, missing, needed
 from coordinator.history import Draft
 from coordinator.invites import create, enroll, permitted_role, revoke
+from coordinator.moves import move_spares
 from coordinator.places import give_places, place_for
-from coordinator.rounds import advance, offer, report, resume, withhold
+from coordinator.rounds import advance, is_stalled, offer, report, resume, withhold
 from coordinator.screens import bad_request, check_welcome, live_peer
 from coordinator.state import Peer, Phase, State
 from protocol.envelope import public_key_of
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec import RunSpec
-from protocol.types import PROTOCOL_VERSION, Lifecycle, PeerId, Plan
+from protocol.types import PROTOCOL_VERSION, PeerId, Plan, Role
 
 FINISHED = "finished"
 """The reason with which a peer leaves whose work is done."""
+_SPEED_SECONDS = 20.0
+"""So long the run waits for the speed of a peer that has joined."""
 _TAKEOVER_BEATS = 2
 """Who missed so many heartbeats and joins again has died meanwhile; otherwise it is another node."""
 
@@ -134,11 +137,14 @@ def _obey(draft: Draft, spec: RunSpec, command: Command, now: float) -> None:  #
             if command.estimates not in (None, draft.state.estimates.get(command.peer)):
                 assert command.estimates is not None
                 draft.add(PeerMeasured(now, command.peer, command.estimates))
+                if draft.state.phase is Phase.GATHERING:
+                    _begin(draft, spec, now)
         case Leave():
             _leave(draft, spec, command, now)
         case Drain():
-            if live_peer(draft.state, command.peer).lifecycle is not Lifecycle.DRAINING:
+            if live_peer(draft.state, command.peer).is_staying:
                 draft.add(PeerDraining(now, command.peer, command.reason))
+                _membership_changed(draft, spec, now)
         case Retreat():
             _retreat(draft, spec, command, now)
         case Offer():
@@ -184,14 +190,22 @@ def _join(draft: Draft, spec: RunSpec, command: Join, now: float) -> None:
     kept = draft.state.places.get(command.peer)
     draft.add(PeerJoined(now, command.peer, command.role, command.capacity, command.endpoint))
     if draft.state.phase is Phase.GATHERING:
-        plan = group(draft.state.peers.values(), spec, epoch=1, from_round=1, first_sample=0)
-        if isinstance(plan, Plan):
-            draft.add(PlanAdopted(now, plan))
+        _begin(draft, spec, now)
     else:
         place = place_for(draft.state, spec, draft.state.peers[command.peer], kept)
         if place is not None:
             draft.add(PlaceGiven(now, place))
     _membership_changed(draft, spec, now)
+
+
+def _begin(draft: Draft, spec: RunSpec, now: float) -> None:
+    """Start the run as soon as those who are there can form it, and have measured what they can carry."""
+    staying, estimates = draft.state.staying, draft.state.estimates
+    if any(now < peer.joined_at + _SPEED_SECONDS for peer in measuring(staying, estimates)):
+        return
+    plan = group(staying, spec, 1, 1, 0, estimates)
+    if isinstance(plan, Plan):
+        draft.add(PlanAdopted(now, plan))
 
 
 def _silence(state: State, peer: PeerId, now: float) -> float:
@@ -229,14 +243,15 @@ def _is_repeated(state: State, former: Peer, command: Join) -> bool:
 
 
 def _require_room(state: State, spec: RunSpec, command: Join) -> None:
-    peers = list(state.peers.values())
+    peers = state.staying
     total = needed(spec)[command.role]
-    if sum(peer.is_live and peer.role is command.role for peer in peers) < total:
+    if sum(peer.role is command.role for peer in peers) < total:
         return
     short = missing(peers, spec)
-    waiting = group(peers, spec, 1, 1, 0)
-    if not short and command.endpoint and isinstance(waiting, Waiting) and waiting.unreachable:
-        return  # the one peer more that lets two others be connected
+    waiting = group(peers, spec, 1, 1, 0, state.estimates)
+    is_open = isinstance(waiting, Waiting) and (command.endpoint or not waiting.unreachable)
+    if not short and command.role is Role.STAGE and is_open:
+        return  # one more may let two others be connected, or have the memory that they lack
     raise HetnodeError(
         ErrorCode.RUN_FULL,
         f"The run takes {total} peer{'' if total == 1 else 's'} of role {command.role.value} "
@@ -290,14 +305,18 @@ def _tick(draft: Draft, spec: RunSpec, now: float) -> None:
             draft.add(PeerLost(now, peer.peer, silent))
     if len(draft.events) > before:
         _membership_changed(draft, spec, now)
+    elif draft.state.phase is Phase.GATHERING:
+        _begin(draft, spec, now)
     else:
         _advance_all(draft, spec, now)
 
 
 def _membership_changed(draft: Draft, spec: RunSpec, now: float) -> None:
-    """A place may have opened, for which a spare waits."""
+    """A place may have opened, for which a spare waits. While nothing trains, no round ends to move one."""
     if draft.state.phase is Phase.TRAINING:
         give_places(draft, spec, now)
+        if is_stalled(draft.state, spec):
+            move_spares(draft, spec, now)
     _advance_all(draft, spec, now)
 
 

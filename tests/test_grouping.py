@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.grouping import Waiting, group, missing
+from coordinator.grouping import Waiting, group, missing, needed
 from coordinator.state import Peer
 from protocol.spec import RunSpec, resolve
-from protocol.types import Capacity, Dialer, Lifecycle, Link, PeerId, Plan, Role, StageRange
+from protocol.types import (
+    Capacity,
+    Dialer,
+    Estimates,
+    Lifecycle,
+    Link,
+    PeerId,
+    Plan,
+    Role,
+    StageRange,
+)
 
 
 def peer(arrival: int, role: Role, endpoint: bool = True, live: bool = True) -> Peer:
@@ -24,7 +35,7 @@ def peer(arrival: int, role: Role, endpoint: bool = True, live: bool = True) -> 
     )
 
 
-def spec_of(stages: int, replicas: int, pipelines: int) -> RunSpec:
+def spec_of(stages: int, replicas: int, pipelines: int, members: int = 0) -> RunSpec:
     return resolve(
         "nano",
         overrides={
@@ -32,6 +43,7 @@ def spec_of(stages: int, replicas: int, pipelines: int) -> RunSpec:
             "swarm.stages": stages,
             "swarm.replicas": replicas,
             "swarm.pipelines": pipelines,
+            "swarm.members": members,
         },
     )
 
@@ -138,3 +150,66 @@ def test_what_is_missing_is_counted_without_the_peers_that_are_gone() -> None:
     assert missing(peers, spec) == "1 more stage peer (1 of 2 here) and 1 more full replica (0 of 1 here)"
     waiting = group(peers, spec, 1, 1, 0)
     assert waiting == Waiting(f"waiting for {missing(peers, spec)}")
+
+
+def test_a_pipeline_of_fewer_members_than_stages_waits_for_these_and_shares_the_stages_evenly() -> None:
+    spec = spec_of(5, 0, 2, members=3)
+    assert needed(spec)[Role.STAGE] == 6
+    peers = [peer(i, Role.STAGE) for i in range(1, 7)]
+    assert group(peers[1:], spec, 1, 1, 0) == Waiting("waiting for 1 more stage peer (5 of 6 here)")
+    plan = group(peers, spec, 1, 1, 0)
+    assert isinstance(plan, Plan)
+    for replica in plan.replicas:
+        assert [str(member.stages) for member in replica.members] == ["0-1", "2-3", "4"]
+
+
+def test_peers_that_drain_are_not_grouped() -> None:
+    peers = [peer(1, Role.STAGE), replace(peer(2, Role.STAGE), lifecycle=Lifecycle.DRAINING)]
+    assert group(peers, spec_of(2, 0, 1), 1, 1, 0) == Waiting("waiting for 1 more stage peer (1 of 2 here)")
+
+
+def measured(arrival: int, gigaflops: float, megabytes: float = 0.0) -> Peer:
+    """`megabytes` per second up and down; 0 is not measured."""
+    known = peer(arrival, Role.STAGE)
+    line = megabytes * 1e6
+    return replace(known, capacity=Capacity("cpu", 2**30, 1, gigaflops * 1e9, line, line))
+
+
+def test_measured_peers_form_pipelines_by_what_they_can_carry_and_the_plan_says_so() -> None:
+    peers = [measured(1, 1.0, 0.5), measured(2, 3.0, 0.5), peer(3, Role.REPLICA)]
+    plan = group(peers, spec_of(4, 1, 1, members=2), 1, 1, 0)
+    assert isinstance(plan, Plan)
+    assert plan.replicas[0].members[0].peer == "peer-3"
+    shares = {member.peer: len(member.stages) for member in plan.replicas[1].members}
+    assert shares == {"peer-1": 1, "peer-2": 3}
+    assert plan.reason.startswith("1 full replica and 1 pipeline by what peers can carry: replica-1: ..peer-")
+    assert "bottleneck: " in plan.reason
+
+
+def test_estimates_count_more_than_the_capacity_told_at_the_join() -> None:
+    spec = spec_of(4, 0, 1, members=2)
+    peers = [measured(1, 1.0), measured(2, 3.0)]
+    estimates = {PeerId("peer-1"): Estimates(Capacity("cpu", 2**30, 1, 9e9))}
+    plan = group(peers, spec, 1, 1, 0, estimates)
+    assert isinstance(plan, Plan)
+    assert {member.peer: len(member.stages) for member in plan.replicas[0].members}["peer-1"] == 3
+
+
+def test_of_many_pipelines_the_reason_tells_the_slowest() -> None:
+    peers = [measured(i, 1.0 if i == 7 else 5.0, 0.5) for i in range(1, 13)]
+    plan = group(peers, spec_of(2, 0, 6), 1, 1, 0)
+    assert isinstance(plan, Plan)
+    assert plan.reason.startswith("6 pipelines by what peers can carry: the slowest is replica-")
+    assert "..peer-7" in plan.reason
+    assert len(plan.reason) < 200
+
+
+def test_memory_that_suffices_for_no_pipeline_is_waited_for_in_numbers() -> None:
+    peers = [
+        replace(each, capacity=replace(each.capacity, memory_bytes=10_000))
+        for each in (measured(1, 1.0), measured(2, 1.0))
+    ]
+    waiting = group(peers, spec_of(2, 0, 1), 1, 1, 0)
+    assert isinstance(waiting, Waiting)
+    assert not waiting.unreachable
+    assert "waiting for more memory" in waiting.sentence

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from coordinator.anchors import locate
-from coordinator.commands import Attest, Await, Ban, Heartbeat, Leave, Offer, Report, Retreat, Start, Tick
+from coordinator.commands import Attest, Await, Ban, Heartbeat, Leave, Offer, Report, Retreat, Start
 from coordinator.events import (
     PayloadWithheld,
     PeerJoined,
@@ -24,69 +24,9 @@ from coordinator.state import KEPT_ROUNDS, Phase, State
 from protocol.errors import ErrorCode
 from protocol.samples import sample_range
 from protocol.types import Dialer, Lifecycle, Part, Place, Plan, Role, StageRange
-from tests.swarm import Keyed, Run, anchor_of, keyed, spec_of
+from tests.swarm import Keyed, anchor_of, attests, dies, keyed, one_round, passes, seated, started
 
 A, B, C, D, E = (keyed(i) for i in range(5))
-ROUNDS = 40
-
-
-def started(replicas: int = 2, pipelines: int = 0, stages: int = 2, rounds: int = ROUNDS) -> Run:
-    """As many peers as the run takes, full replicas first."""
-    spec = spec_of(stages, replicas, pipelines, rounds)
-    run = Run(spec)
-    run.does(Start())
-    for i in range(replicas + pipelines * stages):
-        run.does(keyed(i).join(spec, Role.REPLICA if i < replicas else Role.STAGE))
-    assert run.state.phase is Phase.TRAINING
-    return run
-
-
-def attests(run: Run, peer: Keyed, number: int | None = None) -> None:
-    """`peer` follows up to `number`: it attests that anchor of every stage of its place."""
-    number = run.state.current_round - 1 if number is None else number
-    for stage in run.state.places[peer.peer].stages:
-        run.does(Attest(peer.peer, stage, number, "stage", anchor_of(stage, number)))
-
-
-def one_round(run: Run, followers: tuple[Keyed, ...] = ()) -> None:
-    """Everybody who takes part offers, holds, reports and attests; `followers` attest."""
-    number, by_peer = run.state.current_round, {keyed(i).peer: keyed(i) for i in range(20)}
-    members = [
-        (by_peer[peer], seat.member.stages)
-        for peer, seat in run.state.seats[run.state.plan_for(number).epoch].items()
-        if run.state.takes_part(peer, number) and run.state.peers[peer].is_live
-    ]
-    for stage in range(run.spec.swarm.stages):
-        hosts = [peer for peer, stages in members if stage in stages]
-        payloads = tuple(peer.payload(run.spec, stage, number) for peer in hosts)
-        for peer, payload in zip(hosts, payloads, strict=True):
-            run.does(Offer(peer.peer, payload))
-        for peer in hosts:
-            run.does(Report(peer.peer, stage, number, payloads))
-        for peer in hosts:
-            run.does(Attest(peer.peer, stage, number, "stage", anchor_of(stage, number)))
-    for peer in followers:
-        attests(run, peer, number)
-    assert run.state.current_round == number + 1
-
-
-def seated(run: Run, number: int | None = None) -> dict[int, list[str]]:
-    plan = run.state.plan_for(run.state.current_round if number is None else number)
-    return {replica.index: [member.peer for member in replica.members] for replica in plan.replicas}
-
-
-def dies(run: Run, *peers: Keyed) -> None:
-    for peer in peers:
-        run.does(Leave(peer.peer, "interrupted"))
-
-
-def passes(run: Run, seconds: float, *alive: Keyed) -> None:
-    end = run.now + seconds
-    while run.now < end:
-        run.now = min(end, run.now + 5)
-        for peer in alive:
-            run.does(Heartbeat(peer.peer, 1, 0))
-        run.does(Tick())
 
 
 class TestPlaces:
@@ -278,7 +218,7 @@ class TestStall:
         assert run.state.current_round == 2
         assert not any(isinstance(event, RoundAborted) for event in run.events)
         text = sentence(run.state, run.spec)
-        assert text.startswith(f"waiting in round 2 of {ROUNDS}: no complete replica is left")
+        assert text.startswith(f"waiting in round 2 of {run.spec.rounds}: no complete replica is left")
         assert f"replica-0 has lost {short(A.peer)} (stages 0-1)" in text
         assert f"replica-1 has lost {short(C.peer)} (stage 1)" in text
         assert waiting(run.state, run.spec) == text

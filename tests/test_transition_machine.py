@@ -25,6 +25,7 @@ from coordinator.commands import (
     Attest,
     Await,
     Ban,
+    Drain,
     Heartbeat,
     Leave,
     Offer,
@@ -34,6 +35,7 @@ from coordinator.commands import (
     Tick,
     Unban,
 )
+from coordinator.costs import memory_needed
 from coordinator.events import (
     Event,
     PayloadOffered,
@@ -49,12 +51,14 @@ from coordinator.sentences import sentence
 from coordinator.state import Phase, State
 from protocol.samples import sample_range
 from protocol.types import Decision, PayloadDescriptor, PeerId, Plan, Role
-from tests.swarm import Keyed, Run, anchor_of, keyed, spec_of
+from tests.swarm import Keyed, Run, anchor_of, keyed, measures, spec_of
 
 STAGES = 2
-ROUNDS = 4
-ROLES = [Role.REPLICA, Role.REPLICA, Role.STAGE, Role.STAGE, Role.STAGE]
+ROUNDS = 6
+ROLES = [*[Role.REPLICA] * 2, *[Role.STAGE] * 6]
 PEERS = [keyed(i) for i in range(len(ROLES))]
+TIGHT = 1_550_000
+"""Bytes of memory that hold the last stage and not the first."""
 who = st.sampled_from(PEERS)
 few = st.sampled_from([set(), set(), set(), *({peer} for peer in PEERS), set(PEERS[:2]), set(PEERS[1:])])
 stages = st.integers(0, STAGES - 1)
@@ -75,30 +79,52 @@ class CheckedRun(Run):
         if isinstance(event, PlanAdopted) and before.plans:
             self._is_sound(before, event.plan)
 
-    @staticmethod
-    def _is_sound(before: State, plan: Plan) -> None:
+    def _is_sound(self, before: State, plan: Plan) -> None:
         newest = before.plans[-1]
         absent = before.absent.get(newest.epoch, frozenset())
+        former = {replica.index: replica for replica in newest.replicas}
+        seated = [member.peer for replica in plan.replicas for member in replica.members]
+        assert len(set(seated)) == len(seated)
         for replica in plan.replicas:
             members = [member.peer for member in replica.members]
-            stands = replica in newest.replicas and not absent.intersection(members)
+            same = former.get(replica.index)
+            stands = same is not None and members == [m.peer for m in same.members]
+            stands = stands and not absent.intersection(members)
+            assert [s for member in replica.members for s in member.stages] == list(range(STAGES))
+            assert all(one.endpoint or other.endpoint for one, other in pairwise(replica.members))
+            assert replica.weight == self.spec.microbatches_of(replica) / self.spec.inner.microbatches
             for position, member in enumerate(replica.members):
-                place = before.places[member.peer]
-                assert (place.replica, place.position) == (replica.index, position)
-                assert before.peers[member.peer].is_live
+                known = before.peers[member.peer]
+                assert known.is_live
+                if stands:
+                    continue
+                assert known.is_staying
+                assert before.places[member.peer].stages == member.stages
+                memory = known.capacity.memory_bytes * (1 - self.spec.grouping.reserve)
+                in_flight = len(members) - position
+                needed = memory_needed(self.spec, member.stages, in_flight, known.capacity.device)
+                assert len(members) == 1 or not memory or needed <= memory
                 for stage in member.stages:
-                    behind = before.synced.get(member.peer, {}).get(stage, -1) < max(0, plan.from_round - 2)
-                    assert stands or not behind
+                    assert before.synced.get(member.peer, {}).get(stage, -1) >= max(0, plan.from_round - 2)
+        total = sum(map(self.spec.microbatches_of, plan.replicas))
+        assert total == len(plan.replicas) * self.spec.inner.microbatches
+        for replica in newest.replicas:
+            members = [member.peer for member in replica.members]
+            could_stay = all(p not in absent and before.peers[p].is_staying for p in members)
+            assert not could_stay or set(members) <= set(seated) or "takes the place of" in plan.reason
+        assert plan.reason
 
 
 class RandomRun(RuleBasedStateMachine):
-    """Two full replicas and a pipeline of two, with honest, late, absent and confused peers."""
+    """Two full replicas, a pipeline of two and stage peers beyond, honest, late, absent and confused."""
 
     payloads = Bundle("payloads")
 
-    @initialize(target=payloads, gathered=st.sampled_from([True] * 4 + [False]))
-    def begin(self, gathered: bool) -> object:
-        self.run = CheckedRun(spec_of(STAGES, replicas=2, pipelines=1, rounds=ROUNDS))
+    @initialize(target=payloads, gathered=st.sampled_from([True] * 4 + [False]), spares=st.integers(0, 2))
+    def begin(self, gathered: bool, spares: int) -> object:
+        options = {"grouping__spares": spares, "grouping__settle_rounds": 1, "inner__microbatches": 3}
+        links = {"link__least_k": 2, "link__most_k": 16}
+        self.run = CheckedRun(spec_of(STAGES, 2, 1, ROUNDS, **options, **links))
         self.run.does(Start())
         self.decisions: dict[tuple[int, int], Decision] = {}
         self.held: dict[tuple[int, int], dict[PeerId, set[PeerId]]] = defaultdict(lambda: defaultdict(set))
@@ -111,9 +137,14 @@ class RandomRun(RuleBasedStateMachine):
     def number(self) -> int:
         return self.run.state.current_round
 
-    @rule(i=st.integers(0, len(PEERS) - 1), role=st.sampled_from(Role), endpoint=st.sampled_from(["", "h:1"]))
-    def join(self, i: int, role: Role, endpoint: str) -> None:
-        self.run.send(PEERS[i].join(self.run.spec, role, endpoint))
+    @rule(
+        i=st.integers(0, len(PEERS) - 1),
+        role=st.sampled_from(Role),
+        endpoint=st.sampled_from(["", "h:1"]),
+        memory_bytes=st.sampled_from([0, 1000, TIGHT, 2**30, 2**30]),
+    )
+    def join(self, i: int, role: Role, endpoint: str, memory_bytes: int) -> None:
+        self.run.send(PEERS[i].join(self.run.spec, role, endpoint, memory_bytes))
 
     @rule(peer=who, ban=st.sampled_from([False] * 3 + [True]))
     def ban_or_unban(self, peer: Keyed, ban: bool) -> None:
@@ -154,7 +185,13 @@ class RandomRun(RuleBasedStateMachine):
         number = self.number
         for peer in self._hosts(stage, absent):
             anchor = None if good else f"of {peer.number}"
-            self.run.send(Offer(peer.peer, peer.payload(self.run.spec, stage, number, anchor)))
+            self._offer(peer, stage, number, anchor)
+
+    def _offer(self, peer: Keyed, stage: int, number: int, anchor: str | None) -> None:
+        """With the weight that the plan gives it, if any."""
+        seat = self.run.state.seat(peer.peer, number)
+        payload = peer.payload(self.run.spec, stage, number, anchor, seat.replica.weight if seat else 1.0)
+        self.run.send(Offer(peer.peer, payload))
 
     @precondition(lambda self: 1 <= self.number <= ROUNDS)
     @rule(stage=stages, absent=few, lacked=few)
@@ -184,6 +221,22 @@ class RandomRun(RuleBasedStateMachine):
             for peer in self._hosts(stage, absent):
                 self.run.send(Attest(peer.peer, stage, number, "stage", anchor_of(stage, number)))
             self.decisions_are_single_and_final()
+        self.everybody_follows(absent)
+
+    @precondition(lambda self: self.number > 0)
+    @rule(absent=few)
+    def everybody_follows(self, absent: set[Keyed]) -> None:
+        for peer in PEERS:
+            if peer not in absent:
+                self._follow(peer, self.number - 1)
+
+    @precondition(lambda self: self.run.state.phase is Phase.TRAINING)
+    @rule(absent=few)
+    def stage_peers_come(self, absent: set[Keyed]) -> None:
+        for peer, role in zip(PEERS, ROLES, strict=True):
+            if role is Role.STAGE and peer not in absent:
+                self.run.send(peer.join(self.run.spec, role))
+        self.everybody_follows(absent)
 
     @precondition(lambda self: self.number > 1)
     @rule(stage=stages, absent=few)
@@ -203,6 +256,27 @@ class RandomRun(RuleBasedStateMachine):
     def leave(self, peer: Keyed, reason: str, sure: int) -> None:
         if sure == 0:
             self.run.send(Leave(peer.peer, reason))
+
+    @rule(peer=who, sure=st.integers(0, 2))
+    def drain(self, peer: Keyed, sure: int) -> None:
+        if sure == 0:
+            self.run.send(Drain(peer.peer, "a test"))
+
+    @rule(
+        peer=who,
+        flops=st.sampled_from([0.0, 1e8, 1e9]),
+        bandwidth=st.sampled_from([0.0, 1e4, 1e7]),
+        seconds=st.sampled_from([0.0, 0.5, 3.0]),
+    )
+    def measure(self, peer: Keyed, flops: float, bandwidth: float, seconds: float) -> None:
+        known = self.run.state.peers.get(peer.peer)
+        if known is not None and known.is_live:
+            measures(self.run, peer, flops, bandwidth, seconds)
+
+    @rule(seed=st.integers(0, 255))
+    def everybody_measures(self, seed: int) -> None:
+        for i, peer in enumerate(PEERS):
+            self.measure(peer, flops=1e9 if seed >> i & 1 else 1e8, bandwidth=1e7, seconds=0.0)
 
     @precondition(lambda self: self.run.state.plans)
     @rule(peer=who, older=st.sampled_from([0, 0, 1]))
@@ -254,7 +328,7 @@ class RandomRun(RuleBasedStateMachine):
             for stage in range(STAGES):
                 for peer in self._hosts(stage, set()):
                     anchor = self._anchor(stage, number - 1)
-                    self.run.send(Offer(peer.peer, peer.payload(self.run.spec, stage, number, anchor)))
+                    self._offer(peer, stage, number, anchor)
                 self.hosts_report(stage, set(), set())
             self.decisions_are_single_and_final()
             if self.number > number:
@@ -329,7 +403,7 @@ class RandomRun(RuleBasedStateMachine):
         places = [(place.replica, place.position) for place in state.places.values()]
         assert len(set(places)) == len(places)
         for peer, seat in state.seats[len(state.plans)].items() if state.plans else ():
-            if state.takes_part(peer, state.plans[-1].from_round) and state.peers[peer].is_live:
+            if state.takes_part(peer, state.plans[-1].from_round) and state.peers[peer].is_staying:
                 place = state.places[peer]
                 assert (place.replica, place.position) == (seat.replica.index, seat.position)
 

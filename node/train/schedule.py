@@ -1,10 +1,8 @@
-"""The schedules of the inner phase: learning rates over the run, the order of microbatches in a step."""
+"""The learning rate over the run."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from enum import StrEnum
 
 from protocol.spec import InnerSpec
 
@@ -30,35 +28,3 @@ def cold_factor(taken: int, cold_steps: int) -> float:
     rate rises over `cold_steps` steps, as it does at the start of a run.
     """
     return min(1.0, (taken + 1) / cold_steps) if cold_steps else 1.0
-
-
-class OpKind(StrEnum):
-    FORWARD = "forward"
-    BACKWARD = "backward"
-
-
-@dataclass(frozen=True)
-class Op:
-    """One piece of a member's work in an inner step."""
-
-    kind: OpKind
-    microbatch: int
-
-
-def one_forward_one_backward(position: int, members: int, microbatches: int) -> tuple[Op, ...]:
-    """The order of work of the member at `position` of a chain of `members`, for one inner step (1F1B).
-
-    A member first runs as many forwards as there are members behind it (``members - 1 - position``): until
-    the first gradient can come back to it, each of those members must have had a microbatch to work on.
-    From then on one forward alternates with one backward, and the backwards left over end the step. So at
-    most ``members - position`` microbatches hold activations at a time, however many there are.
-    """
-    if not 0 <= position < members or microbatches < 1:
-        raise ValueError(f"no position {position} of {members} members with {microbatches} microbatches")
-    warm_up = min(members - 1 - position, microbatches)
-    order = [Op(OpKind.FORWARD, microbatch) for microbatch in range(warm_up)]
-    for microbatch in range(microbatches):
-        if warm_up + microbatch < microbatches:
-            order.append(Op(OpKind.FORWARD, warm_up + microbatch))
-        order.append(Op(OpKind.BACKWARD, microbatch))
-    return tuple(order)

@@ -1,0 +1,95 @@
+"""Which spare moves to other stages, where a pipeline lacks a member that nobody can stand in for.
+
+A move is costly: the peer has to rebuild and to fetch the state of its new stages. So none is made merely to
+be faster, and none where waiting may do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from coordinator.events import PlaceGiven
+from coordinator.history import Draft
+from coordinator.places import Vacancy, suits, vacancies
+from coordinator.readiness import peer_rests_until
+from coordinator.state import Peer, State
+from protocol.spec import RunSpec
+from protocol.types import PeerId, Place, Role
+
+
+def move_spares(draft: Draft, spec: RunSpec, now: float) -> None:
+    """Give spares the places of lost or draining members of pipelines that have trained.
+
+    To be called at the end of a round, when who was lost has had its time to come back. Nobody moves where as
+    many spares have those stages already; to stages whose state no live peer has, or away from such; or twice
+    within `grouping.settle_rounds` rounds. First move those whose pipeline never trained, of these who joined
+    last; then those of a later pipeline that has stood still for as many rounds.
+    """
+    state = draft.state
+    holes = [each for each in vacancies(state) if each.replica in state.seated and _is_pipeline(state, each)]
+    if not holes:
+        return
+    idle = [(peer, state.places[peer.peer]) for peer in state.staying if _is_idle(state, peer)]
+    spares, wanted = Counter(place.stages for _, place in idle), Counter(hole.stages for hole in holes)
+    hosts = Counter(stage for peer in state.places for stage in _held(state, peer))
+    lost_in = _last_losses(state, holes)
+    movable = [(peer, place) for peer, place in idle if _has_settled(state, spec, place, lost_in)]
+    movable.sort(key=lambda each: (each[1].replica in state.seated, -each[0].arrival))
+    for hole in holes:
+        if spares[hole.stages] >= wanted[hole.stages] or not all(hosts[stage] for stage in hole.stages):
+            continue
+        for peer, place in movable:
+            held = _held(state, place.peer)
+            has_trained = place.replica in state.seated
+            if has_trained and place.replica <= hole.replica:
+                continue
+            is_spared = spares[place.stages] > wanted[place.stages]
+            is_last = any(hosts[stage] <= (stage in held) for stage in place.stages)
+            if is_spared and not is_last and suits(draft.state, spec, hole, peer):
+                draft.add(PlaceGiven(now, hole.given_to(place.peer)))
+                movable.remove((peer, place))
+                spares[place.stages] -= 1
+                wanted[hole.stages] -= 1
+                wanted[place.stages] += has_trained
+                hosts.subtract(held)
+                break
+
+
+def _is_pipeline(state: State, vacancy: Vacancy) -> bool:
+    return len(state.layout(vacancy.replica)) > 1
+
+
+def _is_idle(state: State, peer: Peer) -> bool:
+    """Whether `peer` is a stage peer with a place that the newest plan does not need."""
+    seated = peer.peer in state.seats[state.plans[-1].epoch]
+    rests = peer_rests_until(state, peer.peer) > state.current_round
+    return peer.role is Role.STAGE and peer.peer in state.places and not seated and not rests
+
+
+def _held(state: State, peer: PeerId) -> set[int]:
+    """The stages of whose state `peer` has some round. Before the first decision everybody has them all."""
+    if not state.peers[peer].is_live:
+        return set()
+    place = state.places[peer]
+    if state.rounds_decided == 0:
+        return set(range(state.stages))
+    return {stage for stage in place.stages if stage in state.synced.get(peer, {})}
+
+
+def _last_losses(state: State, holes: list[Vacancy]) -> dict[int, int]:
+    """By replica that lacks members: the round in which it lost the last one."""
+    missing = {(hole.replica, hole.position) for hole in holes}
+    found = {hole.replica: 0 for hole in holes}
+    for place in state.places.values():
+        if (place.replica, place.position) in missing:
+            lost_in = state.lapses.get(place.peer, (0, 0))[1]
+            found[place.replica] = max(found[place.replica], lost_in)
+    return found
+
+
+def _has_settled(state: State, spec: RunSpec, place: Place, lost_in: dict[int, int]) -> bool:
+    """Whether its last move is long ago, and so is the loss for which its pipeline trains no more, if any."""
+    settled = state.current_round - spec.grouping.settle_rounds
+    if state.moved.get(place.peer, settled) > settled:
+        return False
+    return place.replica not in state.seated or lost_in.get(place.replica, state.current_round) <= settled

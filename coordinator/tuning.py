@@ -1,0 +1,249 @@
+"""What makes the next plan faster at no cost: other neighbours, another k of a link, another share of work.
+
+Anchors are bit-equal on all replicas after a round, so peers with the same stages may change places between
+two rounds without moving any state. All three follow what peers have measured, by the cost model
+(coordinator.costs), and none does anything where that is unknown.
+
+Pure: whoever asks with the same peers in another order gets the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from heapq import heapify, heappop, heappush
+from itertools import accumulate, pairwise
+from math import floor
+
+from coordinator.costs import Survey, choose_k, compute_seconds, message_bytes
+from coordinator.grouping import links_between, listed, short
+from coordinator.neighbours import MOST_COMPARED, Search, seconds_per_microbatch
+from coordinator.readiness import fits, is_synced, peer_rests_until
+from coordinator.state import State
+from protocol.spec import RunSpec
+from protocol.types import Member, PeerId, Place, Replica, Role
+
+MOST_SHARE = 8
+"""A replica takes at most so many times the usual microbatches: speed is only claimed, and gives weight."""
+_LEAST_SECONDS = 1e-9
+_MOST_OPERATIONS = 400_000
+"""So many operations of members are replayed at most to choose k: about half a second."""
+
+
+class Tuner:
+    """Tunes the replicas of the plan that takes over at `from_round`."""
+
+    def __init__(self, state: State, spec: RunSpec, from_round: int) -> None:
+        self._state, self._spec, self._from_round = state, spec, from_round
+        capacities = {peer.peer: peer.capacity for peer in state.peers.values()}
+        self._survey = Survey.of(state.estimates, capacities)
+        # What is told before the first decision of a round may still be of the round before.
+        earlier, newest = state.plan_for(max(1, from_round - 2)), state.plans[-1]
+        self._lasting = set(map(_chain, earlier.replicas)) & set(map(_chain, newest.replicas))
+
+    def tuned(self, replicas: Sequence[Replica], is_settled: bool) -> tuple[list[Replica], list[str]]:
+        """`replicas` with better neighbours, k and shares, and what changes for which reason.
+
+        Neighbours change only where `is_settled`: nobody comes or goes with this plan.
+        """
+        newest = self._state.plans[-1]
+        tuned_at = self._state.tuned_at
+        may_change = not tuned_at or self._from_round - tuned_at >= self._spec.grouping.settle_rounds
+        tuned, exchanges, shares = list(replicas), list[str](), list[str]()
+        if is_settled and may_change:
+            tuned, exchanges = self._with_better_neighbours(tuned)
+        tuned, widths = self._with_fitting_k(tuned)
+        others = [_peers(each) for each in tuned] != [_peers(each) for each in newest.replicas]
+        if others or may_change:
+            tuned, shares = self._with_fair_shares(tuned, others)
+        return tuned, [*exchanges, *widths, *shares]
+
+    # Neighbours
+
+    def _with_better_neighbours(self, replicas: list[Replica]) -> tuple[list[Replica], list[str]]:
+        search = Search(
+            self._spec, self._survey, replicas, self._may_exchange(replicas), self._spares(), self._may_sit
+        )
+        search.run()
+        grouping = self._spec.grouping
+        before, after = search.before, search.after
+        if not search.swaps or after >= before * (1 - grouping.margin):
+            return replicas, []
+        what = "their step, at fair shares," if grouping.balance else "the slowest step"
+        gain = f"{what} falls from {before:.3g} s to {after:.3g} s"
+        return search.replicas, [f"{listed(search.swaps)}: {gain}"]
+
+    def _may_exchange(self, replicas: Sequence[Replica]) -> set[int]:
+        """The pipelines (by index) whose members have all measured themselves and attested what is due."""
+        return {
+            replica.index
+            for replica in replicas
+            if len(replica.members) > 1
+            and all(
+                self._is_measured(member.peer)
+                and is_synced(
+                    self._state, Place(member.peer, replica.index, i, member.stages), self._from_round
+                )
+                for i, member in enumerate(replica.members)
+            )
+        }
+
+    def _spares(self) -> list[Member]:
+        """Those that follow, and could train at once."""
+        seated = self._state.seats[self._state.plans[-1].epoch]
+        return [
+            Member(peer.peer, place.stages, peer.endpoint)
+            for peer in sorted(self._state.staying, key=lambda each: each.peer)
+            if peer.role is Role.STAGE and peer.peer not in seated
+            for place in [self._state.places.get(peer.peer)]
+            if place is not None
+            and self._is_measured(peer.peer)
+            and is_synced(self._state, place, self._from_round)
+            and peer_rests_until(self._state, peer.peer) <= self._from_round
+        ]
+
+    def _may_sit(self, member: Member, members_left: int) -> bool:
+        return fits(self._state, self._spec, member.peer, member.stages, members_left)
+
+    def _is_measured(self, peer: PeerId) -> bool:
+        return self._state.estimates[peer].capacity.flops > 0
+
+    # k
+
+    def _with_fitting_k(self, replicas: Sequence[Replica]) -> tuple[list[Replica], list[str]]:
+        if not self._spec.link.adapts:
+            return list(replicas), []
+        running = {replica.index for replica in self._state.plans[-1].replicas}
+        due = self._due_for_k(replicas)
+        tuned, reasons = [], []
+        for replica in replicas:
+            if replica.index in running and replica.index not in due:
+                tuned.append(replica)
+                continue
+            before = tuple(link.k for link in replica.links)
+            present = before if replica.index in running else None
+            microbatches = min(self._spec.microbatches_of(replica), MOST_COMPARED)
+            ks = choose_k(self._spec, self._survey, replica.members, present, microbatches)
+            tuned.append(
+                replace(replica, links=links_between(replica.members, ks)) if ks != before else replica
+            )
+            ends = zip(pairwise(replica.members), before, ks, strict=True)
+            reasons += [self._why_k(*pair, was, now) for pair, was, now in ends if present and was != now]
+        return tuned, [listed(reasons)] if reasons else []
+
+    def _due_for_k(self, replicas: Sequence[Replica]) -> set[int]:
+        """The pipelines (by index) whose k is looked at this time: all, or in a large swarm some in turn."""
+        pipelines = [replica for replica in replicas if replica.links]
+        if not pipelines:
+            return set()
+        links, link = max(len(replica.links) for replica in pipelines), self._spec.link
+        rungs = 2 + (link.most_k // link.least_k).bit_length()
+        effort = 2 * rungs * links * (links + 1) * min(self._spec.inner.microbatches, MOST_COMPARED)
+        count = max(1, _MOST_OPERATIONS // effort)
+        first = self._from_round * count % len(pipelines)
+        return {each.index for each in [*pipelines[first:], *pipelines[:first]][:count]}
+
+    def _why_k(self, one: Member, other: Member, before: int, after: int) -> str:
+        """Told of the slower direction, and of the slower end."""
+        spec, survey = self._spec, self._survey
+        there, back = survey.bandwidth(one.peer, other.peer), survey.bandwidth(other.peer, one.peer)
+        down, up = message_bytes(spec, after)
+        seconds, bandwidth = max((down / there, there), (up / back, back))
+        compute = max(compute_seconds(spec, survey, each.peer, each.stages) for each in (one, other))
+        moves = "rises" if after > before else "falls"
+        return (
+            f"k of the link {short(one.peer)} -> {short(other.peer)} {moves} {before} -> {after}: "
+            f"{8e-6 * bandwidth:.1f} Mb/s carry it in {seconds:.2g} s, computing takes {compute:.2g} s"
+        )
+
+    # Shares
+
+    def _with_fair_shares(self, replicas: Sequence[Replica], others: bool) -> tuple[list[Replica], list[str]]:
+        """Microbatches by speed. `others`: the present shares are those of other replicas."""
+        usual = self._spec.inner.microbatches
+        present = [self._spec.microbatches_of(replica) for replica in replicas]
+        is_whole = sum(present) == usual * len(replicas)
+        seconds = [self._microbatch_seconds(replica) for replica in replicas]
+        if not self._spec.grouping.balance or not all(seconds):
+            if is_whole and not others:
+                return list(replicas), []
+            shares = [usual] * len(replicas)
+        else:
+            shares = fair_shares(seconds, usual)
+            slowest = max(n * each for n, each in zip(present, seconds, strict=True))
+            fair = max(n * each for n, each in zip(shares, seconds, strict=True))
+            if is_whole and fair >= slowest * (1 - self._spec.grouping.margin):
+                return list(replicas), []
+        tuned = [_sharing(replica, n, usual) for replica, n in zip(replicas, shares, strict=True)]
+        changed = [
+            f"{replica.name} takes {n} instead of {before}"
+            for replica, n, before in zip(replicas, shares, present, strict=True)
+            if n != before
+        ]
+        if not changed:
+            return tuned, []
+        if not all(seconds) or not self._spec.grouping.balance:
+            return tuned, [f"every replica takes {usual} microbatches of a step again"]
+        gain = f"the slowest step falls from {slowest:.3g} s to {fair:.3g} s"
+        why = gain if is_whole else f"they finish within {fair:.3g} s"
+        return tuned, [f"of the microbatches of a step {listed(changed)}: {why}"]
+
+    def _microbatch_seconds(self, replica: Replica) -> float:
+        """As its first member measured it under this very chain, else as predicted; 0 if nothing is known."""
+        measured = self._state.estimates[replica.members[0].peer].microbatch_seconds
+        if measured > 0 and _chain(replica) in self._lasting:
+            return max(measured, _LEAST_SECONDS)
+        return seconds_per_microbatch(self._spec, self._survey, *_chain(replica))
+
+
+def fair_shares(seconds: Sequence[float], usual: int) -> list[int]:
+    """How many microbatches each replica takes, so that the slowest is done soonest.
+
+    Args:
+        seconds: that one microbatch takes each replica, above 0.
+        usual: microbatches of a replica on average.
+
+    In proportion to speed, rounded down, but at least 1 and at most MOST_SHARE times the usual; each one that
+    is left goes to whoever would be done with it first.
+    """
+    most, left = MOST_SHARE * usual, usual * len(seconds)
+    fastest_first = sorted(range(len(seconds)), key=lambda i: (seconds[i], i))
+    speeds = list(accumulate(1 / seconds[i] for i in reversed(fastest_first)))
+    bounded = 0
+    while left / speeds[-1] / seconds[fastest_first[bounded]] > most:
+        left -= most  # the others share what exceeds its bound
+        speeds.pop()
+        bounded += 1
+    shares = [max(1, floor(left / speeds[-1] / each)) for each in seconds]
+    for i in fastest_first[:bounded]:
+        shares[i] = most
+    over = sum(shares) - usual * len(seconds)
+    longest = [(-n * seconds[i], i) for i, n in enumerate(shares) if n > 1]
+    heapify(longest)
+    for _ in range(over):
+        _, i = heappop(longest)
+        shares[i] -= 1
+        if shares[i] > 1:
+            heappush(longest, (-shares[i] * seconds[i], i))
+    soonest = [((n + 1) * seconds[i], n, i) for i, n in enumerate(shares) if n < most]
+    heapify(soonest)
+    for _ in range(-over):
+        _, _, i = heappop(soonest)
+        shares[i] += 1
+        if shares[i] < most:
+            heappush(soonest, ((shares[i] + 1) * seconds[i], shares[i], i))
+    return shares
+
+
+def _sharing(replica: Replica, microbatches: int, usual: int) -> Replica:
+    if microbatches == usual:
+        return replace(replica, microbatches=0, weight=1.0)
+    return replace(replica, microbatches=microbatches, weight=microbatches / usual)
+
+
+def _chain(replica: Replica) -> tuple[tuple[Member, ...], tuple[int, ...]]:
+    return replica.members, tuple(link.k for link in replica.links)
+
+
+def _peers(replica: Replica) -> list[PeerId]:
+    return [member.peer for member in replica.members]

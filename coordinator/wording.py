@@ -1,0 +1,31 @@
+"""Words that the coordinator's sentences for people share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from protocol.types import PeerId
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """No plan is possible yet. `sentence` says what is missing; `unreachable` that endpoints are."""
+
+    sentence: str
+    unreachable: bool = False
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """`names` for a sentence: the first `most`, then how many more."""
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def short(peer: PeerId) -> str:
+    """The end of a peer id, which tells peers apart, for sentences that name several."""
+    return f"..{peer[-8:]}"

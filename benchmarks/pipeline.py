@@ -1,0 +1,380 @@
+"""How well a pipeline over slow links keeps its members busy, against what the cost model predicts.
+
+    python -m benchmarks.pipeline                        # the whole table, below 8 minutes
+    python -m benchmarks.pipeline --quick                # two members, a few cases, below 90 s
+    python -m benchmarks.pipeline --members 4 --pace 300 # 4 members of 300 ms per microbatch each
+
+Every member is a process of its own, pinned to a core, with its worker, the production pipeline and gRPC
+links under mutual TLS. Links are real TCP between network namespaces, shaped by ``tc tbf`` in each direction;
+where there can be none (they need root and Linux) all goes through a relay that limits the bandwidth.
+
+Members that share a core wait for each other, which independent machines do not. So where there are more
+members than cores every forward and backward pass has a pace: it takes a fixed time, slept after the real
+computing. The table says for every row which it was.
+
+For each k, the seconds of one microbatch are measured first, one member at a time and over unshaped links.
+From these, the shaped bandwidth and the bytes of a message follows the prediction (coordinator.costs).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import statistics
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.pipeline_member import member_name
+from benchmarks.shaping import Namespaces, Relays, Shaper
+from coordinator.costs import LinkTime, message_bytes, step_time
+from protocol.spec import RunSpec, resolve
+from tests.certificates import credentials
+
+MODEL = {
+    "model.width": 256,
+    "model.layers": 4,
+    "model.heads": 4,
+    "model.feed_forward": 128,
+    "model.context": 256,
+    "swarm.stages": 4,
+    "inner.steps": 4,
+    "inner.microbatches": 8,
+    "inner.microbatch_size": 4,
+}
+"""Small enough for seconds per step on one core, wide enough that a link of 10 Mb/s cannot carry it whole."""
+
+_CLOSE_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row: `k` 0 is uncompressed, `bandwidth` in bits per second, infinity unshaped."""
+
+    members: int
+    k: int
+    bandwidth: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a case took.
+
+    Attributes:
+        compute: seconds of one microbatch, by member, alone.
+        seconds, predicted: of one inner step.
+        predicted_as_computed: with what a microbatch took in these very steps instead of alone. Where only
+            this prediction holds, it was computing that was slower, not the links.
+        utilization: busy share of the step, by member.
+        bytes_sent: by the first member in one step.
+    """
+
+    case: Case
+    paced: bool
+    compute: tuple[float, ...]
+    seconds: float
+    predicted: float
+    predicted_as_computed: float
+    utilization: tuple[float, ...]
+    predicted_utilization: tuple[float, ...]
+    bytes_sent: float
+
+    @property
+    def ratio(self) -> float:
+        return self.seconds / self.predicted
+
+
+class Chain:
+    """The members' processes, connected."""
+
+    def __init__(self, processes: Sequence[asyncio.subprocess.Process]) -> None:
+        self._processes = processes
+        self._round = 0
+
+    async def ask(self, arguments: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """One command to each member at the same time; their answers. RuntimeError where one has ended."""
+        return await asyncio.gather(*map(_ask, self._processes, arguments))
+
+    async def train(self, k: int, steps: int, microbatches: int) -> list[dict[str, Any]]:
+        """So many inner steps on all members."""
+        self._round += 1
+        command = {"do": "train", "round": self._round, "k": k, "steps": steps, "microbatches": microbatches}
+        return await self.ask([command] * len(self._processes))
+
+
+async def _ask(process: asyncio.subprocess.Process, command: dict[str, Any]) -> dict[str, Any]:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(json.dumps(command).encode() + b"\n")
+    line = await process.stdout.readline()
+    if not line:
+        raise RuntimeError("a member has ended: see its words above")
+    return json.loads(line)
+
+
+@asynccontextmanager
+async def chain_of(spec: RunSpec, members: int, shaper: Shaper, pace: float) -> AsyncIterator[Chain]:
+    """Start `members` processes and connect them; `pace` as in :mod:`benchmarks.paced_worker`."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [None]
+    command = shaper.command([sys.executable, "-m", "benchmarks.pipeline_member"])
+    processes = []
+    try:
+        for _ in range(members):
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                cwd=Path(__file__).parents[1],
+                env={**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "false", "GRPC_VERBOSITY": "NONE"},
+                start_new_session=True,  # Ctrl-C is for this process; the members end with their input
+                limit=2**22,
+            )
+            processes.append(process)
+        chain = Chain(processes)
+        starts = []
+        for position in range(members):
+            shown = credentials(member_name(position))
+            starts.append(
+                {
+                    "do": "start",
+                    "spec": spec.canonical_json,
+                    "position": position,
+                    "members": members,
+                    "core": cores[position % len(cores)],
+                    "pace": pace,
+                    "shown": {name: pem.decode() for name, pem in asdict(shown).items()},
+                }
+            )
+        ports = [started["port"] for started in await chain.ask(starts)]
+        endpoints = await shaper.join([process.pid for process in processes], ports[1:])
+        await chain.ask([{"do": "connect", "endpoint": endpoint} for endpoint in [*endpoints, None]])
+        yield chain
+    finally:
+        await shaper.close()
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.close()
+        await asyncio.gather(*map(_end, processes))
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    try:
+        async with asyncio.timeout(_CLOSE_SECONDS):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+def compute_seconds(answers: Sequence[dict[str, Any]]) -> tuple[float, ...]:
+    """Seconds of one microbatch, by member, where each step had one; the first step warms up."""
+    return tuple(statistics.median(map(_busy, answer["steps"][1:])) for answer in answers)
+
+
+def _busy(step: dict[str, Any]) -> float:
+    return sum(seconds for _, seconds in step["passes"])
+
+
+def predict(spec: RunSpec, case: Case, compute: Sequence[float], payload_share: float, delay: float):  # type: ignore[no-untyped-def]
+    """The cost model's step for `case`, from the members' seconds per microbatch."""
+    down, up = message_bytes(spec, case.k)
+    rate = case.bandwidth * payload_share / 8
+    link = LinkTime(down / rate, up / rate, delay)
+    return step_time(compute, [link] * (case.members - 1), spec.inner.microbatches)
+
+
+async def measure(
+    spec: RunSpec, cases: Sequence[Case], shaper: Shaper, pace: float, steps: int, delay: float
+) -> AsyncIterator[Result]:
+    """Measure cases of equally many members."""
+    async with chain_of(spec, cases[0].members, shaper, pace) as chain:
+        compute: dict[int, tuple[float, ...]] = {}
+        for case in cases:
+            if case.k not in compute:
+                await shaper.shape(math.inf)
+                # With one microbatch in a step no two members ever compute at the same time.
+                compute[case.k] = compute_seconds(await chain.train(case.k, steps=4, microbatches=1))
+            await shaper.shape(case.bandwidth)
+            answers = await chain.train(case.k, 1 + steps, spec.inner.microbatches)
+            # The first step fills the queues of links whose bandwidth has changed.
+            measured = [answer["steps"][1:] for answer in answers]
+            seconds = statistics.mean(step["seconds"] for step in measured[0])
+            busy = [
+                statistics.mean(sum(s for _, s in step["passes"]) for step in member) for member in measured
+            ]
+            predicted = predict(spec, case, compute[case.k], shaper.payload_share, delay)
+            slower = [each / spec.inner.microbatches for each in busy]
+            as_computed = predict(spec, case, slower, shaper.payload_share, delay)
+            yield Result(
+                case,
+                pace > 0,
+                compute[case.k],
+                seconds,
+                predicted.seconds,
+                as_computed.seconds,
+                tuple(each / seconds for each in busy),
+                predicted.utilization,
+                answers[0]["bytes_sent"] / (1 + steps),
+            )
+
+
+def table_of(results: Sequence[Result], width: int) -> Table:
+    """One row per case."""
+    table = Table(
+        "members",
+        "k/d",
+        "link",
+        "compute ms",
+        "step s",
+        "predicted",
+        "ratio",
+        "as computed",
+        "busy %",
+        "predicted %",
+        "gain",
+    )
+    for column in table.columns[3:]:
+        column.justify = "right"
+    for row in rows_of(results, width):
+        table.add_row(*row)
+    return table
+
+
+def markdown_of(results: Sequence[Result], width: int) -> str:
+    """The same table for the documentation."""
+    titles = [str(column.header) for column in table_of([], width).columns]
+    lines = [titles, ["---"] * 3 + ["---:"] * (len(titles) - 3), *rows_of(results, width)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def rows_of(results: Sequence[Result], width: int) -> Iterator[list[str]]:
+    """The cells of the table, row by row."""
+    uncompressed = {
+        (each.case.members, each.case.bandwidth): each.seconds for each in results if each.case.k == 0
+    }
+    for each in results:
+        case = each.case
+        base = uncompressed.get((case.members, case.bandwidth))
+        pace = " paced" if each.paced else ""
+        yield [
+            f"{case.members}{pace}",
+            f"1/{width // case.k}" if case.k not in (0, width) else ("1" if case.k else "uncompressed"),
+            "unshaped" if math.isinf(case.bandwidth) else f"{case.bandwidth / 1e6:.0f} Mb/s",
+            " ".join(f"{1000 * seconds:.0f}" for seconds in each.compute),
+            f"{each.seconds:.2f}",
+            f"{each.predicted:.2f}",
+            f"{each.ratio:.2f}",
+            f"{each.seconds / each.predicted_as_computed:.2f}",
+            " ".join(f"{100 * share:.0f}" for share in each.utilization),
+            " ".join(f"{100 * share:.0f}" for share in each.predicted_utilization),
+            f"{base / each.seconds:.2f}x" if base and case.k else "",
+        ]
+
+
+def summary_of(results: Sequence[Result]) -> str:
+    """How far prediction and measurement are apart, in a sentence."""
+    off = [abs(each.ratio - 1) for each in results]
+    within = sum(each <= 0.15 for each in off)
+    return (
+        f"{within} of {len(off)} steps within 15 % of the prediction; median deviation "
+        f"{100 * statistics.median(off):.1f} %, largest {100 * max(off):.1f} %"
+    )
+
+
+def arguments_of(given: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--members", type=int, nargs="+", choices=(2, 4), default=None)
+    parser.add_argument("--ratios", type=int, nargs="+", default=None, help="d/k; 0 is uncompressed")
+    parser.add_argument(
+        "--bandwidths", type=float, nargs="+", default=None, metavar="MBPS", help="Mb/s; 0 is unshaped"
+    )
+    parser.add_argument(
+        "--pace",
+        type=float,
+        default=None,
+        metavar="MS",
+        help="ms that a microbatch takes a member at least; 0: as long as it computes. "
+        "Default: 0 where every member has a core, else 300",
+    )
+    parser.add_argument("--steps", type=int, default=2, help="measured inner steps per case")
+    parser.add_argument("--shaper", choices=("namespaces", "relay"), default=None)
+    parser.add_argument("--delay", type=float, default=0.0, metavar="MS", help="one way; relay only")
+    parser.add_argument("--quick", action="store_true", help="two members, a few cases")
+    parser.add_argument("--json", type=Path, default=None, help="file for the results")
+    parser.add_argument("--markdown", action="store_true", help="print the table for the documentation")
+    arguments = parser.parse_args(given)
+    if arguments.delay and arguments.shaper != "relay":
+        parser.error("--delay needs --shaper relay")
+    quick = arguments.quick
+    arguments.members = arguments.members or ([2] if quick else [2, 4])
+    arguments.ratios = (
+        arguments.ratios if arguments.ratios is not None else ([0, 8] if quick else [0, 1, 8, 32])
+    )
+    arguments.bandwidths = arguments.bandwidths or ([0, 10, 100] if quick else [0, 10, 50, 100])
+    return arguments
+
+
+def shaper_of(name: str | None, delay: float, console: Console) -> Shaper:
+    """Namespaces where they are possible, unless the relay is wanted; says which."""
+    missing = Namespaces.missing() if name != "relay" else "the relay was asked for"
+    if missing and name == "namespaces":
+        raise SystemExit(f"no network namespaces: {missing}")
+    if missing:
+        console.print(f"links go through a relay in this process: {missing}")
+        return Relays(delay)
+    console.print("links are TCP between network namespaces, shaped by tc tbf")
+    return Namespaces()
+
+
+async def run(arguments: argparse.Namespace, console: Console) -> list[Result]:
+    """Measure everything that was asked for."""
+    spec = resolve("tiny", overrides=MODEL)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    console.print(
+        f"d {spec.model.width}, {spec.model.layers} layers, {spec.inner.microbatches} microbatches of "
+        f"{spec.inner.microbatch_size} x {spec.model.context} tokens, {spec.link.dtype}; {cores} cores"
+    )
+    results = []
+    delay = arguments.delay / 1000
+    shaper = shaper_of(arguments.shaper, delay, console)
+    for members in arguments.members:
+        pace = arguments.pace if arguments.pace is not None else (0.0 if members <= cores else 300.0)
+        cases = [
+            Case(members, spec.model.width // ratio if ratio else 0, 1e6 * bandwidth or math.inf)
+            for ratio, bandwidth in product(arguments.ratios, arguments.bandwidths)
+        ]
+        async for result in measure(spec, cases, shaper, pace / 1000, arguments.steps, delay):
+            results.append(result)
+            console.print("  ".join(next(rows_of([result], spec.model.width))[:8]), highlight=False)
+    return results
+
+
+def main() -> None:
+    console = Console()
+    if not console.is_terminal:
+        console.width = 120
+    arguments = arguments_of()
+    results = asyncio.run(run(arguments, console))
+    width = MODEL["model.width"]
+    console.print(table_of(results, width))
+    console.print(summary_of(results))
+    if arguments.markdown:
+        print(markdown_of(results, width))
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps([asdict(each) for each in results], indent=1))
+
+
+if __name__ == "__main__":
+    main()

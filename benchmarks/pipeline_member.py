@@ -1,0 +1,184 @@
+"""One member of the pipeline that :mod:`benchmarks.pipeline` measures: a process with the production parts.
+
+It takes one JSON object per line on standard input and answers each with one on standard output, and it ends
+with its standard input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from benchmarks.paced_worker import PACE_VARIABLE
+from node.credentials import Credentials
+from node.net.ipc import Child, start_child
+from node.net.link import Link, LinkLimits, LinkServer, Place, dial
+from node.train.pipeline import Pipeline
+from protocol.errors import ErrorCode
+from protocol.framing import frame_limit
+from protocol.spec import RunSpec
+from protocol.types import Dialer, Member, PeerId, Plan, Replica, StageRange
+from protocol.types import Link as PlannedLink
+
+_CONNECT_SECONDS = 30.0
+
+
+def member_name(position: int) -> PeerId:
+    """The peer at `position` of the chain."""
+    return PeerId(f"member-{position}")
+
+
+def replica_of(spec: RunSpec, members: int, k: int, microbatches: int) -> Replica:
+    """The chain: equal shares of the stages, links of width `k`."""
+    size = spec.swarm.stages // members
+    return Replica(
+        0,
+        tuple(Member(member_name(i), StageRange(i * size, (i + 1) * size), "") for i in range(members)),
+        tuple(PlannedLink(k, Dialer.UPSTREAM) for _ in range(members - 1)),
+        microbatches=microbatches,
+    )
+
+
+class PipelineMember:
+    """The member at one position of the chain, and what the benchmark asks of it: one method per command."""
+
+    _worker: Child
+    _server: LinkServer
+    _pipeline: Pipeline
+
+    async def start(
+        self, spec: str, position: int, members: int, core: int | None, pace: float, shown: dict[str, str]
+    ) -> dict[str, Any]:
+        """Start the worker and listen on every address of this namespace."""
+        if core is not None:
+            os.sched_setaffinity(0, {core})  # the worker inherits it
+        self._spec = RunSpec.from_json(spec)
+        self._position, self._members = position, members
+        self._shown = Credentials(**{name: pem.encode() for name, pem in shown.items()})
+        self._server = LinkServer(lambda: self._shown)
+        port = await self._server.start("0.0.0.0", 0)
+        environment = {
+            "PYTHONPATH": str(Path(__file__).parents[1]),
+            "OMP_NUM_THREADS": "1",
+            PACE_VARIABLE: str(pace),
+        }
+        self._worker = await start_child(
+            "benchmarks.paced_worker", name="worker", died=ErrorCode.WORKER_DIED, environment=environment
+        )
+        stages = replica_of(self._spec, members, 0, 0).members[position].stages
+        await self._worker.call(
+            "build",
+            {
+                "spec": spec,
+                "stages": [stages.first, stages.stop],
+                "device": "cpu",
+                "source": None,
+                "tokenizer": None,
+            },
+        )
+        return {"port": port}
+
+    async def connect(self, endpoint: str | None) -> dict[str, Any]:
+        """Open the links to both neighbours; the next member is dialled at `endpoint`."""
+
+        def place(position: int) -> Place:
+            return Place(self._spec.run_id, self._spec.hash, member_name(position), 0, position)
+
+        here, limits = place(self._position), LinkLimits(frame_limit(self._spec), 16)
+
+        async def accept() -> Link | None:
+            if self._position == 0:
+                return None
+            return await self._server.accept(here, place(self._position - 1), limits, _CONNECT_SECONDS)
+
+        async def open_() -> Link | None:
+            if endpoint is None:
+                return None
+            next_ = place(self._position + 1)
+            return await dial(endpoint, here, next_, limits, _CONNECT_SECONDS, self._shown)
+
+        upstream, downstream = await asyncio.gather(accept(), open_())
+        replica = replica_of(self._spec, self._members, 0, 0)
+        self._pipeline = Pipeline(
+            self._spec,
+            Plan(1, 1, 0, (replica,), ""),
+            replica,
+            self._position,
+            self._worker,
+            upstream,
+            downstream,
+        )
+        return {}
+
+    async def train(self, round: int, k: int, steps: int, microbatches: int) -> dict[str, Any]:
+        """So many inner steps. Answers the seconds of each, and of the passes of each."""
+        spec, last = self._spec, self._members - 1
+        replica = replica_of(spec, self._members, k, microbatches)
+        self._pipeline.adopt(Plan(round, round, 0, (replica,), ""), replica)
+        await self._worker.call(
+            "connect",
+            {
+                "k_upstream": k if self._position else None,
+                "k_downstream": k if self._position < last else None,
+            },
+        )
+        samples = [0, spec.samples_per_round(microbatches)]
+        await self._worker.call("begin_round", {"round": round, "samples": samples})
+        results = []
+        sent = self._pipeline.bytes_sent
+        for step in range(steps):
+            began = time.monotonic()
+            await self._pipeline.phase(round, step, True)
+            await self._pipeline.inner_step(round, step)
+            seconds = time.monotonic() - began
+            passes = (await self._worker.call("passes", {})).body["passes"]
+            results.append({"seconds": seconds, "passes": passes})
+        await self._pipeline.phase(round, steps, False)
+        await self._pipeline.forget_before(round + 1)
+        return {"steps": results, "bytes_sent": self._pipeline.bytes_sent - sent}
+
+
+async def _serve() -> None:
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=2**22)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    member = PipelineMember()
+    commands: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def answer() -> None:
+        while True:
+            command = json.loads(await commands.get())
+            reply = await getattr(member, command.pop("do"))(**command)
+            sys.stdout.write(json.dumps(reply) + "\n")
+            sys.stdout.flush()
+
+    answering = asyncio.create_task(answer())
+    reading = asyncio.create_task(_read_all(reader, commands))
+    done, _ = await asyncio.wait({answering, reading}, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()
+
+
+async def _read_all(reader: asyncio.StreamReader, commands: asyncio.Queue[bytes]) -> None:
+    while line := await reader.readline():
+        commands.put_nowait(line)
+
+
+def main() -> None:
+    try:
+        uvloop.run(_serve())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(0)  # whatever is under way, the benchmark is over; the worker ends with its socket
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""Links of a chosen bandwidth between processes of this machine, for benchmarks.
+
+:class:`Namespaces` gives every process a network namespace of its own and joins neighbours by a veth pair
+with a token bucket (``tc tbf``) at both ends: real TCP over a real queue. It needs root, ``ip``, ``tc``,
+``unshare`` and ``nsenter`` (Debian: ``apt-get install iproute2 util-linux``). :class:`Relays` needs nothing:
+neighbours talk through a relay in this process that passes on so many bytes per second.
+
+The namespaces have no names: they exist as long as the processes in them, so nothing is left behind, however
+those end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Protocol
+
+_TOOLS = ("ip", "tc", "unshare", "nsenter")
+_TO_LOWER, _TO_UPPER = "to-lower", "to-upper"
+_BURST_SECONDS = 0.002
+_LEAST_BURST = 4000.0  # two full Ethernet frames, and some
+_READ_BYTES = 16384
+
+
+class Shaper(Protocol):
+    """The links of one chain: link i joins process i (its upper end) to process i + 1."""
+
+    payload_share: float
+    """Of the shaped bandwidth, how much is left for what TCP carries."""
+
+    def command(self, command: Sequence[str]) -> list[str]:
+        """How to start a process of the chain."""
+
+    async def join(self, pids: Sequence[int], ports: Sequence[int]) -> list[str]:
+        """Connect the processes `pids`; process i + 1 listens on `ports[i]`.
+
+        Returns the ``host:port`` that process i dials, one for every link.
+        """
+
+    async def shape(self, bits_per_second: float) -> None:
+        """Limit every link to so much in each direction; infinity takes the limit away."""
+
+    async def close(self) -> None: ...
+
+
+class Namespaces:
+    """Links of veth pairs between network namespaces, shaped by tbf on what each end sends.
+
+    Raises (from every method) RuntimeError with the words of the tool that failed.
+    """
+
+    payload_share = 1448 / 1514  # tbf counts whole Ethernet frames
+
+    def __init__(self) -> None:
+        self._pids: list[int] = []
+
+    @staticmethod
+    def missing() -> str:
+        """Why there can be no namespaces here; "" where there can."""
+        if sys.platform != "linux":
+            return "network namespaces are a feature of Linux"
+        if absent := [tool for tool in _TOOLS if shutil.which(tool) is None]:
+            return f"{', '.join(absent)} not found: apt-get install iproute2 util-linux"
+        trial = "ip link set lo up && tc qdisc add dev lo root tbf rate 10mbit burst 32kb latency 50ms"
+        tried = subprocess.run(
+            ["unshare", "--net", "sh", "-c", trial], capture_output=True, text=True, check=False
+        )
+        return tried.stderr.strip().replace("\n", "; ") if tried.returncode else ""
+
+    def command(self, command: Sequence[str]) -> list[str]:
+        return ["unshare", "--net", "--", *command]
+
+    async def join(self, pids: Sequence[int], ports: Sequence[int]) -> list[str]:
+        self._pids = list(pids)
+        for pid in pids:
+            await self._inside(pid, "ip", "link", "set", "lo", "up")
+        for link, port in enumerate(ports):
+            upper, lower = pids[link], pids[link + 1]
+            ends = f"link add name {_TO_LOWER} netns {upper} type veth peer name {_TO_UPPER} netns {lower}"
+            await _run("ip", *ends.split())
+            for pid, device, host in ((upper, _TO_LOWER, 1), (lower, _TO_UPPER, 2)):
+                await self._inside(pid, "ip", "address", "add", f"10.77.{link}.{host}/30", "dev", device)
+                await self._inside(pid, "ip", "link", "set", device, "up")
+            assert port, "a process of the chain does not listen"
+        return [f"10.77.{link}.2:{port}" for link, port in enumerate(ports)]
+
+    async def shape(self, bits_per_second: float) -> None:
+        for position, pid in enumerate(self._pids):
+            for device, exists in ((_TO_LOWER, position < len(self._pids) - 1), (_TO_UPPER, position > 0)):
+                if not exists:
+                    continue
+                if math.isinf(bits_per_second):
+                    with suppress(RuntimeError):  # there was no limit
+                        await self._inside(pid, "tc", "qdisc", "del", "dev", device, "root")
+                    continue
+                # What fits into the bucket passes a link that was idle in no time: little of a message may.
+                burst = max(_LEAST_BURST, bits_per_second / 8 * _BURST_SECONDS)
+                limit = f"rate {bits_per_second:.0f}bit burst {burst:.0f}b latency 50ms"
+                await self._inside(
+                    pid, "tc", "qdisc", "replace", "dev", device, "root", "tbf", *limit.split()
+                )
+
+    async def close(self) -> None:
+        self._pids = []
+
+    @staticmethod
+    async def _inside(pid: int, *command: str) -> None:
+        await _run("nsenter", f"--net=/proc/{pid}/ns/net", *command)
+
+
+async def _run(*command: str) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+    )
+    _, words = await process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {words.decode().strip()}")
+
+
+class Relays:
+    """Links through relays on the loopback, in this process.
+
+    Args:
+        delay: seconds that every byte takes in addition, one way.
+    """
+
+    payload_share = 1.0
+
+    def __init__(self, delay: float = 0.0) -> None:
+        self._delay, self._rate = delay, math.inf
+        self._servers: list[asyncio.Server] = []
+        self._carrying: set[asyncio.Task[None]] = set()
+
+    def command(self, command: Sequence[str]) -> list[str]:
+        return list(command)
+
+    async def join(self, pids: Sequence[int], ports: Sequence[int]) -> list[str]:
+        endpoints = []
+        for port in ports:
+
+            async def accept(
+                reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int = port
+            ) -> None:
+                far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port, limit=_READ_BYTES)
+                for source, target in ((reader, far_writer), (far_reader, writer)):
+                    task = asyncio.create_task(self._carry(source, target))
+                    self._carrying.add(task)
+                    task.add_done_callback(self._carrying.discard)
+
+            server = await asyncio.start_server(accept, "127.0.0.1", 0, limit=_READ_BYTES)
+            self._servers.append(server)
+            endpoints.append(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        return endpoints
+
+    async def shape(self, bits_per_second: float) -> None:
+        self._rate = bits_per_second / 8
+
+    async def close(self) -> None:
+        for server in self._servers:
+            server.close()
+        for task in list(self._carrying):
+            task.cancel()
+        await asyncio.gather(*self._carrying, return_exceptions=True)
+
+    async def _carry(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        on_the_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+        deliver = asyncio.create_task(self._deliver(on_the_way, target))
+        free = 0.0
+        try:
+            while data := await source.read(_READ_BYTES):
+                # A timer that fires late must not make the link slower than it is: a small burst makes up.
+                free = max(free, time.monotonic() - _BURST_SECONDS) + len(data) / self._rate
+                await asyncio.sleep(free - time.monotonic())
+                on_the_way.put_nowait((time.monotonic() + self._delay, data))
+        except ConnectionError:
+            pass
+        finally:
+            on_the_way.put_nowait((0.0, b""))
+            await deliver
+
+    @staticmethod
+    async def _deliver(on_the_way: asyncio.Queue[tuple[float, bytes]], target: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while True:
+                due, data = await on_the_way.get()
+                if not data:
+                    break
+                await asyncio.sleep(due - time.monotonic())
+                target.write(data)
+                await target.drain()
+        target.close()

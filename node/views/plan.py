@@ -1,0 +1,238 @@
+"""What a swarm would do, as tables, JSON, CSV files and charts."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+
+from coordinator.planning import Forecast, Proposal, ReplicaForecast
+from coordinator.sweeps import ScalingPoint, UtilizationPoint
+from node import report
+from node.model.init import parameter_shapes
+from protocol.spec import RunSpec
+from protocol.tensorpack import PayloadLayout
+from protocol.types import PeerId
+
+_MOST_ROWS = 24
+
+
+def payload_bytes(spec: RunSpec) -> list[int]:
+    """Bytes of one payload, by stage."""
+    return [
+        PayloadLayout(parameter_shapes(spec, stage), spec.outer).nbytes for stage in range(spec.swarm.stages)
+    ]
+
+
+def plan_view(spec: RunSpec, proposal: Proposal, found: Forecast) -> RenderableType:
+    """Replicas, peers, and the whole, for people."""
+    facts = Table.grid(padding=(0, 2))
+    for name, value in _facts(spec, proposal, found).items():
+        facts.add_row(name, value)
+    return Group(_replicas(spec, found), _peers(found), Panel(facts, title=f"plan for {spec.preset}"))
+
+
+def plan_json(spec: RunSpec, proposal: Proposal, found: Forecast) -> dict[str, Any]:
+    """The same for programs: seconds, bytes, shares of 1."""
+    per_day = found.per_day
+    return {
+        "preset": spec.preset,
+        "reason": proposal.reason,
+        "spares": list(proposal.spares),
+        "tokens_per_second": found.tokens_per_second,
+        "tokens_per_round": found.tokens_per_round,
+        "round_seconds": found.round_seconds,
+        "inner_seconds": found.inner_seconds,
+        "outer_seconds": found.outer_seconds,
+        "utilization": found.utilization,
+        "bottleneck": found.bottleneck,
+        "replicas": [
+            {
+                "index": each.replica.index,
+                "microbatches": spec.microbatches_of(each.replica),
+                "step_seconds": each.step.seconds,
+                "bottleneck": each.step.bottleneck,
+                "k": [link.k for link in each.replica.links],
+                "members": [
+                    {
+                        "peer": member.peer,
+                        "stages": [member.stages.first, member.stages.stop],
+                        "utilization_in_step": in_step,
+                        "utilization_in_round": in_round,
+                        "bytes_sent_per_day": per_day[member.peer].sent,
+                        "bytes_received_per_day": per_day[member.peer].received,
+                    }
+                    for member, in_step, in_round in zip(
+                        each.replica.members, each.step.utilization, each.utilization, strict=True
+                    )
+                ],
+            }
+            for each in found.replicas
+        ],
+    }
+
+
+def _facts(spec: RunSpec, proposal: Proposal, found: Forecast) -> dict[str, str]:
+    spares = len(proposal.spares)
+    return {
+        "grouping": proposal.reason,
+        "spares": f"{spares}: {_named(proposal.spares)}" if spares else "none",
+        "tokens/s": f"{found.tokens_per_second:,.0f}",
+        "round": f"{found.round_seconds:,.1f} s: {spec.inner.steps} inner steps "
+        f"{found.inner_seconds:,.1f} s, outer exchange {found.outer_seconds:,.1f} s, "
+        f"{found.tokens_per_round:,} tokens",
+        "computing": f"{found.utilization:.1%} of a round, mean over members",
+        "bottleneck": found.bottleneck,
+    }
+
+
+def _replicas(spec: RunSpec, found: Forecast) -> Table:
+    table = Table(
+        "replica",
+        "members: stages",
+        "k",
+        "microbatches",
+        "inner step",
+        "busy in it",
+        "in a round",
+        "waits for",
+    )
+    for each in _first(found.replicas):
+        members = each.replica.members
+        table.add_row(
+            str(each.replica.index),
+            ", ".join(f"{_short(member.peer)}: {member.stages}" for member in members),
+            ", ".join(str(link.k or "none") for link in each.replica.links) or "-",
+            str(spec.microbatches_of(each.replica)),
+            f"{each.step.seconds:.3g} s",
+            _percent(each.step.utilization),
+            _percent(each.utilization),
+            each.step.bottleneck,
+        )
+    _say_how_many_more(table, len(found.replicas))
+    return table
+
+
+def _peers(found: Forecast) -> Table:
+    table = Table("peer", "stages", "sends a day", "receives a day", "mean up", "mean down")
+    per_day = found.per_day
+    seats = [(member, per_day[member.peer]) for each in found.replicas for member in each.replica.members]
+    for member, traffic in seats[:_MOST_ROWS]:
+        up, down = (8e-6 * bytes_ / 86_400 for bytes_ in (traffic.sent, traffic.received))
+        table.add_row(
+            _short(member.peer),
+            str(member.stages),
+            report.size(traffic.sent),
+            report.size(traffic.received),
+            f"{up:.1f} Mb/s",
+            f"{down:.1f} Mb/s",
+        )
+    _say_how_many_more(table, len(seats))
+    return table
+
+
+def _first(replicas: Sequence[ReplicaForecast]) -> list[ReplicaForecast]:
+    """The slowest, where there are too many to show."""
+    if len(replicas) <= _MOST_ROWS:
+        return list(replicas)
+    return sorted(replicas, key=lambda each: -each.step.seconds)[:_MOST_ROWS]
+
+
+def _say_how_many_more(table: Table, rows: int) -> None:
+    if rows > _MOST_ROWS:
+        table.caption = f"{rows - _MOST_ROWS} more are left out; --json has all"
+
+
+def _named(peers: Sequence[PeerId]) -> str:
+    shown = ", ".join(map(_short, peers[:5]))
+    return shown if len(peers) <= 5 else f"{shown} and {len(peers) - 5} more"
+
+
+def _short(peer: PeerId) -> str:
+    return peer if len(peer) <= 16 else f"..{peer[-8:]}"
+
+
+def _percent(shares: Sequence[float]) -> str:
+    return " ".join(f"{100 * share:.0f}" for share in shares) + " %"
+
+
+def write_utilization(
+    points: Sequence[UtilizationPoint], width: int, folder: Path, name: str, title: str
+) -> tuple[Path, Path]:
+    """``NAME.csv`` and ``NAME.png`` of utilization against bandwidth, one line for every k of `width`."""
+    table, chart = folder / f"{name}.csv", folder / f"{name}.png"
+    _write_csv(table, points)
+    figure, axes, pyplot = _chart()
+    for k in dict.fromkeys(point.k for point in points):
+        line = [point for point in points if point.k == k]
+        axes.plot(
+            [point.bandwidth / 1e6 for point in line],
+            [100 * point.utilization for point in line],
+            marker=".",
+            label=f"k/d {_ratio(k, width)}",
+        )
+    bound = 100 * points[0].bound
+    axes.axhline(bound, color="black", linestyle=":", label=f"links take no time ({bound:.1f} %)")
+    axes.axhline(97, color="grey", linewidth=0.8, label="97 %")
+    axes.set(xscale="log", ylim=(0, 101), xlabel="uplink and downlink of a member (Mb/s)")
+    axes.set(ylabel="share of a round spent computing (%)")
+    axes.set_title(title, fontsize=9)
+    axes.grid(alpha=0.3, which="both")
+    axes.legend()
+    figure.savefig(chart, dpi=120)
+    pyplot.close(figure)
+    return table, chart
+
+
+def write_scaling(points: Sequence[ScalingPoint], folder: Path, title: str) -> tuple[Path, Path]:
+    """``scaling.csv`` and ``scaling.png``: tokens per second and efficiency against nodes."""
+    table, chart = folder / "scaling.csv", folder / "scaling.png"
+    _write_csv(table, points)
+    figure, (left, right), pyplot = _chart(2)
+    for kind in dict.fromkeys(point.kind for point in points):
+        line = [point for point in points if point.kind == kind]
+        nodes = [point.nodes for point in line]
+        left.plot(nodes, [point.tokens_per_second / 1e6 for point in line], marker=".", label=kind)
+        right.plot(nodes, [100 * point.efficiency for point in line], marker=".", label=kind)
+        shares = [100 * point.outer_share for point in line]
+        right.plot(nodes, shares, linestyle="--", label=f"{kind}: outer exchange")
+    first = points[0]
+    ends = (first.nodes, max(point.nodes for point in points))
+    rate = first.tokens_per_second / first.nodes / 1e6
+    left.plot(ends, [rate * each for each in ends], color="grey", linestyle=":", label="in proportion")
+    left.set(xlabel="nodes", ylabel="million tokens per second", ylim=(0, None))
+    right.set(xlabel="nodes", ylabel="efficiency per node; share of a round (%)", ylim=(0, 105))
+    figure.suptitle(title, fontsize=9)
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    left.legend()
+    right.legend(loc="upper left", bbox_to_anchor=(1, 1))
+    figure.savefig(chart, dpi=120)
+    pyplot.close(figure)
+    return table, chart
+
+
+def _chart(columns: int = 1) -> tuple[Any, Any, Any]:
+    import matplotlib  # noqa: PLC0415 (a second of start-up that other commands need not pay)
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot  # noqa: PLC0415
+
+    return *pyplot.subplots(1, columns, figsize=(8 + 3 * (columns - 1), 5), layout="constrained"), pyplot
+
+
+def _ratio(k: int, width: int) -> str:
+    return "1" if k == width else f"1/{width / k:.0f}"
+
+
+def _write_csv(file: Path, points: Sequence[UtilizationPoint] | Sequence[ScalingPoint]) -> None:
+    with file.open("w", newline="", encoding="utf-8") as text:
+        writer = csv.DictWriter(text, [field.name for field in fields(points[0])])
+        writer.writeheader()
+        writer.writerows(asdict(point) for point in points)

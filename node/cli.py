@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from pathlib import Path
@@ -13,7 +14,10 @@ from rich.console import Console
 
 from node import hardware, known_runs, lifetime
 from node.cli_admin import invite_app, peers_app, seconds_of
+from node.cli_leave import leave
+from node.cli_measure import doctor
 from node.cli_model import checkpoint_app, generate
+from node.cli_plan import plan_app
 from node.cli_spec import (
     Config,
     Data,
@@ -49,7 +53,10 @@ app.add_typer(spec_app, name="spec")
 app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(invite_app, name="invite")
 app.add_typer(peers_app, name="peers")
+app.add_typer(plan_app, name="plan")
+app.command()(doctor)
 app.command()(generate)
+app.command()(leave)
 
 _NETWORK = "Network"
 
@@ -246,6 +253,10 @@ def join(
     ] = None,
     device: Annotated[str, typer.Option(help="Torch device, such as cpu, cuda or cuda:1.")] = "cpu",
     threads: Annotated[int, typer.Option(help="CPU threads to compute with; 0 takes all.", min=0)] = 0,
+    measure: Annotated[
+        bool,
+        typer.Option(help="Measure this machine's speed and its connections: the run is planned by that."),
+    ] = True,
     listen: Annotated[
         str,
         typer.Option(
@@ -276,6 +287,14 @@ def join(
             rich_help_panel=_NETWORK,
         ),
     ] = None,
+    drain_seconds: Annotated[
+        float,
+        typer.Option(
+            help="How long it may take, once asked to end, to finish the round that it is in. "
+            "0 keeps what there is and ends at once.",
+            min=0,
+        ),
+    ] = 120.0,
     verbose: Verbose = False,
     lifeline: Lifeline = None,
 ) -> None:
@@ -283,7 +302,8 @@ def join(
 
     An invite is traded once for a certificate, which the node keeps and renews; afterwards the name of the
     run is enough. The node gets everything from the coordinator: the specification, its stages and its
-    neighbours. It ends by itself when the run is finished. Ctrl-C leaves in order; a second one ends at once.
+    neighbours. It ends by itself when the run is finished. Ctrl-C lets it finish its round and leave in
+    order, a second one ends it at once.
     """
     from node.runtime import NodeOptions, run_node  # noqa: PLC0415
 
@@ -315,9 +335,15 @@ def join(
         source=data,
         tokenizer=str(tokenizer) if tokenizer else None,
         join_seconds=join_seconds,
+        measure=measure,
         spec_hash=pinned(resolve(file=config)).hash if config else expect_spec,
     )
-    lifetime.run(run_node(options, own), lifeline)
+    leaving = asyncio.Event()
+    words = (
+        f"asked to end: this node finishes its round first, in at most {drain_seconds:g} s; again ends it now"
+    )
+    drain = lifetime.Drain(leaving.set, drain_seconds, words)
+    lifetime.run(run_node(options, own, leaving), lifeline, drain)
 
 
 @app.command()

@@ -39,11 +39,25 @@ _LOOK_SECONDS = 0.1
 
 
 class Moment(StrEnum):
-    """Where a fault can strike. Those of a round come with their stage."""
+    """Where a fault can strike. Those of a round's exchange come with their stage.
+
+    Those of an inner step (node.train.pipeline) come with its number: PHASE before the answer whether it
+    follows, WARM_UP at forwards before the first backward, FORWARD and BACKWARD while one alternates with the
+    other, COOL_DOWN at backwards after the last forward, NORM and APPLY at its end. VALIDATE is at a
+    microbatch of the validation.
+    """
 
     JOINED = "joined"
     FOLLOWING = "following"
     INNER_STEP = "inner-step"
+    PHASE = "phase"
+    WARM_UP = "warm-up"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    COOL_DOWN = "cool-down"
+    NORM = "norm"
+    APPLY = "apply"
+    VALIDATE = "validate"
     PROPOSED = "proposed"
     MATCHED = "matched"
     SENDING = "sending"
@@ -77,7 +91,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True)
 class Fault:
-    """One planned fault. `stage` and `round` None fit all.
+    """One planned fault. `stage`, `round` and `step` None fit all.
 
     It strikes the first `times` times that its moment comes, in one process.
     """
@@ -89,14 +103,16 @@ class Fault:
     seconds: float = 0.0
     bytes_per_second: float = 0.0
     times: int = 1
+    step: int | None = None
 
-    def fits(self, moment: Moment, round: int, stage: int | None) -> bool:
-        return self.at is moment and self.round in (None, round) and self.stage in (None, stage)
+    def fits(self, moment: Moment, round: int, stage: int | None, step: int | None = None) -> bool:
+        planned = ((self.round, round), (self.stage, stage), (self.step, step))
+        return self.at is moment and all(wanted in (None, found) for wanted, found in planned)
 
     def __str__(self) -> str:
         where = "".join(
             f" {name} {value}"
-            for name, value in (("stage", self.stage), ("round", self.round))
+            for name, value in (("stage", self.stage), ("round", self.round), ("step", self.step))
             if value is not None
         )
         return f"{self.action} at {self.at}{where}"
@@ -152,8 +168,10 @@ class Script:
         self._seen: tuple[int, int] = (0, 0)
         self._in_force: tuple[Fired, ...] = ()
 
-    async def reach(self, moment: Moment, round: int, stage: int | None) -> Fault | None:
-        fault = self._strike(moment, round, stage)
+    async def reach(
+        self, moment: Moment, round: int, stage: int | None, step: int | None = None
+    ) -> Fault | None:
+        fault = self._strike(moment, round, stage, step)
         if fault is None:
             return None
         if fault.action is Action.DELAY:
@@ -163,7 +181,7 @@ class Script:
         return fault
 
     def reach_now(self, moment: Moment, round: int, stage: int | None) -> Fault | None:
-        fault = self._strike(moment, round, stage)
+        fault = self._strike(moment, round, stage, None)
         if fault is None:
             return None
         if fault.action is Action.DELAY:
@@ -203,10 +221,10 @@ class Script:
             return False
         return True
 
-    def _strike(self, moment: Moment, round: int, stage: int | None) -> Fault | None:
+    def _strike(self, moment: Moment, round: int, stage: int | None, step: int | None) -> Fault | None:
         """The fault that strikes here; it is in the report now."""
         for number, fault in enumerate(self._faults):
-            if not fault.fits(moment, round, stage):
+            if not fault.fits(moment, round, stage, step):
                 continue
             if number not in self._left:
                 line = Fired(
@@ -246,14 +264,16 @@ def _from_environment() -> Script | None:
     return Script(faults, report, Signals(int(os.environ[PID_VARIABLE]), report))
 
 
-async def reach(moment: Moment, *, round: int, stage: int | None = None) -> Fault | None:
+async def reach(
+    moment: Moment, *, round: int, stage: int | None = None, step: int | None = None
+) -> Fault | None:
     """Say that this node has come to `moment`. Returns the fault that struck, if any.
 
     Raises OSError (no space left on the device) for FULL. KILL does not return; STOP and DELAY are over then;
     DROP and CORRUPT are the caller's to act out.
     """
     script = _script.get(_of_process)
-    return None if script is None else await script.reach(moment, round, stage)
+    return None if script is None else await script.reach(moment, round, stage, step)
 
 
 def reach_now(moment: Moment, *, round: int, stage: int | None = None) -> Fault | None:

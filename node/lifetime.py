@@ -7,7 +7,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import uvloop
@@ -20,45 +21,81 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+LEAVE, LEAVE_AT_ONCE = signal.SIGUSR1, signal.SIGUSR2
+"""Ask a process that can drain to do that, or to leave in order without it. Asking again changes nothing."""
+
+
 class Interrupted(Exception):
     """A person or a supervisor asked the process to end."""
 
 
-def run(main: Coroutine[Any, Any, T], lifeline: int | None = None) -> T:
+@dataclass(frozen=True)
+class Drain:
+    """How a process ends that has something to finish first.
+
+    Attributes:
+        begin: lets `main` come to its end by itself.
+        seconds: how long it may take for that; 0 ends it at once.
+        words: said to whoever asked.
+    """
+
+    begin: Callable[[], None]
+    seconds: float
+    words: str
+
+
+def run(main: Coroutine[Any, Any, T], lifeline: int | None = None, drain: Drain | None = None) -> T:
     """Run `main` on uvloop until it ends, or is asked to end.
 
-    The first SIGINT or SIGTERM, or the end of `lifeline` (a pipe that the parent holds open), cancels `main`,
-    which then leaves in order; a second signal ends the process at once.
+    The first SIGINT or SIGTERM lets `main` drain, if it can, and cancels it when its time for that is over.
+    The end of `lifeline` (a pipe that the parent holds open) cancels it without that. Either way it then
+    leaves in order. A second SIGINT or SIGTERM ends the process at once.
 
     Raises:
-        Interrupted: `main` was asked to end and did.
+        Interrupted: `main` was cancelled, and has ended.
     """
 
     async def supervised() -> T:
         loop = asyncio.get_running_loop()
         task = asyncio.ensure_future(main)
-        asked = 0
+        is_asked = False
 
-        def ask() -> None:
-            nonlocal asked
-            asked += 1
-            if asked > 1:
-                os._exit(ExitCode.INTERRUPTED)
+        def leave_at_once() -> None:
+            nonlocal is_asked
+            is_asked = True
             task.cancel()
+
+        def leave() -> None:
+            nonlocal is_asked
+            if drain is None or not drain.seconds:
+                leave_at_once()
+            elif not is_asked:
+                is_asked = True
+                log.warning("%s", drain.words)
+                drain.begin()
+                loop.call_later(drain.seconds, task.cancel)
+
+        def interrupt() -> None:
+            if is_asked:
+                os._exit(ExitCode.INTERRUPTED)
+            leave()
 
         def lifeline_ended() -> None:
             assert lifeline is not None
             loop.remove_reader(lifeline)
-            ask()
+            leave_at_once()
 
         for signal_number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(signal_number, ask)
+            loop.add_signal_handler(signal_number, interrupt)
+        if drain is not None:
+            loop.add_signal_handler(LEAVE, leave)
+            loop.add_signal_handler(LEAVE_AT_ONCE, leave_at_once)
         if lifeline is not None:
             loop.add_reader(lifeline, lifeline_ended)
         try:
             return await task
         except asyncio.CancelledError:
-            if not asked:
+            if not is_asked:
                 raise
             raise Interrupted from None
 

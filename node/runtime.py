@@ -6,27 +6,32 @@ import asyncio
 import logging
 import socket
 import time
+from collections.abc import Set
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from node import faults
 from node.credentials import RunCredentials, check_in_date, folder_of, load
 from node.faults import Moment
-from node.folder import locked, settle_in
+from node.folder import locked, note_folder, settle_in
 from node.hardware import measure_capacity
 from node.identity import Identity
+from node.measure import Surroundings, known_speed, measure_coordinator, measure_speed
 from node.net.coordinator_client import Admission, CoordinatorClient
 from node.net.directory import Directory
 from node.net.enrolment import enrol
+from node.net.estimates import LiveEstimates
 from node.net.hive.client import Hivemind
 from node.net.ipc import Child, start_child
 from node.net.link import Links, LinkServer
 from node.net.membership import Membership, jittered
-from node.train.training import LocalData, Services, Training
+from node.net.probe import probe_peer
+from node.train.services import LocalData, Services
+from node.train.training import End, Training
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.invite import Invite
-from protocol.types import PROTOCOL_VERSION, Capacity, PeerRecord, Role
+from protocol.types import PROTOCOL_VERSION, Capacity, PeerId, PeerRecord, Role
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +52,7 @@ class NodeOptions:
     With `invite`, the node enrols first; otherwise it has credentials for `run` from before. `role` None
     takes that in which it was last, or that of the invite, or else a stage. `join_seconds` None waits long
     for a coordinator that this node knows, which may be about to return, and not for an unknown one.
+    `measure` says whether to measure this machine and its ways to others; plans are then made by it.
     """
 
     invite: Invite | None
@@ -64,96 +70,201 @@ class NodeOptions:
     tokenizer: str | None = None
     spec_hash: str = ""
     join_seconds: float | None = None
+    measure: bool = False
 
 
-async def run_node(options: NodeOptions, identity: Identity) -> Path:
-    """Join the run, train until its last round is over, and return the folder of this node's checkpoint.
+async def run_node(options: NodeOptions, identity: Identity, leaving: asyncio.Event | None = None) -> Path:
+    """Join the run, train until its last round is over, and return the folder of this node's checkpoints.
 
-    Enrols first where there is an invite. Cancelling it leaves in order: the coordinator is told and every
-    child process ends.
+    Enrols first where there is an invite. When `leaving` is set, the node leaves at the end of the round in
+    which it trains, or at once where it only follows. Cancelling it leaves in order and without delay. In all
+    cases the coordinator is told and every child process ends.
 
     Raises HetnodeError (alone or in an ExceptionGroup) for every failure that is not a bug; the node has then
     cleaned up after itself.
     """
+    leaving = leaving or asyncio.Event()
     async with AsyncExitStack() as stack:
         stack.enter_context(locked(options.folder))
+        # What is started anew where this node's place gets other stages.
+        processes = await stack.enter_async_context(AsyncExitStack())
         # The worker needs seconds to import torch: start it while the network is being set up.
-        worker = await start_child(
-            "node.train.worker",
-            name="worker",
-            died=ErrorCode.WORKER_DIED,
-            environment={"HETNODE_THREADS": str(options.threads), "OMP_NUM_THREADS": str(options.threads)},
-        )
-        stack.push_async_callback(worker.close, _CLOSE_SECONDS)
+        worker = await _start_worker(options, processes)
         # What this machine lacks must be said before others count on it.
-        await worker.call("check", {"device": options.device})
+        checked = await worker.call("check", {"device": options.device})
+        capacity = measure_capacity(options.device, options.threads)
+        if on_device := checked.body["memory_bytes"]:
+            capacity = replace(capacity, memory_bytes=on_device)
+        estimates = LiveEstimates(capacity)
         credentials = await _credentials(options, identity)
         role = options.role or credentials.role or Role.STAGE
         coordinator = CoordinatorClient(credentials, identity)
         stack.push_async_callback(coordinator.close)
         advertise = options.advertise or _address_towards(credentials.api)
-        server = LinkServer(lambda: coordinator.credentials.tls)
+        server = LinkServer(lambda: coordinator.credentials.tls, estimates.received)
         endpoint = ""
         if role is Role.STAGE and not options.dial_only:
             port = await server.start(options.listen_host, options.listen_port)
             stack.push_async_callback(server.close)
             endpoint = f"{advertise}:{port}"
-        capacity = measure_capacity(options.device, options.threads)
+        if options.measure:
+            known = known_speed(options.folder, credentials.run, options.device, options.threads)
+            estimates.capacity = replace(capacity, flops=known)
+            await measure_coordinator(coordinator, estimates)
 
         async def join() -> Admission:
-            return await _join(coordinator, role, capacity, endpoint, options)
+            return await _join(coordinator, role, estimates.capacity, endpoint, options)
 
         admission = await join()
+        estimates.joined()
         credentials.remember(role)
+        note_folder(credentials.folder, options.folder)
         spec = admission.spec
         log.info("joined run %s as %s, peer %s, spec %s", spec.run_id, role, identity.peer, spec.hash)
         await faults.reach(Moment.JOINED, round=0)
         if abs(admission.clock_offset) > _CLOCK_SECONDS:
             log.warning("this machine's clock is wrong by %.0f s", -admission.clock_offset)
         stack.push_async_callback(_leave, coordinator, "stopped before the end")
-        membership = Membership(coordinator, join, spec.timing.heartbeat)
+        membership = Membership(coordinator, join, spec.timing.heartbeat, estimates)
+        server.keep_out(lambda: membership.standing.banned)
+        joined = _Joined(
+            options,
+            identity,
+            credentials,
+            admission,
+            coordinator,
+            membership,
+            Links(server, lambda: coordinator.credentials.tls, estimates.received),
+            PeerRecord(identity.peer, PROTOCOL_VERSION, role, capacity, endpoint, stages=None),
+            settle_in(options.folder, credentials.run, credentials.coordinator),
+            leaving,
+        )
         async with asyncio.TaskGroup() as group:
             # Heartbeats begin now: joining the DHT may take longer than a silent peer is believed to live.
             background = [
                 group.create_task(membership.keep()),
                 group.create_task(coordinator.keep_renewed()),
-                group.create_task(_guard(worker)),
+                group.create_task(_announce(leaving, coordinator)),
             ]
-            hivemind = await Hivemind.start(
-                identity=identity,
-                certificate=credentials.certificate_file,
-                authority=credentials.authority_file,
-                run=spec.run_id,
-                initial_peers=admission.dht_peers,
-                listen_host=options.listen_host,
-                listen_port=options.dht_port,
-                advertise=advertise,
-                client_mode=options.dial_only,
-                clock_offset=admission.clock_offset,
-            )
-            stack.push_async_callback(hivemind.close)
-            await membership.attach(hivemind.admit)
-            directory = Directory(
-                hivemind,
-                PeerRecord(identity.peer, PROTOCOL_VERSION, role, capacity, endpoint, stages=None),
-            )
-            background.append(group.create_task(directory.keep()))
-            links = Links(server, lambda: coordinator.credentials.tls)
-            services = Services(identity, worker, hivemind, coordinator, links, membership, directory)
-            local = LocalData(options.device, options.source, options.tokenizer)
-            training = Training(
-                spec, services, local, settle_in(options.folder, credentials.run, credentials.coordinator)
-            )
-            try:
-                folder = await training.run()
-            except asyncio.CancelledError:
-                await _keep_progress(training)
-                raise
+            end, kept = await _train(joined, advertise, worker, processes)
             for task in background:
                 task.cancel()
-        await _leave(coordinator, "finished")
-        log.info("the run is finished; this node's part of the model is in %s", folder)
-        return folder
+        await _leave(coordinator, end.value)
+        what = "the run is finished" if end is End.FINISHED else "left the run in order"
+        log.info("%s; this node's part of the model is in %s", what, kept)
+        return kept
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """What a node that has joined keeps when its place gets other stages."""
+
+    options: NodeOptions
+    identity: Identity
+    credentials: RunCredentials
+    admission: Admission
+    coordinator: CoordinatorClient
+    membership: Membership
+    links: Links
+    record: PeerRecord
+    folder: Path
+    leaving: asyncio.Event
+
+
+async def _train(node: _Joined, advertise: str, worker: Child, processes: AsyncExitStack) -> tuple[End, Path]:
+    """As :func:`_train_in_place`, wherever this node is moved to."""
+    while True:
+        end, kept = await _train_in_place(node, advertise, worker, processes)
+        if end is not End.MOVED:
+            return end, kept
+        await node.membership.attach(_nobody)
+        await processes.aclose()
+        worker = await _start_worker(node.options, processes)
+
+
+async def _train_in_place(
+    node: _Joined, advertise: str, worker: Child, processes: AsyncExitStack
+) -> tuple[End, Path]:
+    """Train in the place that this node has; how that has ended, and where its checkpoint is.
+
+    Args:
+        advertise: host under which others reach this machine.
+        processes: ends what is started here.
+    """
+    options, identity = node.options, node.identity
+    async with asyncio.TaskGroup() as group:
+        background = [group.create_task(_guard(worker))]
+        estimates = node.membership.estimates
+        if options.measure:
+            # The worker gets this before it builds its stages.
+            own = (options.device, options.threads, options.folder, estimates)
+            background.append(group.create_task(measure_speed(worker, node.admission.spec, *own)))
+        hivemind = await Hivemind.start(
+            identity=identity,
+            certificate=node.credentials.certificate_file,
+            authority=node.credentials.authority_file,
+            run=node.admission.spec.run_id,
+            initial_peers=node.admission.dht_peers,
+            listen_host=options.listen_host,
+            listen_port=options.dht_port,
+            advertise=advertise,
+            client_mode=options.dial_only,
+            clock_offset=node.admission.clock_offset,
+        )
+        processes.push_async_callback(hivemind.close)
+        await node.membership.attach(hivemind.admit)
+        directory = Directory(hivemind, node.record, estimates)
+        background.append(group.create_task(directory.keep()))
+        if options.measure:
+            surroundings = Surroundings(
+                identity.peer,
+                node.membership,
+                directory,
+                node.coordinator,
+                lambda at, peer: probe_peer(at, peer, node.coordinator.credentials.tls),
+                is_stage=node.record.role is Role.STAGE,
+            )
+            background.append(group.create_task(surroundings.keep()))
+        services = Services(
+            identity, worker, hivemind, node.coordinator, node.links, node.membership, directory
+        )
+        local = LocalData(options.device, options.source, options.tokenizer)
+        training = Training(node.admission.spec, services, local, node.folder, node.leaving)
+        try:
+            end = await training.run()
+            if end is not End.FINISHED:
+                await _keep_progress(training, seconds=None)
+        except asyncio.CancelledError:
+            await _keep_progress(training, _CLOSE_SECONDS)
+            raise
+        for task in background:
+            task.cancel()
+    return end, training.kept
+
+
+async def _start_worker(options: NodeOptions, processes: AsyncExitStack) -> Child:
+    """A worker process, which `processes` ends."""
+    worker = await start_child(
+        "node.train.worker",
+        name="worker",
+        died=ErrorCode.WORKER_DIED,
+        environment={"HETNODE_THREADS": str(options.threads), "OMP_NUM_THREADS": str(options.threads)},
+    )
+    processes.push_async_callback(worker.close, _CLOSE_SECONDS)
+    return worker
+
+
+async def _nobody(_: Set[PeerId], __: Set[PeerId]) -> None:
+    """There is no hivemind now that could be told whom to admit."""
+
+
+async def _announce(leaving: asyncio.Event, coordinator: CoordinatorClient) -> None:
+    """Tell the coordinator as soon as this node is to leave, so that the next plan is made without it."""
+    await leaving.wait()
+    try:
+        await coordinator.drain("asked to leave")
+    except HetnodeError as error:
+        log.warning("the coordinator could not be told that this node is about to leave: %s", error)
 
 
 async def _credentials(options: NodeOptions, identity: Identity) -> RunCredentials:
@@ -190,10 +301,10 @@ def _patience(options: NodeOptions) -> float:
     return _UNKNOWN_SECONDS if options.invite else _KNOWN_SECONDS
 
 
-async def _keep_progress(training: Training) -> None:
-    """Within the time that a supervisor leaves to those whom it has asked to end."""
+async def _keep_progress(training: Training, seconds: float | None) -> None:
+    """As far as it can be within `seconds`: a supervisor leaves few to those whom it has asked to end."""
     try:
-        async with asyncio.timeout(_CLOSE_SECONDS):
+        async with asyncio.timeout(seconds):
             await training.keep_progress()
     except (TimeoutError, HetnodeError) as error:
         log.warning("the progress since the last checkpoint is not kept: %s", error)

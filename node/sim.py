@@ -147,6 +147,8 @@ async def run_swarm(
             # A coordinator that was started anew may listen elsewhere; the invite says where.
             invited = [str(known)] if again and exist(known) else ["--invite-file", str(invite_file)]
             options = ["--folder", str(own), "--identity", str(key), "--threads", str(threads)]
+            options += ["--drain-seconds", "0"]  # all of them end together: nobody stays to be spared
+            options.append("--no-measure")  # all nodes share one machine
             swarm.nodes[name] = await swarm.start(
                 name,
                 [

@@ -118,7 +118,7 @@ class ProcessSwarm:
         self._spawn(
             name,
             (
-                *("join", *where, "--role", self.members[name].value),
+                *("join", *where, "--role", self.members[name].value, "--no-measure"),
                 *("--folder", str(own), "--identity", str(key), "--threads", "1"),
                 *("--listen", "127.0.0.1:0", "--advertise", "127.0.0.1"),
             ),

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from node import checkpoint
 from node.faults import Action, Moment
+from protocol.errors import ExitCode
 from protocol.spec import RunSpec, resolve
 from protocol.types import Role
 from tests.faults import FaultPlan
@@ -54,7 +59,41 @@ def test_killed_nodes_one_with_a_wrong_clock_come_back_and_nothing_forks(tmp_pat
         assert all(26 in swarm.contributions(name) for name in FULL)
 
 
+def test_a_member_killed_inside_a_step_comes_back_and_the_full_replica_misses_nothing(tmp_path: Path) -> None:
+    plan = FaultPlan(tmp_path / "faults")
+    plan.fail_at("q", None, 3, Moment.COOL_DOWN, Action.KILL, step=5)
+    with ProcessSwarm(spec_of(MIXED, 22), tmp_path, MIXED, plan) as swarm:
+        swarm.start()
+        swarm.tend_to_the_end(150)
+        plan.assert_all_fired()
+        swarm.assert_one_truth()
+        assert swarm.restarts == 1
+        assert swarm.contributions("a") == set(range(1, 23))
+        assert all(22 in swarm.contributions(name) for name in MIXED)
+
+
+def test_nodes_that_are_asked_to_end_finish_their_round_and_leave_in_order(tmp_path: Path) -> None:
+    with ProcessSwarm(spec_of(FULL, 10_000), tmp_path, FULL) as swarm:
+        swarm.start()
+        swarm.wait_round(2, 90)
+        swarm.started["a"].process.send_signal(signal.SIGTERM)
+        swarm.wait_over(30, "a")  # with status 0
+        assert "finishes its round first" in swarm.log("a")
+        last = swarm.round
+        assert max(swarm.contributions("a")) >= last - 1
+        assert swarm.times_lost("a") == 0
+        command = [sys.executable, "-m", "node.cli", "leave", str(tmp_path / "b")]
+        left = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+        assert "the node has left" in left.stdout
+        swarm.wait_over(10, "b")
+        swarm.wait_round(last + 3, 60)
+        subprocess.run([*command[:-1], str(tmp_path / "c"), "--now"], check=True, timeout=60)
+        swarm.wait_until(lambda: swarm.status("c") == ExitCode.INTERRUPTED, 10, "the end of c")
+        assert checkpoint.latest(tmp_path / "c" / "checkpoint") is not None
+
+
 @pytest.mark.slow  # the virtual swarm plays the same faults in seconds, whatever the machine's speed
+@pytest.mark.timeout(480)
 def test_stopped_cut_off_and_killed_all_at_once_with_the_coordinator_they_come_back(tmp_path: Path) -> None:
     plan = FaultPlan(tmp_path / "faults")
     # It holds round 3 open while the coordinator is killed.
@@ -77,7 +116,7 @@ def test_stopped_cut_off_and_killed_all_at_once_with_the_coordinator_they_come_b
         cut = swarm.round + 5
         plan.fail_at("a", None, cut, Moment.INNER_STEP, Action.PARTITION, seconds=11.0)
         swarm.start_coordinator()
-        swarm.tend_to_the_end(150)
+        swarm.tend_to_the_end(360)
         plan.assert_all_fired()
         swarm.assert_one_truth()
         assert swarm.restarts == len(MIXED)

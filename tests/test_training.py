@@ -6,11 +6,14 @@ Members run the production pipeline over real gRPC links; their workers run in t
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from itertools import count, pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,18 +76,24 @@ def replica_of(spec: RunSpec, members: int, index: int = 0) -> Replica:
     )
 
 
-class RunningReplica:
-    """All members of one replica, connected; they train in step."""
+def with_k(replica: Replica, k: int) -> Replica:
+    return replace(replica, links=tuple(replace(link, k=k) for link in replica.links))
 
-    def __init__(self, spec: RunSpec, members: int, index: int = 0) -> None:
+
+class RunningReplica:
+    """All members of one replica, connected; they train in step. `k` of its links, if not the spec's."""
+
+    def __init__(self, spec: RunSpec, members: int, index: int = 0, k: int | None = None) -> None:
         self.spec = spec
         self.replica = replica_of(spec, members, index)
+        if k is not None:
+            self.replica = with_k(self.replica, k)
         self.plan = Plan(1, 1, 0, (self.replica,), "test")
         self.workers = [ThreadWorker() for _ in self.replica.members]
         self.pipelines: list[Pipeline] = []
 
     async def start(self, stack: AsyncExitStack) -> None:
-        for position, (worker, member) in enumerate(zip(self.workers, self.replica.members, strict=True)):
+        for worker, member in zip(self.workers, self.replica.members, strict=True):
             body = {
                 "spec": self.spec.canonical_json,
                 "stages": [member.stages.first, member.stages.stop],
@@ -93,10 +102,7 @@ class RunningReplica:
                 "tokenizer": None,
             }
             await worker.call("build", body)
-            is_last = position == len(self.workers) - 1
-            k_upstream, k_downstream = self.spec.link.k if position else None, self.spec.link.k
-            links = {"k_upstream": k_upstream, "k_downstream": None if is_last else k_downstream}
-            await worker.call("connect", links)
+        await self.connect()
         limits = LinkLimits(frame_limit(self.spec), 12)
         places = [
             Place(self.spec.run_id, self.spec.hash, member.peer, self.replica.index, position)
@@ -123,9 +129,23 @@ class RunningReplica:
             for i, worker in enumerate(self.workers)
         ]
 
+    async def connect(self) -> None:
+        """Tell all workers how wide the links are."""
+        ks = [None, *(link.k for link in self.replica.links), None]
+        for worker, (k_upstream, k_downstream) in zip(self.workers, pairwise(ks), strict=True):
+            await worker.call("connect", {"k_upstream": k_upstream, "k_downstream": k_downstream})
+
+    async def adopt(self, replica: Replica, epoch: int) -> None:
+        """Go on under a later plan, with the same links."""
+        self.replica, self.plan = replica, Plan(epoch, 1, 0, (replica,), "test")
+        await self.connect()
+        for pipeline in self.pipelines:
+            pipeline.adopt(self.plan, replica)
+
     async def inner_phase(self, round_: int, first_sample: int) -> float:
         """Train one round; returns the mean training loss."""
-        samples = [first_sample, first_sample + self.spec.samples_per_round()]
+        microbatches = self.spec.microbatches_of(self.replica)
+        samples = [first_sample, first_sample + self.spec.samples_per_round(microbatches)]
 
         async def member(pipeline: Pipeline, worker: ThreadWorker) -> float:
             await worker.call("begin_round", {"round": round_, "samples": samples})
@@ -230,6 +250,117 @@ async def test_compression_does_change_the_forward_mode() -> None:
             await replica.start(stack)
             losses.append(await replica.validate(0))
     assert abs(losses[0] - losses[1]) > 1e-5
+
+
+@pytest.mark.parametrize("k", [16, 4, 0])
+async def test_a_k_that_moves_at_a_round_boundary_equals_a_fresh_start_with_it(
+    tmp_path: Path, k: int
+) -> None:
+    """The bases are nested and depend on the seed alone, so nothing of the former k is left in a link."""
+    spec = spec_of(**{"link.k": 8, "swarm.stages": 2, "rounds": 3})
+    async with AsyncExitStack() as stack:
+        moved, fresh = RunningReplica(spec, 2), RunningReplica(spec, 2, k=k)
+        for replica in (moved, fresh):
+            await replica.start(stack)
+        await moved.inner_phase(1, 0)
+        for stage in range(spec.swarm.stages):
+            payload = moved.trainer_of(stage).propose(stage)
+            assert payload is not None
+            moved.commit(stage, 1, [(payload, 1.0)])
+        for position, (worker, heir) in enumerate(zip(moved.workers, fresh.workers, strict=True)):
+            folder = tmp_path / str(position)
+            worker.trainer.write_checkpoint(folder / "round-000001", 1, lambda _: None)
+            assert heir.trainer.restore(folder) is not None
+        await moved.adopt(with_k(moved.replica, k), epoch=2)
+        losses = [await replica.inner_phase(2, spec.samples_per_round()) for replica in (moved, fresh)]
+        assert losses[0] == losses[1]
+        assert math.isfinite(losses[0])
+        assert await moved.validate(2) == await fresh.validate(2)
+    expected = fresh.parameters()
+    assert all(torch.equal(parameter, expected[name]) for name, parameter in moved.parameters().items())
+
+
+@pytest.mark.parametrize("members", [1, 2])
+async def test_a_replica_may_take_more_or_fewer_microbatches_from_a_round_on(members: int) -> None:
+    spec = spec_of(**{"link.k": 0, "inner.microbatches": 4})
+    wide = spec_of(**{"link.k": 0, "inner.microbatches": 6})
+    async with AsyncExitStack() as stack:
+        grown, usual = RunningReplica(spec, members), RunningReplica(wide, 1)
+        for replica in (grown, usual):
+            await replica.start(stack)
+        await grown.adopt(replace(grown.replica, microbatches=6), epoch=2)
+        losses = [await replica.inner_phase(1, 0) for replica in (grown, usual)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    expected = usual.parameters()
+    for name, parameter in grown.parameters().items():
+        torch.testing.assert_close(parameter, expected[name], rtol=1e-5, atol=1e-7, msg=name)
+
+
+def test_gradients_of_uneven_shares_weigh_as_much_as_their_samples() -> None:
+    """sum_m w_m g_m / sum_m w_m is the gradient of all samples: w_m = microbatches / those of the spec."""
+    spec = spec_of(**{"swarm.stages": 2, "inner.microbatches": 2})
+    stream, size = open_stream(spec), spec.inner.microbatch_size
+
+    def gradient(first: int, microbatches: int) -> dict[str, torch.Tensor]:
+        trainer = Trainer(spec, StageRange(0, 2), "cpu", stream)
+        trainer.begin_round(1, range(first, first + spec.samples_per_round(microbatches)))
+        for microbatch in range(microbatches):
+            trainer.forward(0, microbatch, None)
+            trainer.backward(microbatch, None)
+        return {
+            name: parameter.grad
+            for module in trainer.modules.values()
+            for name, parameter in module.canonical_parameters().items()
+            if parameter.grad is not None
+        }
+
+    shares = {0: 3, 3 * size: 1}
+    weights = [share / spec.inner.microbatches for share in shares.values()]
+    assert weights == [1.5, 0.5]
+    parts = [gradient(first, share) for first, share in shares.items()]
+    whole = gradient(0, 4)
+    assert parts[0].keys() == whole.keys()
+    for name, expected in whole.items():
+        weighted = sum(weight * part[name] for weight, part in zip(weights, parts, strict=True)) / sum(
+            weights
+        )
+        torch.testing.assert_close(weighted, expected, rtol=1e-4, atol=1e-7, msg=name)
+
+
+async def test_payloads_of_uneven_shares_move_the_anchor_by_their_weighted_mean() -> None:
+    """theta <- theta - eta (sum_m w_m delta_m) / (sum_m w_m), on replicas that end with the same bits."""
+    spec = spec_of(
+        **{"swarm.stages": 2, "outer.top_k": 0, "outer.quantizer": "none", "inner.microbatches": 2}
+    )
+    shares = {0: 3, 1: 1}
+    async with AsyncExitStack() as stack:
+        replicas = [RunningReplica(spec, 1, 0), RunningReplica(spec, 2, 1)]
+        before: dict[str, torch.Tensor] = {}
+        first = 0
+        for replica in replicas:
+            await replica.start(stack)
+            share = shares[replica.replica.index]
+            before = {name: value.clone() for name, value in replica.parameters().items()}
+            await replica.adopt(replace(replica.replica, microbatches=share, weight=share / 2), epoch=2)
+            await replica.inner_phase(1, first)
+            first += spec.samples_per_round(share)
+        learned = [
+            {name: before[name] - value for name, value in replica.parameters().items()}
+            for replica in replicas
+        ]
+        digests = set()
+        for stage in range(2):
+            payloads = []
+            for replica in replicas:
+                payload = replica.trainer_of(stage).propose(stage)
+                assert payload is not None
+                payloads.append((payload, replica.replica.weight))
+            digests.add(tuple({replica.commit(stage, 1, payloads) for replica in replicas}))
+    assert all(len(equal) == 1 for equal in digests)
+    after = replicas[0].parameters()
+    for name, anchor in before.items():
+        expected = anchor - (1.5 * learned[0][name] + 0.5 * learned[1][name]) / 2
+        torch.testing.assert_close(after[name], expected, rtol=1e-5, atol=1e-7, msg=name)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "int8"])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +21,18 @@ from torch import Tensor
 from node import faults
 from node.data.stream import SampleStream, open_stream
 from node.faults import Action, Fault, Moment, Script
+from node.net.ipc import Buffer, Reply
+from node.net.link import Link, LinkLimits, Place
 from node.train.inner import Trainer
 from node.train.pipeline import Pipeline
-from node.train.schedule import Op, OpKind, one_forward_one_backward
 from node.train.worker import Worker, handlers
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.framing import frame_limit
+from protocol.microbatches import Op, OpKind, one_forward_one_backward
+from protocol.pb import hetnode_pb2 as pb
 from protocol.spec import RunSpec
-from protocol.types import DType, Frame, FrameId, FrameKind, Part, StageRange, TensorHeader
-from tests.test_training import RunningReplica, ThreadWorker, spec_of
+from protocol.types import DType, Frame, FrameId, FrameKind, Part, Plan, Replica, StageRange, TensorHeader
+from tests.test_training import RunningReplica, ThreadWorker, replica_of, spec_of
 
 SPEC = spec_of(**{"swarm.stages": 2, "inner.microbatches": 3, "recovery.cold_steps": 3})
 
@@ -531,3 +537,157 @@ async def test_the_workers_calls_of_recovery_round_trip(tmp_path: Path) -> None:
     assert (await worker.call("load_part", part)).body["digest"] == at_start["embedding"][1]
     assert (await worker.call("digests", {})).body["embedding"] == [4, at_start["embedding"][1]]
     await worker.call("forget_error", {"stage": 1})
+
+
+class InlineWorker:
+    """The production worker's calls, each done when it is made: what happens depends on no thread."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._worker = Worker()
+        self._worker._trainer = trainer
+
+    def call(self, method: str, body: Mapping[str, Any], *blobs: Buffer) -> Awaitable[Reply]:
+        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        answer.set_result(getattr(self._worker, method)(body, blobs))
+        return answer
+
+
+class NoisyWire:
+    """One direction of a link. Frames of which `again` says so come twice; `late` ones came too late before.
+
+    Both ends are production links over it: what they are given is what a neighbour could send.
+    """
+
+    def __init__(
+        self, again: Iterator[bool], late: list[list[pb.LinkMessage]], tell: Callable[[], None]
+    ) -> None:
+        self.sent: list[list[pb.LinkMessage]] = []
+        self._again, self._left, self._tell = again, 0, tell
+        self._queue: asyncio.Queue[pb.LinkMessage] = asyncio.Queue()
+        for frame in late:
+            self._deliver(frame)
+
+    async def write(self, message: pb.LinkMessage) -> None:
+        if message.HasField("header"):
+            self.sent.append([])
+            self._left = message.header.nbytes
+        else:
+            self._left -= len(message.chunk)
+        self.sent[-1].append(message)
+        if not self._left:
+            for _ in range(1 + next(self._again)):
+                self._deliver(self.sent[-1])
+            self._tell()
+
+    async def read(self) -> pb.LinkMessage:
+        return await self._queue.get()
+
+    def _deliver(self, frame: list[pb.LinkMessage]) -> None:
+        for message in frame:
+            self._queue.put_nowait(message)
+
+
+class Attempt:
+    """One attempt at a step by the members of a chain, under a plan of its own, over noisy links."""
+
+    def __init__(
+        self,
+        workers: list[InlineWorker],
+        replica: Replica,
+        epoch: int,
+        again: Iterator[bool],
+        before: Attempt | None,
+    ) -> None:
+        self._frames, self._last, self._enough = 0, -1, asyncio.Event()
+        plan = Plan(epoch, 1, 0, (replica,), "test")
+        limits, members = LinkLimits(frame_limit(SPEC), 1000), len(workers)
+        self.wires = [
+            NoisyWire(again, before.wires[number].sent if before else [], self._count)
+            for number in range(2 * members - 2)
+        ]
+        down, up = self.wires[: members - 1], self.wires[members - 1 :]
+
+        def end(other: int, read: NoisyWire, write: NoisyWire) -> Link:
+            neighbour = Place(SPEC.run_id, SPEC.hash, replica.members[other].peer, 0, other, epoch)
+            return Link(neighbour, read.read, write.write, limits)
+
+        above = [end(i + 1, up[i], down[i]) for i in range(members - 1)]
+        below = [end(i, down[i], up[i]) for i in range(members - 1)]
+        self.links = [*above, *below]
+        self.pipelines = [
+            Pipeline(SPEC, plan, replica, i, worker, up_link, down_link)  # type: ignore[arg-type]
+            for i, (worker, up_link, down_link) in enumerate(
+                zip(workers, [None, *below], [*above, None], strict=True)
+            )
+        ]
+
+    def _count(self) -> None:
+        self._frames += 1
+        if self._frames == self._last:
+            self._enough.set()
+
+    async def step(self, step: int, killed_after: int | None = None) -> None:
+        """All members' inner step; where that is given, all of it is broken off after so many frames."""
+        self._last = killed_after or -1
+        tasks = [asyncio.create_task(pipeline.inner_step(1, step)) for pipeline in self.pipelines]
+        try:
+            if killed_after is None:
+                await asyncio.gather(*tasks)
+                return
+            if killed_after:
+                await self._enough.wait()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for link in self.links:
+                await link.close()
+
+
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    data=st.data(), members=st.sampled_from([2, 4]), microbatches=st.integers(1, 5), step=st.integers(0, 1)
+)
+def test_frames_that_come_again_or_from_a_broken_attempt_count_nothing(
+    stream: SampleStream, data: st.DataObject, members: int, microbatches: int, step: int
+) -> None:
+    """Whatever was under way when a member died, and whatever of it still arrives: the step counts once."""
+    spec = SPEC.model_copy(update={"swarm": SPEC.swarm.model_copy(update={"stages": 4})})
+    shared = replace(replica_of(spec, members), microbatches=microbatches)
+    again = cycle(data.draw(st.lists(st.booleans(), min_size=1, max_size=7), label="comes again"))
+    frames = 2 * microbatches * (members - 1)
+    killed_after = data.draw(st.integers(0, frames - 1), label="frames before the death")
+
+    def trained() -> list[Trainer]:
+        """One step of the round is done, if it is the second that breaks."""
+        replica = chain(stream, members, spec)
+        for member in replica:
+            member.begin_round(1, range(spec.samples_per_round(microbatches)))
+        for done in range(step):
+            one_step(replica, done)
+        return replica
+
+    def one_step(replica: list[Trainer], number: int) -> None:
+        for microbatch in range(microbatches):
+            message = None
+            for member in replica:
+                message = member.forward(number, microbatch, message)
+            for member in reversed(replica):
+                message = member.backward(microbatch, message)
+        norm = math.sqrt(math.fsum(member.squared_gradient_norm() for member in reversed(replica)))
+        for member in replica:
+            member.apply(number, norm)
+
+    async def broken_and_repeated(replica: list[Trainer]) -> None:
+        workers = [InlineWorker(trainer) for trainer in replica]
+        first = Attempt(workers, shared, 1, again, None)
+        await first.step(step, killed_after)
+        for worker in workers:
+            await worker.call("abandon", {})
+        await Attempt(workers, shared, 2, again, first).step(step)
+
+    undisturbed, broken = trained(), trained()
+    one_step(undisturbed, step)
+    asyncio.run(broken_and_repeated(broken))
+    assert broken[-1].end_inner_phase().steps == step + 1
+    assert_same_bits(state(broken), state(undisturbed))

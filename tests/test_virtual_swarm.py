@@ -45,6 +45,7 @@ def spec_of(members: Mapping[str, Role], rounds: int = 6, **overrides: Any) -> R
             "swarm.pipelines": len(stages) // 2,
             "recovery.checkpoint_every": 2,
             "recovery.keep_rounds": 8,
+            "grouping.balance": False,  # the weights of payloads are as they were
             **overrides,
         },
     )

@@ -13,14 +13,16 @@ from __future__ import annotations
 import asyncio
 import math
 import struct
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from node import faults
+from node.faults import Moment
 from node.net.ipc import Child, Reply
 from node.net.link import Link
-from node.train.schedule import OpKind, one_forward_one_backward
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.microbatches import Op, OpKind, one_forward_one_backward
 from protocol.spec import RunSpec
 from protocol.types import DType, Frame, FrameId, FrameKind, Plan, Replica, TensorHeader
 
@@ -55,10 +57,11 @@ class Pipeline:
         upstream: Link | None,
         downstream: Link | None,
     ) -> None:
-        self._spec, self._epoch, self._position = spec, plan.epoch, position
+        self._spec, self._position = spec, position
         self._worker, self._upstream, self._downstream = worker, upstream, downstream
-        self._order = one_forward_one_backward(position, len(replica.members), spec.microbatches_of(replica))
-        self._samples_per_round = spec.samples_per_round(spec.microbatches_of(replica))
+        self._order: tuple[tuple[Op, Moment], ...]
+        self._samples_per_round: int
+        self.adopt(plan, replica)
         # Some frames may have to wait until the former member has finished its own round.
         timing = spec.timing
         self._frame_seconds = timing.link
@@ -79,7 +82,8 @@ class Pipeline:
         """Go on under a new plan that keeps this replica's members, between two rounds."""
         self._epoch = plan.epoch
         microbatches = self._spec.microbatches_of(replica)
-        self._order = one_forward_one_backward(self._position, len(replica.members), microbatches)
+        order = one_forward_one_backward(self._position, len(replica.members), microbatches)
+        self._order = tuple(zip(order, moments_of(order), strict=True))
         self._samples_per_round = self._spec.samples_per_round(microbatches)
 
     async def forget_before(self, round_: int) -> None:
@@ -101,6 +105,7 @@ class Pipeline:
             seconds: how long to wait for it. By default as long as a round may take where the first member
                 may be busy with one (before the first step, and from the spec's H on), else as for any frame.
         """
+        await faults.reach(Moment.PHASE, round=round_, step=step)
         frame_id = self._id(round_, step, 0, FrameKind.PHASE)
         if self._upstream is not None:
             between = 0 < step < self._spec.inner.steps
@@ -117,18 +122,21 @@ class Pipeline:
         """
         slots = asyncio.Semaphore(_QUEUED_OPERATIONS)
         async with _failing_as_one() as group:
-            for operation in self._order:
+            for operation, moment in self._order:
                 forward = operation.kind is OpKind.FORWARD
                 kind = FrameKind.FORWARD if forward else FrameKind.BACKWARD
                 frame_id = self._id(round_, step, operation.microbatch, kind)
                 received = await self._take(self._upstream if forward else self._downstream, frame_id)
                 await slots.acquire()
+                await faults.reach(moment, round=round_, step=step)
                 reply = self._compute(
                     operation.kind.value, {"step": step, "microbatch": operation.microbatch}, received
                 )
                 target = self._downstream if forward else self._upstream
                 group.create_task(self._pass_on(reply, frame_id, target, slots))
+        await faults.reach(Moment.NORM, round=round_, step=step)
         norm = await self._agree_on_norm(round_, step)
+        await faults.reach(Moment.APPLY, round=round_, step=step)
         await self._worker.call("apply", {"step": step, "norm": norm})
 
     async def validate(self, round_: int) -> float:
@@ -139,6 +147,7 @@ class Pipeline:
                 frame_id = self._id(round_, 0, microbatch, FrameKind.EVALUATE)
                 received = await self._take(self._upstream, frame_id)
                 await slots.acquire()
+                await faults.reach(Moment.VALIDATE, round=round_)
                 reply = self._compute("evaluate", {"microbatch": microbatch}, received)
                 group.create_task(self._pass_on(reply, frame_id, self._downstream, slots))
         reply = await self._worker.call("end_validation", {})
@@ -196,6 +205,19 @@ class Pipeline:
         if self._downstream is not None:
             await self._downstream.send(_scalar_frame(step_id, norm), self._frame_seconds)
         return norm
+
+
+def moments_of(order: Sequence[Op]) -> list[Moment]:
+    """In which part of the schedule each operation of an inner step is."""
+    kinds = [operation.kind for operation in order]
+    first_backward = kinds.index(OpKind.BACKWARD)
+    last_forward = len(kinds) - 1 - kinds[::-1].index(OpKind.FORWARD)
+    return [
+        (Moment.WARM_UP if number < first_backward else Moment.FORWARD)
+        if kind is OpKind.FORWARD
+        else (Moment.BACKWARD if number < last_forward else Moment.COOL_DOWN)
+        for number, kind in enumerate(kinds)
+    ]
 
 
 @asynccontextmanager

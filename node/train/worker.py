@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -22,7 +24,8 @@ from node.data.stream import open_stream
 from node.faults import Action, Moment
 from node.model.init import embedding_shapes, parameter_count, parameter_shapes
 from node.net.ipc import Buffer, Handler, Reply, serve
-from node.train.inner import Message, Trainer, open_device
+from node.train.inner import Message, Trainer
+from node.train.speed import free_memory, layer_speed
 from protocol.digest import header_of, size_of
 from protocol.spec import RunSpec
 from protocol.tensorpack import PayloadLayout
@@ -36,11 +39,20 @@ class Worker:
     """The calls of the main process, one method each; :class:`Trainer` does the work."""
 
     _trainer: Trainer
+    _computed = 0.0
+    """Seconds of computing since the round began."""
 
     def check(self, body: Body, _: Blobs) -> Reply:
-        """Whether this machine can compute on `device`: asked before it joins a run."""
-        open_device(body["device"])
-        return Reply({})
+        """Whether this machine can compute on `device`: asked before it joins a run.
+
+        Answers the bytes free on it, 0 where its memory is the machine's own.
+        """
+        return Reply({"memory_bytes": free_memory(body["device"])})
+
+    def speed(self, body: Body, _: Blobs) -> Reply:
+        """Operations per second on `device` in training layers of the run, measured for so many seconds."""
+        spec = RunSpec.from_json(body["spec"])
+        return Reply({"flops": layer_speed(spec, body["device"], body["seconds"])})
 
     def build(self, body: Body, _: Blobs) -> Reply:
         """Create stages and optimizers; open the data if stage 0 is here. To be called once.
@@ -73,6 +85,7 @@ class Worker:
         return Reply({})
 
     def begin_round(self, body: Body, _: Blobs) -> Reply:
+        self._computed = 0.0
         self._trainer.begin_round(body["round"], range(*body["samples"]))
         return Reply({})
 
@@ -82,23 +95,27 @@ class Worker:
         return Reply({})
 
     def forward(self, body: Body, blobs: Blobs) -> Reply:
-        return _reply(self._trainer.forward(body["step"], body["microbatch"], _message(body, blobs)))
+        with self._computing():
+            return _reply(self._trainer.forward(body["step"], body["microbatch"], _message(body, blobs)))
 
     def backward(self, body: Body, blobs: Blobs) -> Reply:
-        return _reply(self._trainer.backward(body["microbatch"], _message(body, blobs)))
+        with self._computing():
+            return _reply(self._trainer.backward(body["microbatch"], _message(body, blobs)))
 
     def evaluate(self, body: Body, blobs: Blobs) -> Reply:
         return _reply(self._trainer.evaluate(body["microbatch"], _message(body, blobs)))
 
     def squared_norm(self, _: Body, __: Blobs) -> Reply:
-        return Reply({"squares": self._trainer.squared_gradient_norm()})
+        with self._computing():
+            return Reply({"squares": self._trainer.squared_gradient_norm()})
 
     def apply(self, body: Body, _: Blobs) -> Reply:
-        self._trainer.apply(body["step"], body["norm"])
+        with self._computing():
+            self._trainer.apply(body["step"], body["norm"])
         return Reply({})
 
     def end_inner_phase(self, _: Body, __: Blobs) -> Reply:
-        return Reply(asdict(self._trainer.end_inner_phase()))
+        return Reply({**asdict(self._trainer.end_inner_phase()), "compute_seconds": self._computed})
 
     def end_validation(self, _: Body, __: Blobs) -> Reply:
         return Reply({"loss": self._trainer.end_validation()})
@@ -161,6 +178,15 @@ class Worker:
         round_ = body["round"]
         self._trainer.write_checkpoint(Path(body["folder"]), round_, partial(_fault_midway, round_))
         return Reply({})
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """Count the seconds. On a GPU all but the last operation is over when they are: results leave it."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._computed += time.perf_counter() - began
 
     def flip_anchor_bit(self, body: Body, _: Blobs) -> Reply:
         """Only where faults are scripted."""

@@ -26,6 +26,7 @@ from node.credentials import RunCredentials, folder_of
 from node.faults import Script
 from node.identity import Identity
 from node.runtime import NodeOptions, run_node
+from node.train.inner import Trainer
 from protocol.errors import ExitCode, HetnodeError, first_error
 from protocol.spec import RunSpec
 from protocol.tls import peer_uri
@@ -59,6 +60,7 @@ class VirtualNode:
     speed: float = 1.0
     life: Life | None = None
     task: asyncio.Task[Path] | None = None
+    leaving: asyncio.Event = field(default_factory=asyncio.Event)
     worker: VirtualWorker | None = None
     errors: list[HetnodeError] = field(default_factory=list)
 
@@ -120,7 +122,7 @@ class VirtualSwarm:
         for name in names or self.nodes:
             node = self.nodes[name]
             assert not node.is_running, name
-            node.life = Life(name)
+            node.life, node.leaving = Life(name), asyncio.Event()
             script = Script(
                 self.plan.faults_of(name), self.plan.report_of(name), VirtualHands(self, name), self.loop.time
             )
@@ -136,6 +138,17 @@ class VirtualSwarm:
             assert life is not None
             self.loop.end(life)
             self.rpc.has_died(life)
+
+    def trainer(self, name: str) -> Trainer:
+        """What the node's worker, in its newest life, has built."""
+        worker = self.nodes[name].worker
+        assert worker is not None
+        return worker.worker._trainer
+
+    def drain(self, *names: str) -> None:
+        """Ask these nodes to leave, as the first SIGTERM does."""
+        for name in names:
+            self.nodes[name].leaving.set()
 
     def start_later(self, name: str, seconds: float) -> None:
         """Start the node again after so many seconds."""
@@ -266,6 +279,7 @@ class VirtualSwarm:
             # SIGKILL gives a lock back; here it is the same process that goes on.
             patch("node.runtime.locked", lambda folder: nullcontext()),
             patch("node.runtime.measure_capacity", lambda device, threads: Capacity(device, 2**30, threads)),
+            patch("node.net.link.clock", self.loop.time),
             patch("node.runtime.start_child", start_child),
             patch("node.runtime.Hivemind", Hive),
         ):
@@ -276,7 +290,7 @@ class VirtualSwarm:
             invite=None, run=self.spec.run_id, role=node.role, folder=node.folder, advertise=node.name
         )
         try:
-            return await run_node(options, node.identity)
+            return await run_node(options, node.identity, node.leaving)
         except (HetnodeError, BaseExceptionGroup) as error:
             first = first_error(error)
             if isinstance(first, HetnodeError):
@@ -287,7 +301,8 @@ class VirtualSwarm:
     def _worker(self) -> VirtualWorker:
         node = self._node_here()
         # One inner step takes `step_seconds` on a usual device, however its microbatches overlap.
-        node.worker = VirtualWorker({"apply": self._step_seconds / node.speed})
+        usual = self.spec.inner.microbatches
+        node.worker = VirtualWorker(self._step_seconds / node.speed / usual)
         return node.worker
 
     async def _start_hivemind(

@@ -21,14 +21,17 @@ class VirtualWorker:
     """Stands for the :class:`node.net.ipc.Child` that a worker's process is.
 
     Args:
-        seconds: how long calls take on the virtual clock, by their names.
+        seconds: how long a microbatch of an inner step takes on the virtual clock. All of a step's pass at
+            its end.
+
+    It says that it computes for so long, too: real seconds would differ from one run to the next.
     """
 
     pid = 0
 
-    def __init__(self, seconds: Mapping[str, float]) -> None:
+    def __init__(self, seconds: float) -> None:
         self.worker = Worker()
-        self._seconds = seconds
+        self._seconds, self._computed = seconds, 0.0
         self._calls: asyncio.Queue[tuple[asyncio.Future[Reply], str, Any, list[bytes]]] = asyncio.Queue()
         self._closed = asyncio.Event()
         self._serving = asyncio.create_task(self._serve(), name="worker")
@@ -51,11 +54,16 @@ class VirtualWorker:
     async def _serve(self) -> None:
         while True:
             answer, method, body, blobs = await self._calls.get()
-            if seconds := self._seconds.get(method):
+            if method == "begin_round":
+                self._computed = 0.0
+            elif method == "apply":
+                seconds = self._seconds * self.worker._trainer._microbatches
                 await asyncio.sleep(seconds)
+                self._computed += seconds
             try:
                 reply = getattr(self.worker, method)(body, blobs)
-                result = Reply(_through_json(reply.body), [bytes(blob) for blob in reply.blobs])
+                told = {"compute_seconds": self._computed} if method == "end_inner_phase" else {}
+                result = Reply(_through_json({**reply.body, **told}), [bytes(blob) for blob in reply.blobs])
             except Killed:
                 await asyncio.get_running_loop().create_future()  # this life is over
             except HetnodeError as error:

@@ -1,0 +1,35 @@
+"""What a node's training works with: its identity, its processes, its connections, and this machine's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from node.identity import Identity
+from node.net.coordinator_client import CoordinatorClient
+from node.net.directory import Directory
+from node.net.hive.client import Hivemind
+from node.net.ipc import Child
+from node.net.link import Links
+from node.net.membership import Membership
+
+
+@dataclass(frozen=True)
+class Services:
+    """What a joined node has at hand. Worker, hivemind and directory are started anew for other stages."""
+
+    identity: Identity
+    worker: Child
+    hivemind: Hivemind
+    coordinator: CoordinatorClient
+    links: Links
+    membership: Membership
+    directory: Directory
+
+
+@dataclass(frozen=True)
+class LocalData:
+    """Where this machine computes and finds what the spec names: None means as the spec says."""
+
+    device: str
+    source: str | None
+    tokenizer: str | None

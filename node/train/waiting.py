@@ -1,0 +1,26 @@
+"""Work that something else may put an end to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def unless(end: Awaitable[BaseException], work: Awaitable[T]) -> T:
+    """The result of `work`, which is cancelled as soon as `end` is there: that is raised then.
+
+    Both are over when this returns, raises or is cancelled.
+    """
+    working, ending = asyncio.ensure_future(work), asyncio.ensure_future(end)
+    try:
+        await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ending.result()
+    finally:
+        for task in (working, ending):
+            task.cancel()
+        await asyncio.gather(working, ending, return_exceptions=True)

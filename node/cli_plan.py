@@ -116,6 +116,7 @@ def plan(
     figures follow from the cost model, and docs/planning.md says what it leaves out.
     """
     if context.invoked_subcommand is not None:
+        _no_options_before(context)
         return
     if peers is not None and stage_peers:
         raise bad_option("--peers and --stage-peers both say who the peers are.", "Give one of them.")
@@ -161,6 +162,21 @@ def plan(
         sys.stdout.write(json.dumps(plan_json(spec, proposal, found), indent=2) + "\n")
     else:
         Console().print(plan_view(spec, proposal, found))
+
+
+def _no_options_before(context: typer.Context) -> None:
+    """Raises BAD_OPTION for an option that stands before the name of a subcommand, which has its own."""
+    given = [name for name in context.params if _is_given(context, name)]
+    if given:
+        raise bad_option(
+            f"--{given[0].replace('_', '-')} before '{context.invoked_subcommand}' says nothing to it.",
+            f"Put it behind; 'hetnode plan {context.invoked_subcommand} --help' lists what it takes.",
+        )
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 @plan_app.command()

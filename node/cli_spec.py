@@ -16,7 +16,7 @@ spec_app = typer.Typer(help="Run specifications.", no_args_is_help=True)
 _SPEC = "Run specification"
 
 Preset = Annotated[
-    str | None, typer.Option(help="tiny, nano, 178m, 512m or 1b. Default: tiny.", rich_help_panel=_SPEC)
+    str | None, typer.Option(help="tiny, nano, 178m, 512m, 1b or 70b. Default: tiny.", rich_help_panel=_SPEC)
 ]
 Config = Annotated[
     Path | None,
@@ -78,7 +78,7 @@ def pinned(spec: RunSpec) -> RunSpec:
 
 @spec_app.command("show")
 def spec_show(
-    preset: Annotated[str | None, typer.Argument(help="tiny, nano, 178m, 512m or 1b.")] = None,
+    preset: Annotated[str | None, typer.Argument(help="tiny, nano, 178m, 512m, 1b or 70b.")] = None,
     config: Config = None,
     toml: Annotated[bool, typer.Option(help="Print a run file to start from instead.")] = False,
 ) -> None:

@@ -53,6 +53,13 @@ def test_the_same_as_json() -> None:
     assert all(each["bytes_sent_per_day"] > 0 for each in members)
 
 
+def test_an_option_before_a_figure_is_refused_and_not_ignored(tmp_path: Path) -> None:
+    result = plan("--k", "4", "figure2", "--out", str(tmp_path))
+    assert isinstance(result.exception, HetnodeError)
+    assert "--k before 'figure2'" in result.exception.cause
+    assert not list(tmp_path.iterdir())
+
+
 def test_microbatches_and_stages_are_those_that_were_given() -> None:
     result = plan("--stage-peers", "4", "--stages", "4", "--microbatches", "16", "--json")
     found = json.loads(result.output)

@@ -54,6 +54,8 @@ class Host:
     def __init__(self) -> None:
         self._averagers: dict[int, SparseAverager] = {}
         self._roster: tuple[str, ...] = ()
+        # Calls come in several threads: each averager begins with the newest roster, or is told it.
+        self._rostering = threading.Lock()
         self._ending = threading.Event()
 
     def start_dht(self, body: Body, _: Blobs) -> Reply:
@@ -102,9 +104,10 @@ class Host:
         payloads, checkpoints = Path(body["payload_folder"]), Path(body["checkpoint_folder"])
         for stage, capacity in ((int(stage), capacity) for stage, capacity in body["capacities"].items()):
             storage = Storage(capacity, payloads / f"stage-{stage:02d}", body["keep_rounds"], checkpoints)
-            averager = SparseAverager(self._dht, self._run, stage, storage, self._roster, self._folder)
-            averager.launch()
-            self._averagers[stage] = averager
+            with self._rostering:
+                averager = SparseAverager(self._dht, self._run, stage, storage, self._roster, self._folder)
+                averager.launch()
+                self._averagers[stage] = averager
         try:
             for averager in self._averagers.values():
                 averager.wait_until_ready(ends - time.monotonic())
@@ -155,9 +158,11 @@ class Host:
 
     def admit(self, body: Body, _: Blobs) -> Reply:
         """Who may call from now on: the averagers `peers`, the DHT everybody certified but `banned`."""
-        self._roster = tuple(body["peers"])
-        for averager in self._averagers.values():
-            averager.calls.call("admit", {"peers": self._roster})
+        with self._rostering:
+            roster = self._roster = tuple(body["peers"])
+            averagers = list(self._averagers.values())
+        for averager in averagers:
+            averager.calls.call("admit", {"peers": roster})
         with _dht_answers():
             self._dht.keep_out(body["banned"], body["deadline"])
         return Reply({})

@@ -40,6 +40,7 @@ __all__ = [
     "survey_of",
 ]
 
+_MOST_MEMBERS = 8
 _MOST_SHOWN = 4
 """Of more pipelines than these a plan's reason tells only the slowest."""
 
@@ -137,7 +138,7 @@ def _described(replicas: Sequence[Replica], chains: Sequence[Chain], adapts: boo
     for replica, chain in told:
         first, *others = (f"{short(member.peer)} ({{}}{member.stages})" for member in chain.members)
         noun = "stage " if len(chain.members[0].stages) == 1 else "stages "
-        members = ", ".join([first.format(noun), *(other.format("") for other in others)])
+        members = listed([first.format(noun), *(other.format("") for other in others)], _MOST_MEMBERS)
         ks = f", k {'/'.join(map(str, chain.ks))}" if adapts else ""
         time = f"step {chain.time.seconds:.2g} s, bottleneck: {chain.time.bottleneck}"
         sentences.append(

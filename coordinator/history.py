@@ -63,7 +63,11 @@ def _moved(state: State, event: Event) -> State:  # noqa: PLR0911, PLR0912
             pulse = Pulse(event.at, event.round, event.inner_step, beating=True)
             return replace(state, pulses={**state.pulses, event.peer: pulse})
         case PeerMeasured():
-            return replace(state, estimates={**state.estimates, event.peer: event.estimates})
+            return replace(
+                state,
+                estimates={**state.estimates, event.peer: event.estimates},
+                tellings={**state.tellings, event.peer: (_tellings(state, event.peer) + 1, event.at)},
+            )
         case PeerDraining():
             draining = replace(state.peers[event.peer], lifecycle=Lifecycle.DRAINING)
             return replace(state, peers={**state.peers, event.peer: draining})
@@ -127,6 +131,10 @@ class Draft:
         self.events.append(event)
 
 
+def _tellings(state: State, peer: PeerId) -> int:
+    return state.tellings.get(peer, (0, 0.0))[0]
+
+
 def _join(state: State, event: PeerJoined) -> State:
     """A peer that comes back starts anew: what it held before says nothing of it now."""
     arrival = state.arrivals + 1
@@ -140,6 +148,7 @@ def _join(state: State, event: PeerJoined) -> State:
         peers={**state.peers, event.peer: peer},
         pulses={**state.pulses, event.peer: Pulse(event.at)},
         estimates={**state.estimates, event.peer: Estimates(event.capacity)},
+        tellings={**state.tellings, event.peer: (0, event.at)},
         places={each: place for each, place in state.places.items() if each != event.peer},
         synced={each: rounds for each, rounds in state.synced.items() if each != event.peer},
         diverged=frozenset(found for found in state.diverged if found[0] != event.peer),

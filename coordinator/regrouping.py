@@ -197,7 +197,7 @@ def _reasons(state: State, chosen: _Chosen, from_round: int) -> list[str]:
     """What changes and why, but for what only becomes faster."""
     newest = state.plans[-1]
     in_newest = {replica.index: replica for replica in newest.replicas}
-    reasons = []
+    changes = []
     for index, chain in sorted(chosen.chains.items()):
         stand_ins = _stand_ins(state, chain, from_round)
         with_whom = f" with {listed(stand_ins)}" if stand_ins else ""
@@ -207,7 +207,8 @@ def _reasons(state: State, chosen: _Chosen, from_round: int) -> list[str]:
             doing = "goes on"
         else:
             doing = "returns" if index in state.seated else "joins"
-        reasons.append(f"replica-{index} {doing}{with_whom}")
+        changes.append(f"replica-{index} {doing}{with_whom}")
+    reasons = [listed(changes)] if changes else []
     dropped = [each for each in newest.replicas if each.index not in {*chosen.standing, *chosen.chains}]
     for why, replicas in _by_cause(state, dropped).items():
         reasons.append(f"goes on without {listed(replicas)}, {why}")

@@ -211,7 +211,7 @@ def resume(draft: Draft, spec: RunSpec, now: float) -> None:
     first_sample = next_first_sample(newest, spec, number)
     successor = regroup(state, spec, newest.epoch + 1, number, first_sample)
     if isinstance(successor, Plan):
-        reason = f"{successor.reason}; round {number} starts anew, nothing was committed of its samples"
+        reason = f"round {number} starts anew, nothing was committed of its samples: {successor.reason}"
         draft.add(PlanAdopted(now, replace(successor, reason=reason)))
 
 

@@ -35,7 +35,7 @@ from coordinator.events import (
     RoundCommitted,
     RunFinished,
 )
-from coordinator.grouping import Waiting, counted, group, listed, measuring, short
+from coordinator.grouping import Waiting, counted, group, listed, measuring, missing, short
 from coordinator.places import is_spare
 from coordinator.regrouping import shortages
 from coordinator.rounds import is_stalled, missing_offers, missing_reports
@@ -48,15 +48,21 @@ def sentence(state: State, spec: RunSpec) -> str:
     """Such as "training: round 7 of 30, waiting for replica-1 at stage 0"."""
     match state.phase:
         case Phase.GATHERING:
-            waiting = group(state.staying, spec, 1, 1, 0, state.estimates)
-            if isinstance(waiting, Waiting):
-                return waiting.sentence
-            names = [short(peer.peer) for peer in measuring(state.staying, state.estimates)]
-            return f"waiting for the measured speed of {listed(names)}" if names else "about to start"
+            return _gathering(state, spec)
         case Phase.TRAINING:
             return _training(state, spec)
         case Phase.FINISHED:
             return f"finished: {spec.rounds} rounds, {state.committed} commits, {state.aborted} aborts"
+
+
+def _gathering(state: State, spec: RunSpec) -> str:
+    staying = state.staying
+    if lacks := missing(staying, spec):
+        return f"waiting for {lacks}"
+    if names := [short(peer.peer) for peer in measuring(staying, state.estimates)]:
+        return f"waiting for the measured speed of {listed(names)}"
+    waiting = group(staying, spec, 1, 1, 0, state.estimates)
+    return waiting.sentence if isinstance(waiting, Waiting) else "about to start"
 
 
 def _training(state: State, spec: RunSpec) -> str:

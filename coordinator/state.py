@@ -143,7 +143,8 @@ class State:
     `began_at`; `opened_at` is when the first payload was offered or the first stage decided in it.
     `latest_at` is the time of the newest stored event.
 
-    `estimates` are what each peer has measured since it joined. `places` are kept for peers from plan to
+    `estimates` are what each peer has measured since it joined; `tellings` is how often it has told them, and
+    when last. `places` are kept for peers from plan to
     plan; `seated` are the replicas (by index) that were ever in one. `absent` names, for each epoch that
     still matters, the members that were lost, retreated, or were found diverged since its plan was made:
     their replicas are broken under that plan even when they are back. `synced` is the highest round after
@@ -172,6 +173,7 @@ class State:
     peers: Mapping[PeerId, Peer] = field(default_factory=dict)
     pulses: Mapping[PeerId, Pulse] = field(default_factory=dict, compare=False)
     estimates: Mapping[PeerId, Estimates] = field(default_factory=dict)
+    tellings: Mapping[PeerId, tuple[int, float]] = field(default_factory=dict)
     places: Mapping[PeerId, Place] = field(default_factory=dict)
     plans: tuple[Plan, ...] = ()
     seats: Mapping[int, Mapping[PeerId, Seat]] = field(default_factory=dict)

@@ -6,7 +6,7 @@ of a round are in coordinator.rounds, those of the anchors in coordinator.anchor
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from coordinator.anchors import attest, has_attested_last, unattested, unconfirmed
@@ -57,12 +57,14 @@ from coordinator.state import Peer, Phase, State
 from protocol.envelope import public_key_of
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec import RunSpec
-from protocol.types import PROTOCOL_VERSION, PeerId, Plan, Role
+from protocol.types import PROTOCOL_VERSION, Estimates, PeerId, Plan, Role
 
 FINISHED = "finished"
 """The reason with which a peer leaves whose work is done."""
 _SPEED_SECONDS = 20.0
 """So long the run waits for the speed of a peer that has joined."""
+_LEAST_PAUSE, _LONGEST_PAUSE = 2.0, 20.0
+"""Seconds between two tellings of a peer that are recorded: more after each one. Nodes leave longer ones."""
 _TAKEOVER_BEATS = 2
 """Who missed so many heartbeats and joins again has died meanwhile; otherwise it is another node."""
 
@@ -134,11 +136,8 @@ def _obey(draft: Draft, spec: RunSpec, command: Command, now: float) -> None:  #
         case Heartbeat():
             live_peer(draft.state, command.peer)
             draft.add(PeerSeen(now, command.peer, command.round, command.inner_step))
-            if command.estimates not in (None, draft.state.estimates.get(command.peer)):
-                assert command.estimates is not None
-                draft.add(PeerMeasured(now, command.peer, command.estimates))
-                if draft.state.phase is Phase.GATHERING:
-                    _begin(draft, spec, now)
+            if command.estimates is not None:
+                _measured(draft, command.peer, command.estimates, now)
         case Leave():
             _leave(draft, spec, command, now)
         case Drain():
@@ -206,6 +205,20 @@ def _begin(draft: Draft, spec: RunSpec, now: float) -> None:
     plan = group(staying, spec, 1, 1, 0, estimates)
     if isinstance(plan, Plan):
         draft.add(PlanAdopted(now, plan))
+        give_places(draft, spec, now)
+
+
+def _measured(draft: Draft, peer: PeerId, estimates: Estimates, now: float) -> None:
+    """Record what `peer` has measured. It is stored, so who tells too often is not heard.
+
+    While the run gathers, the next tick sees whether it can begin now.
+    """
+    times, last = draft.state.tellings.get(peer, (0, now))
+    links = tuple(link for link in estimates.links if link.peer in draft.state.peers)
+    heard = replace(estimates, links=links)
+    too_soon = now < last + min(_LEAST_PAUSE * times, _LONGEST_PAUSE)
+    if not too_soon and heard != draft.state.estimates.get(peer):
+        draft.add(PeerMeasured(now, peer, heard))
 
 
 def _silence(state: State, peer: PeerId, now: float) -> float:
@@ -306,7 +319,8 @@ def _tick(draft: Draft, spec: RunSpec, now: float) -> None:
     if len(draft.events) > before:
         _membership_changed(draft, spec, now)
     elif draft.state.phase is Phase.GATHERING:
-        _begin(draft, spec, now)
+        if now < draft.state.latest_at + 2 * _SPEED_SECONDS:  # later nothing is new
+            _begin(draft, spec, now)
     else:
         _advance_all(draft, spec, now)
 

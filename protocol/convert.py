@@ -56,6 +56,7 @@ MAX_WEIGHT = 1e6
 MAX_MICROBATCHES = 2**20
 MAX_ESTIMATES = 64
 MAX_MEASURED = 1e21
+LEAST_SECONDS, MAX_MEASURED_SECONDS = 1e-9, 1e6
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -83,6 +84,11 @@ def _refusing(code: ErrorCode) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 _request = _refusing(ErrorCode.BAD_REQUEST)
 _frame_part = _refusing(ErrorCode.FRAME_CORRUPT)
+
+
+def _cut(sentence: str) -> str:
+    """No longer than its receiver takes it."""
+    return sentence if len(sentence) <= MAX_SENTENCE else f"{sentence[: MAX_SENTENCE - 4]} ..."
 
 
 def text(value: str, what: str, limit: int = MAX_NAME, empty: bool = False) -> str:
@@ -171,10 +177,10 @@ def capacity_to_pb(capacity: Capacity) -> pb.Capacity:
         device=capacity.device,
         memory_bytes=capacity.memory_bytes,
         threads=capacity.threads,
-        flops=capacity.flops,
-        uplink=capacity.uplink,
-        downlink=capacity.downlink,
-        round_trip=capacity.round_trip,
+        flops=_rate(capacity.flops),
+        uplink=_rate(capacity.uplink),
+        downlink=_rate(capacity.downlink),
+        round_trip=_seconds(capacity.round_trip),
     )
 
 
@@ -189,20 +195,20 @@ def capacity_from_pb(message: pb.Capacity) -> Capacity:
         flops=_measured(message.flops, "flops"),
         uplink=_measured(message.uplink, "the uplink"),
         downlink=_measured(message.downlink, "the downlink"),
-        round_trip=_measured(message.round_trip, "the round trip"),
+        round_trip=_duration(message.round_trip, "the round trip"),
     )
 
 
 def estimates_to_pb(estimates: Estimates) -> pb.Estimates:
     return pb.Estimates(
         capacity=capacity_to_pb(estimates.capacity),
-        microbatch_seconds=estimates.microbatch_seconds,
+        microbatch_seconds=_seconds(estimates.microbatch_seconds),
         links=[
             pb.LinkEstimate(
                 peer=link.peer,
-                round_trip=link.round_trip,
-                bandwidth=link.bandwidth,
-                incoming=link.incoming,
+                round_trip=_seconds(link.round_trip),
+                bandwidth=_rate(link.bandwidth),
+                incoming=_rate(link.incoming),
             )
             for link in estimates.links
         ],
@@ -216,7 +222,7 @@ def estimates_from_pb(message: pb.Estimates) -> Estimates:
     links = tuple(
         LinkEstimate(
             _peer(link.peer),
-            _measured(link.round_trip, "a round trip"),
+            _duration(link.round_trip, "a round trip"),
             _measured(link.bandwidth, "a bandwidth"),
             _measured(link.incoming, "an incoming bandwidth"),
         )
@@ -224,14 +230,29 @@ def estimates_from_pb(message: pb.Estimates) -> Estimates:
     )
     if len({link.peer for link in links}) != len(links):
         raise ValueError("a peer is estimated twice")
-    seconds = _measured(message.microbatch_seconds, "the seconds of a microbatch")
+    seconds = _duration(message.microbatch_seconds, "the seconds of a microbatch")
     return Estimates(capacity_from_pb(message.capacity), seconds, links)
 
 
 def _measured(value: float, name: str) -> float:
-    if not 0 <= value <= MAX_MEASURED:
-        raise ValueError(f"{name} of {value}")
+    if value != _rate(value):
+        raise ValueError(f"{name} of {value} per second")
     return value
+
+
+def _duration(value: float, name: str) -> float:
+    if value != _seconds(value):
+        raise ValueError(f"{name} of {value} s")
+    return value
+
+
+def _rate(value: float) -> float:
+    """Bytes or operations per second; 0, not measured, for what nothing that takes part can have."""
+    return value if 1 <= value <= MAX_MEASURED else 0.0
+
+
+def _seconds(value: float) -> float:
+    return value if LEAST_SECONDS <= value <= MAX_MEASURED_SECONDS else 0.0
 
 
 def peer_record_to_pb(record: PeerRecord) -> pb.PeerRecord:
@@ -333,7 +354,7 @@ def plan_to_pb(plan: Plan) -> pb.Plan:
         from_round=plan.from_round,
         first_sample=plan.first_sample,
         replicas=[replica_to_pb(replica) for replica in plan.replicas],
-        reason=plan.reason,
+        reason=_cut(plan.reason),
     )
 
 
@@ -408,9 +429,7 @@ def descriptors_from_pb(messages: Sequence[pb.PayloadDescriptor]) -> tuple[Paylo
 
 
 def rejection_to_pb(rejection: Rejection) -> pb.Rejection:
-    return pb.Rejection(
-        descriptor=descriptor_to_pb(rejection.descriptor), reason=rejection.reason[:MAX_SENTENCE]
-    )
+    return pb.Rejection(descriptor=descriptor_to_pb(rejection.descriptor), reason=_cut(rejection.reason))
 
 
 @_request
@@ -490,7 +509,7 @@ def decision_to_pb(decision: Decision) -> pb.DecisionReply:
             for entry in decision.entries
         ],
         next_epoch=decision.next_epoch,
-        reason=decision.reason,
+        reason=_cut(decision.reason),
     )
 
 

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from coordinator.commands import Attest, Command, Heartbeat, Join, Leave, Offer, Report, Start, Tick
-from coordinator.events import Event
+from coordinator.events import Event, PeerMeasured
 from coordinator.history import apply
 from coordinator.state import Phase, State
 from coordinator.transition import Outcome, decide
@@ -206,7 +206,7 @@ def measures(
 ) -> None:
     """`peer` tells what it can do: FLOP/s, bytes/s both ways, seconds of a microbatch of its replica."""
     capacity = replace(run.state.peers[peer.peer].capacity, flops=flops, uplink=bandwidth, downlink=bandwidth)
-    run.does(Heartbeat(peer.peer, 1, 0, Estimates(capacity, microbatch_seconds)))
+    run.happens(PeerMeasured(run.now, peer.peer, Estimates(capacity, microbatch_seconds)))
 
 
 def running(replicas: int = 2, pipelines: int = 0, **more: Any) -> Run:

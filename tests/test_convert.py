@@ -22,10 +22,12 @@ from protocol.types import (
     Decision,
     Dialer,
     DType,
+    Estimates,
     FrameId,
     FrameKind,
     Group,
     Link,
+    LinkEstimate,
     ManifestEntry,
     Member,
     PayloadDescriptor,
@@ -373,3 +375,26 @@ async def test_a_failure_of_grpc_itself_is_no_hetnode_error() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await channel.unary_unary("/test.Refusing/Call")(b"")
     assert error_from_rpc(caught.value) is None
+
+
+@pytest.mark.parametrize("value", [1e-320, 0.5, -1.0, math.inf, math.nan, 1e300])
+def test_a_speed_that_nobody_has_is_refused(value: float) -> None:
+    with pytest.raises(HetnodeError):
+        convert.capacity_from_pb(pb.Capacity(device="cpu", flops=value))
+    with pytest.raises(HetnodeError):
+        convert.estimates_from_pb(pb.Estimates(capacity=pb.Capacity(uplink=value)))
+
+
+@pytest.mark.parametrize("value", [1e-320, 1e7, -1.0, math.nan])
+def test_a_duration_that_nothing_takes_is_refused(value: float) -> None:
+    with pytest.raises(HetnodeError):
+        convert.estimates_from_pb(pb.Estimates(microbatch_seconds=value))
+    with pytest.raises(HetnodeError):
+        convert.capacity_from_pb(pb.Capacity(round_trip=value))
+
+
+def test_what_a_receiver_would_refuse_is_told_as_not_measured() -> None:
+    link = LinkEstimate(PeerId("peer1"), 1e-12, 0.3, math.inf)
+    odd = Estimates(Capacity("cpu", 1, 1, 1e-9, math.nan, 1e30, 1e9), 1e-12, (link,))
+    received = convert.estimates_from_pb(convert.estimates_to_pb(odd))
+    assert received == Estimates(Capacity("cpu", 1, 1), 0.0, (LinkEstimate(link.peer, 0.0, 0.0, 0.0),))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from coordinator.grouping import Waiting, group, missing, needed
 from coordinator.state import Peer
+from protocol.convert import plan_from_pb, plan_to_pb
 from protocol.spec import RunSpec, resolve
 from protocol.types import (
     Capacity,
@@ -22,6 +23,7 @@ from protocol.types import (
     Role,
     StageRange,
 )
+from tests.swarm import keyed
 
 
 def peer(arrival: int, role: Role, endpoint: bool = True, live: bool = True) -> Peer:
@@ -213,3 +215,22 @@ def test_memory_that_suffices_for_no_pipeline_is_waited_for_in_numbers() -> None
     assert isinstance(waiting, Waiting)
     assert not waiting.unreachable
     assert "waiting for more memory" in waiting.sentence
+
+
+def test_the_reason_of_a_plan_for_very_many_members_is_one_that_nodes_accept() -> None:
+    spec = spec_of(16, 0, 4)
+    peers = [peer(i, Role.STAGE) for i in range(1, 65)]
+    estimates = {each.peer: Estimates(replace(each.capacity, flops=1e9 * each.arrival)) for each in peers}
+    plan = group(peers, spec, 1, 1, 0, estimates)
+    assert isinstance(plan, Plan)
+    renamed = {each.peer: keyed(each.arrival).peer for each in peers}
+    members = [
+        [replace(member, peer=renamed[member.peer]) for member in replica.members]
+        for replica in plan.replicas
+    ]
+    real = [
+        replace(replica, members=tuple(each)) for replica, each in zip(plan.replicas, members, strict=True)
+    ]
+    sent = plan_to_pb(replace(plan, replicas=tuple(real), reason=f"{plan.reason}{1000 * '.'}"))
+    assert plan_from_pb(sent).reason.startswith(plan.reason[:900])
+    assert len(plan.reason) < 1000

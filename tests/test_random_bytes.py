@@ -139,5 +139,8 @@ def test_no_bytes_of_a_member_end_the_coordinator_or_fill_its_memory(target: Tar
 @pytest.mark.parametrize(("service", "method"), CALLS, ids=lambda value: value)
 def test_more_than_the_limit_in_one_message_is_refused(target: Target, service: str, method: str) -> None:
     code = target.call(A, service, method, bytes(5 << 20))
-    assert code in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.PERMISSION_DENIED)
+    refusals = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.PERMISSION_DENIED}
+    if method == "Probe":  # gRPC ends the stream before its first message, which then is missing
+        refusals.add(grpc.StatusCode.FAILED_PRECONDITION)
+    assert code in refusals
     assert target.is_well()

@@ -11,10 +11,12 @@ from coordinator.commands import Attest, Await, Heartbeat, Leave, Offer, Report,
 from coordinator.events import (
     AnchorDiverged,
     DigestAttested,
+    Event,
     GroupClosed,
     PayloadOffered,
     PeerJoined,
     PeerLost,
+    PeerMeasured,
     PeerSeen,
     PlanAdopted,
     RoundAborted,
@@ -28,8 +30,8 @@ from coordinator.state import Phase, State
 from protocol.errors import ErrorCode
 from protocol.samples import sample_range
 from protocol.spec import RunSpec
-from protocol.types import Decision, Lifecycle, PeerId, Role
-from tests.swarm import Run, anchor_of, keyed, spec_of, tampered
+from protocol.types import Decision, Estimates, Lifecycle, LinkEstimate, PeerId, Role
+from tests.swarm import Keyed, Run, anchor_of, keyed, spec_of, tampered
 
 A, B, C, D = (keyed(i) for i in range(4))
 
@@ -601,3 +603,70 @@ def test_heartbeats_leave_no_trace_but_everything_else_replays(mixed: Run) -> No
     stored = [event for event in mixed.events if not isinstance(event, PeerSeen)]
     assert len(stored) < len(mixed.events)
     assert replay(State(stages=2), stored) == mixed.state
+
+
+class TestMeasured:
+    """What peers tell of themselves, and how the run begins with it."""
+
+    def told(self, run: Run, peer: Keyed, flops: float, *links: LinkEstimate) -> tuple[Event, ...]:
+        capacity = replace(run.state.peers[peer.peer].capacity, flops=flops)
+        return run.does(Heartbeat(peer.peer, 1, 0, Estimates(capacity, 0.0, links)))
+
+    def gathered(self, *flops: float) -> Run:
+        """Stage peers that have measured their lines; their speeds may follow."""
+        run = Run(spec_of(3, 0, 1, swarm__members=2))
+        run.does(Start())
+        for i, each in enumerate(flops):
+            join = keyed(i).join(run.spec, Role.STAGE)
+            run.does(replace(join, capacity=replace(join.capacity, uplink=1e6, downlink=1e6, flops=each)))
+        return run
+
+    def test_the_run_begins_when_those_who_measure_have_told_their_speed(self) -> None:
+        run = self.gathered(1e9, 0.0)
+        assert run.state.phase is Phase.GATHERING
+        assert "measured speed of" in sentence(run.state, run.spec)
+        self.told(run, B, 1e9)
+        run.does(Tick())
+        assert run.state.phase is Phase.TRAINING
+
+    def test_the_run_begins_without_a_speed_that_never_comes(self) -> None:
+        run = self.gathered(1e9, 0.0)
+        run.now += 19.0
+        run.does(Heartbeat(A.peer, 0, 0))
+        run.does(Heartbeat(B.peer, 0, 0))
+        run.does(Tick())
+        assert run.state.phase is Phase.GATHERING
+        run.now += 2.0
+        run.does(Tick())
+        assert run.state.phase is Phase.TRAINING
+
+    def test_who_is_left_over_when_the_run_begins_has_a_place_on_the_bench(self) -> None:
+        run = self.gathered(1e9, 0.0)
+        join = C.join(run.spec, Role.STAGE)
+        run.refuses(replace(join, capacity=replace(join.capacity, uplink=1e6)), ErrorCode.RUN_FULL)
+        run = Run(spec_of(3, 0, 1, swarm__members=3))
+        run.does(Start())
+        for i in range(3):
+            join = keyed(i).join(run.spec, Role.STAGE)
+            run.does(replace(join, capacity=replace(join.capacity, uplink=1e9, downlink=1e9)))
+        for peer, flops in ((A, 1e12), (B, 1e12), (C, 1e6)):
+            self.told(run, peer, flops)
+        run.does(Tick())
+        assert run.state.plans[-1].replica_of(C.peer) is None
+        assert C.peer in run.state.places
+
+    def test_who_tells_again_and_again_is_not_stored(self) -> None:
+        run = self.gathered(1e9, 1e9)
+        for number in range(500):
+            run.now += 0.1
+            self.told(run, A, 1e9 + number)
+        assert sum(isinstance(event, PeerMeasured) for event in run.events) < 10
+        run.now += 20.0
+        self.told(run, A, 7e9)
+        assert run.state.estimates[A.peer].capacity.flops == 7e9
+
+    def test_links_to_strangers_are_not_stored(self) -> None:
+        run = self.gathered(1e9, 1e9)
+        stranger = LinkEstimate(D.peer, 0.1, 1e6)
+        self.told(run, A, 2e9, LinkEstimate(B.peer, 0.1, 1e6), stranger)
+        assert [link.peer for link in run.state.estimates[A.peer].links] == [B.peer]

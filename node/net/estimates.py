@@ -20,7 +20,8 @@ _LEAST_FRAMES = 4
 _QUANTILE = 0.8
 _ROUNDS = 5
 _MOVED = 0.2
-_PAUSE_SECONDS = 5.0
+_PAUSE_SECONDS, _LONGEST_PAUSE = 5.0, 30.0
+"""Between two tellings: at first short, as a plan may wait for them, then longer and longer."""
 _MOST_PEERS = 64
 
 
@@ -72,7 +73,7 @@ class LiveEstimates:
         self._speeds: deque[float] = deque(maxlen=_ROUNDS)
         self._neighbours: OrderedDict[PeerId, _Neighbour] = OrderedDict()
         self._told = Estimates(capacity)
-        self._told_at = -_PAUSE_SECONDS
+        self._told_at, self._pause = 0.0, 0.0
 
     # What is measured
 
@@ -108,11 +109,11 @@ class LiveEstimates:
 
     def joined(self) -> None:
         """The coordinator knows the capacity, as it is now, and nothing else."""
-        self._told, self._told_at = Estimates(self.capacity), -_PAUSE_SECONDS
+        self._told, self._pause = Estimates(self.capacity), 0.0
 
     def news(self, at: float) -> Estimates | None:
         """What to tell the coordinator at `at` (seconds), if something has moved and it is not too soon."""
-        if at < self._told_at + _PAUSE_SECONDS:
+        if at < self._told_at + self._pause:
             return None
         estimates = self.now
         return estimates if _has_moved(self._told, estimates) else None
@@ -120,6 +121,7 @@ class LiveEstimates:
     def told(self, estimates: Estimates, at: float) -> None:
         """The coordinator has heard them."""
         self._told, self._told_at = estimates, at
+        self._pause = min(2 * self._pause or _PAUSE_SECONDS, _LONGEST_PAUSE)
 
     def _neighbour(self, peer: PeerId) -> _Neighbour:
         found = self._neighbours.pop(peer, None) or _Neighbour()

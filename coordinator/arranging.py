@@ -222,16 +222,13 @@ class Arranger:
         work = self._work
         return [(work[cuts[i + 1]] - work[cuts[i]]) * self._pace[peer] for i, peer in enumerate(order)]
 
-    def _fits(self, peer: int, first: int, stop: int, followers: int) -> bool:
-        return self._needed(first, stop, min(followers, self._microbatches), peer) <= self.budgets[peer]
-
-    def _needed(self, first: int, stop: int, members_left: int, peer: int) -> int:
+    def _fits(self, peer: int, first: int, stop: int, members_left: int) -> bool:
         key = (first, stop, members_left, self._devices[peer])
         found = self._memory.get(key)
         if found is None:
             found = memory_needed(self._spec, StageRange(first, stop), members_left, key[3])
             self._memory[key] = found
-        return found
+        return found <= self.budgets[peer]
 
     def _least_needs(self, device: str) -> list[int]:
         """Bytes of the most frugal 1, 2, ... neighbouring stages."""

@@ -229,7 +229,13 @@ def _place(state: State, place: Place) -> State:
     }
     former = state.places.get(place.peer)
     if former is not None and former.stages != place.stages:
-        state = replace(state, moved={**state.moved, place.peer: state.current_round})
+        rounds = state.synced.get(place.peer, {})
+        kept = {stage: n for stage, n in rounds.items() if stage in former.stages and stage in place.stages}
+        state = replace(
+            state,
+            moved={**state.moved, place.peer: state.current_round},
+            synced={**state.synced, place.peer: kept},
+        )
     is_whole = len(place.stages) == state.stages
     layout = (place.stages,) if is_whole else state.layout(place.replica)
     return replace(
@@ -352,7 +358,11 @@ def _is_tuned(state: State, plan: Plan, seats: Mapping[PeerId, Seat]) -> bool:
         for one, other in kept
         for before, after in zip(one.members, other.members, strict=True)
     )
-    shares = any(one.microbatches != other.microbatches for one, other in kept)
+    shares = any(
+        one.microbatches != other.microbatches
+        for one, other in kept
+        if not any(member.peer in absent for member in one.members)
+    )
     return exchanged or (shares and len(kept) == len(newest.replicas) == len(plan.replicas))
 
 

@@ -1,4 +1,4 @@
-"""Which spare moves to other stages, where a pipeline lacks a member that nobody can stand in for.
+"""Which peer moves to other stages, where a pipeline lacks a member that nobody can stand in for.
 
 A move is costly: the peer has to rebuild and to fetch the state of its new stages. So none is made merely to
 be faster, and none where waiting may do.
@@ -7,14 +7,18 @@ be faster, and none where waiting may do.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from coordinator.events import PlaceGiven
 from coordinator.history import Draft
-from coordinator.places import Vacancy, suits, vacancies
+from coordinator.places import Board, Vacancy
 from coordinator.readiness import peer_rests_until
 from coordinator.state import Peer, State
 from protocol.spec import RunSpec
 from protocol.types import PeerId, Place, Role
+
+_MOST_TRIED = 16
+"""While nothing trains, it is tried to complete one of so many pipelines, those that lack fewest members."""
 
 
 def move_spares(draft: Draft, spec: RunSpec, now: float) -> None:
@@ -25,13 +29,13 @@ def move_spares(draft: Draft, spec: RunSpec, now: float) -> None:
     within `grouping.settle_rounds` rounds. First move those whose pipeline never trained, of these who joined
     last; then those of a later pipeline that has stood still for as many rounds.
     """
-    state = draft.state
-    holes = [each for each in vacancies(state) if each.replica in state.seated and _is_pipeline(state, each)]
+    state, board = draft.state, Board(draft.state, spec)
+    holes = [each for each in board.vacant if each.replica in state.seated and _is_pipeline(state, each)]
     if not holes:
         return
     idle = [(peer, state.places[peer.peer]) for peer in state.staying if _is_idle(state, peer)]
     spares, wanted = Counter(place.stages for _, place in idle), Counter(hole.stages for hole in holes)
-    hosts = Counter(stage for peer in state.places for stage in _held(state, peer))
+    hosts = _hosts(state)
     lost_in = _last_losses(state, holes)
     movable = [(peer, place) for peer, place in idle if _has_settled(state, spec, place, lost_in)]
     movable.sort(key=lambda each: (each[1].replica in state.seated, -each[0].arrival))
@@ -39,20 +43,80 @@ def move_spares(draft: Draft, spec: RunSpec, now: float) -> None:
         if spares[hole.stages] >= wanted[hole.stages] or not all(hosts[stage] for stage in hole.stages):
             continue
         for peer, place in movable:
-            held = _held(state, place.peer)
             has_trained = place.replica in state.seated
             if has_trained and place.replica <= hole.replica:
                 continue
             is_spared = spares[place.stages] > wanted[place.stages]
-            is_last = any(hosts[stage] <= (stage in held) for stage in place.stages)
-            if is_spared and not is_last and suits(draft.state, spec, hole, peer):
+            if is_spared and not _is_last(state, hosts, place, hole) and board.suits(hole, peer):
                 draft.add(PlaceGiven(now, hole.given_to(place.peer)))
                 movable.remove((peer, place))
                 spares[place.stages] -= 1
                 wanted[hole.stages] -= 1
                 wanted[place.stages] += has_trained
-                hosts.subtract(held)
+                hosts, board = _hosts(draft.state), Board(draft.state, spec)
                 break
+
+
+def complete_a_pipeline(draft: Draft, spec: RunSpec, now: float) -> None:
+    """While nothing trains: give one pipeline all members that it lacks, whoever is there and wherever it is.
+
+    No round ends meanwhile, so nobody is given time to come back, to settle or to rest. But nobody moves
+    where the members of some replica are all there, and only have to catch up; where the state of some stage
+    is with no live peer; or away from such. Of the pipelines that lack fewest, the one for which fewest peers
+    have to move to other stages.
+    """
+    state = draft.state
+    hosts = _hosts(state)
+    if not all(hosts[stage] for stage in range(state.stages)):
+        return
+    lacking: dict[int, list[Vacancy]] = {replica: [] for replica in state.layouts}
+    for hole in Board(state, spec).vacant:
+        lacking[hole.replica].append(hole)
+    if not all(lacking.values()):
+        return
+    pipelines = [replica for replica in lacking if len(state.layout(replica)) > 1]
+    pipelines.sort(key=lambda replica: (len(lacking[replica]), replica not in state.seated, replica))
+    ways = [_filling(state, spec, lacking[replica]) for replica in pipelines[:_MOST_TRIED]]
+    possible = [places for places in ways if places is not None]
+    for place in min(possible, key=lambda places: _moves(state, places), default=[]):
+        draft.add(PlaceGiven(now, place))
+
+
+def _filling(state: State, spec: RunSpec, holes: Sequence[Vacancy]) -> list[Place] | None:
+    """The places that members of other pipelines get so that all `holes` of one are filled; None if not all.
+
+    Into each comes, where there is one, somebody with its stages, else of those who never trained who came
+    last.
+    """
+    trial = Draft(state)
+    found = []
+    for hole in holes:
+        board, hosts = Board(trial.state, spec), _hosts(trial.state)
+        others = [
+            (place.stages != hole.stages, place.replica in state.seated, -peer.arrival, peer, place)
+            for peer in state.staying
+            for place in [trial.state.places.get(peer.peer)]
+            if place is not None and peer.role is Role.STAGE and place.replica != hole.replica
+        ]
+        others.sort(key=lambda each: each[:3])
+        mover = next(
+            (
+                peer
+                for *_, peer, place in others
+                if not _is_last(trial.state, hosts, place, hole) and board.suits(hole, peer)
+            ),
+            None,
+        )
+        if mover is None:
+            return None
+        found.append(hole.given_to(mover.peer))
+        trial.add(PlaceGiven(state.latest_at, found[-1]))
+    return found
+
+
+def _moves(state: State, places: Sequence[Place]) -> int:
+    """How many of those who get `places` have other stages now."""
+    return sum(place.stages != state.places[place.peer].stages for place in places)
 
 
 def _is_pipeline(state: State, vacancy: Vacancy) -> bool:
@@ -66,6 +130,11 @@ def _is_idle(state: State, peer: Peer) -> bool:
     return peer.role is Role.STAGE and peer.peer in state.places and not seated and not rests
 
 
+def _hosts(state: State) -> Counter[int]:
+    """How many live peers have the state of each stage."""
+    return Counter(stage for peer in state.places for stage in _held(state, peer))
+
+
 def _held(state: State, peer: PeerId) -> set[int]:
     """The stages of whose state `peer` has some round. Before the first decision everybody has them all."""
     if not state.peers[peer].is_live:
@@ -76,9 +145,16 @@ def _held(state: State, peer: PeerId) -> set[int]:
     return {stage for stage in place.stages if stage in state.synced.get(peer, {})}
 
 
+def _is_last(state: State, hosts: Counter[int], place: Place, hole: Vacancy) -> bool:
+    """Whether nobody else would have a stage any more that the peer of `place` would leave for `hole`."""
+    held = _held(state, place.peer)
+    left = set(place.stages) - set(hole.stages)
+    return any(hosts[stage] <= (stage in held) for stage in left)
+
+
 def _last_losses(state: State, holes: list[Vacancy]) -> dict[int, int]:
     """By replica that lacks members: the round in which it lost the last one."""
-    missing = {(hole.replica, hole.position) for hole in holes}
+    missing = {hole.where for hole in holes}
     found = {hole.replica: 0 for hole in holes}
     for place in state.places.values():
         if (place.replica, place.position) in missing:

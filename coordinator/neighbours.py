@@ -17,8 +17,12 @@ from protocol.types import Member, Replica
 
 MOST_COMPARED = 16
 """Chains are compared by a step of at most so many microbatches; beyond, its time grows in proportion."""
+SECONDS = 1e-9, 1e9
+"""Nothing is taken to be faster or slower, whatever a peer claims."""
 _MOST_OPERATIONS = 40_000
-"""So many operations of members are replayed at most in one search: about half a second."""
+"""So many operations of members are replayed at most in one search: about half a second. Who cannot be where
+it is tried counts as one.
+"""
 _PROBED = 4
 """In a large swarm each member is tried against so many of the fastest, the slowest, and those between."""
 _LEAST_GAIN = 0.01
@@ -28,14 +32,15 @@ _LEAST_GAIN = 0.01
 def seconds_per_microbatch(
     spec: RunSpec, survey: Survey, members: Sequence[Member], ks: Sequence[int]
 ) -> float:
-    """As predicted for an inner step of a chain; 0 where nothing is known."""
+    """As predicted for an inner step of a chain, within SECONDS; 0 where nothing is known."""
     microbatches = min(spec.inner.microbatches, MOST_COMPARED)
     compute = [compute_seconds(spec, survey, each.peer, each.stages) for each in members]
     links = [
         link_time(survey, one.peer, other.peer, message_bytes(spec, k))
         for (one, other), k in zip(pairwise(members), ks, strict=True)
     ]
-    return step_seconds(compute, links, microbatches) / microbatches
+    found = step_seconds(compute, links, microbatches) / microbatches
+    return 0.0 if found == 0 else max(SECONDS[0], min(SECONDS[1], found))
 
 
 class Search:
@@ -147,21 +152,23 @@ class Search:
         self, index: int, position: int, member: Member, other: Member, its_index: int | None
     ) -> float:
         """What the chains that this exchange touches cost after it, as a share of what they cost now."""
+        self._operations -= 1
         now, then = [self._times[index]], []
-        changed = [(index, _with(self._chains[index], member, other))]
+        changed = [(index, _with(self._chains[index], member, other), other)]
         if its_index is not None:
             now.append(self._times[its_index])
-            changed.append((its_index, _with(self._chains[its_index], other, member)))
-        for each, members in changed:
-            if not self._can_be(members):
+            changed.append((its_index, _with(self._chains[its_index], other, member), member))
+        for each, members, newcomer in changed:
+            if not self._can_be(members, newcomer):
                 return 1.0
             then.append(self._time(each, members))
         return self._cost(then) / self._cost(now)
 
-    def _can_be(self, members: Sequence[Member]) -> bool:
-        return all(can_be_neighbours(one, other) for one, other in pairwise(members)) and all(
-            self._may_sit(each, len(members) - i) for i, each in enumerate(members)
-        )
+    def _can_be(self, members: Sequence[Member], newcomer: Member) -> bool:
+        """Whether `newcomer` can sit among them: the others sat there before, whatever their memory is."""
+        if not self._may_sit(newcomer, len(members) - members.index(newcomer)):
+            return False
+        return all(can_be_neighbours(one, other) for one, other in pairwise(members))
 
     def _partners(self, index: int, member: Member) -> list[tuple[Member, int | None]]:
         """Whom to try in place of `member`, with the chain that each is in: all of them in a small swarm."""

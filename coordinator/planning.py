@@ -27,7 +27,7 @@ from coordinator.costs import Survey, chain_time, compute_seconds, link_time, me
 from coordinator.grouping import Waiting, group, survey_of
 from coordinator.replay import LinkTime, StepTime, step_time
 from coordinator.state import Peer
-from coordinator.tuning import fair_shares
+from coordinator.tuning import fair_shares, largest_share
 from protocol.spec import RunSpec
 from protocol.types import PeerId, Replica
 
@@ -244,7 +244,8 @@ def shared_out(spec: RunSpec, survey: Survey, replicas: Sequence[Replica]) -> li
     seconds = [step.seconds / usual for step in _steps(spec, survey, alike)]
     if not spec.grouping.balance or not all(seconds):
         return alike
-    shares = fair_shares(seconds, usual)
+    most = largest_share(usual, len(replicas))
+    shares = fair_shares(seconds, usual, [most] * len(replicas))
     return [
         replace(each, microbatches=share, weight=share / usual)
         for each, share in zip(replicas, shares, strict=True)

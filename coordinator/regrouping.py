@@ -11,7 +11,7 @@ Pure functions; whoever calls them with the same peers in another order gets the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from coordinator.grouping import Waiting, links_between, listed, short
 from coordinator.readiness import (
@@ -116,9 +116,8 @@ def _choose(state: State, spec: RunSpec, from_round: int, lenient: bool) -> _Cho
         spares = [place for place in held.values() if place.replica in later]
         spares.sort(key=lambda place: (place.replica in complete, -later[place.replica], place.position))
         chain = _filled(state, spec, index, held, spares)
-        if chain is None or (
-            index not in state.seated and not _leaves_spares(state, spec, standing, chains, chain)
-        ):
+        needs_no_spares = lenient or index in state.seated
+        if chain is None or not (needs_no_spares or _leaves_spares(state, spec, standing, chains, chain)):
             continue
         chains[index] = chain
         taken = {place.peer for place in chain}
@@ -186,11 +185,13 @@ def _leaves_spares(
 
 
 def _replica(state: State, spec: RunSpec, index: int, chain: Chain) -> Replica:
-    """With the k that it has in the newest plan."""
+    """With the k and the share of the work that it has in the newest plan."""
     members = tuple(Member(place.peer, place.stages, state.peers[place.peer].endpoint) for place in chain)
     former = next((each for each in state.plans[-1].replicas if each.index == index), None)
-    ks = [link.k for link in former.links] if former else [spec.link.k] * (len(members) - 1)
-    return Replica(index, members, links_between(members, ks))
+    if former is None:
+        return Replica(index, members, links_between(members, spec.link.k))
+    links = links_between(members, [link.k for link in former.links])
+    return replace(former, members=members, links=links)
 
 
 def _reasons(state: State, chosen: _Chosen, from_round: int) -> list[str]:

@@ -24,7 +24,7 @@ from coordinator.events import (
 )
 from coordinator.grouping import listed
 from coordinator.history import Draft
-from coordinator.moves import move_spares
+from coordinator.moves import complete_a_pipeline, move_spares
 from coordinator.regrouping import regroup
 from coordinator.screens import bad_request, check_descriptor, host_of, live_peer
 from coordinator.state import Phase, Round, State
@@ -213,6 +213,8 @@ def resume(draft: Draft, spec: RunSpec, now: float) -> None:
     if isinstance(successor, Plan):
         reason = f"round {number} starts anew, nothing was committed of its samples: {successor.reason}"
         draft.add(PlanAdopted(now, replace(successor, reason=reason)))
+    else:
+        complete_a_pipeline(draft, spec, now)
 
 
 def missing_offers(state: State, stage: int, number: int) -> list[str]:

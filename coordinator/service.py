@@ -196,10 +196,10 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def Probe(self, requests: AsyncIterator[pb.ProbeMessage], context: Context) -> None:
         """For any certificate of the run, also before its peer has joined. Nothing of the data is kept."""
         caller = peer_of(identity_of(context)) or ""
-        with self._access.of_member(context), self._probes.one_more(caller):
+        with self._access.of_member(context), self._probes.one_more(caller) as admit_data:
             try:
                 async with asyncio.timeout(MAX_PROBE_SECONDS):
-                    await answer_all(caller, requests, context.write, self._ledger.now)
+                    await answer_all(caller, requests, context.write, self._ledger.now, admit_data)
             except TimeoutError:
                 raise limited(f"it was not over after {MAX_PROBE_SECONDS:.0f} s") from None
             except (grpc.aio.BaseError, asyncio.InvalidStateError):

@@ -49,9 +49,8 @@ from coordinator.events import (
 from coordinator.grouping import Waiting, group, measuring, missing, needed
 from coordinator.history import Draft
 from coordinator.invites import create, enroll, permitted_role, revoke
-from coordinator.moves import move_spares
-from coordinator.places import give_places, place_for
-from coordinator.rounds import advance, is_stalled, offer, report, resume, withhold
+from coordinator.places import Board, give_places
+from coordinator.rounds import advance, offer, report, resume, withhold
 from coordinator.screens import bad_request, check_welcome, live_peer
 from coordinator.state import Peer, Phase, State
 from protocol.envelope import public_key_of
@@ -191,7 +190,7 @@ def _join(draft: Draft, spec: RunSpec, command: Join, now: float) -> None:
     if draft.state.phase is Phase.GATHERING:
         _begin(draft, spec, now)
     else:
-        place = place_for(draft.state, spec, draft.state.peers[command.peer], kept)
+        place = Board(draft.state, spec).place_for(draft.state.peers[command.peer], kept)
         if place is not None:
             draft.add(PlaceGiven(now, place))
     _membership_changed(draft, spec, now)
@@ -326,11 +325,9 @@ def _tick(draft: Draft, spec: RunSpec, now: float) -> None:
 
 
 def _membership_changed(draft: Draft, spec: RunSpec, now: float) -> None:
-    """A place may have opened, for which a spare waits. While nothing trains, no round ends to move one."""
+    """A place may have opened, for which a spare waits."""
     if draft.state.phase is Phase.TRAINING:
         give_places(draft, spec, now)
-        if is_stalled(draft.state, spec):
-            move_spares(draft, spec, now)
     _advance_all(draft, spec, now)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -153,8 +154,11 @@ def attests(run: Run, peer: Keyed, number: int | None = None) -> None:
         run.does(Attest(peer.peer, stage, number, "stage", anchor_of(stage, number)))
 
 
-def one_round(run: Run, followers: tuple[Keyed, ...] = ()) -> None:
-    """Everybody who takes part offers, holds, reports and attests; `followers` attest."""
+def one_round(run: Run, followers: tuple[Keyed, ...] = (), done: Mapping[int, float] | None = None) -> None:
+    """Everybody who takes part offers, holds, reports and attests; `followers` attest.
+
+    `done` is by replica what its members have done of their H steps, where that is not all.
+    """
     number, by_peer = run.state.current_round, {keyed(i).peer: keyed(i) for i in range(40)}
     members = [
         (by_peer[peer], seat.member.stages)
@@ -164,8 +168,11 @@ def one_round(run: Run, followers: tuple[Keyed, ...] = ()) -> None:
     for stage in range(run.spec.swarm.stages):
         hosts = [peer for peer, stages in members if stage in stages]
         payloads = tuple(
-            peer.payload(run.spec, stage, number, weight=run.state.seat(peer.peer, number).replica.weight)
+            peer.payload(
+                run.spec, stage, number, weight=replica.weight * (done or {}).get(replica.index, 1.0)
+            )
             for peer in hosts
+            for replica in [run.state.seat(peer.peer, number).replica]
         )
         for peer, payload in zip(hosts, payloads, strict=True):
             run.does(Offer(peer.peer, payload))

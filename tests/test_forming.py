@@ -90,9 +90,8 @@ def members_of(peers: Sequence[Peer], cuts: Sequence[int]) -> tuple[Member, ...]
 
 def fits(spec: RunSpec, members: Sequence[Member], peers: dict[PeerId, Peer]) -> bool:
     for position, each in enumerate(members):
-        in_flight = min(len(members) - position, spec.inner.microbatches)
         capacity = peers[each.peer].capacity
-        needed = memory_needed(spec, each.stages, in_flight, capacity.device)
+        needed = memory_needed(spec, each.stages, len(members) - position, capacity.device)
         if needed > (1 - spec.grouping.reserve) * capacity.memory_bytes:
             return False
     return True
@@ -295,6 +294,16 @@ def test_memory_can_demand_a_longer_chain_than_usual() -> None:
     spec = spec_of(4, 1, 2)
     assert len(formed(spec, [peer(i, gigabytes=18) for i in range(1, 5)])[0]) == 2
     assert len(formed(spec, [peer(i, gigabytes=13) for i in range(1, 5)])[0]) > 2
+
+
+def test_memory_for_the_work_in_flight_does_not_depend_on_how_much_work_there_is() -> None:
+    spec = spec_of(2, 1, **{"inner.microbatches": 1})
+    first = memory_needed(spec, StageRange(0, 1), 2) / (1 - spec.grouping.reserve)
+    for size, is_enough in ((first * 1.01, True), (first * 0.99, False)):
+        weak = replace(peer(1), capacity=replace(peer(1).capacity, memory_bytes=int(size)))
+        chains = form(spec, survey([weak, peer(2)]), [weak, peer(2)], 1)
+        assert not isinstance(chains, Waiting)
+        assert (chains[0].members[0].peer == weak.peer) is is_enough
 
 
 def test_a_lack_of_memory_is_told_in_numbers() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from coordinator.anchors import locate
 from coordinator.commands import Attest, Await, Ban, Heartbeat, Leave, Offer, Report, Retreat, Start
+from coordinator.costs import memory_needed
 from coordinator.events import (
     PayloadWithheld,
     PeerJoined,
@@ -18,13 +20,26 @@ from coordinator.events import (
     RoundAborted,
 )
 from coordinator.grouping import short
-from coordinator.history import replay
+from coordinator.history import Draft, apply, replay
+from coordinator.places import Board, give_places
 from coordinator.sentences import sentence, waiting, waiting_of
 from coordinator.state import KEPT_ROUNDS, Phase, State
 from protocol.errors import ErrorCode
 from protocol.samples import sample_range
 from protocol.types import Dialer, Lifecycle, Part, Place, Plan, Role, StageRange
-from tests.swarm import Keyed, anchor_of, attests, dies, keyed, one_round, passes, seated, started
+from tests.swarm import (
+    Keyed,
+    Run,
+    anchor_of,
+    attests,
+    dies,
+    keyed,
+    one_round,
+    passes,
+    seated,
+    spec_of,
+    started,
+)
 
 A, B, C, D, E = (keyed(i) for i in range(5))
 
@@ -104,6 +119,63 @@ class TestPlaces:
         assert run.state.places[C.peer].replica == 2
         run.does(D.join(run.spec, Role.STAGE))
         assert run.state.places[D.peer] == Place(D.peer, 1, 1, StageRange(1, 2))
+
+    @pytest.mark.parametrize("at_first", [1000, 2**30])
+    def test_who_comes_back_gets_its_place_back_whatever_its_memory_is_by_now(self, at_first: int) -> None:
+        run = Run(spec_of(2, 0, 1, 40))
+        run.does(Start())
+        for peer in (A, B):
+            run.does(peer.join(run.spec, Role.STAGE, memory_bytes=at_first))
+        before = run.state.places[A.peer]
+        dies(run, A)
+        run.does(A.join(run.spec, Role.STAGE, memory_bytes=1000))
+        assert run.state.places[A.peer] == before
+        attests(run, A, 0)
+        attests(run, B, 0)
+        passes(run, run.spec.timing.heartbeat, A, B)
+        one_round(run)
+
+    def test_a_place_is_not_given_back_to_whom_its_neighbour_cannot_reach_any_more(self) -> None:
+        run = started(1, 0)
+        run.does(B.join(run.spec, Role.STAGE, endpoint=""))
+        run.does(C.join(run.spec, Role.STAGE))
+        dies(run, C)
+        run.does(C.join(run.spec, Role.STAGE, endpoint=""))
+        assert C.peer not in run.state.places
+
+    def test_who_is_too_weak_for_the_open_places_waits_in_a_further_pipeline(self) -> None:
+        """The last stage takes less memory than the first, which has more in flight."""
+        spec = spec_of(2, 0, 1, 40)
+        weak = int(memory_needed(spec, StageRange(1, 2), 1, "cpu") / (1 - spec.grouping.reserve)) + 1
+        assert weak < memory_needed(spec, StageRange(0, 1), 2, "cpu")
+        run = started(0, 1)
+        for peer in (C, D, E):
+            run.does(peer.join(run.spec, Role.STAGE, memory_bytes=weak))
+        places = [run.state.places.get(peer.peer) for peer in (C, D, E)]
+        last = StageRange(1, 2)
+        assert places == [Place(C.peer, 1, 1, last), Place(D.peer, 2, 1, last), None]
+        one_round(run)
+        run.does(keyed(6).join(run.spec, Role.STAGE))
+        assert run.state.places[keyed(6).peer].replica == 1
+
+    def test_many_spares_get_places_at_once_as_they_would_one_by_one(self) -> None:
+        run = started(1, 1)
+        spares = [keyed(i) for i in range(10, 22)]
+        for peer in spares:
+            number = peer.number
+            endpoint, role = "h:1" if number % 3 else "", Role.STAGE if number % 5 else Role.REPLICA
+            run.does(peer.join(run.spec, role, endpoint, memory_bytes=10**6 * (1 + number % 4)))
+        dies(run, C)
+        kept = {peer.peer: run.state.places[peer.peer] for peer in (A, B)}
+        draft = Draft(replace(run.state, places=kept, layouts={i: run.state.layouts[i] for i in (0, 1)}))
+        one_by_one = draft.state
+        give_places(draft, run.spec, run.now)
+        for peer in spares:
+            place = Board(one_by_one, run.spec).place_for(one_by_one.peers[peer.peer])
+            if place is not None:
+                one_by_one = apply(one_by_one, PlaceGiven(run.now, place))
+        assert draft.state == one_by_one
+        assert len({event.place.replica for event in draft.events}) > 2
 
     def test_the_place_of_a_banned_peer_is_free(self) -> None:
         run = started(1, 1)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.commands import Drain, Leave, Offer, Report, Retreat
+from coordinator.commands import Attest, Drain, Leave, Offer, Report, Retreat
 from coordinator.costs import memory_needed
-from coordinator.events import PlaceGiven, PlanAdopted, RoundAborted
-from coordinator.grouping import short
+from coordinator.events import PeerJoined, PlaceGiven, PlanAdopted, RoundAborted
+from coordinator.grouping import links_between, short
 from coordinator.history import replay
 from coordinator.readiness import is_synced, peer_rests_until
 from coordinator.regrouping import regroup
@@ -40,6 +40,32 @@ from tests.swarm import (
 )
 
 A, B, C, D, E, F = ALL[:6]
+
+
+def formed(*layouts: Sequence[int], **more: Any) -> Run:
+    """A run that has begun with pipelines of these layouts, each the first stages of its members; the peers
+    in order.
+    """
+    stages = 3
+    run = Run(spec_of(stages, 0, len(layouts), 40, swarm__members=2, **more))
+    peers, replicas = iter(ALL), []
+    for index, firsts in enumerate(layouts):
+        members = []
+        for first, stop in zip(firsts, [*firsts[1:], stages], strict=True):
+            join = next(peers).join(run.spec, Role.STAGE)
+            run.happens(PeerJoined(run.now, join.peer, join.role, join.capacity, join.endpoint))
+            members.append(Member(join.peer, StageRange(first, stop), join.endpoint))
+        replicas.append(Replica(index, tuple(members), links_between(members, run.spec.link.k)))
+    run.happens(PlanAdopted(run.now, Plan(1, 1, 0, tuple(replicas), "a test")))
+    for peer in ALL:
+        if peer.peer in run.state.places:
+            attests(run, peer)
+    return run
+
+
+def replaced(run: Run, **fields: Any) -> Run:
+    run.state = replace(run.state, **fields)
+    return run
 
 
 def drains(run: Run, peer: Keyed) -> None:
@@ -255,6 +281,63 @@ class TestMoves:
         passes(run, 60, B, D)
         assert not any(isinstance(event, PlaceGiven) for event in run.events)
         assert run.state.current_round == 4
+
+    def test_while_nothing_trains_a_pipeline_is_made_of_whoever_has_the_stages(self) -> None:
+        run = formed((0, 1), (0, 2))
+        rounds(run, 8)
+        dies(run, A, D)
+        passes(run, 10, B, C)
+        assert run.state.places[C.peer] == Place(C.peer, 0, 0, StageRange(0, 1))
+        assert run.state.places[B.peer].stages == StageRange(1, 3)
+        assert seated(run) == {0: [C.peer, B.peer]}
+        rounds(run, 2)
+
+    def test_while_nothing_trains_peers_that_settle_or_rest_move_too(self) -> None:
+        run = formed((0, 1), (0, 2))
+        run = replaced(run, moved={C.peer: 1}, lapses={C.peer: (5, 1)})
+        dies(run, A, D)
+        passes(run, 10, B, C)
+        assert seated(run) == {0: [C.peer, B.peer]}
+
+    def test_while_nothing_trains_nobody_moves_if_equal_stages_are_enough(self) -> None:
+        run = formed((0, 1), (0, 1, 2))
+        rounds(run, 2)
+        dies(run, B, C)
+        passes(run, 10, A, D, E)
+        assert seated(run) == {1: [A.peer, D.peer, E.peer]}
+        assert not run.state.moved
+
+    def test_while_nothing_trains_nobody_leaves_stages_that_nobody_else_has(self) -> None:
+        run = formed((0, 1), (0, 2))
+        rounds(run, 2)
+        dies(run, A, C)
+        passes(run, 60, B, D)
+        assert not run.state.moved
+
+    def test_while_nothing_trains_nobody_moves_if_a_replica_only_has_to_catch_up(self) -> None:
+        run = formed((0, 1), (0, 2))
+        rounds(run, 2)
+        dies(run, A)
+        run.does(Attest(D.peer, 2, 2, "stage", "another"))
+        passes(run, 60, B, C, D)
+        assert not run.state.moved
+        attests(run, D)
+        assert seated(run) == {1: [C.peer, D.peer]}
+
+    def test_who_moves_keeps_what_it_has_of_both_stages_and_no_more(self) -> None:
+        run = formed((0, 1), (0, 2))
+        rounds(run, 2)
+        run.happens(PlaceGiven(run.now, Place(C.peer, 0, 0, StageRange(0, 1))))
+        assert run.state.synced[C.peer] == {0: 2}
+
+    def test_a_complete_bench_trains_where_nobody_else_does(self) -> None:
+        run = running(1, 0, grouping__spares=2)
+        joins(run, B, C)
+        rounds(run, 2)
+        assert list(seated(run)) == [0]
+        dies(run, A)
+        passes(run, 10, B, C)
+        assert seated(run) == {1: [B.peer, C.peer]}
 
     def test_members_of_a_broken_pipeline_move_only_after_a_while(self) -> None:
         run = running(1, 2)

@@ -41,6 +41,7 @@ from coordinator.events import (
     PayloadOffered,
     PayloadWithheld,
     PeerSeen,
+    PlaceGiven,
     PlanAdopted,
     RoundAborted,
     RoundCommitted,
@@ -50,7 +51,8 @@ from coordinator.regrouping import complete_chains
 from coordinator.sentences import sentence
 from coordinator.state import Phase, State
 from protocol.samples import sample_range
-from protocol.types import Decision, PayloadDescriptor, PeerId, Plan, Role
+from protocol.spec import RunSpec
+from protocol.types import Decision, PayloadDescriptor, PeerId, Place, Plan, Role
 from tests.swarm import Keyed, Run, anchor_of, keyed, measures, spec_of
 
 STAGES = 2
@@ -68,6 +70,10 @@ shifts = st.sampled_from([0] * 8 + [-1, 1])
 class CheckedRun(Run):
     """A run in which every single event is checked against the state that it changes."""
 
+    def __init__(self, spec: RunSpec) -> None:
+        super().__init__(spec)
+        self.had: set[tuple[PeerId, int, int]] = set()
+
     def happens(self, event: Event) -> None:
         before = self.state
         super().happens(event)
@@ -78,6 +84,17 @@ class CheckedRun(Run):
             assert decision.next_epoch == self.state.plan_for(decision.round + 1).epoch
         if isinstance(event, PlanAdopted) and before.plans:
             self._is_sound(before, event.plan)
+        if isinstance(event, PlaceGiven):
+            self._has_room(event.place)
+        self.had |= {(place.peer, place.replica, place.position) for place in self.state.places.values()}
+
+    def _has_room(self, place: Place) -> None:
+        """Who had that very place before has it back, whatever its memory is by now."""
+        memory = self.state.peers[place.peer].capacity.memory_bytes * (1 - self.spec.grouping.reserve)
+        members_left = len(self.state.layout(place.replica)) - place.position
+        needed = memory_needed(self.spec, place.stages, members_left, "cpu")
+        had = (place.peer, place.replica, place.position) in self.had
+        assert had or not memory or needed <= memory or len(place.stages) == STAGES
 
     def _is_sound(self, before: State, plan: Plan) -> None:
         newest = before.plans[-1]
@@ -100,10 +117,7 @@ class CheckedRun(Run):
                     continue
                 assert known.is_staying
                 assert before.places[member.peer].stages == member.stages
-                memory = known.capacity.memory_bytes * (1 - self.spec.grouping.reserve)
-                in_flight = len(members) - position
-                needed = memory_needed(self.spec, member.stages, in_flight, known.capacity.device)
-                assert len(members) == 1 or not memory or needed <= memory
+                self._has_room(Place(member.peer, replica.index, position, member.stages))
                 for stage in member.stages:
                     assert before.synced.get(member.peer, {}).get(stage, -1) >= max(0, plan.from_round - 2)
         total = sum(map(self.spec.microbatches_of, plan.replicas))

@@ -5,6 +5,9 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import shutil
+import struct
+import sys
 import tempfile
 from itertools import count
 from pathlib import Path
@@ -17,6 +20,11 @@ log = logging.getLogger(__name__)
 
 _KEPT = ("checkpoint", "payloads")
 _LOCK, _RUN, _STAGES, _NOTE = "lock", "run", "stages", "node-folder"
+_KEPT_ASIDE = 2
+# The C structure of a POSIX lock: start, length, process, kind, whence; elsewhere kind and whence come first.
+_FLOCK, _KIND, _PROCESS = (
+    (struct.Struct("qqihh"), 3, 2) if sys.platform == "darwin" else (struct.Struct("hhqqi0q"), 0, 4)
+)
 
 
 def usable(folder: Path, option: str = "--folder", mode: int = 0o777) -> Path:
@@ -39,35 +47,36 @@ def usable(folder: Path, option: str = "--folder", mode: int = 0o777) -> Path:
 def locked(folder: Path) -> IO[str]:
     """A lock that keeps other nodes out of `folder` while it is open. Raises RUN_FOLDER_IN_USE.
 
-    Its file names this process, for :func:`runner_of`.
+    It belongs to this process, which :func:`runner_of` names, and which must not open its file again: the
+    lock would end with that.
     """
     lock = (folder / _LOCK).open("a")
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
         lock.close()
         raise HetnodeError(
             ErrorCode.RUN_FOLDER_IN_USE,
             f"Another node keeps its checkpoints in {folder}.",
             "Give this one another --folder.",
         ) from None
-    lock.truncate(0)
-    lock.write(str(os.getpid()))
-    lock.flush()
     return lock
 
 
 def runner_of(folder: Path) -> int | None:
-    """The process id of the node that keeps `folder` now; None where none does."""
+    """The process id of the node that keeps `folder` now; None where none does, or this process.
+
+    The kernel says it, so it is never that of another process. 0 stands for one that cannot be seen from
+    here, as of another container.
+    """
     try:
         with (folder / _LOCK).open() as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return int(lock.read())
-    except (OSError, ValueError):  # never locked; or locked this very moment, and not named yet
-        pass
-    return None
+            asked = [0] * 5
+            asked[_KIND] = fcntl.F_WRLCK
+            found = _FLOCK.unpack(fcntl.fcntl(lock, fcntl.F_GETLK, _FLOCK.pack(*asked)))
+    except OSError:  # never locked
+        return None
+    return None if found[_KIND] == fcntl.F_UNLCK else max(0, found[_PROCESS])
 
 
 def note_folder(credentials: Path, folder: Path) -> None:
@@ -107,17 +116,28 @@ def settle_in(folder: Path, run: str, coordinator: str) -> Path:
 
 
 def settle_stages(folder: Path, stages: StageRange) -> None:
-    """Let what lies in `folder` be that of `stages`: what is kept of other stages is set aside, below a
-    folder with their name, and what was set aside of these comes back.
+    """Let what lies in `folder` be of use to `stages`: what is kept of quite other stages is set aside, below
+    a folder with their name, and what was set aside of these comes back. The last that were set aside are
+    kept. Where some stages stay, so does all: this node may be the only one that has their state.
     """
     mark = folder / _STAGES
     former = mark.read_text() if mark.exists() else str(stages)
     mark.write_text(str(stages))
-    if former != str(stages):
+    if set(_numbers(former)).isdisjoint(stages):
         aside, before = folder / f"{_STAGES}-{former}", folder / f"{_STAGES}-{stages}"
         aside.mkdir(exist_ok=True)
-        before.mkdir(exist_ok=True)
         for kept in _KEPT:
             for source, target in ((folder / kept, aside / kept), (before / kept, folder / kept)):
                 if source.exists() and not target.exists():
                     source.rename(target)
+        os.utime(aside)  # the newest, whatever was there to be set aside
+        shutil.rmtree(before, ignore_errors=True)
+        by_age = sorted(folder.glob(f"{_STAGES}-*"), key=lambda path: path.stat().st_mtime_ns)
+        for old in by_age[:-_KEPT_ASIDE]:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _numbers(stages: str) -> range:
+    """Of a stage range in words, such as "1" or "0-3"."""
+    first, _, last = stages.partition("-")
+    return range(int(first), int(last or first) + 1)

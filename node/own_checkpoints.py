@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from node import checkpoint, private_state
 from node.checkpoint_files import Parameters
+from node.model.init import EMBEDDING
 from node.private_state import StageState
 from protocol.errors import HetnodeError
 from protocol.spec import RunSpec
@@ -31,7 +32,7 @@ KEEP = 2
 class Restored:
     """A verified checkpoint. `private` is None where the anchors are good and this node's own state is not.
 
-    `embedding` is None on a member that hosts stage 0.
+    `embedding` is None on a member that hosts stage 0, and where the checkpoint has none.
     """
 
     round: int
@@ -77,29 +78,37 @@ def write(
 
 
 def newest(root: Path, spec: RunSpec, stages: StageRange) -> Restored | None:
-    """The newest checkpoint below `root` that verifies and has all that a host of `stages` needs, or None.
+    """The newest checkpoint below `root` that verifies and is of any use to a host of `stages`, or None.
 
-    One that cannot be used is passed over with a warning.
+    One that has all of them, and the embedding, comes before one that has some, as where this node was moved
+    to other stages. One that cannot be used is passed over with a warning.
     """
+    partial = None
     for folder in checkpoint.rounds_below(root).values():
         try:
             found = checkpoint.read(folder)
         except HetnodeError as error:
             log.warning("passing over a checkpoint: %s", error)
             continue
-        if found.spec != spec or not found.stages.keys() >= set(stages):
-            log.warning("passing over %s: it is of another run, or lacks some of stages %s", folder, stages)
+        hosted = {stage: found.stages[stage] for stage in stages if stage in found.stages}
+        if found.spec != spec or not hosted:
+            log.warning("passing over %s: it is of another run, or has none of stages %s", folder, stages)
             continue
-        if 0 not in stages and found.embedding is None:
-            log.warning("passing over %s: it lacks the embedding", folder)
-            continue
-        embedding = None if 0 in stages else found.embedding
-        hosted = {stage: found.stages[stage] for stage in stages}
-        return Restored(found.round, hosted, embedding, _private(folder, spec, found.round, stages))
-    return None
+        embedding = None if 0 in stages else _embedding(found)
+        private = _private(folder, spec, found.round, hosted)
+        restored = Restored(found.round, hosted, embedding, private)
+        if len(hosted) == len(stages) and (0 in stages or embedding is not None):
+            return restored
+        partial = partial or restored
+    return partial
 
 
-def _private(folder: Path, spec: RunSpec, round: int, stages: StageRange) -> dict[int, StageState] | None:
+def _embedding(found: checkpoint.Checkpoint) -> Tensor | None:
+    """As it was committed, whether the checkpoint is of a host of stage 0 or of another member."""
+    return found.stages[0][EMBEDDING] if 0 in found.stages else found.embedding
+
+
+def _private(folder: Path, spec: RunSpec, round: int, stages: Iterable[int]) -> dict[int, StageState] | None:
     try:
         return private_state.read(folder, spec, round, stages)
     except HetnodeError as error:

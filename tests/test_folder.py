@@ -1,4 +1,4 @@
-"""A node's folder belongs to one node at a time, and to one run."""
+"""What lies in a node's folder is of one run, and of the stages that the node has."""
 
 from __future__ import annotations
 
@@ -6,16 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from node.folder import locked, settle_in
-from protocol.errors import ErrorCode, HetnodeError
-
-
-def test_a_second_node_is_kept_out_until_the_first_has_ended(tmp_path: Path) -> None:
-    with locked(tmp_path):
-        with pytest.raises(HetnodeError) as refused:
-            locked(tmp_path)
-        assert refused.value.code is ErrorCode.RUN_FOLDER_IN_USE
-    locked(tmp_path).close()
+from node.folder import settle_in, settle_stages
+from protocol.types import StageRange
 
 
 def test_what_is_kept_stays_for_the_same_run(tmp_path: Path) -> None:
@@ -39,3 +31,25 @@ def test_what_is_kept_of_another_run_is_set_aside_and_not_deleted(
     assert (tmp_path / "former-1" / "checkpoint" / "file").read_text() == "precious"
     settle_in(tmp_path, "nano-1", "coordinator")
     assert (tmp_path / "former-2").exists()
+
+
+def test_of_other_stages_the_last_two_are_kept(tmp_path: Path) -> None:
+    for first in (0, 1, 2, 3, 0, 1):
+        stages = StageRange(first, first + 1)
+        settle_stages(tmp_path, stages)
+        (tmp_path / "checkpoint").mkdir(exist_ok=True)
+        (tmp_path / "checkpoint" / str(stages)).write_text("")
+    assert {path.name for path in tmp_path.glob("stages-*")} == {"stages-3", "stages-0"}
+    settle_stages(tmp_path, StageRange(3, 4))
+    assert [path.name for path in (tmp_path / "checkpoint").iterdir()] == ["3"]
+    assert {path.name for path in tmp_path.glob("stages-*")} == {"stages-0", "stages-1"}
+
+
+def test_where_some_stages_stay_what_is_kept_stays(tmp_path: Path) -> None:
+    settle_stages(tmp_path, StageRange(0, 2))
+    (tmp_path / "checkpoint").mkdir()
+    for stages in (StageRange(1, 4), StageRange(2, 3)):
+        settle_stages(tmp_path, stages)
+        assert (tmp_path / "checkpoint").exists()
+    settle_stages(tmp_path, StageRange(0, 2))
+    assert not (tmp_path / "checkpoint").exists()

@@ -112,14 +112,45 @@ def test_a_checkpoint_of_another_run_or_of_other_stages_is_passed_over(
     _write(tmp_path, 10)
     other = SPEC.model_copy(update={"seed": 1})
     assert own_checkpoints.newest(tmp_path, other, HOSTED) is None
-    assert own_checkpoints.newest(tmp_path, SPEC, StageRange(0, 2)) is None
+    assert own_checkpoints.newest(tmp_path, SPEC, StageRange(0, 1)) is None
     assert "another run" in caplog.text
 
 
-def test_a_follower_needs_the_embedding(tmp_path: Path) -> None:
+def test_who_was_moved_finds_what_it_has_of_its_new_stages(tmp_path: Path) -> None:
+    _write(tmp_path, 10)
+    found = own_checkpoints.newest(tmp_path, SPEC, StageRange(0, 2))
+    assert found is not None
+    assert (found.round, found.stages.keys(), found.embedding) == (10, {1}, None)
+    assert found.private is not None
+    assert found.private.keys() == {1}
+    alone = own_checkpoints.newest(tmp_path, SPEC, StageRange(2, 3))
+    assert alone is not None
+    assert alone.stages.keys() == {2}
+    assert alone.embedding is not None
+
+
+def test_the_host_of_the_first_stage_has_the_embedding_of_those_that_follow(tmp_path: Path) -> None:
+    first = {stage: initial_parameters(SPEC, stage) for stage in (0, 1)}
+    own_checkpoints.write(tmp_path / "round-000010", SPEC, 10, first, None, {})
+    found = own_checkpoints.newest(tmp_path, SPEC, StageRange(1, 2))
+    assert found is not None
+    assert found.embedding is not None
+    assert torch.equal(found.embedding, first[0]["emb"])
+
+
+def test_a_checkpoint_with_all_stages_comes_before_a_newer_one_with_some(tmp_path: Path) -> None:
+    _write(tmp_path, 10)
+    some = {2: _anchors(20)[2]}
+    own_checkpoints.write(tmp_path / "round-000020", SPEC, 20, some, _embedding(20), {})
+    _assert_holds(own_checkpoints.newest(tmp_path, SPEC, HOSTED), 10)
+
+
+def test_a_follower_misses_the_embedding_where_there_is_none(tmp_path: Path) -> None:
     folder = tmp_path / "round-000010"
     own_checkpoints.write(folder, SPEC, 10, _anchors(10), None, _private(10))
-    assert own_checkpoints.newest(tmp_path, SPEC, HOSTED) is None
+    found = own_checkpoints.newest(tmp_path, SPEC, HOSTED)
+    assert found is not None
+    assert found.embedding is None
 
 
 @pytest.fixture(scope="module")

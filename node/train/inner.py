@@ -373,13 +373,13 @@ class Trainer:
     def restore(self, folder: Path) -> Restored | None:
         """Go on from the newest usable checkpoint of this node's below `folder`; None changes nothing.
 
-        Without its private part this is as :meth:`load_part` of every part.
+        Stages that it has not stay as they are. Without its private part this is as :meth:`load_part`.
         """
         found = own_checkpoints.newest(folder, self.spec, self.stages)
         if found is None:
             return None
-        for stage in self.stages:
-            self._load_stage(stage, found.round, found.stages[stage])
+        for stage, anchor in found.stages.items():
+            self._load_stage(stage, found.round, anchor)
             if found.private is not None:
                 self._resume(stage, found.private[stage])
         if self._follower is not None and found.embedding is not None:

@@ -255,7 +255,10 @@ def join(
     threads: Annotated[int, typer.Option(help="CPU threads to compute with; 0 takes all.", min=0)] = 0,
     measure: Annotated[
         bool,
-        typer.Option(help="Measure this machine's speed and its connections: the run is planned by that."),
+        typer.Option(
+            help="Measure this machine's speed and its connections before it trains: the run is planned by "
+            "that. What training itself shows is told in any case."
+        ),
     ] = True,
     listen: Annotated[
         str,
@@ -303,7 +306,7 @@ def join(
     An invite is traded once for a certificate, which the node keeps and renews; afterwards the name of the
     run is enough. The node gets everything from the coordinator: the specification, its stages and its
     neighbours. It ends by itself when the run is finished. Ctrl-C lets it finish its round and leave in
-    order, a second one ends it at once.
+    order, a second one keeps what there is and leaves at once, a third one ends it as it is.
     """
     from node.runtime import NodeOptions, run_node  # noqa: PLC0415
 
@@ -340,7 +343,8 @@ def join(
     )
     leaving = asyncio.Event()
     words = (
-        f"asked to end: this node finishes its round first, in at most {drain_seconds:g} s; again ends it now"
+        f"asked to end: this node finishes its round first, in at most {drain_seconds:g} s; "
+        "asked again, it leaves at once"
     )
     drain = lifetime.Drain(leaving.set, drain_seconds, words)
     lifetime.run(run_node(options, own, leaving), lifeline, drain)

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -32,7 +32,7 @@ class Node:
 
     @property
     def pid(self) -> int | None:
-        """Of its process, while it runs."""
+        """Of its process, while it runs; 0 where that cannot be seen from here."""
         return None if self.folder is None else runner_of(self.folder)
 
     @property
@@ -70,7 +70,7 @@ def leave(
         lifetime.run(_farewell(node))
         console.print(f"no node runs here; the coordinator of {node.run} does not wait for it", markup=False)
         return
-    _ask(pid, lifetime.LEAVE_AT_ONCE if now else lifetime.LEAVE)
+    _ask(node, pid, lifetime.LEAVE_AT_ONCE if now else lifetime.LEAVE)
     began = time.monotonic()
     with console.status("") as line:
         while node.pid == pid:
@@ -118,14 +118,38 @@ def chosen(wanted: str | None, known: list[Node]) -> Node:
     )
 
 
-def _ask(pid: int, signal_number: signal.Signals) -> None:
+def _ask(node: Node, pid: int, signal_number: signal.Signals) -> None:
+    """Send the signal to the process `pid` if it is still that of `node`.
+
+    Raises HetnodeError BAD_OPTION where it is out of reach.
+    """
+    if not pid:
+        raise HetnodeError(
+            ErrorCode.BAD_OPTION,
+            f"The node that keeps {node.folder} runs in another container.",
+            "Give this command there, or end that container.",
+        )
     try:
-        with suppress(ProcessLookupError):
+        if hasattr(os, "pidfd_open"):
+            with _held(os.pidfd_open(pid)) as process:
+                if node.pid == pid:  # now the number cannot become that of another process any more
+                    signal.pidfd_send_signal(process, signal_number)
+        else:
             os.kill(pid, signal_number)
+    except ProcessLookupError:
+        return  # it has just ended
     except PermissionError:
         raise HetnodeError(
             ErrorCode.BAD_OPTION, f"The node (process {pid}) is another user's.", "Ask as that user."
         ) from None
+
+
+@contextmanager
+def _held(descriptor: int) -> Iterator[int]:
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 async def _farewell(node: Node) -> None:

@@ -38,7 +38,6 @@ from protocol.types import Capacity, PeerId, StageRange
 
 _CLOSE_SECONDS = 3.0
 _REACH_SECONDS = 5.0
-_NEIGHBOUR_SECONDS = 0.5
 _CLOCK_SECONDS = 2.0
 _SLOW_UPLINK = 1e6 / 8
 _LEAST_DISK = 1 << 30
@@ -361,12 +360,12 @@ async def ways(address: str, tls: Credentials, me: str, status: pb.StatusReply) 
         name = f"neighbour {member.peer[-8:]}"
         try:
             async with probe_peer(member.endpoint, member.peer, tls) as probe:
-                # Short, as it may be training.
-                figures = await probe.figures(_NEIGHBOUR_SECONDS)
+                round_trip = await probe.round_trip()  # no more, as it trains
         except HetnodeError as error:
             findings.append(unmeasured(name, error))
         else:
-            findings.append(Finding(name, Verdict.OK, f"{way_in_words(figures)}, at {member.endpoint}"))
+            words = f"{round_trip * 1000:.1f} ms there and back, at {member.endpoint}"
+            findings.append(Finding(name, Verdict.OK, words))
     return findings
 
 

@@ -9,6 +9,7 @@ import shutil
 import struct
 import sys
 import tempfile
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import IO
@@ -131,7 +132,8 @@ def settle_stages(folder: Path, stages: StageRange) -> None:
                 if source.exists() and not target.exists():
                     source.rename(target)
         os.utime(aside)  # the newest, whatever was there to be set aside
-        shutil.rmtree(before, ignore_errors=True)
+        with suppress(OSError):  # not there; or something of it could not come back
+            before.rmdir()
         by_age = sorted(folder.glob(f"{_STAGES}-*"), key=lambda path: path.stat().st_mtime_ns)
         for old in by_age[:-_KEPT_ASIDE]:
             shutil.rmtree(old, ignore_errors=True)

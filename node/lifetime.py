@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any, TypeVar
 
 import uvloop
@@ -29,6 +30,14 @@ class Interrupted(Exception):
     """A person or a supervisor asked the process to end."""
 
 
+class _Stage(Enum):
+    """How far a process is with ending."""
+
+    RUNNING = auto()
+    DRAINING = auto()
+    LEAVING = auto()
+
+
 @dataclass(frozen=True)
 class Drain:
     """How a process ends that has something to finish first.
@@ -47,9 +56,9 @@ class Drain:
 def run(main: Coroutine[Any, Any, T], lifeline: int | None = None, drain: Drain | None = None) -> T:
     """Run `main` on uvloop until it ends, or is asked to end.
 
-    The first SIGINT or SIGTERM lets `main` drain, if it can, and cancels it when its time for that is over.
-    The end of `lifeline` (a pipe that the parent holds open) cancels it without that. Either way it then
-    leaves in order. A second SIGINT or SIGTERM ends the process at once.
+    SIGINT and SIGTERM are heard in three steps. The first lets `main` drain, if it can, and cancels it when
+    its time for that is over. The next, or the end of `lifeline` (a pipe that the parent holds open), cancels
+    it at once. Either way it then leaves in order; only one more ends the process as it is.
 
     Raises:
         Interrupted: `main` was cancelled, and has ended.
@@ -58,27 +67,34 @@ def run(main: Coroutine[Any, Any, T], lifeline: int | None = None, drain: Drain 
     async def supervised() -> T:
         loop = asyncio.get_running_loop()
         task = asyncio.ensure_future(main)
-        is_asked = False
+        stage = _Stage.RUNNING
+        is_urged = False  # who asks again is not content with what leaving in order takes
 
         def leave_at_once() -> None:
-            nonlocal is_asked
-            is_asked = True
-            task.cancel()
+            nonlocal stage
+            if stage is not _Stage.LEAVING:  # to cancel it again would cut short what it keeps
+                stage = _Stage.LEAVING
+                task.cancel()
 
         def leave() -> None:
-            nonlocal is_asked
+            nonlocal stage
             if drain is None or not drain.seconds:
                 leave_at_once()
-            elif not is_asked:
-                is_asked = True
+            elif stage is _Stage.RUNNING:
+                stage = _Stage.DRAINING
                 log.warning("%s", drain.words)
                 drain.begin()
-                loop.call_later(drain.seconds, task.cancel)
+                loop.call_later(drain.seconds, leave_at_once)
 
         def interrupt() -> None:
-            if is_asked:
+            nonlocal is_urged
+            if is_urged:
                 os._exit(ExitCode.INTERRUPTED)
-            leave()
+            if stage is _Stage.RUNNING:
+                leave()
+            else:
+                leave_at_once()
+            is_urged = stage is _Stage.LEAVING
 
         def lifeline_ended() -> None:
             assert lifeline is not None
@@ -95,7 +111,7 @@ def run(main: Coroutine[Any, Any, T], lifeline: int | None = None, drain: Drain 
         try:
             return await task
         except asyncio.CancelledError:
-            if not is_asked:
+            if stage is not _Stage.LEAVING:
                 raise
             raise Interrupted from None
 

@@ -100,12 +100,15 @@ def known_speed(folder: Path, run: str, device: str, threads: int) -> float:
 async def measure_speed(
     worker: Child, spec: RunSpec, device: str, threads: int, folder: Path, estimates: LiveEstimates
 ) -> None:
-    """As :func:`training_speed`, into `estimates`, unless they know; then say all. Raises WORKER_DIED."""
+    """As :func:`training_speed`, into `estimates`, unless they know; then say all. Raises WORKER_DIED.
+
+    Whatever else goes wrong is no reason to stop a node: nothing that it trains depends on it.
+    """
     try:
         flops = estimates.capacity.flops or await training_speed(worker, spec, device, threads, folder)
         estimates.capacity = replace(estimates.capacity, flops=flops)
-    except HetnodeError as error:
-        if error.code is ErrorCode.WORKER_DIED:
+    except Exception as error:
+        if isinstance(error, HetnodeError) and error.code is ErrorCode.WORKER_DIED:
             raise
         log.warning("the speed of this machine was not measured: %s", error)
     log.info("this machine: %s", in_words(estimates.capacity))
@@ -194,8 +197,9 @@ class Surroundings:
         for _ in range(_TRIES):
             if self._membership.estimates.capacity.uplink:
                 break
-            # It was not there before this node joined, or had others to answer.
-            await measure_coordinator(self._coordinator, self._membership.estimates)
+            # It was not there before this node joined, or had others to answer. What trains is not disturbed.
+            if not self._trains:
+                await measure_coordinator(self._coordinator, self._membership.estimates)
             await asyncio.sleep(jittered(_REFUSED_SECONDS))
         if self._is_stage:
             await self._measure_neighbours()
@@ -232,7 +236,8 @@ class Surroundings:
         estimates = self._membership.estimates
         try:
             async with self._coordinator.probe() as probe:
-                estimates.capacity = replace(estimates.capacity, round_trip=await probe.round_trip())
+                round_trip = await probe.round_trip()
+            estimates.capacity = replace(estimates.capacity, round_trip=round_trip)  # as it is by now
         except HetnodeError as error:
             log.debug("no echo from the coordinator: %s", error.cause)
         for peer, endpoint in self._measured.items():
@@ -244,5 +249,4 @@ class Surroundings:
 
     @property
     def _trains(self) -> bool:
-        standing = self._membership.standing
-        return standing.seat_of(self._me, standing.round) is not None
+        return self._membership.standing.trains(self._me)

@@ -6,9 +6,10 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Set
+from collections.abc import Callable, Set
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 
 from node import faults
@@ -29,8 +30,10 @@ from node.net.membership import Membership, jittered
 from node.net.probe import probe_peer
 from node.train.services import LocalData, Services
 from node.train.training import End, Training
+from node.train.waiting import AskedToLeave, unless_asked
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.invite import Invite
+from protocol.spec import RunSpec
 from protocol.types import PROTOCOL_VERSION, Capacity, PeerId, PeerRecord, Role
 
 log = logging.getLogger(__name__)
@@ -38,6 +41,9 @@ log = logging.getLogger(__name__)
 _CLOSE_SECONDS = 3.0
 _CLOCK_SECONDS = 2.0
 _UNKNOWN_SECONDS, _KNOWN_SECONDS = 15.0, 600.0
+_RETRY_SECONDS, _MOST_RETRY_SECONDS = 2.0, 60.0
+_PASSING = frozenset((ErrorCode.DHT_UNREACHABLE, ErrorCode.PORT_IN_USE, ErrorCode.HIVEMIND_DIED))
+"""What keeps a node that was in the DHT before out of it for a while."""
 _FORMER_SECONDS = 30.0
 """How long a node waits for the coordinator to let go of its predecessor."""
 
@@ -77,8 +83,9 @@ async def run_node(options: NodeOptions, identity: Identity, leaving: asyncio.Ev
     """Join the run, train until its last round is over, and return the folder of this node's checkpoints.
 
     Enrols first where there is an invite. When `leaving` is set, the node leaves at the end of the round in
-    which it trains, or at once where it only follows. Cancelling it leaves in order and without delay. In all
-    cases the coordinator is told and every child process ends.
+    which it trains, or at once where it does not: while it starts, moves to other stages, or only follows.
+    Cancelling it leaves in order and without delay. In all cases the coordinator is told and every child
+    process ends.
 
     Raises HetnodeError (alone or in an ExceptionGroup) for every failure that is not a bug; the node has then
     cleaned up after itself.
@@ -88,68 +95,26 @@ async def run_node(options: NodeOptions, identity: Identity, leaving: asyncio.Ev
         stack.enter_context(locked(options.folder))
         # What is started anew where this node's place gets other stages.
         processes = await stack.enter_async_context(AsyncExitStack())
-        # The worker needs seconds to import torch: start it while the network is being set up.
-        worker = await _start_worker(options, processes)
-        # What this machine lacks must be said before others count on it.
-        checked = await worker.call("check", {"device": options.device})
-        capacity = measure_capacity(options.device, options.threads)
-        if on_device := checked.body["memory_bytes"]:
-            capacity = replace(capacity, memory_bytes=on_device)
-        estimates = LiveEstimates(capacity)
-        credentials = await _credentials(options, identity)
-        role = options.role or credentials.role or Role.STAGE
-        coordinator = CoordinatorClient(credentials, identity)
-        stack.push_async_callback(coordinator.close)
-        advertise = options.advertise or _address_towards(credentials.api)
-        server = LinkServer(lambda: coordinator.credentials.tls, estimates.received)
-        endpoint = ""
-        if role is Role.STAGE and not options.dial_only:
-            port = await server.start(options.listen_host, options.listen_port)
-            stack.push_async_callback(server.close)
-            endpoint = f"{advertise}:{port}"
-        if options.measure:
-            known = known_speed(options.folder, credentials.run, options.device, options.threads)
-            estimates.capacity = replace(capacity, flops=known)
-            await measure_coordinator(coordinator, estimates)
-
-        async def join() -> Admission:
-            return await _join(coordinator, role, estimates.capacity, endpoint, options)
-
-        admission = await join()
-        estimates.joined()
-        credentials.remember(role)
-        note_folder(credentials.folder, options.folder)
-        spec = admission.spec
-        log.info("joined run %s as %s, peer %s, spec %s", spec.run_id, role, identity.peer, spec.hash)
-        await faults.reach(Moment.JOINED, round=0)
-        if abs(admission.clock_offset) > _CLOCK_SECONDS:
-            log.warning("this machine's clock is wrong by %.0f s", -admission.clock_offset)
-        stack.push_async_callback(_leave, coordinator, "stopped before the end")
-        membership = Membership(coordinator, join, spec.timing.heartbeat, estimates)
-        server.keep_out(lambda: membership.standing.banned)
-        joined = _Joined(
-            options,
-            identity,
-            credentials,
-            admission,
-            coordinator,
-            membership,
-            Links(server, lambda: coordinator.credentials.tls, estimates.received),
-            PeerRecord(identity.peer, PROTOCOL_VERSION, role, capacity, endpoint, stages=None),
-            settle_in(options.folder, credentials.run, credentials.coordinator),
-            leaving,
-        )
+        try:
+            node, worker = await unless_asked(leaving, _enter(options, identity, leaving, stack, processes))
+        except AskedToLeave:
+            log.info("left before it took part")
+            return options.folder
         async with asyncio.TaskGroup() as group:
             # Heartbeats begin now: joining the DHT may take longer than a silent peer is believed to live.
             background = [
-                group.create_task(membership.keep()),
-                group.create_task(coordinator.keep_renewed()),
-                group.create_task(_announce(leaving, coordinator)),
+                group.create_task(node.membership.keep()),
+                group.create_task(node.coordinator.keep_renewed()),
+                group.create_task(_announce(leaving, node.coordinator, node.membership)),
             ]
-            end, kept = await _train(joined, advertise, worker, processes)
+            if options.measure:
+                # The worker gets this before it builds its stages.
+                own = (options.device, options.threads, options.folder, node.membership.estimates)
+                background.append(group.create_task(measure_speed(worker, node.spec, *own)))
+            end, kept = await _train(node, worker, processes)
             for task in background:
                 task.cancel()
-        await _leave(coordinator, end.value)
+        await _leave(node.coordinator, end.value)
         what = "the run is finished" if end is End.FINISHED else "left the run in order"
         log.info("%s; this node's part of the model is in %s", what, kept)
         return kept
@@ -157,79 +122,164 @@ async def run_node(options: NodeOptions, identity: Identity, leaving: asyncio.Ev
 
 @dataclass(frozen=True)
 class _Joined:
-    """What a node that has joined keeps when its place gets other stages."""
+    """What a node that has joined keeps when its place gets other stages.
+
+    `admission` is what it was told when it joined last, `advertise` the host under which others reach this
+    machine.
+    """
 
     options: NodeOptions
     identity: Identity
-    credentials: RunCredentials
-    admission: Admission
+    spec: RunSpec
+    admission: Callable[[], Admission]
     coordinator: CoordinatorClient
     membership: Membership
     links: Links
     record: PeerRecord
     folder: Path
+    advertise: str
     leaving: asyncio.Event
 
 
-async def _train(node: _Joined, advertise: str, worker: Child, processes: AsyncExitStack) -> tuple[End, Path]:
-    """As :func:`_train_in_place`, wherever this node is moved to."""
-    while True:
-        end, kept = await _train_in_place(node, advertise, worker, processes)
-        if end is not End.MOVED:
-            return end, kept
-        await node.membership.attach(_nobody)
-        await processes.aclose()
-        worker = await _start_worker(node.options, processes)
+async def _enter(
+    options: NodeOptions,
+    identity: Identity,
+    leaving: asyncio.Event,
+    stack: AsyncExitStack,
+    processes: AsyncExitStack,
+) -> tuple[_Joined, Child]:
+    """Join the run, and start a worker meanwhile; `stack` and `processes` end what is started here."""
+    # The worker needs seconds to import torch: start it while the network is being set up.
+    worker = await _start_worker(options, processes)
+    # What this machine lacks must be said before others count on it.
+    checked = await worker.call("check", {"device": options.device})
+    capacity = measure_capacity(options.device, options.threads)
+    if on_device := checked.body["memory_bytes"]:
+        capacity = replace(capacity, memory_bytes=on_device)
+    estimates = LiveEstimates(capacity)
+    credentials = await _credentials(options, identity)
+    role = options.role or credentials.role or Role.STAGE
+    coordinator = CoordinatorClient(credentials, identity)
+    stack.push_async_callback(coordinator.close)
+    advertise = options.advertise or _address_towards(credentials.api)
+    server = LinkServer(lambda: coordinator.credentials.tls, estimates.received)
+    endpoint = ""
+    if role is Role.STAGE and not options.dial_only:
+        port = await server.start(options.listen_host, options.listen_port)
+        stack.push_async_callback(server.close)
+        endpoint = f"{advertise}:{port}"
+    if options.measure:
+        known = known_speed(options.folder, credentials.run, options.device, options.threads)
+        estimates.capacity = replace(capacity, flops=known)
+        await measure_coordinator(coordinator, estimates)
+    admission: Admission
+
+    async def join() -> None:
+        nonlocal admission
+        admission = await _join(coordinator, role, estimates.capacity, endpoint, options)
+
+    await join()
+    stack.push_async_callback(_leave, coordinator, "stopped before the end")
+    estimates.joined()
+    credentials.remember(role)
+    note_folder(credentials.folder, options.folder)
+    spec = admission.spec
+    log.info("joined run %s as %s, peer %s, spec %s", spec.run_id, role, identity.peer, spec.hash)
+    await faults.reach(Moment.JOINED, round=0)
+    if abs(admission.clock_offset) > _CLOCK_SECONDS:
+        log.warning("this machine's clock is wrong by %.0f s", -admission.clock_offset)
+    membership = Membership(coordinator, join, spec.timing.heartbeat, estimates)
+    server.keep_out(lambda: membership.standing.banned)
+    server.spare(lambda: membership.standing.trains(identity.peer))
+    joined = _Joined(
+        options,
+        identity,
+        spec,
+        lambda: admission,
+        coordinator,
+        membership,
+        Links(server, lambda: coordinator.credentials.tls, estimates.received),
+        PeerRecord(identity.peer, PROTOCOL_VERSION, role, capacity, endpoint, stages=None),
+        settle_in(options.folder, credentials.run, credentials.coordinator),
+        advertise,
+        leaving,
+    )
+    return joined, worker
 
 
-async def _train_in_place(
-    node: _Joined, advertise: str, worker: Child, processes: AsyncExitStack
-) -> tuple[End, Path]:
-    """Train in the place that this node has; how that has ended, and where its checkpoint is.
+async def _train(node: _Joined, worker: Child, processes: AsyncExitStack) -> tuple[End, Path]:
+    """Train wherever this node is moved to; how that has ended, and where its checkpoint is."""
+    end, kept = End.MOVED, node.folder
+    with suppress(AskedToLeave):
+        hivemind = await unless_asked(node.leaving, _enter_dht(node, processes))
+        while True:
+            end, kept = await _train_in_place(node, worker, hivemind)
+            if end is not End.MOVED:
+                return end, kept
+            await node.membership.attach(_nobody)
+            worker, hivemind = await unless_asked(node.leaving, _start_anew(node, processes))
+    return End.DRAINED, kept
 
-    Args:
-        advertise: host under which others reach this machine.
-        processes: ends what is started here.
+
+async def _start_anew(node: _Joined, processes: AsyncExitStack) -> tuple[Child, Hivemind]:
+    """The processes of a node that has to build other stages.
+
+    Tries until it succeeds, as the node is sound and others may be away for a while.
     """
-    options, identity = node.options, node.identity
+    for attempt in count():
+        await processes.aclose()
+        if attempt:
+            await asyncio.sleep(jittered(min(_RETRY_SECONDS * 2 ** (attempt - 1), _MOST_RETRY_SECONDS)))
+        try:
+            worker = await _start_worker(node.options, processes)
+            return worker, await _enter_dht(node, processes)
+        except HetnodeError as error:
+            if error.code not in _PASSING:
+                raise
+            log.warning("the processes of this node cannot start yet: %s", error)
+    raise AssertionError("the attempts never end by themselves")
+
+
+async def _enter_dht(node: _Joined, processes: AsyncExitStack) -> Hivemind:
+    """A place in the hivemind network, which `processes` ends."""
+    options, admission, credentials = node.options, node.admission(), node.coordinator.credentials
+    hivemind = await Hivemind.start(
+        identity=node.identity,
+        certificate=credentials.certificate_file,
+        authority=credentials.authority_file,
+        run=node.spec.run_id,
+        initial_peers=admission.dht_peers,
+        listen_host=options.listen_host,
+        listen_port=options.dht_port,
+        advertise=node.advertise,
+        client_mode=options.dial_only,
+        clock_offset=admission.clock_offset,
+    )
+    processes.push_async_callback(hivemind.close)
+    return hivemind
+
+
+async def _train_in_place(node: _Joined, worker: Child, hivemind: Hivemind) -> tuple[End, Path]:
+    """Train in the place that this node has; how that has ended, and where its checkpoint is."""
+    options, identity, membership = node.options, node.identity, node.membership
     async with asyncio.TaskGroup() as group:
         background = [group.create_task(_guard(worker))]
-        estimates = node.membership.estimates
-        if options.measure:
-            # The worker gets this before it builds its stages.
-            own = (options.device, options.threads, options.folder, estimates)
-            background.append(group.create_task(measure_speed(worker, node.admission.spec, *own)))
-        hivemind = await Hivemind.start(
-            identity=identity,
-            certificate=node.credentials.certificate_file,
-            authority=node.credentials.authority_file,
-            run=node.admission.spec.run_id,
-            initial_peers=node.admission.dht_peers,
-            listen_host=options.listen_host,
-            listen_port=options.dht_port,
-            advertise=advertise,
-            client_mode=options.dial_only,
-            clock_offset=node.admission.clock_offset,
-        )
-        processes.push_async_callback(hivemind.close)
-        await node.membership.attach(hivemind.admit)
-        directory = Directory(hivemind, node.record, estimates)
+        await membership.attach(hivemind.admit)
+        directory = Directory(hivemind, node.record, membership.estimates)
         background.append(group.create_task(directory.keep()))
         if options.measure:
             surroundings = Surroundings(
                 identity.peer,
-                node.membership,
+                membership,
                 directory,
                 node.coordinator,
                 lambda at, peer: probe_peer(at, peer, node.coordinator.credentials.tls),
                 is_stage=node.record.role is Role.STAGE,
             )
             background.append(group.create_task(surroundings.keep()))
-        services = Services(
-            identity, worker, hivemind, node.coordinator, node.links, node.membership, directory
-        )
+        services = Services(identity, worker, hivemind, node.coordinator, node.links, membership, directory)
         local = LocalData(options.device, options.source, options.tokenizer)
-        training = Training(node.admission.spec, services, local, node.folder, node.leaving)
+        training = Training(node.spec, services, local, node.folder, node.leaving)
         try:
             end = await training.run()
             if end is not End.FINISHED:
@@ -258,13 +308,22 @@ async def _nobody(_: Set[PeerId], __: Set[PeerId]) -> None:
     """There is no hivemind now that could be told whom to admit."""
 
 
-async def _announce(leaving: asyncio.Event, coordinator: CoordinatorClient) -> None:
-    """Tell the coordinator as soon as this node is to leave, so that the next plan is made without it."""
+async def _announce(leaving: asyncio.Event, coordinator: CoordinatorClient, membership: Membership) -> None:
+    """Tell the coordinator as soon as this node is to leave, so that the next plan is made without it.
+
+    And again whenever this node has joined anew, which makes the coordinator forget it.
+    """
     await leaving.wait()
-    try:
-        await coordinator.drain("asked to leave")
-    except HetnodeError as error:
-        log.warning("the coordinator could not be told that this node is about to leave: %s", error)
+    while True:
+        session = membership.standing.session
+        try:
+            await coordinator.drain("asked to leave")
+        except HetnodeError as error:
+            log.warning("the coordinator could not be told that this node is about to leave: %s", error)
+            if error.code is ErrorCode.COORDINATOR_UNREACHABLE:
+                await asyncio.sleep(jittered(_RETRY_SECONDS))
+                continue
+        await membership.joined_after(session)
 
 
 async def _credentials(options: NodeOptions, identity: Identity) -> RunCredentials:

@@ -127,10 +127,11 @@ async def test_a_known_run_is_measured_and_left_alone(run: Running, tmp_path: Pa
 
 
 @pytest.mark.usefixtures("_computed")
-async def test_neighbours_of_the_plan_are_measured(run: Running, tmp_path: Path) -> None:
+async def test_neighbours_of_the_plan_are_echoed_and_not_disturbed(run: Running, tmp_path: Path) -> None:
     member(run, tmp_path)
     first, second = keyed(1), keyed(2)
     server = LinkServer(lambda: credentials(first.peer, run.authority))
+    server.spare(lambda: True)
     port = await server.start("127.0.0.1", 0)
     try:
         await run.join(first, role="stage", endpoint=f"127.0.0.1:{port}")
@@ -143,7 +144,8 @@ async def test_neighbours_of_the_plan_are_measured(run: Running, tmp_path: Path)
         found = by_subject(await examine(WANTED, run.spec.run_id, None))
     finally:
         await server.close()
-    assert "Mb/s up" in found[f"neighbour {first.peer[-8:]}"].found
+    assert "ms there and back" in found[f"neighbour {first.peer[-8:]}"].found
+    assert found[f"neighbour {first.peer[-8:]}"].verdict is Verdict.OK
     assert found[f"neighbour {second.peer[-8:]}"].verdict is Verdict.WARNING
 
 

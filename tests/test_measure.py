@@ -28,6 +28,7 @@ from node.net.estimates import LiveEstimates
 from node.net.ipc import Reply
 from node.net.membership import Standing
 from node.net.probe import Figures
+from node.train import speed
 from node.train.worker import Worker
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.flops import layer_flops, microbatch_flops, tokens_of_microbatch
@@ -44,7 +45,7 @@ REFUSED = HetnodeError(ErrorCode.RATE_LIMITED, "Not now.", "Later.")
 class FakeWorker:
     """Computes at 5 GFLOP/s, or raises."""
 
-    def __init__(self, error: HetnodeError | None = None) -> None:
+    def __init__(self, error: Exception | None = None) -> None:
         self.error, self.calls = error, 0
 
     async def call(self, method: str, body: Mapping[str, Any]) -> Reply:
@@ -92,6 +93,20 @@ def test_a_device_that_cannot_compute_is_said_to_be_so() -> None:
     with pytest.raises(HetnodeError) as refused:
         Worker().speed(body, ())
     assert refused.value.code is ErrorCode.DEVICE_UNAVAILABLE
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("short of memory\nand more")])
+def test_a_device_whose_memory_is_too_short_is_said_to_be_so(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: object) -> float:
+        raise error
+
+    monkeypatch.setattr(speed, "_measured", fail)
+    with pytest.raises(HetnodeError) as refused:
+        speed.layer_speed(SPEC, "cpu", 0.01)
+    assert refused.value.code is ErrorCode.DEVICE_UNAVAILABLE
+    assert "and more" not in refused.value.cause
 
 
 async def test_a_speed_is_measured_once_for_each_spec_device_and_number_of_threads(tmp_path: Path) -> None:
@@ -142,9 +157,13 @@ async def test_a_folder_that_takes_nothing_costs_only_the_next_start(tmp_path: P
 
 async def test_a_machine_that_cannot_be_measured_takes_part_all_the_same(tmp_path: Path) -> None:
     estimates = LiveEstimates(CAPACITY)
-    worker: Any = FakeWorker(HetnodeError(ErrorCode.DEVICE_UNAVAILABLE, "No memory.", "Free some."))
-    await measure_speed(worker, SPEC, "cpu", 2, tmp_path, estimates)
-    assert estimates.capacity == CAPACITY
+    for error in (
+        HetnodeError(ErrorCode.DEVICE_UNAVAILABLE, "No memory.", "Free some."),
+        RuntimeError("worker: IndexError()"),  # what a bug over there looks like here
+    ):
+        worker: Any = FakeWorker(error)
+        await measure_speed(worker, SPEC, "cpu", 2, tmp_path, estimates)
+        assert estimates.capacity == CAPACITY
     dead: Any = FakeWorker(HetnodeError(ErrorCode.WORKER_DIED, "Dead.", ""))
     with pytest.raises(HetnodeError):
         await measure_speed(dead, SPEC, "cpu", 2, tmp_path, estimates)
@@ -219,6 +238,7 @@ class FakeProbe:
         return self._figures
 
     async def round_trip(self) -> float:
+        await asyncio.sleep(self._figures.round_trip)
         return self._figures.round_trip
 
 
@@ -277,13 +297,29 @@ def test_candidate_neighbours_are_measured_once_and_then_echoed() -> None:
     run_virtually(main())
 
 
+def test_an_echo_does_not_undo_what_was_learned_while_it_was_under_way() -> None:
+    async def main() -> None:
+        around = Around(measured_capacity())
+        around.figures = Figures(500.0, 1.0, 1.0)
+        watching = around.watch(is_stage=False)
+        await asyncio.sleep(300)
+        around.estimates.computed(7e9, 1.0)
+        await asyncio.sleep(400)
+        assert around.estimates.capacity.round_trip == 500.0
+        assert around.estimates.capacity.flops == 7e9
+        await stopped(watching)
+
+    run_virtually(main())
+
+
 def measured_capacity() -> Capacity:
     return Capacity("cpu", 2**30, 2, 1e9, 1e6, 1e6, 0.01)
 
 
-def test_a_node_that_trains_measures_nobody() -> None:
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_node_that_trains_measures_nobody(is_known: bool) -> None:
     async def main() -> None:
-        around = Around(measured_capacity())
+        around = Around(measured_capacity() if is_known else CAPACITY)
         around.known = {"a": "a:1", "b": "b:1"}
         member = Member(ME, StageRange(0, 2), "")
         around.standing = Standing(plans={1: Plan(1, 1, 0, (Replica(0, (member,), ()),), "because")}, round=1)

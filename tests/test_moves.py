@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from coordinator.commands import Leave
 from coordinator.events import PeerJoined, PlaceGiven, PlanAdopted
+from coordinator.grouping import Waiting, group
 from coordinator.history import apply
 from coordinator.ledger import NEWS
+from node.net.coordinator_client import Admission, CoordinatorClient, PlanNews
+from node.net.membership import Membership
 from node.runtime import Links
+from protocol.errors import ErrorCode, HetnodeError
 from protocol.samples import sample_range
 from protocol.spec import RunSpec
-from protocol.types import Place, Plan, Replica, Role, StageRange
+from protocol.types import Member, PeerId, Place, Plan, Replica, Role, StageRange
 from tests.test_virtual_swarm import MIXED, Play, contributions, plan, play, spec_of
+from tests.virtual.hive import VirtualHivemind
+from tests.virtual.network import here
 from tests.virtual.swarm import VirtualSwarm
 from tests.virtual.worker import VirtualWorker
 
@@ -77,6 +86,114 @@ def test_a_node_takes_up_other_stages_without_being_started_again(play: Play) ->
         assert contributions(swarm, "p") == list(range(1, 11))
 
     play(scenario, BENCH, bench_spec(10))
+
+
+def test_a_move_outlasts_a_dht_that_is_away_and_goes_by_the_newest_admission(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered: list[tuple[str, ...]] = []
+    joins: Counter[PeerId] = Counter()
+    start, join = VirtualSwarm._start_hivemind, CoordinatorClient.join
+
+    async def start_hivemind(self: VirtualSwarm, **options: Any) -> VirtualHivemind:
+        if here() == "s":
+            entered.append(options["initial_peers"])
+            if len(entered) in (2, 3):
+                raise HetnodeError(ErrorCode.DHT_UNREACHABLE, "Nobody is there.", "Wait.")
+        return await start(self, **options)
+
+    async def join_counted(self: CoordinatorClient, *arguments: Any) -> Admission:
+        joins[self._peer] += 1
+        return replace(await join(self, *arguments), dht_peers=(f"of join {joins[self._peer]}",))
+
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start("a", "p", "q")
+        await swarm.until_round(2)
+        swarm.start("s")
+        await swarm.until_round(4)
+        peer = swarm.peer("s")
+        await swarm.coordinator.ledger.execute(Leave(peer, "forgotten"))
+        await swarm.until(lambda state: joins[peer] == 2 and peer in state.places)
+        await swarm.until_round(swarm.state.current_round + 2)  # it follows again
+        place = swarm.state.places[peer]
+        other = StageRange(1 - place.stages.first, 2 - place.stages.first)
+        await give_place(swarm, Place(peer, place.replica, other.first, other))
+        await until_built(swarm, "s", other)
+        assert entered == [("of join 1",), *[("of join 2",)] * 3]
+        swarm.drain("s")
+        await swarm.until_over("s", seconds=20)
+        assert not swarm.nodes["s"].errors
+
+    monkeypatch.setattr(VirtualSwarm, "_start_hivemind", start_hivemind)
+    monkeypatch.setattr(CoordinatorClient, "join", join_counted)
+    play(scenario, BENCH, bench_spec(60))
+
+
+def test_who_is_refused_because_of_a_move_that_it_has_not_heard_of_moves(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take, attest = Membership._take, CoordinatorClient.attest
+    refused: list[ErrorCode] = []
+    is_late = False
+
+    async def take_late(self: Membership, news: PlanNews) -> None:
+        if here() == "s" and is_late:
+            await asyncio.sleep(8)
+        await take(self, news)
+
+    async def attest_watched(self: CoordinatorClient, *arguments: Any) -> None:
+        try:
+            await attest(self, *arguments)
+        except HetnodeError as error:
+            refused.append(error.code)
+            raise
+
+    async def scenario(swarm: VirtualSwarm) -> None:
+        nonlocal is_late
+        swarm.start("a", "p", "q")
+        await swarm.until_round(2)
+        swarm.start("s")
+        await swarm.until_round(4)
+        is_late = True
+        place = swarm.state.places[swarm.peer("s")]
+        other = StageRange(1 - place.stages.first, 2 - place.stages.first)
+        await give_place(swarm, Place(swarm.peer("s"), place.replica, other.first, other))
+        await until_built(swarm, "s", other)
+        assert refused == [ErrorCode.BAD_REQUEST]
+        await swarm.until_over()
+        assert not swarm.nodes["s"].errors
+
+    monkeypatch.setattr(Membership, "_take", take_late)
+    monkeypatch.setattr(CoordinatorClient, "attest", attest_watched)
+    play(scenario, BENCH, bench_spec(20))
+
+
+def test_who_is_asked_to_leave_while_it_cannot_move_does(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    starts: Counter[str] = Counter()
+    start = VirtualSwarm._start_hivemind
+
+    async def start_hivemind(self: VirtualSwarm, **options: Any) -> VirtualHivemind:
+        starts[here()] += 1
+        if starts["s"] > 1:
+            raise HetnodeError(ErrorCode.DHT_UNREACHABLE, "Nobody is there.", "Wait.")
+        return await start(self, **options)
+
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start("a", "p", "q")
+        await swarm.until_round(2)
+        swarm.start("s")
+        await swarm.until_round(4)
+        place = swarm.state.places[swarm.peer("s")]
+        other = StageRange(1 - place.stages.first, 2 - place.stages.first)
+        await give_place(swarm, Place(swarm.peer("s"), place.replica, other.first, other))
+        await swarm.until(lambda _: starts["s"] > 2)
+        swarm.drain("s")
+        await swarm.until_over("s", seconds=5)
+        assert not swarm.nodes["s"].errors
+        await swarm.until_over()
+
+    monkeypatch.setattr(VirtualSwarm, "_start_hivemind", start_hivemind)
+    play(scenario, BENCH, bench_spec(20))
 
 
 def test_a_pipeline_that_has_lost_a_stage_for_good_trains_again_with_a_spare_that_had_another(
@@ -229,3 +346,41 @@ def test_a_node_says_how_long_it_has_computed(play: Play) -> None:
         assert sorted(each.microbatch_seconds > 0 for each in told) == [False, True, True, True]
 
     play(scenario, MIXED, spec_of(MIXED, 8))
+
+
+def test_two_halves_of_unlike_pipelines_become_one_where_together_they_have_all_stages(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hosts of stage 0 alone and of stage 2 alone go for good; the others have all state there is."""
+    cuts = [(StageRange(0, 1), StageRange(1, 3)), (StageRange(0, 2), StageRange(2, 3))]
+
+    def unlike(*arguments: Any) -> Plan | Waiting:
+        found = group(*arguments)
+        if isinstance(found, Waiting):
+            return found
+        replicas = [
+            replace(each, members=tuple(map(_with_stages, each.members, ranges)))
+            for each, ranges in zip(found.replicas, cuts, strict=True)
+        ]
+        return replace(found, replicas=tuple(replicas))
+
+    monkeypatch.setattr("coordinator.transition.group", unlike)
+
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start("p", "q", "r", "s")
+        await swarm.until_round(8)
+        names = {swarm.peer(name): name for name in members}
+        chains = [[names[member.peer] for member in each.members] for each in swarm.state.plans[0].replicas]
+        (alone, second), (first, last) = chains
+        swarm.kill(alone, last)
+        await swarm.until_over(second, first)
+        swarm.assert_one_truth(second, first)
+        assert contributions(swarm, first)[-1] == 20
+
+    members = dict.fromkeys("pqrs", Role.STAGE)
+    shape = {"swarm.stages": 3, "swarm.members": 2, "swarm.pipelines": 2}
+    play(scenario, members, spec_of(members, 20, **shape))
+
+
+def _with_stages(member: Member, stages: StageRange) -> Member:
+    return replace(member, stages=stages)

@@ -41,6 +41,10 @@ DATA = pb.ProbeMessage(data=bytes(DATA_BYTES))
 SHORT = 0.05
 
 
+def anybody() -> None:
+    """Data may move."""
+
+
 class Wire:
     """One direction of a connection on a virtual clock: so many bytes per second, a delay, a buffer.
 
@@ -85,7 +89,7 @@ def measured(
     async def main() -> tuple[Figures, float]:
         now = asyncio.get_running_loop().time
         there, back = Wire(up, delay, buffer, slow_start), Wire(down, delay, buffer, slow_start)
-        answering = asyncio.create_task(answer_all("me", aiter(there), back.write, now))
+        answering = asyncio.create_task(answer_all("me", aiter(there), back.write, now, anybody))
         began = now()
         probe = Probe(back.read, there.write, now)
         await probe.welcome()
@@ -181,7 +185,7 @@ async def test_an_empty_fill_is_unknown_not_infinite() -> None:
 
 
 def answers_at(now: Callable[[], float] = lambda: 0.0) -> Answers:
-    return Answers(now)
+    return Answers(now, anybody)
 
 
 def refusal(answers: Answers, message: pb.ProbeMessage) -> ErrorCode:
@@ -208,10 +212,34 @@ def test_nobody_gets_more_data_than_a_probe_may_move_however_the_clock_goes() ->
     answers = answers_at(lambda: 0.0)  # it stands still
     sent = 0
     for _ in range(3):
-        *data, tally = answers.to(pb.ProbeMessage(fill=3.0))
+        *data, tally = answers.to(pb.ProbeMessage(fill=1.0))
         assert tally.tally == sum(len(each.data) for each in data)
         sent += tally.tally
     assert sent == MAX_DATA_BYTES
+
+
+def test_all_fills_of_a_probe_have_one_bound_together() -> None:
+    now = 0.0
+
+    def ticking() -> float:
+        nonlocal now
+        now += 0.1
+        return now
+
+    answers = answers_at(ticking)
+    for _ in range(3):
+        list(answers.to(pb.ProbeMessage(fill=1.0)))
+    assert refusal(answers, pb.ProbeMessage(fill=0.1)) is ErrorCode.RATE_LIMITED
+
+
+def test_data_is_admitted_once_and_echoes_need_nobodys_leave() -> None:
+    asked = []
+    answers = Answers(lambda: 0.0, lambda: asked.append(True))
+    list(answers.to(pb.ProbeMessage(echo=1)))
+    assert not asked
+    list(answers.to(DATA))
+    list(answers.to(pb.ProbeMessage(fill=1.0)))
+    assert asked == [True]
 
 
 def test_nobody_sends_more_data_than_a_probe_may_move() -> None:
@@ -275,6 +303,35 @@ def test_the_door_lets_in_one_probe_of_a_caller_some_of_all_and_nobody_too_often
     assert turns[-1] is ErrorCode.RATE_LIMITED
     now += 60
     assert enter("a") is None
+
+
+def moves_data(door: ProbeDoor, caller: str) -> bool:
+    with door.one_more(caller) as admit_data:
+        try:
+            admit_data()
+        except HetnodeError as error:
+            return error.code is not ErrorCode.RATE_LIMITED
+    return True
+
+
+def test_one_caller_moves_data_a_few_times_and_then_rarely() -> None:
+    now = 0.0
+    door = ProbeDoor(2, lambda: now)
+    moved = 0
+    for _ in range(20 * 60):
+        now += 60
+        moved += moves_data(door, "a")
+    assert moved <= 3 + 20 * 60 / 5
+    assert moves_data(door, "b"), "others are not to blame"
+
+
+def test_whoever_needs_its_line_answers_echoes_only() -> None:
+    door = ProbeDoor(2, lambda: 0.0)
+    door.is_busy = lambda: True
+    for _ in range(3):
+        assert not moves_data(door, "a")
+    door.is_busy = lambda: False
+    assert moves_data(door, "a")
 
 
 # Over real connections
@@ -430,6 +487,14 @@ async def test_a_banned_peer_is_not_answered(listening: tuple[LinkServer, str]) 
     assert await refused(way_to(address)) is ErrorCode.BANNED
 
 
+async def test_a_peer_that_trains_answers_echoes_only(listening: tuple[LinkServer, str]) -> None:
+    server, address = listening
+    server.spare(lambda: True)
+    async with probe_peer(address, B.peer, credentials(A.peer)) as found:
+        assert 0 < await found.round_trip() < math.inf
+    assert await refused(way_to(address)) is ErrorCode.RATE_LIMITED
+
+
 async def test_peers_answer_few_probes_at_once(
     listening: tuple[LinkServer, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -447,10 +512,10 @@ async def test_a_cancelled_probe_leaves_nothing_behind(
 
     class Watched(ProbeDoor):
         @contextmanager
-        def one_more(self, caller: str) -> Iterator[None]:
+        def one_more(self, caller: str) -> Iterator[Callable[[], None]]:
             try:
-                with super().one_more(caller):
-                    yield
+                with super().one_more(caller) as admit_data:
+                    yield admit_data
             finally:
                 over.set()
 

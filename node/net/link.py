@@ -314,6 +314,10 @@ class LinkServer(pb_grpc.StageLinkServicer):
         """From now on those who are `banned` by then may not probe; their links end with the plans."""
         self._banned = banned
 
+    def spare(self, is_busy: Callable[[], bool]) -> None:
+        """From now on probes get no more than echoes while this node `is_busy`."""
+        self._probes.is_busy = is_busy
+
     async def Probe(
         self, requests: AsyncIterator[pb.ProbeMessage], context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:

@@ -72,6 +72,10 @@ class Standing:
             return None
         return Seat(plan, replica, replica.position_of(peer))
 
+    def trains(self, peer: PeerId) -> bool:
+        """Whether `peer` has a seat in the open round."""
+        return self.seat_of(peer, self.round) is not None
+
     def place_of(self, peer: PeerId) -> Place | None:
         """The place that `peer` has in the newest plan, or is to have in a later one."""
         if peer in self.followers:
@@ -152,6 +156,10 @@ class Membership:
             while (value := ready(self.standing)) is None:
                 await self._changed.wait()
             return value
+
+    async def joined_after(self, session: int) -> None:
+        """Return once this node has joined again since `session`."""
+        await self.until(lambda standing: True if standing.session > session else None)
 
     async def rejoin(self, session: int) -> None:
         """Join again, once for all who found out that `session` is over; return when that is done.

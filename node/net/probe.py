@@ -94,6 +94,9 @@ class Probe:
 
     async def uplink(self, seconds: float = SECONDS) -> float:
         """Bytes per second that arrive at the other end while data is sent for so long."""
+        # Whoever writes into a call that ends is not told why: be admitted before there is anything to write.
+        await self._write(pb.ProbeMessage(tally=0))
+        await self._tally(0)
         began, sent, settled = self._now(), 0, 0
         settling: asyncio.Task[tuple[int, float]] | None = None
         try:
@@ -240,10 +243,11 @@ async def answer_probe(requests: AsyncIterator[Any], context: Any, door: ProbeDo
             "Only peers of this run may probe its peers.",
             "Use the certificate that this run has issued to the peer.",
         )
-    with door.one_more(caller):
+    with door.one_more(caller) as admit_data:
         try:
             async with asyncio.timeout(MAX_PROBE_SECONDS):
-                await answer_all(caller, requests, context.write, asyncio.get_running_loop().time)
+                now = asyncio.get_running_loop().time
+                await answer_all(caller, requests, context.write, now, admit_data)
         except TimeoutError:
             raise limited(f"it was not over after {MAX_PROBE_SECONDS:.0f} s") from None
         except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError):

@@ -91,9 +91,14 @@ class Pipeline:
         for link in self._links:
             await link.drop_before(round_)
 
-    async def part(self) -> None:
-        """End the links in order, when the neighbours are done with them, too."""
-        await asyncio.gather(*(link.part(self._round_seconds) for link in self._links))
+    async def part(self, seconds: float | None = None) -> None:
+        """End the links in order, when the neighbours are done with them, too.
+
+        Args:
+            seconds: how long to wait for them; None as long as a round may take.
+        """
+        patience = self._round_seconds if seconds is None else seconds
+        await asyncio.gather(*(link.part(patience) for link in self._links))
 
     async def phase(self, round_: int, step: int, wanted: bool, seconds: float | None = None) -> bool:
         """Whether inner step `step` (0-based in its round) is done: the same answer on all members.

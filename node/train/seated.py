@@ -36,6 +36,7 @@ T = TypeVar("T")
 
 _AWAY_SECONDS = 2.0
 _POLL_SECONDS = 0.5
+_PARTING_SECONDS = 5.0
 
 
 class Superseded(Exception):
@@ -98,7 +99,10 @@ class Seated:
                 if replica is None or not _is_same_chain(replica, self.seat.replica):
                     break
                 if self._leaving.is_set():
-                    return  # the others were told too late to plan without it: they find its links closed
+                    # The others were told too late to plan without it, and will find its links closed. What
+                    # they validate with until then is still under way.
+                    await pipeline.part(_PARTING_SECONDS)
+                    return
                 await self._adopt(Seat(plan, replica, seat.position), pipeline)
             await pipeline.part()
 

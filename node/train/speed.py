@@ -37,7 +37,7 @@ def layer_speed(spec: RunSpec, device: str, seconds: float) -> float:
     except (RuntimeError, MemoryError) as error:  # torch says in both ways that memory is too short
         raise HetnodeError(
             ErrorCode.DEVICE_UNAVAILABLE,
-            f"The layers of a stage cannot be trained on '{device}': {str(error).splitlines()[0]}.",
+            f"The layers of a stage cannot be trained on '{device}': {_first_line(error)}.",
             "Free its memory, or take another --device.",
         ) from None
 
@@ -66,6 +66,11 @@ def _measured(spec: RunSpec, device: torch.device, seconds: float) -> float:
         if took and sum(took) >= seconds:
             break
     return layer_flops(spec, len(blocks)) / median(took)
+
+
+def _first_line(error: Exception) -> str:
+    """What `error` says, or else its name: a MemoryError may say nothing."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _clock(device: torch.device) -> float:

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
-from typing import TypeVar
 
 from node import faults
 from node.faults import Moment
@@ -24,15 +23,15 @@ from node.train.facts import Facts
 from node.train.recovery import Recovery
 from node.train.seated import Seated, Superseded
 from node.train.services import LocalData, Services
-from node.train.waiting import unless
+from node.train.waiting import AskedToLeave, unless_asked
 from protocol.errors import ErrorCode, HetnodeError, first_error
 from protocol.spec import RunSpec
 from protocol.types import PeerId, Place, StageRange
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 _RETRY_SECONDS = 2.0
+_NEWS_SECONDS = 10.0
 _BROKEN = frozenset(
     (
         ErrorCode.NEIGHBOUR_LOST,
@@ -74,10 +73,6 @@ class _Moved(Exception):
     """This node's place now has other stages than those that it has built."""
 
 
-class _Leaving(Exception):
-    """This node is to leave, and nobody waits for it."""
-
-
 class Training:
     """Trains the stages of this node's place until the run's last round.
 
@@ -112,12 +107,12 @@ class Training:
         Raises HetnodeError for every failure that this node cannot mend; what was committed stays committed.
         """
         try:
-            await self._unless_leaving(self._take_place())
+            await unless_asked(self._leaving, self._take_place())
             await self._train_all_rounds()
         except _Moved as moved:
             log.info("%s", moved)
             return End.MOVED
-        except _Leaving:
+        except AskedToLeave:
             return End.DRAINED
         await self._keep(self._spec.rounds)
         return End.FINISHED
@@ -128,26 +123,19 @@ class Training:
             session = self._services.membership.standing.session
             try:
                 if trouble is not None:
-                    await self._unless_leaving(self._mend(trouble, session))
+                    await unless_asked(self._leaving, self._mend(trouble, session))
                     trouble = None
-                if await self._unless_leaving(self._follow_until_seated()):
+                if await unless_asked(self._leaving, self._follow_until_seated()):
                     await self._train()
             except (Superseded, HetnodeError, BaseExceptionGroup) as error:
                 trouble = first_error(error)
-                self._check_place()  # who is moved is refused what was usual at its former place
+                self._check_place()
+                if _code_of(trouble) is ErrorCode.BAD_REQUEST:
+                    await self._hear_of_move()
                 if self._services.membership.standing.finished and _code_of(trouble) in _AWAY:
                     raise run_is_over() from None
                 if not isinstance(trouble, Superseded) and _code_of(trouble) not in _MENDABLE:
                     raise
-
-    async def _unless_leaving(self, work: Awaitable[T]) -> T:
-        """The result of `work`, in which nobody waits for this node. Raises _Leaving where it is to leave."""
-
-        async def asked() -> _Leaving:
-            await self._leaving.wait()
-            return _Leaving()
-
-        return await unless(asked(), work)
 
     @property
     def kept(self) -> Path:
@@ -245,6 +233,15 @@ class Training:
                 f"this node moves from {_words(self._stages)} to {_words(place.stages)} of "
                 f"replica-{place.replica}: its processes start anew"
             )
+
+    async def _hear_of_move(self) -> None:
+        """Who is moved is refused what was usual at its former place, perhaps before it hears of the move.
+
+        Raises _Moved where the news of it come.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_NEWS_SECONDS):
+                await self._services.membership.until(lambda _: self._check_place())
 
     async def _seat_or_decision(self, round_: int) -> Seat | None:
         """This node's seat in `round_` as soon as it has one; None as soon as the round is decided."""

@@ -9,6 +9,10 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
+class AskedToLeave(Exception):
+    """This node is to leave, and nobody waits for it."""
+
+
 async def unless(end: Awaitable[BaseException], work: Awaitable[T]) -> T:
     """The result of `work`, which is cancelled as soon as `end` is there: that is raised then.
 
@@ -24,3 +28,16 @@ async def unless(end: Awaitable[BaseException], work: Awaitable[T]) -> T:
         for task in (working, ending):
             task.cancel()
         await asyncio.gather(working, ending, return_exceptions=True)
+
+
+async def unless_asked(leaving: asyncio.Event, work: Awaitable[T]) -> T:
+    """The result of `work`, during which nobody waits for this node.
+
+    Raises AskedToLeave once `leaving` is set.
+    """
+
+    async def asked() -> AskedToLeave:
+        await leaving.wait()
+        return AskedToLeave()
+
+    return await unless(asked(), work)

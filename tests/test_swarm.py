@@ -168,8 +168,8 @@ def test_a_killed_swarm_resumes_where_it_was_and_its_loss_goes_on_falling(
     def rounds() -> list[int]:
         return [event["round"] for event in events_of(folder) if event["event"] == "decision"]
 
-    process = swarm("--rounds", "36")
-    wait_until(lambda: max(rounds(), default=0) >= 8, 120, "8 rounds")
+    process = swarm("--rounds", "24")
+    wait_until(lambda: max(rounds(), default=0) >= 6, 120, "6 rounds")
     process.kill()
     process.wait()
     wait_until(lambda: gone(mentioning(folder)), 15, "every process to be gone")
@@ -178,16 +178,16 @@ def test_a_killed_swarm_resumes_where_it_was_and_its_loss_goes_on_falling(
     resumed = start("swarm", "up", "--resume", str(folder), log=tmp_path / "resumed")
     assert resumed.wait(200) == 0, words_of(tmp_path / "resumed")
     events = events_of(folder)
-    assert sorted({event["round"] for event in events if event["event"] == "decision"}) == list(range(1, 37))
-    assert sum(event["event"] == "decision" for event in events) == 2 * 36  # none was decided twice
+    assert sorted({event["round"] for event in events if event["event"] == "decision"}) == list(range(1, 25))
+    assert sum(event["event"] == "decision" for event in events) == 2 * 24  # none was decided twice
     history = report.history_of(events)
     assert history.diverged == 0
     after = history.replicas[0].losses
     assert after[: len(losses)] == losses
     assert after[len(losses)][1] < 1.05 * losses[-1][1]  # not that of a model that starts anew
     assert history.replicas[0].last < losses[-1][1]
-    assert checkpoint.read(folder / "checkpoint").round == 36
-    assert before < 36
+    assert checkpoint.read(folder / "checkpoint").round == 24
+    assert before < 24
 
 
 def test_nodes_started_by_hand_train_and_a_wrong_spec_is_refused_with_both_hashes(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 
@@ -50,13 +52,21 @@ def _measured(estimates: pb.Estimates) -> tuple[str, str]:
     return "\n".join(computes), "\n".join(connection)
 
 
+def _by_replica(latest: Iterable[pb.Measurement]) -> dict[int, list[pb.Measurement]]:
+    """One measurement for each position of a replica: of whoever has it now, not of whom it has replaced."""
+    newest: dict[tuple[int, int], pb.Measurement] = {}
+    for measurement in sorted(latest, key=lambda each: each.round):
+        newest[measurement.replica, measurement.position] = measurement
+    found: dict[int, list[pb.Measurement]] = {}
+    for measurement in newest.values():
+        found.setdefault(measurement.replica, []).append(measurement)
+    return found
+
+
 def replica_table(status: pb.StatusReply) -> Table:
     """One row per replica, from the newest measurements of its members."""
     table = Table("replica", "round", "validation loss", "tokens/s", "link per round", "payload per round")
-    by_replica: dict[int, list[pb.Measurement]] = {}
-    for measurement in status.latest:
-        by_replica.setdefault(measurement.replica, []).append(measurement)
-    for index, members in sorted(by_replica.items()):
+    for index, members in sorted(_by_replica(status.latest).items()):
         last = next((m for m in members if m.complete), None)
         if last is None:
             continue

@@ -42,6 +42,7 @@ def spec_of(members: dict[str, Role], rounds: int) -> RunSpec:
     )
 
 
+@pytest.mark.slow  # the virtual swarm plays the same faults, and others here kill real nodes
 def test_killed_nodes_one_with_a_wrong_clock_come_back_and_nothing_forks(tmp_path: Path) -> None:
     plan = FaultPlan(tmp_path / "faults")
     plan.fail_at("a", None, 3, Moment.INNER_STEP, Action.SKEW, seconds=600.0)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from coordinator.arranging import even_cuts
-from coordinator.costs import Survey
+from coordinator.costs import Survey, memory_needed
 from coordinator.forming import Chain, form, unconnected
 from coordinator.state import Peer
 from coordinator.wording import Waiting, counted, listed, short
@@ -90,8 +90,8 @@ def group(
 
     Each full replica is one member with all stages, by order of arrival, and comes first in the plan. The
     stage peers form pipelines by what they can carry (coordinator.forming). Where none of them has measured a
-    speed or bandwidth, they do so in order of arrival with equal shares of the stages, from which they
-    deviate only as far as needed so that of every two neighbours at least one accepts connections.
+    speed or bandwidth, they do so in order of arrival with equal shares of the stages, if their memory holds
+    these; they deviate only as far as needed so that of two neighbours at least one accepts connections.
     """
     here = sorted((peer for peer in peers if peer.is_staying), key=lambda peer: peer.arrival)
     lacks = missing(here, spec)
@@ -106,12 +106,15 @@ def group(
     staged = [peer for peer in here if peer.role is Role.STAGE]
     survey = survey_of(staged, estimates or {})
     parts = [counted(len(whole), "full replica")] if whole else []
+    in_order: list[Replica] | None = None
     if survey.is_blank or not swarm.pipelines:
         lines = _chains(staged, swarm.pipelines, swarm.chain_length)
         if isinstance(lines, Waiting):
             return lines
-        replicas += [_pipeline(len(whole) + i, line, spec) for i, line in enumerate(lines)]
-        parts += [f"{counted(len(lines), 'pipeline')} of {stages} stages"] if lines else []
+        in_order = [_pipeline(len(whole) + i, line, spec) for i, line in enumerate(lines)]
+    if in_order is not None and all(_has_memory(spec, survey, each) for each in in_order):
+        replicas += in_order
+        parts += [f"{counted(len(in_order), 'pipeline')} of {stages} stages"] if in_order else []
         reason = f"{' and '.join(parts)}, in order of arrival"
     else:
         chains = form(spec, survey, staged, swarm.pipelines)
@@ -125,6 +128,16 @@ def group(
         parts.append(f"{counted(len(chains), 'pipeline')} by what peers can carry")
         reason = f"{' and '.join(parts)}: {_described(formed, chains, spec.link.adapts)}"
     return Plan(epoch, from_round, first_sample, tuple(replicas), reason)
+
+
+def _has_memory(spec: RunSpec, survey: Survey, replica: Replica) -> bool:
+    """Whether every member whose memory is known can hold its stages."""
+    for position, member in enumerate(replica.members):
+        able = survey.capacities[member.peer]
+        needed = memory_needed(spec, member.stages, len(replica.members) - position, able.device)
+        if able.memory_bytes and needed > (1 - spec.grouping.reserve) * able.memory_bytes:
+            return False
+    return True
 
 
 def _described(replicas: Sequence[Replica], chains: Sequence[Chain], adapts: bool) -> str:

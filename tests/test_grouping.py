@@ -234,3 +234,15 @@ def test_the_reason_of_a_plan_for_very_many_members_is_one_that_nodes_accept() -
     sent = plan_to_pb(replace(plan, replicas=tuple(real), reason=f"{plan.reason}{1000 * '.'}"))
     assert plan_from_pb(sent).reason.startswith(plan.reason[:900])
     assert len(plan.reason) < 1000
+
+
+def test_without_measurements_the_order_of_arrival_ends_where_memory_does() -> None:
+    spec = spec_of(2, 0, 1)
+    first, second, third = (peer(i, Role.STAGE) for i in (1, 2, 3))
+    weak = replace(first, capacity=replace(first.capacity, memory_bytes=10_000))
+    plan = group([weak, second, third], spec, 1, 1, 0)
+    assert isinstance(plan, Plan)
+    assert plan.replica_of(weak.peer) is None
+    waiting = group([weak, second], spec, 1, 1, 0)
+    assert isinstance(waiting, Waiting)
+    assert "memory" in waiting.sentence

@@ -146,22 +146,8 @@ def test_ctrl_c_ends_every_process_and_leaves_none_behind(
     assert not list(sockets.glob("hetnode-*"))
 
 
-def test_a_killed_swarm_takes_all_its_processes_with_it(
+def test_a_killed_swarm_leaves_no_process_behind_resumes_where_it_was_and_its_loss_goes_on_falling(
     swarm: Callable[..., subprocess.Popen[bytes]], sockets: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "run"
-    process = swarm("--rounds", "1000")
-    wait_until(lambda: any(event["event"] == "decision" for event in events_of(folder)), 120, "a decision")
-    everybody = mentioning(folder)
-    assert len(everybody) > 10
-    process.kill()
-    process.wait()
-    wait_until(lambda: gone(everybody), 15, "every process to be gone")
-    wait_until(lambda: not list(sockets.glob("hetnode-*")), 5, "their sockets to be gone")
-
-
-def test_a_killed_swarm_resumes_where_it_was_and_its_loss_goes_on_falling(
-    swarm: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
 
@@ -170,9 +156,12 @@ def test_a_killed_swarm_resumes_where_it_was_and_its_loss_goes_on_falling(
 
     process = swarm("--rounds", "24")
     wait_until(lambda: max(rounds(), default=0) >= 6, 120, "6 rounds")
+    everybody = mentioning(folder)
+    assert len(everybody) > 10
     process.kill()
     process.wait()
-    wait_until(lambda: gone(mentioning(folder)), 15, "every process to be gone")
+    wait_until(lambda: gone(everybody), 15, "every process to be gone")
+    wait_until(lambda: not list(sockets.glob("hetnode-*")), 5, "their sockets to be gone")
     before = max(rounds())
     losses = report.history_of(events_of(folder)).replicas[0].losses
     resumed = start("swarm", "up", "--resume", str(folder), log=tmp_path / "resumed")

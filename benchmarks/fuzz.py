@@ -26,6 +26,7 @@ with atheris.instrument_imports(include=["protocol", "coordinator"]):
     from coordinator.authority import open_authority
     from protocol import convert, envelope, framing, invite, records, tensorpack, tls, wire
     from protocol.errors import HetnodeError
+    from protocol.link_message import LinkMessage
     from protocol.pb import hetnode_pb2 as pb
     from protocol.screen import clipping_scales, outliers, payload_norm
     from protocol.spec import OuterSpec, RunSpec
@@ -42,6 +43,9 @@ _LAYOUTS = [
     for top_k, options in (
         (4, {}),
         (4, {"quantizer": "none"}),
+        (4, {"indices": "enumerative"}),
+        (4, {"indices": "enumerative", "quantizer": "1bit", "codebook": "chunk"}),
+        (4, {"codebook": "chunk"}),
         (4, {"layout": "tiles", "short_chunk": "clip"}),
         (0, {}),
     )
@@ -82,13 +86,13 @@ def _frames(data: bytes) -> None:
     while data:
         size, data = data[0], data[1:]
         try:
-            message = pb.LinkMessage.FromString(data[:size])
+            message = LinkMessage.from_bytes(data[:size])
         except DecodeError:
             return
         data = data[size:]
-        if message.WhichOneof("content") == "header":
+        if message.header is not None:
             assembler.header(*convert.frame_header_from_pb(message.header))
-        elif message.WhichOneof("content") == "chunk":
+        if message.chunk is not None:
             assembler.chunk(message.chunk)
 
 
@@ -138,8 +142,12 @@ _HEADER = pb.FrameHeader(
     tensors=[pb.TensorHeader(name="x", dtype="f32", shape=[2])],
 )
 _STREAM = b"".join(
-    bytes([message.ByteSize()]) + message.SerializeToString()
-    for message in (pb.LinkMessage(header=_HEADER), pb.LinkMessage(chunk=bytes(8)))
+    bytes([len(message)]) + message
+    for message in (
+        LinkMessage(header=_HEADER, chunk=bytes(8)).to_bytes(),
+        LinkMessage(header=_HEADER).to_bytes(),
+        LinkMessage(chunk=bytes(8)).to_bytes(),
+    )
 )
 _INVITE = invite.Invite("h:1", "h:2", bytes(32), "0" * 12, bytes(16)).encode()
 

@@ -12,9 +12,9 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from protocol.quantizer import value_table
 from protocol.topk import SparseTensor
 
 CLIP_FACTOR = 8.0
@@ -61,12 +61,15 @@ def outliers(norms: Sequence[float]) -> list[str]:
 
 
 def _sum_of_squares(sparse: SparseTensor) -> float:
-    """Squares of float32 values are exact in float64."""
+    """Squares of float32 values are exact in float64. Equal values are counted."""
     if sparse.magnitudes is None:
         return _sum(sparse.codes_s.numpy().astype(np.float64) ** 2)
-    larger = int(torch.count_nonzero(sparse.codes_s & 1))
-    low, high = map(float, sparse.magnitudes)
-    return (sparse.codes_s.numel() - larger) * (low * low) + larger * (high * high)
+    count, codes_s = len(sparse.magnitudes), sparse.codes_s.numpy()
+    keys_s = codes_s % count
+    if sparse.scales_s is not None:
+        keys_s = sparse.scales_s.numpy().astype(np.int16) * count + keys_s
+    values = value_table(sparse.magnitudes.numpy(), sparse.scales_s is not None)[..., :count].ravel()
+    return _sum(np.bincount(keys_s, minlength=len(values)) * values.astype(np.float64) ** 2)
 
 
 def _sum(values: NDArray[np.float64]) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -82,6 +83,10 @@ class InnerSpec(_Section):
     clip_norm: float = Field(1.0, gt=0, description="global gradient norm, over all stages of the replica")
 
 
+_MOST_TABLE_BYTES = 64 << 20
+"""For the binomials of the enumerative code, on every member."""
+
+
 class OuterSpec(_Section):
     """SparseLoCo (algorithm.md, eqs 1 and 2) and its codec."""
 
@@ -91,7 +96,21 @@ class OuterSpec(_Section):
     top_k: int = Field(32, ge=0, description="values sent per full chunk; 0 sends all of them (dense)")
     layout: Literal["flat", "tiles"] = "flat"
     short_chunk: Literal["proportional", "clip"] = "proportional"
-    quantizer: Literal["2bit", "none"] = "2bit"
+    indices: Literal["elias-fano", "enumerative"] = Field(
+        "elias-fano", description="code of the chosen positions; enumerative is shorter, and slower"
+    )
+    quantizer: Literal["2bit", "1bit", "none"] = Field(
+        "2bit", description="sign and one of two magnitudes; the sign alone; float32"
+    )
+    codebook: Literal["tensor", "chunk"] = Field(
+        "tensor", description="magnitudes per tensor, or scaled to every chunk, which takes a byte each"
+    )
+    overlap: int = Field(
+        0,
+        ge=0,
+        description="inner steps of the next round that are trained while a round is exchanged; its update "
+        "is applied after just so many",
+    )
 
     @property
     def dense(self) -> bool:
@@ -103,6 +122,20 @@ class OuterSpec(_Section):
             raise ValueError(f"top_k {self.top_k} exceeds the chunk of {self.chunk}")
         if self.layout == "tiles" and int(self.chunk**0.5) ** 2 != self.chunk:
             raise ValueError(f"layout 'tiles' needs a square chunk, not {self.chunk}")
+        return self
+
+    @model_validator(mode="after")
+    def _enumeration_table_is_small(self) -> OuterSpec:
+        if self.indices == "enumerative" and not self.dense:
+            nbytes = 4 * self.chunk * self.top_k
+            # The product alone bounds the numbers before they are made.
+            if nbytes <= _MOST_TABLE_BYTES:
+                nbytes *= math.comb(self.chunk, min(self.top_k, self.chunk // 2)).bit_length() // 32 + 1
+            if nbytes > _MOST_TABLE_BYTES:
+                raise ValueError(
+                    f"indices 'enumerative' would need a table of more than {_MOST_TABLE_BYTES >> 20} MB for "
+                    f"{self.top_k} of {self.chunk}: use a smaller top_k or chunk, or 'elias-fano'"
+                )
         return self
 
 
@@ -242,6 +275,11 @@ class RunSpec(_Section):
             raise ValueError(f"link.k {self.link.k} exceeds model.width {self.model.width} (k must be <= d)")
         if self.link.most_k > self.model.width:
             raise ValueError(f"link.most_k {self.link.most_k} exceeds model.width {self.model.width}")
+        if self.outer.overlap >= self.inner.steps:
+            raise ValueError(
+                f"outer.overlap {self.outer.overlap} must be below inner.steps {self.inner.steps}: a round's "
+                "update is applied before the next payloads are made"
+            )
         if self.swarm.stages > self.model.layers:
             raise ValueError(
                 f"swarm.stages {self.swarm.stages} exceeds model.layers {self.model.layers}: "
@@ -307,6 +345,8 @@ class RunSpec(_Section):
 
 # At the paper's sizes replicas of unlike speed are minutes apart at the end of a round.
 _PAPER_TIMING = {"match_window": 1800.0, "fetch": 120.0, "decide": 300.0, "link": 300.0}
+# Its table is small at 32 values of 4096, and to decode it takes less than to apply what was decoded.
+_PAPER_OUTER = {"indices": "enumerative"}
 _PAPER_INNER = {"steps": 50, "microbatches": 8, "microbatch_size": 4, "warmup_steps": 500}
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
@@ -330,6 +370,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
                   "context": 2048},
         "inner": {**_PAPER_INNER, "learning_rate": 3e-4},
         "timing": _PAPER_TIMING,
+        "outer": _PAPER_OUTER,
         "link": {"k": 128},
         "swarm": {"stages": 3, "replicas": 4, "pipelines": 4},
     },
@@ -339,6 +380,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
                   "context": 2048},
         "inner": {**_PAPER_INNER, "learning_rate": 1e-3},
         "timing": _PAPER_TIMING,
+        "outer": _PAPER_OUTER,
         "link": {"k": 192},
         "swarm": {"stages": 4, "replicas": 4, "pipelines": 4},
     },
@@ -348,6 +390,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
                   "context": 1024},
         "inner": {**_PAPER_INNER, "learning_rate": 1e-3},
         "timing": _PAPER_TIMING,
+        "outer": _PAPER_OUTER,
         "link": {"k": 256},
         "swarm": {"stages": 4, "replicas": 4, "pipelines": 4},
     },
@@ -359,6 +402,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
                   "context": 2048},
         "inner": {**_PAPER_INNER, "microbatches": 128, "microbatch_size": 1, "learning_rate": 1.5e-4},
         "timing": {**_PAPER_TIMING, "fetch": 1800.0, "decide": 3600.0},
+        "outer": _PAPER_OUTER,
         "link": {"k": 1024},
         "swarm": {"stages": 4, "replicas": 2, "pipelines": 2},
     },

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from node.data.stream import open_stream
+from node.model.init import initial_parameters
 from node.train.inner import Trainer
-from protocol.spec import RunSpec, resolve
+from node.train.outer import OuterStage
+from protocol.spec import OuterSpec, RunSpec, resolve
+from protocol.tensorpack import decode
+from protocol.topk import TensorLayout, sparsify
 from protocol.types import StageRange
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -91,3 +96,47 @@ def test_replicas_on_gpu_and_cpu_learn_alike_and_hold_the_same_anchor(dtype: str
                 for stage in member.stages:
                     for name, parameter in member.modules[stage].canonical_parameters().items():
                         assert torch.equal(parameter.detach().cpu(), member.outer[stage].anchor[name])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"layout": "tiles"},
+        {"quantizer": "1bit", "codebook": "chunk", "indices": "enumerative"},
+        {"quantizer": "none", "top_k": 128},
+        {"top_k": 0},
+    ],
+    ids=str,
+)
+def test_what_is_sent_of_a_tensor_is_the_same_wherever_the_tensor_is(options: dict[str, Any]) -> None:
+    layout = TensorLayout((400, 2048), OuterSpec(**options))
+    tensor = torch.randn(layout.shape, generator=torch.Generator().manual_seed(0))
+    tensor[:20] = 0  # crowded rows, and ties
+    tensor[20:40] = tensor[20:40].round()
+    here, there = sparsify(tensor, layout), sparsify(tensor.cuda(), layout)
+    assert there.codes_s.device.type == "cpu"
+    assert torch.equal(here.values_s, there.values_s)
+    if here.indices_s is not None and there.indices_s is not None:
+        assert torch.equal(here.indices_s, there.indices_s)
+
+
+@pytest.mark.parametrize("options", [{}, {"layout": "tiles"}, {"top_k": 0}], ids=str)
+def test_a_proposal_from_a_gpu_and_its_error_feedback_are_all_that_was_learned(
+    options: dict[str, Any],
+) -> None:
+    spec = resolve("nano", overrides={f"outer.{key}": value for key, value in options.items()})
+    start = initial_parameters(spec, 0)
+    local = {name: (value + 0.01 * torch.randn(value.shape)).cuda() for name, value in start.items()}
+    learned = {name: value - local[name].cpu() for name, value in start.items()}
+    outer = OuterStage(spec, 0, start)
+    payload = outer.propose(local)
+    assert payload is not None
+    outer.commit([(payload, 1.0)], True, local)
+    for name, sparse in decode(outer.layout, payload).items():
+        total = outer.error[name].clone()
+        sparse.add_to(total.view(-1), 1.0)
+        torch.testing.assert_close(total, learned[name], rtol=0, atol=1e-6)
+        assert torch.equal(local[name].cpu(), outer.anchor[name])
+    local[name].view(-1)[0] = math.nan
+    assert outer.propose(local) is None

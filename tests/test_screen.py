@@ -9,17 +9,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.model.init import initial_parameters, parameter_shapes
 from node.train.outer import EmbeddingFollower, OuterStage
 from protocol.envelope import misfit
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.indices import EliasFano
 from protocol.round import anchor_digest, apply_update, tensor_digest
 from protocol.screen import CLIP_FACTOR, REFUSE_FACTOR, clipping_scales, median_norm, outliers, payload_norm
 from protocol.spec import OuterSpec, RunSpec
-from protocol.tensorpack import EliasFano, PayloadLayout, decode, encode
+from protocol.tensorpack import PayloadLayout, decode, encode
 from protocol.topk import SparseTensor
 from protocol.types import PayloadDescriptor, PeerId
 from tests.reference import small_spec
@@ -27,6 +28,7 @@ from tests.reference import small_spec
 SPEC = small_spec()
 PLAIN = small_spec(outer={"quantizer": "none"})
 DENSE = small_spec(outer={"top_k": 0})
+SHORTEST = small_spec(outer={"quantizer": "1bit", "codebook": "chunk", "indices": "enumerative"})
 norms = st.lists(st.floats(0, 1e40), min_size=1, max_size=9)
 
 
@@ -70,6 +72,25 @@ class TestNorm:
         sparse = SparseTensor(torch.arange(5), codes_s, torch.tensor([3.0, 4.0]))
         assert payload_norm({"a": sparse, "b": sparse}) == math.sqrt(2 * (2 * 9 + 3 * 16))
 
+    @pytest.mark.parametrize("quantizer", ["2bit", "1bit"])
+    @pytest.mark.parametrize("codebook", ["tensor", "chunk"])
+    def test_the_norm_of_codes_is_that_of_the_values_that_they_stand_for(
+        self, quantizer: str, codebook: str
+    ) -> None:
+        spec = small_spec(outer={"quantizer": quantizer, "codebook": codebook})
+        outer, payload = trained(spec, 0)
+        sent = decode(outer.layout, payload)
+        exact = math.fsum(value * value for sparse in sent.values() for value in sparse.values_s.tolist())
+        assert payload_norm(sent) == pytest.approx(math.sqrt(exact), rel=1e-12)
+
+    def test_scaled_codes_have_these_bits(self) -> None:
+        """A value from one machine, for all others: it decides how a round is clipped."""
+        numbers = torch.arange(1000)
+        sparse = SparseTensor(
+            numbers, (numbers % 4).byte(), torch.tensor([0.1, 0.3]), (numbers * 7 % 256).byte()
+        )
+        assert payload_norm({"a": sparse}).hex() == SCALED_NORM
+
     def test_the_largest_float32_values_have_a_finite_norm(self) -> None:
         top = torch.finfo(torch.float32).max
         assert math.isfinite(payload_norm({"a": SparseTensor(None, torch.full((10_000,), top))}))
@@ -111,7 +132,9 @@ class TestMedian:
 
 
 class TestClipping:
-    @pytest.mark.parametrize("spec", [SPEC, PLAIN, DENSE], ids=["2bit", "values", "dense"])
+    @pytest.mark.parametrize(
+        "spec", [SPEC, PLAIN, SHORTEST, DENSE], ids=["2bit", "values", "shortest", "dense"]
+    )
     @pytest.mark.parametrize("others", [1, 2])
     def test_a_million_times_the_norm_moves_all_replicas_alike_and_little(
         self, spec: RunSpec, others: int
@@ -171,6 +194,7 @@ class TestClipping:
         assert [struct.pack("<f", value).hex() for value in moved["a"].tolist()] == CLIPPED_ROUND
 
 
+SCALED_NORM = "0x1.8b6d1a693fdc7p+0"
 CLIPPED_ROUND = [
     "e4178b3e",
     "38d0e9be",
@@ -255,13 +279,17 @@ class TestWhatIsRefusedUnheard:
             decode(layout, bad)
         assert refusal.value.code is ErrorCode.PAYLOAD_CORRUPT
 
-    @given(st.data())
-    def test_one_flipped_bit_never_raises_through_the_screen(self, data: st.DataObject) -> None:
-        outer, payload = trained(SPEC, 0)
+    @pytest.mark.parametrize("spec", [SPEC, SHORTEST], ids=["2bit", "shortest"])
+    @settings(max_examples=50)
+    @given(data=st.data())
+    def test_one_flipped_bit_never_raises_through_the_screen(
+        self, spec: RunSpec, data: st.DataObject
+    ) -> None:
+        outer, payload = trained(spec, 0)
         bit = data.draw(st.integers(0, 8 * len(payload) - 1))
         flipped = bytearray(payload)
         flipped[bit // 8] ^= 1 << bit % 8
-        good, other, problem = outer.screen([payload, trained(SPEC, 1)[1], bytes(flipped)])
+        good, other, problem = outer.screen([payload, trained(spec, 1)[1], bytes(flipped)])
         assert (good, other) == ("", "")
         if not problem:  # it is another payload then, which its hash and signature tell from the first
             assert math.isfinite(payload_norm(decode(outer.layout, bytes(flipped))))
@@ -269,7 +297,7 @@ class TestWhatIsRefusedUnheard:
 
 def raw_elias_fano(code: EliasFano, indices: list[int]) -> bytes:
     """A code written bit by bit, for indices that the encoder would never be given."""
-    bits = np.zeros(code.nbytes * 8, np.uint8)
+    bits = np.zeros(code.nbytes(1) * 8, np.uint8)
     for i, index in enumerate(indices):
         for low in range(code.low_bits):
             bits[i * code.low_bits + low] = index >> low & 1

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from protocol import topk
 from protocol.spec import OuterSpec
-from protocol.topk import ChunkGroup, TensorLayout, fit_magnitudes, sparsify, top_k
+from protocol.topk import ChunkGroup, TensorLayout, sparsify, top_k
 
 SHAPES = st.one_of(st.tuples(st.integers(1, 90)), st.tuples(st.integers(1, 24), st.integers(1, 24)))
 OUTERS = st.builds(
@@ -21,7 +23,8 @@ OUTERS = st.builds(
     top_k=st.integers(1, 16),
     layout=st.sampled_from(["flat", "tiles"]),
     short_chunk=st.sampled_from(["proportional", "clip"]),
-    quantizer=st.sampled_from(["2bit", "none"]),
+    quantizer=st.sampled_from(["2bit", "1bit", "none"]),
+    codebook=st.sampled_from(["tensor", "chunk"]),
 )
 
 
@@ -31,28 +34,84 @@ def integers_like(shape: tuple[int, ...], seed: int, spread: int) -> Tensor:
     return torch.randint(-spread, spread + 1, shape, generator=generator).float()
 
 
+def by_stable_sort(chunks: Tensor, k: int) -> Tensor:
+    return chunks.abs().sort(dim=1, descending=True, stable=True).indices[:, :k].sort(dim=1).values
+
+
+def assert_top_k(chunks: Tensor, k: int) -> None:
+    indices, values = top_k(chunks, k)
+    assert np.array_equal(indices, by_stable_sort(chunks, k).numpy())
+    assert np.array_equal(values, chunks.gather(1, torch.from_numpy(indices)).numpy())
+
+
 @given(st.integers(1, 5), st.integers(1, 40), st.data())
 def test_top_k_agrees_with_a_stable_sort_even_where_all_is_ties(count: int, size: int, data) -> None:
     k = data.draw(st.integers(1, size))
-    chunks = integers_like((count, size), data.draw(st.integers(0, 2**32)), data.draw(st.integers(0, 3)))
-    expected = chunks.abs().sort(dim=1, descending=True, stable=True).indices[:, :k].sort(dim=1).values
-    assert torch.equal(top_k(chunks, k), expected)
+    assert_top_k(
+        integers_like((count, size), data.draw(st.integers(0, 2**32)), data.draw(st.integers(0, 3))), k
+    )
 
 
-@given(SHAPES, OUTERS)
+ROWS: dict[str, Any] = {
+    "noise": torch.randn,
+    "zeros": torch.zeros,
+    "equal": lambda n: torch.full((n,), -2.5),
+    "few that are not zero": lambda n: torch.zeros(n).index_fill(0, torch.arange(0, n, n // 7), 3.0),
+    "large ones in one group": lambda n: torch.randn(n).index_fill(0, torch.arange(5, n, 128), 9.0),
+    "large ones at the end": lambda n: torch.arange(n).float() ** 4,
+    "half are ties": lambda n: torch.randn(n).clamp(-0.1, 0.1),
+    "tiny": lambda n: torch.randn(n) * 1e-42,
+    "huge": lambda n: torch.randn(n).sign() * 3e38,
+}
+
+
+@pytest.mark.parametrize("size", [4096, 4097, 300, 65536])
+@pytest.mark.parametrize("k", [1, 32, 128])
+def test_rows_of_every_kind_side_by_side_are_chosen_as_by_a_stable_sort(size: int, k: int) -> None:
+    torch.manual_seed(0)
+    assert_top_k(torch.stack([make(size) for make in ROWS.values()]), k)
+    for make in ROWS.values():
+        assert_top_k(torch.stack([make(size)] * 2), k)
+
+
+@given(SHAPES, OUTERS, st.sampled_from([1, 16, 48, 1 << 19]))
 def test_chunks_hold_every_element_once_and_positions_name_it(
-    shape: tuple[int, ...], outer: OuterSpec
+    shape: tuple[int, ...], outer: OuterSpec, block: int
 ) -> None:
     layout = TensorLayout(shape, outer)
-    elements = torch.arange(math.prod(shape)).reshape(shape)
-    in_chunk_order = torch.cat([chunk.flatten() for chunk in layout.chunks(elements)])
-    assert torch.equal(in_chunk_order.sort().values, elements.flatten())
-    positions = torch.arange(math.prod(shape))
-    assert torch.equal(layout.row_major(positions), in_chunk_order)
-    assert torch.equal(layout.positions(in_chunk_order), positions)
-    assert [tuple(chunk.shape) for chunk in layout.chunks(elements)] == [
-        (group.count, group.size) for group in layout.groups
+    elements = torch.arange(math.prod(shape))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(topk, "_BLOCK", block)
+        blocks = list(layout.blocks())
+    chunks = [layout.chunks_of(block, elements[block.start : block.stop]) for block in blocks]
+    in_chunk_order = torch.cat([chunk.flatten() for chunk in chunks])
+    assert torch.equal(in_chunk_order.sort().values, elements)
+    assert torch.equal(layout.row_major(elements), in_chunk_order)
+    assert torch.equal(layout.positions(in_chunk_order), elements)
+    assert [tuple(chunk.shape) for chunk in chunks] == [(b.chunks.count, b.chunks.size) for b in blocks]
+    assert [(block.start, block.stop) for block in blocks[1:]] == [
+        (before.stop, before.stop + len(chunk.flatten()))
+        for before, chunk in zip(blocks, chunks[1:], strict=False)
     ]
+    cut = [(size, k) for group in layout.groups for size, k in [(group.size, group.k)] * group.count]
+    assert cut == [(b.chunks.size, b.chunks.k) for b in blocks for _ in range(b.chunks.count)]
+    assert layout.lengths_c.tolist() == [k for _, k in cut]
+
+
+@given(SHAPES, OUTERS, st.integers(0, 2**32))
+def test_what_is_sent_does_not_depend_on_the_blocks(
+    shape: tuple[int, ...], outer: OuterSpec, seed: int
+) -> None:
+    layout, tensor = TensorLayout(shape, outer), integers_like(shape, seed, 5)
+    whole = sparsify(tensor, layout)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(topk, "_BLOCK", 32)
+        in_blocks = sparsify(tensor, layout)
+        total = torch.zeros(tensor.numel())
+        in_blocks.add_to(total, 0.7)
+    assert torch.equal(whole.indices_s, in_blocks.indices_s)
+    assert torch.equal(whole.values_s, in_blocks.values_s)
+    assert torch.equal(total[whole.indices_s], whole.values_s * 0.7)
 
 
 @given(SHAPES, OUTERS, st.integers(0, 2**32))
@@ -96,34 +155,8 @@ def test_dense_sends_every_element_exactly() -> None:
     assert torch.equal(sparse.values_s, tensor.flatten())
 
 
-@given(st.lists(st.floats(-100, 100, width=32), min_size=2, max_size=9))
-def test_fitted_magnitudes_are_the_best_of_all_ways_to_split_the_values_in_two(values: list[float]) -> None:
-    low, high = fit_magnitudes(torch.tensor(values)).double()
-    assert 0 <= low <= high
-    absolute = torch.tensor(values, dtype=torch.float64).abs()
-    fitted = torch.minimum((absolute - low) ** 2, (absolute - high) ** 2).sum()
-    best = min(
-        sum(((part - part.mean()) ** 2).sum() for part in (absolute[mask], absolute[~mask]) if len(part))
-        for mask in map(torch.tensor, itertools.product([False, True], repeat=len(values)))
-    )
-    assert fitted <= best + 1e-9 * (1 + absolute.square().sum())
-
-
-@given(SHAPES, OUTERS.filter(lambda outer: outer.quantizer == "2bit"), st.integers(0, 2**32))
-def test_two_bits_keep_the_sign_and_take_the_nearer_magnitude(
-    shape: tuple[int, ...], outer: OuterSpec, seed: int
-) -> None:
-    tensor = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-    sparse = sparsify(tensor, TensorLayout(shape, outer))
-    assert sparse.indices_s is not None
-    assert sparse.magnitudes is not None
-    original = tensor.flatten()[sparse.indices_s]
-    assert torch.equal(sparse.values_s.sign(), original.sign())
-    distance = (original.abs().unsqueeze(1) - sparse.magnitudes).abs()
-    error = (sparse.values_s - original).abs()
-    torch.testing.assert_close(error, distance.amin(dim=1), rtol=0, atol=1e-6)
-
-
 def test_zeros_stay_zeros() -> None:
-    sparse = sparsify(torch.zeros(64, 64), TensorLayout((64, 64), OuterSpec()))
-    assert not sparse.values_s.any()
+    for quantizer in ("2bit", "1bit", "none"):
+        for codebook in ("tensor", "chunk"):
+            outer = OuterSpec(quantizer=quantizer, codebook=codebook)
+            assert not sparsify(torch.zeros(64, 64), TensorLayout((64, 64), outer)).values_s.any()

@@ -8,7 +8,8 @@ that applies rounds without a proposal of its own follows: its local parameters 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,8 +20,8 @@ from protocol.errors import HetnodeError
 from protocol.round import anchor_digest, apply_update
 from protocol.screen import clipping_scales, outliers, payload_norm
 from protocol.spec import RunSpec
-from protocol.tensorpack import PayloadLayout, decode, encode
-from protocol.topk import sparsify
+from protocol.tensorpack import PayloadLayout, decode, encode_tensor, join
+from protocol.topk import sparsify_blocks
 
 WeightedPayload = tuple[bytes, float]
 """A payload's bytes and the weight of its owner."""
@@ -66,7 +67,8 @@ class OuterStage:
     def propose(self, local: Mapping[str, Tensor]) -> bytes | None:
         """The payload with this replica's contribution to the round; it is pending until commit or abort.
 
-        One that is still pending is forgotten, as by an abort: for a caller that never got to offer it.
+        Takes little more memory than the pending error feedback, which is one copy of the stage. A proposal
+        that is still pending is forgotten, as by an abort: for a caller that never got to offer it.
 
         Args:
             local: the parameters after the inner phase, any device. They must not change until the round
@@ -79,19 +81,38 @@ class OuterStage:
             parameters do not recover by themselves; :meth:`reset` restarts them from the anchor.
         """
         self.abort()
-        sparse, pending = {}, {}
-        for name, anchor in self.anchor.items():
-            delta = anchor - _float32(local[name])
-            error = self.error[name].mul(self._outer.error_decay).add_(delta)
-            if not torch.isfinite(error).all():
-                return None
-            sparse[name] = sparsify(error, self.layout.tensors[name])
-            # The error feedback also takes in what quantization changed.
-            sparse[name].add_to(error.view(-1), -1.0)
-            pending[name] = error
-        payload = encode(self.layout, sparse)
+        parts, pending = [], {}
+        try:
+            for name, layout in self.layout.tensors.items():
+                pending[name] = torch.empty_like(self.anchor[name])
+                sparse = sparsify_blocks(self._learned(name, local[name], pending[name]), layout)
+                # The error feedback also takes in what quantization changed.
+                sparse.add_to(pending[name].view(-1), -1.0)
+                parts.append(encode_tensor(layout, sparse))
+        except FloatingPointError:
+            return None
+        payload = join(self.layout, parts)
         self._pending = _Proposal(payload, pending)
         return payload
+
+    def _learned(self, name: str, local: Tensor, kept: Tensor) -> Iterator[Tensor]:
+        """beta e + (anchor - local) block by block, where local is; and all of it in `kept`, on the CPU.
+
+        FloatingPointError where it is not finite.
+        """
+        local, device = local.detach().reshape(-1), local.device
+        anchor, error, kept = self.anchor[name].view(-1), self.error[name].view(-1), kept.view(-1)
+        for block in self.layout.tensors[name].blocks():
+            run = slice(block.start, block.stop)
+            in_place = kept[run] if device == kept.device else None
+            learned = torch.sub(anchor[run].to(device), local[run], out=in_place)
+            learned.add_(error[run].to(device), alpha=self._outer.error_decay)
+            # A sum is the cheaper look: only if it is not finite the elements are looked at.
+            if not math.isfinite(learned.sum()) and not learned.isfinite().all():
+                raise FloatingPointError(name)
+            if in_place is None:
+                kept[run] = learned
+            yield learned
 
     def remember(self, local: Mapping[str, Tensor]) -> None:
         """Training goes on from `local` before the round is decided: a commit keeps what it learns from here.

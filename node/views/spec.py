@@ -57,5 +57,6 @@ def spec_view(spec: RunSpec) -> RenderableType:
     facts.add_row(
         "tokens", f"{tokens:,} per replica and inner step, H {spec.inner.steps}, {spec.rounds} rounds"
     )
+    facts.add_row("codec", PayloadLayout({}, spec.outer).codec)
     facts.add_row("data", f"{spec.data.source}, tokenizer {spec.data.tokenizer}")
     return Group(Panel(facts, title=f"preset {spec.preset}"), stages, link)

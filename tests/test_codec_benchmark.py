@@ -1,0 +1,37 @@
+"""The benchmark of the codec, on a stage that takes no time."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from benchmarks import codec
+from protocol.spec import OuterSpec, RunSpec, resolve
+
+
+def test_bytes_per_chunk_and_the_entropy_are_those_of_the_codecs() -> None:
+    enumerative = OuterSpec(indices="enumerative")
+    assert codec.bytes_per_chunk(OuterSpec()) == 44
+    assert codec.bytes_per_chunk(enumerative) == 41.375
+    assert codec.bytes_per_chunk(OuterSpec(layout="tiles")) == 44
+    assert math.isclose(codec.entropy_bytes(OuterSpec()), 41.27, abs_tol=0.01)
+    assert codec.entropy_bytes(OuterSpec(quantizer="1bit")) == codec.entropy_bytes(enumerative) - 4
+
+
+@pytest.mark.parametrize("options", codec.VARIANTS, ids=str)
+def test_every_codec_has_its_row(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def nano(_: int, options: dict[str, Any]) -> RunSpec:
+        return resolve("nano", overrides={f"outer.{key}": value for key, value in options.items()})
+
+    monkeypatch.setattr(codec, "stage_spec", nano)
+    cells = codec.row(0, options, 1)
+    assert len(cells) == len(codec.COLUMNS)
+    assert "nan" not in cells
+
+
+def test_the_stage_has_about_as_many_parameters_as_were_asked_for() -> None:
+    for parameters in (20_000_000, 100_000_000, 500_000_000):
+        shapes = codec.parameter_shapes(codec.stage_spec(parameters, {}), 0)
+        assert math.isclose(sum(map(math.prod, shapes.values())), parameters, rel_tol=0.05)

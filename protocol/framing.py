@@ -43,7 +43,7 @@ class FrameAssembler:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._header: tuple[FrameId, tuple[TensorHeader, ...], int] | None = None
-        self._parts: list[bytes] = []
+        self._parts: list[bytes | memoryview] = []
         self._received = 0
 
     def header(self, frame_id: FrameId, tensors: tuple[TensorHeader, ...], nbytes: int) -> Frame | None:
@@ -65,8 +65,8 @@ class FrameAssembler:
         self._header = (frame_id, tensors, nbytes)
         return None
 
-    def chunk(self, data: bytes) -> Frame | None:
-        """Add the next chunk. Returns the frame when it is complete."""
+    def chunk(self, data: bytes | memoryview) -> Frame | None:
+        """Add the next chunk, which is kept as it is until the frame is complete; then returns that."""
         if self._header is None:
             raise _corrupt("a chunk arrives outside of a frame")
         frame_id, tensors, nbytes = self._header
@@ -76,7 +76,7 @@ class FrameAssembler:
         self._parts.append(data)
         if self._received < nbytes:
             return None
-        payload = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        payload = b"".join(self._parts)  # the only copy
         self._header, self._parts, self._received = None, [], 0
         return Frame(frame_id, tensors, payload)
 

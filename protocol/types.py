@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Raised with every incompatible change of the wire or of the arithmetic. Peers must agree exactly."""
 
 PeerId = NewType("PeerId", str)

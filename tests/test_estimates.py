@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from node.net import link
 from node.net.estimates import LEAST_FRAME_BYTES, FrameRate, LiveEstimates
-from node.net.link import Link, LinkLimits, Place
+from node.net.link import Link, LinkLimits, Place, Received
 from protocol import convert
-from protocol.framing import CHUNK_BYTES, chunks
-from protocol.pb import hetnode_pb2 as pb
+from protocol.framing import CHUNK_BYTES
+from protocol.link_message import LinkMessage
 from protocol.types import (
     Capacity,
     DType,
@@ -98,25 +98,30 @@ def test_a_rate_lies_between_the_slowest_and_the_fastest_frame(frames: list[tupl
 
 
 class Narrow:
-    """A link's stream on a virtual clock whose wire carries so many bytes per second."""
+    """A link's stream on a virtual clock whose wire carries so many bytes per second one way."""
 
     def __init__(self, bandwidth: float) -> None:
         self._bandwidth = bandwidth
-        self._wire: asyncio.Queue[pb.LinkMessage] = asyncio.Queue()
+        self.sent: list[LinkMessage] = []
+        self._wire: asyncio.Queue[LinkMessage] = asyncio.Queue()
 
-    async def write(self, frame: Frame) -> None:
-        header = convert.frame_header_to_pb(frame.id, frame.tensors)
-        self._wire.put_nowait(pb.LinkMessage(header=header))
-        for chunk in chunks(frame):
-            self._wire.put_nowait(pb.LinkMessage(chunk=bytes(chunk)))
+    async def write(self, message: LinkMessage) -> None:
+        self.sent.append(message)
+        self._wire.put_nowait(message)
 
-    async def read(self) -> Any:
+    async def read(self) -> LinkMessage:
         message = await self._wire.get()
-        await asyncio.sleep(message.ByteSize() / self._bandwidth)
+        await asyncio.sleep(len(message.to_bytes()) / self._bandwidth)
         return message
 
-    async def end(self) -> Any:
-        return grpc.aio.EOF
+    async def nothing(self) -> Any:
+        await asyncio.Event().wait()
+
+    def ends(self, received: Received, waiting_frames: int = 8) -> tuple[Link, Link]:
+        """The sending link, and the receiving one."""
+        limits = LinkLimits(2**23, waiting_frames)
+        sender = Link(Place("run", "hash", B, 0, 1), self.nothing, self.write, limits)
+        return sender, Link(Place("run", "hash", A, 0, 0), self.read, self.nothing, limits, received)
 
 
 def frame(microbatch: int, size: int) -> Frame:
@@ -133,13 +138,14 @@ def test_the_receiving_end_of_a_link_finds_its_bandwidth(
 
     async def main() -> Estimates:
         monkeypatch.setattr(link, "clock", asyncio.get_running_loop().time)
-        live, wire = estimates(), Narrow(1.25e6)
-        here = Link(Place("run", "hash", A, 0, 0), wire.read, wire.end, LinkLimits(2**23, 8), live.received)
+        live = estimates()
+        there, here = Narrow(1.25e6).ends(live.received)
         for number in range(8):
-            await wire.write(frame(number, size))
+            await there.send(frame(number, size), 60)
             await here.take(frame(number, size).id, 60)
             await asyncio.sleep(pause)
-        await here.close()
+        for end in (there, here):
+            await end.close()
         return live.now
 
     (found,) = run_virtually(main()).links
@@ -151,23 +157,76 @@ def test_what_waited_for_room_here_is_not_timed(monkeypatch: pytest.MonkeyPatch)
     async def main() -> list[int]:
         monkeypatch.setattr(link, "clock", asyncio.get_running_loop().time)
         timed: list[int] = []
-        wire = Narrow(1.25e6)
-        here = Link(
-            Place("run", "hash", A, 0, 0),
-            *(wire.read, wire.end, LinkLimits(2**23, 2)),
-            lambda peer, nbytes, seconds: timed.append(nbytes),
-        )
+        there, here = Narrow(1.25e6).ends(lambda peer, nbytes, seconds: timed.append(nbytes), 2)
         for number in range(5):
-            await wire.write(frame(number, LEAST_FRAME_BYTES + number))
+            await there.send(frame(number, LEAST_FRAME_BYTES + number), 60)
+            await asyncio.sleep(1)
         await asyncio.sleep(60)  # the inbox is full, and a third frame waits before it
         for number in range(5):
             await here.take(frame(number, LEAST_FRAME_BYTES + number).id, 60)
-        await here.close()
+        for end in (there, here):
+            await end.close()
         return timed
 
     timed = run_virtually(main())
     assert timed[:3] == [LEAST_FRAME_BYTES + number for number in range(3)]
     assert LEAST_FRAME_BYTES + 3 not in timed
+
+
+async def exchanged(
+    frames: Sequence[Frame], pause: float
+) -> tuple[list[LinkMessage], list[Frame], list[int]]:
+    """The messages of `frames`, sent with so many seconds between them; what came out; how much was timed."""
+    timed: list[int] = []
+    wire = Narrow(1e9)
+    there, here = wire.ends(lambda peer, nbytes, seconds: timed.append(nbytes), len(frames))
+    for each in frames:
+        await there.send(each, 60)
+        await asyncio.sleep(pause)
+    got = [await here.take(each.id, 60) for each in frames]
+    for end in (there, here):
+        await end.close()
+    return wire.sent, got, timed
+
+
+def test_a_header_travels_with_its_payload_but_for_a_few_that_are_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> tuple[list[LinkMessage], list[Frame], list[int]]:
+        monkeypatch.setattr(link, "clock", asyncio.get_running_loop().time)
+        return await exchanged(frames, pause=0.03)
+
+    frames = [frame(number, LEAST_FRAME_BYTES) for number in range(8)]
+    messages, got, timed = run_virtually(main())
+    assert got == frames
+    alone = [message.chunk is None for message in messages if message.header is not None]
+    assert alone == [True, False, False, False, True, False, False, False]
+    assert timed == 2 * [LEAST_FRAME_BYTES]
+
+
+def test_of_a_large_frame_what_comes_after_its_first_chunk_is_timed_always(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> tuple[list[LinkMessage], list[Frame], list[int]]:
+        monkeypatch.setattr(link, "clock", asyncio.get_running_loop().time)
+        return await exchanged(frames, pause=0.0)
+
+    frames = [frame(number, 2 * CHUNK_BYTES + 7) for number in range(3)]
+    _, got, timed = run_virtually(main())
+    assert got == frames
+    assert timed == [2 * CHUNK_BYTES + 7, CHUNK_BYTES + 7, CHUNK_BYTES + 7]
+
+
+def test_small_frames_never_take_the_turn_of_one_that_can_be_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> tuple[list[LinkMessage], list[Frame], list[int]]:
+        monkeypatch.setattr(link, "clock", asyncio.get_running_loop().time)
+        return await exchanged(frames, pause=0.0)
+
+    frames = [frame(0, 8), frame(1, LEAST_FRAME_BYTES)]
+    messages, got, timed = run_virtually(main())
+    assert got == frames
+    assert len(messages) == 3
+    assert timed == [LEAST_FRAME_BYTES]
 
 
 # What is told, and when

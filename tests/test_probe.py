@@ -538,7 +538,7 @@ async def test_a_cancelled_probe_leaves_nothing_behind(
 
 async def test_malformed_probes_do_not_harm_a_peer(listening: tuple[LinkServer, str]) -> None:
     address = listening[1]
-    channel = open_channel(address, credentials(A.peer), tls_name(B.peer), link._options())
+    channel = open_channel(address, credentials(A.peer), tls_name(B.peer), link.stream_options())
     calls = (
         (channel.stream_stream("/hetnode.v1.StageLink/Probe"), b"\xff\xff"),
         (pb_grpc.StageLinkStub(channel).Probe, pb.ProbeMessage(fill=math.nan)),

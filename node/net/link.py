@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Set
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -23,14 +24,15 @@ from google.protobuf.message import DecodeError
 
 from node import faults
 from node.credentials import Credentials
+from node.net.estimates import LEAST_FRAME_BYTES
 from node.net.probe import answer_probe
 from node.net.secure import open_channel, server_credentials, tls_failure
 from protocol import convert
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.framing import CHUNK_BYTES, FrameAssembler, chunks
 from protocol.grpc_errors import abort_with, error_from_rpc
+from protocol.link_message import LinkMessage
 from protocol.pb import hetnode_pb2 as pb
-from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.probing import ProbeDoor
 from protocol.tls import identity_of, peer_of, peer_uri, tls_name
 from protocol.types import PROTOCOL_VERSION, Frame, FrameId, FrameKind, PeerId
@@ -45,6 +47,11 @@ Received = Callable[[PeerId, int, float], None]
 
 clock = time.perf_counter  # an event loop's own is too coarse for frames
 
+_TIMED_EVERY_SECONDS = 0.1
+"""So often a header travels ahead of its payload. Every frame of a slow link is timed that way, and hardly
+one of a fast link, where a message of its own for the header costs as much as a large part of the payload."""
+
+_SERVICE = "hetnode.v1.StageLink"
 _MAX_STREAMS = 64
 _PROBES_AT_ONCE = 2
 _STREAMS_PER_PEER = 4  # one, and those of earlier attempts that have not noticed their end yet
@@ -103,11 +110,15 @@ class Link:
         self._send_lock = asyncio.Lock()
         self._inbox: dict[FrameId, Frame] = {}
         self._room = limits.waiting_frames
-        self._changed = asyncio.Condition()
-        self._failure: HetnodeError | None = None
+        self._awaited: defaultdict[FrameId, list[asyncio.Future[None]]] = defaultdict(list)
+        self._has_room = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._failure: HetnodeError | None = None  # set as soon as it has ended
         self._closed_here = False
         self._received = received
+        self._timed_at = -math.inf
         self._frame_began = 0.0
+        self._came_at_once = 0  # bytes of the frame that came with its header
         self._was_held_up = False  # what came meanwhile waited in buffers, and says nothing of the link
         self._reader = asyncio.create_task(self._receive_all(), name=f"link-{neighbour.position}")
 
@@ -116,10 +127,15 @@ class Link:
         header = convert.frame_header_to_pb(frame.id, frame.tensors)
         try:
             async with asyncio.timeout(deadline), self._send_lock:
-                await self._write(pb.LinkMessage(header=header))
-                await faults.carry(len(frame.payload))
-                for chunk in chunks(frame):
-                    await self._write(pb.LinkMessage(chunk=bytes(chunk)))
+                pieces = chunks(frame)
+                if self._is_to_be_timed(frame):
+                    await self._write(LinkMessage(header=header))
+                    await faults.carry(len(frame.payload))
+                else:
+                    await faults.carry(len(frame.payload))
+                    await self._write(LinkMessage(header=header, chunk=next(pieces, None)))
+                for chunk in pieces:
+                    await self._write(LinkMessage(chunk=chunk))
         except TimeoutError:
             raise self._lost(f"it took no frame for {deadline:.0f} s") from None
         except _STREAM_ERRORS as error:
@@ -140,14 +156,9 @@ class Link:
     async def take(self, frame_id: FrameId, deadline: float) -> Frame:
         """The frame named `frame_id`, waiting up to `deadline` seconds. Each frame is handed out once."""
         try:
-            async with asyncio.timeout(deadline), self._changed:
-                await self._changed.wait_for(lambda: frame_id in self._inbox or self._failure)
-                if frame_id not in self._inbox:
-                    assert self._failure is not None
-                    raise self._failure
-                frame = self._inbox.pop(frame_id)
-                self._changed.notify_all()
-                return frame
+            if frame_id not in self._inbox:
+                async with asyncio.timeout(deadline):
+                    await self._arrival(frame_id)
         except TimeoutError:
             raise HetnodeError(
                 ErrorCode.NEIGHBOUR_LOST,
@@ -155,6 +166,8 @@ class Link:
                 f"inner step {frame_id.step} in round {frame_id.round} within {deadline:.0f} s.",
                 "Check that neighbour's log and connection; timing.link in the run file sets the bound.",
             ) from None
+        self._has_room.set()
+        return self._inbox.pop(frame_id)
 
     async def part(self, deadline: float) -> None:
         """Say farewell and wait up to `deadline` seconds for the neighbour's; only then closing harms nobody.
@@ -169,17 +182,15 @@ class Link:
 
     async def drop_before(self, round_: int) -> None:
         """Forget frames of rounds before `round_`: stale work must never count."""
-        async with self._changed:
-            stale = [frame_id for frame_id in self._inbox if frame_id.round < round_]
-            for frame_id in stale:
-                del self._inbox[frame_id]
-            self.frames_dropped += len(stale)
-            self._changed.notify_all()
+        stale = [frame_id for frame_id in self._inbox if frame_id.round < round_]
+        for frame_id in stale:
+            del self._inbox[frame_id]
+        self.frames_dropped += len(stale)
+        self._has_room.set()
 
     async def wait_closed(self) -> HetnodeError:
         """Return why the link ended, when it ends."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._failure)
+        await self._ended.wait()
         assert self._failure is not None
         return self._failure
 
@@ -189,7 +200,7 @@ class Link:
         with suppress(asyncio.CancelledError):
             await self._reader
         self._closed_here = reason is None and self._failure is None
-        await self._fail(reason or self._lost("the link was closed here"))
+        self._fail(reason or self._lost("the link was closed here"))
 
     async def _receive_all(self) -> None:
         try:
@@ -198,43 +209,69 @@ class Link:
                 if frame is not None:
                     self._tell_received(len(frame.payload))
                     await self._store(frame)
-            await self._fail(self._lost("it closed the stream"))
+            self._fail(self._lost("it closed the stream"))
         except HetnodeError as error:
             log.error("link to %s: %s", self._name, error)
-            await self._fail(error)
+            self._fail(error)
         except _STREAM_ERRORS as error:
-            await self._fail(error_from_rpc(error) or self._lost(error))
+            self._fail(error_from_rpc(error) or self._lost(error))
 
-    def _accept(self, message: pb.LinkMessage) -> Frame | None:
-        match message.WhichOneof("content"):
-            case "header":
-                self._frame_began = clock()
-                self.bytes_received += message.header.ByteSize() + message.header.nbytes
-                return self._assembler.header(*convert.frame_header_from_pb(message.header))
-            case "chunk":
-                return self._assembler.chunk(message.chunk)
-            case _:
-                raise HetnodeError(
-                    ErrorCode.FRAME_CORRUPT,
-                    f"{self._name} sent a message that is neither a frame header nor a chunk.",
-                    "The stream is closed; check that both ends run the same version.",
-                )
+    def _is_to_be_timed(self, frame: Frame) -> bool:
+        """Whether the header of `frame` travels ahead, so that the other end can time what follows."""
+        now = clock()
+        if len(frame.payload) < LEAST_FRAME_BYTES or now < self._timed_at + _TIMED_EVERY_SECONDS:
+            return False
+        self._timed_at = now
+        return True
+
+    def _accept(self, message: LinkMessage) -> Frame | None:
+        if message.hello is not None or (message.header is None and message.chunk is None):
+            raise HetnodeError(
+                ErrorCode.FRAME_CORRUPT,
+                f"{self._name} sent a message that is neither a frame header nor a chunk.",
+                "The stream is closed; check that both ends run the same version.",
+            )
+        frame = None
+        if message.header is not None:
+            self._frame_began, self._came_at_once = clock(), len(message.chunk or b"")
+            self.bytes_received += message.header.ByteSize() + message.header.nbytes
+            frame = self._assembler.header(*convert.frame_header_from_pb(message.header))
+        if message.chunk is not None:
+            frame = self._assembler.chunk(message.chunk)
+        return frame
 
     def _tell_received(self, nbytes: int) -> None:
-        if self._received is not None and not self._was_held_up:
-            self._received(self.neighbour.peer, nbytes, clock() - self._frame_began)
+        timed = nbytes - self._came_at_once
+        if timed and self._received is not None and not self._was_held_up:
+            self._received(self.neighbour.peer, timed, clock() - self._frame_began)
 
     async def _store(self, frame: Frame) -> None:
-        async with self._changed:
-            self._was_held_up = len(self._inbox) >= self._room
-            await self._changed.wait_for(lambda: len(self._inbox) < self._room)
-            self._inbox[frame.id] = frame  # a repeated frame replaces its equal, so it cannot count twice
-            self._changed.notify_all()
+        self._was_held_up = len(self._inbox) >= self._room
+        while len(self._inbox) >= self._room:
+            self._has_room.clear()
+            await self._has_room.wait()
+        self._inbox[frame.id] = frame  # a repeated frame replaces its equal, so it cannot count twice
+        _wake(self._awaited.get(frame.id, ()))
 
-    async def _fail(self, error: HetnodeError) -> None:
-        async with self._changed:
-            self._failure = self._failure or error
-            self._changed.notify_all()
+    async def _arrival(self, frame_id: FrameId) -> None:
+        """Return when the frame is in the inbox; raise what ended the link, if that comes first."""
+        while frame_id not in self._inbox:
+            if self._failure is not None:
+                raise self._failure
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._awaited[frame_id].append(waiter)
+            try:
+                await waiter
+            finally:
+                self._awaited[frame_id].remove(waiter)
+                if not self._awaited[frame_id]:
+                    del self._awaited[frame_id]
+
+    def _fail(self, error: HetnodeError) -> None:
+        self._failure = self._failure or error
+        self._ended.set()
+        for waiters in self._awaited.values():
+            _wake(waiters)
 
     @property
     def _name(self) -> str:
@@ -250,6 +287,12 @@ class Link:
         )
 
 
+def _wake(waiters: Iterable[asyncio.Future[None]]) -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_result(None)
+
+
 @dataclass(frozen=True)
 class _Expectation:
     here: Place
@@ -258,7 +301,7 @@ class _Expectation:
     link: asyncio.Future[Link]
 
 
-class LinkServer(pb_grpc.StageLinkServicer):
+class LinkServer:
     """Accepts links from neighbours that dial. Streams that nobody here expects are refused after a while.
 
     Args:
@@ -273,8 +316,8 @@ class LinkServer(pb_grpc.StageLinkServicer):
         self._expected: dict[PeerId, _Expectation] = {}
         self._expectations = asyncio.Condition()
         self._streams: Counter[str] = Counter()
-        self._server = grpc.aio.server(options=_options(), maximum_concurrent_rpcs=_MAX_STREAMS)
-        pb_grpc.add_StageLinkServicer_to_server(self, self._server)
+        self._server = grpc.aio.server(options=stream_options(), maximum_concurrent_rpcs=_MAX_STREAMS)
+        self._server.add_generic_rpc_handlers((_handlers(self),))
 
     async def start(self, host: str, port: int) -> int:
         """Listen and return the bound port. Raises HetnodeError PORT_IN_USE."""
@@ -331,7 +374,7 @@ class LinkServer(pb_grpc.StageLinkServicer):
             await abort_with(context, error)
 
     async def Exchange(
-        self, requests: AsyncIterator[pb.LinkMessage], context: grpc.aio.ServicerContext[Any, Any]
+        self, requests: AsyncIterator[LinkMessage], context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
         caller = identity_of(context)
         self._streams[caller] += 1
@@ -349,7 +392,7 @@ class LinkServer(pb_grpc.StageLinkServicer):
                 if self._streams[caller] > _STREAMS_PER_PEER:
                     raise _refusal(ErrorCode.RATE_LIMITED, f"{caller} has {_STREAMS_PER_PEER} streams open")
                 first = await _decoded(context.read())
-                if first is grpc.aio.EOF or first.WhichOneof("content") != "hello":
+                if first is grpc.aio.EOF or first.hello is None or first.chunk is not None:
                     raise _refusal(ErrorCode.FRAME_CORRUPT, "the first message of a link must be a hello")
                 _check_versions(first.hello)
                 peer = PeerId(first.hello.peer)
@@ -362,7 +405,7 @@ class LinkServer(pb_grpc.StageLinkServicer):
                     await self._expectations.wait_for(lambda: peer in self._expected)
                 expected = self._expected[peer]
                 _check_hello(first.hello, expected.neighbour)
-                await context.write(pb.LinkMessage(hello=_hello(expected.here)))
+                await context.write(LinkMessage(hello=_hello(expected.here)))
         except TimeoutError:
             log.warning("refused a link of %s: nobody here expects it", caller)
             await abort_with(context, _refusal(ErrorCode.UNKNOWN_PEER, "nobody here expects this link"))
@@ -381,6 +424,17 @@ class LinkServer(pb_grpc.StageLinkServicer):
             reason = await link.wait_closed()
             if not link.is_closed_here:
                 await abort_with(context, reason)
+
+
+def _handlers(servicer: LinkServer) -> grpc.GenericRpcHandler:
+    """As protoc generates them, but for the messages of Exchange."""
+    exchange = grpc.stream_stream_rpc_method_handler(
+        servicer.Exchange, LinkMessage.from_bytes, LinkMessage.to_bytes
+    )
+    probe = grpc.stream_stream_rpc_method_handler(
+        servicer.Probe, pb.ProbeMessage.FromString, pb.ProbeMessage.SerializeToString
+    )
+    return grpc.method_handlers_generic_handler(_SERVICE, {"Exchange": exchange, "Probe": probe})
 
 
 class Links:
@@ -426,16 +480,19 @@ async def dial(
     Raises HetnodeError NEIGHBOUR_UNREACHABLE; CERTIFICATE_REFUSED where another than the neighbour answers;
     or the neighbour's refusal.
     """
-    channel = open_channel(endpoint, credentials, tls_name(neighbour.peer), _options())
+    channel = open_channel(endpoint, credentials, tls_name(neighbour.peer), stream_options())
+    exchange: Any = channel.stream_stream(
+        f"/{_SERVICE}/Exchange", LinkMessage.to_bytes, LinkMessage.from_bytes
+    )
     unanswered = ""
     try:
         async with asyncio.timeout(deadline):
             while True:
-                call = pb_grpc.StageLinkStub(channel).Exchange()
+                call = exchange()
                 try:
-                    await call.write(pb.LinkMessage(hello=_hello(here)))
+                    await call.write(LinkMessage(hello=_hello(here)))
                     answer = await _decoded(call.read())
-                    if answer is grpc.aio.EOF:
+                    if answer is grpc.aio.EOF or answer.hello is None:
                         raise _unreachable(neighbour, "it closed the stream without a greeting")
                     _check_versions(answer.hello)
                     _check_hello(answer.hello, neighbour)
@@ -486,8 +543,8 @@ def _name(place: Place) -> str:
     return f"Member {place.position} of replica {place.replica} ({place.peer})"
 
 
-def _options() -> tuple[tuple[str, int], ...]:
-    """gRPC settings, the same at both ends."""
+def stream_options() -> tuple[tuple[str, int], ...]:
+    """gRPC settings of a link, the same at both ends."""
     keepalive = round(KEEPALIVE_SECONDS * 1000)
     return (
         ("grpc.max_receive_message_length", CHUNK_BYTES + 4096),

@@ -1,0 +1,171 @@
+"""What projecting activations onto a link's subspace, and packing them, costs beside the training itself.
+
+    python -m benchmarks.projection            # about 2 minutes
+    python -m benchmarks.projection --quick    # below 30 s
+
+A member in the middle of a chain has a link on either side. For each microbatch it expands an activation and
+compresses its own, and the same with gradients on the way back (protocol.subspace); it unpacks two messages
+and packs two (protocol.wire). All of it is timed on one core beside the forward and backward pass of one of
+its layers; the share is that of a member with as many layers as the preset gives it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from benchmarks.tables import Table
+from node.model.stage import Stage
+from protocol.spec import RunSpec, resolve
+from protocol.subspace import LinkTransform, link_projection, orthonormal_basis
+from protocol.wire import WireDType, pack_activation, pack_ids, unpack_activation, unpack_ids
+
+CONTEXT = 256
+"""Tokens of a microbatch. Attention over the presets' own contexts would make the shares smaller."""
+
+DTYPES: tuple[WireDType, ...] = ("bf16", "int8")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds per microbatch of a member with two links of width `k` (0: uncompressed), the best of several.
+
+    `layer` is the forward and backward pass of one layer, `packing` by element type.
+    """
+
+    k: int
+    layer: float
+    projection: float
+    packing: dict[WireDType, float]
+
+    def share(self, layers: int, dtype: WireDType) -> float:
+        """Of the time of a member with so many layers."""
+        extra = self.projection + self.packing[dtype]
+        return extra / (layers * self.layer + extra)
+
+
+def measure(spec: RunSpec, ks: list[int], repeats: int) -> list[Cost]:
+    """The cost of each k, all measured in turn so that other work on the machine slows them alike."""
+    model, generator = spec.model, torch.Generator().manual_seed(0)
+    stage = Stage(spec, 1)
+    ids_bl = torch.randint(model.vocabulary, (1, model.context + 1), generator=generator)
+    x_bld, grad_bld = torch.randn((2, 1, model.context, model.width), generator=generator)
+    basis_dd = orthonormal_basis(model.width, 0)
+    table_vd = torch.randn((model.vocabulary, model.width), generator=generator)
+    links = [link_projection(k, basis_dd, table_vd) for k in ks]
+
+    def layer() -> None:
+        leaf = x_bld.detach().requires_grad_()
+        stage(leaf).backward(grad_bld)
+
+    work: list[Callable[[], object]] = [layer]
+    for link in links:
+        work.append(lambda link=link: _project(link, x_bld, grad_bld, ids_bl[:, :-1]))
+        compressed_blk = link.compress_backward(grad_bld)
+        work += [
+            lambda dtype=dtype, x_blk=compressed_blk: _pack(x_blk, ids_bl, model.vocabulary, dtype)
+            for dtype in DTYPES
+        ]
+    layer_seconds, *seconds = _best(work, repeats)
+    per_link = 1 + len(DTYPES)
+    return [
+        Cost(k, layer_seconds, seconds[i], dict(zip(DTYPES, seconds[i + 1 : i + per_link], strict=True)))
+        for i, k in zip(range(0, len(seconds), per_link), ks, strict=True)
+    ]
+
+
+def _project(link: LinkTransform, x_bld: Tensor, grad_bld: Tensor, ids_bl: Tensor) -> None:
+    """A microbatch at both links: received from upstream, sent downstream, and back."""
+    x_blk = link.compress_forward(x_bld, ids_bl)
+    link.expand_forward(x_blk, ids_bl)
+    grad_blk = link.compress_backward(grad_bld)
+    link.expand_backward(grad_blk)
+
+
+def _pack(x_blk: Tensor, ids_bl: Tensor, vocabulary: int, dtype: WireDType) -> None:
+    """A microbatch's messages at both links: an activation with its ids and a gradient, each way."""
+    activation, data = pack_activation("x", x_blk, dtype)
+    ids, id_data = pack_ids("tokens", ids_bl, vocabulary)
+    headers, payload = (*activation, *ids), data + id_data
+    unpack_activation(headers, payload, "x", tuple(x_blk.shape), dtype)
+    unpack_ids(headers, payload, "tokens", tuple(ids_bl.shape), vocabulary)
+    unpack_activation(*pack_activation("x", x_blk, dtype), "x", tuple(x_blk.shape), dtype)
+
+
+def _best(work: list[Callable[[], object]], repeats: int) -> list[float]:
+    """Seconds of the fastest of so many runs of each, after one that does not count."""
+    best = [float("inf")] * len(work)
+    for repeat in range(repeats + 1):
+        for i, run in enumerate(work):
+            began = time.perf_counter()
+            run()
+            if repeat:
+                best[i] = min(best[i], time.perf_counter() - began)
+    return best
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def table(quick: bool) -> Table:
+    """The presets 178m and 512m, or only the former, at several k."""
+    rows = []
+    for preset in ("178m",) if quick else ("178m", "512m"):
+        own = resolve(preset)
+        layers, d = own.model.layers // own.swarm.stages, own.model.width
+        shape = {"model.layers": 3, "swarm.stages": 3, "model.context": CONTEXT}  # stage 1: one layer
+        with _one_thread():
+            costs = measure(resolve(preset, overrides=shape), [0, d, d // 8, d // 32], 5 if quick else 9)
+        rows += [
+            (
+                preset,
+                f"1/{d // cost.k}" if 0 < cost.k < d else "1" if cost.k else "none",
+                f"{1e3 * layers * cost.layer:.0f}",
+                f"{1e3 * cost.projection:.2f}",
+                *(f"{1e3 * cost.packing[dtype]:.2f}" for dtype in DTYPES),
+                *(f"{cost.share(layers, dtype):.1%}" for dtype in DTYPES),
+            )
+            for cost in costs
+        ]
+    return Table(
+        "What projection and packing cost a member",
+        "python -m benchmarks.projection" + (" --quick" if quick else ""),
+        (
+            "preset",
+            "k/d",
+            "layers, ms",
+            "projection, ms",
+            *(f"packing {dtype}, ms" for dtype in DTYPES),
+            *(f"share, {dtype}" for dtype in DTYPES),
+        ),
+        tuple(rows),
+        (
+            f"Per microbatch of {CONTEXT} tokens, float32 on one core, the best of several: forward and "
+            "backward through the layers that the preset gives a member (one was timed); and at its two "
+            "links compressing, expanding, packing and unpacking activations, ids and gradients.",
+            "A longer context adds attention to the layers and nothing to the links, so the share falls.",
+        ),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What projection costs beside training.")
+    parser.add_argument("--quick", action="store_true", help="one preset, fewer repeats")
+    print(table(parser.parse_args().quick).markdown)
+
+
+if __name__ == "__main__":
+    main()

@@ -19,11 +19,15 @@ def closes_at(state: State, spec: RunSpec) -> float | None:
 
     The slow may take so much longer than the first replica took for its inner phase as the spec says, at
     least `least_window` and at most `match_window` seconds. A restarted coordinator waits anew.
+
+    Steps that overlap with the exchange of the round before may have been trained before this one began, so
+    its H - D steps stand for all H.
     """
     if state.opened_at is None:
         return None
     timing = spec.timing
-    wait = timing.straggler * (state.opened_at - state.began_at)
+    steps = spec.inner.steps
+    wait = timing.straggler * (state.opened_at - state.began_at) * (steps / (steps - spec.outer.overlap))
     return max(state.opened_at, state.started_at) + min(max(wait, timing.least_window), timing.match_window)
 
 

@@ -71,6 +71,8 @@ class Forecast:
         inner_seconds: of the inner phase of one round.
         gather_seconds: of gathering payloads in one round.
         embedding_seconds: of fetching the embedding's update in one round.
+        hidden_seconds: of these two, while inner steps of the next round go on (`outer.overlap`). That the
+            links carry activations at the same time is not taken into account.
         tokens_per_round: of all replicas.
         per_round: traffic of each peer in one round.
         bottleneck: what a round waits for, in words.
@@ -80,6 +82,7 @@ class Forecast:
     inner_seconds: float
     gather_seconds: float
     embedding_seconds: float
+    hidden_seconds: float
     tokens_per_round: int
     per_round: Mapping[PeerId, Traffic]
     bottleneck: str
@@ -91,7 +94,7 @@ class Forecast:
 
     @property
     def round_seconds(self) -> float:
-        return self.inner_seconds + self.outer_seconds
+        return self.inner_seconds + self.outer_seconds - self.hidden_seconds
 
     @property
     def tokens_per_second(self) -> float:
@@ -125,7 +128,8 @@ def forecast(
     gathering = _gathering(replicas, payload_bytes)
     fetching = _fetching_embedding(replicas, payload_bytes[0])
     gather, fetch = (_seconds(survey, each) for each in (gathering, fetching))
-    whole = inner + gather + fetch
+    hidden = min(gather + fetch, inner * spec.outer.overlap / spec.inner.steps)
+    whole = inner + gather + fetch - hidden
     traffic: dict[PeerId, Traffic] = {}
     for part in (_linking(spec, replicas), gathering, fetching):
         for peer, bytes_ in part.items():
@@ -140,9 +144,10 @@ def forecast(
         inner,
         gather,
         fetch,
+        hidden,
         spec.model.context * sum(spec.samples_per_round(spec.microbatches_of(each)) for each in replicas),
         traffic,
-        _bottleneck(spec, survey, replicas, steps, inner, gather + fetch, (gathering, fetching)),
+        _bottleneck(spec, survey, replicas, steps, inner, gather + fetch - hidden, (gathering, fetching)),
     )
 
 
@@ -217,7 +222,7 @@ def _bottleneck(
     outer: float,
     exchanges: Sequence[Mapping[PeerId, Traffic]],
 ) -> str:
-    """The larger of inner phase and outer exchange, and what it waits for."""
+    """The larger of inner phase and outer exchange (what is not hidden of it), and what it waits for."""
     whole = inner + outer
     if whole == 0:
         return "nothing is known of the peers' speeds"

@@ -55,6 +55,21 @@ def test_two_full_replicas_compute_and_exchange_their_payloads() -> None:
     assert found.tokens_per_second == pytest.approx(found.tokens_per_round / found.round_seconds)
 
 
+def test_steps_that_overlap_hide_as_much_of_the_exchange_as_they_last() -> None:
+    survey = Survey({PeerId("a"): capacity(), PeerId("b"): capacity(uplink=1e3)})
+    replicas = [full(0, "a"), full(1, "b")]
+    plain = forecast(SPEC, survey, replicas, PAYLOADS)
+    step = plain.inner_seconds / SPEC.inner.steps
+    overlapping = SPEC.model_copy(update={"outer": SPEC.outer.model_copy(update={"overlap": 2})})
+    found = forecast(overlapping, survey, replicas, PAYLOADS)
+    assert found.hidden_seconds == pytest.approx(min(2 * step, plain.outer_seconds))
+    assert found.round_seconds == pytest.approx(plain.round_seconds - found.hidden_seconds)
+    assert found.tokens_per_second > plain.tokens_per_second
+    fast = Survey({PeerId("a"): capacity(uplink=1e9, downlink=1e9), PeerId("b"): capacity(1.0, 1e9, 1e9)})
+    hidden = forecast(overlapping, fast, replicas, PAYLOADS)
+    assert hidden.round_seconds == pytest.approx(hidden.inner_seconds)
+
+
 def test_a_pipeline_sends_every_microbatch_and_fetches_the_embedding() -> None:
     replicas = [full(0, "whole"), pipeline(1, "upper", "lower")]
     survey = Survey({PeerId(name): capacity() for name in ("whole", "upper", "lower")})

@@ -24,6 +24,7 @@ from node.net.hive.client import Hivemind
 from node.net.ipc import Child
 from node.net.membership import Membership, jittered
 from node.train.facts import Facts
+from node.train.overlap import Overlap
 from protocol.envelope import is_authentic, sign_descriptor
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec import RunSpec
@@ -84,6 +85,11 @@ class OuterExchange:
         self._pending: dict[int, PayloadDescriptor] = {}
 
     @property
+    def stages(self) -> StageRange:
+        """Those that this member proposes for."""
+        return self._stages
+
+    @property
     def position(self) -> int:
         """The last round that is applied to everything that this member holds."""
         return min(self.round_of(stage, part) for stage, part in self.parts)
@@ -111,20 +117,25 @@ class OuterExchange:
         self._anchors[0, Part.EMBEDDING] = (found["embedding"][0], found["embedding"][1])
         self._pending.clear()  # loading drops proposals
 
-    async def contribute(self, plan: Plan, round_: int, share: float) -> RoundOutcome:
+    async def contribute(
+        self, plan: Plan, round_: int, share: float, overlap: Overlap | None = None
+    ) -> RoundOutcome:
         """Offer what was learned to round `round_`, and bring all that this member holds to its decision.
 
         Args:
             share: of the inner phase that this replica has done, above 0. The payloads weigh so much.
+            overlap: told when every stage has proposed. Nothing is applied before its training is over,
+                however early the decision.
 
         Raises HetnodeError: UNKNOWN_PEER, ROUND_IN_DOUBT, PAYLOAD_UNAVAILABLE, ANCHOR_DIVERGED, ...
         """
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(self._contribute(plan, stage, round_, share)) for stage in self._stages
+                group.create_task(self._contribute(plan, stage, round_, share, overlap))
+                for stage in self._stages
             ]
             if (0, Part.EMBEDDING) in self.parts:
-                group.create_task(self._settle(0, Part.EMBEDDING, round_))
+                group.create_task(self._settle(0, Part.EMBEDDING, round_, overlap=overlap))
         outcomes = [task.result() for task in tasks]
         return RoundOutcome(
             next_epoch=outcomes[0][0].next_epoch,
@@ -160,18 +171,14 @@ class OuterExchange:
             lambda: self._coordinator.await_decision(stage, round_, deadline, withheld)
         )
 
-    async def _contribute(self, plan: Plan, stage: int, round_: int, share: float) -> tuple[Decision, int]:
-        if share < self._spec.recovery.least_share or self._membership.standing.round > round_:
-            log.warning("round %d closed without this node: what it learned will count in the next", round_)
-            return await self._settle(stage, Part.STAGE, round_, plan.epoch), 0
-        async with self._between_steps:
-            proposal = await self._worker.call("propose", {"stage": stage})
-        if not proposal.body["finite"]:
-            log.warning(
-                "stage %d diverged to non-finite values: restarted from the anchor, nothing sent", stage
-            )
-            return await self._settle(stage, Part.STAGE, round_, plan.epoch), 0
-        payload = bytes(proposal.blobs[0])
+    async def _contribute(
+        self, plan: Plan, stage: int, round_: int, share: float, overlap: Overlap | None
+    ) -> tuple[Decision, int]:
+        payload = await self._propose(stage, round_, share)
+        if overlap is not None:
+            overlap.has_proposed(stage)
+        if payload is None:
+            return await self._settle(stage, Part.STAGE, round_, plan.epoch, overlap), 0
         mine = self._describe(plan, stage, round_, share, payload)
         self._pending[stage] = mine
         await faults.reach(Moment.PROPOSED, round=round_, stage=stage)
@@ -194,8 +201,22 @@ class OuterExchange:
         decision = await self._patiently(
             lambda: self._coordinator.report(stage, round_, held, refused, seconds)
         )
-        await self._apply(decision, Part.STAGE, known)
+        await self._apply(decision, Part.STAGE, known, overlap)
         return decision, len(payload)
+
+    async def _propose(self, stage: int, round_: int, share: float) -> bytes | None:
+        """The payload of `stage`; None where there is nothing to offer, or too late."""
+        if share < self._spec.recovery.least_share or self._membership.standing.round > round_:
+            log.warning("round %d closed without this node: what it learned will count in the next", round_)
+            return None
+        async with self._between_steps:
+            proposal = await self._worker.call("propose", {"stage": stage})
+        if not proposal.body["finite"]:
+            log.warning(
+                "stage %d diverged to non-finite values: restarted from the anchor, nothing sent", stage
+            )
+            return None
+        return bytes(proposal.blobs[0])
 
     def _describe(
         self, plan: Plan, stage: int, round_: int, share: float, payload: bytes
@@ -288,16 +309,26 @@ class OuterExchange:
                     ) from None
             await asyncio.sleep(jittered(_RETRY_SECONDS))
 
-    async def _settle(self, stage: int, part: Part, round_: int, withheld: int = 0) -> Decision:
+    async def _settle(
+        self, stage: int, part: Part, round_: int, withheld: int = 0, overlap: Overlap | None = None
+    ) -> Decision:
         decision = await self.decision(stage, round_, withheld)
-        await self._apply(decision, part, {})
+        await self._apply(decision, part, {}, overlap)
         return decision
 
-    async def _apply(self, decision: Decision, part: Part, known: Mapping[PayloadDescriptor, bytes]) -> None:
-        """Bring one anchor to `decision`, which follows on its round, and attest it."""
+    async def _apply(
+        self,
+        decision: Decision,
+        part: Part,
+        known: Mapping[PayloadDescriptor, bytes],
+        overlap: Overlap | None,
+    ) -> None:
+        """Bring one anchor to `decision`, the next one, as soon as `overlap` is over, and attest it."""
         stage, round_ = decision.stage, decision.round
         payloads = await self._collect(decision, known)
         await faults.reach(Moment.DECIDED, round=round_, stage=stage)
+        if overlap is not None:
+            await overlap.until_trained()
         # Once begun it goes on to its end, whatever becomes of the caller: the worker and this object must
         # not come to differ about what is applied.
         await asyncio.shield(asyncio.create_task(self._move(decision, part, payloads)))

@@ -9,6 +9,7 @@ Shapes: b micro-batch, L context, d width, k subspace width (d where the link is
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ from protocol.subspace import LinkTransform, link_projection, orthonormal_basis
 from protocol.types import Part, StageRange, TensorHeader
 from protocol.wire import pack_activation, pack_ids, unpack_activation, unpack_ids
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Message:
@@ -59,7 +62,7 @@ class InnerResult:
 
     Attributes:
         loss: mean over all microbatches of completed steps; NaN except on the last member.
-        steps: AdamW steps taken, those beyond the spec's H included. Equal on all members of a replica.
+        steps: AdamW steps taken, without those beyond the spec's H. Equal on all members of a replica.
         tokens: of these steps.
         skipped_steps: completed steps whose gradients were not finite, which are no part of `steps`.
         gradient_norm: of the last completed step, before clipping.
@@ -160,14 +163,21 @@ class Trainer:
         `samples` are the ordinals of this replica's samples in it; their number says how many microbatches an
         inner step has.
         """
-        microbatches, rest = divmod(len(samples), self.spec.samples_per_round(1))
-        assert microbatches, "no samples"
-        assert not rest, "the plan and the spec disagree"
         self.abandon()
-        self._samples, self._microbatches = samples, microbatches
+        self.assign(samples)
         for optimizer in self._optimizers.values():
             optimizer.begin_round(round_)
         self._reset_phase(round_)
+
+    def assign(self, samples: range) -> None:
+        """Go on with other `samples`, between two steps: the plan has changed since the inner phase began.
+
+        The next step takes its place in them as if those before had been trained on them, too.
+        """
+        microbatches, rest = divmod(len(samples), self.spec.samples_per_round(1))
+        assert microbatches, "no samples"
+        assert not rest, "the plan and the spec disagree"
+        self._samples, self._microbatches = samples, microbatches
 
     def abandon(self) -> None:
         """Forget the inner step, and the validation, that a failure has interrupted: neither counts at all.
@@ -227,9 +237,10 @@ class Trainer:
         """End inner step `step` (0-based in its round): clip by the global `norm`, one AdamW step.
 
         A norm that is not finite skips the step on every member alike, since all get the same norm. A step
-        beyond the spec's H has the learning rate of the last one within.
+        beyond the spec's H has the learning rate of the last one within, and is no part of the result.
         """
         self._norm = norm
+        is_regular = step < self.spec.inner.steps
         if math.isfinite(norm):
             scale = min(1.0, self.spec.inner.clip_norm / (norm + 1e-6))
             for parameter in self._parameters():
@@ -240,19 +251,26 @@ class Trainer:
             rate = learning_rate(self.spec.inner, now, self.spec.total_steps)
             for optimizer in self._optimizers.values():
                 optimizer.step(rate)
-            self._steps += 1
+            self._steps += is_regular
+            self._tokens += is_regular * self._samples_per_step * self.spec.model.context
         else:
-            self._skipped += 1
-        self._losses += self._step_losses
+            self._skipped += is_regular
+        if is_regular:
+            self._losses += self._step_losses
         self._step_losses = []
         for optimizer in self._optimizers.values():
             optimizer.forget_gradients()
 
     def end_inner_phase(self) -> InnerResult:
-        """What the inner phase did. Only the last member knows the loss."""
+        """What the inner phase did. Only the last member knows the loss.
+
+        A stage whose parameters are no longer finite, so that every step is skipped, starts again from the
+        anchor.
+        """
+        if self._skipped:
+            self._restart_stages_that_left_the_finite_numbers()
         loss = float(torch.stack(self._losses).double().mean()) if self._losses else math.nan
-        tokens = self._steps * self._samples_per_step * self.spec.model.context
-        return InnerResult(loss, tokens, self._steps, self._skipped, self._norm)
+        return InnerResult(loss, self._tokens, self._steps, self._skipped, self._norm)
 
     def evaluate(self, microbatch: int, received: Message | None) -> Message | None:
         """Forward pass of one validation microbatch, in this replica's own forward mode."""
@@ -442,8 +460,16 @@ class Trainer:
         self._losses: list[Tensor] = []
         self._norm = math.nan
         self._steps = 0
+        self._tokens = 0
         self._skipped = 0
         self._goes_on = False
+
+    def _restart_stages_that_left_the_finite_numbers(self) -> None:
+        for stage, outer in self.outer.items():
+            local = self._local(stage)
+            if not all(parameter.isfinite().all() for parameter in local.values()):
+                log.warning("stage %d diverged to non-finite values: restarted from the anchor", stage)
+                outer.reset(local)
 
     def _local(self, stage: int) -> Mapping[str, Tensor]:
         return self.modules[stage].canonical_parameters()

@@ -108,13 +108,14 @@ class Pipeline:
         Args:
             wanted: the first member's decision; the others' is ignored.
             seconds: how long to wait for it. By default as long as a round may take where the first member
-                may be busy with one (before the first step, and from the spec's H on), else as for any frame.
+                may be busy with one (before the first step, after those that overlap, and from the spec's H
+                on), else as for any frame.
         """
         await faults.reach(Moment.PHASE, round=round_, step=step)
         frame_id = self._id(round_, step, 0, FrameKind.PHASE)
         if self._upstream is not None:
-            between = 0 < step < self._spec.inner.steps
-            patience = seconds or (self._frame_seconds if between else self._round_seconds)
+            after_exchange = step in (0, self._spec.outer.overlap) or step >= self._spec.inner.steps
+            patience = seconds or (self._round_seconds if after_exchange else self._frame_seconds)
             wanted = _decision_of(await self._upstream.take(frame_id, patience))
         if self._downstream is not None:
             await self._downstream.send(_scalar_frame(frame_id, float(wanted)), self._frame_seconds)

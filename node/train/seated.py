@@ -10,24 +10,21 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
-from itertools import count
 from typing import Any, TypeVar
 
-from node import faults
-from node.faults import Moment
 from node.net.link import Link, LinkLimits
 from node.net.link import Place as LinkPlace
 from node.net.membership import Seat, Standing
 from node.train.exchange import OuterExchange, RoundOutcome
 from node.train.facts import Facts
+from node.train.inner_loop import InnerLoop
+from node.train.overlap import Overlap
 from node.train.pipeline import Pipeline
 from node.train.services import Services
-from node.train.waiting import unless
+from node.train.waiting import unless, unless_failed
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.flops import microbatch_flops
 from protocol.framing import frame_limit
 from protocol.pb import hetnode_pb2 as pb
-from protocol.samples import sample_range
 from protocol.spec import RunSpec
 from protocol.types import Dialer, Plan, Replica
 
@@ -49,7 +46,7 @@ class Seated:
     Args:
         seat: to train in, from the round after the exchange's position on.
         between_steps: held while an inner step computes, and by others while parameters change.
-        leaving: set when this node is to leave: it then goes on to the end of the round that it is in.
+        leaving: set when this node is to leave: it then goes on to the end of the round in which it trains.
         keep: called after every round, to write a checkpoint where one is due.
 
     Attributes:
@@ -70,7 +67,7 @@ class Seated:
         self.seat = seat
         self._spec, self._services, self._exchange, self._facts = spec, services, exchange, facts
         self._between_steps, self._leaving, self._keep = between_steps, leaving, keep
-        self._step_seconds = 0.0
+        self._last: int | None = None
 
     async def run(self) -> None:
         """Train until the run is over, a plan changes this replica, or this node is to leave.
@@ -87,8 +84,9 @@ class Seated:
             pipeline = Pipeline(spec, seat.plan, seat.replica, seat.position, worker, upstream, downstream)
             if first == 1:
                 await self._measure(0, {"validation_loss": await pipeline.validate(0)})
+            inner = InnerLoop(spec, self._services, pipeline, self._between_steps)
             for round_ in range(first, spec.rounds + 1):
-                outcome = await self._unless_superseded(self._round(pipeline, round_), round_)
+                outcome = await self._unless_superseded(self._round(pipeline, inner, round_), round_)
                 await self._keep(round_)
                 if round_ == spec.rounds:
                     break
@@ -98,13 +96,22 @@ class Seated:
                 replica = plan.replica_of(peer)
                 if replica is None or not _is_same_chain(replica, self.seat.replica):
                     break
-                if self._leaving.is_set():
+                if self._leaving.is_set() and round_ >= self._last_round(inner, round_):
                     # The others were told too late to plan without it, and will find its links closed. What
                     # they validate with until then is still under way.
                     await pipeline.part(_PARTING_SECONDS)
                     return
                 await self._adopt(Seat(plan, replica, seat.position), pipeline)
             await pipeline.part()
+
+    def _last_round(self, inner: InnerLoop, round_: int) -> int:
+        """The round after which this node leaves, although it is seated in the next: that in which it trains.
+
+        What it has trained ahead of `round_` would otherwise be of no use to anybody before it comes back.
+        """
+        if self._last is None:
+            self._last = round_ + 1 if inner.is_ahead_of(round_) else round_
+        return self._last
 
     async def _connect(self) -> None:
         """Tell the worker how wide both links are."""
@@ -162,20 +169,19 @@ class Seated:
 
         return await unless(membership.until(over), work)
 
-    async def _round(self, pipeline: Pipeline, round_: int) -> RoundOutcome:
-        """One round: inner phase, exchange, validation."""
-        clock = asyncio.get_running_loop().time
-        measured = await self._inner_phase(round_, pipeline)
-        began = clock()
-        share = min(1.0, measured["steps"] / self._spec.inner.steps)
-        contributing = asyncio.create_task(self._exchange.contribute(self.seat.plan, round_, share))
-        try:
-            measured["extra_steps"] = await self._go_on_alone(round_, pipeline, contributing)
-            outcome = await contributing
-        finally:
-            contributing.cancel()
-            await asyncio.gather(contributing, return_exceptions=True)
-        measured["outer_seconds"] = clock() - began
+    async def _round(self, pipeline: Pipeline, inner: InnerLoop, round_: int) -> RoundOutcome:
+        """One round: what is left of its inner phase, the exchange and what is trained beside it, validation.
+
+        The validation is of what this replica has by then: the anchor, and what it has learned since of its
+        own.
+        """
+        if inner.round < round_:
+            await inner.begin(self.seat, round_)
+        else:
+            await inner.go_on(self.seat)
+        await inner.train()
+        measured = await inner.end()
+        outcome = await self._exchanged(pipeline, inner, round_, measured)
         measured["payload_bytes"] = outcome.payload_bytes
         measured["payload_bytes_dense"] = 4 * sum(self._facts.parameters.values())
         await pipeline.forget_before(round_)
@@ -183,65 +189,57 @@ class Seated:
         await self._measure(round_, measured)
         return outcome
 
-    async def _inner_phase(self, round_: int, pipeline: Pipeline) -> dict[str, Any]:
-        """H inner steps, or as many as the round has time for. Returns what was measured."""
-        spec, worker = self._spec, self._services.worker
+    async def _exchanged(
+        self, pipeline: Pipeline, inner: InnerLoop, round_: int, measured: dict[str, Any]
+    ) -> RoundOutcome:
+        """Contribute to `round_`, and train on meanwhile.
+
+        `measured` is the inner phase, and gets what this one took: `outer_seconds` in which the regular steps
+        had to wait for it.
+        """
         clock = asyncio.get_running_loop().time
-        samples = sample_range(self.seat.plan, spec, round_, self.seat.replica.index)
-        await worker.call("begin_round", {"round": round_, "samples": [samples.start, samples.stop]})
-        began, sent_before = clock(), pipeline.bytes_sent
-        for step in count():
-            self._services.membership.progress = (round_, step)
-            await faults.reach(Moment.INNER_STEP, round=round_)
-            if not await pipeline.phase(round_, step, self._has_time(round_, step)):
-                break
-            step_began = clock()
-            await self._step(pipeline, round_, step)
-            self._step_seconds = clock() - step_began
-        result = (await worker.call("end_inner_phase", {})).body
-        if result["skipped_steps"]:
-            log.warning(
-                "round %d: %d steps had gradients that are not finite", round_, result["skipped_steps"]
-            )
-        if result["steps"] < spec.inner.steps:
-            log.info("round %d: %d of %d steps", round_, result["steps"], spec.inner.steps)
-        seconds = clock() - began
-        microbatches = spec.microbatches_of(self.seat.replica)
-        self._estimate(result, seconds, microbatches)
-        return {
-            "train_loss": result["loss"],
-            "tokens": result["tokens"],
-            "steps": result["steps"],
-            "gradient_norm": result["gradient_norm"],
-            "inner_seconds": seconds,
-            "compute_seconds": result["compute_seconds"],
-            "microbatches": microbatches,
-            "link_bytes_sent": pipeline.bytes_sent - sent_before,
-            "link_bytes_dense": pipeline.dense_bytes_per_round,
-        }
+        began, overlap = clock(), Overlap(self._exchange.stages)
+        share = min(1.0, measured["steps"] / self._spec.inner.steps)
+        contribution = self._exchange.contribute(self.seat.plan, round_, share, overlap)
+        contributing = asyncio.create_task(contribution)
+        try:
+            ahead = await unless_failed(contributing, self._train_ahead(inner, round_, overlap))
+            alone = self._go_on_alone(pipeline, inner, round_, contributing)
+            measured["extra_steps"] = await unless_failed(contributing, alone)
+            outcome = await contributing
+        except HetnodeError:
+            if self._leaving.is_set() and not overlap.is_over:
+                # Its neighbours are planned without it and may have gone. Its round can still be finished.
+                overlap.has_trained()
+                await contributing
+            raise
+        finally:
+            contributing.cancel()
+            await asyncio.gather(contributing, return_exceptions=True)
+        measured["outer_seconds"] = clock() - began - ahead
+        return outcome
 
-    def _estimate(self, result: Mapping[str, Any], seconds: float, microbatches: int) -> None:
-        """Learn from an inner phase of so many seconds how fast this node and its replica are."""
-        estimates = self._services.membership.estimates
-        done = microbatches * (result["steps"] + result["skipped_steps"])
-        stages = self.seat.replica.members[self.seat.position].stages
-        estimates.computed(done * microbatch_flops(self._spec, stages), result["compute_seconds"])
-        estimates.replica_took(seconds / done if done and self.seat.is_first else 0.0)
+    async def _train_ahead(self, inner: InnerLoop, round_: int, overlap: Overlap) -> float:
+        """The first steps of the next round, as many as are to overlap. Returns their seconds.
 
-    async def _step(self, pipeline: Pipeline, round_: int, step: int) -> None:
-        async with self._between_steps:
-            await pipeline.inner_step(round_, step)
-
-    def _has_time(self, round_: int, step: int) -> bool:
-        """Whether this replica should train one more step of `round_` before it offers its payloads."""
-        if step >= self._spec.inner.steps:
-            return False
-        closes = self._services.membership.closes_in(round_)
-        # One step's time more, because offering takes some, too.
-        return closes is None or closes > 2 * self._step_seconds
+        The decision of `round_` is applied just after them, on all replicas. It may change the plan; they are
+        trained under the present one.
+        """
+        steps = self._spec.outer.overlap if round_ < self._spec.rounds else 0
+        await overlap.until_proposed()
+        if steps:
+            await self._services.worker.call("keep_training", {})
+            await inner.begin(self.seat, round_ + 1)
+            await inner.train_ahead(steps)
+        overlap.has_trained()
+        return inner.seconds if steps else 0.0
 
     async def _go_on_alone(
-        self, round_: int, pipeline: Pipeline, contributing: asyncio.Task[RoundOutcome]
+        self,
+        pipeline: Pipeline,
+        inner: InnerLoop,
+        round_: int,
+        contributing: asyncio.Task[RoundOutcome],
     ) -> int:
         """Train beyond H, up to a bound, while the coordinator is away. Returns the number of steps.
 
@@ -259,19 +257,12 @@ class Seated:
                 if wanted:
                     break
                 await asyncio.wait({contributing}, timeout=_POLL_SECONDS)
-            phase = asyncio.create_task(pipeline.phase(round_, first_extra + steps, wanted))
-            try:
-                await asyncio.wait({phase, contributing}, return_when=asyncio.FIRST_COMPLETED)
-                if contributing.done() and contributing.exception() is not None:
-                    break
-                if not await phase:
-                    break
-            finally:
-                phase.cancel()
+            if not await pipeline.phase(round_, first_extra + steps, wanted):
+                break
             if not steps:
                 log.warning("the coordinator is away: training up to %d steps without it", most)
                 await self._services.worker.call("keep_training", {})
-            await self._step(pipeline, round_, first_extra + steps)
+            await inner.train_beyond(round_, first_extra + steps)
             steps += 1
         if steps and not contributing.done():
             log.warning(

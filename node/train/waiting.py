@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -28,6 +28,20 @@ async def unless(end: Awaitable[BaseException], work: Awaitable[T]) -> T:
         for task in (working, ending):
             task.cancel()
         await asyncio.gather(working, ending, return_exceptions=True)
+
+
+async def unless_failed(other: asyncio.Task[Any], work: Awaitable[T]) -> T:
+    """The result of `work`, which is cancelled if `other` fails: its error is raised then."""
+
+    async def failed() -> BaseException:
+        await asyncio.wait({other})
+        error = other.exception()
+        if error is None:
+            await asyncio.Event().wait()  # there is no end but that of the work
+        assert error is not None
+        return error
+
+    return await unless(failed(), work)
 
 
 async def unless_asked(leaving: asyncio.Event, work: Awaitable[T]) -> T:

@@ -89,6 +89,11 @@ class Worker:
         self._trainer.begin_round(body["round"], range(*body["samples"]))
         return Reply({})
 
+    def assign(self, body: Body, _: Blobs) -> Reply:
+        """Other samples from the next step on, after a change of the plan in the midst of an inner phase."""
+        self._trainer.assign(range(*body["samples"]))
+        return Reply({})
+
     def abandon(self, _: Body, __: Blobs) -> Reply:
         """Forget the inner step or validation that a failure has interrupted."""
         self._trainer.abandon()
@@ -128,7 +133,7 @@ class Worker:
         return Reply({"problems": self._trainer.screen(body["stage"], [bytes(blob) for blob in blobs])})
 
     def keep_training(self, _: Body, __: Blobs) -> Reply:
-        """Once before the first extra step of a round whose proposals are pending."""
+        """Before the first inner step that is trained while proposals are pending."""
         self._trainer.keep_training()
         return Reply({})
 

@@ -50,6 +50,7 @@ def plan_json(spec: RunSpec, proposal: Proposal, found: Forecast) -> dict[str, A
         "round_seconds": found.round_seconds,
         "inner_seconds": found.inner_seconds,
         "outer_seconds": found.outer_seconds,
+        "hidden_seconds": found.hidden_seconds,
         "utilization": found.utilization,
         "bottleneck": found.bottleneck,
         "replicas": [
@@ -80,12 +81,13 @@ def plan_json(spec: RunSpec, proposal: Proposal, found: Forecast) -> dict[str, A
 
 def _facts(spec: RunSpec, proposal: Proposal, found: Forecast) -> dict[str, str]:
     spares = len(proposal.spares)
+    hidden = f", of which {found.hidden_seconds:,.1f} s overlap" if found.hidden_seconds else ""
     return {
         "grouping": proposal.reason,
         "spares": f"{spares}: {_named(proposal.spares)}" if spares else "none",
         "tokens/s": f"{found.tokens_per_second:,.0f}",
         "round": f"{found.round_seconds:,.1f} s: {spec.inner.steps} inner steps "
-        f"{found.inner_seconds:,.1f} s, outer exchange {found.outer_seconds:,.1f} s, "
+        f"{found.inner_seconds:,.1f} s, outer exchange {found.outer_seconds:,.1f} s{hidden}, "
         f"{found.tokens_per_round:,} tokens",
         "computing": f"{found.utilization:.1%} of a round, mean over members",
         "bottleneck": found.bottleneck,

@@ -15,7 +15,9 @@ from protocol.types import PeerRecord, StageRange
 
 log = logging.getLogger(__name__)
 
-_RECORD_SECONDS = 60.0
+_RECORD_SECONDS = 900.0
+"""A record is good for so long. To publish it costs as many bytes as a small payload, and it is news only to
+those who would not find it in the plan, so it is done seldom, and at once where it changes."""
 
 
 class Directory:

@@ -197,24 +197,29 @@ class SparseAverager(DecentralizedAverager):
         self._payloads.break_off()
         async with self._one_round:
             self._own, self._ends = own, ends
-            await self._payloads.hold(own, payload)
-            if group is None and expected < 2:
-                return [own], {}
-            self._matchmaking.prepare(own.round, expected, None if group is None else _group_info(group))
-            step = RoundStep(
-                scheduled_time=get_dht_time() + WINDOW_SECONDS,
-                deadline=get_dht_time() + seconds / 2,  # of matchmaking; the other half is for the payloads
-                allow_retries=False,
-                weight=own.weight,
-                data_for_gather=descriptor_to_bytes(own),
-            )
-            await self._step(step=step, future_for_init=self._loop.create_future())
-            problem = step.exception()
-            if problem is not None:
-                log.info("stage %d, round %d: nothing was exchanged: %s", self._stage, own.round, problem)
-                return [own], {}
-            gathered: _Gathered = step.result()
-            return gathered
+            with self._payloads.exchange(own.round):
+                await self._payloads.hold(own, payload)
+                if group is None and expected < 2:
+                    return [own], {}
+                return await self._step_with(group, expected, seconds)
+
+    async def _step_with(self, group: Group | None, expected: int, seconds: float) -> _Gathered:
+        own = self._own
+        self._matchmaking.prepare(own.round, expected, None if group is None else _group_info(group))
+        step = RoundStep(
+            scheduled_time=get_dht_time() + WINDOW_SECONDS,
+            deadline=get_dht_time() + seconds / 2,  # of matchmaking; the other half is for the payloads
+            allow_retries=False,
+            weight=own.weight,
+            data_for_gather=descriptor_to_bytes(own),
+        )
+        await self._step(step=step, future_for_init=self._loop.create_future())
+        problem = step.exception()
+        if problem is not None:
+            log.info("stage %d, round %d: nothing was exchanged: %s", self._stage, own.round, problem)
+            return [own], {}
+        gathered: _Gathered = step.result()
+        return gathered
 
     async def _aggregate_with_group(self, group_info: GroupInfo, **_: object) -> _Gathered:
         """hivemind's hook, called by its step with the group: gather until all is held or time is up."""

@@ -10,7 +10,7 @@ import hashlib
 import logging
 from collections import Counter
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind knows only typing's in rpc signatures
 
@@ -25,6 +25,7 @@ from node.net.hive.transfer import (
     CHUNK_SECONDS,
     TransferError,
     WrongBytes,
+    linger,
     outgoing,
     receive,
     receive_exactly,
@@ -38,6 +39,9 @@ from protocol.types import PayloadDescriptor, StateRecord
 log = logging.getLogger(__name__)
 
 _DIAL_SECONDS = 5.0
+_EARLY_SECONDS = 1.0
+"""Longest that a request for this peer's own payload waits for its turn; see PayloadPeer.exchange."""
+_EARLY_REQUESTS = 2  # of one peer
 _HASHING_SECONDS = 60.0  # a donor reads all of a part once, before it can name its chunks
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
 _PUSHES = 2
@@ -70,6 +74,9 @@ class PayloadPeer(ServicerBase):
         self._faults: dict[str, str] = {}  # what owners themselves sent in place of the awaited
         self._transfers: Counter[tuple[PeerID, str]] = Counter()  # that others have opened
         self._gathering: tuple[asyncio.Task[object], ...] = ()
+        self._round = 0  # of the newest exchange
+        self._to_ask: set[str] | None = set()  # owners that it has to ask yet; None: they are not known
+        self._progress = asyncio.Event()  # set, and then replaced, when one of these two changes
         self._shelf = StateShelf(checkpoints)
         self.store = store
 
@@ -78,6 +85,20 @@ class PayloadPeer(ServicerBase):
         await self.add_p2p_handlers(
             self._p2p, Gated(self, roster), namespace=stage_prefix(self._run, self._stage)
         )
+
+    @contextmanager
+    def exchange(self, round: int) -> Iterator[None]:
+        """Within, the own payload of `round` is given away after :meth:`gather` has asked for others'.
+
+        All that two peers say to each other goes over one connection. A request behind a payload would wait
+        for all of that, and a round would fill one direction of a link after the other. So a groupmate that
+        asks before this peer has joined the group, or asked itself, waits a moment.
+        """
+        self._advance(round, None)
+        try:
+            yield
+        finally:
+            self._advance(round, set())
 
     async def gather(
         self, own: PayloadDescriptor, others: Sequence[PayloadDescriptor], seconds: float, push: bool
@@ -97,6 +118,7 @@ class PayloadPeer(ServicerBase):
         reasons: dict[str, dict[str, str]] = {descriptor.owner: {} for descriptor in others}
         owners = [descriptor.owner for descriptor in others]
         self._awaited = {descriptor.owner: descriptor for descriptor in others}
+        self._advance(own.round, set(owners))
         work: list[Coroutine[Any, Any, object]] = [
             self._obtain(descriptor, [owner, *self._spread(set(owners) - {owner})], reasons[owner])
             for owner, descriptor in self._awaited.items()
@@ -163,6 +185,7 @@ class PayloadPeer(ServicerBase):
         while True:
             for holder in holders or [self._me]:
                 if own_stage and (held := await self._held(descriptor)) is not None:
+                    self._note_asked(descriptor.owner)
                     return held
                 if holder == self._me:
                     continue
@@ -189,9 +212,12 @@ class PayloadPeer(ServicerBase):
         return await asyncio.to_thread(self.store.get, descriptor.round, descriptor.sha256)
 
     async def _fetch_from(self, holder: str, descriptor: PayloadDescriptor) -> bytes:
-        stub = self._stub(holder, descriptor.stage)
-        async with asyncio.timeout(_DIAL_SECONDS):
-            stream = await stub.rpc_fetch(descriptor_to_pb(descriptor))
+        try:
+            stub = self._stub(holder, descriptor.stage)
+            async with asyncio.timeout(_DIAL_SECONDS):
+                stream = await stub.rpc_fetch(descriptor_to_pb(descriptor))
+        finally:
+            self._note_asked(descriptor.owner)
         async with aclosing(stream):
             return await receive(stream, descriptor)
 
@@ -201,6 +227,7 @@ class PayloadPeer(ServicerBase):
             if not allowed:
                 yield PayloadChunk(refusal="that payload is being sent to you already")
                 return
+            await self._wait_for_turn(request, context.remote_id)
             pieces = None
             if self.store.has(request.round, request.sha256):
                 pieces = await asyncio.to_thread(
@@ -209,8 +236,12 @@ class PayloadPeer(ServicerBase):
             if pieces is None:
                 yield PayloadChunk(refusal="this peer does not hold that payload")
                 return
+            sent = 0
             async for chunk in outgoing(pieces, request.round, self._stage):
+                sent += len(chunk.data)
                 yield chunk
+            if sent == request.nbytes:
+                await linger()
 
     async def fetch_state(
         self,
@@ -251,6 +282,7 @@ class PayloadPeer(ServicerBase):
                     return
                 async for piece in self._shelf.pieces(part, request.index):
                     yield PayloadChunk(data=piece)
+                await linger()
             except HetnodeError as error:
                 yield PayloadChunk(refusal=error.cause[:200])
             except (IndexError, OSError) as error:
@@ -310,6 +342,30 @@ class PayloadPeer(ServicerBase):
                 return PushReply(refusal=str(error) or "too slow")
         await self.hold(descriptor, payload)
         return PushReply()
+
+    async def _wait_for_turn(self, request: DescriptorMessage, peer: PeerID) -> None:
+        """Until the own payload may be given away, but not for long; see :meth:`exchange`."""
+        if request.owner != self._me:
+            return
+        with self._transfer(peer, "early", _EARLY_REQUESTS) as allowed, suppress(TimeoutError):
+            async with asyncio.timeout(_EARLY_SECONDS if allowed else 0):
+                while self._is_early(request):
+                    await self._progress.wait()
+
+    def _is_early(self, request: DescriptorMessage) -> bool:
+        if request.round == self._round:
+            return self._to_ask is None or bool(self._to_ask)
+        return request.round > self._round and not self.store.has(request.round, request.sha256)
+
+    def _note_asked(self, owner: str) -> None:
+        """The request for the payload of `owner` is out, or need not be made."""
+        if self._to_ask:
+            self._advance(self._round, self._to_ask - {owner})
+
+    def _advance(self, round: int, to_ask: set[str] | None) -> None:
+        self._round, self._to_ask = round, to_ask
+        self._progress.set()
+        self._progress = asyncio.Event()
 
     def _note_fault(self, descriptor: PayloadDescriptor, sender: str, error: Exception) -> None:
         # libp2p authenticates who sent the bytes, and that they arrived as sent.

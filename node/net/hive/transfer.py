@@ -16,6 +16,8 @@ CHUNK_BYTES = 256 * 1024
 CHUNK_SECONDS = 5.0
 """Longest wait for the next chunk."""
 
+_LINGER_SECONDS = 60.0
+
 
 class TransferError(Exception):
     """A payload did not arrive as announced; the sentence says why."""
@@ -43,6 +45,15 @@ async def outgoing(pieces: Iterator[bytes], round: int, stage: int) -> AsyncIter
     yield PayloadChunk(data=rest)
     while piece := await asyncio.to_thread(next, pieces, b""):
         yield PayloadChunk(data=piece)
+
+
+async def linger() -> None:
+    """Keep a stream on which all was sent open until its receiver, who knows the length, has closed it.
+
+    libp2p's daemon may drop what is still on its way when the sender closes. Ends by being cancelled, as
+    hivemind does to the handler of a stream that its caller has closed; or after a time, wherever that is.
+    """
+    await asyncio.sleep(_LINGER_SECONDS)
 
 
 async def receive(stream: AsyncIterator[PayloadChunk], descriptor: PayloadDescriptor) -> bytes:

@@ -1,8 +1,8 @@
-# The two commands of the README. Both make a virtual environment in .venv and install hetnode into it.
+# The commands of the README. All make a virtual environment in .venv and install hetnode into it.
 PYTHON ?= python3.11
 VENV ?= .venv
 
-.PHONY: swarm test check install
+.PHONY: swarm test check bench install
 
 swarm: $(VENV)/installed
 	$(VENV)/bin/hetnode swarm up
@@ -14,6 +14,10 @@ check: $(VENV)/installed-test
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+
+# Below 10 minutes. BENCH="--write docs/performance.md" replaces the generated section there.
+bench: $(VENV)/installed-test
+	$(VENV)/bin/python -m benchmarks $(BENCH)
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -35,6 +35,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import tables
 from benchmarks.pipeline_member import member_name
 from benchmarks.shaping import Namespaces, Relays, Shaper
 from coordinator.costs import LinkTime, message_bytes, step_time
@@ -250,11 +251,15 @@ def table_of(results: Sequence[Result], width: int) -> Table:
     return table
 
 
-def markdown_of(results: Sequence[Result], width: int) -> str:
+def document_of(results: Sequence[Result], width: int, command: str) -> tables.Table:
     """The same table for the documentation."""
-    titles = [str(column.header) for column in table_of([], width).columns]
-    lines = [titles, ["---"] * 3 + ["---:"] * (len(titles) - 3), *rows_of(results, width)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return tables.Table(
+        "Pipelines over slow links",
+        command,
+        tuple(str(column.header) for column in table_of([], width).columns),
+        tuple(map(tuple, rows_of(results, width))),
+        (f"{summary_of(results)}.",),
+    )
 
 
 def rows_of(results: Sequence[Result], width: int) -> Iterator[list[str]]:
@@ -361,6 +366,13 @@ async def run(arguments: argparse.Namespace, console: Console) -> list[Result]:
     return results
 
 
+def table(quick: bool) -> tables.Table:
+    """Measure, and tell."""
+    options = ["--quick"] * quick
+    results = asyncio.run(run(arguments_of(options), Console(stderr=True, width=120)))
+    return document_of(results, MODEL["model.width"], " ".join(["python -m benchmarks.pipeline", *options]))
+
+
 def main() -> None:
     console = Console()
     if not console.is_terminal:
@@ -371,7 +383,9 @@ def main() -> None:
     console.print(table_of(results, width))
     console.print(summary_of(results))
     if arguments.markdown:
-        print(markdown_of(results, width))
+        print(
+            document_of(results, width, " ".join(["python -m benchmarks.pipeline", *sys.argv[1:]])).markdown
+        )
     if arguments.json is not None:
         arguments.json.write_text(json.dumps([asdict(each) for each in results], indent=1))
 

@@ -1,7 +1,8 @@
 """Links of a chosen bandwidth between processes of this machine, for benchmarks.
 
 :class:`Namespaces` gives every process a network namespace of its own and joins neighbours by a veth pair
-with a token bucket (``tc tbf``) at both ends: real TCP over a real queue. It needs root, ``ip``, ``tc``,
+with a token bucket (``tc tbf``) at both ends: real TCP over a real queue. :class:`Homes` gives processes
+that all talk to each other one access link each, shaped in the same way. Both need root, ``ip``, ``tc``,
 ``unshare`` and ``nsenter`` (Debian: ``apt-get install iproute2 util-linux``). :class:`Relays` needs nothing:
 neighbours talk through a relay in this process that passes on so many bytes per second.
 
@@ -17,15 +18,21 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
-from typing import Protocol
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Protocol, Self
 
 _TOOLS = ("ip", "tc", "unshare", "nsenter")
 _TO_LOWER, _TO_UPPER = "to-lower", "to-upper"
+_ACCESS = "access"
+_LIMIT_TRIAL = "ip link set lo up && tc qdisc add dev lo root tbf rate 10mbit burst 32kb latency 50ms"
+_SWITCH_TRIAL = "ip link add name switch type bridge"
 _BURST_SECONDS = 0.002
 _LEAST_BURST = 4000.0  # two full Ethernet frames, and some
 _READ_BYTES = 16384
+
+FRAME_SHARE = 1448 / 1514
+"""Of the bytes that tbf counts, those that TCP carries: it counts whole Ethernet frames."""
 
 
 class Shaper(Protocol):
@@ -55,7 +62,7 @@ class Namespaces:
     Raises (from every method) RuntimeError with the words of the tool that failed.
     """
 
-    payload_share = 1448 / 1514  # tbf counts whole Ethernet frames
+    payload_share = FRAME_SHARE
 
     def __init__(self) -> None:
         self._pids: list[int] = []
@@ -63,15 +70,7 @@ class Namespaces:
     @staticmethod
     def missing() -> str:
         """Why there can be no namespaces here; "" where there can."""
-        if sys.platform != "linux":
-            return "network namespaces are a feature of Linux"
-        if absent := [tool for tool in _TOOLS if shutil.which(tool) is None]:
-            return f"{', '.join(absent)} not found: apt-get install iproute2 util-linux"
-        trial = "ip link set lo up && tc qdisc add dev lo root tbf rate 10mbit burst 32kb latency 50ms"
-        tried = subprocess.run(
-            ["unshare", "--net", "sh", "-c", trial], capture_output=True, text=True, check=False
-        )
-        return tried.stderr.strip().replace("\n", "; ") if tried.returncode else ""
+        return _why_not(_LIMIT_TRIAL)
 
     def command(self, command: Sequence[str]) -> list[str]:
         return ["unshare", "--net", "--", *command]
@@ -79,39 +78,129 @@ class Namespaces:
     async def join(self, pids: Sequence[int], ports: Sequence[int]) -> list[str]:
         self._pids = list(pids)
         for pid in pids:
-            await self._inside(pid, "ip", "link", "set", "lo", "up")
+            await _inside(pid, "ip", "link", "set", "lo", "up")
         for link, port in enumerate(ports):
             upper, lower = pids[link], pids[link + 1]
             ends = f"link add name {_TO_LOWER} netns {upper} type veth peer name {_TO_UPPER} netns {lower}"
             await _run("ip", *ends.split())
             for pid, device, host in ((upper, _TO_LOWER, 1), (lower, _TO_UPPER, 2)):
-                await self._inside(pid, "ip", "address", "add", f"10.77.{link}.{host}/30", "dev", device)
-                await self._inside(pid, "ip", "link", "set", device, "up")
+                await _inside(pid, "ip", "address", "add", f"10.77.{link}.{host}/30", "dev", device)
+                await _inside(pid, "ip", "link", "set", device, "up")
             assert port, "a process of the chain does not listen"
         return [f"10.77.{link}.2:{port}" for link, port in enumerate(ports)]
 
     async def shape(self, bits_per_second: float) -> None:
         for position, pid in enumerate(self._pids):
             for device, exists in ((_TO_LOWER, position < len(self._pids) - 1), (_TO_UPPER, position > 0)):
-                if not exists:
-                    continue
-                if math.isinf(bits_per_second):
-                    with suppress(RuntimeError):  # there was no limit
-                        await self._inside(pid, "tc", "qdisc", "del", "dev", device, "root")
-                    continue
-                # What fits into the bucket passes a link that was idle in no time: little of a message may.
-                burst = max(_LEAST_BURST, bits_per_second / 8 * _BURST_SECONDS)
-                limit = f"rate {bits_per_second:.0f}bit burst {burst:.0f}b latency 50ms"
-                await self._inside(
-                    pid, "tc", "qdisc", "replace", "dev", device, "root", "tbf", *limit.split()
-                )
+                if exists:
+                    await _limit(pid, device, bits_per_second)
 
     async def close(self) -> None:
         self._pids = []
 
+
+class Homes:
+    """Network namespaces, each behind an access link of its own; all of these end at one switch.
+
+    What a home sends is shaped at its own end of the link, what it receives at the switch. Use
+    :meth:`open`; every method raises RuntimeError with the words of the tool that failed.
+
+    Attributes:
+        addresses: of the homes.
+    """
+
+    def __init__(self, pids: Sequence[int], switch: int) -> None:
+        self._pids, self._switch = pids, switch
+        self.addresses = tuple(f"10.78.0.{home + 1}" for home in range(len(pids)))
+
     @staticmethod
-    async def _inside(pid: int, *command: str) -> None:
-        await _run("nsenter", f"--net=/proc/{pid}/ns/net", *command)
+    def missing() -> str:
+        """Why there can be no such homes here; "" where there can."""
+        return Namespaces.missing() or _why_not(_SWITCH_TRIAL)
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, count: int) -> AsyncIterator[Self]:
+        """So many homes, at most 250; they are gone at the end, or when this process ends."""
+        async with AsyncExitStack() as stack:
+            pids = [await stack.enter_async_context(_namespace()) for _ in range(count + 1)]
+            homes = cls(pids[:-1], pids[-1])
+            await homes._join()
+            yield homes
+
+    def command(self, home: int, command: Sequence[str]) -> list[str]:
+        """How to start a process at home."""
+        return ["nsenter", f"--net=/proc/{self._pids[home]}/ns/net", "--", *command]
+
+    async def shape(self, bits_per_second: float, homes: Sequence[int] | None = None) -> None:
+        """Limit the access links of `homes`, or of all, in each direction; infinity takes the limit away."""
+        for home in range(len(self._pids)) if homes is None else homes:
+            await _limit(self._pids[home], _ACCESS, bits_per_second)
+            await _limit(self._switch, f"home-{home}", bits_per_second)
+
+    async def _join(self) -> None:
+        switch = self._switch
+        for command in (_SWITCH_TRIAL, "ip link set switch up", "ip link set lo up"):
+            await _inside(switch, *command.split())
+        for home, (pid, address) in enumerate(zip(self._pids, self.addresses, strict=True)):
+            port = f"home-{home}"
+            ends = f"link add name {_ACCESS} netns {pid} type veth peer name {port} netns {switch}"
+            await _run("ip", *ends.split())
+            for command in (f"ip link set {port} master switch", f"ip link set {port} up"):
+                await _inside(switch, *command.split())
+            for command in (
+                "ip link set lo up",
+                f"ip address add {address}/24 dev {_ACCESS}",
+                f"ip link set {_ACCESS} up",
+            ):
+                await _inside(pid, *command.split())
+
+
+@asynccontextmanager
+async def _namespace() -> AsyncIterator[int]:
+    """A process that does nothing but hold a network namespace; it ends with this one."""
+    process = await asyncio.create_subprocess_exec(
+        *("unshare", "--net", "--", "sh", "-c", "echo; exec cat"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C is for this process
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        await process.stdout.readline()  # from here on it is in its namespace
+        yield process.pid
+    finally:
+        process.stdin.close()
+        await process.wait()
+
+
+def _why_not(trial: str) -> str:
+    """Why the commands `trial` fail in a network namespace of their own; "" where they do not."""
+    if sys.platform != "linux":
+        return "network namespaces are a feature of Linux"
+    if absent := [tool for tool in _TOOLS if shutil.which(tool) is None]:
+        return f"{', '.join(absent)} not found: apt-get install iproute2 util-linux"
+    tried = subprocess.run(
+        ["unshare", "--net", "sh", "-c", trial], capture_output=True, text=True, check=False
+    )
+    return tried.stderr.strip().replace("\n", "; ") if tried.returncode else ""
+
+
+async def _limit(pid: int, device: str, bits_per_second: float) -> None:
+    """Shape what `device` in the namespace of `pid` sends; infinity takes the limit away."""
+    if math.isinf(bits_per_second):
+        with suppress(RuntimeError):  # there was no limit
+            await _inside(pid, "tc", "qdisc", "del", "dev", device, "root")
+        return
+    # What fits into the bucket passes a link that was idle in no time: little of a message may.
+    burst = max(_LEAST_BURST, bits_per_second / 8 * _BURST_SECONDS)
+    limit = f"rate {bits_per_second:.0f}bit burst {burst:.0f}b latency 50ms"
+    await _inside(pid, "tc", "qdisc", "replace", "dev", device, "root", "tbf", *limit.split())
+
+
+async def _inside(pid: int, *command: str) -> None:
+    await _run("nsenter", f"--net=/proc/{pid}/ns/net", *command)
 
 
 async def _run(*command: str) -> None:

@@ -48,6 +48,7 @@ LAYERS = {
     "node.identity": 3,
     "node.measure": 3,
     "coordinator.app": 4,
+    "node.experiment": 4,
     "node.train": 4,
     "node.runtime": 4,
     "node.__main__": 5,

@@ -1,0 +1,153 @@
+"""How much of what a replica sends the quantizers lose, on real pseudo-gradients.
+
+    python -m benchmarks.quantizers                  # 32 of 4096, as the codec's default: 5 minutes
+    python -m benchmarks.quantizers --top-k 128      # as in the small experiment
+    python -m benchmarks.quantizers --quick          # the first rounds only, a minute
+
+The small experiment of benchmarks.losses is trained, and in some of its rounds what the first replica has to
+send, e' = beta e + (anchor - local), is given to the production codec with every quantizer and codebook.
+Error feedback absorbs what is lost here: it is sent later, not never.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from benchmarks.losses import SETTINGS
+from benchmarks.tables import Table, machine
+from node.experiment.replicas import LocalReplica
+from node.experiment.swarm import LocalSwarm
+from node.train.outer import OuterStage
+from protocol.spec import OuterSpec, resolve
+from protocol.tensorpack import PayloadLayout
+from protocol.topk import TensorLayout, sparsify
+
+_ROUNDS = (2, 10, 25)
+_QUICK_ROUNDS = (1, 2, 3)
+_VARIANTS = (
+    *({"quantizer": q, "codebook": c} for q, c in product(("2bit", "1bit"), ("tensor", "chunk"))),
+    {"quantizer": "none"},
+)
+
+
+@dataclass(frozen=True)
+class Squares:
+    """Sums of squares over all tensors of a replica: what there was, what of it was chosen, what was lost."""
+
+    whole: float
+    kept: float
+    lost: float
+
+    def __add__(self, other: Squares) -> Squares:
+        return Squares(self.whole + other.whole, self.kept + other.kept, self.lost + other.lost)
+
+
+def accumulated(outer: OuterStage, local: Mapping[str, Tensor], error_decay: float) -> dict[str, Tensor]:
+    """e' of a stage, which its next proposal is made from, by name. Nothing is changed."""
+    return {
+        name: error_decay * outer.error[name] + (anchor - local[name].detach().cpu().float())
+        for name, anchor in outer.anchor.items()
+    }
+
+
+def everything_to_send(replica: LocalReplica, outer: OuterSpec) -> Iterator[Tensor]:
+    """e' of all stages of `replica`, tensor by tensor."""
+    for member in replica.members:
+        for stage, state in member.outer.items():
+            local = member.modules[stage].canonical_parameters()
+            yield from accumulated(state, local, outer.error_decay).values()
+
+
+def squares_of(tensor: Tensor, outer: OuterSpec) -> Squares:
+    """What the codec `outer` makes of `tensor`."""
+    sparse = sparsify(tensor, TensorLayout(tuple(tensor.shape), outer))
+    chosen_s = tensor.reshape(-1)[sparse.indices_s].double()
+    lost_s = chosen_s - sparse.values_s.double()
+    return Squares(*(float(each.double().square().sum()) for each in (tensor, chosen_s, lost_s)))
+
+
+def measure(
+    swarm: LocalSwarm, own: OuterSpec, codecs: Sequence[OuterSpec], rounds: Sequence[int]
+) -> list[list[Squares]]:
+    """By codec, then by round. The swarm goes on with its `own` codec."""
+    found = []
+    for round_ in range(1, rounds[-1] + 1):
+        swarm.train()
+        if round_ in rounds:
+            tensors = list(everything_to_send(swarm.replicas[0], own))
+            found.append(
+                [sum((squares_of(each, codec) for each in tensors), Squares(0, 0, 0)) for codec in codecs]
+            )
+            print(f"round {round_}", flush=True)
+        swarm.exchange()
+    return [list(of_codec) for of_codec in zip(*found, strict=True)]
+
+
+def bytes_per_chunk(replica: LocalReplica, outer: OuterSpec) -> float:
+    """Of the payloads of all stages with codec `outer`, per `outer.chunk` parameters, overhead included."""
+    shapes = [state.layout.shapes for member in replica.members for state in member.outer.values()]
+    layouts = [PayloadLayout(each, outer) for each in shapes]
+    numel = sum(tensor.numel for layout in layouts for tensor in layout.tensors.values())
+    return sum(layout.nbytes for layout in layouts) * outer.chunk / numel
+
+
+def table(quick: bool, top_k: int = 32) -> Table:
+    """One row per quantizer and codebook: the share of the kept values' squares that is lost, by round."""
+    spec = resolve("tiny", overrides={**SETTINGS, "outer.top_k": top_k})
+    rounds = _QUICK_ROUNDS if quick else _ROUNDS
+    codecs = [spec.outer.model_copy(update=variant) for variant in _VARIANTS]
+    swarm = LocalSwarm(spec)
+    replica, squares = swarm.replicas[0], measure(swarm, spec.outer, codecs, rounds)
+
+    def row(codec: OuterSpec, of_rounds: Sequence[Squares]) -> tuple[str, ...]:
+        shorter = codec.model_copy(update={"indices": "enumerative"})
+        return (
+            codec.quantizer,
+            codec.codebook if codec.quantizer != "none" else "",
+            *(f"{100 * each.lost / each.kept:.2f} %" for each in of_rounds),
+            f"{bytes_per_chunk(replica, codec):.1f}",
+            f"{bytes_per_chunk(replica, shorter):.1f}",
+        )
+
+    kept = ", ".join(f"{100 * each.kept / each.whole:.0f} %" for each in squares[0])
+    return Table(
+        "Squared error of the quantizers on real pseudo-gradients",
+        f"python -m benchmarks.quantizers --top-k {top_k}" + " --quick" * quick,
+        (
+            "quantizer",
+            "codebook",
+            *(f"lost in round {round_}" for round_ in rounds),
+            "bytes per chunk, Elias-Fano",
+            "bytes per chunk, enumerative",
+        ),
+        tuple(row(codec, of_rounds) for codec, of_rounds in zip(codecs, squares, strict=True)),
+        (
+            f"Of the squares of the values that are kept, {top_k} of {spec.outer.chunk}; these are {kept} of "
+            "the squares of e' in these rounds. Before error feedback, which takes up the rest.",
+            "Bytes of whole payloads of this small model, headers and codebooks of its many small tensors "
+            "included.",
+            f"Measured {machine()}.",
+        ),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--top-k", type=int, default=32)
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    print(table(arguments.quick, arguments.top_k).markdown)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""One peer of the rounds that :mod:`benchmarks.rounds` measures: a process with hivemind, as a node has it.
+
+It takes one JSON object per line on standard input and answers each with one on standard output, and it ends
+with its standard input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from node.credentials import Credentials, RunCredentials, folder_of
+from node.identity import open_identity
+from node.net.hive.client import Hivemind
+from protocol.envelope import sign_descriptor
+from protocol.records import descriptor_from_bytes, descriptor_to_bytes
+from protocol.types import (
+    PROTOCOL_VERSION,
+    Capacity,
+    Group,
+    PayloadDescriptor,
+    PeerId,
+    PeerRecord,
+    Role,
+    StageRange,
+)
+
+RUN = "rounds"
+_KEEP_ROUNDS = 2
+_RECORD_SECONDS = 60.0
+
+
+class RoundMember:
+    """What the benchmark asks of a peer: one method per command."""
+
+    _hivemind: Hivemind
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._identity = open_identity(folder / "peer.key")
+        self._payloads: dict[int, bytes] = {}
+
+    async def introduce(self) -> dict[str, Any]:
+        """Answers who this is."""
+        return {"peer": self._identity.peer}
+
+    async def start(
+        self, address: str, initial_peers: Sequence[str], shown: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """Join the DHT. Answers its addresses there, and the pid of its p2pd."""
+        tls = Credentials(**{name: pem.encode() for name, pem in shown.items()})
+        folder = folder_of(self._identity.path, RUN)
+        credentials = RunCredentials(folder, RUN, "127.0.0.1:9", PeerId("nobody"), None, tls)
+        credentials.save()
+        self._hivemind = await Hivemind.start(
+            identity=self._identity,
+            certificate=credentials.certificate_file,
+            authority=credentials.authority_file,
+            run=RUN,
+            initial_peers=initial_peers,
+            listen_host=address,
+        )
+        below = psutil.Process().children(recursive=True)
+        p2pd = next(process.pid for process in below if process.name() == "p2pd")
+        return {"addresses": self._hivemind.addresses, "p2pd": p2pd}
+
+    async def host(self, peers: Sequence[PeerId], capacity: int, stages: int) -> dict[str, Any]:
+        await self._hivemind.admit(peers)
+        await self._hivemind.host_stages(
+            dict.fromkeys(range(stages), capacity),
+            self._folder / "payloads",
+            self._folder / "checkpoints",
+            _KEEP_ROUNDS,
+        )
+        return {}
+
+    async def propose(self, round: int, sizes: Sequence[int]) -> dict[str, Any]:
+        """Make one payload for each stage. Answers their signed descriptors."""
+        self._payloads = {stage: os.urandom(nbytes) for stage, nbytes in enumerate(sizes)}
+        return {"descriptors": [self._describe(round, stage).hex() for stage in self._payloads]}
+
+    async def exchange(self, groups: Sequence[Sequence[str]], seconds: float) -> dict[str, Any]:
+        """One round of all stages at once. Answers when it began and ended, and how many payloads it has."""
+        began = time.monotonic()
+        held = await asyncio.gather(
+            *(self._gather(stage, group, seconds) for stage, group in enumerate(groups))
+        )
+        return {"began": began, "ended": time.monotonic(), "held": sum(held)}
+
+    async def publish(self) -> dict[str, Any]:
+        """What a node does in the DHT every 20 seconds."""
+        capacity = Capacity(device="cpu", memory_bytes=1 << 30, threads=2)
+        record = PeerRecord(
+            self._identity.peer, PROTOCOL_VERSION, Role.STAGE, capacity, "127.0.0.1:4000", StageRange(0, 1)
+        )
+        await self._hivemind.publish(record, _RECORD_SECONDS)
+        return {}
+
+    async def close(self) -> None:
+        if hasattr(self, "_hivemind"):
+            await self._hivemind.close()
+
+    async def _gather(self, stage: int, group: Sequence[str], seconds: float) -> int:
+        descriptors = tuple(descriptor_from_bytes(bytes.fromhex(each)) for each in group)
+        own = next(each for each in descriptors if each.owner == self._identity.peer)
+        gathered = await self._hivemind.exchange(
+            stage,
+            own.round,
+            self._payloads[stage],
+            own,
+            Group(f"group {own.round}", descriptors),
+            expected=len(descriptors),
+            deadline=seconds,
+        )
+        return len(gathered.held)
+
+    def _describe(self, round: int, stage: int) -> bytes:
+        payload = self._payloads[stage]
+        unsigned = PayloadDescriptor(
+            run=RUN,
+            stage=stage,
+            round=round,
+            owner=self._identity.peer,
+            anchor_digest=hashlib.sha256(b"anchor").hexdigest(),
+            codec="ef2bit-v1:4096/32",
+            weight=1.0,
+            nbytes=len(payload),
+            sha256=hashlib.sha256(payload).hexdigest(),
+        )
+        return descriptor_to_bytes(sign_descriptor(unsigned, self._identity.sign))
+
+
+async def _serve() -> None:
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=2**22)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    member = RoundMember(Path(sys.argv[1]))
+    while line := await reader.readline():
+        command = json.loads(line)
+        reply = await getattr(member, command.pop("do"))(**command)
+        sys.stdout.write(json.dumps(reply) + "\n")
+        sys.stdout.flush()
+    await member.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve())

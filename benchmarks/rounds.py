@@ -1,0 +1,352 @@
+"""What a round of payloads takes on the wire: bytes on the sockets, and seconds, over shaped links.
+
+    python -m benchmarks.rounds           # 2 and 4 replicas, some minutes
+    python -m benchmarks.rounds --quick   # 2 replicas, a few cases, below 90 s
+
+Every replica is a process with the production hivemind host, real p2pd and averagers included. They exchange
+payloads of the sizes that the codec has, as a node does, in groups that a coordinator would have matched.
+Each has an access link of its own, shaped in both directions (benchmarks.shaping.Homes); where there can be
+none (they need root and Linux) they talk over the loopback, and links are unshaped.
+
+Bytes are what TCP says of p2pd's connections (TCP_INFO: acknowledged, and received): all that the round takes
+on these, with encryption, multiplexing, remote calls and signed descriptors, without the headers of TCP and
+IP. Nothing is subtracted; the DHT's own traffic in the same time counts too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import re
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.shaping import FRAME_SHARE, Homes
+from benchmarks.tables import NotHere, Table
+from node.model.init import parameter_shapes
+from protocol.spec import RunSpec, resolve
+from protocol.tensorpack import PayloadLayout
+from tests.certificates import credentials
+
+_ROUND_SECONDS = 120.0
+_CLOSE_SECONDS = 10.0
+_SETTLE_SECONDS = 0.1
+_PUBLISHED = 5
+_TEN_MILLION = (2500, 4000)
+
+_PID = re.compile(r"pid=(\d+)")
+_ACKED, _RECEIVED = re.compile(r"bytes_acked:(\d+)"), re.compile(r"bytes_received:(\d+)")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row: `sizes` of a replica's payloads, one for each stage; `bandwidth` in bits per second."""
+
+    name: str
+    sizes: tuple[int, ...]
+    bandwidth: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a round of a case took: `socket_bytes` of one replica, sent and received, `seconds` until all had
+    all payloads."""
+
+    case: Case
+    replicas: int
+    socket_bytes: float
+    seconds: float
+
+    @property
+    def codec_bytes(self) -> int:
+        """The payloads that one replica sends and receives: to, and from, each of the others."""
+        return 2 * (self.replicas - 1) * sum(self.case.sizes)
+
+    @property
+    def overhead(self) -> float:
+        """How much more is on the sockets, as a share."""
+        return self.socket_bytes / self.codec_bytes - 1
+
+    @property
+    def ideal_seconds(self) -> float:
+        """Payload bytes in one direction / what the link leaves for them."""
+        return self.codec_bytes / 2 * 8 / (self.case.bandwidth * FRAME_SHARE)
+
+
+@dataclass(frozen=True)
+class Loopback:
+    """In place of :class:`Homes`: all at the same address, nothing shaped."""
+
+    addresses: tuple[str, ...]
+
+    def command(self, home: int, command: Sequence[str]) -> list[str]:
+        return list(command)
+
+    async def shape(self, bits_per_second: float) -> None:
+        if not math.isinf(bits_per_second):
+            raise RuntimeError("links on the loopback cannot be shaped")
+
+
+def payload_sizes(spec: RunSpec) -> tuple[int, ...]:
+    """Bytes of the payload of each stage, as the codec makes it."""
+    return tuple(
+        PayloadLayout(parameter_shapes(spec, stage), spec.outer).nbytes for stage in range(spec.swarm.stages)
+    )
+
+
+def tcp_bytes(listing: str, pids: Collection[int]) -> int:
+    """Bytes sent and received so far by the connections of `pids`, in what ``ss -tinpHO`` prints."""
+    total = 0
+    for line in listing.splitlines():
+        if pids.isdisjoint(map(int, _PID.findall(line))):
+            continue
+        for counter in (_ACKED, _RECEIVED):
+            found = counter.search(line)  # absent while it is 0
+            total += int(found[1]) if found else 0
+    return total
+
+
+class Peers:
+    """The replicas' processes."""
+
+    def __init__(
+        self, homes: Homes | Loopback, processes: Sequence[asyncio.subprocess.Process], stages: int
+    ) -> None:
+        self._homes, self._processes, self._stages = homes, processes, stages
+        self._p2pd: list[int] = []
+        self._round = 0
+
+    async def ask(self, command: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The same of every peer, at the same time; their answers."""
+        return await asyncio.gather(*(_ask(process, command) for process in self._processes))
+
+    async def start(self, capacity: int) -> None:
+        """Join them by a DHT, and let them host their stages."""
+        names = [each["peer"] for each in await self.ask({"do": "introduce"})]
+        known: list[str] = []
+        for name, address, process in zip(names, self._homes.addresses, self._processes, strict=True):
+            shown = {part: pem.decode() for part, pem in asdict(credentials(name)).items()}
+            start = {"do": "start", "address": address, "initial_peers": known, "shown": shown}
+            started = await _ask(process, start)
+            known = known or started["addresses"]
+            self._p2pd.append(started["p2pd"])
+        await self.ask({"do": "host", "peers": names, "capacity": capacity, "stages": self._stages})
+
+    async def round(self, sizes: Sequence[int]) -> tuple[float, float]:
+        """One round of payloads of `sizes`: bytes on a replica's sockets, and seconds.
+
+        Raises RuntimeError where somebody lacks a payload.
+        """
+        self._round += 1
+        proposed = await self.ask({"do": "propose", "round": self._round, "sizes": sizes})
+        groups = [sorted(stage) for stage in zip(*(each["descriptors"] for each in proposed), strict=True)]
+        before = await self._settled_bytes()
+        done = await self.ask({"do": "exchange", "groups": groups, "seconds": _ROUND_SECONDS})
+        if any(each["held"] < len(self._processes) * len(sizes) for each in done):
+            raise RuntimeError(f"a round was not complete within {_ROUND_SECONDS:.0f} s")
+        seconds = max(each["ended"] for each in done) - min(each["began"] for each in done)
+        return (await self._settled_bytes() - before) / len(self._processes), seconds
+
+    async def published_bytes(self) -> float:
+        """Bytes on a replica's sockets for one record that each of them publishes in the DHT."""
+        await self.ask({"do": "publish"})
+        before = await self._settled_bytes()
+        for _ in range(_PUBLISHED):
+            await self.ask({"do": "publish"})
+        return (await self._settled_bytes() - before) / len(self._processes) / _PUBLISHED
+
+    async def _settled_bytes(self) -> int:
+        """The bytes of all peers, when nothing moves any more: acknowledgements come late."""
+        last, now = -1, await self._bytes()
+        while now != last:
+            await asyncio.sleep(_SETTLE_SECONDS)
+            last, now = now, await self._bytes()
+        return now
+
+    async def _bytes(self) -> int:
+        total = 0
+        for home, pid in enumerate(self._p2pd):
+            listing = await asyncio.create_subprocess_exec(
+                *self._homes.command(home, ["ss", "-tinpHO"]), stdout=asyncio.subprocess.PIPE
+            )
+            printed, _ = await listing.communicate()
+            total += tcp_bytes(printed.decode(), {pid})
+        return total
+
+
+async def _ask(process: asyncio.subprocess.Process, command: Mapping[str, Any]) -> dict[str, Any]:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(json.dumps(command).encode() + b"\n")
+    line = await process.stdout.readline()
+    if not line:
+        raise RuntimeError("a replica has ended: see its words above")
+    answer: dict[str, Any] = json.loads(line)
+    return answer
+
+
+@asynccontextmanager
+async def peers_at(homes: Homes | Loopback, stages: int, capacity: int) -> AsyncIterator[Peers]:
+    """One replica at each of the homes, connected."""
+    folder = Path(tempfile.mkdtemp(prefix="r-"))
+    processes = []
+    try:
+        for home in range(len(homes.addresses)):
+            process = await asyncio.create_subprocess_exec(
+                *homes.command(
+                    home, [sys.executable, "-m", "benchmarks.round_member", str(folder / str(home))]
+                ),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                cwd=Path(__file__).parents[1],
+                env={**os.environ, "TMPDIR": str(folder)},
+                start_new_session=True,  # Ctrl-C is for this process; the replicas end with their input
+                limit=2**22,
+            )
+            processes.append(process)
+        peers = Peers(homes, processes, stages)
+        await peers.start(capacity)
+        yield peers
+    finally:
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.close()
+        await asyncio.gather(*map(_end, processes))
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    try:
+        async with asyncio.timeout(_CLOSE_SECONDS):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+async def measure(
+    cases: Sequence[Case], replicas: int, rounds: int, missing: str
+) -> tuple[list[Result], float]:
+    """Every case, and the bytes of one record in the DHT.
+
+    Args:
+        rounds: measured for each case; one more comes first, in which connections are made.
+        missing: why links cannot be shaped; "" where they can.
+    """
+    stages = max(len(case.sizes) for case in cases)
+    capacity = max(max(case.sizes) for case in cases)
+    async with AsyncExitStack() as stack:
+        homes: Homes | Loopback = Loopback(("127.0.0.1",) * replicas)
+        if not missing:
+            homes = await stack.enter_async_context(Homes.open(replicas))
+        peers = await stack.enter_async_context(peers_at(homes, stages, capacity))
+        results = []
+        for case in cases:
+            await homes.shape(case.bandwidth)
+            measured = [await peers.round(case.sizes) for _ in range(1 + rounds)][1:]
+            nbytes, seconds = zip(*measured, strict=True)
+            results.append(Result(case, replicas, statistics.mean(nbytes), statistics.median(seconds)))
+        await homes.shape(math.inf)
+        return results, await peers.published_bytes()
+
+
+def cases_of(quick: bool, missing: str) -> list[Case]:
+    """The payloads, in the presets' codec, of a stage of 10 million parameters, and of whole presets."""
+    outer = resolve("178m").outer
+    payloads = {
+        "10M parameters, 1 stage": (PayloadLayout({"matrix": _TEN_MILLION}, outer).nbytes,),
+        "178m, 3 stages": payload_sizes(resolve("178m")),
+    }
+    if not quick:
+        payloads["1b, 4 stages"] = payload_sizes(resolve("1b"))
+    megabits = [0.0] if missing else ([0.0, 10.0, 100.0] if quick else [0.0, 10.0, 20.0, 50.0, 100.0])
+    return [
+        Case(name, sizes, 1e6 * rate or math.inf) for name, sizes in payloads.items() for rate in megabits
+    ]
+
+
+def rows_of(results: Sequence[Result]) -> Iterator[tuple[str, ...]]:
+    """The cells of the table, row by row."""
+    for each in results:
+        shaped = not math.isinf(each.case.bandwidth)
+        yield (
+            each.case.name,
+            str(each.replicas),
+            f"{each.case.bandwidth / 1e6:.0f} Mb/s" if shaped else "unshaped",
+            f"{each.codec_bytes / 1e3:,.1f}",
+            f"{each.socket_bytes / 1e3:,.1f}",
+            f"{100 * each.overhead:.2f} %",
+            f"{each.ideal_seconds:.2f}" if shaped else "",
+            f"{each.seconds:.2f}",
+            f"{each.seconds / each.ideal_seconds:.2f}" if shaped else "",
+        )
+
+
+def notes_of(results: Sequence[Result], published: Mapping[int, float], missing: str) -> tuple[str, ...]:
+    """What the table says, and what it leaves out."""
+    most = max(each.overhead for each in results)
+    records = " and ".join(f"{nbytes:,.0f} ({replicas} replicas)" for replicas, nbytes in published.items())
+    notes = [
+        "Payload kB: what one replica sends to and receives from all others, by the codec's figure. Socket "
+        "kB: what its p2pd has sent and received over TCP in the same time, nothing subtracted: encryption, "
+        "multiplexing, remote calls, signed descriptors, and whatever the DHT did. Headers of TCP and IP are "
+        f"not in it. At most {100 * most:.2f} % more than the payloads.",
+        "Bytes/bandwidth: the payloads in one direction over the shaped link, less what the headers of "
+        "Ethernet, IP and TCP take of it. Round: from the first exchange call to when all replicas hold all "
+        "payloads, verified and on the disk (median). What the coordinator does is not in it.",
+        f"A record that is published in the DHT, every 20 s, takes {records} bytes of a replica's sockets, "
+        "which is no part of a round.",
+    ]
+    if missing:
+        notes.append(f"Left out, links of a chosen bandwidth: {missing}.")
+    else:
+        notes.append(
+            "Every replica has a network namespace and an access link of its own, shaped in both directions "
+            "(tc tbf), without additional latency."
+        )
+    return tuple(notes)
+
+
+def table(quick: bool) -> Table:
+    """Measure, and tell. NotHere where the system does not tell what its sockets have carried."""
+    if shutil.which("ss") is None:
+        raise NotHere("ss not found: apt-get install iproute2")
+    missing = Homes.missing()
+    cases = cases_of(quick, missing)
+    results: list[Result] = []
+    published = {}
+    for replicas in (2,) if quick else (2, 4):
+        measured, published[replicas] = asyncio.run(measure(cases, replicas, 3 if quick else 5, missing))
+        results += measured
+    return Table(
+        "Rounds: bytes on the sockets, and time over shaped links",
+        f"python -m benchmarks.rounds{' --quick' * quick}",
+        (
+            *("payloads", "replicas", "link", "payload kB", "socket kB", "more"),
+            *("bytes/bandwidth s", "round s", "ratio"),
+        ),
+        tuple(rows_of(results)),
+        notes_of(results, published, missing),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="2 replicas, a few cases")
+    print(table(parser.parse_args().quick).markdown)
+
+
+if __name__ == "__main__":
+    main()

@@ -83,6 +83,8 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help=str(PARTS))
     parser.add_argument("--write", type=Path, default=None, metavar="FILE", help="replace the section there")
     arguments = parser.parse_args()
+    if arguments.write is not None and arguments.only is not PARTS:
+        parser.error("--write replaces the tables of all parts: not with --only")
     if arguments.write is not None:
         replaced(arguments.write.read_text(encoding="utf-8"), "")  # better now than after ten minutes
     measured = []

@@ -72,7 +72,8 @@ def stage_spec(parameters: int, options: dict[str, Any]) -> RunSpec:
     layers = max(round(parameters * 2 / 3 / _LAYER), 1)
     vocabulary = max((parameters - layers * _LAYER) // 1024 // 64, 4) * 64
     shape = {"model.vocabulary": vocabulary, "model.layers": 2 * layers, "swarm.stages": 2}
-    return resolve("178m", overrides=shape | {f"outer.{key}": value for key, value in options.items()})
+    codec = OuterSpec(**options).model_dump()
+    return resolve("178m", overrides=shape | {f"outer.{key}": value for key, value in codec.items()})
 
 
 def bytes_per_chunk(outer: OuterSpec) -> float:

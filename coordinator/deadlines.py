@@ -21,7 +21,7 @@ def closes_at(state: State, spec: RunSpec) -> float | None:
     least `least_window` and at most `match_window` seconds. A restarted coordinator waits anew.
 
     Steps that overlap with the exchange of the round before may have been trained before this one began, so
-    its H - D steps stand for all H.
+    its H - D steps stand for all H. Where none were, that is too generous by up to H / (H - D).
     """
     if state.opened_at is None:
         return None

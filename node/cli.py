@@ -293,7 +293,7 @@ def join(
     drain_seconds: Annotated[
         float,
         typer.Option(
-            help="How long it may take, once asked to end, to finish the round that it is in. "
+            help="How long it may take, once asked to end, to finish the round in which it trains. "
             "0 keeps what there is and ends at once.",
             min=0,
         ),

@@ -46,6 +46,8 @@ class Quantized(NamedTuple):
 def quantize(values_s: Floats, count: int, lengths_c: NDArray[np.int64] | None) -> Quantized:
     """The nearest of `count` magnitudes for each value (finite), after the fit of these, and of the scales.
 
+    Raises FloatingPointError where values divided by their scales are beyond float32.
+
     Args:
         lengths_c: values of each chunk, in their order, where chunks have scales.
     """
@@ -54,9 +56,13 @@ def quantize(values_s: Floats, count: int, lengths_c: NDArray[np.int64] | None) 
         magnitudes = fit_magnitudes(absolute_s, count)
     else:
         scales_s = np.repeat(fit_scales(absolute_s, lengths_c), lengths_c)
+        absolute_s = absolute_s.astype(np.float64)
         counts_s = scales_s > 0
         np.divide(absolute_s, SCALES[scales_s], out=absolute_s, where=counts_s)
-        magnitudes = fit_magnitudes(absolute_s[counts_s], count)
+        with np.errstate(over="ignore"):
+            magnitudes = fit_magnitudes(absolute_s[counts_s], count)
+        if not np.isfinite(magnitudes).all():
+            raise FloatingPointError("values too large for a scale per chunk")
     codes_s = (values_s < 0).astype(np.uint8) * np.uint8(count)
     if count > 1:
         codes_s += absolute_s > magnitudes.astype(np.float64).mean()

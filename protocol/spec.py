@@ -100,7 +100,8 @@ class OuterSpec(_Section):
         "elias-fano", description="code of the chosen positions; enumerative is shorter, and slower"
     )
     quantizer: Literal["2bit", "1bit", "none"] = Field(
-        "2bit", description="sign and one of two magnitudes; the sign alone; float32"
+        "2bit",
+        description="sign and one of two magnitudes; the sign alone; float32, as where the exchange is dense",
     )
     codebook: Literal["tensor", "chunk"] = Field(
         "tensor", description="magnitudes per tensor, or scaled to every chunk, which takes a byte each"

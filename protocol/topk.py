@@ -282,7 +282,7 @@ def top_k(chunks_cn: Tensor, k: int) -> tuple[NDArray[np.int64], Floats]:
 
 def _is_chosen(magnitude_cn: Tensor, k: int) -> Tensor:
     """Which elements [c, n] are the k largest of their row, of equal ones the first."""
-    cut_c1 = magnitude_cn.kthvalue(magnitude_cn.shape[1] - k + 1, dim=1, keepdim=True).values
+    cut_c1 = magnitude_cn.topk(k, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
     above_cn, at_cut_cn = magnitude_cn > cut_c1, magnitude_cn == cut_c1
     room_c1 = k - above_cn.sum(dim=1, keepdim=True)
     return above_cn | (at_cut_cn & (at_cut_cn.cumsum(dim=1, dtype=torch.int32) <= room_c1))

@@ -22,7 +22,7 @@ from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.spec import RunSpec
 from protocol.tls import peer_uri
-from protocol.types import PeerId
+from protocol.types import PROTOCOL_VERSION, PeerId
 from tests.coordinator import (
     OWNER,
     Running,
@@ -42,7 +42,7 @@ NOBODY = Invite("h:1", "h:1", bytes(32), "00" * 6, bytes(16))
 
 # One request to every call of the API that speaks in a peer's name.
 CALLS = {
-    "Join": pb.JoinRequest(peer=A.peer, protocol_version=1, role="replica"),
+    "Join": pb.JoinRequest(peer=A.peer, protocol_version=PROTOCOL_VERSION, role="replica"),
     "Renew": pb.RenewRequest(peer=A.peer),
     "Heartbeat": pb.HeartbeatRequest(peer=A.peer),
     "Leave": pb.LeaveRequest(peer=A.peer),
@@ -126,7 +126,9 @@ class TestEnrolment:
         assert reply.authority_pem == run.authority.pem
         assert (invite.api, invite.enrolment, invite.pin) == (run.address, run.enrolment, run.authority.pin)
         async with channel_to(run.address, reply.authority_pem, (pem(key), reply.certificate_pem)) as channel:
-            request = pb.JoinRequest(peer=A.peer, protocol_version=1, role="replica", endpoint="127.0.0.1:9")
+            request = pb.JoinRequest(
+                peer=A.peer, protocol_version=PROTOCOL_VERSION, role="replica", endpoint="127.0.0.1:9"
+            )
             joined = await pb_grpc.CoordinatorStub(channel).Join(request)
         assert joined.run == run.spec.run_id
         assert is_signed_by(OWNER.peer, spec_message(joined.spec_json), joined.spec_signature)

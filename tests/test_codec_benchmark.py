@@ -31,6 +31,13 @@ def test_every_codec_has_its_row(options: dict[str, Any], monkeypatch: pytest.Mo
     assert "nan" not in cells
 
 
+def test_no_two_rows_are_of_the_same_codec() -> None:
+    specs = [codec.stage_spec(20_000_000, options) for options in codec.VARIANTS]
+    names = {codec.PayloadLayout(codec.parameter_shapes(spec, 0), spec.outer).codec for spec in specs}
+    assert len(names) == len(codec.VARIANTS)
+    assert specs[0].outer == OuterSpec()
+
+
 def test_the_stage_has_about_as_many_parameters_as_were_asked_for() -> None:
     for parameters in (20_000_000, 100_000_000, 500_000_000):
         shapes = codec.parameter_shapes(codec.stage_spec(parameters, {}), 0)

@@ -12,7 +12,7 @@ import pytest
 from node.credentials import Credentials
 from node.net import link
 from node.net.link import Link, LinkLimits, LinkServer, Place, dial
-from node.net.secure import open_channel
+from node.net.secure import open_channel, server_credentials
 from protocol import convert
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.framing import CHUNK_BYTES
@@ -246,3 +246,59 @@ async def test_another_protocol_version_is_refused_with_both_numbers(server: tup
         assert await call.code() is grpc.StatusCode.FAILED_PRECONDITION
         assert f"version {PROTOCOL_VERSION + 1}" in await call.details()
         assert f"node {PROTOCOL_VERSION}" in await call.details()
+
+
+GREETING = pb.LinkMessage(
+    hello=pb.Hello(
+        protocol_version=PROTOCOL_VERSION,
+        run="run",
+        spec_hash="hash",
+        peer="lower",
+        position=1,
+        epoch=1,
+        round=1,
+    )
+).SerializeToString()
+
+
+@pytest.mark.parametrize("greeting", [GREETING, b""], ids=["after the greeting", "instead of one"])
+async def test_bytes_that_are_no_message_end_the_link_at_the_end_that_has_dialled(greeting: bytes) -> None:
+    async def answer(_: object, context: grpc.aio.ServicerContext) -> None:
+        await context.read()
+        for message in filter(None, (greeting, b"\xff\xff\xff garbage")):
+            await context.write(message)
+        await context.read()
+
+    handler = grpc.stream_stream_rpc_method_handler(answer)  # bytes, as they are
+    service = pb.DESCRIPTOR.services_by_name["StageLink"].full_name
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"Exchange": handler}),))
+    port = server.add_secure_port("127.0.0.1:0", server_credentials(lambda: LOWER_SHOWS))
+    await server.start()
+
+    async def one_frame() -> None:
+        dialled = await dial(f"127.0.0.1:{port}", UPPER, LOWER, LIMITS, 10, UPPER_SHOWS)
+        try:
+            await dialled.take(frame(0, 1).id, 60)
+        finally:
+            await dialled.close()
+
+    with pytest.raises(HetnodeError) as refused:
+        await one_frame()
+    assert refused.value.code is ErrorCode.FRAME_CORRUPT
+    await server.stop(0)
+
+
+async def test_a_frame_that_is_not_finished_in_time_ends_the_link(pair: tuple[Link, Link]) -> None:
+    sender = pair[0]
+
+    async def fill_all_that_lies_between() -> None:
+        for microbatch in range(100):
+            await sender.send(frame(microbatch, 8 * CHUNK_BYTES), 0.5)
+
+    with pytest.raises(HetnodeError, match="took no frame"):
+        await fill_all_that_lies_between()
+    reason = await asyncio.wait_for(sender.wait_closed(), 10)
+    assert reason.code is ErrorCode.NEIGHBOUR_LOST
+    with pytest.raises(HetnodeError, match="not finished"):
+        await sender.send(frame(100, 1), 10)

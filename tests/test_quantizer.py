@@ -116,3 +116,10 @@ def test_the_fit_is_free_of_units(values: list[float], exponent: int, count: int
     assert np.array_equal(one.codes_s, other.codes_s)
     assert np.array_equal(one.scales_s, other.scales_s)
     assert np.array_equal(np.ldexp(one.magnitudes, exponent), other.magnitudes)
+
+
+def test_values_too_large_for_a_scale_per_chunk_are_refused_and_not_sent_as_infinity() -> None:
+    values_s = np.full(64, 1e38, np.float32)
+    values_s[32:] = [3e38, *[0.0] * 31]
+    with pytest.raises(FloatingPointError):
+        quantize(values_s, 2, np.array([32, 32]))

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from protocol import convert
 from protocol.pb import hetnode_pb2 as pb
+from protocol.types import PROTOCOL_VERSION
 from tests.coordinator import Running, channel_to, running
 from tests.swarm import Keyed, keyed, spec_of
 
@@ -97,7 +98,7 @@ def valid(method: str, spec: Any) -> bytes:
             rejected=[pb.Rejection(descriptor=descriptor, reason="because")],
         ),
         "Attest": pb.AttestRequest(peer=A.peer, round=1, part="stage", digest="0" * 64),
-        "Join": pb.JoinRequest(protocol_version=1, peer=A.peer, role="replica"),
+        "Join": pb.JoinRequest(protocol_version=PROTOCOL_VERSION, peer=A.peer, role="replica"),
     }.get(method, pb.HeartbeatRequest(peer=A.peer))
     data: bytes = message.SerializeToString()
     return data

@@ -68,7 +68,7 @@ class LocalReplica:
 
     def end_inner_phase(self) -> InnerResult:
         """What the inner phase did so far, as the last member knows it."""
-        return self.members[-1].end_inner_phase()
+        return [member.end_inner_phase() for member in self.members][-1]
 
     def keep_training(self) -> None:
         """Inner steps follow before what was proposed is decided."""

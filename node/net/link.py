@@ -48,8 +48,8 @@ Received = Callable[[PeerId, int, float], None]
 clock = time.perf_counter  # an event loop's own is too coarse for frames
 
 _TIMED_EVERY_SECONDS = 0.1
-"""So often a header travels ahead of its payload. Every frame of a slow link is timed that way, and hardly
-one of a fast link, where a message of its own for the header costs as much as a large part of the payload."""
+"""At most so often a header travels ahead of its payload, so that the other end can time the frame. On a fast
+link a message of its own for every header would cost as much as a large part of the payload."""
 
 _SERVICE = "hetnode.v1.StageLink"
 _MAX_STREAMS = 64
@@ -123,10 +123,17 @@ class Link:
         self._reader = asyncio.create_task(self._receive_all(), name=f"link-{neighbour.position}")
 
     async def send(self, frame: Frame, deadline: float) -> None:
-        """Send one frame within `deadline` seconds; returns when gRPC has taken all of it."""
+        """Send one frame within `deadline` seconds; returns when gRPC has taken all of it.
+
+        A frame that is not finished, for whatever reason, ends the link.
+        """
         header = convert.frame_header_to_pb(frame.id, frame.tensors)
+        is_under_way = False
+        if self._failure is not None:
+            raise self._failure
         try:
             async with asyncio.timeout(deadline), self._send_lock:
+                is_under_way = True
                 pieces = chunks(frame)
                 if self._is_to_be_timed(frame):
                     await self._write(LinkMessage(header=header))
@@ -136,6 +143,7 @@ class Link:
                     await self._write(LinkMessage(header=header, chunk=next(pieces, None)))
                 for chunk in pieces:
                     await self._write(LinkMessage(chunk=chunk))
+                is_under_way = False
         except TimeoutError:
             raise self._lost(f"it took no frame for {deadline:.0f} s") from None
         except _STREAM_ERRORS as error:
@@ -146,6 +154,9 @@ class Link:
             if task is not None and task.cancelling():
                 raise
             raise self._failure or self._lost("the stream has ended") from None
+        finally:
+            if is_under_way:  # another frame behind a half one would be taken for corrupt
+                self._fail(self._lost("a frame to it was not finished"))
         self.bytes_sent += header.ByteSize() + len(frame.payload)
 
     @property
@@ -215,6 +226,10 @@ class Link:
             self._fail(error)
         except _STREAM_ERRORS as error:
             self._fail(error_from_rpc(error) or self._lost(error))
+        except Exception as error:
+            # Whoever waits for a frame must hear of it, even of a fault in this program.
+            log.exception("link to %s", self._name)
+            self._fail(self._lost(f"reading from it failed ({error!r})"))
 
     def _is_to_be_timed(self, frame: Frame) -> bool:
         """Whether the header of `frame` travels ahead, so that the other end can time what follows."""
@@ -492,7 +507,7 @@ async def dial(
                 try:
                     await call.write(LinkMessage(hello=_hello(here)))
                     answer = await _decoded(call.read())
-                    if answer is grpc.aio.EOF or answer.hello is None:
+                    if answer is grpc.aio.EOF or answer.hello is None or answer.chunk is not None:
                         raise _unreachable(neighbour, "it closed the stream without a greeting")
                     _check_versions(answer.hello)
                     _check_hello(answer.hello, neighbour)
@@ -563,9 +578,13 @@ def stream_options() -> tuple[tuple[str, int], ...]:
 async def _decoded(read: Awaitable[Any]) -> Any:
     """The message of `read`. HetnodeError FRAME_CORRUPT for bytes that are none."""
     try:
-        return await read
+        message = await read
     except DecodeError:
-        raise _refusal(ErrorCode.FRAME_CORRUPT, "its bytes are no message of a link") from None
+        message = None
+    # At the end that has dialled, gRPC logs what the decoder raises, and gives None.
+    if message is None:
+        raise _refusal(ErrorCode.FRAME_CORRUPT, "its bytes are no message of a link")
+    return message
 
 
 def _hello(place: Place) -> pb.Hello:

@@ -73,7 +73,7 @@ class InnerLoop:
         """One step more, `step` > H of `round_`, which is exchanged: it is none of the phase's H steps."""
         began = self._now()
         await self._step(round_, step)
-        self.seconds += self._now() - began
+        self._beyond_seconds += self._now() - began
 
     async def end(self) -> dict[str, Any]:
         """What was measured of the phase, as the fields of a Measurement."""
@@ -101,7 +101,7 @@ class InnerLoop:
     def _start(self, round_: int) -> None:
         self.round, self.seconds = round_, 0.0
         self._done, self._is_over = 0, False  # steps of the phase; whether all members know that it ends
-        self._microbatches, self._bytes_sent = 0, 0
+        self._microbatches, self._bytes_sent, self._beyond_seconds = 0, 0, 0.0
 
     async def _train(self, ahead: int | None) -> None:
         began, sent_before = self._now(), self._pipeline.bytes_sent
@@ -136,7 +136,8 @@ class InnerLoop:
         estimates, done = self._services.membership.estimates, self._microbatches
         stages = self._seat.replica.members[self._seat.position].stages
         estimates.computed(done * microbatch_flops(self._spec, stages), result["compute_seconds"])
-        estimates.replica_took(self.seconds / done if done and self._seat.is_first else 0.0)
+        seconds = self.seconds + self._beyond_seconds
+        estimates.replica_took(seconds / done if done and self._seat.is_first else 0.0)
 
     def _samples_of(self, seat: Seat, round_: int) -> range:
         return sample_range(seat.plan, self._spec, round_, seat.replica.index)

@@ -67,8 +67,9 @@ class OuterStage:
     def propose(self, local: Mapping[str, Tensor]) -> bytes | None:
         """The payload with this replica's contribution to the round; it is pending until commit or abort.
 
-        Takes little more memory than the pending error feedback, which is one copy of the stage. A proposal
-        that is still pending is forgotten, as by an abort: for a caller that never got to offer it.
+        Takes little more memory than the pending error feedback, which is one copy of the stage, and the
+        payload, which is another where all values are sent. A proposal that is still pending is forgotten, as
+        by an abort: for a caller that never got to offer it.
 
         Args:
             local: the parameters after the inner phase, any device. They must not change until the round

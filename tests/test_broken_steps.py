@@ -147,8 +147,17 @@ def test_a_spare_takes_the_stage_of_a_member_that_died_in_a_step(
 LINK_SECONDS = 8.0
 
 
-@pytest.mark.parametrize("how", ["stopped", "cut off"])
-@pytest.mark.parametrize("moment", [Moment.FORWARD, Moment.BACKWARD, Moment.NORM])
+@pytest.mark.parametrize(
+    ("how", "moment"),
+    [
+        ("stopped", Moment.FORWARD),
+        ("cut off", Moment.BACKWARD),
+        ("cut off", Moment.NORM),
+        pytest.param("stopped", Moment.BACKWARD, marks=pytest.mark.slow),
+        pytest.param("stopped", Moment.NORM, marks=pytest.mark.slow),
+        pytest.param("cut off", Moment.FORWARD, marks=pytest.mark.slow),
+    ],
+)
 def test_a_neighbour_that_falls_silent_in_a_step_is_noticed_within_the_bound(
     play: Play, plan: FaultPlan, how: str, moment: Moment
 ) -> None:

@@ -417,8 +417,8 @@ def test_a_replica_whose_payload_is_left_out_loses_nothing(
     [
         ("b", Moment.PHASE),
         ("p", Moment.NORM),
-        ("q", Moment.COOL_DOWN),
-        ("q", Moment.APPLY),
+        pytest.param("q", Moment.COOL_DOWN, marks=pytest.mark.slow),
+        pytest.param("q", Moment.APPLY, marks=pytest.mark.slow),
     ],
 )
 def test_who_is_killed_in_the_steps_that_overlap_comes_back_and_nothing_forks(
@@ -549,7 +549,15 @@ def test_a_slow_replica_that_has_no_time_for_the_overlap_still_counts(play: Play
     play(scenario, FULL, spec)
 
 
-@pytest.mark.parametrize(("name", "after"), [("a", 0.1), ("p", 0.1), ("p", 3.9), ("q", 2.5)])
+@pytest.mark.parametrize(
+    ("name", "after"),
+    [
+        ("a", 0.1),
+        ("p", 3.9),
+        pytest.param("p", 0.1, marks=pytest.mark.slow),
+        pytest.param("q", 2.5, marks=pytest.mark.slow),
+    ],
+)
 def test_who_drains_finishes_its_round_and_keeps_what_it_has_not_sent(
     play: Play, books: Books, name: str, after: float
 ) -> None:

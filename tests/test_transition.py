@@ -30,7 +30,7 @@ from coordinator.state import Phase, State
 from protocol.errors import ErrorCode
 from protocol.samples import sample_range
 from protocol.spec import RunSpec
-from protocol.types import Decision, Estimates, Lifecycle, LinkEstimate, PeerId, Role
+from protocol.types import PROTOCOL_VERSION, Decision, Estimates, Lifecycle, LinkEstimate, PeerId, Role
 from tests.swarm import Keyed, Run, anchor_of, keyed, spec_of, tampered
 
 A, B, C, D = (keyed(i) for i in range(4))
@@ -74,7 +74,7 @@ class TestJoin:
         run = Run(spec_of())
         wrong = replace(A.join(run.spec), protocol_version=7, spec_hash="also wrong", peer=PeerId("?"))
         cause = run.refuses(wrong, ErrorCode.VERSION_MISMATCH).cause
-        assert "version 1" in cause
+        assert f"version {PROTOCOL_VERSION}" in cause
         assert "7" in cause
 
     def test_another_spec_is_refused_with_both_full_hashes(self) -> None:

@@ -97,7 +97,7 @@ class RoundMember:
         return {"began": began, "ended": time.monotonic(), "held": sum(held)}
 
     async def publish(self) -> dict[str, Any]:
-        """What a node does in the DHT every 20 seconds."""
+        """What a node does in the DHT every 5 minutes."""
         capacity = Capacity(device="cpu", memory_bytes=1 << 30, threads=2)
         record = PeerRecord(
             self._identity.peer, PROTOCOL_VERSION, Role.STAGE, capacity, "127.0.0.1:4000", StageRange(0, 1)

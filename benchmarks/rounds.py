@@ -304,8 +304,8 @@ def notes_of(results: Sequence[Result], published: Mapping[int, float], missing:
         "Bytes/bandwidth: the payloads in one direction over the shaped link, less what the headers of "
         "Ethernet, IP and TCP take of it. Round: from the first exchange call to when all replicas hold all "
         "payloads, verified and on the disk (median). What the coordinator does is not in it.",
-        f"A record that is published in the DHT, every 5 minutes, takes {records} bytes of a replica's sockets, "
-        "which is no part of a round.",
+        f"A record that is published in the DHT, every 5 minutes, takes {records} bytes of a replica's "
+        "sockets, which is no part of a round.",
     ]
     if missing:
         notes.append(f"Left out, links of a chosen bandwidth: {missing}.")

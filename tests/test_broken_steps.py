@@ -69,10 +69,19 @@ def unfinished_work(swarm: VirtualSwarm, name: str) -> bool:
 
 
 def places_and_moments() -> list[object]:
-    """Every moment at both ends of a chain, and one in the middle of a longer one."""
+    """Every moment at both ends of a chain, and one in the middle of a longer one.
+
+    Of the lower end, all but one are among the slow tests.
+    """
     moments = [*OF_A_STEP, Moment.VALIDATE]
     ends = [
-        pytest.param(MIXED, name, each, id=f"{each}-of-{name}") for name in ("p", "q") for each in moments
+        pytest.param(
+            *(MIXED, name, each),
+            id=f"{each}-of-{name}",
+            marks=[pytest.mark.slow] if name == "q" and each is not Moment.BACKWARD else [],
+        )
+        for name in ("p", "q")
+        for each in moments
     ]
     return [*ends, pytest.param(TRIO, "q", Moment.BACKWARD, id="in-the-middle")]
 

@@ -326,7 +326,7 @@ def reference(spec: RunSpec, replicas: int, ahead: int) -> dict[int, dict[str, T
     return {stage: {n: value for (s, n), value in anchor.items() if s == stage} for stage in stages}
 
 
-@pytest.mark.parametrize("ahead", [0, 1, 3])
+@pytest.mark.parametrize("ahead", [0, 3, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_anchors_are_those_of_a_plain_loop(play: Play, ahead: int) -> None:
     dense = {"outer.top_k": 0, "outer.quantizer": "none", "outer.overlap": ahead, "outer.learning_rate": 0.7}
     spec = spec_of(TWO, rounds=4, **dense)
@@ -444,7 +444,7 @@ def test_who_is_killed_in_the_steps_that_overlap_comes_back_and_nothing_forks(
     play(scenario, MIXED, spec)
 
 
-@pytest.mark.parametrize("seconds", [10, 600])
+@pytest.mark.parametrize("seconds", [10, pytest.param(600, marks=pytest.mark.slow)])
 def test_while_the_coordinator_is_away_replicas_train_the_overlap_and_then_up_to_a_bound(
     play: Play, plan: FaultPlan, books: Books, seconds: int
 ) -> None:

@@ -36,6 +36,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import tables
+from benchmarks.asking import ask
 from benchmarks.pipeline_member import member_name
 from benchmarks.shaping import Namespaces, Relays, Shaper
 from coordinator.costs import LinkTime, message_bytes, step_time
@@ -104,23 +105,13 @@ class Chain:
 
     async def ask(self, arguments: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """One command to each member at the same time; their answers. RuntimeError where one has ended."""
-        return await asyncio.gather(*map(_ask, self._processes, arguments))
+        return await asyncio.gather(*map(ask, self._processes, arguments))
 
     async def train(self, k: int, steps: int, microbatches: int) -> list[dict[str, Any]]:
         """So many inner steps on all members."""
         self._round += 1
         command = {"do": "train", "round": self._round, "k": k, "steps": steps, "microbatches": microbatches}
         return await self.ask([command] * len(self._processes))
-
-
-async def _ask(process: asyncio.subprocess.Process, command: dict[str, Any]) -> dict[str, Any]:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(json.dumps(command).encode() + b"\n")
-    line = await process.stdout.readline()
-    if not line:
-        raise RuntimeError("a member has ended: see its words above")
-    return json.loads(line)
 
 
 @asynccontextmanager

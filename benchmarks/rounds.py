@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import math
 import os
 import re
@@ -31,6 +30,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.asking import ask
 from benchmarks.shaping import FRAME_SHARE, Homes
 from benchmarks.tables import NotHere, Table
 from node.model.init import parameter_shapes
@@ -128,7 +128,7 @@ class Peers:
 
     async def ask(self, command: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The same of every peer, at the same time; their answers."""
-        return await asyncio.gather(*(_ask(process, command) for process in self._processes))
+        return await asyncio.gather(*(ask(process, command) for process in self._processes))
 
     async def start(self, capacity: int) -> None:
         """Join them by a DHT, and let them host their stages."""
@@ -137,7 +137,7 @@ class Peers:
         for name, address, process in zip(names, self._homes.addresses, self._processes, strict=True):
             shown = {part: pem.decode() for part, pem in asdict(credentials(name)).items()}
             start = {"do": "start", "address": address, "initial_peers": known, "shown": shown}
-            started = await _ask(process, start)
+            started = await ask(process, start)
             known = known or started["addresses"]
             self._p2pd.append(started["p2pd"])
         await self.ask({"do": "host", "peers": names, "capacity": capacity, "stages": self._stages})
@@ -182,17 +182,6 @@ class Peers:
             printed, _ = await listing.communicate()
             total += tcp_bytes(printed.decode(), {pid})
         return total
-
-
-async def _ask(process: asyncio.subprocess.Process, command: Mapping[str, Any]) -> dict[str, Any]:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(json.dumps(command).encode() + b"\n")
-    line = await process.stdout.readline()
-    if not line:
-        raise RuntimeError("a replica has ended: see its words above")
-    answer: dict[str, Any] = json.loads(line)
-    return answer
 
 
 @asynccontextmanager

@@ -173,6 +173,18 @@ def test_a_replica_that_left_the_finite_numbers_contributes_nothing_and_starts_a
     assert swarm.round().contributions == (3, 3, 3, 3)
 
 
+def test_any_member_that_left_the_finite_numbers_starts_again_at_the_end_of_its_phase() -> None:
+    spec = mixed(**{"swarm.replicas": 0, "swarm.pipelines": 1})
+    (replica,) = LocalSwarm(spec).replicas
+    poisoned = replica.members[0].modules[0].canonical_parameters()["0.wq"]
+    replica.train(range(1))
+    with torch.no_grad():
+        poisoned[0, 0] = float("nan")
+    replica.train(range(1, spec.inner.steps))
+    assert replica.end_inner_phase().skipped_steps == spec.inner.steps - 1
+    assert poisoned.isfinite().all()
+
+
 def test_a_round_without_contributions_leaves_the_anchors_as_they_were() -> None:
     swarm = LocalSwarm(mixed(**{"swarm.replicas": 1, "swarm.pipelines": 0}))
     before = anchors(swarm)

@@ -33,6 +33,21 @@ def frame(microbatch: int, size: int, kind: FrameKind = FrameKind.FORWARD) -> Fr
     return Frame(frame_id, (TensorHeader("t", DType.U8, (size,)),), bytes([microbatch]) * size)
 
 
+def greeting_of(place: Place) -> pb.LinkMessage:
+    """What that end of a link says first."""
+    hello = pb.Hello(
+        protocol_version=PROTOCOL_VERSION,
+        run=place.run,
+        spec_hash=place.spec_hash,
+        peer=place.peer,
+        replica=place.replica,
+        position=place.position,
+        epoch=place.epoch,
+        round=place.round,
+    )
+    return pb.LinkMessage(hello=hello)
+
+
 def channel_of(shown: Credentials, address: str) -> grpc.aio.Channel:
     """To the member at `address`, by hand."""
     return open_channel(address, shown, tls_name(LOWER.peer), ())
@@ -209,17 +224,7 @@ async def test_a_bad_message_closes_that_stream_only(server: tuple[LinkServer, s
     accept = asyncio.create_task(accepting.accept(LOWER, liar, LIMITS, 10))
     async with channel_of(LIAR_SHOWS, address) as channel:
         call = pb_grpc.StageLinkStub(channel).Exchange()
-        hello = pb.Hello(
-            protocol_version=PROTOCOL_VERSION,
-            run="run",
-            spec_hash="hash",
-            peer="liar",
-            replica=1,
-            position=0,
-            epoch=1,
-            round=1,
-        )
-        await call.write(pb.LinkMessage(hello=hello))
+        await call.write(greeting_of(liar))
         await call.read()
         broken = await accept
         await call.write(BAD_MESSAGES[name])
@@ -248,20 +253,11 @@ async def test_another_protocol_version_is_refused_with_both_numbers(server: tup
         assert f"node {PROTOCOL_VERSION}" in await call.details()
 
 
-GREETING = pb.LinkMessage(
-    hello=pb.Hello(
-        protocol_version=PROTOCOL_VERSION,
-        run="run",
-        spec_hash="hash",
-        peer="lower",
-        position=1,
-        epoch=1,
-        round=1,
-    )
-).SerializeToString()
-
-
-@pytest.mark.parametrize("greeting", [GREETING, b""], ids=["after the greeting", "instead of one"])
+@pytest.mark.parametrize(
+    "greeting",
+    [greeting_of(LOWER).SerializeToString(), b""],
+    ids=["after the greeting", "instead of one"],
+)
 async def test_bytes_that_are_no_message_end_the_link_at_the_end_that_has_dialled(greeting: bytes) -> None:
     async def answer(_: object, context: grpc.aio.ServicerContext) -> None:
         await context.read()

@@ -7,10 +7,13 @@ the wire is left out; so a replica computes the same bits as one whose members a
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 
+from torch import Tensor
+
 from node.data.stream import SampleStream
-from node.train.inner import InnerResult, Message, Trainer
+from node.train.inner import InnerResult, Message, Parts, Trainer
 from protocol.spec import RunSpec
 from protocol.types import Dialer, Link, Member, PeerId, Plan, Replica, StageRange
 
@@ -31,6 +34,7 @@ class LocalReplica:
         replica: its members and links; endpoints and who dials do not matter here.
         device: of every member.
         stream: the samples, opened for `spec`; replicas may share one.
+        parts: of every member, where they are not those of a real swarm.
 
     Attributes:
         members: their trainers. Between two steps they may be read, and given what a round decides.
@@ -38,16 +42,29 @@ class LocalReplica:
             headers, which are below 1 % of frames of 64 KiB.
     """
 
-    def __init__(self, spec: RunSpec, replica: Replica, device: str, stream: SampleStream) -> None:
+    def __init__(
+        self,
+        spec: RunSpec,
+        replica: Replica,
+        device: str,
+        stream: SampleStream,
+        parts: Parts = Parts(),  # noqa: B008  frozen
+    ) -> None:
         self.bytes_sent = 0
         self._spec, self._replica = spec, replica
         self.members = tuple(
-            Trainer(spec, member.stages, device, stream if 0 in member.stages else None)
+            Trainer(spec, member.stages, device, stream if 0 in member.stages else None, parts)
             for member in replica.members
         )
-        ends = [None, *(link.k for link in replica.links), None]
+        self.connect([link.k for link in replica.links])
+
+    def connect(self, widths: Sequence[int], bases: Sequence[Tensor] | None = None) -> None:
+        """Between rounds: give the links these k, and these orthonormal bases [d, d] for the run's."""
+        ends = [None, *widths, None]
+        bases_of = [None, *(bases or [None] * len(widths)), None]
         for position, member in enumerate(self.members):
-            member.connect(ends[position], ends[position + 1])
+            after = position + 1
+            member.connect(ends[position], ends[after], bases_of[position], bases_of[after])
 
     def host_of(self, stage: int) -> Trainer:
         return self.members[self._replica.members.index(self._replica.host_of(stage))]
@@ -59,12 +76,20 @@ class LocalReplica:
     def train(self, steps: range) -> None:
         """These inner steps (0-based in their round), each with all its microbatches."""
         for step in steps:
-            for microbatch in range(self._spec.microbatches_of(self._replica)):
-                self._forward(step, microbatch)
-                self._backward(microbatch)
-            norm = self._gradient_norm()
-            for member in self.members:
-                member.apply(step, norm)
+            self.accumulate(step)
+            self.apply(step)
+
+    def accumulate(self, step: int) -> None:
+        """Forward and backward passes of all microbatches of an inner step."""
+        for microbatch in range(self._spec.microbatches_of(self._replica)):
+            self._forward(step, microbatch)
+            self._backward(microbatch)
+
+    def apply(self, step: int) -> None:
+        """End the inner step that was accumulated: one AdamW step on every member."""
+        norm = self._gradient_norm()
+        for member in self.members:
+            member.apply(step, norm)
 
     def end_inner_phase(self) -> InnerResult:
         """What the inner phase did so far, as the last member knows it."""

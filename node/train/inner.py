@@ -25,7 +25,7 @@ from node.model.init import EMBEDDING, embedding_shapes, initial_parameters, par
 from node.model.stage import Stage, next_token_loss
 from node.own_checkpoints import Restored
 from node.private_state import StageState
-from node.train.optimizer import InnerOptimizer
+from node.train.optimizer import AdamW, InnerOptimizer
 from node.train.outer import EmbeddingFollower, OuterStage
 from node.train.schedule import learning_rate
 from protocol.digest import size_of
@@ -45,6 +45,18 @@ class Message:
 
     tensors: tuple[TensorHeader, ...]
     payload: bytes
+
+
+LinkFactory = Callable[[int, Tensor, Tensor], LinkTransform]
+"""A link of width k (0: uncompressed) over a basis [d, d], with the embedding [V, d] of the last commit."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a trainer is built from, where an experiment asks what another choice would do."""
+
+    link: LinkFactory = link_projection
+    adamw: AdamW = torch.optim.AdamW
 
 
 @dataclass
@@ -85,12 +97,18 @@ class Trainer:
         stages: the stages hosted here.
         device: a torch device name. The outer state stays on the CPU, so that all machines get the same bits.
         stream: the samples; only the member that hosts stage 0 needs one.
+        parts: others than those of a real swarm.
     """
 
     def __init__(
-        self, spec: RunSpec, stages: StageRange, device: str = "cpu", stream: SampleStream | None = None
+        self,
+        spec: RunSpec,
+        stages: StageRange,
+        device: str = "cpu",
+        stream: SampleStream | None = None,
+        parts: Parts = Parts(),
     ) -> None:
-        self.spec, self.stages = spec, stages
+        self.spec, self.stages, self._parts = spec, stages, parts
         self.device = open_device(device)
         self.outer = {}
         self.modules = {}
@@ -104,7 +122,9 @@ class Trainer:
             None if 0 in stages else EmbeddingFollower(spec, initial_parameters(spec, 0)[EMBEDDING])
         )
         self._optimizers = {
-            stage: InnerOptimizer(spec, module.canonical_parameters(), undecayed={EMBEDDING})
+            stage: InnerOptimizer(
+                spec, module.canonical_parameters(), undecayed={EMBEDDING}, adamw=parts.adamw
+            )
             for stage, module in self.modules.items()
         }
         self._rounds = dict.fromkeys(stages, 0)
@@ -144,18 +164,28 @@ class Trainer:
         """Which round :attr:`embedding` is after."""
         return self._rounds[0] if self._follower is None else self._embedding_round
 
-    def connect(self, k_upstream: int | None, k_downstream: int | None) -> None:
-        """Set the links to both neighbours; None where there is none, 0 where activations go uncompressed."""
+    def connect(
+        self,
+        k_upstream: int | None,
+        k_downstream: int | None,
+        basis_upstream: Tensor | None = None,
+        basis_downstream: Tensor | None = None,
+    ) -> None:
+        """Set the links to both neighbours; None where there is none, 0 where activations go uncompressed.
 
-        def link(k: int | None) -> LinkTransform | None:
+        The bases are orthonormal, [d, d]; that of the run where none is given.
+        """
+
+        def link(k: int | None, basis_dd: Tensor | None) -> LinkTransform | None:
             if k is None:
                 return None
-            if self._basis_dd is None:
-                basis_dd = orthonormal_basis(self.spec.model.width, self.spec.seed)
-                self._basis_dd = basis_dd.to(self.device)
-            return link_projection(k, self._basis_dd, self.embedding)
+            basis_dd = self._run_basis() if basis_dd is None else basis_dd.to(self.device)
+            return self._parts.link(k, basis_dd, self.embedding)
 
-        self._upstream, self._downstream = link(k_upstream), link(k_downstream)
+        self._upstream, self._downstream = (
+            link(k_upstream, basis_upstream),
+            link(k_downstream, basis_downstream),
+        )
 
     def begin_round(self, round_: int, samples: range) -> None:
         """Start the inner phase of `round_`.
@@ -538,6 +568,11 @@ class Trainer:
         ):  # the same ones all run long; a streamed source starts anew for them
             self._validation_samples = self._stream.validation(self.spec.data.validation_batches * size)
         return self._validation_samples[microbatch * size : (microbatch + 1) * size]
+
+    def _run_basis(self) -> Tensor:
+        if self._basis_dd is None:
+            self._basis_dd = orthonormal_basis(self.spec.model.width, self.spec.seed).to(self.device)
+        return self._basis_dd
 
     def _refresh_links(self) -> None:
         for link in (self._upstream, self._downstream):

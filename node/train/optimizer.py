@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,9 @@ from node.train.schedule import cold_factor
 from protocol.spec import RunSpec
 
 _FIRST, _SECOND = "exp_avg", "exp_avg_sq"
+
+AdamW = Callable[..., torch.optim.Optimizer]
+"""As torch.optim.AdamW: its arguments, the names of its state, and groups of named parameters."""
 
 
 @dataclass(frozen=True)
@@ -40,22 +43,27 @@ class InnerOptimizer:
         spec: the run.
         parameters: the live parameters by canonical name.
         undecayed: names of matrices without weight decay.
+        adamw: makes the optimizer proper.
     """
 
     def __init__(
-        self, spec: RunSpec, parameters: Mapping[str, nn.Parameter], undecayed: Iterable[str]
+        self,
+        spec: RunSpec,
+        parameters: Mapping[str, nn.Parameter],
+        undecayed: Iterable[str],
+        adamw: AdamW = torch.optim.AdamW,
     ) -> None:
         self._parameters, self._cold_limit = parameters, spec.recovery.cold_steps
         spared = set(undecayed)
         decayed, plain = [], []
         for name, parameter in parameters.items():
-            (decayed if parameter.dim() == 2 and name not in spared else plain).append(parameter)
+            (decayed if parameter.dim() == 2 and name not in spared else plain).append((name, parameter))
         inner = spec.inner
         groups = [
             {"params": decayed, "weight_decay": inner.weight_decay},
             {"params": plain, "weight_decay": 0.0},
         ]
-        self._adamw = torch.optim.AdamW(
+        self._adamw = adamw(
             [group for group in groups if group["params"]],
             lr=inner.learning_rate,
             betas=(inner.beta1, inner.beta2),

@@ -18,7 +18,8 @@ k = 0) and the token ids; one to the former member holds the gradient in k dimen
 
     forward  = b L k e + b (L + 1) i        backward = b L k e
 
-with e bytes of a value in `link.dtype` (int8 adds a float32 scale per token) and i bytes of an id. From a to
+with e bytes of a value in `link.dtype` (int8 adds a scale of 4 bytes per token, int4 and int2 of one) and i
+bytes of an id. From a to
 b it takes bytes / bandwidth, where bandwidth is what b has seen arrive from a, else what a has measured
 towards b, else min(uplink of a, downlink of b). Then it travels for one delay: half the measured round trip,
 else half of each end's to the coordinator.
@@ -170,7 +171,7 @@ def message_bytes(spec: RunSpec, k: int) -> tuple[int, int]:
     """Payload bytes of one microbatch's message downstream, token ids included, and of the one upstream."""
     tokens = spec.inner.microbatch_size * spec.model.context
     width = k or spec.model.width
-    per_token = {"bf16": 2 * width, "fp32": 4 * width, "int8": width + 4}[spec.link.dtype]
+    per_token = spec.link.token_bytes(width)
     vocabulary = spec.model.vocabulary
     id_bytes = 1 if vocabulary <= 2**8 else 2 if vocabulary <= 2**16 else 4
     ids = spec.inner.microbatch_size * (spec.model.context + 1) * id_bytes

@@ -35,6 +35,7 @@ class ErrorCode(Enum):
     BAD_SPEC = ("bad-spec", ExitCode.USAGE)
     BAD_OPTION = ("bad-option", ExitCode.USAGE)
     BAD_INVITE = ("bad-invite", ExitCode.USAGE)
+    BAD_MATRIX = ("bad-matrix", ExitCode.USAGE)
 
     # Data, tokenizers and files of the user.
     DATA_UNREADABLE = ("data-unreadable", ExitCode.DATA)
@@ -44,6 +45,7 @@ class ErrorCode(Enum):
     CHECKPOINT_CORRUPT = ("checkpoint-corrupt", ExitCode.DATA)
     CHECKPOINT_MISSING = ("checkpoint-missing", ExitCode.DATA)
     DISK_FULL = ("disk-full", ExitCode.DATA)
+    RESULTS_UNREADABLE = ("results-unreadable", ExitCode.DATA)
 
     # The network between us.
     COORDINATOR_UNREACHABLE = ("coordinator-unreachable", ExitCode.NETWORK)

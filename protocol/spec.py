@@ -146,12 +146,22 @@ class LinkSpec(_Section):
     k: int = Field(16, ge=0, description="subspace width at first; 0 sends activations uncompressed")
     least_k: int = Field(0, ge=0, description="narrowest that a slow link may become; 0: k stays as it is")
     most_k: int = Field(0, ge=0, description="widest that a fast link may become; 0: k stays as it is")
-    dtype: Literal["bf16", "fp32", "int8"] = "bf16"
+    dtype: Literal["bf16", "fp32", "int8", "int4", "int2"] = "bf16"
 
     @property
     def adapts(self) -> bool:
         """Whether k follows the measured bandwidth, between `least_k` and `most_k`."""
         return self.least_k > 0
+
+    def token_bytes(self, width: int) -> int:
+        """Bytes of `width` values of one token, one way; with their scale, without the id of the token."""
+        return {
+            "fp32": 4 * width,
+            "bf16": 2 * width,
+            "int8": width + 4,
+            "int4": -(-width // 2) + 1,
+            "int2": -(-width // 4) + 1,
+        }[self.dtype]
 
     @model_validator(mode="after")
     def _bounds_hold_k(self) -> LinkSpec:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
+import torch
 from torch import Tensor
 
 from node.data.stream import SampleStream
@@ -128,6 +129,18 @@ class LocalReplica:
     def _sent(self, message: Message | None) -> Message | None:
         self.bytes_sent += len(message.payload) if message is not None else 0
         return message
+
+
+@torch.no_grad()
+def average_gradients(replicas: Sequence[LocalReplica]) -> None:
+    """Give every parameter the mean of its gradients on all `replicas`, summed in their order."""
+    for stage in (stage for member in replicas[0].members for stage in member.stages):
+        held = [replica.host_of(stage).modules[stage].canonical_parameters() for replica in replicas]
+        for name in held[0]:
+            gradients = [parameters[name].grad for parameters in held]
+            mean = torch.stack(gradients).mean(dim=0)
+            for gradient in gradients:
+                gradient.copy_(mean)
 
 
 def _replica(spec: RunSpec, index: int, members: int) -> Replica:

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from node.data.stream import SampleStream, open_stream
-from node.experiment.replicas import LocalReplica, plan_of
+from node.experiment.replicas import LocalReplica, average_gradients, plan_of
+from node.experiment.variation import UNVARIED, Steering, Variation, weighted
 from node.train.inner import InnerResult
 from protocol.samples import sample_range
 from protocol.spec import RunSpec
@@ -63,6 +64,7 @@ class LocalSwarm:
         stream: the samples, opened for a spec with the same data, model and seed; opened here by default.
         plan: other replicas than those of :func:`plan_of`, such as with links of unlike k. Its rounds start
             with 1.
+        variation: how it departs from the algorithm.
 
     Raises:
         HetnodeError: as :func:`open_stream`; DEVICE_UNAVAILABLE.
@@ -78,11 +80,18 @@ class LocalSwarm:
         device: str = "cpu",
         stream: SampleStream | None = None,
         plan: Plan | None = None,
+        variation: Variation = UNVARIED,
     ) -> None:
         stream = stream or open_stream(spec)
         self.position = 0
-        self._spec, self._plan = spec, plan or plan_of(spec)
-        self.replicas = tuple(LocalReplica(spec, each, device, stream) for each in self._plan.replicas)
+        self._spec, self._plan = spec, weighted(plan or plan_of(spec), variation)
+        self._variation, self._steering = variation, Steering(spec, variation)
+        self.replicas = tuple(
+            LocalReplica(spec, each, device, stream, self._steering.parts) for each in self._plan.replicas
+        )
+        for replica in self.replicas:
+            self._steering.watch(replica)
+        self._steering.connect(0, self.replicas)
         self._inner: tuple[InnerResult, ...] | None = None
         self._bytes_reported = 0
         self._begin_round(1)
@@ -96,8 +105,7 @@ class LocalSwarm:
         """The rest of the inner phase on all replicas: now :meth:`exchange` follows."""
         assert self._inner is None, "a round is exchanged before the next one is trained"
         assert self.position < self._spec.rounds, "the run is over"
-        for replica in self.replicas:
-            replica.train(range(self._trained, self._spec.inner.steps))
+        self._train(range(self._trained, self._spec.inner.steps))
         self._inner = tuple(replica.end_inner_phase() for replica in self.replicas)
 
     def exchange(self) -> RoundReport:
@@ -108,6 +116,7 @@ class LocalSwarm:
         if round_ < self._spec.rounds:
             self._begin_round(round_ + 1)
         contributions = tuple(self._settle(stage, round_, offers[stage]) for stage in stages)
+        self._steering.after_round(round_, self.replicas)
         self.position, self._inner = round_, None
         sent = sum(replica.bytes_sent for replica in self.replicas)
         report = RoundReport(
@@ -135,7 +144,26 @@ class LocalSwarm:
             if self._trained:
                 replica.keep_training()
             replica.begin_round(round_, sample_range(self._plan, self._spec, round_, planned.index))
-            replica.train(range(self._trained))
+        self._train(range(self._trained))
+
+    def _train(self, steps: range) -> None:
+        """These inner steps on all replicas: one replica after the other, where they need not wait."""
+        if self._variation.average_gradients:
+            for step in steps:
+                for replica in self.replicas:
+                    replica.accumulate(step)
+                average_gradients(self.replicas)
+                for replica in self.replicas:
+                    self._apply(replica, step)
+        else:
+            for replica in self.replicas:
+                for step in steps:
+                    replica.accumulate(step)
+                    self._apply(replica, step)
+
+    def _apply(self, replica: LocalReplica, step: int) -> None:
+        replica.apply(step)
+        self._steering.after_step(replica)
 
     def _propose(self, stage: int) -> dict[int, _Offer]:
         """Of those replicas that have something to give, by position, in canonical order: by owner."""

@@ -11,13 +11,10 @@ from node.model.init import parameter_count, parameter_shapes
 from protocol.spec import RunSpec
 from protocol.tensorpack import PayloadLayout
 
-_WIRE_BYTES = {"bf16": 2, "fp32": 4, "int8": 1}
-
 
 def link_bytes_per_token(spec: RunSpec) -> int:
     """Bytes that one token takes on a link in one direction, without its id and the framing."""
-    width = spec.link.k or spec.model.width
-    return width * _WIRE_BYTES[spec.link.dtype] + (4 if spec.link.dtype == "int8" else 0)
+    return spec.link.token_bytes(spec.link.k or spec.model.width)
 
 
 def spec_view(spec: RunSpec) -> RenderableType:

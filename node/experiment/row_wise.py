@@ -1,0 +1,63 @@
+"""AdamW whose second moment is one number for many entries of some matrices ("modified AdamW")."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+
+class RowWiseAdamW(torch.optim.Optimizer):
+    """AdamW; where `shared(name)` holds, the second moment is the mean over the first axis of the matrix.
+
+    Subspace Networks keep what is written into the residual stream within a subspace. An AdamW step of its
+    own rate for every entry leaves it; one rate for all d entries that come of one input does not. Those
+    entries are a row in the paper's convention (inputs first), and a column of our [d, in].
+
+    Args:
+        groups: as of torch.optim.AdamW, of named parameters.
+        shared: by name.
+
+    The state has the names and shapes of torch.optim.AdamW's.
+    """
+
+    def __init__(
+        self,
+        groups: Iterable[dict[str, Any]],
+        *,
+        shared: Callable[[str], bool],
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+    ) -> None:
+        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
+        self._shared = shared
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        assert closure is None, "no closures"
+        for group in self.param_groups:
+            for name, parameter in zip(group["param_names"], group["params"], strict=True):
+                if parameter.grad is not None:
+                    self._update(group, parameter, self._shared(name))
+
+    def _update(self, group: dict[str, Any], parameter: torch.nn.Parameter, shared: bool) -> None:
+        gradient, state = parameter.grad, self.state[parameter]
+        assert gradient is not None
+        if not state:
+            state["step"] = torch.zeros(())
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
+        state["step"] += 1
+        beta1, beta2 = group["betas"]
+        squares = gradient.square()
+        if shared:
+            squares = squares.mean(dim=0, keepdim=True).expand_as(gradient)
+        state["exp_avg"].lerp_(gradient, 1 - beta1)
+        state["exp_avg_sq"].lerp_(squares, 1 - beta2)
+        taken = float(state["step"])
+        first = state["exp_avg"] / (1 - beta1**taken)
+        second = state["exp_avg_sq"] / (1 - beta2**taken)
+        parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        parameter.addcdiv_(first, second.sqrt_().add_(group["eps"]), value=-group["lr"])

@@ -1,0 +1,217 @@
+"""Departures from the algorithm, to see what its parts are worth and what might be better.
+
+A :class:`Variation` says which; the defaults are the algorithm of a real swarm. :class:`Steering` carries it
+out on the replicas of one process. What turns out to be better belongs into the run specification, where real
+swarms have it too; what is here is no part of a real run.
+
+Shapes: d width, k subspace width, b micro-batch, L tokens. U [d, k] is the basis of a link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor
+
+from node.experiment.observing import Covariances, observe_boundaries, observe_gradients
+from node.experiment.replicas import LocalReplica
+from node.experiment.row_wise import RowWiseAdamW
+from node.train.inner import Parts
+from protocol.spec import RunSpec
+from protocol.subspace import LinkProjection, LinkTransform, Uncompressed, orthonormal_basis
+from protocol.types import Plan
+
+_CONSTRAINED = (".wo", ".w_down")
+"""The matrices that write into the residual stream, [d, in]."""
+
+
+class Variation(BaseModel):
+    """What differs from the algorithm. All fields at their defaults: nothing."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    average_gradients: bool = Field(
+        False, description="replicas average their gradients before every AdamW step: data parallel training"
+    )
+    adaptation: bool = Field(True, description="T_perp follows the embedding; else it stays as at the start")
+    weight_projection: bool = Field(
+        False,
+        description="after every step of a pipeline, W_o and W_down are projected onto what links carry",
+    )
+    row_wise_moments: bool = Field(
+        False, description="AdamW with one second moment for all d entries that one input of W_o, W_down adds"
+    )
+    grassmann_every: int = Field(
+        0, ge=0, description="rounds between two Grassmann steps of U along the gradients that links lose"
+    )
+    grassmann_rate: float = Field(0.1, gt=0)
+    basis_every: int = Field(
+        0,
+        ge=0,
+        description="rounds between two changes of every link's U to the principal directions of activations "
+        "and gradients that full replicas see there",
+    )
+    full_weight: float = Field(1.0, gt=0, description="weight of a full replica in a round; a pipeline has 1")
+    k_by_round: tuple[tuple[int, int], ...] = Field(
+        (), description="(round, k): the links' k from that round on; before the first, that of the spec"
+    )
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The fields that are not at their defaults, as JSON."""
+        return self.model_dump(mode="json", exclude_defaults=True)
+
+    @model_validator(mode="after")
+    def _links_change_for_one_reason(self) -> Variation:
+        reasons = (not self.adaptation, self.grassmann_every > 0, self.basis_every > 0, bool(self.k_by_round))
+        if sum(reasons) > 1:
+            raise ValueError(
+                "of adaptation = false, grassmann_every, basis_every and k_by_round only one may be given"
+            )
+        return self
+
+
+UNVARIED = Variation()
+"""The algorithm of a real swarm."""
+
+
+def weighted(plan: Plan, variation: Variation) -> Plan:
+    """`plan` with the weights of `variation`."""
+    replicas = tuple(
+        replica if replica.links else replace(replica, weight=replica.weight * variation.full_weight)
+        for replica in plan.replicas
+    )
+    return replace(plan, replicas=replicas)
+
+
+class Steering:
+    """Carries out `variation` on the replicas of one swarm, which are built from :attr:`parts`.
+
+    Attributes:
+        parts: of all trainers of the swarm.
+    """
+
+    def __init__(self, spec: RunSpec, variation: Variation) -> None:
+        self._spec, self._variation = spec, variation
+        self._bases: dict[int, Tensor] = {}
+        self._seen = Covariances()
+        self.parts = Parts(
+            **({} if variation.adaptation else {"link": _frozen_link}),
+            **({"adamw": _row_wise} if variation.row_wise_moments else {}),
+        )
+
+    def watch(self, replica: LocalReplica) -> None:
+        """Begin to see what the variation needs to know of `replica`; before it trains."""
+        if self._variation.basis_every and len(replica.members) == 1:
+            observe_boundaries(replica.members[0], self._seen)
+        if self._variation.grassmann_every:
+            for member in replica.members[1:]:
+                observe_gradients(member, self._seen)
+
+    def after_step(self, replica: LocalReplica) -> None:
+        """`replica` has taken an AdamW step."""
+        if self._variation.weight_projection:
+            _project_weights(replica, self._basis(0)[:, : self._spec.link.k])
+
+    def after_round(self, round_: int, replicas: Sequence[LocalReplica]) -> None:
+        """`round_` is committed on all `replicas`: links change where it is time."""
+        every = self._variation.grassmann_every or self._variation.basis_every
+        if every and round_ % every == 0:
+            self._turn_bases()
+            self.connect(round_, replicas)
+        elif any(first == round_ + 1 for first, _ in self._variation.k_by_round):
+            self.connect(round_, replicas)
+
+    def connect(self, round_: int, replicas: Sequence[LocalReplica]) -> None:
+        """Give all links what they have after `round_`."""
+        if not (self._bases or self._variation.k_by_round):
+            return
+        k = self._k_after(round_)
+        for replica in replicas:
+            boundaries = [member.stages.first for member in replica.members[1:]]
+            replica.connect([k] * len(boundaries), [self._basis(boundary) for boundary in boundaries])
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """What :meth:`restore` needs to go on as if nothing had happened; float32 and float64."""
+        bases = {f"basis/{boundary}": basis for boundary, basis in self._bases.items()}
+        return bases | {f"seen/{name}": value for name, value in self._seen.sums.items()}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take over the `state` of another one; then :meth:`connect`."""
+        self._bases = {int(name[6:]): value for name, value in state.items() if name.startswith("basis/")}
+        self._seen.sums.clear()
+        self._seen.sums |= {name[5:]: value for name, value in state.items() if name.startswith("seen/")}
+
+    def _basis(self, boundary: int) -> Tensor:
+        """The basis [d, d] of links into stage `boundary`."""
+        if boundary not in self._bases:
+            return orthonormal_basis(self._spec.model.width, self._spec.seed)
+        return self._bases[boundary]
+
+    def _k_after(self, round_: int) -> int:
+        reached = [k for first, k in self._variation.k_by_round if first <= round_ + 1]
+        return reached[-1] if reached else self._spec.link.k
+
+    def _turn_bases(self) -> None:
+        boundaries = range(1, self._spec.swarm.stages)
+        if self._variation.basis_every:
+            self._bases = {boundary: principal(self._seen.of(boundary)) for boundary in boundaries}
+        else:
+            gradients_dd = self._seen.total("gradient")
+            k, rate = self._spec.link.k, self._variation.grassmann_rate
+            turned = grassmann_step(self._basis(1), k, gradients_dd, rate)
+            self._bases = dict.fromkeys(boundaries, turned)
+        self._seen.sums.clear()
+
+
+def principal(covariance_dd: Tensor) -> Tensor:
+    """Eigenvectors [d, d], float32, of the largest eigenvalue first."""
+    vectors_dd = torch.linalg.eigh(covariance_dd.double()).eigenvectors
+    return vectors_dd.flip(-1).float().contiguous()
+
+
+def grassmann_step(basis_dd: Tensor, k: int, gradients_dd: Tensor, rate: float) -> Tensor:
+    """U after one step that lessens what links lose of the gradients, |G - G U U^T|^2; completed to [d, d].
+
+    Along the Grassmann manifold's gradient (I - U U^T) A U, where A = sum G^T G, in units of A's largest
+    eigenvalue, and back onto the manifold by QR.
+    """
+    basis_dd, a_dd = basis_dd.double(), gradients_dd.double()
+    u_dk = basis_dd[:, :k]
+    largest = torch.linalg.eigvalsh(a_dd)[-1].clamp_min(torch.finfo(torch.float64).tiny)
+    pulled_dk = a_dd @ u_dk / largest
+    moved_dk = u_dk + rate * (pulled_dk - u_dk @ (u_dk.T @ pulled_dk))
+    q_dd, r_dd = torch.linalg.qr(torch.cat((moved_dk, basis_dd[:, k:]), dim=1))
+    return (q_dd * r_dd.diagonal().sign()).float()
+
+
+class _FrozenTable(LinkProjection):
+    """A link whose T_perp stays as it was when it was made."""
+
+    def refresh(self, table_vd: Tensor) -> None:
+        if not hasattr(self, "perpendicular_vd"):
+            super().refresh(table_vd)
+
+
+def _frozen_link(k: int, basis_dd: Tensor, table_vd: Tensor) -> LinkTransform:
+    return _FrozenTable(basis_dd[:, :k], table_vd) if k else Uncompressed()
+
+
+def _row_wise(groups: list[dict[str, Any]], **options: Any) -> RowWiseAdamW:
+    return RowWiseAdamW(groups, shared=lambda name: name.endswith(_CONSTRAINED), **options)
+
+
+@torch.no_grad()
+def _project_weights(replica: LocalReplica, basis_dk: Tensor) -> None:
+    """W := U U^T W for all matrices before a link that write into the residual stream."""
+    for member in replica.members[:-1]:
+        basis = basis_dk.to(member.device)
+        for module in member.modules.values():
+            for name, weight in module.canonical_parameters().items():
+                if name.endswith(_CONSTRAINED):
+                    weight.copy_(basis @ (basis.T @ weight))

@@ -44,7 +44,13 @@ def spec_of(dtype: WireDType) -> RunSpec:
 @pytest.mark.parametrize("k", [8, 64, 512])
 @pytest.mark.parametrize(
     ("dtype", "bytes_per_token"),
-    [("bf16", lambda k: 2 * k), ("int8", lambda k: k + 4), ("fp32", lambda k: 4 * k)],
+    [
+        ("bf16", lambda k: 2 * k),
+        ("fp32", lambda k: 4 * k),
+        ("int8", lambda k: k + 4),
+        ("int4", lambda k: k // 2 + 1),
+        ("int2", lambda k: k // 4 + 1),
+    ],
 )
 async def test_a_token_costs_its_numbers_and_framing_below_one_percent(
     dtype, bytes_per_token, k: int

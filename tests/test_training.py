@@ -302,7 +302,7 @@ def test_gradients_of_uneven_shares_weigh_as_much_as_their_samples() -> None:
     stream, size = open_stream(spec), spec.inner.microbatch_size
 
     def gradient(first: int, microbatches: int) -> dict[str, torch.Tensor]:
-        trainer = Trainer(spec, StageRange(0, 2), "cpu", stream)
+        trainer = Trainer(spec, StageRange(0, 2), stream=stream)
         trainer.begin_round(1, range(first, first + spec.samples_per_round(microbatches)))
         for microbatch in range(microbatches):
             trainer.forward(0, microbatch, None)
@@ -363,7 +363,7 @@ async def test_payloads_of_uneven_shares_move_the_anchor_by_their_weighted_mean(
         torch.testing.assert_close(after[name], expected, rtol=1e-5, atol=1e-7, msg=name)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "int8"])
+@pytest.mark.parametrize("dtype", ["bf16", "int8", "int4"])
 async def test_anchors_of_full_and_pipeline_replicas_are_bit_equal_after_every_round(dtype: str) -> None:
     spec = spec_of(**{"link.k": 8, "link.dtype": dtype, "rounds": 3})
     async with AsyncExitStack() as stack:

@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec import LinkSpec
 from protocol.types import DType, TensorHeader
 from protocol.wire import WireDType, pack_activation, pack_ids, unpack_activation, unpack_ids
 
 SHAPE = (2, 5, 8)
-DTYPES: list[WireDType] = ["bf16", "fp32", "int8"]
+DTYPES: list[WireDType] = ["bf16", "fp32", "int8", "int4", "int2"]
 
 
 def some_activation() -> torch.Tensor:
@@ -30,9 +31,11 @@ def test_fp32_and_bf16_come_back_as_rounded(source: torch.dtype) -> None:
         assert torch.equal(unpack_activation(headers, data, "x", SHAPE, dtype), rounded)
 
 
-def test_bytes_per_element_are_four_two_and_about_one() -> None:
-    sizes = [len(pack_activation("x", some_activation(), dtype)[1]) for dtype in ("fp32", "bf16", "int8")]
-    assert sizes == [4 * 80, 2 * 80, 80 + 4 * 10]
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [1, 6, 8])
+def test_a_token_takes_as_many_bytes_as_the_spec_says(dtype: WireDType, width: int) -> None:
+    _, data = pack_activation("x", some_activation()[..., :width], dtype)
+    assert len(data) == 10 * LinkSpec(dtype=dtype).token_bytes(width)
 
 
 def test_int8_is_within_half_a_step_of_each_tokens_own_scale() -> None:

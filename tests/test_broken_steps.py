@@ -71,16 +71,17 @@ def unfinished_work(swarm: VirtualSwarm, name: str) -> bool:
 def places_and_moments() -> list[object]:
     """Every moment at both ends of a chain, and one in the middle of a longer one.
 
-    Of the lower end, all but one are among the slow tests.
+    Half of those of the upper end, and all but one of the lower, are among the slow tests.
     """
     moments = [*OF_A_STEP, Moment.VALIDATE]
+    quick = {"p": (Moment.FORWARD, Moment.BACKWARD, Moment.NORM, Moment.PHASE), "q": (Moment.BACKWARD,)}
     ends = [
         pytest.param(
             *(MIXED, name, each),
             id=f"{each}-of-{name}",
-            marks=[pytest.mark.slow] if name == "q" and each is not Moment.BACKWARD else [],
+            marks=[] if each in usual else [pytest.mark.slow],
         )
-        for name in ("p", "q")
+        for name, usual in quick.items()
         for each in moments
     ]
     return [*ends, pytest.param(TRIO, "q", Moment.BACKWARD, id="in-the-middle")]

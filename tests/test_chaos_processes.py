@@ -60,6 +60,7 @@ def test_killed_nodes_one_with_a_wrong_clock_come_back_and_nothing_forks(tmp_pat
         assert all(26 in swarm.contributions(name) for name in FULL)
 
 
+@pytest.mark.slow  # as above
 def test_a_member_killed_inside_a_step_comes_back_and_the_full_replica_misses_nothing(tmp_path: Path) -> None:
     plan = FaultPlan(tmp_path / "faults")
     plan.fail_at("q", None, 3, Moment.COOL_DOWN, Action.KILL, step=5)

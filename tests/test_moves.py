@@ -129,6 +129,7 @@ def test_a_move_outlasts_a_dht_that_is_away_and_goes_by_the_newest_admission(
     play(scenario, BENCH, bench_spec(60))
 
 
+@pytest.mark.slow  # its pieces are tested by themselves
 def test_who_is_refused_because_of_a_move_that_it_has_not_heard_of_moves(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +169,7 @@ def test_who_is_refused_because_of_a_move_that_it_has_not_heard_of_moves(
     play(scenario, BENCH, bench_spec(20))
 
 
+@pytest.mark.slow  # its pieces are tested by themselves
 def test_who_is_asked_to_leave_while_it_cannot_move_does(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     starts: Counter[str] = Counter()
     start = VirtualSwarm._start_hivemind
@@ -256,7 +258,7 @@ def replaced_plan(change: Callable[[Replica], Replica], at: int) -> Callable[...
     return regroup
 
 
-@pytest.mark.parametrize("k", [16, 4, 0])
+@pytest.mark.parametrize("k", [4, 0, pytest.param(16, marks=pytest.mark.slow)])
 def test_k_moves_at_a_round_boundary_on_both_ends_and_no_link_is_opened_anew(
     play: Play, monkeypatch: pytest.MonkeyPatch, k: int
 ) -> None:

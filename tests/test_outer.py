@@ -387,5 +387,5 @@ class NothingIsLost(RuleBasedStateMachine):
         assert self.mine.outer.digest() == self.other.outer.digest()
 
 
-NothingIsLost.TestCase.settings = settings(max_examples=40, stateful_step_count=20)
+NothingIsLost.TestCase.settings = settings(max_examples=25, stateful_step_count=20)
 TestNothingIsLost = NothingIsLost.TestCase

@@ -154,8 +154,8 @@ def test_a_killed_swarm_leaves_no_process_behind_resumes_where_it_was_and_its_lo
     def rounds() -> list[int]:
         return [event["round"] for event in events_of(folder) if event["event"] == "decision"]
 
-    process = swarm("--rounds", "24")
-    wait_until(lambda: max(rounds(), default=0) >= 6, 120, "6 rounds")
+    process = swarm("--rounds", "14")
+    wait_until(lambda: max(rounds(), default=0) >= 4, 120, "4 rounds")
     everybody = mentioning(folder)
     assert len(everybody) > 10
     process.kill()
@@ -167,16 +167,16 @@ def test_a_killed_swarm_leaves_no_process_behind_resumes_where_it_was_and_its_lo
     resumed = start("swarm", "up", "--resume", str(folder), log=tmp_path / "resumed")
     assert resumed.wait(200) == 0, words_of(tmp_path / "resumed")
     events = events_of(folder)
-    assert sorted({event["round"] for event in events if event["event"] == "decision"}) == list(range(1, 25))
-    assert sum(event["event"] == "decision" for event in events) == 2 * 24  # none was decided twice
+    assert sorted({event["round"] for event in events if event["event"] == "decision"}) == list(range(1, 15))
+    assert sum(event["event"] == "decision" for event in events) == 2 * 14  # none was decided twice
     history = report.history_of(events)
     assert history.diverged == 0
     after = history.replicas[0].losses
     assert after[: len(losses)] == losses
     assert after[len(losses)][1] < 1.05 * losses[-1][1]  # not that of a model that starts anew
     assert history.replicas[0].last < losses[-1][1]
-    assert checkpoint.read(folder / "checkpoint").round == 24
-    assert before < 24
+    assert checkpoint.read(folder / "checkpoint").round == 14
+    assert before < 14
 
 
 def test_nodes_started_by_hand_train_and_a_wrong_spec_is_refused_with_both_hashes(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 # The commands of the README. All make a virtual environment in .venv and install hetnode into it.
 PYTHON ?= python3.11
 VENV ?= .venv
+SMALL = benchmarks/reproduction/small.toml
+QUICK = benchmarks/reproduction/quick.toml
 
-.PHONY: swarm test check bench install
+.PHONY: swarm test check bench reproduce reproduce-quick install
 
 swarm: $(VENV)/installed
 	$(VENV)/bin/hetnode swarm up
@@ -18,6 +20,18 @@ check: $(VENV)/installed-test
 # Below 10 minutes. BENCH="--write docs/performance.md" replaces the generated section there.
 bench: $(VENV)/installed-test
 	$(VENV)/bin/python -m benchmarks $(BENCH)
+
+# The paper's tables in small, docs/reproduction.md: about four hours. Interrupted, the same command goes on.
+reproduce: $(VENV)/installed
+	$(VENV)/bin/hetnode experiment run $(SMALL) --out runs/reproduction
+	$(VENV)/bin/hetnode experiment report $(SMALL) --results runs/reproduction/results.jsonl \
+	    --write docs/reproduction.md --figures docs/reproduction
+
+# Its orderings on a short schedule, in a quarter of an hour at most.
+reproduce-quick: $(VENV)/installed
+	$(VENV)/bin/hetnode experiment run $(QUICK) --out runs/reproduction-quick
+	$(VENV)/bin/hetnode experiment report $(QUICK) --results runs/reproduction-quick/results.jsonl \
+	    --write runs/reproduction-quick/page.md --figures runs/reproduction-quick/figures
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

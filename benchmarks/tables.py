@@ -8,7 +8,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
-from pathlib import Path
+
+from node.hardware import processor
 
 _NUMBER = re.compile(r"[-+]?[\d,.]+(e[-+]?\d+)?\s*(%|x)?")
 
@@ -69,16 +70,6 @@ def machine() -> str:
     system = f"{platform.system()} {platform.release().split('-')[0]}"
     accelerator = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
     return (
-        f"{date.today().isoformat()}, {_processor()}, {cores} cores{accelerator}, {system}, "
+        f"{date.today().isoformat()}, {processor()}, {cores} cores{accelerator}, {system}, "
         f"Python {platform.python_version()}, torch {torch.__version__}"
     )
-
-
-def _processor() -> str:
-    """Name of the CPU."""
-    described = Path("/proc/cpuinfo")
-    if described.exists():
-        named = re.search(r"^model name\s*:\s*(.+)$", described.read_text(encoding="utf-8"), re.MULTILINE)
-        if named:
-            return named[1].strip()
-    return platform.processor() or platform.machine()

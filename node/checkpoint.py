@@ -32,6 +32,7 @@ from node.checkpoint_files import (
     SealedRecord,
     Shapes,
     corrupt,
+    each_tensor,
     load_tensors,
     publish,
     read_sealed,
@@ -80,6 +81,34 @@ class Checkpoint:
     embedding: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class Verified:
+    """A checkpoint on disk whose files are as they were written; tensors are read when they are asked for."""
+
+    folder: Path
+    spec: RunSpec
+    manifest: Manifest
+
+    @property
+    def round(self) -> int:
+        return self.manifest.round
+
+    def require_complete(self) -> None:
+        """Raise CHECKPOINT_MISSING, naming the stages, unless it has every stage of its run."""
+        _require_all(self.spec, self.manifest.stages)
+
+    def tensors(self, stage: int) -> Iterator[tuple[str, Tensor]]:
+        """Names and tensors of a stage in canonical order, float32 on the CPU, one at a time in memory.
+
+        They are of the file as it is now. Raises CHECKPOINT_CORRUPT.
+        """
+        return each_tensor(self.folder / _file_of(stage), parameter_shapes(self.spec, stage))
+
+    def load(self, stage: int) -> dict[str, Tensor]:
+        """The parameters of a stage, float32 on the CPU. Raises CHECKPOINT_CORRUPT."""
+        return _load_stage(self.folder, self.spec, self.manifest, stage, "cpu")
+
+
 def _nothing(_: Path) -> None:
     pass
 
@@ -109,6 +138,11 @@ def write(
     _publish(folder, spec, round, iter(stages.items()), embedding, beside)
 
 
+def write_each(folder: Path, spec: RunSpec, round: int, stages: Iterable[tuple[int, Parameters]]) -> None:
+    """As :func:`write`; `stages` are drawn one at a time, so that not all of them need be in memory."""
+    _publish(folder, spec, round, iter(stages), None, _nothing)
+
+
 def read(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
     """Read and verify all stages of a checkpoint, which may be some of the run's.
 
@@ -121,6 +155,11 @@ def read(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
     if manifest.embedding is not None:
         embedding = _load(folder, manifest.embedding, embedding_shapes(spec), device)[EMBEDDING]
     return Checkpoint(spec, manifest.round, stages, embedding)
+
+
+def verify(folder: Path) -> Verified:
+    """The checkpoint `folder`, verified and not yet read. Raises CHECKPOINT_MISSING or CHECKPOINT_CORRUPT."""
+    return Verified(folder, *_verify(folder))
 
 
 def is_complete(folder: Path) -> bool:
@@ -202,9 +241,7 @@ def assemble(parts: Sequence[Path], folder: Path) -> None:
 
 def require_complete(checkpoint: Checkpoint) -> None:
     """Raise CHECKPOINT_MISSING, naming the stages, unless the checkpoint has every stage of its run."""
-    if missing := _missing(checkpoint.spec, checkpoint.stages):
-        stages = checkpoint.spec.swarm.stages
-        raise _missing_error(f"Of {stages} stages, the checkpoint does not hold {_listed(missing)}")
+    _require_all(checkpoint.spec, checkpoint.stages)
 
 
 def _publish(
@@ -306,6 +343,13 @@ def _file_of(stage: int) -> str:
 
 def _missing(spec: RunSpec, stages: Iterable[int]) -> list[int]:
     return sorted(set(range(spec.swarm.stages)) - set(stages))
+
+
+def _require_all(spec: RunSpec, stages: Iterable[int]) -> None:
+    if missing := _missing(spec, stages):
+        raise _missing_error(
+            f"Of {spec.swarm.stages} stages, the checkpoint does not hold {_listed(missing)}"
+        )
 
 
 def _listed(stages: Sequence[int]) -> str:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -115,6 +115,16 @@ def load_tensors(path: Path, shapes: Shapes, device: torch.device | str = "cpu")
         with safe_open(path, framework="pt", device=str(device)) as file:
             # On the CPU the library maps the file: copy, so that what is verified here stays as it is.
             return {name: file.get_tensor(name).clone() for name in shapes}
+    except (OSError, SafetensorError) as error:
+        raise corrupt(path, str(error)) from None
+
+
+def each_tensor(path: Path, shapes: Shapes) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a verified file one at a time, in the order of `shapes`. Raises CHECKPOINT_CORRUPT."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            for name in shapes:
+                yield name, file.get_tensor(name)
     except (OSError, SafetensorError) as error:
         raise corrupt(path, str(error)) from None
 

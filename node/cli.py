@@ -14,9 +14,10 @@ from rich.console import Console
 
 from node import hardware, known_runs, lifetime
 from node.cli_admin import invite_app, peers_app, seconds_of
+from node.cli_experiment import experiment_app
 from node.cli_leave import leave
 from node.cli_measure import doctor
-from node.cli_model import checkpoint_app, generate
+from node.cli_model import checkpoint_app, evaluate, export, generate, import_model
 from node.cli_plan import plan_app
 from node.cli_spec import (
     Config,
@@ -54,8 +55,12 @@ app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(invite_app, name="invite")
 app.add_typer(peers_app, name="peers")
 app.add_typer(plan_app, name="plan")
+app.add_typer(experiment_app, name="experiment")
 app.command()(doctor)
 app.command()(generate)
+app.command("eval")(evaluate)
+app.command()(export)
+app.command("import")(import_model)
 app.command()(leave)
 
 _NETWORK = "Network"
@@ -251,7 +256,21 @@ def join(
     tokenizer: Annotated[
         Path | None, typer.Option(help="Where this machine keeps the run's tokenizer.json.")
     ] = None,
+    initial: Annotated[
+        Path | None,
+        typer.Option(help="Of a run that starts from an imported model: what 'hetnode import' has written."),
+    ] = None,
     device: Annotated[str, typer.Option(help="Torch device, such as cpu, cuda or cuda:1.")] = "cpu",
+    compile: Annotated[
+        bool, typer.Option("--compile", help="Use torch.compile: faster on a GPU, after a minute.")
+    ] = False,
+    activation_checkpointing: Annotated[
+        bool,
+        typer.Option(
+            "--activation-checkpointing",
+            help="Compute activations again in the backward pass: far less memory, a third more time.",
+        ),
+    ] = False,
     threads: Annotated[int, typer.Option(help="CPU threads to compute with; 0 takes all.", min=0)] = 0,
     measure: Annotated[
         bool,
@@ -334,9 +353,12 @@ def join(
         advertise=advertise,
         dial_only=dial_only,
         device=device,
+        compile=compile,
+        activation_checkpointing=activation_checkpointing,
         threads=threads or hardware.available_threads(),
         source=data,
         tokenizer=str(tokenizer) if tokenizer else None,
+        initial=str(initial.absolute()) if initial else None,
         join_seconds=join_seconds,
         measure=measure,
         spec_hash=pinned(resolve(file=config)).hash if config else expect_spec,

@@ -63,16 +63,19 @@ def spec_of(config: Path | None, preset: str | None, **overrides: Any) -> RunSpe
     return resolve(preset, config, {names.get(name, name): value for name, value in overrides.items()})
 
 
-def pinned(spec: RunSpec) -> RunSpec:
-    """Pin the tokenizer file by its hash, so that every node must have the same one."""
+def pinned(spec: RunSpec, tokenizer: str | None = None) -> RunSpec:
+    """Pin the tokenizer file by its hash, so that every node must have the same one.
+
+    `tokenizer` is where it lies now, if that is elsewhere than the spec says.
+    """
     from node.data.tokenizer import check_tokenizer, load_tokenizer  # noqa: PLC0415
 
     if spec.data.tokenizer != "byte" and not spec.data.tokenizer_sha256:
-        found = load_tokenizer(spec.data)
+        found = load_tokenizer(spec.data, tokenizer)
         spec = RunSpec.model_validate(
             {**spec.model_dump(), "data": {**spec.data.model_dump(), "tokenizer_sha256": found.sha256}}
         )
-    check_tokenizer(spec)
+    check_tokenizer(spec, tokenizer)
     return spec
 
 

@@ -50,6 +50,13 @@ def swarm_up(
         Path | None,
         typer.Option(help="Run folder of a swarm that was stopped or killed: go on where it was."),
     ] = None,
+    initial: Annotated[
+        Path | None,
+        typer.Option(
+            help="Of a run that starts from an imported model: what 'hetnode import' has written. Default: "
+            "the folder of --config."
+        ),
+    ] = None,
     listen: Annotated[
         str, typer.Option(help="HOST:PORT of the coordinator; port 0 is free.", rich_help_panel=_NETWORK)
     ] = "127.0.0.1:0",
@@ -60,6 +67,8 @@ def swarm_up(
     checkpoint of the global model. Ctrl-C ends every process; --resume goes on from there.
     """
     from node.data.stream import open_stream  # noqa: PLC0415
+    from node.initial import require_initial  # noqa: PLC0415
+    from node.sim import initial_of  # noqa: PLC0415
     from node.views.swarm import SwarmView  # noqa: PLC0415
 
     if resume is not None:
@@ -87,7 +96,12 @@ def swarm_up(
     )
     lifetime.split_address(listen, "--listen")
     open_stream(spec)  # what is wrong with the data is better said before any process starts
-    SwarmView(spec, _new_run_folder(spec, folder)).run(listen)
+    given = initial or (config.parent if config else None)
+    require_initial(spec, given)
+    folder = _new_run_folder(spec, folder)
+    if spec.initial is not None and given is not None:
+        initial_of(folder).symlink_to(given.absolute())
+    SwarmView(spec, folder).run(listen)
 
 
 def _spec_of_run(folder: Path) -> RunSpec:

@@ -81,14 +81,8 @@ def whole_model(checkpoint: Checkpoint) -> nn.Sequential:
     Raises CHECKPOINT_MISSING where stages are missing.
     """
     require_complete(checkpoint)
-    stages = []
-    for number in range(checkpoint.spec.swarm.stages):
-        stage = Stage(checkpoint.spec, number)
-        parameters = stage.canonical_parameters()
-        for name, value in checkpoint.stages[number].items():
-            parameters[name].data = value
-        stages.append(stage)
-    return nn.Sequential(*stages)
+    numbers = range(checkpoint.spec.swarm.stages)
+    return nn.Sequential(*(Stage(checkpoint.spec, each, checkpoint.stages[each]) for each in numbers))
 
 
 def _continue(

@@ -54,11 +54,12 @@ class NodeOptions:
 
     `advertise` is the host name or address under which others reach this machine; None takes the address
     that this machine uses towards the coordinator. `source` and `tokenizer` override where this node reads
-    the run's data and tokenizer.json.
+    the run's data and tokenizer.json; `initial` is the folder of given parameters from which a run starts.
     With `invite`, the node enrols first; otherwise it has credentials for `run` from before. `role` None
     takes that in which it was last, or that of the invite, or else a stage. `join_seconds` None waits long
     for a coordinator that this node knows, which may be about to return, and not for an unknown one.
     `measure` says whether to measure this machine and its ways to others; plans are then made by it.
+    `compile` and `activation_checkpointing` are those of node.train.compute.
     """
 
     invite: Invite | None
@@ -71,9 +72,12 @@ class NodeOptions:
     advertise: str | None = None
     dial_only: bool = False
     device: str = "cpu"
+    compile: bool = False
+    activation_checkpointing: bool = False
     threads: int = 1
     source: str | None = None
     tokenizer: str | None = None
+    initial: str | None = None
     spec_hash: str = ""
     join_seconds: float | None = None
     measure: bool = False
@@ -152,7 +156,14 @@ async def _enter(
     # The worker needs seconds to import torch: start it while the network is being set up.
     worker = await _start_worker(options, processes)
     # What this machine lacks must be said before others count on it.
-    checked = await worker.call("check", {"device": options.device})
+    checked = await worker.call(
+        "check",
+        {
+            "device": options.device,
+            "compile": options.compile,
+            "activation_checkpointing": options.activation_checkpointing,
+        },
+    )
     capacity = measure_capacity(options.device, options.threads)
     if on_device := checked.body["memory_bytes"]:
         capacity = replace(capacity, memory_bytes=on_device)
@@ -278,7 +289,14 @@ async def _train_in_place(node: _Joined, worker: Child, hivemind: Hivemind) -> t
             )
             background.append(group.create_task(surroundings.keep()))
         services = Services(identity, worker, hivemind, node.coordinator, node.links, membership, directory)
-        local = LocalData(options.device, options.source, options.tokenizer)
+        local = LocalData(
+            options.device,
+            options.source,
+            options.tokenizer,
+            options.initial,
+            options.compile,
+            options.activation_checkpointing,
+        )
         training = Training(node.spec, services, local, node.folder, node.leaving)
         try:
             end = await training.run()

@@ -34,6 +34,11 @@ _INVITE_SECONDS = 3600.0
 _RESTARTS = 3
 
 
+def initial_of(folder: Path) -> Path:
+    """Where the nodes of a swarm in `folder` look for the parameters from which the run starts, if given."""
+    return folder / "initial"
+
+
 @dataclass(frozen=True)
 class SwarmProcess:
     """One process of the swarm and the file that holds its output."""
@@ -149,6 +154,8 @@ async def run_swarm(
             options = ["--folder", str(own), "--identity", str(key), "--threads", str(threads)]
             options += ["--drain-seconds", "0"]  # all of them end together: nobody stays to be spared
             options.append("--no-measure")  # all nodes share one machine
+            if spec.initial is not None:
+                options += ["--initial", str(initial_of(folder))]
             swarm.nodes[name] = await swarm.start(
                 name,
                 [

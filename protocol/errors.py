@@ -45,6 +45,8 @@ class ErrorCode(Enum):
     CHECKPOINT_CORRUPT = ("checkpoint-corrupt", ExitCode.DATA)
     CHECKPOINT_MISSING = ("checkpoint-missing", ExitCode.DATA)
     DISK_FULL = ("disk-full", ExitCode.DATA)
+    UNSUPPORTED_MODEL = ("unsupported-model", ExitCode.DATA)
+    INITIAL_UNAVAILABLE = ("initial-unavailable", ExitCode.DATA)
     RESULTS_UNREADABLE = ("results-unreadable", ExitCode.DATA)
 
     # The network between us.

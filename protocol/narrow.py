@@ -61,8 +61,8 @@ def _pack(level_blk: Tensor, bits: int) -> Tensor:
     """Values of a byte from its lowest bits up."""
     each = 8 // bits
     padded = torch.nn.functional.pad(level_blk, (0, -level_blk.shape[-1] % each))
-    shifted = padded.unflatten(-1, (-1, each)) << _shifts(bits, padded.device)
-    return shifted.sum(dim=-1, dtype=torch.uint8)
+    shifted = padded.view(*padded.shape[:-1], -1, each) << _shifts(bits, padded.device)
+    return torch.sum(shifted, dim=-1, dtype=torch.uint8)
 
 
 def _unpack(packed: Tensor, width: int, bits: int) -> Tensor:

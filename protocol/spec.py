@@ -13,9 +13,17 @@ import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import PROTOCOL_VERSION, Replica
@@ -263,6 +271,9 @@ class RecoverySpec(_Section):
         return self
 
 
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
 class RunSpec(_Section):
     """The whole specification of a run. Frozen; equal hash means equal in every field."""
 
@@ -270,6 +281,9 @@ class RunSpec(_Section):
     preset: str = "tiny"
     seed: int = Field(0, ge=0, lt=2**63)
     rounds: int = Field(30, ge=1, le=10_000_000)
+    initial: tuple[Digest, ...] | None = Field(
+        None, max_length=512, description="of each stage before round 1, where it is not drawn from the seed"
+    )
     model: ModelSpec = ModelSpec()
     data: DataSpec = DataSpec()
     inner: InnerSpec = InnerSpec()
@@ -296,7 +310,19 @@ class RunSpec(_Section):
                 f"swarm.stages {self.swarm.stages} exceeds model.layers {self.model.layers}: "
                 "every stage needs at least one layer"
             )
+        if self.initial is not None and len(self.initial) != self.swarm.stages:
+            raise ValueError(
+                f"initial has the digests of {len(self.initial)} stages, and swarm.stages is "
+                f"{self.swarm.stages}: import the model for that many"
+            )
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_initial_where_none_is_given(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        tree: dict[str, Any] = handler(self)
+        if tree.get("initial") is None:
+            tree.pop("initial", None)
+        return tree
 
     @property
     def canonical_json(self) -> str:
@@ -306,7 +332,7 @@ class RunSpec(_Section):
     def toml(self) -> str:
         """The spec as a run file; ``resolve(file=...)`` gives an equal spec again."""
         tree = self.model_dump(mode="json")
-        # JSON's scalars are TOML's as well, and a spec holds nothing but scalars in sections.
+        # JSON's scalars and arrays are TOML's as well, and a spec holds nothing else in its sections.
         lines = [f"{key} = {json.dumps(value)}" for key, value in tree.items() if not isinstance(value, dict)]
         for section, fields in tree.items():
             if isinstance(fields, dict):

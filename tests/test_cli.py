@@ -176,7 +176,10 @@ def test_ctrl_c_while_modules_load_ends_without_a_traceback() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [(), ("coordinator",), ("join",), ("swarm", "up"), ("spec", "show"), ("status",), ("generate",)],
+    [
+        *((), ("coordinator",), ("join",), ("swarm", "up"), ("spec", "show"), ("status",)),
+        *(("generate",), ("export",), ("import",), ("eval",)),
+    ],
 )
 def test_every_command_explains_itself(command: tuple[str, ...]) -> None:
     result = hetnode(*command, "--help")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ import pytest
 import torch
 
 from node.data.stream import open_stream
+from node.experiment.swarm import LocalSwarm
 from node.model.init import initial_parameters
+from node.train.compute import Compute
 from node.train.inner import Trainer
 from node.train.outer import OuterStage
 from protocol.spec import OuterSpec, RunSpec, resolve
@@ -42,7 +45,7 @@ def replica(spec: RunSpec, device: str, members: int) -> list[Trainer]:
     size = spec.swarm.stages // members
     stream = open_stream(spec)
     trainers = [
-        Trainer(spec, StageRange(i * size, (i + 1) * size), device, None if i else stream)
+        Trainer(spec, StageRange(i * size, (i + 1) * size), Compute(device), None if i else stream)
         for i in range(members)
     ]
     for i, trainer in enumerate(trainers):
@@ -68,6 +71,61 @@ def test_what_is_restored_on_a_gpu_goes_on_as_if_it_had_never_stopped(tmp_path: 
         assert returned.outer[stage].digest() == running.outer[stage].digest()
         for name, error in returned.outer[stage].error.items():
             assert torch.equal(error, running.outer[stage].error[name])
+
+
+def test_compiled_and_checkpointed_members_learn_what_others_learn() -> None:
+    """bf16 on the GPU in all of them, and one replica there at a time."""
+    overrides = {"swarm.replicas": 1, "swarm.pipelines": 1, "inner.steps": 3, "rounds": 2}
+    spec = resolve("nano", overrides=overrides)
+    computes = [
+        Compute("cuda"),
+        Compute("cuda", activation_checkpointing=True),
+        Compute("cuda", compile=True),
+        Compute("cuda", compile=True, activation_checkpointing=True),
+    ]
+    losses = []
+    for compute in computes:
+        swarm = LocalSwarm(spec, compute, resident=1)
+        reports = [swarm.round() for _ in range(2)]
+        losses.append([*(report.train_loss for report in reports), *swarm.validate()])
+        assert all(report.contributions == (2,) * spec.swarm.stages for report in reports)
+    for other in losses[1:]:
+        assert other == pytest.approx(losses[0], rel=0.02)
+
+
+def test_a_swarm_saved_on_a_gpu_is_restored_with_the_same_bits(tmp_path: Path) -> None:
+    spec = resolve("nano", overrides={"swarm.replicas": 1, "swarm.pipelines": 1, "rounds": 2})
+    swarm, other = LocalSwarm(spec, Compute("cuda"), resident=1), LocalSwarm(spec, Compute("cuda"))
+    swarm.round()
+    swarm.save(tmp_path)
+    assert other.restore(tmp_path)
+    assert other.position == 1
+    for mine, theirs in zip(swarm.replicas, other.replicas, strict=True):
+        for stage in spec_stages(spec):
+            states = [replica.private_state[stage] for replica in (mine, theirs)]
+            assert states[0].moments is not None
+            assert states[1].moments is not None
+            for name, moment in states[0].moments.second.items():
+                assert torch.equal(moment, states[1].moments.second[name])
+            for name, error in states[0].error.items():
+                assert torch.equal(error, states[1].error[name])
+    assert swarm.validate() == pytest.approx(other.validate(), rel=1e-3)
+
+
+def test_replicas_that_wait_are_not_in_the_memory_of_the_gpu() -> None:
+    overrides = {"model.width": 256, "model.layers": 4, "swarm.stages": 4, "inner.steps": 1, "rounds": 2}
+    spec = resolve("nano", overrides={**overrides, "swarm.replicas": 4, "swarm.pipelines": 4})
+
+    def held(resident: int) -> int:
+        """Bytes between two rounds."""
+        gc.collect()
+        before = torch.cuda.memory_allocated()
+        swarm = LocalSwarm(spec, Compute("cuda"), resident=resident)
+        swarm.round()
+        swarm.validate()
+        return torch.cuda.memory_allocated() - before
+
+    assert 0 < held(1) < held(0) / 4
 
 
 def spec_stages(spec: RunSpec) -> range:

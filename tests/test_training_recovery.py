@@ -50,7 +50,7 @@ def stream() -> SampleStream:
 def chain(stream: SampleStream, members: int, spec: RunSpec = SPEC) -> list[Trainer]:
     """The members of a replica, to be driven by hand."""
     size = spec.swarm.stages // members
-    trainers = [Trainer(spec, StageRange(i * size, (i + 1) * size), "cpu", stream) for i in range(members)]
+    trainers = [Trainer(spec, StageRange(i * size, (i + 1) * size), stream=stream) for i in range(members)]
     for i, trainer in enumerate(trainers):
         trainer.connect(spec.link.k if i else None, spec.link.k if i < members - 1 else None)
     return trainers

@@ -117,7 +117,7 @@ class LoadedSplit:
     def __init__(self, tokens: np.ndarray, context: int, seed: int, name: str) -> None:
         self._size = max(len(tokens) - 1, 0) // context
         if not self._size:
-            raise _too_small(name, len(tokens), context)
+            raise too_small(name, len(tokens), context)
         self._tokens = tokens
         self._context = context
         self._seed = seed
@@ -144,7 +144,7 @@ class StreamedSplit:
 
     def _rewind(self) -> None:
         self._tokens_seen = 0
-        self._windows = _pack(self._counted(self._documents()), self._context)
+        self._windows = pack(self._counted(self._documents()), self._context)
         self._taken = 0
         self._last: Tokens | None = None
 
@@ -186,12 +186,12 @@ class StreamedSplit:
     def _window_after_the_end(self, ordinal: int) -> Tokens:
         """Now the length of an epoch is known, and `ordinal` lies in a later one."""
         if not self._taken:
-            raise _too_small(self._name, self._tokens_seen, self._context)
+            raise too_small(self._name, self._tokens_seen, self._context)
         self._size = self._taken
         return self._window(ordinal)
 
 
-def _pack(documents: Iterable[Tokens], context: int) -> Iterator[Tokens]:
+def pack(documents: Iterable[Tokens], context: int) -> Iterator[Tokens]:
     """Windows of context + 1 tokens, each beginning with the last token of the one before."""
     rest: Tokens = np.empty(0, dtype=np.int32)
     for tokens in documents:
@@ -202,7 +202,7 @@ def _pack(documents: Iterable[Tokens], context: int) -> Iterator[Tokens]:
         rest = rest[count * context :]
 
 
-def _too_small(name: str, found: int, context: int) -> HetnodeError:
+def too_small(name: str, found: int, context: int) -> HetnodeError:
     return HetnodeError(
         ErrorCode.DATA_TOO_SMALL,
         f"The {name} has {found} tokens; one sample needs {context + 1}.",

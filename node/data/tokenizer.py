@@ -26,6 +26,7 @@ class Tokenizer(Protocol):
         vocabulary: one more than the largest id.
         sha256: hash (hex) of the tokenizer file; "" where there is no file.
         separator: ids that stand between two documents; may be empty.
+        separator_bytes: bytes of text that each of these ids stands for: 0 where it is a special token.
     """
 
     @property
@@ -37,8 +38,19 @@ class Tokenizer(Protocol):
     @property
     def separator(self) -> Tokens: ...
 
+    @property
+    def separator_bytes(self) -> Tokens: ...
+
     def encode(self, text: str) -> Tokens:
         """Ids of `text`, int32 [n], without special tokens. Lone surrogates count as '?'."""
+        ...
+
+    def encode_counted(self, text: str) -> tuple[Tokens, Tokens]:
+        """Ids of `text`, and the UTF-8 bytes of it that each of them takes the text further; int32 [n] both.
+
+        The counts add up to the bytes of `text`, where it has any ids. A character that several ids share
+        counts with the first of them, and what a tokenizer drops with the id that follows.
+        """
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -52,9 +64,14 @@ class ByteTokenizer:
     vocabulary = 256
     sha256 = ""
     separator: Tokens = np.array([ord("\n")], dtype=np.int32)
+    separator_bytes: Tokens = np.ones(1, dtype=np.int32)
 
     def encode(self, text: str) -> Tokens:
         return np.frombuffer(text.encode(errors="replace"), dtype=np.uint8).astype(np.int32)
+
+    def encode_counted(self, text: str) -> tuple[Tokens, Tokens]:
+        ids = self.encode(text)
+        return ids, np.ones_like(ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(ids).decode(errors="replace")
@@ -71,6 +88,10 @@ class FileTokenizer:
 
     Raises:
         ValueError: the library does not accept them.
+
+    Attributes:
+        definition: the bytes of the file.
+        end: the end-of-text token, or None.
     """
 
     def __init__(self, definition: bytes) -> None:
@@ -84,16 +105,39 @@ class FileTokenizer:
         if not ids:
             raise ValueError("its vocabulary is empty")
         self.vocabulary: int = max(ids.values()) + 1
+        self.definition = definition
         self.sha256 = hashlib.sha256(definition).hexdigest()
-        end = next((ids[name] for name in _END_OF_DOCUMENT if name in ids), None)
-        self.separator: Tokens = self.encode("\n") if end is None else np.array([end], dtype=np.int32)
+        self.end = next((name for name in _END_OF_DOCUMENT if name in ids), None)
+        self.separator: Tokens
+        self.separator_bytes: Tokens
+        if self.end is None:
+            self.separator, self.separator_bytes = self.encode_counted("\n")
+        else:
+            self.separator = np.array([ids[self.end]], dtype=np.int32)
+            self.separator_bytes = np.zeros(1, dtype=np.int32)
 
     def encode(self, text: str) -> Tokens:
-        well_formed = text.encode(errors="replace").decode()
-        return np.array(self._inner.encode(well_formed, add_special_tokens=False).ids, dtype=np.int32)
+        return np.array(self._encoding(text).ids, dtype=np.int32)
+
+    def encode_counted(self, text: str) -> tuple[Tokens, Tokens]:
+        encoding = self._encoding(text)
+        ids = np.array(encoding.ids, dtype=np.int32)
+        if not len(ids):
+            return ids, ids
+        points = np.frombuffer(text.encode("utf-32-le", errors="replace"), dtype="<u4")
+        widths = 1 + (points >= 0x80) + (points >= 0x800) + (points >= 0x10000)
+        bytes_before = np.concatenate([[0], widths.cumsum()])
+        # Post-processors may trim blanks off the offsets: what one of them leaves out comes with the next.
+        ends = np.maximum.accumulate([end for _, end in encoding.offsets])
+        ends[-1] = len(points)
+        return ids, np.diff(bytes_before[ends], prepend=0).astype(np.int32)
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._inner.decode(list(ids), skip_special_tokens=False))
+
+    def _encoding(self, text: str) -> tokenizers.Encoding:
+        well_formed = text.encode(errors="replace").decode()
+        return self._inner.encode(well_formed, add_special_tokens=False)
 
 
 def load_tokenizer(data: DataSpec, path: str | None = None) -> Tokenizer:

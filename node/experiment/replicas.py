@@ -7,14 +7,20 @@ the wire is left out; so a replica computes the same bits as one whose members a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from node.checkpoint_files import Parameters
 from node.data.stream import SampleStream
+from node.model.init import EMBEDDING
+from node.own_checkpoints import Restored
+from node.private_state import StageState
+from node.train.compute import Compute
 from node.train.inner import InnerResult, Message, Parts, Trainer
+from node.train.outer import WeightedPayload
 from protocol.spec import RunSpec
 from protocol.types import Dialer, Link, Member, PeerId, Plan, Replica, StageRange
 
@@ -33,7 +39,7 @@ class LocalReplica:
     Args:
         spec: the run.
         replica: its members and links; endpoints and who dials do not matter here.
-        device: of every member.
+        compute: how every member computes.
         stream: the samples, opened for `spec`; replicas may share one.
         parts: of every member, where they are not those of a real swarm.
 
@@ -47,14 +53,14 @@ class LocalReplica:
         self,
         spec: RunSpec,
         replica: Replica,
-        device: str,
+        compute: Compute,
         stream: SampleStream,
         parts: Parts = Parts(),  # noqa: B008  frozen
     ) -> None:
         self.bytes_sent = 0
         self._spec, self._replica = spec, replica
         self.members = tuple(
-            Trainer(spec, member.stages, device, stream if 0 in member.stages else None, parts)
+            Trainer(spec, member.stages, compute, stream if 0 in member.stages else None, parts)
             for member in replica.members
         )
         self.connect([link.k for link in replica.links])
@@ -101,6 +107,26 @@ class LocalReplica:
         for member in self.members:
             member.keep_training()
 
+    def propose(self) -> dict[int, bytes]:
+        """The payloads of those stages that have something to give to the round."""
+        offered = {stage: member.propose(stage) for member in self.members for stage in member.stages}
+        return {stage: payload for stage, payload in offered.items() if payload is not None}
+
+    def settle(self, round_: int, outcomes: Sequence[tuple[Sequence[WeightedPayload], bool]]) -> list[str]:
+        """Bring all stages to the outcome of `round_`: what counts, in order, and whether ours is among it.
+
+        A stage for which nothing counts stays as it was. Returns the digests of those that moved.
+        """
+        digests = []
+        for stage, (payloads, mine_included) in enumerate(outcomes):
+            if payloads:
+                digests.append(self.host_of(stage).commit(stage, round_, payloads, mine_included))
+            else:
+                self.host_of(stage).abort(stage, round_)
+        tables = {member.commit_embedding(round_, outcomes[0][0]) for member in self.members[1:]}
+        assert tables <= {self.members[0].embedding_digest()}, f"embeddings differ after round {round_}"
+        return digests
+
     def validate(self) -> float:
         """Mean validation loss (nats per token) of the present parameters, in this replica's forward mode."""
         for microbatch in range(self._spec.data.validation_batches):
@@ -108,6 +134,31 @@ class LocalReplica:
             for member in self.members:
                 message = member.evaluate(microbatch, message)
         return self.members[-1].end_validation()
+
+    @property
+    def private_state(self) -> dict[int, StageState]:
+        """What it has for itself beside the anchors, of all stages. To be asked between rounds."""
+        return {stage: state for member in self.members for stage, state in member.private_state.items()}
+
+    def go_on_from(
+        self, round_: int, anchors: Mapping[int, Parameters], private: Mapping[int, StageState]
+    ) -> None:
+        """Take over the anchors after `round_` and what :attr:`private_state` was then; all is copied."""
+        for member in self.members:
+            stages = member.stages
+            table = None if 0 in stages else anchors[0][EMBEDDING]
+            own = {stage: anchors[stage] for stage in stages}
+            member.go_on_from(Restored(round_, own, table, {stage: private[stage] for stage in stages}))
+
+    def share_anchors(self, anchors: dict[int, dict[str, Tensor]]) -> None:
+        """As :meth:`Trainer.share_anchors`, with the other replicas that have settled the same rounds."""
+        for member in self.members:
+            member.share_anchors(anchors)
+
+    def map_tensors(self, change: Callable[[str, Tensor], Tensor]) -> None:
+        """As :meth:`Trainer.map_tensors`; keys are those of all members."""
+        for member in self.members:
+            member.map_tensors(change)
 
     def _forward(self, step: int, microbatch: int) -> None:
         message: Message | None = None

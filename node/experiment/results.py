@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from node.experiment.tokenizers import TokenizerFile
 from node.experiment.trial import Trial
 from node.experiment.variation import Variation
 from protocol.errors import ErrorCode, HetnodeError
@@ -68,8 +69,7 @@ class Result(BaseModel):
     @property
     def loss(self) -> float:
         """Mean of :attr:`losses`; NaN where one of them is not finite."""
-        losses = [math.nan if loss is None else loss for loss in self.losses]
-        return math.fsum(losses) / len(losses)
+        return mean(self.losses)
 
     @property
     def diverged(self) -> bool:
@@ -81,7 +81,7 @@ class Result(BaseModel):
         return Trial(RunSpec.from_json(json.dumps(self.spec)), Variation.model_validate(self.variation))
 
     @classmethod
-    def of_line(cls, line: str) -> Self:
+    def of_line(cls, line: bytes) -> Self:
         """Raises ValueError."""
         return cls.model_validate_json(line)
 
@@ -95,8 +95,13 @@ def finite(loss: float) -> Loss:
     return loss if math.isfinite(loss) else None
 
 
+def mean(losses: Sequence[Loss]) -> float:
+    """NaN where one of them is not finite."""
+    return math.fsum(math.nan if loss is None else loss for loss in losses) / len(losses)
+
+
 def read_results(files: Iterable[Path]) -> dict[str, Result]:
-    """The results in `files` by the key of their trial; of equal trials the last one. A missing file has none.
+    """The results in `files` by the key of their trial; of equal trials the last. A missing file has none.
 
     Keys are made anew from what stands in the line, so that a field that was added to the specification since
     changes nothing, as long as its default is what was done before. A last line that was never completed is
@@ -108,11 +113,24 @@ def read_results(files: Iterable[Path]) -> dict[str, Result]:
     found = {}
     for file in files:
         for number, line in enumerate(_lines(file), 1):
+            if not line.strip():
+                continue
             try:
                 result = Result.of_line(line)
             except ValueError as error:
                 raise _unreadable(file, f"line {number} is no result ({_first_fault(error)})") from None
             found[_key(result)] = result
+    return found
+
+
+def tokenizers_of(results: Iterable[Result]) -> dict[str, TokenizerFile]:
+    """The tokenizers that `results` were made with, by name; the files need not be on this machine."""
+    found = {}
+    for result in results:
+        data, model = result.spec.get("data", {}), result.spec.get("model", {})
+        if data.get("tokenizer_sha256"):
+            name = data["tokenizer"]
+            found[name] = TokenizerFile(Path(f"{name}.json"), data["tokenizer_sha256"], model["vocabulary"])
     return found
 
 
@@ -140,14 +158,13 @@ def append(file: Path, result: Result) -> None:
         ) from None
 
 
-def _lines(file: Path) -> list[str]:
+def _lines(file: Path) -> list[bytes]:
     try:
-        text = file.read_bytes().decode()
+        return file.read_bytes().split(b"\n")[:-1]
     except FileNotFoundError:
         return []
-    except (OSError, ValueError) as error:
-        raise _unreadable(file, str(error)) from None
-    return text.split("\n")[:-1]
+    except OSError as error:
+        raise _unreadable(file, str(error.strerror or error)) from None
 
 
 def _key(result: Result) -> str:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from node.experiment.variation import Variation
 from protocol.spec import RunSpec
 
 
-class Mode(str, Enum):
+class Mode(StrEnum):
     """Which replicas a trial has, and what they exchange."""
 
     DATA_PARALLEL = "data-parallel"
@@ -44,7 +44,7 @@ class Trial:
     def portable_spec(self) -> dict[str, Any]:
         """The spec as JSON, without places of this machine.
 
-        A tokenizer file is its name without suffix beside its hash, and data at an absolute path have the last
+        A tokenizer file is its name without suffix beside its hash; data at an absolute path have the last
         part of that, and a mark that tells them from others of the same name.
         """
         tree = self.spec.model_dump(mode="json")
@@ -87,8 +87,8 @@ def trial_in_mode(
     """The trial of `spec` in `mode`.
 
     Args:
-        spec: with the H and the rounds of the modes that exchange pseudo-gradients. In data parallel training a
-            round is one inner step, of which there are as many.
+        spec: with the H and the rounds of the modes that exchange pseudo-gradients. In data parallel
+            training a round is one inner step, of which there are as many.
         replicas: M.
         fraction: of full replicas, where the mode leaves that open: 0 to 1. By default half of them in
             heterogeneous mode, all in data parallel training.
@@ -123,8 +123,10 @@ def _full_replicas(mode: Mode, replicas: int, fraction: float | None) -> int:
         case Mode.DATA_PARALLEL:
             fraction = 1.0 if fraction is None else fraction
     full = round(fraction * replicas)
-    if abs(full - fraction * replicas) > 1e-6 or not 0 <= full <= replicas:
+    if abs(full - fraction * replicas) > 0.01 or not 0 <= full <= replicas:
         raise ValueError(f"a fraction of {fraction:g} makes no whole number of {replicas} replicas")
     if mode is Mode.HETEROGENEOUS and full in (0, replicas):
-        raise ValueError(f"mode heterogeneous needs replicas of both kinds, not {full} of {replicas} full ones")
+        raise ValueError(
+            f"mode heterogeneous needs replicas of both kinds, not {full} of {replicas} full ones"
+        )
     return full

@@ -7,15 +7,19 @@ Layer numbers in names are global, so a name means the same tensor however the r
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from node.model.llama import block_shapes
+from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec import RunSpec
 
 EMBEDDING = "emb"
+InitialParameters = Callable[[RunSpec, int], dict[str, Tensor]]
+"""The parameters of a stage before round 1, float32 on the CPU."""
 _STD = 0.02
 _INTO_RESIDUAL = (".wo", ".w_down")
 
@@ -44,11 +48,16 @@ def parameter_count(spec: RunSpec, stage: int) -> int:
 
 
 def initial_parameters(spec: RunSpec, stage: int) -> dict[str, Tensor]:
-    """The parameters of `stage` before round 0: float32 on the CPU, equal in every bit on every machine.
+    """The parameters of `stage` before round 1: float32 on the CPU, equal in every bit on every machine.
 
     Matrices are uniform with standard deviation 0.02, those that write into the residual stream with
     0.02 / sqrt(2 layers); norms are 1.
+
+    Raises:
+        HetnodeError: INITIAL_UNAVAILABLE where the run starts from given parameters (node.initial).
     """
+    if spec.initial is not None:
+        raise initial_unavailable(spec)
     parameters: dict[str, Tensor] = {}
     for index, (name, shape) in enumerate(parameter_shapes(spec, stage).items()):
         if len(shape) == 1:
@@ -58,6 +67,14 @@ def initial_parameters(spec: RunSpec, stage: int) -> dict[str, Tensor]:
         stream = np.random.Philox(key=np.array([spec.seed, stage << 32 | index], dtype=np.uint64))
         parameters[name] = torch.from_numpy(_uniform(stream, math.prod(shape), std).reshape(shape))
     return parameters
+
+
+def initial_unavailable(spec: RunSpec) -> HetnodeError:
+    return HetnodeError(
+        ErrorCode.INITIAL_UNAVAILABLE,
+        f"Run {spec.run_id} starts from given parameters, and this machine was not told where they are.",
+        "Give --initial the folder that 'hetnode import' has written for this run.",
+    )
 
 
 def _uniform(stream: np.random.Philox, count: int, std: float) -> np.ndarray:

@@ -47,12 +47,16 @@ def rotary_tables(
 
 def rotate(x_bhle: Tensor, cos_le: Tensor, sin_le: Tensor) -> Tensor:
     """RoPE in the half-split convention: element i turns together with element i + e/2."""
+    cos_le, sin_le = cos_le.to(x_bhle.dtype), sin_le.to(x_bhle.dtype)
     low, high = x_bhle.chunk(2, dim=-1)
     return torch.cat((low * cos_le - high * sin_le, high * cos_le + low * sin_le), dim=-1)
 
 
 class Block(nn.Module):
     """Attention and feed-forward with their residual connections: [b, L, d] -> [b, L, d].
+
+    Its forward pass also takes the :func:`rotary_tables` of L: what is cached in this process would be no
+    part of a graph that is compiled from it.
 
     Args:
         model: sizes and constants.
@@ -75,20 +79,17 @@ class Block(nn.Module):
         for name in block_shapes(model):
             self.register_parameter(name, nn.Parameter(parameters[name]))
 
-    def forward(self, x_bld: Tensor) -> Tensor:
-        x_bld = x_bld + self._attention(self._norm(x_bld, self.norm1))
+    def forward(self, x_bld: Tensor, cos_le: Tensor, sin_le: Tensor) -> Tensor:
+        x_bld = x_bld + self._attention(self._norm(x_bld, self.norm1), cos_le, sin_le)
         return x_bld + self._feed_forward(self._norm(x_bld, self.norm2))
 
     def _norm(self, x_bld: Tensor, weight_d: Tensor) -> Tensor:
         return F.rms_norm(x_bld, (self.model.width,), weight_d, self.model.norm_epsilon)
 
-    def _attention(self, x_bld: Tensor) -> Tensor:
+    def _attention(self, x_bld: Tensor, cos_le: Tensor, sin_le: Tensor) -> Tensor:
         q_bhle, k_bhle, v_bhle = (
             F.linear(x_bld, w).view(*x_bld.shape[:2], self.model.heads, -1).transpose(1, 2)
             for w in (self.wq, self.wk, self.wv)
-        )
-        cos_le, sin_le = rotary_tables(
-            x_bld.shape[1], self.model.head_width, self.model.rope_base, q_bhle.dtype, q_bhle.device
         )
         mixed_bhle = F.scaled_dot_product_attention(
             rotate(q_bhle, cos_le, sin_le), rotate(k_bhle, cos_le, sin_le), v_bhle, is_causal=True

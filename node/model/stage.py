@@ -6,29 +6,40 @@ micro-batch, L tokens, d width, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from node.model.init import initial_parameters, parameter_shapes
-from node.model.llama import Block, block_shapes
+from node.model.llama import Block, block_shapes, rotary_tables
 from protocol.spec import RunSpec
+
+RunBlock = Callable[[Block, Tensor, Tensor, Tensor], Tensor]
+"""The forward pass of a block: from activations [b, L, d] and both rotary tables to activations."""
 
 
 class Stage(nn.Module):
-    """The blocks of one stage, with the initial parameters of the run.
+    """The blocks of one stage.
 
     Args:
         spec: the run.
         stage: 0 <= stage < spec.swarm.stages.
+        parameters: by canonical name, taken over and not copied; by default those drawn from the run's seed.
+
+    Attributes:
+        run_block: how the forward pass of a block is run, to be set where it is not to be simply called.
     """
 
-    def __init__(self, spec: RunSpec, stage: int) -> None:
+    run_block: RunBlock = staticmethod(Block.__call__)
+
+    def __init__(self, spec: RunSpec, stage: int, parameters: Mapping[str, Tensor] | None = None) -> None:
         super().__init__()
         self.spec = spec
         self.stage = stage
         self.is_first = stage == 0
         self.is_last = stage == spec.swarm.stages - 1
-        initial = initial_parameters(spec, stage)
+        initial = initial_parameters(spec, stage) if parameters is None else parameters
         if self.is_first:
             self.emb = nn.Parameter(initial["emb"])
         for layer in spec.layers_of(stage):
@@ -49,10 +60,11 @@ class Stage(nn.Module):
         """
         if self.is_first:
             x = F.embedding(x, self.emb)
+        model = self.spec.model
+        tables = rotary_tables(x.shape[1], model.head_width, model.rope_base, x.dtype, x.device)
         for block in self.children():  # the blocks only, in the order of their layers
-            x = block(x)
+            x = self.run_block(block, x, *tables)
         if self.is_last:
-            model = self.spec.model
             x = F.rms_norm(x, (model.width,), self.norm_f, model.norm_epsilon)
             x = F.linear(x, self.head)
         return x

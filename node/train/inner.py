@@ -21,10 +21,17 @@ from torch import Tensor
 
 from node import own_checkpoints
 from node.data.stream import SampleStream
-from node.model.init import EMBEDDING, embedding_shapes, initial_parameters, parameter_shapes
+from node.model.init import (
+    EMBEDDING,
+    InitialParameters,
+    embedding_shapes,
+    initial_parameters,
+    parameter_shapes,
+)
 from node.model.stage import Stage, next_token_loss
 from node.own_checkpoints import Restored
 from node.private_state import StageState
+from node.train.compute import Compute
 from node.train.optimizer import AdamW, InnerOptimizer
 from node.train.outer import EmbeddingFollower, OuterStage
 from node.train.schedule import learning_rate
@@ -53,8 +60,11 @@ LinkFactory = Callable[[int, Tensor, Tensor], LinkTransform]
 
 @dataclass(frozen=True)
 class Parts:
-    """What a trainer is built from, where an experiment asks what another choice would do."""
+    """What a trainer is built from: `initial` where the run starts from given parameters (node.initial), the
+    rest where an experiment asks what another choice would do.
+    """
 
+    initial: InitialParameters = initial_parameters
     link: LinkFactory = link_projection
     adamw: AdamW = torch.optim.AdamW
 
@@ -87,6 +97,22 @@ class InnerResult:
     gradient_norm: float
 
 
+@dataclass(frozen=True)
+class Phase:
+    """What an inner phase has come to so far, for one that goes on with it in another process.
+
+    Attributes:
+        losses: of all microbatches of completed steps, on the last member.
+        norm: of the last completed step.
+    """
+
+    losses: tuple[float, ...]
+    tokens: int
+    steps: int
+    skipped_steps: int
+    norm: float
+
+
 class Trainer:
     """Stages, optimizers and outer state of one member, with the initial parameters of the run.
 
@@ -95,7 +121,8 @@ class Trainer:
     Args:
         spec: the run.
         stages: the stages hosted here.
-        device: a torch device name. The outer state stays on the CPU, so that all machines get the same bits.
+        compute: how the stages are computed. The outer state stays on the CPU, so that all machines get the
+            same bits.
         stream: the samples; only the member that hosts stage 0 needs one.
         parts: others than those of a real swarm.
     """
@@ -104,23 +131,22 @@ class Trainer:
         self,
         spec: RunSpec,
         stages: StageRange,
-        device: str = "cpu",
+        compute: Compute = Compute(),  # noqa: B008  frozen
         stream: SampleStream | None = None,
         parts: Parts = Parts(),
     ) -> None:
         self.spec, self.stages, self._parts = spec, stages, parts
-        self.device = open_device(device)
+        self._compute, self.device = compute, compute.open()
         self.outer = {}
         self.modules = {}
         for stage in stages:
-            module = Stage(spec, stage)
+            module = Stage(spec, stage, parts.initial(spec, stage))
             self.outer[stage] = OuterStage(spec, stage, module.canonical_parameters())
+            module.run_block = compute.run_block
             self.modules[stage] = module.to(self.device)
         # A member downstream of stage 0 keeps the committed embedding too: both ends of a link derive
         # T_perp from it.
-        self._follower = (
-            None if 0 in stages else EmbeddingFollower(spec, initial_parameters(spec, 0)[EMBEDDING])
-        )
+        self._follower = None if 0 in stages else EmbeddingFollower(spec, parts.initial(spec, 0)[EMBEDDING])
         self._optimizers = {
             stage: InnerOptimizer(
                 spec, module.canonical_parameters(), undecayed={EMBEDDING}, adamw=parts.adamw
@@ -227,7 +253,7 @@ class Trainer:
         samples itself. Raises HetnodeError FRAME_CORRUPT for a message that cannot be used.
         """
         tokens, x, leaf = self._enter(received, lambda: self._training_tokens(step, microbatch))
-        with self._autocast():
+        with self._compute.autocast():
             output = self._run_stages(x)
             if self.hosts_last:
                 output = next_token_loss(output.float(), tokens[:, 1:])
@@ -305,11 +331,12 @@ class Trainer:
     def evaluate(self, microbatch: int, received: Message | None) -> Message | None:
         """Forward pass of one validation microbatch, in this replica's own forward mode."""
         tokens, x, _ = self._enter(received, lambda: self._validation_tokens(microbatch))
-        with torch.inference_mode(), self._autocast():
+        with torch.inference_mode(), self._compute.autocast():
             output = self._run_stages(x)
             if self.hosts_last:
                 self._validation.append(float(next_token_loss(output.float(), tokens[:, 1:])))
                 return None
+        with torch.inference_mode():
             return self._forward_message(output, tokens)
 
     def end_validation(self) -> float:
@@ -390,9 +417,9 @@ class Trainer:
     def load_initial(self) -> None:
         """Back to the parameters before round 1: nothing learned, no moments."""
         for stage in self.stages:
-            self._load_stage(stage, 0, initial_parameters(self.spec, stage))
+            self._load_stage(stage, 0, self._parts.initial(self.spec, stage))
         if self._follower is not None:
-            self._follower.load(initial_parameters(self.spec, 0)[EMBEDDING])
+            self._follower.load(self._parts.initial(self.spec, 0)[EMBEDDING])
             self._embedding_round = 0
         self._refresh_links()
 
@@ -424,8 +451,12 @@ class Trainer:
         Stages that it has not stay as they are. Without its private part this is as :meth:`load_part`.
         """
         found = own_checkpoints.newest(folder, self.spec, self.stages)
-        if found is None:
-            return None
+        if found is not None:
+            self.go_on_from(found)
+        return found
+
+    def go_on_from(self, found: Restored) -> None:
+        """As :meth:`restore`, from what has been read and verified. Nothing of it is kept: all is copied."""
         for stage, anchor in found.stages.items():
             self._load_stage(stage, found.round, anchor)
             if found.private is not None:
@@ -434,7 +465,6 @@ class Trainer:
             self._follower.load(found.embedding)
             self._embedding_round = found.round
         self._refresh_links()
-        return found
 
     def write_checkpoint(self, folder: Path, round_: int, midway: Callable[[Path], None]) -> None:
         """Write anchors and private state after `round_` to `folder`, as :func:`own_checkpoints.write`.
@@ -453,9 +483,61 @@ class Trainer:
             round_,
             {stage: outer.anchor for stage, outer in self.outer.items()},
             None if self._follower is None else self._follower.table_vd,
-            {stage: self._private_state(stage) for stage in self.stages},
+            self.private_state,
             midway,
         )
+
+    @property
+    def private_state(self) -> dict[int, StageState]:
+        """What a checkpoint keeps beside the anchors, by stage; not copied where it lies on the CPU."""
+        return {stage: self._private_state(stage) for stage in self.stages}
+
+    @property
+    def phase(self) -> Phase:
+        """The inner phase so far, between two steps."""
+        losses = tuple(float(loss) for loss in self._losses)
+        return Phase(losses, self._tokens, self._steps, self._skipped, self._norm)
+
+    def resume_phase(self, phase: Phase) -> None:
+        """After :meth:`begin_round`: as if the steps of `phase` had been taken here."""
+        self._losses = [torch.tensor(loss, device=self.device) for loss in phase.losses]
+        self._tokens, self._steps, self._skipped = phase.tokens, phase.steps, phase.skipped_steps
+        self._norm = phase.norm
+
+    def share_anchors(self, anchors: dict[int, dict[str, Tensor]]) -> None:
+        """Hold one copy with other members of this process whose anchors are equal in every bit.
+
+        Args:
+            anchors: by stage, those that are held already; those that are only here are added. Stage 0 is
+                among them, or here.
+        """
+        for stage, outer in self.outer.items():
+            outer.anchor = anchors.setdefault(stage, outer.anchor)
+        if self._follower is not None:
+            self._follower.table_vd = anchors[0][EMBEDDING]
+
+    def map_tensors(self, change: Callable[[str, Tensor], Tensor]) -> None:
+        """Put `change(key, tensor)` in the place of every large tensor that no other member has as well.
+
+        For one who keeps them elsewhere between two inner phases, while nothing is computed here: parameters,
+        moments, error feedback, a pending proposal, and the tables of links. Keys are equal at every call
+        until anything is done here.
+        """
+        self.abandon()
+        for stage in self.stages:
+
+            def of_stage(key: str, tensor: Tensor, stage: int = stage) -> Tensor:
+                return change(f"{stage}/{key}", tensor)
+
+            for name, parameter in self._local(stage).items():
+                parameter.data = of_stage(f"local/{name}", parameter.data)
+            self._optimizers[stage].map_tensors(of_stage)
+            self.outer[stage].map_tensors(of_stage)
+        for end, link in (("upstream", self._upstream), ("downstream", self._downstream)):
+            held = {} if link is None else vars(link)
+            for name, value in held.items():
+                if isinstance(value, Tensor):
+                    held[name] = change(f"{self.stages.first}/{end}/{name}", value)
 
     @torch.no_grad()
     def flip_anchor_bit(self, stage: int) -> None:
@@ -511,9 +593,6 @@ class Trainer:
         for module in self.modules.values():
             x = module(x)
         return x
-
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda")
 
     def _enter(self, received: Message | None, draw) -> tuple[Tensor, Tensor, Tensor | None]:  # type: ignore[no-untyped-def]
         """Tokens [b, L + 1], the input of the first hosted stage, and the leaf that collects its gradient."""
@@ -578,20 +657,6 @@ class Trainer:
         for link in (self._upstream, self._downstream):
             if link is not None:
                 link.refresh(self.embedding)
-
-
-def open_device(name: str) -> torch.device:
-    """The torch device `name`, tried out. Raises HetnodeError DEVICE_UNAVAILABLE."""
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise HetnodeError(
-            ErrorCode.DEVICE_UNAVAILABLE,
-            f"The device '{name}' cannot be used: {str(error).splitlines()[0].rstrip('.')}.",
-            "Give --device cpu, or check the driver and the installed torch build.",
-        ) from None
-    return device
 
 
 def _read_part(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from node.train.schedule import cold_factor
 from protocol.spec import RunSpec
 
-_FIRST, _SECOND = "exp_avg", "exp_avg_sq"
+_FIRST, _SECOND = _MOMENTS = "exp_avg", "exp_avg_sq"
 
 AdamW = Callable[..., torch.optim.Optimizer]
 """As torch.optim.AdamW: its arguments, the names of its state, and groups of named parameters."""
@@ -93,6 +93,13 @@ class InnerOptimizer:
         """Forget the moments: they belong to parameters that are no longer there."""
         self._adamw.state.clear()
         self._cold_steps = None
+
+    def map_tensors(self, change: Callable[[str, Tensor], Tensor]) -> None:
+        """Put `change(key, tensor)` in the place of every moment; keys are equal at every call."""
+        for name, parameter in self._parameters.items():
+            held = self._adamw.state.get(parameter, {})
+            for kind in _MOMENTS if held else ():
+                held[kind] = change(f"{kind}/{name}", held[kind])
 
     @property
     def moments(self) -> Moments | None:

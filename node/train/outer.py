@@ -9,7 +9,7 @@ that applies rounds without a proposal of its own follows: its local parameters 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -58,6 +58,18 @@ class OuterStage:
         self.error = {name: torch.zeros_like(tensor) for name, tensor in self.anchor.items()}
         self._outer = spec.outer
         self._pending: _Proposal | None = None
+
+    def map_tensors(self, change: Callable[[str, Tensor], Tensor]) -> None:
+        """Put `change(key, tensor)` in the place of every tensor but the anchor, which others have as well.
+
+        Keys are equal at every call until something is proposed or decided.
+        """
+        parts = {"error": self.error}
+        if self._pending is not None:
+            parts |= {"pending": self._pending.error, "covered": self._pending.covered or {}}
+        for part, tensors in parts.items():
+            for name, tensor in tensors.items():
+                tensors[name] = change(f"{part}/{name}", tensor)
 
     def digest(self) -> str:
         """Digest of the anchor; equal on all replicas after equal rounds."""

@@ -28,8 +28,14 @@ class Services:
 
 @dataclass(frozen=True)
 class LocalData:
-    """Where this machine computes and finds what the spec names: None means as the spec says."""
+    """How this machine computes and where it finds what the spec names: None means as the spec says.
+
+    `initial` is the checkpoint of the parameters before round 1, where the run starts from given ones.
+    """
 
     device: str
     source: str | None
     tokenizer: str | None
+    initial: str | None = None
+    compile: bool = False
+    activation_checkpointing: bool = False

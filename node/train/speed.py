@@ -7,8 +7,8 @@ from statistics import median
 
 import torch
 
-from node.model.llama import Block, block_shapes
-from node.train.inner import open_device
+from node.model.llama import Block, block_shapes, rotary_tables
+from node.train.compute import Compute
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.flops import layer_flops
 from protocol.spec import RunSpec
@@ -16,9 +16,12 @@ from protocol.spec import RunSpec
 _MOST_MICROBATCHES = 1000
 
 
-def free_memory(device: str) -> int:
-    """Bytes free on `device` now; 0 where its memory is the machine's own."""
-    opened = open_device(device)
+def free_memory(compute: Compute) -> int:
+    """Bytes free on the device of `compute` now; 0 where its memory is the machine's own.
+
+    Raises HetnodeError DEVICE_UNAVAILABLE where it cannot compute in that way.
+    """
+    opened = compute.open()
     return int(torch.cuda.mem_get_info(opened)[0]) if opened.type == "cuda" else 0
 
 
@@ -31,9 +34,10 @@ def layer_speed(spec: RunSpec, device: str, seconds: float) -> float:
 
     Raises HetnodeError DEVICE_UNAVAILABLE where the device cannot, such as for want of memory.
     """
-    opened = open_device(device)
+    compute = Compute(device)
+    opened = compute.open()
     try:
-        return _measured(spec, opened, seconds)
+        return _measured(spec, compute, opened, seconds)
     except (RuntimeError, MemoryError) as error:  # torch says in both ways that memory is too short
         raise HetnodeError(
             ErrorCode.DEVICE_UNAVAILABLE,
@@ -42,7 +46,7 @@ def layer_speed(spec: RunSpec, device: str, seconds: float) -> float:
         ) from None
 
 
-def _measured(spec: RunSpec, device: torch.device, seconds: float) -> float:
+def _measured(spec: RunSpec, compute: Compute, device: torch.device, seconds: float) -> float:
     model = spec.model
     generator = torch.Generator().manual_seed(0)
 
@@ -50,15 +54,18 @@ def _measured(spec: RunSpec, device: torch.device, seconds: float) -> float:
         shapes = block_shapes(model).items()
         return Block(model, {name: torch.empty(shape).uniform_(-0.03, 0.03) for name, shape in shapes})
 
-    blocks = torch.nn.Sequential(*(block() for _ in spec.layers_of(0))).to(device)
+    blocks = [block().to(device) for _ in spec.layers_of(0)]
+    tables = rotary_tables(model.context, model.head_width, model.rope_base, torch.float32, device)
     size = (spec.inner.microbatch_size, model.context, model.width)
     x_bld = torch.randn(size, generator=generator).to(device).requires_grad_()
     gradient_bld = torch.randn(size, generator=generator).to(device)
     took: list[float] = []
     for number in range(_MOST_MICROBATCHES):
         began = _clock(device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            output_bld = blocks(x_bld)
+        with compute.autocast():
+            output_bld = x_bld
+            for each in blocks:
+                output_bld = each(output_bld, *tables)
         output_bld.backward(gradient_bld.to(output_bld.dtype))
         elapsed = _clock(device) - began
         if number > 0:

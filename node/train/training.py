@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
 
@@ -160,10 +161,7 @@ class Training:
         settle_stages(self._folder, place.stages)
         log.info("this node's place is replica-%d, %s", place.replica, _words(place.stages))
         body = {"spec": spec.canonical_json, "stages": [place.stages.first, place.stages.stop]}
-        local = self._local
-        reply = await services.worker.call(
-            "build", {**body, "device": local.device, "source": local.source, "tokenizer": local.tokenizer}
-        )
+        reply = await services.worker.call("build", {**body, **asdict(self._local)})
         self._facts = Facts.of_build(place.stages, reply.body)
         await services.hivemind.host_stages(
             self._facts.hosted_payload_bytes(place.stages),

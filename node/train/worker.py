@@ -22,9 +22,11 @@ import torch
 from node import faults
 from node.data.stream import open_stream
 from node.faults import Action, Moment
+from node.initial import initial_from
 from node.model.init import embedding_shapes, parameter_count, parameter_shapes
 from node.net.ipc import Buffer, Handler, Reply, serve
-from node.train.inner import Message, Trainer
+from node.train.compute import Compute
+from node.train.inner import Message, Parts, Trainer
 from node.train.speed import free_memory, layer_speed
 from protocol.digest import header_of, size_of
 from protocol.spec import RunSpec
@@ -43,11 +45,11 @@ class Worker:
     """Seconds of computing since the round began."""
 
     def check(self, body: Body, _: Blobs) -> Reply:
-        """Whether this machine can compute on `device`: asked before it joins a run.
+        """Whether this machine can compute as it is to: asked before it joins a run.
 
         Answers the bytes free on it, 0 where its memory is the machine's own.
         """
-        return Reply({"memory_bytes": free_memory(body["device"])})
+        return Reply({"memory_bytes": free_memory(Compute.of(body))})
 
     def speed(self, body: Body, _: Blobs) -> Reply:
         """Operations per second on `device` in training layers of the run, measured for so many seconds."""
@@ -63,7 +65,8 @@ class Worker:
         spec = RunSpec.from_json(body["spec"])
         stages = StageRange(*body["stages"])
         stream = open_stream(spec, body["source"], body["tokenizer"]) if 0 in stages else None
-        self._trainer = Trainer(spec, stages, body["device"], stream)
+        given = Path(body["initial"]) if body.get("initial") else None
+        self._trainer = Trainer(spec, stages, Compute.of(body), stream, Parts(initial=initial_from(given)))
         outer = self._trainer.outer
         parts = [_part(stage, Part.STAGE, outer[stage].layout.shapes) for stage in stages]
         if 0 not in stages:

@@ -1,0 +1,182 @@
+"""A checkpoint as a complete Hugging Face folder, which transformers loads without remote code.
+
+==============================  ==================================================================
+config.json                     LlamaForCausalLM
+generation_config.json          where to stop, and ids that are never drawn
+model*.safetensors              weights; several files with an index where they exceed a shard
+tokenizer.json ...              a tokenizer that gives the run's ids
+README.md                       the model card
+hetnode_run.json                specification and digests of the run, and what it measured
+==============================  ==================================================================
+
+The folder is put in place whole. Nothing in it tells where anything lay on this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from node.checkpoint import Verified
+from node.checkpoint_files import Shapes, publish, write_text
+from node.data.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer, check_tokenizer
+from node.hugging_face.card import Facts, card
+from node.hugging_face.llama import config_of, published_name
+from node.hugging_face.tokenizer import tokenizer_files
+from node.hugging_face.weights import INDEX, SINGLE, Dtype, write_weights
+from node.model.init import parameter_shapes
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec import RunSpec
+
+RUN_RECORD = "hetnode_run.json"
+_WRITTEN = re.compile(
+    r"config\.json|generation_config\.json|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json"
+    rf"|README\.md|{re.escape(RUN_RECORD)}|{re.escape(SINGLE)}|{re.escape(INDEX)}"
+    r"|model-\d{5}-of-\d{5}\.safetensors"
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the run itself measured up to the checkpoint's round, as far as it is known.
+
+    Attributes:
+        losses: validation loss (nats per token) after that round, by replica, each in its own forward mode.
+        tokens: that all replicas trained on; 0 where unknown.
+    """
+
+    losses: Mapping[int, float]
+    tokens: int
+
+
+NOTHING_MEASURED = Measured({}, 0)
+
+
+def export(
+    stored: Verified,
+    folder: Path,
+    dtype: Dtype,
+    shard_bytes: int,
+    tokenizer_path: str | None = None,
+    measured: Measured = NOTHING_MEASURED,
+) -> None:
+    """Write the model of a checkpoint as the Hugging Face folder `folder`.
+
+    An earlier export at `folder` is replaced. Memory stays near the largest tensor.
+
+    Args:
+        stored: all stages of a run.
+        shard_bytes: largest weight file; a tensor above it has one of its own.
+        tokenizer_path: this machine's own copy of the run's tokenizer.json, where it lies elsewhere.
+
+    Raises:
+        HetnodeError: CHECKPOINT_MISSING (stages), CHECKPOINT_CORRUPT, TOKENIZER_UNREADABLE,
+            TOKENIZER_MISMATCH; BAD_OPTION where something else stands at `folder`, or `dtype` cannot hold a
+            weight; DISK_FULL. Nothing has changed then.
+    """
+    stored.require_complete()
+    _require_replaceable(folder)
+    spec = stored.spec
+    tokenizer = check_tokenizer(spec, tokenizer_path)
+    assert isinstance(tokenizer, ByteTokenizer | FileTokenizer)
+    end = _end_of_text(tokenizer)
+    facts = Facts(
+        spec=without_places(spec),
+        run_id=spec.run_id,
+        spec_hash=spec.hash,
+        round=stored.round,
+        dtype=dtype.name,
+        tokens=measured.tokens,
+        losses=measured.losses,
+    )
+    texts = {
+        "config.json": _json(config_of(spec.model, dtype.name, end)),
+        "generation_config.json": _json(_generation(spec, tokenizer, end)),
+        RUN_RECORD: _json(_record(stored, facts)),
+        "README.md": card(facts),
+        **tokenizer_files(tokenizer, spec.model.context),
+    }
+
+    def fill(partial: Path) -> None:
+        write_weights(partial, _published_shapes(spec), _published(stored), dtype, shard_bytes)
+        for name, text in texts.items():
+            write_text(partial / name, text)
+
+    publish(folder.resolve(), fill)
+
+
+def without_places(spec: RunSpec) -> dict[str, Any]:
+    """The specification as JSON, with the bare names of files and folders that were of one machine."""
+    tree = spec.model_dump(mode="json")
+    data = tree["data"]
+    kind, _, rest = data["source"].partition(":")
+    if kind in ("text", "jsonl") or rest.startswith(("/", "~", ".")):
+        data["source"] = f"{kind}:{Path(rest).name}"
+    data["tokenizer"] = Path(data["tokenizer"]).name
+    return tree
+
+
+def _published_shapes(spec: RunSpec) -> Shapes:
+    stages = range(spec.swarm.stages)
+    shapes = (item for stage in stages for item in parameter_shapes(spec, stage).items())
+    return {published_name(name): shape for name, shape in shapes}
+
+
+def _published(stored: Verified) -> Iterator[tuple[str, Tensor]]:
+    for stage in range(stored.spec.swarm.stages):
+        for name, tensor in stored.tensors(stage):
+            yield published_name(name), tensor
+
+
+def _end_of_text(tokenizer: ByteTokenizer | FileTokenizer) -> int | None:
+    is_special = isinstance(tokenizer, FileTokenizer) and tokenizer.end is not None
+    return int(tokenizer.separator[0]) if is_special else None
+
+
+def _generation(spec: RunSpec, tokenizer: Tokenizer, end: int | None) -> dict[str, Any]:
+    config: dict[str, Any] = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
+    # Rows of the model that are no id of the tokenizer were never trained.
+    if untrained := list(range(tokenizer.vocabulary, spec.model.vocabulary)):
+        config["suppress_tokens"] = untrained
+    return {name: value for name, value in config.items() if value is not None}
+
+
+def _record(stored: Verified, facts: Facts) -> dict[str, Any]:
+    return {
+        "format": 1,
+        "run_id": facts.run_id,
+        "spec_hash": facts.spec_hash,
+        "round": facts.round,
+        "anchor_digests": {
+            str(stage): entry.anchor_digest for stage, entry in sorted(stored.manifest.stages.items())
+        },
+        "manifest_checksum": stored.manifest.checksum,
+        "dtype": facts.dtype,
+        "tokens": facts.tokens or None,
+        "validation_loss": {str(replica): loss for replica, loss in facts.losses.items()},
+        "spec": facts.spec,
+    }
+
+
+def _require_replaceable(folder: Path) -> None:
+    """Only an earlier export, or an empty folder, may be replaced: what else is there is the user's."""
+    if not folder.exists():
+        return
+    found = [path.name for path in folder.iterdir()] if folder.is_dir() else [folder.name]
+    foreign = [name for name in found if not folder.is_dir() or not _WRITTEN.fullmatch(name)]
+    if foreign or (found and RUN_RECORD not in found):
+        raise HetnodeError(
+            ErrorCode.BAD_OPTION,
+            f"{folder} exists and is not an earlier export alone.",
+            "Name a folder that does not exist yet; nothing was changed.",
+        )
+
+
+def _json(tree: Mapping[str, Any]) -> str:
+    return json.dumps(tree, ensure_ascii=False, indent=2) + "\n"

@@ -1,0 +1,161 @@
+"""The start of a run from the Hugging Face folder of a Llama model.
+
+The folder is not trusted: names, dtypes, shapes and sizes are checked before a weight is read, and pickled
+weights are never looked at. What comes out::
+
+    run.toml            the run's specification, with the digest of each stage before round 1
+    checkpoint/         these parameters, as a checkpoint after round 0
+    tokenizer.json      the folder's, where the run uses it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from node import checkpoint
+from node.checkpoint import Checkpoint
+from node.checkpoint_files import publish, write_text
+from node.data.tokenizer import FileTokenizer
+from node.hugging_face.llama import model_of, published_name, unsupported
+from node.hugging_face.tokenizer import byte_definition
+from node.hugging_face.weights import Weights, read_json
+from node.model.init import parameter_shapes
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.round import anchor_digest
+from protocol.spec import RunSpec
+
+MOST_CONTEXT = 2048
+"""Tokens of a sample where nothing else is asked for: many models name far more than they were trained on."""
+
+RUN_FILE, TOKENIZER = "run.toml", "tokenizer.json"
+_EMBEDDING, _HEAD = published_name("emb"), published_name("head")
+_TOKENIZER_LIMIT = 256 << 20
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a Hugging Face folder says of its model.
+
+    Attributes:
+        model: the fields of `ModelSpec`.
+        tied: its embedding is its head, too; a run trains a copy of it as a head of its own.
+    """
+
+    folder: Path
+    model: Mapping[str, Any]
+    tied: bool
+
+
+def inspect(folder: Path, context: int | None = None) -> Published:
+    """Read ``config.json``. `context` None takes the model's, at most MOST_CONTEXT.
+
+    Raises HetnodeError UNSUPPORTED_MODEL.
+    """
+    path = folder / "config.json"
+    config = read_json(path)
+    longest = config.get("max_position_embeddings", MOST_CONTEXT)
+    if type(longest) is not int:
+        raise unsupported(path, f"max_position_embeddings is {longest!r:.40}")
+    model, tied = model_of(config, context or min(longest, MOST_CONTEXT), path)
+    return Published(folder, model, tied)
+
+
+def tokenizer_of(published: Published) -> FileTokenizer | None:
+    """The folder's tokenizer; None where it is that of bytes, which a run has by the name of "byte".
+
+    Raises HetnodeError TOKENIZER_UNREADABLE.
+    """
+    path = published.folder / TOKENIZER
+    try:
+        with path.open("rb") as file:
+            definition = file.read(_TOKENIZER_LIMIT)
+        return None if definition == byte_definition().encode() else FileTokenizer(definition)
+    except (OSError, ValueError) as error:
+        raise HetnodeError(
+            ErrorCode.TOKENIZER_UNREADABLE,
+            f"The tokenizer {path} cannot be read: {error}.",
+            "Give --tokenizer the path of the model's tokenizer.json, or 'byte'.",
+        ) from None
+
+
+def import_model(
+    published: Published, spec: RunSpec, out: Path, tokenizer: FileTokenizer | None = None
+) -> RunSpec:
+    """Write the start of a run from the model to `out`, which is a new or an empty folder.
+
+    Memory stays near the largest stage.
+
+    Args:
+        spec: the run that is wanted, with the model of `published`. If it has `initial`, that must come out.
+        tokenizer: to be kept in `out`, for which `spec` names it.
+
+    Returns:
+        The run's specification.
+
+    Raises:
+        HetnodeError: UNSUPPORTED_MODEL; INITIAL_UNAVAILABLE where these are not the parameters from which the
+            run starts; BAD_OPTION where `out` holds something; DISK_FULL. Nothing is at `out` then.
+    """
+    require_empty(out)
+    read = _stage_reader(published, spec)
+    stages = range(spec.swarm.stages)
+    digests = tuple(anchor_digest(read(stage)) for stage in stages)
+    if spec.initial not in (None, digests):
+        raise HetnodeError(
+            ErrorCode.INITIAL_UNAVAILABLE,
+            f"The model in {published.folder} is not the one from which run {spec.run_id} starts.",
+            "Use the very revision of the model with which the run was made.",
+        )
+    started = RunSpec.model_validate({**spec.model_dump(), "initial": digests})
+
+    def fill(partial: Path) -> None:
+        anchors = ((stage, read(stage)) for stage in stages)
+        checkpoint.write_each(partial / "checkpoint", started, 0, anchors)
+        if tokenizer is not None:
+            write_text(partial / TOKENIZER, tokenizer.definition.decode())
+        write_text(partial / RUN_FILE, started.toml)
+
+    publish(out.resolve(), fill)
+    return started
+
+
+def read_model(published: Published, spec: RunSpec, device: torch.device | str = "cpu") -> Checkpoint:
+    """The model in memory, as a checkpoint of `spec`, which has the model of `published`.
+
+    Raises HetnodeError UNSUPPORTED_MODEL.
+    """
+    read = _stage_reader(published, spec)
+    stages = {
+        stage: {name: tensor.to(device) for name, tensor in read(stage).items()}
+        for stage in range(spec.swarm.stages)
+    }
+    return Checkpoint(spec, 0, stages)
+
+
+def require_empty(out: Path) -> None:
+    """Raise HetnodeError BAD_OPTION unless nothing is at `out`, or an empty folder."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise HetnodeError(
+            ErrorCode.BAD_OPTION, f"{out} exists and is not empty.", "Name a folder that does not exist yet."
+        )
+
+
+def _stage_reader(published: Published, spec: RunSpec) -> Callable[[int], dict[str, Tensor]]:
+    """Reads the parameters of a stage; all names, dtypes and shapes have been checked when this returns."""
+    of_stage = [parameter_shapes(spec, stage) for stage in range(spec.swarm.stages)]
+    expected = {published_name(name): shape for shapes in of_stage for name, shape in shapes.items()}
+    if published.tied:
+        del expected[_HEAD]
+    weights = Weights(published.folder, expected, passed_over=[_HEAD] if published.tied else [])
+
+    def source(name: str) -> str:
+        theirs = published_name(name)
+        return _EMBEDDING if published.tied and theirs == _HEAD else theirs
+
+    return lambda stage: {name: weights.read(source(name)) for name in of_stage[stage]}

@@ -1,0 +1,71 @@
+"""Tokenizers as the Hugging Face layout has them: ``tokenizer.json`` and ``tokenizer_config.json``."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from node.data.tokenizer import ByteTokenizer, FileTokenizer
+
+TokenizerFiles = dict[str, str]
+
+
+def byte_definition() -> str:
+    """The ``tokenizer.json`` whose ids are the UTF-8 bytes of the text, as our ByteTokenizer's are.
+
+    A byte-level BPE without merges and without special tokens, so no text is taken for anything else.
+    """
+    tokenizer = Tokenizer(models.BPE(vocab={mark: byte for byte, mark in _marks().items()}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return str(tokenizer.to_str(pretty=True))
+
+
+def tokenizer_files(tokenizer: ByteTokenizer | FileTokenizer, context: int) -> TokenizerFiles:
+    """The texts of a model's tokenizer files by file name.
+
+    ``tokenizer.json`` is the run's own, except that it adds no special tokens: none was there in training.
+    """
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": context,
+        "clean_up_tokenization_spaces": False,
+    }
+    special: dict[str, str] = {}
+    if isinstance(tokenizer, ByteTokenizer):
+        definition = byte_definition()
+    else:
+        definition = _without_additions(tokenizer.definition.decode())
+        if tokenizer.end is not None:
+            special = {"bos_token": tokenizer.end, "eos_token": tokenizer.end}
+    return {
+        "tokenizer.json": definition,
+        "tokenizer_config.json": _text(config | special),
+        "special_tokens_map.json": _text(special),
+    }
+
+
+def _without_additions(definition: str) -> str:
+    """The definition as it is, or without what pads, truncates, or puts special tokens around a text."""
+    tree = json.loads(definition)
+    adds = Tokenizer.from_str(definition).num_special_tokens_to_add(is_pair=False) > 0
+    unwanted = [name for name in ("padding", "truncation") if tree.get(name)]
+    unwanted += ["post_processor"] if adds else []
+    if not unwanted:
+        return definition
+    return json.dumps(tree | dict.fromkeys(unwanted), ensure_ascii=False, indent=2)
+
+
+def _marks() -> dict[int, str]:
+    """The character that stands for each byte in byte-level vocabularies (GPT-2's table)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = (byte for byte in range(256) if byte not in printable)
+    return {byte: chr(byte) for byte in printable} | {
+        byte: chr(256 + number) for number, byte in enumerate(others)
+    }
+
+
+def _text(tree: dict[str, Any]) -> str:
+    return json.dumps(tree, ensure_ascii=False, indent=2) + "\n"

@@ -168,7 +168,7 @@ TARGETS: Sequence[tuple[Target, bytes | Message]] = (
     ),
     (_message(pb.FrameHeader, convert.frame_header_from_pb), _HEADER),
     (_frames, _STREAM),
-    *((_activation(dtype), bytes(96)) for dtype in ("bf16", "fp32", "int8", "int4", "int2")),
+    *((_activation(dtype), bytes(96)) for dtype in ("bf16", "fp32", "int8", "int4")),
     (_ids, bytes(16)),
     (records.descriptor_from_bytes, _DESCRIPTOR),
     (lambda data: records.open_plan(data[64:], data[:64], "run", _PEER), bytes(64)),

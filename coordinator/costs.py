@@ -18,7 +18,7 @@ k = 0) and the token ids; one to the former member holds the gradient in k dimen
 
     forward  = b L k e + b (L + 1) i        backward = b L k e
 
-with e bytes of a value in `link.dtype` (int8 adds a scale of 4 bytes per token, int4 and int2 of one) and i
+with e bytes of a value in `link.dtype` (int8 adds a scale of 4 bytes per token, int4 of one) and i
 bytes of an id. From a to b it takes bytes / bandwidth, where bandwidth is what b has seen arrive from a, else
 what a has measured towards b, else min(uplink of a, downlink of b). Then it travels for one delay: half the
 measured round trip, else half of each end's to the coordinator.

@@ -154,7 +154,7 @@ class LinkSpec(_Section):
     k: int = Field(16, ge=0, description="subspace width at first; 0 sends activations uncompressed")
     least_k: int = Field(0, ge=0, description="narrowest that a slow link may become; 0: k stays as it is")
     most_k: int = Field(0, ge=0, description="widest that a fast link may become; 0: k stays as it is")
-    dtype: Literal["bf16", "fp32", "int8", "int4", "int2"] = "bf16"
+    dtype: Literal["bf16", "fp32", "int8", "int4"] = "bf16"
 
     @property
     def adapts(self) -> bool:
@@ -168,7 +168,6 @@ class LinkSpec(_Section):
             "bf16": 2 * width,
             "int8": width + 4,
             "int4": -(-width // 2) + 1,
-            "int2": -(-width // 4) + 1,
         }[self.dtype]
 
     @model_validator(mode="after")

@@ -22,19 +22,18 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.narrow import narrow, packed_width, widen
 from protocol.types import DType, TensorHeader
 
-WireDType = Literal["bf16", "fp32", "int8", "int4", "int2"]
+WireDType = Literal["bf16", "fp32", "int8", "int4"]
 Packed = tuple[tuple[TensorHeader, ...], bytes]
 
 _INT8_PEAK = 127.0
-_NARROW_BITS = {"int4": 4, "int2": 2}
 
 
 def pack_activation(name: str, tensor_blk: Tensor, dtype: WireDType) -> Packed:
     """Headers and bytes of an activation or a gradient, any float dtype and device.
 
     int8 rounds each token to 1/127 of its largest absolute value and adds that scale as a second tensor,
-    ``{name}.scale`` [b, L] float32. int4 and int2 are packed by :mod:`protocol.narrow`, and their scale is a
-    byte. Values that are not finite stay so.
+    ``{name}.scale`` [b, L] float32. int4 is packed by :mod:`protocol.narrow`, and its scale is a byte.
+    Values that are not finite stay so.
     """
     x_blk = tensor_blk.detach()
     shape = tuple(x_blk.shape)
@@ -43,9 +42,9 @@ def pack_activation(name: str, tensor_blk: Tensor, dtype: WireDType) -> Packed:
     if dtype == "fp32":
         return (TensorHeader(name, DType.F32, shape),), _bytes(x_blk.to(torch.float32))
     x_blk = x_blk.to(torch.float32)
-    if dtype != "int8":
-        packed, code_bl = narrow(x_blk, _NARROW_BITS[dtype])
-        return _narrow_headers(name, shape, dtype), b"".join((_array(packed).data, _array(code_bl).data))
+    if dtype == "int4":
+        packed, code_bl = narrow(x_blk)
+        return _int4_headers(name, shape), b"".join((_array(packed).data, _array(code_bl).data))
     scale_bl = x_blk.abs().amax(dim=-1) / _INT8_PEAK
     # A token of zeros has scale 0; any divisor keeps its zeros.
     divisor_bl = torch.where(scale_bl > 0, scale_bl, 1.0)
@@ -68,12 +67,12 @@ def unpack_activation(
         x_blk = torch.from_numpy(steps_blk.astype(np.float32)).view(shape)
         # torch multiplies rows by their scales thrice as fast as numpy.
         return x_blk.mul_(torch.from_numpy(scale_bl.astype(np.float32)).view(*shape[:-1], 1))
-    if dtype in _NARROW_BITS:
-        values_header, scale_header = _narrow_headers(name, shape, dtype)
+    if dtype == "int4":
+        values_header, scale_header = _int4_headers(name, shape)
         # Copies, since torch warns of memory that it must not write to.
         packed = torch.from_numpy(_section(headers, payload, values_header).copy()).view(values_header.shape)
         code_bl = torch.from_numpy(_section(headers, payload, scale_header).copy()).view(scale_header.shape)
-        return widen(packed, code_bl, shape[-1], _NARROW_BITS[dtype])
+        return widen(packed, code_bl, shape[-1])
     if dtype == "bf16":
         raw = _section(headers, payload, TensorHeader(name, DType.BF16, shape)).view("<u2")
         # bf16 is the upper half of a float32.
@@ -120,12 +119,9 @@ def _int8_headers(name: str, shape: tuple[int, ...]) -> tuple[TensorHeader, Tens
     return TensorHeader(name, DType.I8, shape), TensorHeader(f"{name}.scale", DType.F32, shape[:-1])
 
 
-def _narrow_headers(name: str, shape: tuple[int, ...], dtype: WireDType) -> tuple[TensorHeader, TensorHeader]:
-    packed = packed_width(shape[-1], _NARROW_BITS[dtype])
-    return (
-        TensorHeader(name, DType.U8, (*shape[:-1], packed)),
-        TensorHeader(f"{name}.scale", DType.U8, shape[:-1]),
-    )
+def _int4_headers(name: str, shape: tuple[int, ...]) -> tuple[TensorHeader, TensorHeader]:
+    packed = (*shape[:-1], packed_width(shape[-1]))
+    return TensorHeader(name, DType.U8, packed), TensorHeader(f"{name}.scale", DType.U8, shape[:-1])
 
 
 def _bytes(tensor: Tensor) -> bytes:

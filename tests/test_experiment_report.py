@@ -146,7 +146,7 @@ def test_the_page_says_how_it_was_made_and_has_every_number(matrix: Matrix) -> N
     assert "hetnode experiment run benchmarks/matrix.toml" in page
     assert (
         "| uniform 1/16 | 1/16 | 3.0000 | 2.9000 | 3.1000 | 20.086 | +46.31 (+45.00 .. +47.62) "
-        "| 2.0000 | 2.000 | 0.001 |  |"
+        "| 3.0000 | 2.0000 | 2.000 | 0.001 |  |"
     ) in page
     assert "- A note." in page
     assert "3 of 3 orderings hold" in page

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -420,3 +422,23 @@ def test_wrong_options_are_refused_in_words(
         _said(*(argument.format(run=run) for argument in arguments))
     assert caught.value.code is code
     assert not Path("x").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.swarm
+@pytest.mark.timeout(300)
+def test_a_real_swarm_starts_at_the_imported_models_loss(folder: Path, tmp_path: Path) -> None:
+    spec = _import(folder, tmp_path / "new", rounds=2)
+    command = [sys.executable, "-m", "node", "swarm", "up", "--config", "new/run.toml", "--folder", "swarm"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=280)
+    assert result.returncode == 0, result.stderr
+    events = map(json.loads, (tmp_path / "swarm" / "metrics.jsonl").read_text().splitlines())
+    began = {
+        event["replica"]: event["validation_loss"]
+        for event in events
+        if event["event"] == "measurement" and event["complete"] and event["round"] == 0
+    }
+    model = checkpoint.read(tmp_path / "new" / "checkpoint")
+    for replica, mode in enumerate((Mode.UNCOMPRESSED, Mode.COMPRESSED)):
+        found = evaluate(model, "builtin", mode=mode, batches=spec.data.validation_batches)
+        assert began[replica] == pytest.approx(found.loss, rel=1e-5)

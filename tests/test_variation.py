@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -200,7 +201,7 @@ def test_links_turn_at_their_rounds_alike_in_all_pipelines_and_on_both_ends(vari
         for upper, lower in zip(links(swarm.replicas[2]), swarm.replicas[2].members[1:], strict=True):
             assert torch.equal(upper.basis_dk, lower._upstream.basis_dk)
             assert torch.equal(upper.perpendicular_vd, lower._upstream.perpendicular_vd)
-    turned = [not torch.equal(a, b) for a, b in zip(bases, bases[1:], strict=False)]
+    turned = [not torch.equal(a, b) for a, b in pairwise(bases)]
     assert turned == [False, True, False, True]
 
 

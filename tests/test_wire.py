@@ -15,7 +15,7 @@ from protocol.types import DType, TensorHeader
 from protocol.wire import WireDType, pack_activation, pack_ids, unpack_activation, unpack_ids
 
 SHAPE = (2, 5, 8)
-DTYPES: list[WireDType] = ["bf16", "fp32", "int8", "int4", "int2"]
+DTYPES: list[WireDType] = ["bf16", "fp32", "int8", "int4"]
 
 
 def some_activation() -> torch.Tensor:

@@ -15,14 +15,15 @@ from node.experiment.results import Result
 _HOW_TO_READ = """\
 **How to read it.** A loss is in nats per token of held-out text after the last round, the mean over all
 replicas, *each in its own forward mode*: a full replica computes without compression, a pipeline through
-its compressed links. "Uncompressed" is the loss of the same final parameters where no link compresses
-anything; models that were trained with links expect them, so that it can be larger. Perplexity is exp(loss)
-of the mean over seeds. "Delta" is the excess over the loss of the row that it is compared with, seed by
-seed: the mean, and in brackets the range over seeds. Runs of one seed see the same data and start alike,
-but training is chaotic, and a difference that is smaller than what seeds differ in says nothing. Bytes
-count all replicas together: "links" the frames between members in both directions, "payloads" the
-pseudo-gradients, each once. MB are 10^6 bytes. What the paper says is of larger models, other data and
-longer training; only the order of the rows can be compared."""
+its compressed links; "of pipelines" is the mean over the pipelines alone. "Uncompressed" is the loss of
+the same final parameters where no link compresses anything; models that were trained with links expect
+them, so that it can be larger. Perplexity is exp(loss) of the mean over seeds. "Delta" is the excess
+over the loss of the row that it is compared with, seed by seed: the mean, and in brackets the range over
+seeds. Runs of one seed see the same data and start alike, but training is chaotic, and a difference that
+is smaller than what seeds differ in says nothing. Bytes count all replicas together: "links" the frames
+between members in both directions, "payloads" the pseudo-gradients, each once. MB are 10^6 bytes. What
+the paper says is of larger models, other data and longer training; only the order of the rows can be
+compared."""
 
 
 def report_of(
@@ -118,6 +119,7 @@ def _verdict_table(verdicts: Sequence[Verdict], seeds: Sequence[int]) -> str:
 
 def _table(table: Table, seeds: Sequence[int], results: Mapping[str, Result]) -> str:
     has_paper = any(row.paper for row in table.rows)
+    is_mixed = any(_is_mixed(result) for row in table.rows for result in _known(row, results))
     columns = [
         "row",
         "k/d",
@@ -125,6 +127,7 @@ def _table(table: Table, seeds: Sequence[int], results: Mapping[str, Result]) ->
         *(f"seed {seed}" for seed in seeds),
         "perplexity",
         "delta %",
+        *(["of pipelines"] if is_mixed else []),
         "uncompressed",
         "links (MB/round)",
         "payloads (MB/round)",
@@ -143,6 +146,7 @@ def _table(table: Table, seeds: Sequence[int], results: Mapping[str, Result]) ->
                 *(_loss(None if result is None else result.loss) for result in found),
                 "" if loss is None or math.isnan(loss) else f"{math.exp(loss):.3f}",
                 _delta(table, row, seeds, results),
+                *([_loss(_of_pipelines(measured))] if is_mixed else []),
                 _loss(_plain(measured)),
                 _megabytes([result.link_bytes / result.rounds for result in measured]),
                 _megabytes([result.payload_bytes / result.rounds for result in measured]),
@@ -165,6 +169,21 @@ def _usual_baseline(table: Table) -> str:
     """What all rows of the table are compared with; "" where they differ in that."""
     named = {row.baseline for row in table.rows if row.baseline != row.name}
     return named.pop() if len(named) == 1 else ""
+
+
+def _known(row: Row, results: Mapping[str, Result]) -> list[Result]:
+    return [results[each.trial.key] for each in row.trials.values() if each.trial.key in results]
+
+
+def _is_mixed(result: Result) -> bool:
+    """Whether it has replicas of both kinds, which measure their losses in unlike modes."""
+    return result.spec["swarm"]["replicas"] > 0 and result.spec["swarm"]["pipelines"] > 0
+
+
+def _of_pipelines(measured: Sequence[Result]) -> float | None:
+    losses = [result.pipeline_loss for result in measured]
+    known = [loss for loss in losses if loss is not None]
+    return statistics.fmean(known) if known else None
 
 
 def _plain(measured: Sequence[Result]) -> float | None:

@@ -72,6 +72,12 @@ class Result(BaseModel):
         return mean(self.losses)
 
     @property
+    def pipeline_loss(self) -> float | None:
+        """Mean of the pipelines' losses; None where all replicas are full."""
+        pipelines = self.losses[self.spec["swarm"]["replicas"] :]  # full replicas come first in a plan
+        return mean(pipelines) if pipelines else None
+
+    @property
     def diverged(self) -> bool:
         return math.isnan(self.loss)
 

@@ -29,7 +29,7 @@ from protocol.wire import WireDType, pack_activation, pack_ids, unpack_activatio
 CONTEXT = 256
 """Tokens of a microbatch. Attention over the presets' own contexts would make the shares smaller."""
 
-DTYPES: tuple[WireDType, ...] = ("bf16", "int8")
+DTYPES: tuple[WireDType, ...] = ("bf16", "int8", "int4")
 
 
 @dataclass(frozen=True)

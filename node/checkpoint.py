@@ -270,7 +270,7 @@ def _publish(
         write_text(partial / _SPEC, spec.canonical_json)
         write_text(partial / _MANIFEST, manifest.sealed().text)
 
-    publish(folder, fill)
+    publish(folder, fill, series="round-*" if folder.name.startswith("round-") else "")
 
 
 def _require_replaceable(folder: Path) -> None:

@@ -8,6 +8,7 @@ chunks without reading it whole.
 from __future__ import annotations
 
 import errno
+import glob
 import hashlib
 import json
 import os
@@ -161,11 +162,15 @@ def read_sealed(path: Path, kind: type[Sealed]) -> Sealed:
     return record
 
 
-def publish(folder: Path, fill: Callable[[Path], None]) -> None:
+def publish(folder: Path, fill: Callable[[Path], None], series: str = "") -> None:
     """Have `fill` write into a hidden folder beside `folder`, flush it, and move it to `folder`.
 
-    A crash leaves the hidden folder, which the next call below the same parent removes, and never half of
-    what `fill` writes. One process publishes below one parent folder.
+    A crash leaves the hidden folder, and never half of what `fill` writes. The next call for the same folder
+    removes it. One process at a time publishes a folder, or one of a series.
+
+    Args:
+        series: glob of the names of folders below the same parent that this process alone writes: what a
+            crash has left of any of them is removed, too. "" is `folder` alone.
 
     Raises:
         HetnodeError: DISK_FULL, with everything as it was before and nothing left of the attempt.
@@ -174,7 +179,7 @@ def publish(folder: Path, fill: Callable[[Path], None]) -> None:
     partial = _hidden(folder, _PARTIAL)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(folder.parent)
+        _sweep(folder.parent, series or glob.escape(folder.name))
         try:
             partial.mkdir()
             fill(partial)
@@ -189,8 +194,8 @@ def publish(folder: Path, fill: Callable[[Path], None]) -> None:
             raise
         raise HetnodeError(
             ErrorCode.DISK_FULL,
-            f"The disk refuses the checkpoint {folder}: {error.strerror}.",
-            "Free some space; checkpoints written before are untouched.",
+            f"The disk refuses {folder}: {error.strerror}.",
+            "Free some space; what was written before is untouched.",
         ) from None
 
 
@@ -208,15 +213,17 @@ def _move_into_place(partial: Path, folder: Path) -> None:
     shutil.rmtree(replaced, ignore_errors=True)
 
 
-def _sweep(parent: Path) -> None:
-    """Remove what a writer that crashed left below `parent`, and bring back what it had moved aside."""
-    for replaced in parent.glob(f".*{_REPLACED}"):
+def _sweep(parent: Path, names: str) -> None:
+    """Remove what a writer of `names` that crashed left below `parent`, and bring back what it had moved
+    aside.
+    """
+    for replaced in parent.glob(f".{names}{_REPLACED}"):
         folder = parent / replaced.name[1:].removesuffix(_REPLACED)
         if folder.exists():
             shutil.rmtree(replaced)
         else:
             replaced.rename(folder)
-    for partial in parent.glob(f".*{_PARTIAL}"):
+    for partial in parent.glob(f".{names}{_PARTIAL}"):
         shutil.rmtree(partial)
 
 

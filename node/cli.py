@@ -145,7 +145,8 @@ def coordinator(
             stages=stages,
             k=k,
             seed=seed,
-        )
+        ),
+        config,
     )
     host, _ = lifetime.split_address(listen, "--listen")
     life = seconds_of(certificate_life, "--certificate-life")
@@ -342,6 +343,7 @@ def join(
             "Give --data the place of the run's data.",
         )
     own = known_runs.identity_for(wanted, identity)
+    own_tokenizer = str(tokenizer) if tokenizer else None
     options = NodeOptions(
         invite=wanted.invite,
         run=wanted.run,
@@ -357,11 +359,13 @@ def join(
         activation_checkpointing=activation_checkpointing,
         threads=threads or hardware.available_threads(),
         source=data,
-        tokenizer=str(tokenizer) if tokenizer else None,
+        tokenizer=own_tokenizer,
         initial=str(initial.absolute()) if initial else None,
         join_seconds=join_seconds,
         measure=measure,
-        spec_hash=pinned(resolve(file=config)).hash if config else expect_spec,
+        spec_hash=pinned(resolve(file=config), config, initial, tokenizer=own_tokenizer).hash
+        if config
+        else expect_spec,
     )
     leaving = asyncio.Event()
     words = (

@@ -101,10 +101,11 @@ def experiment_run(
     """Run the trials of a matrix that have no result yet, and go on with those that were interrupted.
 
     Results are added to OUT/results.jsonl, one line each, and the same trial in several tables is run once.
-    Ctrl-C, or anything worse, loses a minute at most: the same command goes on.
+    Ctrl-C, or anything worse, loses what came after a trial was saved last, which is done once a minute or
+    so, between two rounds: the same command goes on.
     """
     from node.experiment.matrix import build_matrix, read_matrix_file  # noqa: PLC0415
-    from node.experiment.runner import sole_use, train_tokenizers  # noqa: PLC0415
+    from node.experiment.runner import sole_use, train_tokenizers, trials_left_over  # noqa: PLC0415
 
     read = read_matrix_file(matrix)
     build_matrix(matrix, read, {}).narrowed(table or (), seed or ())  # what is wrong is said at once
@@ -120,12 +121,16 @@ def experiment_run(
         save_every=save_every,
     )
     with sole_use(usable(out, "--out")):
-        built = build_matrix(matrix, read, train_tokenizers(read, out)).narrowed(table or (), seed or ())
+        whole = build_matrix(matrix, read, train_tokenizers(read, out, table or ()))
+        built = whole.narrowed(table or (), seed or ())
         keys = {
             table.name: [planned.trial.key for row in table.rows for planned in row.trials.values()
                          if planned.seed in built.seeds]
             for table in built.tables
         }  # fmt: skip
+        if left := trials_left_over(out, {planned.trial.key for planned in whole.trials}):
+            words = f"{len(left)} saved in {out / 'trials'}, of trials that are not in this matrix (any more)"
+            Console(highlight=False).print(words, markup=False, soft_wrap=True)
         _run(built.trials, keys, out, options)
 
 
@@ -211,9 +216,7 @@ def experiment_one(
 def experiment_list(
     matrix: MatrixArgument,
     out: Out = _OUT,
-    results: Annotated[
-        list[Path] | None, typer.Option(help="Other results files; may be repeated.", exists=True)
-    ] = None,
+    results: Annotated[list[Path] | None, typer.Option(help="Other results files; may be repeated.")] = None,
     table: OnlyTables = None,
     seed: OnlySeeds = None,
     jobs: Jobs = None,
@@ -223,7 +226,7 @@ def experiment_list(
     from node.experiment.runner import results_file  # noqa: PLC0415
     from node.views.experiment import matrix_view  # noqa: PLC0415
 
-    files = [results_file(out), *(results or ())]
+    files = [results_file(out), *_there(results or ())]
     known = read_results(files)
     built, jobs_of_matrix = _matrix_of(matrix, known)
     Console().print(matrix_view(built.narrowed(table or (), seed or ()), known, jobs or jobs_of_matrix))
@@ -245,19 +248,22 @@ def experiment_report(
     from node.experiment.results import read_results  # noqa: PLC0415
     from node.experiment.runner import results_file  # noqa: PLC0415
 
-    files = results or [results_file(_OUT)]
-    if missing := [file for file in files if not file.exists()]:
-        raise lifetime.bad_option(f"There are no results at {missing[0]}.", "Give --results another file.")
+    files = _there(results or [results_file(_OUT)])
     known = read_results(files)
     built, _ = _matrix_of(matrix, known)
+    if write is not None:
+        if write.is_dir():
+            raise lifetime.bad_option(
+                f"--write {write} is a folder.", f"Give a file, such as {write}/page.md."
+            )
+        usable(write.parent, "--write")
+    place = _link(figures, write) if figures else ""  # before anything is drawn
     drawn = draw_figures(built, known, usable(figures, "--figures")) if figures else []
-    text = report_of(
-        built, known, _below_here(matrix), [(figure, _link(figure.path, write)) for figure in drawn]
-    )
+    links = [(figure, f"{place}/{figure.path.name}") for figure in drawn]
+    text = report_of(built, known, _below_here(matrix), links, _out_of(files))
     if write is None:
         sys.stdout.write(text)
     else:
-        usable(write.parent, "--write")
         write.write_text(text, encoding="utf-8")
 
 
@@ -298,13 +304,33 @@ def _options(base: ComputeOptions, **given: Any) -> ComputeOptions:
         raise lifetime.bad_option(f"{_one_line(error)}.", "See 'hetnode experiment run --help'.") from None
 
 
+def _there(files: Sequence[Path]) -> Sequence[Path]:
+    """`files`, all of which can be results. Raises HetnodeError BAD_OPTION."""
+    for file in files:
+        if not file.exists():
+            raise lifetime.bad_option(f"There are no results at {file}.", "Give --results another file.")
+        if file.is_dir():
+            raise lifetime.bad_option(
+                f"--results {file} is a folder.", f"Give the file, such as {file}/results.jsonl."
+            )
+    return files
+
+
+def _out_of(files: Sequence[Path]) -> Path | None:
+    """The OUT that a run with these results has, below the working folder; None where there is none."""
+    from node.experiment.runner import results_file  # noqa: PLC0415
+
+    out = files[0].resolve().parent
+    is_one = len(files) == 1 and files[0].resolve() == results_file(out)
+    return _below_here(out) if is_one and out.is_relative_to(Path.cwd()) else None
+
+
 def _matrix_of(file: Path, known: dict[str, Result]) -> tuple[Matrix, int]:
     """The matrix with those tokenizers that its results were made with, and its jobs."""
-    from node.experiment.matrix import build_matrix, read_matrix_file  # noqa: PLC0415
-    from node.experiment.results import tokenizers_of  # noqa: PLC0415
+    from node.experiment.matrix import build_matrix, read_matrix_file, tokenizers_of  # noqa: PLC0415
 
     read = read_matrix_file(file)
-    return build_matrix(file, read, tokenizers_of(known.values())), read.compute.jobs
+    return build_matrix(file, read, tokenizers_of(read, known.values())), read.compute.jobs
 
 
 def _changes(given: Sequence[str]) -> dict[str, Any]:
@@ -328,11 +354,9 @@ def _one_line(error: ValueError) -> str:
 
 
 def _show(result: Result, file: Path) -> None:
-    from math import exp  # noqa: PLC0415
-
     from rich.table import Table  # noqa: PLC0415
 
-    from node.experiment.results import mean  # noqa: PLC0415
+    from node.experiment.results import mean, perplexity  # noqa: PLC0415
     from node.report import size  # noqa: PLC0415
     from node.views.experiment import duration, loss_text  # noqa: PLC0415
 
@@ -341,7 +365,7 @@ def _show(result: Result, file: Path) -> None:
         "loss", f"{loss_text(result.loss)} nats per token, mean over the replicas' own forward modes"
     )
     if not result.diverged:
-        facts.add_row("perplexity", f"{exp(result.loss):.3f}")
+        facts.add_row("perplexity", f"{perplexity(result.loss):.3f}")
     facts.add_row("uncompressed", f"{loss_text(mean([result.plain]))} for the same model without links")
     facts.add_row("links", f"{size(result.link_bytes / result.rounds)} per round")
     facts.add_row("payloads", f"{size(result.payload_bytes / result.rounds)} per round")
@@ -356,14 +380,14 @@ def _below_here(file: Path) -> Path:
     return file.resolve().relative_to(here) if file.resolve().is_relative_to(here) else Path(file.name)
 
 
-def _link(figure: Path, page: Path | None) -> str:
-    """How `page` refers to `figure`."""
+def _link(figures: Path, page: Path | None) -> str:
+    """How `page` refers to the folder `figures`. Raises HetnodeError BAD_OPTION."""
     if page is None:
-        return str(figure)
+        return figures.as_posix()
     try:
-        return figure.resolve().relative_to(page.resolve().parent).as_posix()
+        return figures.resolve().relative_to(page.resolve().parent).as_posix()
     except ValueError:
         raise lifetime.bad_option(
-            f"The figures in {figure.parent} are not below the folder of {page}.",
+            f"The figures in {figures} are not below the folder of {page}.",
             "Give --figures one that is.",
         ) from None

@@ -8,6 +8,8 @@ import json
 import math
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -31,7 +33,8 @@ from node.cli_spec import (
     pinned,
     spec_of,
 )
-from protocol.spec import resolve
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec import RunSpec, resolve
 
 if TYPE_CHECKING:
     import torch
@@ -63,9 +66,8 @@ def generate(
     from node.generate import generate as continue_text  # noqa: PLC0415
 
     loaded = checkpoint.read(checkpoint.find(run))
-    pieces = continue_text(
-        loaded, prompt, tokens, temperature, top_k, seed, str(tokenizer) if tokenizer else None
-    )
+    path = _tokenizer_path(loaded.spec, run, tokenizer)
+    pieces = continue_text(loaded, prompt, tokens, temperature, top_k, seed, path)
     sys.stdout.write(prompt)
     for piece in pieces:
         sys.stdout.write(piece)
@@ -111,7 +113,7 @@ def evaluate(
         def progress(so_far: Evaluation) -> None:
             shown.update(f"{so_far.tokens:,} tokens, loss {so_far.loss:.4f}")
 
-        path = str(tokenizer) if tokenizer else None
+        path = _tokenizer_path(spec, run, tokenizer)
         found = measure(loaded, source, documents, forward, batches, path, progress)
     link = f"k = {spec.link.k or spec.model.width} of d = {spec.model.width}, {spec.link.dtype}"
     facts = {
@@ -129,7 +131,7 @@ def evaluate(
         "round": None if _is_hugging_face(run) else loaded.round,
     }
     if as_json:
-        print(json.dumps(facts))
+        print(json.dumps({name: _in_json(value) for name, value in facts.items()}, allow_nan=False))
         return
     through = f" ({link})" if forward is Mode.COMPRESSED else ""
     of_run = "" if _is_hugging_face(run) else f" (run {spec.run_id}, round {loaded.round})"
@@ -161,7 +163,8 @@ def export(
     most = _bytes(shard_size)
     stored = checkpoint.verify(checkpoint.find(run))
     measured = _measured(run, stored.round)
-    write_folder(stored, folder, DTYPES[dtype], most, str(tokenizer) if tokenizer else None, measured)
+    path = _tokenizer_path(stored.spec, run, tokenizer)
+    write_folder(stored, folder, DTYPES[dtype], most, path, measured)
     print(f"the model of run {stored.spec.run_id} after round {stored.round} is in {folder}")
 
 
@@ -189,6 +192,7 @@ def import_model(
     Every member needs these parameters: a copy of the folder, or of the model, imported with the same run
     file. Their digests are part of the run's specification.
     """
+    from node.data.tokenizer import FileTokenizer, find_tokenizer, load_tokenizer  # noqa: PLC0415
     from node.hugging_face import importing  # noqa: PLC0415
 
     importing.require_empty(out)
@@ -201,31 +205,63 @@ def import_model(
                 "Leave out the options of the specification.",
             )
         published = importing.inspect(model, former.model.context)
-        kept, spec = None, former
+        spec = former
+        place = find_tokenizer(spec.data, config, model)
+        used = load_tokenizer(spec.data, place) if place else None
     else:
         published = importing.inspect(model, context)
         names_one = tokenizer is not None or (former is not None and former.data.tokenizer != "byte")
-        kept = None if names_one else importing.tokenizer_of(published)
-        spec = spec_of(
-            config,
-            preset,
-            **{f"model.{name}": value for name, value in published.model.items()},
-            **{"data.tokenizer_sha256": kept.sha256 if kept else None},
-            data=data,
-            tokenizer=str(out / importing.TOKENIZER) if kept else tokenizer,
-            rounds=rounds,
-            steps=inner_steps,
-            replicas=replicas,
-            pipelines=pipelines,
-            stages=stages,
-            k=k,
-            seed=seed,
-        )
-        spec = pinned(spec, str(model / importing.TOKENIZER) if kept else None)
+        theirs = None if names_one else importing.tokenizer_of(published)
+        with _naming_k(k):
+            spec = spec_of(
+                config,
+                preset,
+                **{f"model.{name}": value for name, value in published.model.items()},
+                **{"data.tokenizer_sha256": theirs.sha256 if theirs else None},
+                data=data,
+                tokenizer=importing.TOKENIZER if theirs else tokenizer,
+                rounds=rounds,
+                steps=inner_steps,
+                replicas=replicas,
+                pipelines=pipelines,
+                stages=stages,
+                k=k,
+                seed=seed,
+            )
+        place = str(model / importing.TOKENIZER) if theirs else find_tokenizer(spec.data, config)
+        spec = pinned(spec, tokenizer=place)
+        used = load_tokenizer(spec.data, place)
+        if isinstance(used, FileTokenizer):
+            here = {**spec.data.model_dump(), "tokenizer": importing.TOKENIZER}
+            spec = RunSpec.model_validate({**spec.model_dump(), "data": here})
+    kept = used if isinstance(used, FileTokenizer) else None
     started = importing.import_model(published, spec, out, kept)
     print(f"run {started.run_id} starts from {model}: hetnode swarm up --config {out / importing.RUN_FILE}")
     if published.tied:
         print("its embedding was tied to its head: they are trained apart from now on")
+
+
+@contextmanager
+def _naming_k(k: int | None) -> Iterator[None]:
+    """Says by which option a preset's link is made to fit the imported model."""
+    try:
+        yield
+    except HetnodeError as error:
+        if error.code is not ErrorCode.BAD_SPEC or k is not None or "link.k" not in error.cause:
+            raise
+        raise HetnodeError(error.code, error.cause, "Give --k, at most the model's width.") from None
+
+
+def _tokenizer_path(spec: RunSpec, run: Path, own: Path | None) -> str | None:
+    """The tokenizer file that a person names, or that stands with the run; None is as the spec says."""
+    from node.data.tokenizer import find_tokenizer  # noqa: PLC0415
+
+    return str(own) if own else find_tokenizer(spec.data, run)
+
+
+def _in_json(value: object) -> object:
+    """JSON has no numbers that are not finite."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _is_hugging_face(place: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +24,7 @@ from node.cli_spec import (
     pinned,
     spec_of,
 )
-from node.folder import usable
+from node.folder import refusals_in_words, usable
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec import RunSpec, resolve
 
@@ -67,6 +68,7 @@ def swarm_up(
     checkpoint of the global model. Ctrl-C ends every process; --resume goes on from there.
     """
     from node.data.stream import open_stream  # noqa: PLC0415
+    from node.data.tokenizer import find_tokenizer  # noqa: PLC0415
     from node.initial import require_initial  # noqa: PLC0415
     from node.sim import initial_of  # noqa: PLC0415
     from node.views.swarm import SwarmView  # noqa: PLC0415
@@ -77,7 +79,10 @@ def swarm_up(
             raise lifetime.bad_option(
                 "--resume goes on with the run as it was.", "Leave out the options of the specification."
             )
-        SwarmView(_spec_of_run(resume), resume).run(listen)
+        spec = _spec_of_run(resume)
+        require_initial(spec, initial or initial_of(resume))
+        _link_initial(spec, resume, initial)
+        SwarmView(spec, resume).run(listen)
         return
     spec = pinned(
         spec_of(
@@ -92,16 +97,40 @@ def swarm_up(
             stages=stages,
             k=k,
             seed=seed,
-        )
+        ),
+        config,
+        initial,
     )
     lifetime.split_address(listen, "--listen")
-    open_stream(spec)  # what is wrong with the data is better said before any process starts
-    given = initial or (config.parent if config else None)
-    require_initial(spec, given)
+    own_tokenizer = find_tokenizer(spec.data, config, initial)
+    # What is wrong with the data is better said before any process starts.
+    open_stream(spec, tokenizer=own_tokenizer)
+    start = initial or (config.parent if config else None)
+    require_initial(spec, start)
     folder = _new_run_folder(spec, folder)
-    if spec.initial is not None and given is not None:
-        initial_of(folder).symlink_to(given.absolute())
+    _link_initial(spec, folder, start)
+    _keep_tokenizer(folder, own_tokenizer)
     SwarmView(spec, folder).run(listen)
+
+
+def _link_initial(spec: RunSpec, folder: Path, start: Path | None) -> None:
+    """Have the nodes of the swarm in `folder` find the parameters in `start`; None leaves it as it is."""
+    from node.sim import initial_of  # noqa: PLC0415
+
+    link = initial_of(folder)
+    if spec.initial is None or start is None or start.resolve() == link.resolve():
+        return
+    with refusals_in_words(link):
+        link.unlink(missing_ok=True)
+        link.symlink_to(start.resolve())
+
+
+def _keep_tokenizer(folder: Path, own_tokenizer: str | None) -> None:
+    """A copy in the run folder: there the nodes find it, and whoever uses the model later from elsewhere."""
+    from node.data.tokenizer import TOKENIZER_FILE  # noqa: PLC0415
+
+    if own_tokenizer is not None:
+        shutil.copyfile(own_tokenizer, folder / TOKENIZER_FILE)
 
 
 def _spec_of_run(folder: Path) -> RunSpec:

@@ -9,7 +9,8 @@ import shutil
 import struct
 import sys
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import IO
@@ -42,6 +43,19 @@ def usable(folder: Path, option: str = "--folder", mode: int = 0o777) -> Path:
             ErrorCode.BAD_OPTION,
             f"{option} {folder} cannot be written: {error.strerror or error}.",
             "Give another folder.",
+        ) from None
+
+
+@contextmanager
+def refusals_in_words(folder: Path) -> Iterator[None]:
+    """What the disk refuses meanwhile is told as of `folder`, which a person has named: BAD_OPTION."""
+    try:
+        yield
+    except OSError as error:
+        raise HetnodeError(
+            ErrorCode.BAD_OPTION,
+            f"{folder} cannot be written: {error.strerror or error}.",
+            "Name a folder that this user can write.",
         ) from None
 
 

@@ -195,6 +195,8 @@ async def _enter(
     credentials.remember(role)
     note_folder(credentials.folder, options.folder)
     spec = admission.spec
+    if spec.initial is not None:
+        await worker.call("require_initial", {"spec": spec.canonical_json, "initial": options.initial})
     log.info("joined run %s as %s, peer %s, spec %s", spec.run_id, role, identity.peer, spec.hash)
     await faults.reach(Moment.JOINED, round=0)
     if abs(admission.clock_offset) > _CLOCK_SECONDS:
@@ -290,12 +292,13 @@ async def _train_in_place(node: _Joined, worker: Child, hivemind: Hivemind) -> t
             background.append(group.create_task(surroundings.keep()))
         services = Services(identity, worker, hivemind, node.coordinator, node.links, membership, directory)
         local = LocalData(
-            options.device,
-            options.source,
-            options.tokenizer,
-            options.initial,
-            options.compile,
-            options.activation_checkpointing,
+            device=options.device,
+            source=options.source,
+            tokenizer=options.tokenizer,
+            initial=options.initial,
+            places=(str(options.folder.absolute()), *([options.initial] if options.initial else [])),
+            compile=options.compile,
+            activation_checkpointing=options.activation_checkpointing,
         )
         training = Training(node.spec, services, local, node.folder, node.leaving)
         try:

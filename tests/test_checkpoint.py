@@ -16,6 +16,7 @@ from torch import Tensor
 
 from node import checkpoint
 from node.checkpoint import Manifest
+from node.checkpoint_files import publish
 from node.model.init import initial_parameters
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec import RunSpec, resolve
@@ -259,6 +260,20 @@ def test_a_crash_after_replacing_leaves_the_new_one(folder: Path) -> None:
     checkpoint.write(folder.with_name("round-000013"), SPEC, 13, _stages(0))
     assert not old.exists()
     _assert_holds(folder, _stages(0, 1, 2))
+
+
+def test_what_others_write_beside_a_folder_is_left_alone(tmp_path: Path) -> None:
+    def write(partial: Path) -> None:
+        (partial / "text").write_text("whole")
+
+    def write_while_another_does(partial: Path) -> None:
+        publish(tmp_path / "*", write)
+        write(partial)
+
+    (tmp_path / ".*.hetnode-partial").mkdir()
+    publish(tmp_path / "one", write_while_another_does)
+    assert {path.name for path in tmp_path.iterdir()} == {"one", "*"}
+    assert [(tmp_path / name / "text").read_text() for name in ("one", "*")] == ["whole"] * 2
 
 
 def test_the_latest_checkpoint_is_the_highest_round_that_holds(folder: Path) -> None:

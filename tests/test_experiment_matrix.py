@@ -9,8 +9,16 @@ from typing import Any
 import pytest
 
 from node.data.tokenizer import load_tokenizer
-from node.experiment.matrix import Matrix, build_matrix, fraction_of, read_matrix_file
-from node.experiment.results import append, read_results, tokenizers_of
+from node.experiment.matrix import (
+    Matrix,
+    MatrixFile,
+    Row,
+    build_matrix,
+    fraction_of,
+    read_matrix_file,
+    tokenizers_of,
+)
+from node.experiment.results import append, read_results
 from node.experiment.runner import tokenizer_path, train_tokenizers
 from node.experiment.tokenizers import tokenizer_file, train_bpe
 from node.experiment.trial import Mode, Planned, Trial, trial_in_mode
@@ -125,6 +133,41 @@ def test_key_and_line_know_a_tokenizer_by_its_hash_and_no_absolute_path(tmp_path
     assert again.key == here.key
 
 
+@pytest.mark.parametrize("name", ["bpe-1024", "bpe.v2"])
+def test_the_name_of_a_tokenizer_in_a_line_is_the_same_when_it_is_read_again(name: str) -> None:
+    data = {"data.tokenizer": f"/a/{name}.json", "data.tokenizer_sha256": "1" * 64}
+    trial = Trial(nano(**data))
+    assert trial.portable_spec["data"]["tokenizer"] == name
+    assert Trial(RunSpec.from_json(json.dumps(trial.portable_spec))).key == trial.key
+
+
+def test_an_experiment_starts_from_the_seed() -> None:
+    imported = nano(initial=["0" * 64] * nano().swarm.stages)
+    with pytest.raises(ValueError, match="an experiment starts from the seed"):
+        trial_in_mode(imported, Mode.SPARSELOCO, 2)
+
+
+@pytest.mark.parametrize(
+    ("mode", "changes", "words"),
+    [
+        (Mode.UNIFORM, {"basis_every": 1}, "there are none"),
+        (Mode.SPARSELOCO, {"grassmann_every": 1}, "there are none"),
+        (Mode.UNIFORM, {"k_by_round": [[1, 33]]}, "exceeds model.width 32"),
+    ],
+)
+def test_a_variation_that_the_replicas_cannot_have_is_refused(
+    mode: Mode, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        trial_in_mode(nano(), mode, 2, changes=changes)
+
+
+@pytest.mark.parametrize("change", [{"weight_projection": True}, {"grassmann_every": 1}])
+def test_what_follows_compressed_links_needs_some(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"link\.k is 0"):
+        trial_in_mode(nano(**{"link.k": 0}), Mode.UNIFORM, 2, changes=change)
+
+
 def test_a_trial_in_several_tables_is_run_once_and_seeds_go_one_after_the_other(tmp_path: Path) -> None:
     matrix = matrix_of(tmp_path)
     assert [(planned.name, planned.seed) for planned in matrix.trials] == [
@@ -162,6 +205,16 @@ def test_k_over_d_reads_as_people_write_it() -> None:
         (('name = "frozen"', 'name = "uniform"'), ["ablation", "two rows"]),
         (('name = "ablation"', 'name = "orderings"'), ["two tables"]),
         (('name = "frozen"', 'name = "frozen"\ntokenizer = "bpe"'), ["frozen", "[tokenizers.bpe]"]),
+        (
+            (
+                "[[table]]",
+                "[tokenizers.bpe]\nvocabulary = 300\n[[table]]\n"
+                'tokenizer = "bpe"\nspec = { data.source = "text:other" }',
+            ),
+            ["tokenizer 'bpe'", "data.source"],
+        ),
+        (("adaptation = false", "basis_every = 2"), ["ablation", "frozen", "basis_every"]),
+        (("adaptation = false", "k_by_round = [[1, 40]]"), ["frozen", "k_by_round"]),
         (("inner.microbatches = 1", "inner.micro = 1"), ["inner.micro"]),
         (("seeds = [0, 1]", "seeds = [0, 1"), ["matrix.toml"]),
     ],
@@ -170,7 +223,7 @@ def test_what_is_wrong_with_a_matrix_is_named(
     tmp_path: Path, change: tuple[str, str], words: list[str]
 ) -> None:
     with pytest.raises(HetnodeError) as caught:
-        matrix_of(tmp_path, MATRIX.replace(*change))
+        matrix_of(tmp_path, MATRIX.replace(*change, 1 if "[tokenizers" in change[1] else -1))
     assert caught.value.code in (ErrorCode.BAD_MATRIX, ErrorCode.UNKNOWN_PRESET)
     assert all(word in caught.value.cause for word in words), caught.value.cause
 
@@ -180,30 +233,74 @@ def test_the_matrices_of_the_project_are_valid_and_all_their_trials_differ(file:
     matrix = build_matrix(file, read_matrix_file(file), {})
     assert matrix.trials
     assert all(len(row.trials) == len(matrix.seeds) for table in matrix.tables for row in table.rows)
-    sent = {
-        row.name: next(iter(row.trials.values())).trial.spec.link.token_bytes(row.k or 0)
-        for table in matrix.tables
-        if table.name.startswith("beyond")
-        for row in table.rows
-    }
-    assert not sent or max(sent.values()) <= 32
+
+
+@pytest.mark.parametrize("file", sorted(REPRODUCTION.glob("*.toml")), ids=lambda file: file.stem)
+def test_what_goes_beyond_the_paper_sends_no_more_than_what_it_is_compared_with(file: Path) -> None:
+    for table in build_matrix(file, read_matrix_file(file), {}).tables:
+        if table.name.startswith("beyond"):
+            for row in table.rows:
+                assert token_bytes(row) <= token_bytes(table.row(row.baseline)), (table.name, row.name)
+
+
+def token_bytes(row: Row) -> float:
+    """Of a token over one link, as the mean over all rounds."""
+    trial = next(iter(row.trials.values())).trial
+    sent, k = 0, trial.spec.link.k
+    changes = dict(trial.variation.k_by_round)
+    for number in range(1, trial.spec.rounds + 1):
+        k = changes.get(number, k)
+        sent += trial.spec.link.token_bytes(k)
+    return sent / trial.spec.rounds
+
+
+def with_tokenizer(folder: Path, vocabulary: int = 300, corpus: str = "corpus.txt") -> MatrixFile:
+    """The matrix, where one row has a tokenizer that is trained on a file in `folder`."""
+    text = "\n".join(f"def f{n}(x):\n    return x + {n}\n" for n in range(2000))
+    (folder / corpus).write_text(text, encoding="utf-8")
+    matrix = (
+        MATRIX.replace("replicas = 2", f"replicas = 2\ntokenizers.bpe.vocabulary = {vocabulary}")
+        .replace("inner.microbatches = 1", f'inner.microbatches = 1, data.source = "text:{folder / corpus}"')
+        .replace('name = "frozen"', 'name = "frozen"\ntokenizer = "bpe"')
+    )
+    (folder / "matrix.toml").write_text(matrix)
+    return read_matrix_file(folder / "matrix.toml")
+
+
+@pytest.mark.parametrize("change", [{"vocabulary": 310}, {"corpus": "other.txt"}])
+def test_another_vocabulary_or_source_is_another_tokenizer(tmp_path: Path, change: dict[str, Any]) -> None:
+    before = with_tokenizer(tmp_path)
+    old = train_tokenizers(before, tmp_path)
+    planned = build_matrix(tmp_path, before, old).tables[1].row("frozen").trials[0]
+    results = [result_of(planned, 2.0)]
+    assert tokenizers_of(before, results).keys() == {"bpe"}
+    after = with_tokenizer(tmp_path, **change)
+    assert tokenizers_of(after, results) == {}
+    new = train_tokenizers(after, tmp_path)["bpe"]
+    assert new.vocabulary == change.get("vocabulary", 300)
+    assert new.path != old["bpe"].path
+    assert old["bpe"].path.exists()
+
+
+def test_a_text_that_does_not_give_the_vocabulary_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(HetnodeError, match="bpe is to have 60000 ids") as caught:
+        train_tokenizers(with_tokenizer(tmp_path, 60_000), tmp_path)
+    assert caught.value.code is ErrorCode.BAD_MATRIX
+
+
+def test_only_the_tokenizers_of_the_chosen_tables_are_trained(tmp_path: Path) -> None:
+    read = with_tokenizer(tmp_path)
+    assert train_tokenizers(read, tmp_path, ["orderings"]) == {}
+    assert train_tokenizers(read, tmp_path, ["ablation"]).keys() == {"bpe"}
+    assert train_tokenizers(read, tmp_path, ["orderings"]).keys() == {"bpe"}
 
 
 def test_a_tokenizer_is_the_same_whenever_it_is_trained_and_pinned_by_its_hash(tmp_path: Path) -> None:
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text("\n".join(f"def f{n}(x):\n    return x + {n}\n" for n in range(2000)), encoding="utf-8")
-    text = (
-        MATRIX.replace("replicas = 2", "replicas = 2\ntokenizers.bpe.vocabulary = 300")
-        .replace("inner.microbatches = 1", f'inner.microbatches = 1, data.source = "text:{corpus}"')
-        .replace('name = "frozen"', 'name = "frozen"\ntokenizer = "bpe"')
-    )
-    file = tmp_path / "matrix.toml"
-    file.write_text(text)
-    read = read_matrix_file(file)
+    read, file, corpus = with_tokenizer(tmp_path), tmp_path / "matrix.toml", tmp_path / "corpus.txt"
     found = train_tokenizers(read, tmp_path)
     assert (
         found["bpe"]
-        == tokenizer_file(tokenizer_path(tmp_path, "bpe"))
+        == tokenizer_file(tokenizer_path(tmp_path, read, "bpe"))
         == train_tokenizers(read, tmp_path)["bpe"]
     )
     again = train_bpe(tmp_path / "again.json", 300, f"text:{corpus}", "text")
@@ -212,7 +309,7 @@ def test_a_tokenizer_is_the_same_whenever_it_is_trained_and_pinned_by_its_hash(t
     assert planned.trial.spec.model.vocabulary == 300
     assert load_tokenizer(planned.trial.spec.data).sha256 == found["bpe"].sha256
     # Who only has the results knows the trials all the same.
-    known = tokenizers_of([result_of(planned, 2.0)])
+    known = tokenizers_of(read, [result_of(planned, 2.0)])
     assert build_matrix(file, read, known).tables[1].row("frozen").trials[0].trial.key == planned.trial.key
     assert build_matrix(file, read, {}).tables[1].row("frozen").trials[0].trial.key != planned.trial.key
 
@@ -263,6 +360,53 @@ def test_a_line_that_is_no_result_is_named(tmp_path: Path) -> None:
     with pytest.raises(HetnodeError, match=r"results\.jsonl.*line 2") as caught:
         read_results([file])
     assert caught.value.code is ErrorCode.RESULTS_UNREADABLE
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"validation": {"2": []}},
+        {"validation": {"3": [1.0]}},
+        {"validation": {"1": [1.0]}},
+        {"spec.data": "builtin"},
+        {"spec.data.tokenizer": ["a"]},
+        {"spec.data.source": None},
+        {"spec.model": {}},
+        {"spec.swarm": None},
+        {"seconds": float("inf")},
+    ],
+    ids=str,
+)
+def test_a_line_without_what_is_read_of_it_is_named(tmp_path: Path, change: dict[str, Any]) -> None:
+    file = tmp_path / "results.jsonl"
+    good = result_of(matrix_of(tmp_path).trials[0], 2.0).line
+    ((place, value),) = change.items()
+    *sections, field = place.split(".")
+    tree = json.loads(good)
+    section = tree
+    for name in sections:
+        section = section[name]
+    section[field] = value
+    file.write_text(f"{good}{json.dumps(tree)}\n{good}")
+    with pytest.raises(HetnodeError, match=r"results\.jsonl.*line 2") as caught:
+        read_results([file])
+    assert caught.value.code is ErrorCode.RESULTS_UNREADABLE
+
+
+def test_a_last_line_that_lacks_only_its_end_counts(tmp_path: Path) -> None:
+    file = tmp_path / "results.jsonl"
+    first, second = (result_of(planned, 2.0) for planned in matrix_of(tmp_path).trials[:2])
+    file.write_text(first.line.rstrip("\n"))
+    assert list(read_results([file]).values()) == [first]
+    append(file, second)
+    assert file.read_text() == first.line + second.line
+
+
+def test_infinity_in_a_line_counts_as_diverged(tmp_path: Path) -> None:
+    line = result_of(matrix_of(tmp_path).trials[0], 2.5).line.replace("[2.5]", "[Infinity]")
+    (tmp_path / "results.jsonl").write_text(line)
+    (found,) = read_results([tmp_path / "results.jsonl"]).values()
+    assert found.diverged
 
 
 def test_a_loss_that_is_not_finite_is_null_and_counts_as_diverged(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from node.experiment.figures import draw_figures
 from node.experiment.matrix import Matrix, build_matrix, read_matrix_file
 from node.experiment.measurement import RoundRecord
 from node.experiment.report import report_of
-from node.experiment.results import Result
+from node.experiment.results import Result, perplexity
 from node.views.experiment import ExperimentView, duration, matrix_view
 from tests.experiment_results import by_key, result_of
 
@@ -150,6 +152,30 @@ def test_the_page_says_how_it_was_made_and_has_every_number(matrix: Matrix) -> N
     ) in page
     assert "- A note." in page
     assert "3 of 3 orderings hold" in page
+
+
+def test_a_mean_over_some_seeds_says_so_and_has_no_perplexity(matrix: Matrix) -> None:
+    page = report_of(matrix, results_of(matrix, {**LOSSES, "uniform 1/16": (2.9,)}), Path("matrix.toml"))
+    assert (
+        "| uniform 1/16 | 1/16 | 2.9000 (1 of 2 seeds) | 2.9000 |  |  | +45.00 (1 of 2 seeds) "
+        "| 2.9000 (1 of 2 seeds) | 2.0000 (1 of 2 seeds) |"
+    ) in page
+
+
+def test_a_perplexity_beyond_all_numbers_is_infinite(matrix: Matrix) -> None:
+    assert perplexity(0.0) == 1.0
+    assert perplexity(800.0) == math.inf
+    page = report_of(matrix, results_of(matrix, {**LOSSES, "sparseloco": (800.0, 800.0)}), Path("m.toml"))
+    assert "| 800.0000 | 800.0000 | 800.0000 | inf |" in page
+
+
+def test_the_page_says_how_it_is_made_again(matrix: Matrix) -> None:
+    page = report_of(matrix, results_of(matrix, LOSSES), Path("m.toml"), out=Path("there/out"))
+    assert "hetnode experiment run m.toml --out there/out\n" in page
+    assert "--results there/out/results.jsonl" in page
+    page = report_of(replace(matrix, made_with="make page"), {}, Path("m.toml"), out=Path("there/out"))
+    assert "\n    make page\n" in page
+    assert "hetnode experiment" not in page
 
 
 def test_a_page_without_any_result_says_how_to_get_them(matrix: Matrix) -> None:

@@ -22,11 +22,12 @@ from node.cli_experiment import experiment_app
 from node.experiment.matrix import Matrix, build_matrix, read_matrix_file
 from node.experiment.measurement import Measurement, RoundRecord
 from node.experiment.options import ComputeOptions
-from node.experiment.results import Result, read_results
+from node.experiment.results import Result, append, read_results
 from node.experiment.runner import results_file, run_trials
 from node.experiment.trial import Mode, Planned, trial_in_mode
 from protocol.errors import ErrorCode, ExitCode, HetnodeError
 from protocol.spec import resolve
+from tests.experiment_results import result_of
 
 MATRIX = """
 title = "A test"
@@ -73,6 +74,13 @@ def corpus(tmp_path: Path) -> Path:
     file = tmp_path / "corpus.txt"
     file.write_text("".join(f"def f{n}(x):\n    return x + {n}\n\n" for n in range(3000)))
     return file
+
+
+@pytest.fixture
+def long_folder(folder: Path) -> Path:
+    """With trials of so many rounds that they are under way when the first is seen to be saved."""
+    (folder / "matrix.toml").write_text(MATRIX.replace("rounds = 6", "rounds = 16"))
+    return folder
 
 
 @pytest.fixture
@@ -214,8 +222,9 @@ async def test_trials_run_side_by_side_and_one_that_fails_leaves_the_others_alon
     assert list((tmp_path / "out" / "trials").glob("*/history.json")) == []
 
 
-def test_a_run_that_was_killed_goes_on_to_the_same_bits_and_its_workers_end(folder: Path) -> None:
+def test_a_run_that_was_killed_goes_on_to_the_same_bits_and_its_workers_end(long_folder: Path) -> None:
     """A real SIGKILL of the parent in mid-trial; the worker ends by itself."""
+    folder = long_folder
     only_mixed = ("run", "matrix.toml", "--out", "out", "--table", "mixed")
     running = _command(*only_mixed)
     _saved(folder / "out", running)
@@ -273,7 +282,8 @@ def refused(code: ErrorCode, *arguments: str) -> str:
     return f"{caught.value.cause} {caught.value.remedy}"
 
 
-def test_ctrl_c_ends_a_run_with_all_its_workers_and_says_how_to_go_on(folder: Path) -> None:
+def test_ctrl_c_ends_a_run_with_all_its_workers_and_says_how_to_go_on(long_folder: Path) -> None:
+    folder = long_folder
     running = _command("run", "matrix.toml", "--out", "out", "--table", "mixed")
     _saved(folder / "out", running)
     workers = psutil.Process(running.pid).children()
@@ -333,9 +343,40 @@ def test_one_trial_needs_no_matrix_and_is_listed_and_reported_like_others(folder
     assert (folder / "docs" / "page.md").read_text().startswith("# A test")
 
 
+def test_a_report_that_has_no_place_is_refused_before_anything_is_drawn(folder: Path) -> None:
+    results = folder / "out" / "results.jsonl"
+    results.parent.mkdir()
+    results.touch()
+    report = ("report", "matrix.toml", "--results")
+    assert "out/results.jsonl" in refused(ErrorCode.BAD_OPTION, *report, "out")
+    assert "out/results.jsonl" in refused(ErrorCode.BAD_OPTION, "list", "matrix.toml", "--results", "out")
+    assert "out/page.md" in refused(ErrorCode.BAD_OPTION, *report, str(results), "--write", "out")
+    elsewhere = ("--write", "docs/page.md", "--figures", "figures")
+    assert "figures" in refused(ErrorCode.BAD_OPTION, *report, str(results), *elsewhere)
+    assert not (folder / "figures").exists()
+    assert "hetnode experiment run matrix.toml --out out\n" in said(*report, str(results))
+
+
+def test_what_is_saved_of_trials_that_are_no_longer_planned_is_mentioned(folder: Path) -> None:
+    (planned,) = _matrix(folder).narrowed(["mixed"], []).trials
+    append(results_file(folder / "out"), result_of(planned, 2.0))
+    other = _matrix(folder).trials[0].trial.key
+    (folder / "out" / "trials" / other).mkdir(parents=True)
+    only_mixed = ("run", "matrix.toml", "--out", "out", "--table", "mixed")
+    assert said(*only_mixed) == "1 of 1 trials are done, in out\n"
+    (folder / "out" / "trials" / ("0" * 64)).mkdir()
+    assert "1 saved in out/trials, of trials that are not in this matrix" in said(*only_mixed)
+
+
 @pytest.mark.parametrize(
     "wrong",
-    [("--mode", "dense"), ("--variation", "magic=1"), ("--variation", "magic"), ("--fraction", "0.3")],
+    [
+        ("--mode", "dense"),
+        ("--variation", "magic=1"),
+        ("--variation", "magic"),
+        ("--variation", "k_by_round=[[1,99]]"),
+        ("--fraction", "0.3"),
+    ],
 )
 def test_one_trial_that_cannot_be_is_refused(wrong: tuple[str, str], folder: Path) -> None:
     refused(ErrorCode.BAD_OPTION, "one", "--preset", "nano", *wrong)

@@ -23,10 +23,10 @@ from node import checkpoint
 from node.cli import app
 from node.data.stream import open_stream
 from node.data.tokenizer import check_tokenizer
-from node.evaluate import Mode, evaluate
+from node.evaluate import Evaluation, Mode, evaluate
 from node.experiment.replicas import LocalReplica, plan_of
 from node.hugging_face import importing
-from node.hugging_face.export import export
+from node.hugging_face.export import export, without_places
 from node.hugging_face.importing import import_model, inspect, tokenizer_of
 from node.hugging_face.llama import config_of, published_name
 from node.hugging_face.weights import DTYPES
@@ -99,9 +99,9 @@ def test_a_replica_starts_where_the_imported_model_stands(folder: Path, tmp_path
 def test_a_run_cannot_start_without_the_parameters_that_it_names(folder: Path, tmp_path: Path) -> None:
     spec = _import(folder, tmp_path / "new")
     _import(folder, tmp_path / "other", **{"swarm.stages": 3})
-    write_model(tmp_path / "foreign", PLAIN.model_copy(update={"seed": 1}))
+    checkpoint.write(tmp_path / "foreign", PLAIN, 0, random_model(PLAIN, seed=1))
     require_initial(spec, tmp_path / "new")
-    for place in (None, tmp_path / "other"):
+    for place in (None, tmp_path / "other", tmp_path / "foreign"):
         for attempt in (lambda: require_initial(spec, place), lambda: initial_from(place)(spec, 1)):  # noqa: B023
             with pytest.raises(HetnodeError) as caught:
                 attempt()
@@ -156,13 +156,20 @@ def test_the_tokenizer_of_the_folder_is_the_runs(
     RawTokenizer(words).save(str(folder / "tokenizer.json"))
     _said("import", "hf", "--out", "new", "--preset", "nano")
     spec = resolve(file=Path("new/run.toml"))
-    assert spec.data.tokenizer == "new/tokenizer.json"
-    assert spec.data.tokenizer_sha256 == check_tokenizer(spec).sha256
+    assert spec.data.tokenizer == "tokenizer.json"
+    assert spec.data.tokenizer_sha256 == check_tokenizer(spec, "new/tokenizer.json").sha256
     _said("import", "hf", "--out", "bytes", "--preset", "nano", "--tokenizer", "byte")
     assert resolve(file=Path("bytes/run.toml")).data.tokenizer == "byte"
     (folder / "tokenizer.json").unlink()
     with pytest.raises(HetnodeError, match="--tokenizer") as caught:
         _said("import", "hf", "--out", "none", "--preset", "nano")
+    assert caught.value.code is ErrorCode.TOKENIZER_UNREADABLE
+
+
+def test_a_tokenizer_that_is_too_large_is_not_cut(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importing, "_TOKENIZER_LIMIT", 100)
+    with pytest.raises(HetnodeError, match="larger than 100 bytes") as caught:
+        tokenizer_of(inspect(folder))
     assert caught.value.code is ErrorCode.TOKENIZER_UNREADABLE
 
 
@@ -199,6 +206,8 @@ def test_a_tied_embedding_becomes_a_head_of_its_own(tmp_path: Path) -> None:
         ({"hidden_act": "gelu"}, "gelu"),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "llama3"),
         ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "linear"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "linear"),
+        ({"rope_parameters": {"rope_type": "yarn"}, "rope_scaling": {"type": "default"}}, "yarn"),
         ({"rope_parameters": "dynamic"}, "dynamic"),
         ({"head_dim": 32}, "head_dim"),
         ({"quantization_config": {"bits": 4}}, "quantized"),
@@ -298,6 +307,22 @@ def test_the_context_is_the_models_up_to_a_bound(tmp_path: Path) -> None:
     assert inspect(folder, 512).model["context"] == 512
 
 
+@pytest.mark.parametrize(
+    ("config", "base"),
+    [
+        ({"rope_parameters": {"rope_theta": 3.0}, "rope_theta": 7.0}, 3.0),
+        ({"rope_parameters": None, "rope_theta": 7.0}, 7.0),
+        ({"rope_parameters": {"rope_theta": 3.0}, "rope_scaling": {"rope_theta": 5.0}}, 5.0),
+        ({"rope_parameters": {"rope_theta": 3.0}, "rope_scaling": {"type": "default"}}, 50_000.0),
+    ],
+)
+def test_the_base_of_rope_is_the_one_that_transformers_takes(
+    tmp_path: Path, config: dict[str, Any], base: float
+) -> None:
+    folder = _write_folder(tmp_path / "hf", random_model(PLAIN), **config)
+    assert inspect(folder).model["rope_base"] == base
+
+
 def test_an_earlier_export_is_replaced_and_nothing_else(run: Path, folder: Path, tmp_path: Path) -> None:
     before = sorted(path.name for path in folder.iterdir())
     export(checkpoint.verify(run), folder, DTYPES["bf16"], GB)
@@ -329,6 +354,7 @@ def test_a_full_disk_leaves_the_earlier_export(
     with pytest.raises(HetnodeError) as caught:
         export(checkpoint.verify(run), folder, DTYPES["fp32"], 50_000)
     assert caught.value.code is ErrorCode.DISK_FULL
+    assert "checkpoint" not in str(caught.value)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
@@ -344,6 +370,33 @@ def test_a_full_disk_leaves_nothing_of_an_import(
         _import(folder, tmp_path / "new")
     assert caught.value.code is ErrorCode.DISK_FULL
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+def test_a_folder_that_cannot_be_written_is_named(folder: Path, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    place = tmp_path / "file" / "below"
+    for attempt in (
+        lambda: export(checkpoint.verify(run), place, DTYPES["fp32"], GB),
+        lambda: _import(folder, place),
+    ):
+        with pytest.raises(HetnodeError, match="below cannot be written") as caught:
+            attempt()
+        assert caught.value.code is ErrorCode.BAD_OPTION
+
+
+@pytest.mark.parametrize("path", ["/home/jo/book.txt", "C:\\Users\\jo\\book.txt", "D:/own\\book.txt"])
+def test_a_card_tells_no_path_of_any_system(path: str) -> None:
+    spec = resolve("nano", overrides={"data.source": f"text:{path}", "data.tokenizer": path})
+    data = without_places(spec)["data"]
+    assert (data["source"], data["tokenizer"]) == ("text:book.txt", "book.txt")
+
+
+def test_a_set_on_the_hub_keeps_its_name_and_a_local_one_does_not() -> None:
+    kept = {
+        source: without_places(resolve("nano", overrides={"data.source": source}))["data"]["source"]
+        for source in ("hf:owner/set/en", "hf:C:\\own\\set", "hf:./own/set")
+    }
+    assert list(kept.values()) == ["hf:owner/set/en", "hf:set", "hf:set"]
 
 
 def test_values_that_a_dtype_cannot_hold_are_refused(tmp_path: Path) -> None:
@@ -388,12 +441,19 @@ def test_the_commands_work_together(run: Path, tmp_path: Path, monkeypatch: pyte
     assert "bits per byte" in _said("eval", "new", "--batches", "1", "--mode", "compressed")
 
 
+def test_what_is_no_number_is_null_in_json(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("node.evaluate.evaluate", lambda *_: Evaluation(1e9, 5, 0))
+    found = json.loads(_said("eval", run, "--json"))
+    assert (found["loss"], found["perplexity"], found["bits_per_byte"]) == (1e9, None, None)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "word"),
     [
         (("export", "{run}", "x", "--format", "gguf"), ErrorCode.BAD_OPTION, "gguf"),
         (("export", "{run}", "x", "--dtype", "int3"), ErrorCode.BAD_OPTION, "int3"),
         (("export", "{run}", "x", "--shard-size", "big"), ErrorCode.BAD_OPTION, "big"),
+        (("import", "{hf}", "--out", "x", "--preset", "178m"), ErrorCode.BAD_SPEC, "Give --k"),
         (("export", ".", "x"), ErrorCode.CHECKPOINT_MISSING, "no checkpoint"),
         (("import", ".", "--out", "x"), ErrorCode.UNSUPPORTED_MODEL, "config.json"),
         (("import", ".", "--out", "{run}"), ErrorCode.BAD_OPTION, "not empty"),
@@ -410,6 +470,7 @@ def test_the_commands_work_together(run: Path, tmp_path: Path, monkeypatch: pyte
 )
 def test_wrong_options_are_refused_in_words(
     run: Path,
+    folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     arguments: tuple[str, ...],
@@ -419,7 +480,7 @@ def test_wrong_options_are_refused_in_words(
     monkeypatch.chdir(tmp_path)
     Path("given.toml").write_text(resolve("nano", overrides={"initial": ["0" * 64, "1" * 64]}).toml)
     with pytest.raises(HetnodeError, match=word) as caught:
-        _said(*(argument.format(run=run) for argument in arguments))
+        _said(*(argument.format(run=run, hf=folder) for argument in arguments))
     assert caught.value.code is code
     assert not Path("x").exists()
 

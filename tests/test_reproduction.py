@@ -19,8 +19,16 @@ QUICK = Path(__file__).parent.parent / "benchmarks" / "reproduction" / "quick.to
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_heterogeneous_replicas_lie_between_the_uncompressed_and_the_uniform_ones(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "node", "experiment", "run", str(QUICK), "--out", str(tmp_path)]
-    subprocess.run(command, check=True, env={**os.environ, "NO_COLOR": "1"})
+    page = tmp_path / "page.md"
+    for command in (
+        ["run", str(QUICK), "--out", str(tmp_path)],
+        ["report", str(QUICK), "--results", str(tmp_path / "results.jsonl"), "--write", str(page),
+         "--figures", str(tmp_path / "figures")],
+    ):  # fmt: skip
+        environment = {**os.environ, "NO_COLOR": "1"}
+        subprocess.run([sys.executable, "-m", "node", "experiment", *command], check=True, env=environment)
+    assert "All 5 trials were run" in page.read_text(encoding="utf-8")
+    assert "](figures/orderings-loss.png)" in page.read_text(encoding="utf-8")
     results = read_results([tmp_path / "results.jsonl"])
     (table,) = build_matrix(QUICK, read_matrix_file(QUICK), {}).tables
     at_8, at_64, gains_more_at_64 = verdicts_of(table, results)

@@ -66,6 +66,23 @@ def test_links_change_for_one_reason_only() -> None:
         Variation(adaptation=False, basis_every=1)
 
 
+@pytest.mark.parametrize("link", [{"basis_every": 1}, {"grassmann_every": 1}, {"k_by_round": [(1, 4)]}])
+def test_weights_are_projected_onto_no_basis_that_changes(link: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="weight_projection"):
+        Variation(weight_projection=True, **link)
+
+
+@pytest.mark.parametrize("steps", [((3, 8), (1, 2)), ((1, 2), (1, 4)), ((0, 4),), ((1, 0),), ((1, -5),)])
+def test_widths_are_given_for_ascending_rounds(steps: tuple[tuple[int, int], ...]) -> None:
+    with pytest.raises(ValidationError, match="rounds count from 1"):
+        Variation(k_by_round=steps)
+
+
+def test_no_replica_weighs_more_where_gradients_are_averaged() -> None:
+    with pytest.raises(ValidationError, match="full_weight"):
+        Variation(average_gradients=True, full_weight=2)
+
+
 @pytest.mark.parametrize("adaptation", [True, False])
 def test_without_adaptation_the_links_keep_the_table_that_they_began_with(adaptation: bool) -> None:
     swarm = LocalSwarm(mixed(), variation=Variation(adaptation=adaptation))

@@ -391,6 +391,17 @@ def test_a_bit_turned_in_a_live_anchor_is_noticed_within_a_round_and_mended(play
     play(scenario, spec=spec_of(FULL, rounds=12))
 
 
+def test_who_has_not_the_parameters_from_which_the_run_starts_is_told_so_as_it_joins(play: Play) -> None:
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start()
+        with pytest.raises(HetnodeError) as caught:
+            await swarm.until_over()
+        assert caught.value.code is ErrorCode.INITIAL_UNAVAILABLE
+        assert not swarm.decisions
+
+    play(scenario, spec=spec_of(FULL, initial=["0" * 64, "1" * 64]))
+
+
 def test_a_run_waits_with_a_reason_for_whoever_is_missing(play: Play) -> None:
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start()

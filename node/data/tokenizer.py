@@ -16,6 +16,7 @@ from protocol.spec import DataSpec, RunSpec
 
 Tokens = np.ndarray[tuple[int], np.dtype[np.int32]]
 
+TOKENIZER_FILE = "tokenizer.json"
 _END_OF_DOCUMENT = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "[EOS]")
 
 
@@ -161,6 +162,32 @@ def load_tokenizer(data: DataSpec, path: str | None = None) -> Tokenizer:
             f"The tokenizer {where} cannot be read: {error}.",
             "Give 'byte' or the path of a tokenizer.json that the tokenizers library can load.",
         ) from None
+
+
+def find_tokenizer(data: DataSpec, *places: Path | None) -> str | None:
+    """Where on this machine the run's tokenizer file is: where the spec says, or a ``tokenizer.json`` in one
+    of `places` or in a folder above it. A file with another hash is passed over.
+
+    None where there is none with the run's hash, or where the run has no tokenizer file with a hash.
+    """
+    if not data.tokenizer_sha256:
+        return None
+    starts = [place.absolute() for place in places if place is not None]
+    folders = [folder for start in starts for folder in (start, *start.parents)]
+    for path in (Path(os.path.expanduser(data.tokenizer)), *(folder / TOKENIZER_FILE for folder in folders)):
+        if _has_hash(path, data.tokenizer_sha256):
+            return str(path)
+    return None
+
+
+def _has_hash(path: Path, sha256: str) -> bool:
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == sha256
+    except OSError:
+        return False
 
 
 def check_tokenizer(spec: RunSpec, path: str | None = None) -> Tokenizer:

@@ -26,7 +26,7 @@ variation = { adaptation = false }
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,20 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from node.data.tokenizer import check_tokenizer
 from node.experiment.options import ComputeOptions
+from node.experiment.results import Result
 from node.experiment.tokenizers import TokenizerFile
-from node.experiment.trial import Mode, Planned, Trial, trial_in_mode
+from node.experiment.trial import Mode, Planned, Trial, portable_source, trial_in_mode
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec import RunSpec, resolve
+
+_OF_TOKENIZER = (
+    "data.source",
+    "data.text_field",
+    "data.tokenizer",
+    "data.tokenizer_sha256",
+    "model.vocabulary",
+)
+"""What a tokenizer is trained on, and what it sets itself."""
 
 
 class _Section(BaseModel):
@@ -84,6 +94,7 @@ class MatrixFile(_Section):
 
     title: str
     text: tuple[str, ...] = Field((), description="paragraphs with which the report begins")
+    made_with: str = Field("", description="the command that makes the report, where it has one of its own")
     preset: str = "tiny"
     replicas: int = Field(ge=1, le=10_000, description="M")
     seeds: tuple[int, ...] = Field((0,), min_length=1)
@@ -136,6 +147,7 @@ class Matrix:
 
     title: str
     text: tuple[str, ...]
+    made_with: str
     seeds: tuple[int, ...]
     compute: ComputeOptions
     tables: tuple[Table, ...]
@@ -197,13 +209,42 @@ def build_matrix(file: Path, read: MatrixFile, tokenizers: Mapping[str, Tokenize
     if twice := {name for name in names if names.count(name) > 1}:
         raise _bad(file, f"two tables have the name {', '.join(sorted(twice))}")
     tables = tuple(_table(file, read, table, tokenizers) for table in read.table)
-    return Matrix(read.title, read.text, read.seeds, read.compute, tables)
+    return Matrix(read.title, read.text, read.made_with, read.seeds, read.compute, tables)
 
 
 def data_of(read: MatrixFile) -> tuple[str, str]:
     """Data source of the matrix, and the key of its text. Raises as :func:`protocol.spec.resolve`."""
     data = resolve(read.preset, overrides=_dotted(read.spec)).data
     return data.source, data.text_field
+
+
+def tokenizers_used(read: MatrixFile, tables: Sequence[str]) -> set[str]:
+    """Names of those that these tables take; all tables where none is named."""
+    named = {
+        row.tokenizer or table.tokenizer
+        for table in read.table
+        if not tables or table.name in tables
+        for row in table.row
+    }
+    return {name for name in named if name in read.tokenizers}
+
+
+def tokenizers_of(read: MatrixFile, results: Iterable[Result]) -> dict[str, TokenizerFile]:
+    """The tokenizers of a matrix with which `results` were made; the files need not be on this machine.
+
+    One of another vocabulary, or that was trained on other data, is not that of the matrix.
+    """
+    source, text_field = data_of(read)
+    trained_on = portable_source(source), text_field
+    found = {}
+    for result in results:
+        data, vocabulary = result.spec["data"], result.spec["model"]["vocabulary"]
+        name, sha256 = data["tokenizer"], data["tokenizer_sha256"]
+        section = read.tokenizers.get(name)
+        is_same = (data["source"], data["text_field"]) == trained_on
+        if sha256 and is_same and section is not None and section.vocabulary == vocabulary:
+            found[name] = TokenizerFile(Path(f"{name}.json"), sha256, vocabulary)
+    return found
 
 
 def _table(
@@ -232,9 +273,9 @@ def _rows(
     where = f"{table.name}, row {section.name}"
     for k in several or (section.k,):
         try:
-            overrides = {**_dotted(read.spec), **_dotted(table.spec), **_dotted(section.spec)}
-            overrides |= {} if k is None else {"link.k": k}
-            overrides |= _tokenizer(read, section.tokenizer or table.tokenizer, tokenizers)
+            own = {**_dotted(table.spec), **_dotted(section.spec)}
+            overrides = {**_dotted(read.spec), **own, **({} if k is None else {"link.k": k})}
+            overrides |= _tokenizer(read, section.tokenizer or table.tokenizer, own, tokenizers)
             trials = {
                 seed: _planned(read, section, {**overrides, "seed": seed}, section.name)
                 for seed in read.seeds
@@ -281,11 +322,19 @@ def _pinned(spec: RunSpec) -> RunSpec:
     return spec.model_copy(update={"data": pinned})
 
 
-def _tokenizer(read: MatrixFile, name: str | None, tokenizers: Mapping[str, TokenizerFile]) -> dict[str, Any]:
+def _tokenizer(
+    read: MatrixFile, name: str | None, own: Mapping[str, Any], tokenizers: Mapping[str, TokenizerFile]
+) -> dict[str, Any]:
+    """What taking the tokenizer `name` sets, in a row of which, with its table, `own` is the spec."""
     if name is None:
         return {}
     if name not in read.tokenizers:
         raise ValueError(f"there is no section [tokenizers.{name}]")
+    if against := [key for key in _OF_TOKENIZER if key in own]:
+        raise ValueError(
+            f"tokenizer '{name}' is trained on the data of the whole matrix and sets the vocabulary: "
+            f"{', '.join(against)} cannot be given beside it"
+        )
     unknown = TokenizerFile(Path(f"{name}.json"), "0" * 64, read.tokenizers[name].vocabulary)
     found = tokenizers.get(name, unknown)
     return {

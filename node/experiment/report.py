@@ -10,7 +10,7 @@ from pathlib import Path
 from node.experiment.comparison import MEAN, Verdict, deltas_of, verdicts_of
 from node.experiment.figures import Figure
 from node.experiment.matrix import Matrix, Row, Table, fraction_of
-from node.experiment.results import Result
+from node.experiment.results import Result, perplexity
 
 _HOW_TO_READ = """\
 **How to read it.** A loss is in nats per token of held-out text after the last round, the mean over all
@@ -27,7 +27,11 @@ compared."""
 
 
 def report_of(
-    matrix: Matrix, results: Mapping[str, Result], source: Path, figures: Sequence[tuple[Figure, str]] = ()
+    matrix: Matrix,
+    results: Mapping[str, Result],
+    source: Path,
+    figures: Sequence[tuple[Figure, str]] = (),
+    out: Path | None = None,
 ) -> str:
     """The whole page, GitHub Markdown.
 
@@ -36,9 +40,10 @@ def report_of(
         results: by key of their trial; what is missing is left out and said.
         source: the matrix file, as it is named in commands.
         figures: and how the page refers to each.
+        out: the folder of the results, as it is named in commands; by default one in runs.
     """
     used = [results[each.trial.key] for each in matrix.trials if each.trial.key in results]
-    parts = [f"# {matrix.title}", *matrix.text, _made(matrix, used, source), _HOW_TO_READ]
+    parts = [f"# {matrix.title}", *matrix.text, _made(matrix, used, source, out), _HOW_TO_READ]
     verdicts = {table.name: verdicts_of(table, results) for table in matrix.tables if table.orderings}
     if verdicts:
         # A claim that two tables make of the same rows counts once.
@@ -59,13 +64,17 @@ def report_of(
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
-def _made(matrix: Matrix, used: Sequence[Result], source: Path) -> str:
+def _made(matrix: Matrix, used: Sequence[Result], source: Path, out: Path | None) -> str:
     """What was run, on what, and how to run it again."""
-    out = f"runs/{source.stem}"
+    out = out or Path("runs", source.stem)
     again = (
-        f"    hetnode experiment run {source} --out {out}\n"
-        f"    hetnode experiment report {source} --results {out}/results.jsonl \\\n"
-        f"        --write {out}/page.md --figures {out}/figures"
+        f"    {matrix.made_with}"
+        if matrix.made_with
+        else (
+            f"    hetnode experiment run {source} --out {out}\n"
+            f"    hetnode experiment report {source} --results {out}/results.jsonl \\\n"
+            f"        --write {out}/page.md --figures {out}/figures"
+        )
     )
     if not used:
         return (
@@ -83,7 +92,8 @@ def _made(matrix: Matrix, used: Sequence[Result], source: Path) -> str:
         f"**How it was made.** {count} trials were run, {when}, on {devices} ({'; '.join(versions)}): "
         f"{hours:.1f} hours of computing. All replicas of a trial live in one process and are computed one "
         "after the other by the code of real members; what would go over a link or into a round is packed "
-        f"and unpacked as on the wire. The same commands go on where they were interrupted:\n\n{again}"
+        "and unpacked as on the wire. To make it again, or to go on where that was interrupted:"
+        f"\n\n{again}"
     )
 
 
@@ -137,17 +147,17 @@ def _table(table: Table, seeds: Sequence[int], results: Mapping[str, Result]) ->
     for row in table.rows:
         found = [results.get(row.trials[seed].trial.key) for seed in seeds]
         measured = [result for result in found if result is not None]
-        loss = statistics.fmean(result.loss for result in measured) if measured else None
+        losses = [result.loss for result in measured]
         rows.append(
             [
                 row.name,
                 "" if row.k is None else fraction_of(row.k, row.width),
-                _loss(loss),
+                _mean(losses, seeds),
                 *(_loss(None if result is None else result.loss) for result in found),
-                "" if loss is None or math.isnan(loss) else f"{math.exp(loss):.3f}",
+                _perplexity(losses, seeds),
                 _delta(table, row, seeds, results),
-                *([_loss(_of_pipelines(measured))] if is_mixed else []),
-                _loss(_plain(measured)),
+                *([_mean(_of_pipelines(measured), seeds)] if is_mixed else []),
+                _mean([math.nan if result.plain is None else result.plain for result in measured], seeds),
                 _megabytes([result.link_bytes / result.rounds for result in measured]),
                 _megabytes([result.payload_bytes / result.rounds for result in measured]),
                 *([row.paper] if has_paper else []),
@@ -162,7 +172,7 @@ def _delta(table: Table, row: Row, seeds: Sequence[int], results: Mapping[str, R
         return ""
     spread = f" ({min(deltas):+.2f} .. {max(deltas):+.2f})" if len(deltas) > 1 else ""
     against = "" if row.baseline == _usual_baseline(table) else f" over {row.baseline}"
-    return f"{statistics.fmean(deltas):+.2f}{spread}{against}"
+    return f"{statistics.fmean(deltas):+.2f}{spread}{against}{_share(deltas, seeds)}"
 
 
 def _usual_baseline(table: Table) -> str:
@@ -180,16 +190,25 @@ def _is_mixed(result: Result) -> bool:
     return result.spec["swarm"]["replicas"] > 0 and result.spec["swarm"]["pipelines"] > 0
 
 
-def _of_pipelines(measured: Sequence[Result]) -> float | None:
-    losses = [result.pipeline_loss for result in measured]
-    known = [loss for loss in losses if loss is not None]
-    return statistics.fmean(known) if known else None
+def _of_pipelines(measured: Sequence[Result]) -> list[float]:
+    return [loss for result in measured if (loss := result.pipeline_loss) is not None]
 
 
-def _plain(measured: Sequence[Result]) -> float | None:
-    if not measured:
-        return None
-    return statistics.fmean(math.nan if result.plain is None else result.plain for result in measured)
+def _mean(losses: Sequence[float], seeds: Sequence[int]) -> str:
+    """Of as many as there are, and how many that is where it is not one for every seed."""
+    return _loss(statistics.fmean(losses)) + _share(losses, seeds) if losses else ""
+
+
+def _perplexity(losses: Sequence[float], seeds: Sequence[int]) -> str:
+    """Of the mean over all seeds."""
+    if len(losses) < len(seeds):
+        return ""
+    loss = statistics.fmean(losses)
+    return "" if math.isnan(loss) else f"{perplexity(loss):.3f}"
+
+
+def _share(found: Sequence[float], seeds: Sequence[int]) -> str:
+    return "" if len(found) == len(seeds) else f" ({len(found)} of {len(seeds)} seeds)"
 
 
 def _loss(loss: float | None) -> str:

@@ -7,18 +7,58 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
-from node.experiment.tokenizers import TokenizerFile
 from node.experiment.trial import Trial
 from node.experiment.variation import Variation
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec import RunSpec
 
-Loss = float | None
+
+def finite(loss: float) -> float | None:
+    return loss if math.isfinite(loss) else None
+
+
+Loss = Annotated[float | None, AfterValidator(lambda loss: None if loss is None else finite(loss))]
 """Nats per token; None where it is not a finite number."""
+
+
+class _Read(BaseModel):
+    """A part of a specification that is read also where this version does not know the rest of it."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+class _Data(_Read):
+    source: str
+    text_field: str
+    tokenizer: str
+    tokenizer_sha256: str
+
+
+class _Model(_Read):
+    vocabulary: int
+
+
+class _Swarm(_Read):
+    replicas: int = Field(ge=0)
+    pipelines: int = Field(ge=0)
+
+
+class _Spec(_Read):
+    data: _Data
+    model: _Model
+    swarm: _Swarm
 
 
 class Result(BaseModel):
@@ -48,14 +88,26 @@ class Result(BaseModel):
     spec: Mapping[str, Any]
     variation: Mapping[str, Any] = Field(default_factory=dict)
     train: tuple[Loss, ...] = Field(min_length=1)
-    validation: Mapping[int, tuple[Loss, ...]] = Field(min_length=1)
+    validation: Mapping[int, Annotated[tuple[Loss, ...], Field(min_length=1)]] = Field(min_length=1)
     plain: Loss
     payload_bytes: int
     link_bytes: int
-    seconds: float
+    seconds: float = Field(ge=0, allow_inf_nan=False)
     device: str
     versions: Mapping[str, str]
     date: str
+
+    @field_validator("spec")
+    @classmethod
+    def _can_be_read(cls, spec: Mapping[str, Any]) -> Mapping[str, Any]:
+        _Spec.model_validate(spec)
+        return spec
+
+    @model_validator(mode="after")
+    def _validated_at_the_end(self) -> Self:
+        if min(self.validation) < 1 or max(self.validation) != len(self.train):
+            raise ValueError("validation does not end with the last round of train")
+        return self
 
     @property
     def rounds(self) -> int:
@@ -97,13 +149,17 @@ class Result(BaseModel):
         return json.dumps(self.model_dump(mode="json"), allow_nan=False, separators=(",", ":")) + "\n"
 
 
-def finite(loss: float) -> Loss:
-    return loss if math.isfinite(loss) else None
-
-
 def mean(losses: Sequence[Loss]) -> float:
     """NaN where one of them is not finite."""
     return math.fsum(math.nan if loss is None else loss for loss in losses) / len(losses)
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss); infinite where that is beyond all floats."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
 
 
 def read_results(files: Iterable[Path]) -> dict[str, Result]:
@@ -111,7 +167,7 @@ def read_results(files: Iterable[Path]) -> dict[str, Result]:
 
     Keys are made anew from what stands in the line, so that a field that was added to the specification since
     changes nothing, as long as its default is what was done before. A last line that was never completed is
-    passed over.
+    passed over; one that lacks nothing but its end counts.
 
     Raises:
         HetnodeError: RESULTS_UNREADABLE, which names the file and the line.
@@ -129,17 +185,6 @@ def read_results(files: Iterable[Path]) -> dict[str, Result]:
     return found
 
 
-def tokenizers_of(results: Iterable[Result]) -> dict[str, TokenizerFile]:
-    """The tokenizers that `results` were made with, by name; the files need not be on this machine."""
-    found = {}
-    for result in results:
-        data, model = result.spec.get("data", {}), result.spec.get("model", {})
-        if data.get("tokenizer_sha256"):
-            name = data["tokenizer"]
-            found[name] = TokenizerFile(Path(f"{name}.json"), data["tokenizer_sha256"], model["vocabulary"])
-    return found
-
-
 def append(file: Path, result: Result) -> None:
     """Add a line, on the disk when this returns. A torn last line of a former writer is cut off.
 
@@ -151,9 +196,10 @@ def append(file: Path, result: Result) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("ab") as lines:
-            whole = len(file.read_bytes().rpartition(b"\n")[0]) + 1 if lines.tell() else 0
-            lines.truncate(whole if whole > 1 else 0)
-            lines.write(result.line.encode())
+            content = file.read_bytes()
+            kept = _whole(content)
+            lines.truncate(min(len(kept), len(content)))
+            lines.write(kept[len(content) :] + result.line.encode())
             lines.flush()
             os.fsync(lines.fileno())
     except OSError as error:
@@ -166,11 +212,21 @@ def append(file: Path, result: Result) -> None:
 
 def _lines(file: Path) -> list[bytes]:
     try:
-        return file.read_bytes().split(b"\n")[:-1]
+        return _whole(file.read_bytes()).split(b"\n")[:-1]
     except FileNotFoundError:
         return []
     except OSError as error:
         raise _unreadable(file, str(error.strerror or error)) from None
+
+
+def _whole(content: bytes) -> bytes:
+    """The lines without one at the end that is torn. One that lacks only its end gets it."""
+    head, newline, last = content.rpartition(b"\n")
+    try:
+        Result.of_line(last)
+    except ValueError:
+        return head + newline
+    return content + b"\n"
 
 
 def _key(result: Result) -> str:

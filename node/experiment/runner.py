@@ -2,20 +2,21 @@
 
 OUT/results.jsonl       one line per finished trial, written by this process alone
 OUT/trials/KEY/         the state of a trial that is not finished
-OUT/tokenizers/         those that the matrix defines
+OUT/tokenizers/         those that the matrix defines, each below what it was made from
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import shutil
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from node.experiment.matrix import MatrixFile, data_of
+from node.experiment.matrix import MatrixFile, data_of, tokenizers_used
 from node.experiment.measurement import RoundRecord
 from node.experiment.options import ComputeOptions
 from node.experiment.results import Result, append
@@ -50,8 +51,17 @@ def results_file(out: Path) -> Path:
     return out / "results.jsonl"
 
 
-def tokenizer_path(out: Path, name: str) -> Path:
-    return out / "tokenizers" / f"{name}.json"
+def tokenizer_path(out: Path, read: MatrixFile, name: str) -> Path:
+    """Where `name` of the matrix is, or will be: another vocabulary or source has another place."""
+    vocabulary = read.tokenizers[name].vocabulary
+    made_from = hashlib.sha256("\0".join(data_of(read)).encode()).hexdigest()[:8]
+    return out / "tokenizers" / f"{vocabulary}-{made_from}" / f"{name}.json"
+
+
+def trials_left_over(out: Path, known: Collection[str]) -> list[Path]:
+    """Saved states of trials whose keys are not among `known`."""
+    folders = (out / "trials").glob("*") if (out / "trials").is_dir() else ()
+    return sorted(folder for folder in folders if folder.name not in known)
 
 
 @contextmanager
@@ -74,18 +84,20 @@ def sole_use(out: Path) -> Iterator[None]:
 def tokenizers_there(read: MatrixFile, out: Path) -> dict[str, TokenizerFile]:
     """Those of the matrix that were trained before. Raises TOKENIZER_UNREADABLE."""
     return {
-        name: _tokenizer(path) for name in read.tokenizers if (path := tokenizer_path(out, name)).exists()
+        name: _tokenizer(path)
+        for name in read.tokenizers
+        if (path := tokenizer_path(out, read, name)).exists()
     }
 
 
-def train_tokenizers(read: MatrixFile, out: Path) -> dict[str, TokenizerFile]:
-    """Those of the matrix, trained where they are not there yet. Raises as :func:`train_bpe`."""
+def train_tokenizers(read: MatrixFile, out: Path, tables: Sequence[str] = ()) -> dict[str, TokenizerFile]:
+    """Those of the matrix that are there, and those that `tables` (all where none is named) need, trained
+    where they are not. Raises as :func:`train_bpe`."""
     found = tokenizers_there(read, out)
     source, text_field = data_of(read)
-    for name, section in read.tokenizers.items():
-        if name not in found:
-            path = tokenizer_path(out, name)
-            found[name] = train_bpe(path, section.vocabulary, source, text_field)
+    for name in sorted(tokenizers_used(read, tables) - found.keys()):
+        path = tokenizer_path(out, read, name)
+        found[name] = train_bpe(path, read.tokenizers[name].vocabulary, source, text_field)
     return found
 
 
@@ -110,9 +122,7 @@ async def run_trials(
         HetnodeError: DISK_FULL, where a result cannot be kept.
     """
     jobs = max(1, min(options.jobs, len(trials)))
-    options = options.model_copy(
-        update={"threads": options.threads or max(1, available_threads() // options.jobs)}
-    )
+    options = options.model_copy(update={"threads": options.threads or max(1, available_threads() // jobs)})
     waiting, failures = deque(trials), list[Exception]()
 
     async def work() -> None:

@@ -152,7 +152,7 @@ def write(
         )
         write_text(partial / _RECORD, record.sealed().text)
 
-    publish(folder, fill)
+    publish(folder, fill, series="round-*")
     for other in _rounds_below(root):
         if other != folder:
             shutil.rmtree(other, ignore_errors=True)

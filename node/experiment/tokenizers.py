@@ -12,6 +12,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from node.data.sources import open_source
+from protocol.errors import ErrorCode, HetnodeError
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -42,7 +43,7 @@ def train_bpe(path: Path, vocabulary: int, source: str, text_field: str) -> Toke
     The same text gives the same file.
 
     Raises:
-        HetnodeError: DATA_UNREADABLE.
+        HetnodeError: DATA_UNREADABLE; BAD_MATRIX where the text does not give so many ids.
         OSError: the file cannot be written.
     """
     inner = tokenizers.Tokenizer(models.BPE())
@@ -55,6 +56,13 @@ def train_bpe(path: Path, vocabulary: int, source: str, text_field: str) -> Toke
         show_progress=False,
     )
     inner.train_from_iterator(_training_texts(source, text_field), trainer)
+    if inner.get_vocab_size() != vocabulary:
+        raise HetnodeError(
+            ErrorCode.BAD_MATRIX,
+            f"The tokenizer {path.stem} is to have {vocabulary} ids, and the text of {source} gives only "
+            f"{inner.get_vocab_size()}.",
+            "Give it a smaller vocabulary, or more text.",
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}")
     partial.write_text(inner.to_str(), encoding="utf-8")

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from node.experiment.variation import Variation
+from node.experiment.variation import Variation, check
 from protocol.spec import RunSpec
 
 
@@ -44,16 +44,14 @@ class Trial:
     def portable_spec(self) -> dict[str, Any]:
         """The spec as JSON, without places of this machine.
 
-        A tokenizer file is its name without suffix beside its hash; data at an absolute path have the last
-        part of that, and a mark that tells them from others of the same name.
+        A tokenizer file is its name without ".json" beside its hash; the source is a :func:`portable_source`.
+        That of a portable spec is the same again.
         """
         tree = self.spec.model_dump(mode="json")
         data = tree["data"]
         if data["tokenizer"] != "byte":
-            data["tokenizer"] = Path(data["tokenizer"]).stem
-        kind, _, place = data["source"].partition(":")
-        if Path(place).is_absolute():
-            data["source"] = f"{kind}:{Path(place).name}-{hashlib.sha256(place.encode()).hexdigest()[:8]}"
+            data["tokenizer"] = Path(data["tokenizer"]).name.removesuffix(".json")
+        data["source"] = portable_source(data["source"])
         return tree
 
     @cached_property
@@ -61,6 +59,17 @@ class Trial:
         """sha-256 (hex) of what the trial computes. A later field of Variation does not change it."""
         tree = {"spec": self.portable_spec, "variation": self.variation.changes}
         return hashlib.sha256(json.dumps(tree, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def portable_source(source: str) -> str:
+    """A data source without places of this machine.
+
+    Of one at an absolute path the last part is left, and a mark that tells it from others of the same name.
+    """
+    kind, _, place = source.partition(":")
+    if not Path(place).is_absolute():
+        return source
+    return f"{kind}:{Path(place).name}-{hashlib.sha256(place.encode()).hexdigest()[:8]}"
 
 
 @dataclass(frozen=True)
@@ -95,8 +104,8 @@ def trial_in_mode(
         changes: fields of :class:`Variation`.
 
     Raises:
-        ValueError: the mode does not take that fraction, it makes no whole number of replicas, or a field of
-            `changes` is wrong.
+        ValueError: the mode does not take that fraction, it makes no whole number of replicas, a field of
+            `changes` is wrong, or as :func:`node.experiment.variation.check`.
         HetnodeError: BAD_SPEC.
     """
     full = _full_replicas(mode, replicas, fraction)
@@ -107,7 +116,9 @@ def trial_in_mode(
         tree["inner"]["steps"] = 1
         tree["outer"] |= {"top_k": 0, "quantizer": "none", "overlap": 0}
         changes = {"average_gradients": True, **changes}
-    return Trial(RunSpec.from_json(json.dumps(tree)), Variation.model_validate(changes))
+    trial = Trial(RunSpec.from_json(json.dumps(tree)), Variation.model_validate(changes))
+    check(trial.spec, trial.variation)
+    return trial
 
 
 def _full_replicas(mode: Mode, replicas: int, fraction: float | None) -> int:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from torch import Tensor
 
 from node.experiment.observing import Covariances, observe_boundaries, observe_gradients
@@ -65,6 +65,20 @@ class Variation(BaseModel):
         """The fields that are not at their defaults, as JSON."""
         return self.model_dump(mode="json", exclude_defaults=True)
 
+    @field_validator("k_by_round")
+    @classmethod
+    def _rounds_ascend(cls, steps: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+        rounds = [first for first, _ in steps]
+        if rounds != sorted(set(rounds)) or any(first < 1 or k < 1 for first, k in steps):
+            raise ValueError("rounds count from 1 and ascend, and no k is below 1")
+        return steps
+
+    @model_validator(mode="after")
+    def _full_replicas_weigh_more_in_rounds_alone(self) -> Variation:
+        if self.average_gradients and self.full_weight != 1:
+            raise ValueError("full_weight has no effect where replicas average their gradients")
+        return self
+
     @model_validator(mode="after")
     def _links_change_for_one_reason(self) -> Variation:
         reasons = (not self.adaptation, self.grassmann_every > 0, self.basis_every > 0, bool(self.k_by_round))
@@ -72,11 +86,34 @@ class Variation(BaseModel):
             raise ValueError(
                 "of adaptation = false, grassmann_every, basis_every and k_by_round only one may be given"
             )
+        if self.weight_projection and any(reasons[1:]):
+            raise ValueError(
+                "weight_projection knows only the basis that links begin with: it does not go together with "
+                "grassmann_every, basis_every or k_by_round"
+            )
         return self
 
 
 UNVARIED = Variation()
 """The algorithm of a real swarm."""
+
+
+def check(spec: RunSpec, variation: Variation) -> None:
+    """Raises ValueError, which says why, where `variation` cannot be carried out on replicas of `spec`."""
+    if spec.initial is not None:
+        raise ValueError(
+            "an experiment starts from the seed, and this specification from parameters that were imported"
+        )
+    if variation.basis_every and not spec.swarm.replicas:
+        raise ValueError("basis_every follows what full replicas see, and there are none")
+    has_links = spec.swarm.pipelines > 0 and spec.swarm.chain_length > 1
+    if variation.grassmann_every and not has_links:
+        raise ValueError("grassmann_every follows what links lose, and there are none")
+    if not spec.link.k and (variation.grassmann_every or variation.weight_projection):
+        raise ValueError("grassmann_every and weight_projection need links that compress, and link.k is 0")
+    for _, k in variation.k_by_round:
+        if k > spec.model.width:
+            raise ValueError(f"k_by_round has k {k}, which exceeds model.width {spec.model.width}")
 
 
 def weighted(plan: Plan, variation: Variation) -> Plan:
@@ -91,11 +128,14 @@ def weighted(plan: Plan, variation: Variation) -> Plan:
 class Steering:
     """Carries out `variation` on the replicas of one swarm, which are built from :attr:`parts`.
 
+    Raises ValueError as :func:`check`.
+
     Attributes:
         parts: of all trainers of the swarm.
     """
 
     def __init__(self, spec: RunSpec, variation: Variation) -> None:
+        check(spec, variation)
         self._spec, self._variation = spec, variation
         self._bases: dict[int, Tensor] = {}
         self._seen = Covariances()

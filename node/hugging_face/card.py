@@ -91,7 +91,7 @@ It is a base model: it continues text, was not tuned to follow instructions or t
 what its data says. It was trained on contexts of {model["context"]} tokens.
 
 `hetnode_run.json` has the whole specification of the run and the digests of its parameters. Names of files in
-it are without the folders in which they lay.
+it are without the folders in which they lay; the hash above is that of the specification with them.
 """
 
 

@@ -18,7 +18,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from torch import Tensor
@@ -26,6 +26,7 @@ from torch import Tensor
 from node.checkpoint import Verified
 from node.checkpoint_files import Shapes, publish, write_text
 from node.data.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer, check_tokenizer
+from node.folder import refusals_in_words
 from node.hugging_face.card import Facts, card
 from node.hugging_face.llama import config_of, published_name
 from node.hugging_face.tokenizer import tokenizer_files
@@ -77,11 +78,12 @@ def export(
 
     Raises:
         HetnodeError: CHECKPOINT_MISSING (stages), CHECKPOINT_CORRUPT, TOKENIZER_UNREADABLE,
-            TOKENIZER_MISMATCH; BAD_OPTION where something else stands at `folder`, or `dtype` cannot hold a
-            weight; DISK_FULL. Nothing has changed then.
+            TOKENIZER_MISMATCH; BAD_OPTION where something else stands at `folder`, it cannot be written, or
+            `dtype` cannot hold a weight; DISK_FULL. Nothing has changed then.
     """
     stored.require_complete()
-    _require_replaceable(folder)
+    with refusals_in_words(folder):
+        _require_replaceable(folder)
     spec = stored.spec
     tokenizer = check_tokenizer(spec, tokenizer_path)
     assert isinstance(tokenizer, ByteTokenizer | FileTokenizer)
@@ -108,17 +110,22 @@ def export(
         for name, text in texts.items():
             write_text(partial / name, text)
 
-    publish(folder.resolve(), fill)
+    with refusals_in_words(folder):
+        publish(folder.resolve(), fill)
 
 
 def without_places(spec: RunSpec) -> dict[str, Any]:
-    """The specification as JSON, with the bare names of files and folders that were of one machine."""
+    """The specification as JSON, with the bare names of files and folders that were of one machine.
+
+    Paths of Windows have either separator, so all of them are cut as its own.
+    """
     tree = spec.model_dump(mode="json")
     data = tree["data"]
     kind, _, rest = data["source"].partition(":")
-    if kind in ("text", "jsonl") or rest.startswith(("/", "~", ".")):
-        data["source"] = f"{kind}:{Path(rest).name}"
-    data["tokenizer"] = Path(data["tokenizer"]).name
+    is_path = rest.startswith(("/", "~", ".")) or "\\" in rest
+    if kind in ("text", "jsonl") or is_path:
+        data["source"] = f"{kind}:{PureWindowsPath(rest).name}"
+    data["tokenizer"] = PureWindowsPath(data["tokenizer"]).name
     return tree
 
 

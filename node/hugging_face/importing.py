@@ -5,7 +5,7 @@ weights are never looked at. What comes out::
 
     run.toml            the run's specification, with the digest of each stage before round 1
     checkpoint/         these parameters, as a checkpoint after round 0
-    tokenizer.json      the folder's, where the run uses it
+    tokenizer.json      the run's, unless that is of bytes
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from torch import Tensor
 from node import checkpoint
 from node.checkpoint import Checkpoint
 from node.checkpoint_files import publish, write_text
-from node.data.tokenizer import FileTokenizer
+from node.data.tokenizer import TOKENIZER_FILE, FileTokenizer
+from node.folder import refusals_in_words
 from node.hugging_face.llama import model_of, published_name, unsupported
 from node.hugging_face.tokenizer import byte_definition
 from node.hugging_face.weights import Weights, read_json
@@ -33,7 +34,7 @@ from protocol.spec import RunSpec
 MOST_CONTEXT = 2048
 """Tokens of a sample where nothing else is asked for: many models name far more than they were trained on."""
 
-RUN_FILE, TOKENIZER = "run.toml", "tokenizer.json"
+RUN_FILE, TOKENIZER = "run.toml", TOKENIZER_FILE
 _EMBEDDING, _HEAD = published_name("emb"), published_name("head")
 _TOKENIZER_LIMIT = 256 << 20
 
@@ -74,7 +75,9 @@ def tokenizer_of(published: Published) -> FileTokenizer | None:
     path = published.folder / TOKENIZER
     try:
         with path.open("rb") as file:
-            definition = file.read(_TOKENIZER_LIMIT)
+            definition = file.read(_TOKENIZER_LIMIT + 1)
+        if len(definition) > _TOKENIZER_LIMIT:
+            raise ValueError(f"it is larger than {_TOKENIZER_LIMIT} bytes")
         return None if definition == byte_definition().encode() else FileTokenizer(definition)
     except (OSError, ValueError) as error:
         raise HetnodeError(
@@ -100,7 +103,8 @@ def import_model(
 
     Raises:
         HetnodeError: UNSUPPORTED_MODEL; INITIAL_UNAVAILABLE where these are not the parameters from which the
-            run starts; BAD_OPTION where `out` holds something; DISK_FULL. Nothing is at `out` then.
+            run starts; BAD_OPTION where `out` holds something or cannot be written; DISK_FULL. Nothing is at
+            `out` then.
     """
     require_empty(out)
     read = _stage_reader(published, spec)
@@ -121,7 +125,8 @@ def import_model(
             write_text(partial / TOKENIZER, tokenizer.definition.decode())
         write_text(partial / RUN_FILE, started.toml)
 
-    publish(out.resolve(), fill)
+    with refusals_in_words(out):
+        publish(out.resolve(), fill)
     return started
 
 
@@ -140,7 +145,9 @@ def read_model(published: Published, spec: RunSpec, device: torch.device | str =
 
 def require_empty(out: Path) -> None:
     """Raise HetnodeError BAD_OPTION unless nothing is at `out`, or an empty folder."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    with refusals_in_words(out):
+        is_free = not out.exists() or (out.is_dir() and not any(out.iterdir()))
+    if not is_free:
         raise HetnodeError(
             ErrorCode.BAD_OPTION, f"{out} exists and is not empty.", "Name a folder that does not exist yet."
         )

@@ -96,9 +96,10 @@ def model_of(config: Mapping[str, Any], context: int, path: Path) -> tuple[dict[
         fields = {ours: config[theirs] for ours, theirs in _SIZES.items()}
     except KeyError as error:
         raise unsupported(path, f"it has no {error}") from None
+    rope = next(iter(_ropes(config)), {})
     fields |= {
         "context": context,
-        "rope_base": _rope(config).get("rope_theta", config.get("rope_theta", 10_000.0)),
+        "rope_base": rope.get("rope_theta", config.get("rope_theta", 10_000.0)),
         "norm_epsilon": config.get("rms_norm_eps", 1e-6),
     }
     try:
@@ -134,10 +135,10 @@ def _problems(config: Mapping[str, Any]) -> list[str]:
     found += [f"it has {name}" for name in ("attention_bias", "mlp_bias") if config.get(name)]
     if config.get("hidden_act", "silu") != "silu":
         found.append(f"its hidden_act is {config['hidden_act']!r:.40}, not silu")
-    rope = _rope(config)
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default" or rope.get("partial_rotary_factor", 1.0) != 1.0:
-        found.append(f"it scales RoPE ({kind!r:.40})")
+    for rope in _ropes(config):
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if kind != "default" or rope.get("partial_rotary_factor", 1.0) != 1.0:
+            found.append(f"it scales RoPE ({kind!r:.40})")
     if config.get("quantization_config"):
         found.append("its weights are quantized")
     if not isinstance(config.get("tie_word_embeddings", False), bool):
@@ -145,6 +146,7 @@ def _problems(config: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    return found if isinstance(found, dict) else {"rope_type": str(found)}
+def _ropes(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What stands there of RoPE, first what transformers takes where both do."""
+    found = [named for name in ("rope_scaling", "rope_parameters") if (named := config.get(name))]
+    return [named if isinstance(named, dict) else {"rope_type": str(named)} for named in found]

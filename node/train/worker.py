@@ -21,8 +21,9 @@ import torch
 
 from node import faults
 from node.data.stream import open_stream
+from node.data.tokenizer import find_tokenizer
 from node.faults import Action, Moment
-from node.initial import initial_from
+from node.initial import initial_from, require_initial
 from node.model.init import embedding_shapes, parameter_count, parameter_shapes
 from node.net.ipc import Buffer, Handler, Reply, serve
 from node.train.compute import Compute
@@ -56,6 +57,11 @@ class Worker:
         spec = RunSpec.from_json(body["spec"])
         return Reply({"flops": layer_speed(spec, body["device"], body["seconds"])})
 
+    def require_initial(self, body: Body, _: Blobs) -> Reply:
+        """Whether the parameters from which the run starts are here: asked before others count on it."""
+        require_initial(RunSpec.from_json(body["spec"]), _given(body))
+        return Reply({})
+
     def build(self, body: Body, _: Blobs) -> Reply:
         """Create stages and optimizers; open the data if stage 0 is here. To be called once.
 
@@ -64,9 +70,14 @@ class Worker:
         """
         spec = RunSpec.from_json(body["spec"])
         stages = StageRange(*body["stages"])
-        stream = open_stream(spec, body["source"], body["tokenizer"]) if 0 in stages else None
-        given = Path(body["initial"]) if body.get("initial") else None
-        self._trainer = Trainer(spec, stages, Compute.of(body), stream, Parts(initial=initial_from(given)))
+        stream = None
+        if 0 in stages:
+            places = map(Path, body.get("places", ()))
+            stream = open_stream(
+                spec, body["source"], body["tokenizer"] or find_tokenizer(spec.data, *places)
+            )
+        built_from = Parts(initial=initial_from(_given(body)))
+        self._trainer = Trainer(spec, stages, Compute.of(body), stream, built_from)
         outer = self._trainer.outer
         parts = [_part(stage, Part.STAGE, outer[stage].layout.shapes) for stage in stages]
         if 0 not in stages:
@@ -211,6 +222,10 @@ def _fault_midway(round_: int, folder: Path) -> None:
             last = file.read(1)[0]
             file.seek(-1, os.SEEK_END)
             file.write(bytes([last ^ 1]))
+
+
+def _given(body: Body) -> Path | None:
+    return Path(body["initial"]) if body.get("initial") else None
 
 
 def _part(stage: int, part: Part, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:

@@ -27,7 +27,8 @@ ROUNDS = 3
 VARIATIONS = [
     Variation(adaptation=False),
     Variation(basis_every=2, row_wise_moments=True),
-    Variation(grassmann_every=1, weight_projection=True),
+    Variation(grassmann_every=1),
+    Variation(weight_projection=True),
     Variation(k_by_round=((1, 4), (2, 12)), full_weight=2.0),
 ]
 

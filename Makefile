@@ -21,7 +21,7 @@ check: $(VENV)/installed-test
 bench: $(VENV)/installed-test
 	$(VENV)/bin/python -m benchmarks $(BENCH)
 
-# The paper's tables in small, docs/reproduction.md: about four hours. Interrupted, the same command goes on.
+# The paper's tables in small, docs/reproduction.md: about three hours. Interrupted, the same command goes on.
 reproduce: $(VENV)/installed
 	$(VENV)/bin/hetnode experiment run $(SMALL) --out runs/reproduction
 	$(VENV)/bin/hetnode experiment report $(SMALL) --results runs/reproduction/results.jsonl \

@@ -189,8 +189,8 @@ def experiment_one(
             seed=seed,
         )
     )
+    chosen = lifetime.one_of(Mode, mode, "--mode")
     try:
-        chosen = Mode(mode)
         trial = trial_in_mode(spec, chosen, replicas, fraction, _changes(variation or ()))
     except ValueError as error:
         raise lifetime.bad_option(

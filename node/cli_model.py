@@ -10,9 +10,8 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -103,7 +102,8 @@ def evaluate(
     from node.evaluate import evaluate as measure  # noqa: PLC0415
     from node.train.compute import Compute  # noqa: PLC0415
 
-    documents, forward = _one_of(Documents, split, "--split"), _one_of(Mode, mode, "--mode")
+    documents = lifetime.one_of(Documents, split, "--split")
+    forward = lifetime.one_of(Mode, mode, "--mode")
     loaded = _model_at(run, Compute(device=device).open())
     spec = loaded.spec
     source = data or spec.data.source
@@ -308,18 +308,6 @@ def _bytes(size: str) -> int:
     if nbytes < 1:
         raise lifetime.bad_option(f"'{size}' is no size of a file.", "Use a form like 5GB or 500MB.")
     return nbytes
-
-
-_Choice = TypeVar("_Choice", bound=StrEnum)
-
-
-def _one_of(kind: type[_Choice], value: str, option: str) -> _Choice:
-    try:
-        return kind(value)
-    except ValueError:
-        raise lifetime.bad_option(
-            f"{option} knows no '{value}'.", f"Use one of: {', '.join(kind)}."
-        ) from None
 
 
 @checkpoint_app.command("assemble")

@@ -29,6 +29,7 @@ from node.data.sources import Source, open_source
 from node.data.stream import LoadedSplit, Samples, pack, too_small
 from node.data.tokenizer import Tokenizer, check_tokenizer
 from node.experiment.replicas import plan_of
+from node.experiment.results import perplexity
 from node.generate import whole_model
 from node.model.stage import next_token_loss
 from protocol.errors import ErrorCode, HetnodeError
@@ -73,7 +74,7 @@ class Evaluation:
     @property
     def perplexity(self) -> float:
         """exp(loss); infinite beyond floats."""
-        return math.exp(self.loss) if self.loss < 709 else math.inf
+        return perplexity(self.loss)
 
     @property
     def bits_per_byte(self) -> float:

@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum, StrEnum, auto
 from typing import Any, TypeVar
 
 import uvloop
@@ -20,6 +20,7 @@ from protocol.errors import ErrorCode, ExitCode, HetnodeError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+_Choice = TypeVar("_Choice", bound=StrEnum)
 
 
 LEAVE, LEAVE_AT_ONCE = signal.SIGUSR1, signal.SIGUSR2
@@ -143,6 +144,14 @@ def configure_logging(verbose: bool = False) -> None:
 
 def bad_option(cause: str, remedy: str) -> HetnodeError:
     return HetnodeError(ErrorCode.BAD_OPTION, cause, remedy)
+
+
+def one_of(kind: type[_Choice], value: str, option: str) -> _Choice:
+    """The member of `kind` that `option` names. Raises HetnodeError BAD_OPTION, which lists them."""
+    try:
+        return kind(value)
+    except ValueError:
+        raise bad_option(f"{option} knows no '{value}'.", f"Use one of: {', '.join(kind)}.") from None
 
 
 def split_address(address: str, option: str) -> tuple[str, int]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from benchmarks.tables import Table
 from node.model.init import parameter_shapes
 from protocol.spec import RunSpec, resolve
-from protocol.tensorpack import PayloadLayout
+from protocol.wire.payload_codec import PayloadLayout
 
 PRESET = "178m"
 _INDEX_BITS_PAPER, _INDEX_BITS_RELEASED = 12, 64

@@ -29,10 +29,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from node.report import read_events
+from node.views.run_history import read_events
 from protocol.spec import RunSpec, resolve
 from protocol.types import Role
-from tests.processes import COORDINATOR, ProcessSwarm
+from tests.support.processes import COORDINATOR, ProcessSwarm
 
 MEMBERS = {
     "full-0": Role.REPLICA,

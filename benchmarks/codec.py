@@ -7,7 +7,7 @@
 All of it is one core's work: the process pins itself to one, where the system can. Seconds are CPU seconds,
 the best of several passes, so that others who use the machine are not measured as well.
 
-"Propose" is the whole of what a replica does at the end of an inner phase (node.train.outer):
+"Propose" is the whole of what a replica does at the end of an inner phase (node.optimizer.outer_stage):
 pseudo-gradient, error feedback, top-k, quantizer, encoder. "Decode" checks and decodes one payload and takes
 its norm, "apply" moves the anchor by it.
 """
@@ -29,12 +29,12 @@ from torch import Tensor
 
 from benchmarks.tables import Table, machine
 from node.model.init import parameter_shapes
-from node.train.outer import OuterStage
-from protocol.quantizer import MAGNITUDES
-from protocol.round import apply_update
-from protocol.screen import payload_norm
+from node.optimizer.outer_stage import OuterStage
+from protocol.algorithm.clipping import payload_norm
+from protocol.algorithm.outer_step import apply_update
+from protocol.algorithm.quantizers import MAGNITUDES
 from protocol.spec import OuterSpec, RunSpec, resolve
-from protocol.tensorpack import PayloadLayout, decode
+from protocol.wire.payload_codec import PayloadLayout, decode
 
 VARIANTS: tuple[dict[str, Any], ...] = (
     {},

@@ -22,15 +22,16 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_pri
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 with atheris.instrument_imports(include=["protocol", "coordinator"]):
-    from coordinator import codec
     from coordinator.authority import open_authority
-    from protocol import convert, envelope, framing, invite, records, tensorpack, tls, wire
+    from coordinator.state import event_codec
+    from protocol.algorithm.clipping import clipping_scales, outliers, payload_norm
     from protocol.errors import HetnodeError
-    from protocol.link_message import LinkMessage
     from protocol.pb import hetnode_pb2 as pb
-    from protocol.screen import clipping_scales, outliers, payload_norm
     from protocol.spec import OuterSpec, RunSpec
+    from protocol.trust import envelope, invite, tls
     from protocol.types import DType, PeerId, TensorHeader
+    from protocol.wire import activation_codec, convert, framing, payload_codec, records
+    from protocol.wire.link_message import LinkMessage
 
 from cryptography import x509
 from google.protobuf.message import DecodeError, Message
@@ -39,7 +40,7 @@ Target = Callable[[bytes], object]
 
 _SHAPES = {"emb": (19, 16), "0.wq": (16, 16), "0.norm": (16,)}
 _LAYOUTS = [
-    tensorpack.PayloadLayout(_SHAPES, OuterSpec(chunk=64, top_k=top_k, **options))
+    payload_codec.PayloadLayout(_SHAPES, OuterSpec(chunk=64, top_k=top_k, **options))
     for top_k, options in (
         (4, {}),
         (4, {"quantizer": "none"}),
@@ -52,14 +53,14 @@ _LAYOUTS = [
 ]
 
 
-def _payload(layout: tensorpack.PayloadLayout) -> Target:
+def _payload(layout: payload_codec.PayloadLayout) -> Target:
     """Any bytes; and the same behind the right header, in the right length: they get to the tensors."""
 
     def decode(data: bytes) -> None:
         body = data[: layout.nbytes - len(layout.header)].ljust(layout.nbytes - len(layout.header), b"\0")
         for candidate in (data, layout.header + body):
             try:
-                norm = payload_norm(tensorpack.decode(layout, candidate))
+                norm = payload_norm(payload_codec.decode(layout, candidate))
             except HetnodeError:
                 continue
             assert math.isfinite(norm), "a payload that was let in has a finite norm"
@@ -96,25 +97,27 @@ def _frames(data: bytes) -> None:
             assembler.chunk(message.chunk)
 
 
-def _activation(dtype: wire.WireDType) -> Target:
+def _activation(dtype: activation_codec.WireDType) -> Target:
     shape = (2, 3, 4)
-    headers, whole = wire.pack_activation("x", wire.torch.zeros(shape), dtype)
+    headers, whole = activation_codec.pack_activation("x", activation_codec.torch.zeros(shape), dtype)
 
     def decode(data: bytes) -> None:
-        wire.unpack_activation(headers, data[: len(whole)].ljust(len(whole), b"\0"), "x", shape, dtype)
+        activation_codec.unpack_activation(
+            headers, data[: len(whole)].ljust(len(whole), b"\0"), "x", shape, dtype
+        )
 
     return decode
 
 
 def _ids(data: bytes) -> None:
     headers = (TensorHeader("tokens", DType.U16, (2, 4)),)
-    wire.unpack_ids(headers, data[:16].ljust(16, b"\0"), "tokens", (2, 4), 300)
+    activation_codec.unpack_ids(headers, data[:16].ljust(16, b"\0"), "tokens", (2, 4), 300)
 
 
 def _event(data: bytes) -> None:
-    kinds = codec.STORED_KINDS
+    kinds = event_codec.STORED_KINDS
     if data:
-        codec.decode(kinds[data[0] % len(kinds)].__name__, data[1:].decode(errors="replace"))
+        event_codec.decode(kinds[data[0] % len(kinds)].__name__, data[1:].decode(errors="replace"))
 
 
 with tempfile.TemporaryDirectory() as folder:

@@ -14,11 +14,11 @@ import time
 from collections.abc import Sequence
 from math import inf
 
-from coordinator.costs import Survey, chain_time
-from coordinator.forming import form
-from coordinator.grouping import group
-from coordinator.state import Peer
-from coordinator.wording import Waiting
+from coordinator.placement.cost_model import Survey, chain_time
+from coordinator.placement.initial_chains import form
+from coordinator.placement.initial_placement import group
+from coordinator.state.state import Peer
+from coordinator.state.text import Waiting
 from protocol.spec import RunSpec, resolve
 from protocol.types import Capacity, Lifecycle, Member, PeerId, Plan, Role
 

@@ -37,13 +37,13 @@ import psutil
 import uvloop
 
 from benchmarks.tables import Table
-from node.credentials import Credentials
 from node.net.link import Link, LinkLimits, LinkServer, Place, dial, stream_options
+from node.security.credentials import Credentials
 from protocol.errors import HetnodeError
-from protocol.link_message import LinkMessage
-from protocol.tls import tls_name
+from protocol.trust.tls import tls_name
 from protocol.types import DType, Frame, FrameId, FrameKind, PeerId, TensorHeader
-from tests.certificates import credentials
+from protocol.wire.link_message import LinkMessage
+from tests.support.certificates import credentials
 
 UPPER, LOWER = (
     Place("run", "hash", PeerId(name), 0, position) for position, name in enumerate(("upper", "lower"))

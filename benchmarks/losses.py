@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from benchmarks.tables import Table, machine
-from node.experiment.swarm import LocalSwarm
+from node.experiment.in_process_swarm import LocalSwarm
 from protocol.spec import RunSpec, resolve
 
 SETTINGS: Mapping[str, Any] = {

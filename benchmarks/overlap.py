@@ -29,10 +29,10 @@ import psutil
 
 from benchmarks.shaping import FRAME_SHARE, Homes
 from benchmarks.tables import NotHere, Table
-from node import report
 from node.model.init import parameter_shapes
+from node.views import run_history
 from protocol.spec import RunSpec, resolve
-from protocol.tensorpack import PayloadLayout
+from protocol.wire.payload_codec import PayloadLayout
 
 BITS_PER_SECOND = 2e6
 _OPTIONS = {
@@ -135,7 +135,7 @@ async def run_swarm(spec: RunSpec, homes: Homes) -> float:
             raise RuntimeError(f"not over after {_RUN_SECONDS:.0f} s\n{_last_words(folder)}") from None
         if any(ends):
             raise RuntimeError(f"a replica has failed\n{_last_words(folder)}")
-        return round_seconds(report.read_events(run / "metrics.jsonl"))
+        return round_seconds(run_history.read_events(run / "metrics.jsonl"))
     finally:
         await _end(processes)
         shutil.rmtree(folder, ignore_errors=True)

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from node.net.ipc import Buffer, Reply, serve
-from node.train.worker import Worker, handlers
+from node.ipc.channel import Buffer, Reply, serve
+from node.worker.worker import Worker, handlers
 
 PACE_VARIABLE = "HETNODE_PACE"
 FORWARD_SHARE = 1 / 3

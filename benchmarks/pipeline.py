@@ -13,7 +13,7 @@ members than cores every forward and backward pass has a pace: it takes a fixed 
 computing. The table says for every row which it was.
 
 For each k, the seconds of one microbatch are measured first, one member at a time and over unshaped links.
-From these, the shaped bandwidth and the bytes of a message follows the prediction (coordinator.costs).
+From these, the shaped bandwidth and the bytes of a message follows the prediction (coordinator.placement.cost_model).
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from benchmarks import tables
 from benchmarks.asking import ask
 from benchmarks.pipeline_member import member_name
 from benchmarks.shaping import Namespaces, Relays, Shaper
-from coordinator.costs import LinkTime, message_bytes, step_time
+from coordinator.placement.cost_model import LinkTime, message_bytes, step_time
 from protocol.spec import RunSpec, resolve
-from tests.certificates import credentials
+from tests.support.certificates import credentials
 
 MODEL = {
     "model.width": 256,

@@ -17,15 +17,15 @@ from typing import Any
 import uvloop
 
 from benchmarks.paced_worker import PACE_VARIABLE
-from node.credentials import Credentials
-from node.net.ipc import Child, start_child
+from node.ipc.channel import Child, start_child
 from node.net.link import Link, LinkLimits, LinkServer, Place, dial
+from node.security.credentials import Credentials
 from node.train.pipeline import Pipeline
 from protocol.errors import ErrorCode
-from protocol.framing import frame_limit
 from protocol.spec import RunSpec
 from protocol.types import Dialer, Member, PeerId, Plan, Replica, StageRange
 from protocol.types import Link as PlannedLink
+from protocol.wire.framing import frame_limit
 
 _CONNECT_SECONDS = 30.0
 

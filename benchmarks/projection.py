@@ -4,8 +4,8 @@
     python -m benchmarks.projection --quick    # below 30 s
 
 A member in the middle of a chain has a link on either side. For each microbatch it expands an activation and
-compresses its own, and the same with gradients on the way back (protocol.subspace); it unpacks two messages
-and packs two (protocol.wire). All of it is timed on one core beside the forward and backward pass of one of
+compresses its own, and the same with gradients on the way back (protocol.algorithm.subspace); it unpacks two messages
+and packs two (protocol.wire.activation_codec). All of it is timed on one core beside the forward and backward pass of one of
 its layers; the share is that of a member with as many layers as the preset gives it.
 """
 
@@ -22,9 +22,9 @@ from torch import Tensor
 
 from benchmarks.tables import Table
 from node.model.stage import Stage
+from protocol.algorithm.subspace import LinkTransform, link_projection, orthonormal_basis
 from protocol.spec import RunSpec, resolve
-from protocol.subspace import LinkTransform, link_projection, orthonormal_basis
-from protocol.wire import WireDType, pack_activation, pack_ids, unpack_activation, unpack_ids
+from protocol.wire.activation_codec import WireDType, pack_activation, pack_ids, unpack_activation, unpack_ids
 
 CONTEXT = 256
 """Tokens of a microbatch. Attention over the presets' own contexts would make the shares smaller."""

@@ -21,12 +21,12 @@ from torch import Tensor
 
 from benchmarks.losses import SETTINGS
 from benchmarks.tables import Table, machine
-from node.experiment.replicas import LocalReplica
-from node.experiment.swarm import LocalSwarm
-from node.train.outer import OuterStage
+from node.experiment.in_process_replica import LocalReplica
+from node.experiment.in_process_swarm import LocalSwarm
+from node.optimizer.outer_stage import OuterStage
+from protocol.algorithm.topk import TensorLayout, sparsify
 from protocol.spec import OuterSpec, resolve
-from protocol.tensorpack import PayloadLayout
-from protocol.topk import TensorLayout, sparsify
+from protocol.wire.payload_codec import PayloadLayout
 
 _ROUNDS = (2, 10, 25)
 _QUICK_ROUNDS = (1, 2, 3)

@@ -18,11 +18,10 @@ from typing import Any
 
 import psutil
 
-from node.credentials import Credentials, RunCredentials, folder_of
-from node.identity import open_identity
-from node.net.hive.client import Hivemind
-from protocol.envelope import sign_descriptor
-from protocol.records import descriptor_from_bytes, descriptor_to_bytes
+from node.hive.client import Hivemind
+from node.security.credentials import Credentials, RunCredentials, folder_of
+from node.security.identity import open_identity
+from protocol.trust.envelope import sign_descriptor
 from protocol.types import (
     PROTOCOL_VERSION,
     Capacity,
@@ -33,6 +32,7 @@ from protocol.types import (
     Role,
     StageRange,
 )
+from protocol.wire.records import descriptor_from_bytes, descriptor_to_bytes
 
 RUN = "rounds"
 _KEEP_ROUNDS = 2

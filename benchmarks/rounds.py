@@ -35,8 +35,8 @@ from benchmarks.shaping import FRAME_SHARE, Homes
 from benchmarks.tables import NotHere, Table
 from node.model.init import parameter_shapes
 from protocol.spec import RunSpec, resolve
-from protocol.tensorpack import PayloadLayout
-from tests.certificates import credentials
+from protocol.wire.payload_codec import PayloadLayout
+from tests.support.certificates import credentials
 
 _ROUND_SECONDS = 120.0
 _CLOSE_SECONDS = 10.0

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 
-from node.hardware import processor
+from node.measure.hardware import processor
 
 _NUMBER = re.compile(r"[-+]?[\d,.]+(e[-+]?\d+)?\s*(%|x)?")
 

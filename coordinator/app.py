@@ -14,9 +14,11 @@ from typing import Protocol
 
 import grpc
 
-from coordinator import enrollment, service
-from coordinator.access import Access
-from coordinator.admin import AdminService
+from coordinator.api import enrollment, service
+from coordinator.api.access import Access
+from coordinator.api.admin import AdminService
+from coordinator.api.enrollment import EnrollmentService
+from coordinator.api.service import CoordinatorService
 from coordinator.authority import (
     CERTIFICATE_SECONDS,
     Authority,
@@ -25,9 +27,11 @@ from coordinator.authority import (
     write_bootstrap,
     write_operator,
 )
-from coordinator.commands import Start
-from coordinator.enrollment import EnrollmentService
-from coordinator.events import (
+from coordinator.command_loop import NEWS, Ledger, Stopped
+from coordinator.metrics import MetricsFile
+from coordinator.state.apply import replay
+from coordinator.state.commands import Start
+from coordinator.state.events import (
     AnchorDiverged,
     DigestAttested,
     Event,
@@ -42,12 +46,8 @@ from coordinator.events import (
     PeerStruck,
     RoundAborted,
 )
-from coordinator.history import replay
-from coordinator.ledger import NEWS, Ledger, Stopped
-from coordinator.metrics import MetricsFile
-from coordinator.sentences import describe
-from coordinator.service import CoordinatorService
-from coordinator.state import Phase, State
+from coordinator.state.state import Phase, State
+from coordinator.status.messages import describe
 from coordinator.store import SqliteStore, Store
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2_grpc as pb_grpc

@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.tls import (
+from protocol.trust.tls import (
     AUTHORITY_EXTENSION,
     COORDINATOR_NAME,
     COORDINATOR_URI,

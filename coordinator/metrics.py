@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from coordinator.events import (
+from coordinator.state.events import (
     AnchorDiverged,
     Event,
     PeerBanned,

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from coordinator.codec import decode, encode
-from coordinator.events import Event
+from coordinator.state.event_codec import decode, encode
+from coordinator.state.events import Event
 from protocol.errors import ErrorCode, HetnodeError
 
 APPLICATION_ID = 0x6865746E

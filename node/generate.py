@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from node.checkpoint import Checkpoint, require_complete
+from node.checkpoint.global_model import Checkpoint, require_complete
 from node.data.stream import SampleStream
 from node.data.tokenizer import Tokenizer, check_tokenizer
 from node.model.stage import Stage, next_token_loss

@@ -13,27 +13,27 @@ from itertools import count
 from pathlib import Path
 
 from node import faults
-from node.credentials import RunCredentials, check_in_date, folder_of, load
 from node.faults import Moment
 from node.folder import locked, note_folder, settle_in
-from node.hardware import measure_capacity
-from node.identity import Identity
-from node.measure import Surroundings, known_speed, measure_coordinator, measure_speed
+from node.hive.client import Hivemind
+from node.ipc.channel import Child, start_child
+from node.measure.hardware import measure_capacity
+from node.measure.measure import Surroundings, known_speed, measure_coordinator, measure_speed
 from node.net.coordinator_client import Admission, CoordinatorClient
 from node.net.directory import Directory
-from node.net.enrolment import enrol
-from node.net.estimates import LiveEstimates
-from node.net.hive.client import Hivemind
-from node.net.ipc import Child, start_child
+from node.net.enrollment import enrol
 from node.net.link import Links, LinkServer
+from node.net.live_estimates import LiveEstimates
 from node.net.membership import Membership, jittered
 from node.net.probe import probe_peer
+from node.security.credentials import RunCredentials, check_in_date, folder_of, load
+from node.security.identity import Identity
+from node.train.node_loop import End, Training
 from node.train.services import LocalData, Services
-from node.train.training import End, Training
 from node.train.waiting import AskedToLeave, unless_asked
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.invite import Invite
 from protocol.spec import RunSpec
+from protocol.trust.invite import Invite
 from protocol.types import PROTOCOL_VERSION, Capacity, PeerId, PeerRecord, Role
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class NodeOptions:
     takes that in which it was last, or that of the invite, or else a stage. `join_seconds` None waits long
     for a coordinator that this node knows, which may be about to return, and not for an unknown one.
     `measure` says whether to measure this machine and its ways to others; plans are then made by it.
-    `compile` and `activation_checkpointing` are those of node.train.compute.
+    `compile` and `activation_checkpointing` are those of node.worker.compute.
     """
 
     invite: Invite | None
@@ -257,7 +257,7 @@ async def _enter_dht(node: _Joined, processes: AsyncExitStack) -> Hivemind:
     """A place in the hivemind network, which `processes` ends."""
     options, admission, credentials = node.options, node.admission(), node.coordinator.credentials
     hivemind = await Hivemind.start(
-        identity=node.identity,
+        identity=node.security.identity,
         certificate=credentials.certificate_file,
         authority=credentials.authority_file,
         run=node.spec.run_id,
@@ -274,7 +274,7 @@ async def _enter_dht(node: _Joined, processes: AsyncExitStack) -> Hivemind:
 
 async def _train_in_place(node: _Joined, worker: Child, hivemind: Hivemind) -> tuple[End, Path]:
     """Train in the place that this node has; how that has ended, and where its checkpoint is."""
-    options, identity, membership = node.options, node.identity, node.membership
+    options, identity, membership = node.options, node.security.identity, node.membership
     async with asyncio.TaskGroup() as group:
         background = [group.create_task(_guard(worker))]
         await membership.attach(hivemind.admit)
@@ -316,7 +316,7 @@ async def _train_in_place(node: _Joined, worker: Child, hivemind: Hivemind) -> t
 async def _start_worker(options: NodeOptions, processes: AsyncExitStack) -> Child:
     """A worker process, which `processes` ends."""
     worker = await start_child(
-        "node.train.worker",
+        "node.worker.worker",
         name="worker",
         died=ErrorCode.WORKER_DIED,
         environment={"HETNODE_THREADS": str(options.threads), "OMP_NUM_THREADS": str(options.threads)},

@@ -269,7 +269,7 @@ class Part(StrEnum):
 class StateRecord:
     """An anchor that peers keep in a checkpoint: what the coordinator says of it under its signature.
 
-    `digest` is that of the anchor after `round` (protocol.digest), `holders` are live peers that attested it.
+    `digest` is that of the anchor after `round` (protocol.algorithm.digest), `holders` are live peers that attested it.
     """
 
     run: str

@@ -9,7 +9,7 @@ from __future__ import annotations
 from hashlib import blake2b
 from math import isqrt
 
-from protocol.samples import next_first_sample, sample_range
+from protocol.algorithm.sampling import next_first_sample, sample_range
 
 __all__ = ["next_first_sample", "place", "sample_range"]
 

@@ -15,14 +15,14 @@ from pathlib import Path
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from node.checkpoint import Checkpoint
+from node.checkpoint.global_model import Checkpoint
 from node.data.stream import SampleStream, open_stream
+from node.experiment.in_process_swarm import LocalSwarm
 from node.experiment.options import ComputeOptions, device_name
 from node.experiment.results import Loss, Result, finite
-from node.experiment.swarm import LocalSwarm
 from node.experiment.trial import Planned, Trial
 from node.generate import validation_loss
-from node.train.compute import Compute
+from node.worker.compute import Compute
 from protocol.errors import ErrorCode, HetnodeError
 
 log = logging.getLogger(__name__)

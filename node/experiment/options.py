@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from node import hardware
+from node.measure import hardware
 
 
 class ComputeOptions(BaseModel):

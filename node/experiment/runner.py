@@ -24,8 +24,8 @@ from node.experiment.tokenizers import TokenizerFile, tokenizer_file, train_bpe
 from node.experiment.trial import Planned
 from node.experiment.worker import request_of
 from node.folder import locked
-from node.hardware import available_threads
-from node.net.ipc import Child, start_child
+from node.ipc.channel import Child, start_child
+from node.measure.hardware import available_threads
 from protocol.errors import ErrorCode, HetnodeError
 
 _CLOSE_SECONDS = 3.0

@@ -17,12 +17,12 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from torch import Tensor
 
-from node.experiment.observing import Covariances, observe_boundaries, observe_gradients
-from node.experiment.replicas import LocalReplica
+from node.experiment.boundary_statistics import Covariances, observe_boundaries, observe_gradients
+from node.experiment.in_process_replica import LocalReplica
 from node.experiment.row_wise import RowWiseAdamW
-from node.train.inner import Parts
+from node.worker.trainer import Parts
+from protocol.algorithm.subspace import LinkProjection, LinkTransform, Uncompressed, orthonormal_basis
 from protocol.spec import RunSpec
-from protocol.subspace import LinkProjection, LinkTransform, Uncompressed, orthonormal_basis
 from protocol.types import Plan
 
 _CONSTRAINED = (".wo", ".w_down")

@@ -1,6 +1,6 @@
 """The process that computes one trial, driven by :mod:`node.experiment.runner` one round at a time.
 
-It ends when the runner ends, by whatever signal (node.net.ipc).
+It ends when the runner ends, by whatever signal (node.ipc.channel).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from node.experiment.measurement import Measurement
 from node.experiment.options import ComputeOptions
 from node.experiment.trial import Mode, Planned, Trial
 from node.experiment.variation import Variation
-from node.net.ipc import Buffer, Handler, Reply, serve
+from node.ipc.channel import Buffer, Handler, Reply, serve
 from protocol.spec import RunSpec
 
 Body = Mapping[str, Any]

@@ -23,8 +23,8 @@ from typing import Any
 
 from torch import Tensor
 
-from node.checkpoint import Verified
-from node.checkpoint_files import Shapes, publish, write_text
+from node.checkpoint.files import Shapes, publish, write_text
+from node.checkpoint.global_model import Verified
 from node.data.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer, check_tokenizer
 from node.folder import refusals_in_words
 from node.hugging_face.card import Facts, card

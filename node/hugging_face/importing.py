@@ -18,17 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from node import checkpoint
-from node.checkpoint import Checkpoint
-from node.checkpoint_files import publish, write_text
+from node.checkpoint import global_model
+from node.checkpoint.files import publish, write_text
+from node.checkpoint.global_model import Checkpoint
 from node.data.tokenizer import TOKENIZER_FILE, FileTokenizer
 from node.folder import refusals_in_words
 from node.hugging_face.llama import model_of, published_name, unsupported
 from node.hugging_face.tokenizer import byte_definition
 from node.hugging_face.weights import Weights, read_json
 from node.model.init import parameter_shapes
+from protocol.algorithm.outer_step import anchor_digest
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.round import anchor_digest
 from protocol.spec import RunSpec
 
 MOST_CONTEXT = 2048
@@ -120,7 +120,7 @@ def import_model(
 
     def fill(partial: Path) -> None:
         anchors = ((stage, read(stage)) for stage in stages)
-        checkpoint.write_each(partial / "checkpoint", started, 0, anchors)
+        global_model.write_each(partial / "checkpoint", started, 0, anchors)
         if tokenizer is not None:
             write_text(partial / TOKENIZER, tokenizer.definition.decode())
         write_text(partial / RUN_FILE, started.toml)

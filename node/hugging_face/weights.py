@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from node.checkpoint_files import Shapes
+from node.checkpoint.files import Shapes
 from node.hugging_face.llama import unsupported
 from protocol.errors import ErrorCode, HetnodeError
 

@@ -7,14 +7,14 @@ from typing import Any, Self
 
 import grpc
 
-from node.credentials import Credentials
-from node.net.secure import open_channel
+from node.security.channels import open_channel
+from node.security.credentials import Credentials
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.grpc_errors import error_from_rpc
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
-from protocol.tls import COORDINATOR_NAME
+from protocol.trust.tls import COORDINATOR_NAME
 from protocol.types import Role
+from protocol.wire.rpc_errors import error_from_rpc
 
 _CALL_SECONDS = 10.0
 

@@ -19,20 +19,17 @@ import grpc
 from cryptography.x509 import load_pem_x509_certificate
 
 from node import faults
-from node.credentials import Credentials, RunCredentials, check_in_date
-from node.identity import Identity
-from node.net.enrolment import check_own
+from node.net.enrollment import check_own
 from node.net.probe import Probe, probe_over
-from node.net.secure import open_channel, tls_failure
-from protocol import convert
-from protocol.envelope import is_signed_by, renewal_message, spec_message
+from node.security.channels import open_channel, tls_failure
+from node.security.credentials import Credentials, RunCredentials, check_in_date
+from node.security.identity import Identity
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.grpc_errors import error_from_rpc
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
-from protocol.records import open_plan, open_state
 from protocol.spec import RunSpec
-from protocol.tls import COORDINATOR_NAME, pin_of, wrong_authority
+from protocol.trust.envelope import is_signed_by, renewal_message, spec_message
+from protocol.trust.tls import COORDINATOR_NAME, pin_of, wrong_authority
 from protocol.types import (
     PROTOCOL_VERSION,
     Capacity,
@@ -48,6 +45,9 @@ from protocol.types import (
     Role,
     StateRecord,
 )
+from protocol.wire import convert
+from protocol.wire.records import open_plan, open_state
+from protocol.wire.rpc_errors import error_from_rpc
 
 log = logging.getLogger(__name__)
 

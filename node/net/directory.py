@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NoReturn
 
-from node.net.estimates import LiveEstimates
-from node.net.hive.client import Hivemind
+from node.hive.client import Hivemind
+from node.net.live_estimates import LiveEstimates
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import PeerRecord, StageRange
 

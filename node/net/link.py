@@ -23,19 +23,19 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from node import faults
-from node.credentials import Credentials
-from node.net.estimates import LEAST_FRAME_BYTES
+from node.net.live_estimates import LEAST_FRAME_BYTES
 from node.net.probe import answer_probe
-from node.net.secure import open_channel, server_credentials, tls_failure
-from protocol import convert
+from node.security.channels import open_channel, server_credentials, tls_failure
+from node.security.credentials import Credentials
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.framing import CHUNK_BYTES, FrameAssembler, chunks
-from protocol.grpc_errors import abort_with, error_from_rpc
-from protocol.link_message import LinkMessage
 from protocol.pb import hetnode_pb2 as pb
-from protocol.probing import ProbeDoor
-from protocol.tls import identity_of, peer_of, peer_uri, tls_name
+from protocol.trust.tls import identity_of, peer_of, peer_uri, tls_name
 from protocol.types import PROTOCOL_VERSION, Frame, FrameId, FrameKind, PeerId
+from protocol.wire import convert
+from protocol.wire.framing import CHUNK_BYTES, FrameAssembler, chunks
+from protocol.wire.link_message import LinkMessage
+from protocol.wire.probing import ProbeDoor
+from protocol.wire.rpc_errors import abort_with, error_from_rpc
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import NoReturn, TypeVar
 
 from node.net.coordinator_client import CoordinatorClient, PlanNews
-from node.net.estimates import LiveEstimates
+from node.net.live_estimates import LiveEstimates
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import Capacity, PeerId, Place, Plan, Replica, StageRange
 

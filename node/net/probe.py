@@ -1,6 +1,6 @@
 """Measuring the way to the coordinator or to another peer: round trip, and sustained transfer both ways.
 
-:class:`Probe` is the calling half over any stream; the answering half is protocol.probing. Both ways are
+:class:`Probe` is the calling half over any stream; the answering half is protocol.wire.probing. Both ways are
 measured by what has arrived, never by what was handed to a socket, and the first share of the time is left
 aside: connections start slowly.
 """
@@ -18,13 +18,14 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from node import faults
-from node.credentials import Credentials
-from node.net.secure import open_channel, tls_failure
+from node.security.channels import open_channel, tls_failure
+from node.security.credentials import Credentials
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.grpc_errors import error_from_rpc
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
-from protocol.probing import (
+from protocol.trust.tls import identity_of, peer_of, tls_name
+from protocol.types import PeerId
+from protocol.wire.probing import (
     DATA_BYTES,
     MAX_DATA_BYTES,
     MAX_PROBE_SECONDS,
@@ -32,8 +33,7 @@ from protocol.probing import (
     answer_all,
     limited,
 )
-from protocol.tls import identity_of, peer_of, tls_name
-from protocol.types import PeerId
+from protocol.wire.rpc_errors import error_from_rpc
 
 SECONDS = 2.0
 """For which data is sent in each direction."""

@@ -19,10 +19,10 @@ from typing import Any
 
 from node import faults
 from node.faults import Moment
-from node.net.ipc import Child, Reply
+from node.ipc.channel import Child, Reply
 from node.net.link import Link
+from protocol.algorithm.microbatch_order import Op, OpKind, one_forward_one_backward
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.microbatches import Op, OpKind, one_forward_one_backward
 from protocol.spec import RunSpec
 from protocol.types import DType, Frame, FrameId, FrameKind, Plan, Replica, TensorHeader
 

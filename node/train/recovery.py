@@ -6,12 +6,12 @@ import asyncio
 import logging
 from pathlib import Path
 
+from node.hive.client import Hivemind
+from node.ipc.channel import Child
 from node.net.coordinator_client import CoordinatorClient
-from node.net.hive.client import Hivemind
-from node.net.ipc import Child
 from node.net.membership import Membership
-from node.train.exchange import OuterExchange
-from node.train.facts import Facts
+from node.train.outer_exchange import OuterExchange
+from node.train.stage_info import Facts
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec import RunSpec
 from protocol.types import Part, PeerId, StateRecord

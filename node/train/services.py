@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from node.identity import Identity
+from node.hive.client import Hivemind
+from node.ipc.channel import Child
 from node.net.coordinator_client import CoordinatorClient
 from node.net.directory import Directory
-from node.net.hive.client import Hivemind
-from node.net.ipc import Child
 from node.net.link import Links
 from node.net.membership import Membership
+from node.security.identity import Identity
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 
-from coordinator.planning import Forecast, Proposal, ReplicaForecast
-from coordinator.sweeps import ScalingPoint, UtilizationPoint
-from node import report
+from coordinator.forecast.forecast import Forecast, Proposal, ReplicaForecast
+from coordinator.forecast.sweeps import ScalingPoint, UtilizationPoint
 from node.model.init import parameter_shapes
+from node.views import run_history
 from protocol.spec import RunSpec
-from protocol.tensorpack import PayloadLayout
 from protocol.types import PeerId
+from protocol.wire.payload_codec import PayloadLayout
 
 _MOST_ROWS = 24
 
@@ -130,8 +130,8 @@ def _peers(found: Forecast) -> Table:
         table.add_row(
             _short(member.peer),
             str(member.stages),
-            report.size(traffic.sent),
-            report.size(traffic.received),
+            run_history.size(traffic.sent),
+            run_history.size(traffic.received),
             f"{up:.1f} Mb/s",
             f"{down:.1f} Mb/s",
         )

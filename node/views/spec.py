@@ -6,10 +6,10 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 
-from node import report
 from node.model.init import parameter_count, parameter_shapes
+from node.views import run_history
 from protocol.spec import RunSpec
-from protocol.tensorpack import PayloadLayout
+from protocol.wire.payload_codec import PayloadLayout
 
 
 def link_bytes_per_token(spec: RunSpec) -> int:
@@ -30,9 +30,9 @@ def spec_view(spec: RunSpec) -> RenderableType:
             str(stage),
             f"{layers.start}-{layers.stop - 1}",
             f"{parameters:,}",
-            report.size(4 * parameters),
-            report.size(payload),
-            report.ratio(4 * parameters, payload),
+            run_history.size(4 * parameters),
+            run_history.size(payload),
+            run_history.ratio(4 * parameters, payload),
         )
     tokens = spec.inner.microbatches * spec.inner.microbatch_size * spec.model.context
     per_token = link_bytes_per_token(spec)
@@ -40,8 +40,8 @@ def spec_view(spec: RunSpec) -> RenderableType:
     link.add_row(
         f"k {spec.link.k or 'none'} of d {spec.model.width}, {spec.link.dtype}",
         f"{per_token} B",
-        report.size(per_token * tokens),
-        report.ratio(4 * spec.model.width, per_token),
+        run_history.size(per_token * tokens),
+        run_history.ratio(4 * spec.model.width, per_token),
     )
     facts = Table.grid(padding=(0, 2))
     facts.add_row("run", spec.run_id)

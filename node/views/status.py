@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from node import report
+from node.views import run_history
 from protocol.pb import hetnode_pb2 as pb
 from protocol.spec import RunSpec
 
@@ -80,7 +80,7 @@ def replica_table(status: pb.StatusReply) -> Table:
             str(last.round),
             f"{last.validation_loss:.4f}",
             f"{last.tokens / seconds:,.0f}" if seconds else "",
-            f"{report.size(link)}  {report.ratio(link_dense, link)}" if link else "no link",
-            f"{report.size(payload)}  {report.ratio(payload_dense, payload)}" if payload else "",
+            f"{run_history.size(link)}  {run_history.ratio(link_dense, link)}" if link else "no link",
+            f"{run_history.size(payload)}  {run_history.ratio(payload_dense, payload)}" if payload else "",
         )
     return table

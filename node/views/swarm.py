@@ -19,8 +19,10 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from node import checkpoint, lifetime, report
-from node.sim import run_swarm
+from node import command_runner
+from node.checkpoint import global_model
+from node.local_swarm import run_swarm
+from node.views import run_history
 from node.views.spec import spec_view
 from node.views.status import replica_table
 from protocol.pb import hetnode_pb2 as pb
@@ -48,7 +50,7 @@ class SwarmView:
         self._shown_round = -1
 
     def run(self, listen: str) -> None:
-        """Train to the end. Raises what :func:`node.sim.run_swarm` raises, with the plot written."""
+        """Train to the end. Raises what :func:`node.local_swarm.run_swarm` raises, with the plot written."""
         spec_file = self._folder / "run.toml"
         spec_file.write_text(self._spec.toml)
         self._console.print(spec_view(self._spec))
@@ -64,20 +66,20 @@ class SwarmView:
                     lambda status: self._update(live, status),
                     lambda name: self._console.print(f"{name} was killed: starting it again"),
                 )
-                lifetime.run(swarm)
+                command_runner.run(swarm)
                 self._progress.update(self._task, completed=self._spec.total_steps)
             self._console.print()
-        except lifetime.Interrupted:
+        except command_runner.Interrupted:
             self._console.print(
                 f"interrupted: every process has ended; 'hetnode swarm up --resume {self._folder}' goes on"
             )
             raise
         finally:
-            history = report.history_of(report.read_events(self._folder / "metrics.jsonl"))
+            history = run_history.history_of(run_history.read_events(self._folder / "metrics.jsonl"))
             if history.replicas:
-                report.plot_losses(history, f"run {self._spec.run_id}", self._folder / "loss.png")
+                run_history.plot_losses(history, f"run {self._spec.run_id}", self._folder / "loss.png")
         parts = sorted(self._folder.glob(f"nodes/*/checkpoint/round-{self._spec.rounds:06d}"))
-        checkpoint.assemble(parts, self._folder / "checkpoint")
+        global_model.assemble(parts, self._folder / "checkpoint")
         self._summarise(history, time.monotonic() - began)
 
     def _update(self, live: Live, status: pb.StatusReply) -> None:
@@ -106,7 +108,7 @@ class SwarmView:
             losses = ", ".join(f"replica {m.replica} {m.validation_loss:.4f}" for m in complete)
             self._console.print(f"round {oldest} of {self._spec.rounds}: validation loss {losses}")
 
-    def _summarise(self, history: report.History, seconds: float) -> None:
+    def _summarise(self, history: run_history.History, seconds: float) -> None:
         table = Table("replica", "validation loss before", "after")
         for replica in history.replicas:
             table.add_row(str(replica.index), f"{replica.first:.4f}", f"{replica.last:.4f}")
@@ -122,7 +124,9 @@ class SwarmView:
             ("rounds", traffic.payload, traffic.payload_dense),
         ):
             if sent:
-                facts.add_row(name, f"{report.size(sent)} sent, {report.ratio(dense, sent)} than float32")
+                facts.add_row(
+                    name, f"{run_history.size(sent)} sent, {run_history.ratio(dense, sent)} than float32"
+                )
         facts.add_row("run folder", str(self._folder))
         facts.add_row("try it", f"{sys.argv[0]} generate {self._folder} --prompt 'def '")
         self._console.print(Panel(Group(table, facts), title=f"run {self._spec.run_id} is finished"))

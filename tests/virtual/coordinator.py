@@ -7,20 +7,20 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from coordinator import service
-from coordinator.access import Access
+from coordinator.api import service
+from coordinator.api.access import Access
 from coordinator.app import TICK_SECONDS, restore
 from coordinator.authority import open_authority
-from coordinator.events import Event
-from coordinator.ledger import Ledger
+from coordinator.command_loop import Ledger
+from coordinator.decide import Start
 from coordinator.metrics import MetricsFile
-from coordinator.sentences import describe
-from coordinator.state import State
+from coordinator.state.events import Event
+from coordinator.state.state import State
+from coordinator.status.messages import describe
 from coordinator.store import MemoryStore
-from coordinator.transition import Start
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.spec import RunSpec
-from tests.swarm import Keyed, keyed
+from tests.support.run_state import Keyed, keyed
 from tests.virtual.loop import Life, VirtualLoop, start
 from tests.virtual.rpc import VirtualGrpc
 

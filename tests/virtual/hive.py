@@ -17,13 +17,13 @@ import grpc
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PHandlerError
 
-from node.identity import Identity
-from node.net.hive.client import Gathered
-from node.net.hive.gate import Roster
-from node.net.hive.payloads import PayloadPeer
-from node.net.hive.store import PayloadStore
-from protocol.envelope import is_authentic, misfit
+from node.hive.allow_list import Roster
+from node.hive.client import Gathered
+from node.hive.payload_exchange import PayloadPeer
+from node.security.identity import Identity
+from node.transport.payload_store import PayloadStore
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.trust.envelope import is_authentic, misfit
 from protocol.types import Group, ManifestEntry, PayloadDescriptor, PeerId, PeerRecord, Rejection, StateRecord
 from tests.virtual.network import here
 from tests.virtual.rpc import Coders, VirtualCall, VirtualChannel, VirtualGrpc, VirtualServer
@@ -131,7 +131,7 @@ def _serialized(message: Any) -> bytes:
 
 
 class VirtualHivemind:
-    """Has the methods of :class:`node.net.hive.client.Hivemind`."""
+    """Has the methods of :class:`node.hive.client.Hivemind`."""
 
     addresses = ()
 

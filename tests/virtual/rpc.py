@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 import grpc
 
-from protocol.tls import OPERATOR_URI, peer_of
+from protocol.trust.tls import OPERATOR_URI, peer_of
 from tests.virtual.loop import Life, current_life, start
 from tests.virtual.network import OPERATOR, Network, here
 

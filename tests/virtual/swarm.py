@@ -18,21 +18,21 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors import safe_open
 
-from coordinator.events import AnchorDiverged, Event, RoundAborted, RoundCommitted
-from coordinator.sentences import sentence
-from coordinator.state import State
+from coordinator.state.events import AnchorDiverged, Event, RoundAborted, RoundCommitted
+from coordinator.state.state import State
+from coordinator.status.messages import sentence
 from node import faults
-from node.credentials import RunCredentials, folder_of
 from node.faults import Script
-from node.identity import Identity
 from node.runtime import NodeOptions, run_node
-from node.train.inner import Trainer
+from node.security.credentials import RunCredentials, folder_of
+from node.security.identity import Identity
+from node.worker.trainer import Trainer
 from protocol.errors import ExitCode, HetnodeError, first_error
 from protocol.spec import RunSpec
-from protocol.tls import peer_uri
+from protocol.trust.tls import peer_uri
 from protocol.types import Capacity, Decision, PeerId, Role
-from tests.certificates import credentials
-from tests.faults import FaultPlan
+from tests.support.certificates import credentials
+from tests.support.faults import FaultPlan
 from tests.virtual.coordinator import ADDRESS, OWNER, VirtualCoordinator
 from tests.virtual.hive import Dht, VirtualHivemind
 from tests.virtual.loop import Life, VirtualLoop, run, start
@@ -290,7 +290,7 @@ class VirtualSwarm:
             invite=None, run=self.spec.run_id, role=node.role, folder=node.folder, advertise=node.name
         )
         try:
-            return await run_node(options, node.identity, node.leaving)
+            return await run_node(options, node.security.identity, node.leaving)
         except (HetnodeError, BaseExceptionGroup) as error:
             first = first_error(error)
             if isinstance(first, HetnodeError):

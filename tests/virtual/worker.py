@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from node.faults import Killed
-from node.net.ipc import Buffer, Reply
-from node.train.worker import Worker
+from node.ipc.channel import Buffer, Reply
+from node.worker.worker import Worker
 from protocol.errors import ErrorCode, HetnodeError
 from tests.virtual.loop import current_life
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class VirtualWorker:
-    """Stands for the :class:`node.net.ipc.Child` that a worker's process is.
+    """Stands for the :class:`node.ipc.channel.Child` that a worker's process is.
 
     Args:
         seconds: how long a microbatch of an inner step takes on the virtual clock. All of a step's pass at

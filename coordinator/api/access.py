@@ -1,0 +1,100 @@
+"""Who may call: the certificate of every call, bans, and how much one caller may ask for at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from coordinator.command_loop import Ledger
+from coordinator.membership.validation import check_welcome
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.trust.rate_limit import RateLimit
+from protocol.trust.tls import OPERATOR_URI, Authenticated, identity_of, peer_of, peer_uri
+from protocol.types import PeerId
+
+_JOINS_AT_ONCE = 20
+_JOINS_PER_SECOND = 0.2
+_SPARE_CALLS = 32
+_CALLS_PER_STAGE = 4
+
+
+class Access:
+    """The doorkeeper of the coordinator's API. Every call goes through one of its methods before all else."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        # A host waits with one call for each of its stages, and may repeat one whose answer was lost.
+        self._most_calls = _SPARE_CALLS + _CALLS_PER_STAGE * ledger.spec.swarm.stages
+        self._calls: Counter[str] = Counter()
+        self._joins = RateLimit(_JOINS_AT_ONCE, _JOINS_PER_SECOND)
+
+    @contextmanager
+    def of_peer(self, context: Authenticated, claimed: str) -> Iterator[PeerId]:
+        """A call in the name of `claimed`, while it lasts; yields that name, now proved.
+
+        Raises:
+            HetnodeError: CERTIFICATE_REFUSED where the client's certificate is another's; BANNED;
+                RATE_LIMITED where the peer has too many calls open.
+        """
+        holder = identity_of(context)
+        if not claimed or holder != peer_uri(claimed):
+            raise certificate_refused(
+                f"A call in the name of {claimed[:64]!r} came with the certificate of {holder[:96]!r}"
+            )
+        peer = PeerId(claimed)
+        check_welcome(self._ledger.state, peer)
+        with self._one_more(holder):
+            yield peer
+
+    @contextmanager
+    def of_member(self, context: Authenticated) -> Iterator[None]:
+        """A call that any certificate of the run opens. Raises as :meth:`of_peer` does."""
+        holder = identity_of(context)
+        peer = peer_of(holder)
+        if peer is not None:
+            check_welcome(self._ledger.state, peer)
+        elif holder != OPERATOR_URI:
+            raise certificate_refused(f"A call came with the certificate of {holder[:96]!r}")
+        with self._one_more(holder):
+            yield
+
+    @contextmanager
+    def of_operator(self, context: Authenticated) -> Iterator[None]:
+        """A call that the operator's certificate alone opens. Raises as :meth:`of_peer` does."""
+        holder = identity_of(context)
+        if holder != OPERATOR_URI:
+            raise certificate_refused(
+                f"This call is the operator's, and came with the certificate of {holder[:96]!r}"
+            )
+        with self._one_more(holder):
+            yield
+
+    def check_join_rate(self, peer: PeerId) -> None:
+        """Raises RATE_LIMITED where `peer` tries to join too often."""
+        if not self._joins.allows(peer, self._ledger.now()):
+            raise rate_limited(f"Peer {peer} asks to join too often")
+
+    @contextmanager
+    def _one_more(self, holder: str) -> Iterator[None]:
+        if self._calls[holder] >= self._most_calls:
+            raise rate_limited(f"{holder} has {self._most_calls} calls open already")
+        self._calls[holder] += 1
+        try:
+            yield
+        finally:
+            self._calls[holder] -= 1
+            if not self._calls[holder]:
+                del self._calls[holder]
+
+
+def certificate_refused(cause: str) -> HetnodeError:
+    return HetnodeError(
+        ErrorCode.CERTIFICATE_REFUSED,
+        f"{cause}.",
+        "Use the certificate that this run has issued to the one who calls.",
+    )
+
+
+def rate_limited(cause: str) -> HetnodeError:
+    return HetnodeError(ErrorCode.RATE_LIMITED, f"{cause}.", "Wait a little and try again.")

@@ -1,0 +1,128 @@
+"""Where peers get their certificates: an invite, and proof of the identity that the certificate will name."""
+
+from __future__ import annotations
+
+import hashlib
+from ipaddress import IPv6Address, ip_address
+from urllib.parse import unquote
+
+import grpc
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+
+from coordinator.api.access import rate_limited
+from coordinator.api.rpc_handling import Context, Decoding, answering
+from coordinator.authority import Authority
+from coordinator.command_loop import Ledger
+from coordinator.decide import check_compatible
+from coordinator.membership.invites import permitted_role
+from coordinator.membership.validation import bad_request
+from coordinator.state import commands
+from protocol.pb import hetnode_pb2 as pb
+from protocol.pb import hetnode_pb2_grpc as pb_grpc
+from protocol.trust.envelope import enrolment_message, is_signed_by, renewal_message
+from protocol.trust.rate_limit import RateLimit
+from protocol.trust.tls import tls_key_from_der
+from protocol.types import PeerId
+from protocol.wire import convert
+
+MAX_MESSAGE_BYTES = 16 << 10
+MAX_CALLS = 256
+
+_AT_ONCE, _PER_SECOND = 128, 1.0
+_AT_ONCE_IN_ALL, _PER_SECOND_IN_ALL = 512, 20.0
+
+
+class EnrollmentService(pb_grpc.EnrollmentServicer):
+    """Serves strangers: it reads little, answers little, and not too often.
+
+    Args:
+        ledger: the owner of the state, running.
+        authority: issues the certificates.
+        coordinator: peer id of the key that signs specs and plans.
+        api_address: advertised ``host:port`` of the coordinator's API.
+    """
+
+    def __init__(self, ledger: Ledger, authority: Authority, coordinator: PeerId, api_address: str) -> None:
+        self._ledger = ledger
+        self._authority = authority
+        self._coordinator = coordinator
+        self._api_address = api_address
+        self._by_source = RateLimit(_AT_ONCE, _PER_SECOND)
+        self._in_all = RateLimit(_AT_ONCE_IN_ALL, _PER_SECOND_IN_ALL, keys=1)
+
+    @answering
+    async def Enroll(self, request: pb.EnrollRequest, context: Context) -> pb.EnrollReply:
+        now = self._ledger.now()
+        source = source_of(context.peer())
+        if not (self._by_source.allows(source, now) and self._in_all.allows(None, now)):
+            raise rate_limited(f"Too many peers ask to be let in from {source}")
+        check_compatible(self._ledger.spec, request.protocol_version, "")
+        invite = convert.name_from_pb(request.invite_id, "the invite") if request.invite_id else ""
+        message = enrolment_message(self._authority.pin, request.tls_public_key, invite)
+        peer, key = claimant(request.peer, request.tls_public_key, message, request.proof)
+        secret_sha256 = hashlib.sha256(request.secret).hexdigest()
+        await self._ledger.execute(commands.Enroll(peer, invite, secret_sha256))
+        role = permitted_role(self._ledger.state, peer)
+        return pb.EnrollReply(
+            certificate_pem=self._authority.for_peer(peer, key),
+            authority_pem=self._authority.pem,
+            coordinator=self._coordinator,
+            api_address=self._api_address,
+            run=self._ledger.spec.run_id,
+            role=role.value if role else "",
+        )
+
+
+def renew(authority: Authority, request: pb.RenewRequest) -> pb.RenewReply:
+    """The answer to a peer whose right to ask was checked. Raises BAD_REQUEST."""
+    message = renewal_message(authority.pin, request.tls_public_key)
+    peer, key = claimant(request.peer, request.tls_public_key, message, request.proof)
+    return pb.RenewReply(certificate_pem=authority.for_peer(peer, key))
+
+
+def claimant(
+    claimed: str, tls_public_key: bytes, message: bytes, proof: bytes
+) -> tuple[PeerId, EllipticCurvePublicKey]:
+    """The peer and the TLS key that it claims, by its signature `proof` under `message`.
+
+    Raises:
+        HetnodeError: BAD_REQUEST where any of it is malformed or the proof is not by that peer.
+    """
+    peer = convert.peer_from_pb(claimed)
+    try:
+        key = tls_key_from_der(tls_public_key)
+    except ValueError as error:
+        raise bad_request(str(error)) from None
+    if not is_signed_by(peer, message, proof):
+        raise bad_request(f"the claim to be {peer} is not signed by it")
+    return peer, key
+
+
+def source_of(peer: str) -> str:
+    """Whose requests are counted together, from gRPC's name of the other end: an IPv4 host or an IPv6 /64."""
+    scheme, _, address = peer.partition(":")
+    host = unquote(address).rpartition(":")[0].strip("[]")
+    try:
+        found = ip_address(host.partition("%")[0])
+    except ValueError:
+        return scheme or "unknown"
+    if isinstance(found, IPv6Address):
+        if found.ipv4_mapped is not None:
+            return str(found.ipv4_mapped)
+        return f"{IPv6Address(int(found) >> 64 << 64)}/64"
+    return str(found)
+
+
+def new_server() -> grpc.aio.Server:
+    """A server for clients without certificate; give it a port and the service, then start it."""
+    return grpc.aio.server(
+        interceptors=(Decoding(),),
+        options=(
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.max_concurrent_streams", 4),
+            ("grpc.max_connection_idle_ms", 30_000),
+            ("grpc.max_connection_age_ms", 120_000),
+        ),
+        maximum_concurrent_rpcs=MAX_CALLS,
+    )

@@ -1,0 +1,365 @@
+"""The coordinator's gRPC API: messages in, commands to the ledger, records out as messages.
+
+Calls that wait (Match, Report, AwaitDecision, Watch) hold nothing but a place in the ledger's waiting room; a
+cancelled call leaves it without a trace, and any call may be repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import grpc
+
+from coordinator import decide
+from coordinator.api.access import Access
+from coordinator.api.enrollment import renew
+from coordinator.api.rpc_handling import Context, Decoding, answering, streaming
+from coordinator.authority import Authority
+from coordinator.command_loop import NEWS, Ledger, Topic, decision_topic, group_topic
+from coordinator.membership.validation import bad_request, check_welcome, live_peer
+from coordinator.metrics import MetricsFile
+from coordinator.placement.eligibility import is_synced
+from coordinator.rounds.attestation import locate, settled_digest
+from coordinator.rounds.deadlines import closes_at
+from coordinator.state import commands
+from coordinator.state.state import Peer, Phase, State, stages_of
+from coordinator.status.messages import sentence, waiting, waiting_of
+from protocol.pb import hetnode_pb2 as pb
+from protocol.pb import hetnode_pb2_grpc as pb_grpc
+from protocol.trust.envelope import Signer, spec_message
+from protocol.trust.tls import identity_of, peer_of
+from protocol.types import Decision, Group, Lifecycle, PeerId, Plan
+from protocol.wire import convert
+from protocol.wire.probing import MAX_PROBE_SECONDS, ProbeDoor, answer_all, limited
+from protocol.wire.records import seal_plan, seal_state
+
+T = TypeVar("T")
+
+MAX_MESSAGE_BYTES = 4 << 20
+MAX_CALLS = 16_384
+"""Concurrent calls: every member keeps a Watch open, and a few calls that wait for each stage."""
+_FOLLOWING = (Lifecycle.SYNCING, Lifecycle.READY)
+MAX_STREAMS = 4096
+"""Concurrent calls of one connection, whatever certificate it shows."""
+_PROBES_AT_ONCE = 4
+
+
+@dataclass(frozen=True)
+class _News:
+    """What all watchers are told alike in `state`."""
+
+    state: State
+    waiting: str
+    followers: tuple[pb.Place, ...]
+    banned: tuple[PeerId, ...]
+
+
+class CoordinatorService(pb_grpc.CoordinatorServicer):
+    """Serves one run.
+
+    Args:
+        ledger: the owner of the state, running.
+        metrics: where measurements go.
+        access: checks who calls.
+        authority: issues certificates.
+        sign: signs the spec and the plans with the coordinator's identity.
+        dht_peers: multiaddresses of the DHT bootstrap peer, told to every node that joins.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        metrics: MetricsFile,
+        access: Access,
+        authority: Authority,
+        sign: Signer,
+        dht_peers: Sequence[str],
+    ) -> None:
+        self._ledger = ledger
+        self._spec = ledger.spec
+        self._metrics = metrics
+        self._access = access
+        self._authority = authority
+        self._sign = sign
+        self._dht_peers = tuple(dht_peers)
+        self._spec_signature = sign(spec_message(self._spec.canonical_json))
+        self._sealed_plans: dict[int, tuple[bytes, bytes]] = {}
+        self._latest: dict[PeerId, pb.Measurement] = {}
+        self._probes = ProbeDoor(_PROBES_AT_ONCE, ledger.now)
+        self._news: _News | None = None
+
+    @answering
+    async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
+        with self._access.of_peer(context, request.peer) as peer:
+            self._access.check_join_rate(peer)
+            spec_hash = request.spec_hash[:64]
+            decide.check_compatible(self._spec, request.protocol_version, spec_hash)
+            await self._ledger.execute(
+                commands.Join(
+                    protocol_version=request.protocol_version,
+                    spec_hash=spec_hash,
+                    peer=peer,
+                    role=convert.role_from_pb(request.role),
+                    capacity=convert.capacity_from_pb(request.capacity),
+                    endpoint=convert.endpoint_from_pb(request.endpoint),
+                )
+            )
+        return pb.JoinReply(
+            spec_json=self._spec.canonical_json,
+            spec_hash=self._spec.hash,
+            run=self._spec.run_id,
+            dht_peers=self._dht_peers,
+            spec_signature=self._spec_signature,
+            time=time.time(),
+        )
+
+    @answering
+    async def Renew(self, request: pb.RenewRequest, context: Context) -> pb.RenewReply:
+        with self._access.of_peer(context, request.peer):
+            return renew(self._authority, request)
+
+    @streaming
+    async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.PlanUpdate]:
+        epoch = 0
+        told: _News | None = None
+        waits = ""
+
+        def update_for(peer: PeerId, state: State) -> tuple[_News, int, pb.PlanUpdate] | None:
+            news = self._news_of(state)
+            update = pb.PlanUpdate(
+                banned=news.banned, followers=news.followers, round=max(0, state.current_round)
+            )
+            newer = state.plans[epoch:]
+            if newer:
+                plan = newer[0] if epoch else newer[-2:][0]
+                update.signed_plan, update.signature = self._sealed(plan)
+                return news, plan.epoch, update
+            update.finished = state.phase is Phase.FINISHED
+            update.waiting = news.waiting or waiting_of(state, self._spec, peer)
+            is_new = told is None or (told.followers, told.banned) != (news.followers, news.banned)
+            fresh = update.finished or is_new or update.waiting not in ("", waits)
+            return (news, epoch, update) if fresh else None
+
+        with self._access.of_peer(context, request.peer) as peer:
+            live_peer(self._ledger.state, peer)
+            finished = False
+            while not finished:
+                told, epoch, update = await self._until(peer, NEWS, partial(update_for, peer))
+                waits, finished = update.waiting, update.finished
+                yield update
+
+    def _news_of(self, state: State) -> _News:
+        """Made once for each state, however many peers watch."""
+        if self._news is None or self._news.state is not state:
+            waits = (
+                sentence(state, self._spec) if state.phase is Phase.FINISHED else waiting(state, self._spec)
+            )
+            followers = [
+                place for peer, place in state.places.items() if state.peers[peer].lifecycle in _FOLLOWING
+            ]
+            messages = tuple(map(convert.place_to_pb, sorted(followers, key=lambda place: place.peer)))
+            self._news = _News(state, waits, messages, tuple(sorted(state.kept_out)))
+        return self._news
+
+    @answering
+    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatReply:
+        with self._access.of_peer(context, request.peer) as peer:
+            estimates = (
+                convert.estimates_from_pb(request.estimates) if request.HasField("estimates") else None
+            )
+            await self._ledger.execute(commands.Heartbeat(peer, request.round, request.inner_step, estimates))
+        state = self._ledger.state
+        closes = closes_at(state, self._spec)
+        return pb.HeartbeatReply(
+            round=state.current_round,
+            closing=closes is not None,
+            closes_seconds=0.0 if closes is None else max(0.0, closes - self._ledger.now()),
+        )
+
+    @answering
+    async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
+        with self._access.of_peer(context, request.peer) as peer:
+            await self._ledger.execute(commands.Leave(peer, _printable(request.reason)))
+        return pb.LeaveReply()
+
+    @answering
+    async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainReply:
+        with self._access.of_peer(context, request.peer) as peer:
+            await self._ledger.execute(commands.Drain(peer, _printable(request.reason)))
+        return pb.DrainReply()
+
+    @answering
+    async def Probe(self, requests: AsyncIterator[pb.ProbeMessage], context: Context) -> None:
+        """For any certificate of the run, also before its peer has joined. Nothing of the data is kept."""
+        caller = peer_of(identity_of(context)) or ""
+        with self._access.of_member(context), self._probes.one_more(caller) as admit_data:
+            try:
+                async with asyncio.timeout(MAX_PROBE_SECONDS):
+                    await answer_all(caller, requests, context.write, self._ledger.now, admit_data)
+            except TimeoutError:
+                raise limited(f"it was not over after {MAX_PROBE_SECONDS:.0f} s") from None
+            except (grpc.aio.BaseError, asyncio.InvalidStateError):
+                return  # the caller is gone
+
+    @answering
+    async def Retreat(self, request: pb.RetreatRequest, context: Context) -> pb.RetreatReply:
+        with self._access.of_peer(context, request.peer) as peer:
+            await self._ledger.execute(commands.Retreat(peer, request.epoch, _printable(request.reason)))
+        return pb.RetreatReply()
+
+    @answering
+    async def Match(self, request: pb.MatchRequest, context: Context) -> pb.MatchReply:
+        with self._access.of_peer(context, request.peer) as peer:
+            descriptor = convert.descriptor_from_pb(request.descriptor)
+            await self._ledger.execute(commands.Offer(peer, descriptor))
+            key = (descriptor.stage, descriptor.round)
+
+            def closed(state: State) -> Group | None:
+                group = state.round(*key).group
+                if group is None and key in state.decisions:
+                    return Group(f"{self._spec.run_id}/{key[0]}/{key[1]}", ())
+                return group
+
+            return convert.group_to_pb(await self._until(peer, group_topic(*key), closed))
+
+    @answering
+    async def Report(self, request: pb.ReportRequest, context: Context) -> pb.DecisionReply:
+        with self._access.of_peer(context, request.peer) as peer:
+            held = convert.descriptors_from_pb(request.held)
+            rejected = convert.rejections_from_pb(request.rejected)
+            await self._ledger.execute(commands.Report(peer, request.stage, request.round, held, rejected))
+            return await self._decision(peer, request.stage, request.round)
+
+    @answering
+    async def AwaitDecision(self, request: pb.AwaitDecisionRequest, context: Context) -> pb.DecisionReply:
+        with self._access.of_peer(context, request.peer) as peer:
+            await self._ledger.execute(commands.Await(peer, request.stage, request.round, request.withheld))
+            return await self._decision(peer, request.stage, request.round)
+
+    async def _decision(self, peer: PeerId, stage: int, number: int) -> pb.DecisionReply:
+        def made(state: State) -> Decision | None:
+            return state.decisions.get((stage, number))
+
+        return convert.decision_to_pb(await self._until(peer, decision_topic(stage, number), made))
+
+    async def _until(self, peer: PeerId, topic: Topic, ready: Callable[[State], T | None]) -> T:
+        """As the ledger's, but only while `peer` is welcome."""
+
+        def ready_for_peer(state: State) -> T | None:
+            check_welcome(state, peer)
+            return ready(state)
+
+        return await self._ledger.until(topic, ready_for_peer)
+
+    def _sealed(self, plan: Plan) -> tuple[bytes, bytes]:
+        """Each plan is signed once, however many peers watch."""
+        if plan.epoch not in self._sealed_plans:
+            self._sealed_plans[plan.epoch] = seal_plan(plan, self._spec.run_id, self._sign)
+        return self._sealed_plans[plan.epoch]
+
+    @answering
+    async def Attest(self, request: pb.AttestRequest, context: Context) -> pb.AttestReply:
+        with self._access.of_peer(context, request.peer) as peer:
+            digest = convert.name_from_pb(request.digest, "the digest")
+            part = convert.name_from_pb(request.part, "the part")
+            await self._ledger.execute(
+                commands.Attest(peer, request.stage, request.round, part=part, digest=digest)
+            )
+        expected = settled_digest(self._ledger.state, request.stage, request.round, part) or digest
+        return pb.AttestReply(agrees=digest == expected, expected=expected)
+
+    @answering
+    async def Locate(self, request: pb.LocateRequest, context: Context) -> pb.LocateReply:
+        with self._access.of_peer(context, request.peer) as peer:
+            state = self._ledger.state
+            live_peer(state, peer)
+            records = locate(state, self._spec, request.stage, convert.part_from_pb(request.part))
+            sealed = [seal_state(record, self._sign) for record in records]
+        return pb.LocateReply(
+            states=[pb.SignedState(record=record, signature=signature) for record, signature in sealed]
+        )
+
+    @answering
+    async def Measure(self, request: pb.Measurement, context: Context) -> pb.MeasureReply:
+        with self._access.of_peer(context, request.peer) as claimed:
+            state = self._ledger.state
+            peer = live_peer(state, claimed).peer
+            # Round 0 is the model before its first round.
+            in_run = request.round <= state.current_round
+            if not in_run or state.seat(peer, max(1, request.round)) is None:
+                raise bad_request(f"{peer} measured round {request.round}, in which it has no place")
+            former = self._latest.get(peer)
+            # One line for each member and round, however often a call is repeated.
+            if former is None or former.round < request.round:
+                self._latest[peer] = request
+                fields = {field.name: getattr(request, field.name) for field in request.DESCRIPTOR.fields}
+                self._metrics.write(self._ledger.now(), "measurement", fields)
+        return pb.MeasureReply()
+
+    @answering
+    async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusReply:
+        with self._access.of_member(context):
+            return self._status()
+
+    def _status(self) -> pb.StatusReply:
+        state = self._ledger.state
+        return pb.StatusReply(
+            run=self._spec.run_id,
+            spec_json=self._spec.canonical_json,
+            phase=state.phase.value,
+            sentence=sentence(state, self._spec),
+            rounds_decided=state.rounds_decided,
+            rounds_committed=state.committed,
+            rounds_aborted=state.aborted,
+            peers=[self._peer_status(peer) for peer in state.peers.values()],
+            latest=self._latest.values(),
+            plan=convert.plan_to_pb(state.plans[-1]) if state.plans else None,
+            anchors_agree=not any(state.peers[found[0]].is_live for found in state.diverged),
+            time=time.time(),
+        )
+
+    def _peer_status(self, peer: Peer) -> pb.PeerStatus:
+        state = self._ledger.state
+        pulse = state.pulses[peer.peer]
+        seat, place = state.seat(peer.peer, state.current_round), state.places.get(peer.peer)
+        lifecycle, where = peer.lifecycle, "" if seat is None else str(seat)
+        if lifecycle is Lifecycle.SYNCING and place is not None:
+            where = f"replica-{place.replica}, {stages_of(place)}"
+            if is_synced(state, place, state.current_round):
+                lifecycle = Lifecycle.READY
+        return pb.PeerStatus(
+            peer=peer.peer,
+            role=peer.role.value,
+            lifecycle=lifecycle.value,
+            round=pulse.round,
+            inner_step=pulse.inner_step,
+            seen_seconds_ago=max(0.0, self._ledger.now() - pulse.seen),
+            place=where,
+            estimates=convert.estimates_to_pb(state.estimates[peer.peer]),
+        )
+
+
+def _printable(reason: str) -> str:
+    """Never refused: a peer that wants to go may go."""
+    return "".join(letter if letter.isprintable() else " " for letter in reason[:200])
+
+
+def new_server() -> grpc.aio.Server:
+    """A server with bounded messages and calls; give it a port and services, then start it."""
+    return grpc.aio.server(
+        interceptors=(Decoding(),),
+        options=(
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.max_concurrent_streams", MAX_STREAMS),
+            # Members keep connections alive through routers that forget the silent.
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ),
+        maximum_concurrent_rpcs=MAX_CALLS,
+    )

@@ -1,0 +1,283 @@
+"""What a swarm would do: tokens per second, traffic and bottleneck of a plan, from the cost model.
+
+The same arithmetic as where pipelines are formed (:mod:`coordinator.placement.cost_model`), carried on to whole rounds.
+With M replicas in the plan:
+
+**Inner phase.** H inner steps; the replicas work side by side, so it lasts as long as that of the slowest.
+
+**Outer exchange.** For every stage the M hosts gather each other's payloads: a peer sends and receives
+(M - 1) payloads of each of its stages, all stages at the same time. Then members without stage 0 fetch the M
+payloads of stage 0 for the embedding, in equal parts from its M hosts. Both take
+
+    max over peers (bytes sent / uplink, bytes received / downlink)
+
+one after the other, and after the inner phase. Left out: matching, screening, deciding and applying, the DHT,
+checkpoints of returning peers.
+
+Units are seconds and bytes. A bandwidth or speed that nobody has measured costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from coordinator.placement.cost_model import Survey, chain_time, compute_seconds, link_time, message_bytes
+from coordinator.placement.initial_placement import Waiting, group, survey_of
+from coordinator.placement.rebalance import fair_shares, largest_share
+from coordinator.placement.schedule import LinkTime, StepTime, step_time
+from coordinator.state.state import Peer
+from protocol.spec import RunSpec
+from protocol.types import PeerId, Replica
+
+_DAY = 86_400.0
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that a peer sends and receives."""
+
+    sent: float = 0.0
+    received: float = 0.0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(self.sent + other.sent, self.received + other.received)
+
+    def __mul__(self, factor: float) -> Traffic:
+        return Traffic(self.sent * factor, self.received * factor)
+
+
+@dataclass(frozen=True)
+class ReplicaForecast:
+    """One replica in the inner phase.
+
+    Attributes:
+        step: one inner step; its bottleneck names members by position.
+        utilization: share of a whole round that each member computes, the wait for slower replicas and the
+            outer exchange included.
+    """
+
+    replica: Replica
+    step: StepTime
+    utilization: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a plan would do.
+
+    Attributes:
+        inner_seconds: of the inner phase of one round.
+        gather_seconds: of gathering payloads in one round.
+        embedding_seconds: of fetching the embedding's update in one round.
+        hidden_seconds: of these two, while inner steps of the next round go on (`outer.overlap`). That the
+            links carry activations at the same time is not taken into account.
+        tokens_per_round: of all replicas.
+        per_round: traffic of each peer in one round.
+        bottleneck: what a round waits for, in words.
+    """
+
+    replicas: tuple[ReplicaForecast, ...]
+    inner_seconds: float
+    gather_seconds: float
+    embedding_seconds: float
+    hidden_seconds: float
+    tokens_per_round: int
+    per_round: Mapping[PeerId, Traffic]
+    bottleneck: str
+
+    @property
+    def outer_seconds(self) -> float:
+        """Of the outer exchange of one round."""
+        return self.gather_seconds + self.embedding_seconds
+
+    @property
+    def round_seconds(self) -> float:
+        return self.inner_seconds + self.outer_seconds - self.hidden_seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of the whole swarm; 0 where nothing is known of its speeds."""
+        return self.tokens_per_round / self.round_seconds if self.round_seconds else 0.0
+
+    @property
+    def per_day(self) -> dict[PeerId, Traffic]:
+        """Traffic of each peer in a day of such rounds."""
+        rounds = _DAY / self.round_seconds if self.round_seconds else 0.0
+        return {peer: traffic * rounds for peer, traffic in self.per_round.items()}
+
+    @property
+    def utilization(self) -> float:
+        """Mean over all members of the share of a round that they compute."""
+        shares = [share for each in self.replicas for share in each.utilization]
+        return sum(shares) / len(shares)
+
+
+def forecast(
+    spec: RunSpec, survey: Survey, replicas: Sequence[Replica], payload_bytes: Sequence[int]
+) -> Forecast:
+    """What `replicas` would do.
+
+    Args:
+        survey: capacities, and what is known of the ways between peers.
+        payload_bytes: of one payload, by stage.
+    """
+    steps = _steps(spec, survey, replicas)
+    inner = spec.inner.steps * max(step.seconds for step in steps)
+    gathering = _gathering(replicas, payload_bytes)
+    fetching = _fetching_embedding(replicas, payload_bytes[0])
+    gather, fetch = (_seconds(survey, each) for each in (gathering, fetching))
+    hidden = min(gather + fetch, inner * spec.outer.overlap / spec.inner.steps)
+    whole = inner + gather + fetch - hidden
+    traffic: dict[PeerId, Traffic] = {}
+    for part in (_linking(spec, replicas), gathering, fetching):
+        for peer, bytes_ in part.items():
+            traffic[peer] = traffic.get(peer, Traffic()) + bytes_
+    return Forecast(
+        tuple(
+            ReplicaForecast(
+                each, step, tuple(spec.inner.steps * busy / whole if whole else 0.0 for busy in step.busy)
+            )
+            for each, step in zip(replicas, steps, strict=True)
+        ),
+        inner,
+        gather,
+        fetch,
+        hidden,
+        spec.model.context * sum(spec.samples_per_round(spec.microbatches_of(each)) for each in replicas),
+        traffic,
+        _bottleneck(spec, survey, replicas, steps, inner, gather + fetch - hidden, (gathering, fetching)),
+    )
+
+
+def _steps(spec: RunSpec, survey: Survey, replicas: Sequence[Replica]) -> list[StepTime]:
+    """An inner step of each; replicas of equal peers are worked out once."""
+    known: dict[tuple[tuple[float, ...], tuple[LinkTime, ...], int], StepTime] = {}
+    steps = []
+    for replica in replicas:
+        members = replica.members
+        compute = tuple(compute_seconds(spec, survey, each.peer, each.stages) for each in members)
+        links = tuple(
+            link_time(survey, members[i].peer, members[i + 1].peer, message_bytes(spec, link.k))
+            for i, link in enumerate(replica.links)
+        )
+        key = (compute, links, spec.microbatches_of(replica))
+        if key not in known:
+            known[key] = step_time(*key)
+        steps.append(known[key])
+    return steps
+
+
+def _linking(spec: RunSpec, replicas: Sequence[Replica]) -> dict[PeerId, Traffic]:
+    """Messages of the inner phase."""
+    traffic: dict[PeerId, Traffic] = {}
+    for replica in replicas:
+        messages = spec.inner.steps * spec.microbatches_of(replica)
+        for i, link in enumerate(replica.links):
+            down, up = message_bytes(spec, link.k)
+            upper, lower = replica.members[i].peer, replica.members[i + 1].peer
+            traffic[upper] = traffic.get(upper, Traffic()) + Traffic(messages * down, messages * up)
+            traffic[lower] = traffic.get(lower, Traffic()) + Traffic(messages * up, messages * down)
+    return traffic
+
+
+def _gathering(replicas: Sequence[Replica], payload_bytes: Sequence[int]) -> dict[PeerId, Traffic]:
+    """Payloads between the hosts of every stage."""
+    others = len(replicas) - 1
+    traffic = {}
+    for replica in replicas:
+        for member in replica.members:
+            each_way = others * sum(payload_bytes[stage] for stage in member.stages)
+            traffic[member.peer] = Traffic(each_way, each_way)
+    return traffic
+
+
+def _fetching_embedding(replicas: Sequence[Replica], payload: int) -> dict[PeerId, Traffic]:
+    """Stage 0's payloads to those who do not host it, in equal parts from those who do."""
+    followers = [member.peer for replica in replicas for member in replica.members[1:]]
+    hosts = [replica.members[0].peer for replica in replicas]
+    received = dict.fromkeys(followers, Traffic(received=len(replicas) * payload))
+    sent = dict.fromkeys(hosts, Traffic(sent=len(followers) * payload))
+    return {**received, **sent}
+
+
+def _seconds(survey: Survey, traffic: Mapping[PeerId, Traffic]) -> float:
+    """Until everybody has sent and received its part, all at the same time."""
+    return max((_longest(survey, peer, each)[0] for peer, each in traffic.items()), default=0.0)
+
+
+def _longest(survey: Survey, peer: PeerId, traffic: Traffic) -> tuple[float, str]:
+    capacity = survey.capacities.get(peer)
+    uplink, downlink = (capacity.uplink or inf, capacity.downlink or inf) if capacity else (inf, inf)
+    return max((traffic.sent / uplink, "uplink"), (traffic.received / downlink, "downlink"))
+
+
+def _bottleneck(
+    spec: RunSpec,
+    survey: Survey,
+    replicas: Sequence[Replica],
+    steps: Sequence[StepTime],
+    inner: float,
+    outer: float,
+    exchanges: Sequence[Mapping[PeerId, Traffic]],
+) -> str:
+    """The larger of inner phase and outer exchange (what is not hidden of it), and what it waits for."""
+    whole = inner + outer
+    if whole == 0:
+        return "nothing is known of the peers' speeds"
+    if outer > inner:
+        (_, way), peer = max(
+            (_longest(survey, peer, each), peer) for traffic in exchanges for peer, each in traffic.items()
+        )
+        return f"the outer exchange, {outer / whole:.0%} of a round: {way} of {peer}"
+    slowest = max(range(len(steps)), key=lambda i: steps[i].seconds)
+    replica = replicas[slowest]
+    share = sum(steps[slowest].utilization) / len(replica.members)
+    ks = [link.k for link in replica.links]
+    what = chain_time(spec, survey, replica.members, ks, spec.microbatches_of(replica)).bottleneck
+    return f"{what}, in {replica.name}, whose members compute {share:.0%} of a step"
+
+
+def shared_out(spec: RunSpec, survey: Survey, replicas: Sequence[Replica]) -> list[Replica]:
+    """`replicas` with their microbatches of an inner step by speed, as the coordinator shares them out.
+
+    In equal parts where the spec does not balance, or nothing is known of speeds.
+    """
+    usual = spec.inner.microbatches
+    alike = [replace(each, microbatches=usual, weight=1.0) for each in replicas]
+    seconds = [step.seconds / usual for step in _steps(spec, survey, alike)]
+    if not spec.grouping.balance or not all(seconds):
+        return alike
+    most = largest_share(usual, len(replicas))
+    shares = fair_shares(seconds, usual, [most] * len(replicas))
+    return [
+        replace(each, microbatches=share, weight=share / usual)
+        for each, share in zip(replicas, shares, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Who would form which replica.
+
+    Attributes:
+        reason: what was formed and why, in a sentence.
+        spares: peers that no replica takes.
+    """
+
+    survey: Survey
+    replicas: tuple[Replica, ...]
+    reason: str
+    spares: tuple[PeerId, ...]
+
+
+def proposed(spec: RunSpec, peers: Sequence[Peer]) -> Proposal | Waiting:
+    """What the coordinator would form of `peers` if they all joined, of whom it knows their capacities."""
+    survey = survey_of(peers, {})
+    plan = group(peers, spec, 1, 1, 0)
+    if isinstance(plan, Waiting):
+        return plan
+    seated = {member.peer for replica in plan.replicas for member in replica.members}
+    spares = tuple(peer.peer for peer in peers if peer.peer not in seated)
+    return Proposal(survey, tuple(shared_out(spec, survey, plan.replicas)), plan.reason, spares)

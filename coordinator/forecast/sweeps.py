@@ -1,0 +1,174 @@
+"""How a plan changes with one of its figures: utilization against bandwidth, throughput against nodes.
+
+Swarms of equal peers on paper, in the arithmetic of :mod:`coordinator.forecast.forecast`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from coordinator.forecast.forecast import Forecast, forecast, shared_out
+from coordinator.placement.cost_model import Survey
+from coordinator.placement.initial_placement import links_between
+from protocol.spec import RunSpec
+from protocol.types import Capacity, Member, PeerId, Replica, StageRange
+
+
+@dataclass(frozen=True)
+class UtilizationPoint:
+    """Pipelines of equal members at one bandwidth.
+
+    Attributes:
+        k: of every link; d where k/d is 1.
+        bandwidth: bits per second of every uplink and downlink.
+        step_seconds: of an inner step.
+        outer_seconds: of the outer exchange of a round.
+        utilization: share of a round that members compute.
+        bound: the same with links that take no time: what the fill and drain of the pipeline leave.
+    """
+
+    k: int
+    bandwidth: float
+    step_seconds: float
+    outer_seconds: float
+    utilization: float
+    bound: float
+
+
+@dataclass(frozen=True)
+class ScalingPoint:
+    """A mixed swarm of so many nodes.
+
+    Attributes:
+        kind: "weak": the work of a replica stays, the batch grows; "strong": the batch of the whole swarm
+            stays as it was with the fewest nodes.
+        microbatches: of all replicas in an inner step.
+        efficiency: tokens per second and node, against the fewest nodes.
+        outer_share: of a round.
+    """
+
+    kind: Literal["weak", "strong"]
+    nodes: int
+    replicas: int
+    pipelines: int
+    microbatches: int
+    tokens_per_second: float
+    efficiency: float
+    round_seconds: float
+    outer_share: float
+    utilization: float
+
+
+def utilization_against_bandwidth(
+    spec: RunSpec,
+    payload_bytes: Sequence[int],
+    peer: Capacity,
+    pipelines: int,
+    ks: Sequence[int],
+    bandwidths: Sequence[float],
+) -> Iterator[UtilizationPoint]:
+    """Every k at every bandwidth (bits per second), in `pipelines` pipelines of one member per stage.
+
+    Args:
+        peer: what every member is like, its bandwidth aside.
+    """
+    still = replace(peer, round_trip=0.0, uplink=0.0, downlink=0.0)
+    for k in ks:
+        replicas = [_pipeline(spec, index, k) for index in range(pipelines)]
+        bound = _forecast(spec, payload_bytes, replicas, still).utilization
+        for bandwidth in bandwidths:
+            here = replace(peer, uplink=bandwidth / 8, downlink=bandwidth / 8)
+            found = _forecast(spec, payload_bytes, replicas, here)
+            yield UtilizationPoint(
+                k,
+                bandwidth,
+                found.inner_seconds / spec.inner.steps,
+                found.outer_seconds,
+                found.utilization,
+                bound,
+            )
+
+
+def scaling(
+    spec: RunSpec,
+    payload_bytes: Sequence[int],
+    home: Capacity,
+    datacenter: Capacity,
+    home_share: float,
+    nodes: Sequence[int],
+) -> Iterator[ScalingPoint]:
+    """Weak, then strong scaling of swarms of `nodes` nodes, in rising order.
+
+    Args:
+        home: of the peers in pipelines of one member per stage.
+        datacenter: of the full replicas.
+        home_share: of the nodes that are homes; what is left over of them by the last pipeline is idle.
+    """
+    kinds: tuple[Literal["weak", "strong"], ...] = ("weak", "strong")
+    for kind in kinds:
+        first: ScalingPoint | None = None
+        for count in nodes:
+            pipelines = round(home_share * count) // spec.swarm.stages
+            full = count - round(home_share * count)
+            share = spec.inner.microbatches
+            if kind == "strong" and first is not None:
+                share = max(1, round(first.microbatches / (pipelines + full)))
+            inner = spec.inner.model_copy(update={"microbatches": share})
+            smaller = spec.model_copy(update={"inner": inner})
+            point = _scaled(smaller, payload_bytes, home, datacenter, kind, count, full, pipelines)
+            first = first or point
+            base = first.tokens_per_second / first.nodes
+            yield replace(point, efficiency=point.tokens_per_second / count / base)
+
+
+def _scaled(
+    spec: RunSpec,
+    payload_bytes: Sequence[int],
+    home: Capacity,
+    datacenter: Capacity,
+    kind: Literal["weak", "strong"],
+    nodes: int,
+    full: int,
+    pipelines: int,
+) -> ScalingPoint:
+    whole = StageRange(0, spec.swarm.stages)
+    replicas = [Replica(i, (Member(PeerId(f"full-{i}"), whole, "here"),), ()) for i in range(full)]
+    replicas += [_pipeline(spec, full + i, spec.link.k) for i in range(pipelines)]
+    capacities = {
+        member.peer: datacenter if len(replica.members) == 1 else home
+        for replica in replicas
+        for member in replica.members
+    }
+    survey = Survey(capacities)
+    shares = shared_out(spec, survey, replicas)
+    found = forecast(spec, survey, shares, payload_bytes)
+    return ScalingPoint(
+        kind,
+        nodes,
+        full,
+        pipelines,
+        len(replicas) * spec.inner.microbatches,
+        found.tokens_per_second,
+        1.0,
+        found.round_seconds,
+        found.outer_seconds / found.round_seconds,
+        found.utilization,
+    )
+
+
+def _forecast(
+    spec: RunSpec, payload_bytes: Sequence[int], replicas: Sequence[Replica], peer: Capacity
+) -> Forecast:
+    survey = Survey({member.peer: peer for replica in replicas for member in replica.members})
+    return forecast(spec, survey, replicas, payload_bytes)
+
+
+def _pipeline(spec: RunSpec, index: int, k: int) -> Replica:
+    """One member per stage; all of them accept connections."""
+    members = tuple(
+        Member(PeerId(f"home-{index}-{stage}"), StageRange(stage, stage + 1), "here")
+        for stage in range(spec.swarm.stages)
+    )
+    return Replica(index, members, links_between(members, k))

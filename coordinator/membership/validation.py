@@ -1,0 +1,91 @@
+"""What a peer may say at all: checks that come before any rule of the run. Each raises a HetnodeError."""
+
+from __future__ import annotations
+
+from coordinator.state.state import Peer, Phase, Seat, State
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec import RunSpec
+from protocol.trust.envelope import is_authentic
+from protocol.types import PayloadDescriptor, PeerId
+
+_ROUNDING = 1e-9
+
+
+def check_welcome(state: State, peer: PeerId) -> None:
+    """Raises BANNED where the operator keeps `peer` out, QUARANTINED where its strikes do."""
+    reason = state.banned.get(peer)
+    if reason is not None:
+        raise HetnodeError(
+            ErrorCode.BANNED,
+            f"Peer {peer} is banned from this run: {reason or 'no reason was given'}.",
+            "Ask the operator of the run, who alone can lift it.",
+        )
+    if peer in state.quarantined:
+        rounds = ", ".join(map(str, state.strikes.get(peer, ())))
+        raise HetnodeError(
+            ErrorCode.QUARANTINED,
+            f"Peer {peer} is in quarantine: what it sent in rounds {rounds} could not be used.",
+            "The coordinator's log has the reasons; the operator can lift it with 'hetnode peers unban'.",
+        )
+
+
+def live_peer(state: State, peer: PeerId) -> Peer:
+    """The record of `peer`. Raises BANNED, or UNKNOWN_PEER where it never joined or is counted as gone."""
+    check_welcome(state, peer)
+    known = state.peers.get(peer)
+    if known is not None and known.is_live:
+        return known
+    cause = "has left or was silent for too long" if known else "has not joined this run"
+    raise HetnodeError(
+        ErrorCode.UNKNOWN_PEER,
+        f"Peer {peer} {cause}.",
+        "Join again; its place is kept until somebody else takes it.",
+    )
+
+
+def host_of(state: State, spec: RunSpec, peer: PeerId, stage: int, number: int) -> Seat:
+    """The seat of `peer` as host of `stage` in a round that is open or decided. Raises BAD_REQUEST."""
+    if state.phase is Phase.GATHERING or not 1 <= number <= min(state.current_round, spec.rounds):
+        raise bad_request(
+            f"round {number} is not open; the run is in round {state.current_round} of {spec.rounds}"
+        )
+    seat = state.seat(peer, number)
+    if seat is None or stage not in seat.member.stages:
+        raise bad_request(f"{peer} does not host stage {stage} in round {number}")
+    return seat
+
+
+def bad_request(cause: str) -> HetnodeError:
+    return HetnodeError(
+        ErrorCode.BAD_REQUEST,
+        f"The coordinator refuses this: {cause}.",
+        "Run the same version of hetnode on every peer; if they already do, that peer is faulty.",
+    )
+
+
+def check_descriptor(state: State, spec: RunSpec, descriptor: PayloadDescriptor) -> None:
+    """All that can be said of the payload of a host of its stage but for its anchor. Raises BAD_REQUEST."""
+    owner = descriptor.owner
+    if descriptor.run != spec.run_id:
+        raise bad_request(f"the payload of {owner} belongs to run {descriptor.run}, not {spec.run_id}")
+    seat = state.seat(owner, descriptor.round)
+    assert seat is not None, "only hosts of the stage get this far"
+    assigned = seat.replica.weight
+    least = spec.recovery.least_share * assigned
+    if not least * (1 - _ROUNDING) <= descriptor.weight <= assigned:
+        raise bad_request(
+            f"the payload of {owner} has weight {descriptor.weight}, it may have {least:g} to {assigned}"
+        )
+    most = max_payload_bytes(spec)
+    if not 0 < descriptor.nbytes <= most:
+        raise bad_request(f"the payload of {owner} has {descriptor.nbytes} bytes, at most {most}")
+    if not is_authentic(descriptor):
+        raise bad_request(f"the payload of {owner} is not signed by it")
+
+
+def max_payload_bytes(spec: RunSpec) -> int:
+    """A generous bound: every parameter of the whole model as a float32 value with an int32 index."""
+    model = spec.model
+    per_layer = 4 * model.width**2 + 3 * model.width * model.feed_forward + 2 * model.width
+    parameters = 2 * model.vocabulary * model.width + model.layers * per_layer + model.width
+    return 8 * parameters + 2**20

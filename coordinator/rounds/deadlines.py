@@ -1,0 +1,58 @@
+"""How long a round waits: deadlines that follow from what the run itself has measured, within fixed bounds.
+
+A round takes as long as its replicas and its links do, so no fixed deadline fits them all. The spec bounds
+each from above, and what was measured since makes it shorter.
+"""
+
+from __future__ import annotations
+
+from coordinator.state.state import State
+from protocol.spec import RunSpec
+from protocol.types import Group
+
+LEAST_GATHER_SECONDS = 5.0
+_MARGIN = 3.0
+
+
+def closes_at(state: State, spec: RunSpec) -> float | None:
+    """When the groups of the current round close at the latest; None before its first offer.
+
+    The slow may take so much longer than the first replica took for its inner phase as the spec says, at
+    least `least_window` and at most `match_window` seconds. A restarted coordinator waits anew.
+
+    Steps that overlap with the exchange of the round before may have been trained before this one began, so
+    its H - D steps stand for all H. Where none were, that is too generous by up to H / (H - D).
+    """
+    if state.opened_at is None:
+        return None
+    timing = spec.timing
+    steps = spec.inner.steps
+    wait = timing.straggler * (state.opened_at - state.began_at) * (steps / (steps - spec.outer.overlap))
+    return max(state.opened_at, state.started_at) + min(max(wait, timing.least_window), timing.match_window)
+
+
+def gather_seconds(state: State, spec: RunSpec, stage: int, nbytes: int) -> float:
+    """How long a group may take to gather payloads of `nbytes` bytes in all.
+
+    Three times as long as the slowest member took per byte in any of the last rounds of `stage`, within
+    LEAST_GATHER_SECONDS and `fetch`; `fetch` before anything was measured. A deadline that was too short is
+    measured as itself, so the next one is three times as long.
+    """
+    seconds_per_byte = [
+        round.gathered_in / sum(descriptor.nbytes for descriptor in round.group.descriptors)
+        for (its_stage, _), round in state.rounds.items()
+        if its_stage == stage
+        and round.gathered_in > 0
+        and round.group is not None
+        # Who is alone has nothing to gather.
+        and len(round.group.descriptors) > 1
+    ]
+    most = spec.timing.fetch
+    if not seconds_per_byte:
+        return most
+    return min(max(_MARGIN * max(seconds_per_byte) * nbytes, LEAST_GATHER_SECONDS), most)
+
+
+def decide_seconds(spec: RunSpec, group: Group) -> float:
+    """How long after `group` was closed its round is decided at the latest: gathering, and time to report."""
+    return group.seconds + spec.timing.decide - spec.timing.fetch

@@ -1,0 +1,356 @@
+"""The rules of one round: offers, the matched group, reports, and the one decision.
+
+A (stage, round) goes through offers -> group -> reports -> decision. A round opens when the one before it is
+decided at every stage: no honest replica can be ahead of that, since its inner phase needs all stages.
+Refusals are raised as HetnodeError; what was drafted before a refusal stands.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from coordinator.membership.strikes import judge, note_rejections, strike
+from coordinator.membership.validation import bad_request, check_descriptor, host_of, live_peer
+from coordinator.placement.initial_placement import listed
+from coordinator.placement.replan import regroup
+from coordinator.placement.stage_moves import complete_a_pipeline, move_spares
+from coordinator.rounds.attestation import note_divergence, settled_digest
+from coordinator.rounds.deadlines import closes_at, decide_seconds, gather_seconds
+from coordinator.state.apply import Draft
+from coordinator.state.events import (
+    GroupClosed,
+    HoldingsReported,
+    PayloadOffered,
+    PayloadWithheld,
+    PlanAdopted,
+    RoundAborted,
+    RoundCommitted,
+)
+from coordinator.state.state import Phase, Round, State
+from protocol.algorithm.sampling import next_first_sample
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec import RunSpec
+from protocol.types import (
+    Decision,
+    Group,
+    ManifestEntry,
+    Part,
+    PayloadDescriptor,
+    PeerId,
+    Plan,
+    Rejection,
+)
+
+MAX_HOLDERS = 16
+"""Holders named per payload of a manifest; more would make manifests grow with the square of the swarm."""
+
+
+def offer(draft: Draft, spec: RunSpec, sender: PeerId, descriptor: PayloadDescriptor, now: float) -> None:
+    """Take the payload that `sender` offers for its stage and round, and close the group if it is complete.
+
+    The same offer again, or an offer after the group has closed, changes nothing: the caller is shown the
+    group as it stands. An offer that no honest peer makes costs a strike.
+
+    Raises:
+        HetnodeError: UNKNOWN_PEER; BAD_REQUEST; ANCHOR_DIVERGED, which is also recorded, or if the peer has
+            not kept its seat: it came back, retreated, or another anchor of it differed.
+    """
+    stage, number = descriptor.stage, descriptor.round
+    live_peer(draft.state, sender)
+    if descriptor.owner != sender:
+        raise bad_request(f"{sender} offers a payload of {descriptor.owner}")
+    if (stage, number) in draft.state.decisions:
+        return
+    host_of(draft.state, spec, sender, stage, number)
+    round = draft.state.round(stage, number)
+    if round.group is not None or round.offers.get(sender) == descriptor:
+        return
+    try:
+        check_descriptor(draft.state, spec, descriptor)
+        if sender in round.offers:
+            raise bad_request(f"{sender} has already offered another payload for this round")
+    except HetnodeError as refusal:
+        strike(draft, sender, number, refusal.cause, now)
+        raise
+    agrees = settled_digest(draft.state, stage, number - 1, Part.STAGE) in (None, descriptor.anchor_digest)
+    if agrees and not draft.state.takes_part(sender, number):
+        raise HetnodeError(
+            ErrorCode.SEAT_LOST,
+            f"{sender} has no part in round {number} any more: it came back, retreated, or diverged.",
+            "It must follow the rounds until a new plan seats it.",
+        )
+    expected = _admit(draft, descriptor, now)
+    if expected is not None:
+        raise HetnodeError(
+            ErrorCode.ANCHOR_DIVERGED,
+            f"The anchor of {sender} at stage {stage} before round {number} is {descriptor.anchor_digest}, "
+            f"that of the others is {expected}.",
+            "Its replica must load the anchor of the others before it can contribute again.",
+        )
+    advance(draft, spec, stage, now)
+
+
+def withhold(
+    draft: Draft, spec: RunSpec, sender: PeerId, stage: int, number: int, epoch: int, now: float
+) -> None:
+    """Note that `sender` asks for a decision to which it has not contributed.
+
+    If it hosts the stage under plan `epoch`, and that is the one in force, it says that it will not offer, so
+    nobody waits for it. Anybody may ask, under no plan: who has not heard yet of its new seat is waited for.
+
+    Raises:
+        HetnodeError: UNKNOWN_PEER; BAD_REQUEST for a stage or round that will never be decided.
+    """
+    live_peer(draft.state, sender)
+    if not (0 <= stage < spec.swarm.stages and 1 <= number <= spec.rounds):
+        raise bad_request(f"there is no stage {stage} in round {number}")
+    seat = draft.state.seat(sender, number) if draft.state.takes_part(sender, number) else None
+    round = draft.state.round(stage, number)
+    is_open = number == draft.state.current_round and (stage, number) not in draft.state.decisions
+    if epoch == 0 or not is_open or epoch != draft.state.plan_for(number).epoch:
+        return
+    if round.group is not None or seat is None or stage not in seat.member.stages:
+        return
+    if sender not in round.offers and sender not in round.withheld:
+        draft.add(PayloadWithheld(now, stage, number, sender))
+        advance(draft, spec, stage, now)
+
+
+def report(
+    draft: Draft,
+    spec: RunSpec,
+    sender: PeerId,
+    stage: int,
+    number: int,
+    held: Sequence[PayloadDescriptor],
+    rejected: Sequence[Rejection],
+    now: float,
+) -> None:
+    """Note which payloads `sender` holds or refuses, and decide the round if that was the last word needed.
+
+    Before the group is closed, a reported payload that its owner has not offered yet counts as its offer: the
+    peers may have matched through the DHT while the coordinator was away. One that starts from a diverged
+    anchor, came too late for the group, or is not the one that its owner offered is left out; for the last
+    its owner gets a strike, since it has signed two. After the decision nothing changes.
+
+    Raises:
+        HetnodeError: as :func:`offer`.
+    """
+    live_peer(draft.state, sender)
+    if (stage, number) in draft.state.decisions:
+        return
+    host_of(draft.state, spec, sender, stage, number)
+    round = draft.state.round(stage, number)
+    if len({descriptor.owner for descriptor in held}) != len(held):
+        raise bad_request(f"{sender} reports two payloads of one owner")
+    unseen = []
+    for descriptor in held:
+        offered = round.offers.get(descriptor.owner)
+        if offered == descriptor:
+            continue
+        if (descriptor.stage, descriptor.round) != (stage, number):
+            raise bad_request(f"{sender} reports a payload of another stage or round")
+        host_of(draft.state, spec, descriptor.owner, stage, number)
+        check_descriptor(draft.state, spec, descriptor)
+        unseen.append(descriptor)
+    for descriptor in unseen:
+        if descriptor.owner in round.offers:
+            strike(draft, descriptor.owner, number, "it signed two payloads for one round", now)
+        elif round.group is None:
+            _admit(draft, descriptor, now)
+    note_rejections(draft, sender, stage, number, rejected, now)
+    offers = draft.state.round(stage, number).offers
+    before = round.reports.get(sender)
+    owners = (before or frozenset()) | {d.owner for d in held if offers.get(d.owner) == d}
+    if owners != before:
+        draft.add(HoldingsReported(now, stage, number, sender, tuple(sorted(owners))))
+    advance(draft, spec, stage, now)
+
+
+def advance(draft: Draft, spec: RunSpec, stage: int, now: float) -> None:
+    """Close the group and decide the current round of `stage`, each as soon as it is due at `now`."""
+    state = draft.state
+    number = state.current_round
+    if not 1 <= number <= spec.rounds or (stage, number) in state.decisions or is_stalled(state, spec):
+        return
+    if state.round(stage, number).group is None:
+        if not _group_is_due(state, spec, stage, number, now):
+            why = _nothing_comes(state, spec, stage, number, now)
+            if why is not None:
+                _conclude(draft, spec, stage, (), why, now)
+            return
+        _close_group(draft, spec, stage, number, now)
+    round = draft.state.round(stage, number)
+    assert round.group is not None
+    late = now - max(round.closed_at, draft.state.started_at) >= decide_seconds(spec, round.group)
+    if late or not missing_reports(draft.state, round):
+        _decide(draft, spec, stage, round, round.group, now)
+
+
+def is_stalled(state: State, spec: RunSpec) -> bool:
+    """Whether the run waits for peers: no replica of the current round is whole, and nobody has offered.
+
+    However long that lasts, the round is neither closed nor aborted.
+    """
+    number = state.current_round
+    is_idle = state.phase is Phase.TRAINING and number <= spec.rounds and state.opened_at is None
+    return is_idle and not state.complete_replicas(number)
+
+
+def resume(draft: Draft, spec: RunSpec, now: float) -> None:
+    """End a stall as soon as some replica is whole again: the round starts anew, with the same samples."""
+    state = draft.state
+    if not is_stalled(state, spec):
+        return
+    number, newest = state.current_round, state.plans[-1]
+    # Members that cannot reach each other would come and go without a pause.
+    if newest.from_round == number and now < state.began_at + spec.timing.heartbeat:
+        return
+    first_sample = next_first_sample(newest, spec, number)
+    successor = regroup(state, spec, newest.epoch + 1, number, first_sample)
+    if isinstance(successor, Plan):
+        reason = f"round {number} starts anew, nothing was committed of its samples: {successor.reason}"
+        draft.add(PlanAdopted(now, replace(successor, reason=reason)))
+    else:
+        complete_a_pipeline(draft, spec, now)
+
+
+def missing_offers(state: State, stage: int, number: int) -> list[str]:
+    """Names of the complete replicas that have not offered yet and still may."""
+    round = state.round(stage, number)
+    hosts = ((replica, replica.host_of(stage).peer) for replica in state.complete_replicas(number))
+    return [r.name for r, host in hosts if host not in round.offers and host not in round.withheld]
+
+
+def missing_reports(state: State, round: Round) -> list[PeerId]:
+    """The members of the group that have not reported yet and still can: who came back has lost its part."""
+    members = round.group.descriptors if round.group else ()
+    return [
+        d.owner
+        for d in members
+        if d.owner not in round.reports
+        and state.takes_part(d.owner, d.round)
+        and state.peers[d.owner].is_live
+    ]
+
+
+def _group_is_due(state: State, spec: RunSpec, stage: int, number: int, now: float) -> bool:
+    round = state.round(stage, number)
+    if not round.offers:
+        return False
+    closes = closes_at(state, spec)
+    if closes is not None and now >= closes:
+        return True
+    # A cheap bound first: this runs once per offer.
+    plan = state.plan_for(number)
+    answers = len(round.offers) + len(round.withheld) + len(state.absent.get(plan.epoch, ()))
+    enough = answers >= len(plan.replicas)
+    return enough and not missing_offers(state, stage, number)
+
+
+def _nothing_comes(state: State, spec: RunSpec, stage: int, number: int, now: float) -> str | None:
+    """Why this stage must not hold up the others any longer although nobody has offered; None while it may.
+
+    Before the first offer at any stage it may for ever: an inner phase takes as long as it takes.
+    """
+    round = state.round(stage, number)
+    if round.offers:
+        return None
+    if round.withheld and not missing_offers(state, stage, number):
+        return "no replica had a payload to offer"
+    closes = closes_at(state, spec)
+    if closes is not None and now >= closes:
+        return "nobody offered a payload before the round closed"
+    return None
+
+
+def _decide(draft: Draft, spec: RunSpec, stage: int, round: Round, group: Group, now: float) -> None:
+    """Commit the payloads with enough holders, or abort where there is none."""
+    state = draft.state
+    need = max(1, min(2, len(state.complete_replicas(state.current_round))))
+    live_reports = [
+        (peer, owners) for peer, owners in sorted(round.reports.items()) if state.peers[peer].is_live
+    ]
+    entries, left_out = [], []
+    for position, descriptor in enumerate(group.descriptors):
+        holders = [peer for peer, owners in live_reports if descriptor.owner in owners]
+        # More than half of those who have tried: or two could have the others wait for bytes that none has.
+        if len(holders) < need or 2 * len(holders) <= len(live_reports):
+            seat = state.seat(descriptor.owner, descriptor.round)
+            left_out.append(seat.replica.name if seat else descriptor.owner)
+            continue
+        start = position % len(holders)  # so that not everybody asks the same few
+        holders = [*holders[start:], *holders[:start]][:MAX_HOLDERS]
+        entries.append(ManifestEntry(descriptor, tuple(sorted(holders))))
+    peers = f"{need} peer{'s' if need > 1 else ''}"
+    if not entries:
+        reason = (
+            f"none of {len(group.descriptors)} payloads is held by {peers} and by more than half of the group"
+        )
+    elif left_out:
+        reason = f"without the payloads of {listed(left_out)}, which too few of the group hold"
+    else:
+        reason = f"all {len(entries)} payloads are held by at least {peers}"
+    judge(draft, state.current_round, round, now)
+    _conclude(draft, spec, stage, tuple(entries), reason, now)
+
+
+def _conclude(
+    draft: Draft, spec: RunSpec, stage: int, entries: tuple[ManifestEntry, ...], reason: str, now: float
+) -> None:
+    number = draft.state.current_round
+    next_epoch = _next_epoch(draft, spec, number, now)
+    decision = Decision(stage, number, bool(entries), entries, next_epoch, reason)
+    draft.add(RoundCommitted(now, decision) if entries else RoundAborted(now, decision))
+
+
+def _next_epoch(draft: Draft, spec: RunSpec, number: int, now: float) -> int:
+    """The epoch of the next round. The first decision of a round fixes it for all stages."""
+    state = draft.state
+    plan = state.plan_for(number + 1)
+    is_first = all((stage, number) not in state.decisions for stage in range(state.stages))
+    if not is_first or number == spec.rounds:
+        return plan.epoch
+    first_sample = next_first_sample(plan, spec, number + 1)
+    successor = regroup(state, spec, plan.epoch + 1, number + 1, first_sample)
+    if isinstance(successor, Plan):
+        draft.add(PlanAdopted(now, successor))
+    move_spares(draft, spec, now)
+    return successor.epoch if isinstance(successor, Plan) else plan.epoch
+
+
+def _admit(draft: Draft, descriptor: PayloadDescriptor, now: float) -> str | None:
+    """Record the offer if it starts from the anchor of the others; otherwise return theirs.
+
+    While it is not settled which that is, every offer is taken: the group is closed over the one of most.
+    """
+    stage, number, found = descriptor.stage, descriptor.round, descriptor.anchor_digest
+    expected = settled_digest(draft.state, stage, number - 1, Part.STAGE) or found
+    if found != expected:
+        note_divergence(draft, now, stage, number - 1, Part.STAGE, descriptor.owner, found, expected)
+        return expected
+    draft.add(PayloadOffered(now, descriptor))
+    return None
+
+
+def _common_anchor(state: State, stage: int, number: int) -> str | None:
+    """The digest from which round `number` starts: as attested, else as most offers have it."""
+    attested = settled_digest(state, stage, number - 1, Part.STAGE)
+    offered = [descriptor.anchor_digest for descriptor in state.round(stage, number).offers.values()]
+    return attested or (Counter(offered).most_common(1)[0][0] if offered else None)
+
+
+def _close_group(draft: Draft, spec: RunSpec, stage: int, number: int, now: float) -> None:
+    """Close the group over the common anchor: attestations may have shown since that an offer has another."""
+    anchor = _common_anchor(draft.state, stage, number)
+    assert anchor is not None
+    for descriptor in draft.state.round(stage, number).offers.values():
+        found = descriptor.anchor_digest
+        if found != anchor:
+            note_divergence(draft, now, stage, number - 1, Part.STAGE, descriptor.owner, found, anchor)
+    offers = draft.state.round(stage, number).offers.values()
+    nbytes = sum(descriptor.nbytes for descriptor in offers if descriptor.anchor_digest == anchor)
+    seconds = gather_seconds(draft.state, spec, stage, nbytes)
+    draft.add(GroupClosed(now, stage, number, f"{spec.run_id}/{stage}/{number}", anchor, seconds))

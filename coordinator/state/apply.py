@@ -1,0 +1,473 @@
+""":func:`apply` moves the state from event to event; the state is whatever the events so far lead to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import replace
+from functools import reduce
+from typing import assert_never
+
+from coordinator.state.events import (
+    AnchorDiverged,
+    CoordinatorStarted,
+    DigestAttested,
+    Event,
+    GroupClosed,
+    HoldingsReported,
+    InviteCreated,
+    InviteRevoked,
+    InviteUsed,
+    PayloadOffered,
+    PayloadRejected,
+    PayloadWithheld,
+    PeerBanned,
+    PeerDraining,
+    PeerJoined,
+    PeerLeft,
+    PeerLost,
+    PeerMeasured,
+    PeerQuarantined,
+    PeerRetreated,
+    PeerSeen,
+    PeerStruck,
+    PeerUnbanned,
+    PlaceGiven,
+    PlanAdopted,
+    RoundAborted,
+    RoundCommitted,
+    RunFinished,
+)
+from coordinator.state.state import KEPT_ROUNDS, Invitation, Peer, Phase, Pulse, Round, Seat, State
+from protocol.types import Decision, Estimates, Group, Lifecycle, Part, PeerId, Place, Plan
+
+
+def replay(state: State, events: Iterable[Event]) -> State:
+    """`state` after all of `events`, in their order."""
+    return reduce(apply, events, state)
+
+
+def apply(state: State, event: Event) -> State:
+    """`state` after `event`. Total: any event that was decided on `state` can be applied to it."""
+    moved = _moved(state, event)
+    is_newest = not isinstance(event, PeerSeen) and event.at > moved.latest_at
+    return replace(moved, latest_at=event.at) if is_newest else moved
+
+
+def _moved(state: State, event: Event) -> State:  # noqa: PLR0911, PLR0912
+    match event:
+        case CoordinatorStarted():
+            return replace(state, started_at=event.at)
+        case PeerJoined():
+            return _join(state, event)
+        case PeerSeen():
+            pulse = Pulse(event.at, event.round, event.inner_step, beating=True)
+            return replace(state, pulses={**state.pulses, event.peer: pulse})
+        case PeerMeasured():
+            return replace(
+                state,
+                estimates={**state.estimates, event.peer: event.estimates},
+                tellings={**state.tellings, event.peer: (_tellings(state, event.peer) + 1, event.at)},
+            )
+        case PeerDraining():
+            draining = replace(state.peers[event.peer], lifecycle=Lifecycle.DRAINING)
+            return replace(state, peers={**state.peers, event.peer: draining})
+        case PeerLeft():
+            return _gone(state, event.peer, event.finished)
+        case PeerLost():
+            return _gone(state, event.peer, finished=False)
+        case PeerRetreated():
+            return _retreat(state, event)
+        case PlaceGiven():
+            return _place(state, event.place)
+        case InviteCreated() | InviteUsed() | InviteRevoked():
+            return _invitation(state, event)
+        case PeerBanned():
+            return replace(state, banned={**state.banned, event.peer: event.reason})
+        case PeerUnbanned():
+            return _unbanned(state, event.peer)
+        case PlanAdopted():
+            return _adopt(state, event.plan, event.at)
+        case PayloadOffered():
+            return _offer(state, event)
+        case PayloadWithheld():
+            round = state.round(event.stage, event.round)
+            return _with_round(state, event, replace(round, withheld=round.withheld | {event.peer}))
+        case GroupClosed():
+            return _close(state, event)
+        case HoldingsReported():
+            return _report(state, event)
+        case PayloadRejected():
+            round = state.round(event.stage, event.round)
+            reasons = {**round.rejections.get(event.owner, {}), event.peer: event.reason}
+            rejections = {**round.rejections, event.owner: reasons}
+            return _with_round(state, event, replace(round, rejections=rejections))
+        case PeerStruck():
+            rounds = (*state.strikes.get(event.peer, ()), event.round)
+            return replace(state, strikes={**state.strikes, event.peer: rounds})
+        case PeerQuarantined():
+            quarantined = state.quarantined | {event.peer}
+            return replace(_gone(state, event.peer, finished=False), quarantined=quarantined)
+        case RoundCommitted() | RoundAborted():
+            return _decided(state, event.at, event.decision)
+        case DigestAttested():
+            return _attest(state, event)
+        case AnchorDiverged():
+            return _diverge(state, event)
+        case RunFinished():
+            return replace(state, phase=Phase.FINISHED, finished_at=event.at)
+        case _:
+            assert_never(event)
+
+
+class Draft:
+    """A state in the making: what one command decides, event by event, each seen by the next step."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.events: list[Event] = []
+
+    def add(self, event: Event) -> None:
+        self.state = apply(self.state, event)
+        self.events.append(event)
+
+
+def _tellings(state: State, peer: PeerId) -> int:
+    return state.tellings.get(peer, (0, 0.0))[0]
+
+
+def _join(state: State, event: PeerJoined) -> State:
+    """A peer that comes back starts anew: what it held before says nothing of it now."""
+    arrival = state.arrivals + 1
+    lifecycle = Lifecycle.READY if state.phase is Phase.GATHERING else Lifecycle.SYNCING
+    peer = Peer(
+        event.peer, event.role, event.capacity, event.endpoint, arrival, lifecycle, joined_at=event.at
+    )
+    return replace(
+        state,
+        arrivals=arrival,
+        peers={**state.peers, event.peer: peer},
+        pulses={**state.pulses, event.peer: Pulse(event.at)},
+        estimates={**state.estimates, event.peer: Estimates(event.capacity)},
+        tellings={**state.tellings, event.peer: (0, event.at)},
+        places={each: place for each, place in state.places.items() if each != event.peer},
+        synced={each: rounds for each, rounds in state.synced.items() if each != event.peer},
+        diverged=frozenset(found for found in state.diverged if found[0] != event.peer),
+    )
+
+
+def _gone(state: State, peer: PeerId, finished: bool) -> State:
+    known = state.peers[peer]
+    gone = replace(known, lifecycle=Lifecycle.GONE, finished=finished)
+    state = replace(state, peers={**state.peers, peer: gone})
+    drained = known.lifecycle is Lifecycle.DRAINING
+    if finished or (drained and _has_done_its_part(state, peer)):
+        return state
+    state = _unseat(state, peer)
+    return state if drained else _lapse(state, peer)
+
+
+def _has_done_its_part(state: State, peer: PeerId) -> bool:
+    """Whether no later plan seats `peer`, and its stages of the current round are decided."""
+    if not state.plans:
+        return True
+    seat = state.seat(peer, state.current_round)
+    decided = seat is None or all(
+        (stage, state.current_round) in state.decisions for stage in seat.member.stages
+    )
+    return decided and peer not in state.seats[state.plans[-1].epoch]
+
+
+def _lapse(state: State, peer: PeerId) -> State:
+    times, last = state.lapses.get(peer, (0, 0))
+    if last == state.current_round:  # one trouble of a round shows in several ways
+        return state
+    return replace(state, lapses={**state.lapses, peer: (times + 1, state.current_round)})
+
+
+def _retreat(state: State, event: PeerRetreated) -> State:
+    absent = state.absent.get(event.epoch, frozenset())
+    replica = state.seats[event.epoch][event.peer].replica
+    is_newest = event.epoch == state.plans[-1].epoch
+    # Nobody is to blame for the loss of a neighbour.
+    if is_newest and not any(member.peer in absent for member in replica.members):
+        state = _lapse(state, event.peer)
+    state = _unseat(state, event.peer, event.epoch)
+    times, last = state.retreats.get(replica.index, (0, 0))
+    if last != state.current_round:  # its members give up one after the other
+        retreats = {**state.retreats, replica.index: (times + 1, state.current_round)}
+        state = replace(state, retreats=retreats)
+    has_later_seat = not is_newest and event.peer in state.seats[state.plans[-1].epoch]
+    return state if has_later_seat else _sync(state, event.peer)
+
+
+def _unseat(state: State, peer: PeerId, only: int | None = None) -> State:
+    """Its seats in the plans that still run, or in that of epoch `only`, count no longer."""
+    if not state.plans:
+        return state
+    running = range(state.plan_for(state.current_round).epoch, len(state.plans) + 1)
+    absent = {
+        epoch: state.absent.get(epoch, frozenset()) | {peer}
+        for epoch in running
+        if peer in state.seats[epoch] and only in (None, epoch)
+    }
+    return replace(state, absent={**state.absent, **absent}) if absent else state
+
+
+def _sync(state: State, peer: PeerId) -> State:
+    known = state.peers[peer]
+    if known.lifecycle is not Lifecycle.TRAINING:
+        return state
+    return replace(state, peers={**state.peers, peer: replace(known, lifecycle=Lifecycle.SYNCING)})
+
+
+def _place(state: State, place: Place) -> State:
+    where = (place.replica, place.position)
+    others = {
+        peer: former
+        for peer, former in state.places.items()
+        if peer != place.peer and (former.replica, former.position) != where
+    }
+    former = state.places.get(place.peer)
+    if former is not None and former.stages != place.stages:
+        rounds = state.synced.get(place.peer, {})
+        kept = {stage: n for stage, n in rounds.items() if stage in former.stages and stage in place.stages}
+        state = replace(
+            state,
+            moved={**state.moved, place.peer: state.current_round},
+            synced={**state.synced, place.peer: kept},
+        )
+    is_whole = len(place.stages) == state.stages
+    layout = (place.stages,) if is_whole else state.layout(place.replica)
+    return replace(
+        state,
+        places={**others, place.peer: place},
+        layouts={place.replica: layout, **state.layouts},
+    )
+
+
+def _unbanned(state: State, peer: PeerId) -> State:
+    """The quarantine and its strikes are forgiven, too."""
+    banned = {each: reason for each, reason in state.banned.items() if each != peer}
+    strikes = {each: rounds for each, rounds in state.strikes.items() if each != peer}
+    return replace(state, banned=banned, strikes=strikes, quarantined=state.quarantined - {peer})
+
+
+def _invitation(state: State, event: InviteCreated | InviteUsed | InviteRevoked) -> State:
+    match event:
+        case InviteCreated():
+            invitation = Invitation(
+                event.invite, event.secret_sha256, event.uses, event.expires_at, event.role
+            )
+        case InviteUsed():
+            former = state.invitations[event.invite]
+            invitation = replace(former, peers=(*former.peers, event.peer))
+            state = replace(state, enrolled={**state.enrolled, event.peer: event.invite})
+        case InviteRevoked():
+            invitation = replace(state.invitations[event.invite], revoked=True)
+    return replace(state, invitations={**state.invitations, event.invite: invitation})
+
+
+def _adopt(state: State, plan: Plan, at: float) -> State:
+    """The first plan starts round 1; one for the current round starts that round anew."""
+    seats = {
+        member.peer: Seat(replica, position)
+        for replica in plan.replicas
+        for position, member in enumerate(replica.members)
+    }
+    # Who has no seat any more still ends the round that it is in.
+    is_later = plan.from_round > state.current_round > 0
+    busy = {each for each in state.peers if is_later and state.takes_part(each, state.current_round)}
+    peers = _with_lifecycles(state, seats.keys(), seats.keys() | busy)
+    layouts = {replica.index: tuple(each.stages for each in replica.members) for replica in plan.replicas}
+    state = replace(
+        state,
+        phase=Phase.TRAINING,
+        peers=peers,
+        places=_places_under(state, seats),
+        plans=(*state.plans, plan),
+        seated=state.seated | {replica.index for replica in plan.replicas},
+        layouts={**state.layouts, **layouts},
+        tuned_at=plan.from_round if _is_tuned(state, plan, seats) else state.tuned_at,
+        current_round=state.current_round or plan.from_round,
+    )
+    number = state.current_round
+    if plan.from_round == number:
+        rounds = {key: round for key, round in state.rounds.items() if key[1] != number}
+        state = replace(state, began_at=at, opened_at=None, rounds=rounds)
+    running = state.plan_for(number).epoch
+    oldest = state.plan_for(number - KEPT_ROUNDS).epoch
+    return replace(
+        state,
+        seats={epoch: each for epoch, each in state.seats.items() if epoch >= oldest} | {plan.epoch: seats},
+        absent={epoch: each for epoch, each in state.absent.items() if epoch >= running},
+    )
+
+
+def _with_lifecycles(state: State, seated: Set[PeerId], training: Set[PeerId]) -> dict[PeerId, Peer]:
+    """The peers, those `seated` in training and all but those `training` following."""
+    peers = dict(state.peers)
+    for each in state.peers.values():
+        if each.is_staying and each.lifecycle is not Lifecycle.TRAINING and each.peer in seated:
+            peers[each.peer] = replace(each, lifecycle=Lifecycle.TRAINING)
+        elif each.is_staying and each.lifecycle is not Lifecycle.SYNCING and each.peer not in training:
+            peers[each.peer] = replace(each, lifecycle=Lifecycle.SYNCING)
+    return peers
+
+
+def _places_under(state: State, seats: Mapping[PeerId, Seat]) -> dict[PeerId, Place]:
+    """Who has a seat has that place. Whoever had it before gets one that was left, with the same stages.
+
+    So a peer whose seat a spare has taken, gone or not, becomes a spare in its stead. The place of a draining
+    member may be somebody else's already.
+    """
+    places = {
+        peer: Place(peer, seat.replica.index, seat.position, seat.member.stages)
+        for peer, seat in seats.items()
+        if state.peers[peer].is_staying
+    }
+    taken = {(place.replica, place.position) for place in places.values()}
+    left = [
+        state.places[peer]
+        for peer in places
+        if peer in state.places and (state.places[peer].replica, state.places[peer].position) not in taken
+    ]
+    left.sort(key=lambda place: (place.replica, place.position))
+    for peer, place in sorted(state.places.items()):
+        if peer in places:
+            continue
+        if (place.replica, place.position) not in taken:
+            places[peer] = place
+            continue
+        found = next((each for each in left if each.stages == place.stages), None)
+        if found is not None:
+            left.remove(found)
+            places[peer] = replace(found, peer=peer)
+    return places
+
+
+def _is_tuned(state: State, plan: Plan, seats: Mapping[PeerId, Seat]) -> bool:
+    """Whether `plan` does otherwise with members that could have gone on as they did, or shares work anew."""
+    if not state.plans:
+        return False
+    newest = state.plans[-1]
+    absent = state.absent.get(newest.epoch, frozenset())
+    later = {replica.index: replica for replica in plan.replicas}
+    kept = [(each, later[each.index]) for each in newest.replicas if each.index in later]
+    exchanged = any(
+        before.peer != after.peer and before.peer not in absent and state.peers[before.peer].is_staying
+        for one, other in kept
+        for before, after in zip(one.members, other.members, strict=True)
+    )
+    shares = any(
+        one.microbatches != other.microbatches
+        for one, other in kept
+        if not any(member.peer in absent for member in one.members)
+    )
+    return exchanged or (shares and len(kept) == len(newest.replicas) == len(plan.replicas))
+
+
+def _offer(state: State, event: PayloadOffered) -> State:
+    descriptor = event.descriptor
+    key = (descriptor.stage, descriptor.round)
+    round = state.round(*key)
+    offers = {**round.offers, descriptor.owner: descriptor}
+    opened_at = event.at if state.opened_at is None else state.opened_at
+    return replace(state, rounds={**state.rounds, key: replace(round, offers=offers)}, opened_at=opened_at)
+
+
+def _close(state: State, event: GroupClosed) -> State:
+    round = state.round(event.stage, event.round)
+    descriptors = (round.offers[owner] for owner in sorted(round.offers))
+    agreeing = tuple(d for d in descriptors if d.anchor_digest == event.anchor_digest)
+    group = Group(event.group_id, agreeing, event.seconds)
+    return _with_round(state, event, replace(round, group=group, closed_at=event.at))
+
+
+def _report(state: State, event: HoldingsReported) -> State:
+    round = state.round(event.stage, event.round)
+    gathered_in = round.gathered_in
+    if round.group is not None and round.closed_at >= state.started_at:
+        gathered_in = max(gathered_in, event.at - round.closed_at)
+    reports = {**round.reports, event.peer: frozenset(event.owners)}
+    return _with_round(state, event, replace(round, reports=reports, gathered_in=gathered_in))
+
+
+def _with_round(
+    state: State, event: PayloadWithheld | GroupClosed | HoldingsReported | PayloadRejected, round: Round
+) -> State:
+    return replace(state, rounds={**state.rounds, (event.stage, event.round): round})
+
+
+def _decided(state: State, at: float, decision: Decision) -> State:
+    number = decision.round
+    state = replace(
+        state,
+        decisions={**state.decisions, (decision.stage, number): decision},
+        committed=state.committed + decision.committed,
+        opened_at=at if state.opened_at is None else state.opened_at,
+    )
+    if state.retreats or state.lapses:
+        state = _forgive(state, decision)
+    if any((stage, number) not in state.decisions for stage in range(state.stages)):
+        return state
+    oldest = number + 1 - KEPT_ROUNDS
+    state = replace(
+        state,
+        current_round=number + 1,
+        began_at=at,
+        opened_at=None,
+        rounds={key: round for key, round in state.rounds.items() if key[1] >= oldest},
+    )
+    digests = {key: digests for key, digests in state.digests.items() if state.keeps_digests(key[1])}
+    newest = state.plans[-1]
+    if newest.from_round == number + 1:
+        seats = state.seats[newest.epoch]
+        state = replace(state, peers=_with_lifecycles(state, frozenset(), seats.keys()))
+    return replace(state, digests=digests)
+
+
+def _forgive(state: State, decision: Decision) -> State:
+    """Whoever has contributed works."""
+    seats = {e.descriptor.owner: state.seat(e.descriptor.owner, decision.round) for e in decision.entries}
+    working = {seat.replica.index for seat in seats.values() if seat is not None}
+    # A member with several stages has one payload for each.
+    once = {p for p, seat in seats.items() if seat is not None and decision.stage == seat.member.stages.first}
+    lapses = {
+        peer: (times - (peer in once), last)
+        for peer, (times, last) in state.lapses.items()
+        if times > (peer in once)
+    }
+    retreats = {index: each for index, each in state.retreats.items() if index not in working}
+    return replace(state, retreats=retreats, lapses=lapses)
+
+
+def _attest(state: State, event: DigestAttested) -> State:
+    """As if the digest were right: where it is not, the event that says so follows at once."""
+    key = (event.stage, event.round, event.part)
+    digests = state.digests.get(key, {})
+    if digests.get(event.peer, event.digest) != event.digest:
+        # Of two digests the one attested first is believed, and who changes its word comes last.
+        digests = {peer: digest for peer, digest in digests.items() if peer != event.peer}
+    state = replace(state, digests={**state.digests, key: {**digests, event.peer: event.digest}})
+    if event.part == Part.STAGE:
+        rounds = state.synced.get(event.peer, {})
+        newest = max(event.round, rounds.get(event.stage, 0))
+        state = replace(state, synced={**state.synced, event.peer: {**rounds, event.stage: newest}})
+    if state.diverged:
+        healed = {
+            found
+            for found in state.diverged
+            if (found[0], found[1], found[3]) == (event.peer, event.stage, event.part)
+            and found[2] <= event.round
+        }
+        state = replace(state, diverged=state.diverged - healed)
+    return state
+
+
+def _diverge(state: State, event: AnchorDiverged) -> State:
+    found = (event.peer, event.stage, event.round, event.part)
+    rounds = state.synced.get(event.peer, {})
+    # Every member needs the embedding, whatever it hosts.
+    still = {stage: n for stage, n in rounds.items() if event.part == Part.STAGE and stage != event.stage}
+    state = replace(state, diverged=state.diverged | {found}, synced={**state.synced, event.peer: still})
+    return _sync(_unseat(state, event.peer), event.peer)

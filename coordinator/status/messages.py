@@ -1,0 +1,192 @@
+"""What the run does or waits for, and what has happened, in sentences for people."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from coordinator.placement.initial_placement import Waiting, counted, group, listed, measuring, missing, short
+from coordinator.placement.replan import shortages
+from coordinator.placement.vacancies import is_spare
+from coordinator.rounds.attestation import unattested, unconfirmed
+from coordinator.rounds.rounds import is_stalled, missing_offers, missing_reports
+from coordinator.state.events import (
+    AnchorDiverged,
+    CoordinatorStarted,
+    DigestAttested,
+    Event,
+    GroupClosed,
+    HoldingsReported,
+    InviteCreated,
+    InviteRevoked,
+    InviteUsed,
+    PayloadOffered,
+    PayloadRejected,
+    PayloadWithheld,
+    PeerBanned,
+    PeerDraining,
+    PeerJoined,
+    PeerLeft,
+    PeerLost,
+    PeerMeasured,
+    PeerQuarantined,
+    PeerRetreated,
+    PeerSeen,
+    PeerStruck,
+    PeerUnbanned,
+    PlaceGiven,
+    PlanAdopted,
+    RoundAborted,
+    RoundCommitted,
+    RunFinished,
+)
+from coordinator.state.state import Phase, State, stages_of
+from protocol.spec import RunSpec
+from protocol.types import PeerId, Place
+
+
+def sentence(state: State, spec: RunSpec) -> str:
+    """Such as "training: round 7 of 30, waiting for replica-1 at stage 0"."""
+    match state.phase:
+        case Phase.GATHERING:
+            return _gathering(state, spec)
+        case Phase.TRAINING:
+            return _training(state, spec)
+        case Phase.FINISHED:
+            return f"finished: {spec.rounds} rounds, {state.committed} commits, {state.aborted} aborts"
+
+
+def _gathering(state: State, spec: RunSpec) -> str:
+    staying = state.staying
+    if lacks := missing(staying, spec):
+        return f"waiting for {lacks}"
+    if names := [short(peer.peer) for peer in measuring(staying, state.estimates)]:
+        return f"waiting for the measured speed of {listed(names)}"
+    waiting = group(staying, spec, 1, 1, 0, state.estimates)
+    return waiting.sentence if isinstance(waiting, Waiting) else "about to start"
+
+
+def _training(state: State, spec: RunSpec) -> str:
+    number = state.current_round
+    if number > spec.rounds:
+        names = [f"of {peer}" for peer in unconfirmed(state, spec)]
+        names = names or [f"of somebody at stage {stage}" for stage in unattested(state, spec)]
+        return f"all {spec.rounds} rounds are decided, waiting for the last digests {listed(names)}"
+    if is_stalled(state, spec):
+        why = listed([*shortages(state, spec, number).values()])
+        return f"waiting in round {number} of {spec.rounds}: no complete replica is left: {why}"
+    doing = f"training: round {number} of {spec.rounds}"
+    for stage in range(spec.swarm.stages):
+        round = state.round(stage, number)
+        if (stage, number) in state.decisions or not round.offers:
+            continue
+        if round.group is None:
+            return f"{doing}, waiting for {listed(missing_offers(state, stage, number))} at stage {stage}"
+        seats = [state.seat(peer, number) for peer in missing_reports(state, round)]
+        names = [seat.replica.name for seat in seats if seat is not None]
+        return f"{doing}, waiting for the reports of {listed(names)} at stage {stage}"
+    return doing
+
+
+def waiting(state: State, spec: RunSpec) -> str:
+    """The sentence, if the run cannot go on without somebody joining or returning; "" otherwise."""
+    if state.phase is Phase.GATHERING:
+        return sentence(state, spec)
+    return sentence(state, spec) if is_stalled(state, spec) else ""
+
+
+def waiting_of(state: State, spec: RunSpec, peer: PeerId) -> str:
+    """Why `peer`, which has joined, does not train although the run goes on; "" where it does."""
+    if state.phase is not Phase.TRAINING or state.takes_part(peer, state.plans[-1].from_round):
+        return ""
+    known, place = state.peers[peer], state.places.get(peer)
+    if is_spare(state, known):
+        return (
+            "waiting as a spare: for every place that is free it lacks the memory, or an endpoint, which a "
+            "neighbour there has not either"
+        )
+    if place is None or not known.is_staying:
+        return ""
+    lacks = shortages(state, spec, state.current_round)
+    why = lacks.get(place.replica) or _why_not_yet(state, spec, place)
+    return f"following the rounds of {stages_of(place)}: {why}"
+
+
+def _why_not_yet(state: State, spec: RunSpec, place: Place) -> str:
+    if place.replica not in state.seated and len(state.layout(place.replica)) > 1 and spec.grouping.spares:
+        kept = counted(spec.grouping.spares, "stage peer")
+        return f"the run keeps {kept} as spares before another pipeline trains"
+    return "the next plan takes it in"
+
+
+def describe(event: Event) -> str:  # noqa: PLR0911, PLR0912
+    """What has happened, for the log."""
+    match event:
+        case CoordinatorStarted():
+            return "the coordinator listens"
+        case PeerJoined():
+            where = event.endpoint or "no endpoint"
+            return f"{event.peer} joined as {event.role.value} ({event.capacity.device}, {where})"
+        case PeerSeen():
+            return f"{event.peer} is in round {event.round}, step {event.inner_step}"
+        case PeerMeasured():
+            flops = f"{event.estimates.capacity.flops / 1e9:.1f} GFLOP/s"
+            up, down = event.estimates.capacity.uplink, event.estimates.capacity.downlink
+            return f"{event.peer} measures {flops}, {8e-6 * up:.1f} Mb/s up, {8e-6 * down:.1f} Mb/s down"
+        case PeerDraining():
+            return f"{event.peer} goes at the end of its round: {event.reason}"
+        case PeerLeft():
+            return f"{event.peer} left: {event.reason}"
+        case PeerLost():
+            return f"{event.peer} is lost: silent for {event.silent_seconds:.1f} s"
+        case PeerRetreated():
+            return f"{event.peer} cannot go on under plan {event.epoch} and follows: {event.reason}"
+        case PlaceGiven():
+            return (
+                f"{event.place.peer} has a place in replica-{event.place.replica}, {stages_of(event.place)}"
+            )
+        case InviteCreated():
+            role = f" as {event.role.value}" if event.role else ""
+            return f"invite {event.invite} lets in {event.uses} peer{'' if event.uses == 1 else 's'}{role}"
+        case InviteUsed():
+            return f"{event.peer} is enrolled with invite {event.invite}"
+        case InviteRevoked():
+            return f"invite {event.invite} is revoked"
+        case PeerBanned():
+            return f"{event.peer} is banned: {event.reason or 'no reason was given'}"
+        case PeerUnbanned():
+            return f"{event.peer} is banned no longer"
+        case PlanAdopted():
+            plan = event.plan
+            return f"plan {plan.epoch} from round {plan.from_round} on: {plan.reason}"
+        case PayloadOffered():
+            payload = event.descriptor
+            where = f"stage {payload.stage}, round {payload.round}"
+            return f"{payload.owner} offers {payload.nbytes} bytes for {where}"
+        case PayloadWithheld():
+            return f"{event.peer} has nothing to offer for stage {event.stage}, round {event.round}"
+        case GroupClosed():
+            return f"the group of stage {event.stage}, round {event.round} is closed"
+        case HoldingsReported():
+            held = f"{len(event.owners)} payloads of stage {event.stage}, round {event.round}"
+            return f"{event.peer} holds {held}"
+        case PayloadRejected():
+            where = f"stage {event.stage}, round {event.round}"
+            return f"{event.peer} refuses the payload of {event.owner} for {where}: {event.reason}"
+        case PeerStruck():
+            return f"{event.peer} gets a STRIKE in round {event.round}: {event.reason}"
+        case PeerQuarantined():
+            return f"{event.peer} is in QUARANTINE after {event.strikes} strikes"
+        case RoundCommitted() | RoundAborted():
+            decision = event.decision
+            outcome = "committed" if decision.committed else "aborted"
+            return f"round {decision.round} of stage {decision.stage} is {outcome}: {decision.reason}"
+        case DigestAttested():
+            where = f"{event.part} {event.stage} after round {event.round}"
+            return f"{event.peer} has {event.digest[:16]} as {where}"
+        case AnchorDiverged():
+            where = f"{event.part} {event.stage} after round {event.round}"
+            return f"{event.peer} DIVERGED: {event.digest} as {where}, the others have {event.expected}"
+        case RunFinished():
+            return "the run is finished"
+        case _:
+            assert_never(event)

@@ -1,0 +1,257 @@
+"""The files of a checkpoint: tensors under their hash, JSON under its checksum, folders put in place whole.
+
+In a safetensors file the tensors, all float32, stand in ascending order of their names without gaps. So the
+data section of a stage's file is the byte stream of protocol.algorithm.digest: who holds it can hand the anchor on in
+chunks without reading it whole.
+"""
+
+from __future__ import annotations
+
+import errno
+import glob
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Self, TypeVar
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from protocol.algorithm.digest import size_of
+from protocol.algorithm.outer_step import tensor_bytes
+from protocol.errors import ErrorCode, HetnodeError
+
+Parameters = Mapping[str, Tensor]
+Shapes = Mapping[str, tuple[int, ...]]
+
+HEX_DIGEST = r"^[0-9a-f]{64}$"
+_JSON_LIMIT = 2**20
+_PARTIAL = ".hetnode-partial"
+_REPLACED = ".hetnode-replaced"
+_DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+class Record(BaseModel):
+    """Base of what stands in the JSON files of a checkpoint."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class SealedRecord(Record):
+    """A record that is a file of its own. `checksum` covers all other fields."""
+
+    checksum: str = ""
+
+    def sealed(self) -> Self:
+        body = json.dumps(self.model_dump(exclude={"checksum"}), sort_keys=True).encode()
+        return self.model_copy(update={"checksum": hashlib.sha256(body).hexdigest()})
+
+    @property
+    def text(self) -> str:
+        """The one form in which it is written."""
+        return self.model_dump_json(indent=2) + "\n"
+
+
+Sealed = TypeVar("Sealed", bound=SealedRecord)
+
+
+class FileEntry(Record):
+    """A file, its size and its hash."""
+
+    file: str
+    bytes: int = Field(ge=0)
+    sha256: str = Field(pattern=HEX_DIGEST)
+
+
+def write_tensors(path: Path, tensors: Parameters) -> FileEntry:
+    """Write `tensors`, float32 of any device, and flush them to the disk.
+
+    Not left to the library: its writer tells a full disk by a text alone, and needs all tensors on the CPU.
+
+    Raises OSError, also where the disk is full; ValueError for another dtype.
+    """
+    header: dict[str, object] = {}
+    end = 0
+    for name in sorted(tensors):
+        shape = list(tensors[name].shape)
+        start, end = end, end + size_of({name: shape})
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    digest = hashlib.sha256()
+    with path.open("wb", buffering=0) as file:
+        for piece in (len(text).to_bytes(8, "little"), text):
+            _write_all(file.fileno(), memoryview(piece))
+            digest.update(piece)
+        for name in header:
+            piece_of_name = tensor_bytes(name, tensors[name])
+            _write_all(file.fileno(), piece_of_name)
+            digest.update(piece_of_name)
+        os.fsync(file.fileno())
+    return FileEntry(file=path.name, bytes=8 + len(text) + end, sha256=digest.hexdigest())
+
+
+def verify_tensors(path: Path, entry: FileEntry, shapes: Shapes) -> None:
+    """Raise CHECKPOINT_CORRUPT unless the file has this size and hash and holds float32 of these shapes."""
+    try:
+        if path.stat().st_size != entry.bytes or _sha256(path) != entry.sha256:
+            raise corrupt(path, "its size or hash is not the one in the manifest")
+        with safe_open(path, framework="pt") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            found = {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()}
+    except (OSError, SafetensorError) as error:
+        raise corrupt(path, str(error)) from None
+    if found != {name: ("F32", shape) for name, shape in shapes.items()}:
+        raise corrupt(path, "its names, dtypes or shapes are not those of the spec")
+
+
+def load_tensors(path: Path, shapes: Shapes, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    """The tensors of a verified file, in the order of `shapes`. Raises CHECKPOINT_CORRUPT."""
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            # On the CPU the library maps the file: copy, so that what is verified here stays as it is.
+            return {name: file.get_tensor(name).clone() for name in shapes}
+    except (OSError, SafetensorError) as error:
+        raise corrupt(path, str(error)) from None
+
+
+def each_tensor(path: Path, shapes: Shapes) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a verified file one at a time, in the order of `shapes`. Raises CHECKPOINT_CORRUPT."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            for name in shapes:
+                yield name, file.get_tensor(name)
+    except (OSError, SafetensorError) as error:
+        raise corrupt(path, str(error)) from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write and flush a small text. Raises OSError."""
+    path.write_text(text, encoding="utf-8")
+    _flush(path)
+
+
+def read_text(path: Path) -> str:
+    """The text of a small file. Raises CHECKPOINT_CORRUPT."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_JSON_LIMIT + 1)
+        if len(content) > _JSON_LIMIT:
+            raise ValueError(f"it is larger than {_JSON_LIMIT} bytes")
+        return content.decode()
+    except (OSError, ValueError) as error:
+        raise corrupt(path, str(error)) from None
+
+
+def read_sealed(path: Path, kind: type[Sealed]) -> Sealed:
+    """The record in `path`, if its checksum holds. Raises CHECKPOINT_CORRUPT."""
+    text = read_text(path)
+    try:
+        record = kind.model_validate_json(text)
+    except ValidationError as error:
+        raise corrupt(
+            path, f"it is not the record that it should be ({error.error_count()} faults)"
+        ) from None
+    if record.sealed().text != text:
+        raise corrupt(path, "its checksum does not hold")
+    return record
+
+
+def publish(folder: Path, fill: Callable[[Path], None], series: str = "") -> None:
+    """Have `fill` write into a hidden folder beside `folder`, flush it, and move it to `folder`.
+
+    A crash leaves the hidden folder, and never half of what `fill` writes. The next call for the same folder
+    removes it. One process at a time publishes a folder, or one of a series.
+
+    Args:
+        series: glob of the names of folders below the same parent that this process alone writes: what a
+            crash has left of any of them is removed, too. "" is `folder` alone.
+
+    Raises:
+        HetnodeError: DISK_FULL, with everything as it was before and nothing left of the attempt.
+        OSError: the disk refuses for another reason; likewise.
+    """
+    partial = _hidden(folder, _PARTIAL)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(folder.parent, series or glob.escape(folder.name))
+        try:
+            partial.mkdir()
+            fill(partial)
+            for place in sorted({path.parent for path in partial.rglob("*")}, reverse=True):
+                _flush(place)
+            _move_into_place(partial, folder)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+    except OSError as error:
+        if error.errno not in _DISK_FULL:
+            raise
+        raise HetnodeError(
+            ErrorCode.DISK_FULL,
+            f"The disk refuses {folder}: {error.strerror}.",
+            "Free some space; what was written before is untouched.",
+        ) from None
+
+
+def _move_into_place(partial: Path, folder: Path) -> None:
+    replaced = _hidden(folder, _REPLACED)
+    if folder.exists():
+        folder.rename(replaced)  # a rename cannot take the place of a folder that holds files
+    try:
+        partial.rename(folder)
+    except OSError:
+        if replaced.exists():
+            replaced.rename(folder)
+        raise
+    _flush(folder.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _sweep(parent: Path, names: str) -> None:
+    """Remove what a writer of `names` that crashed left below `parent`, and bring back what it had moved
+    aside.
+    """
+    for replaced in parent.glob(f".{names}{_REPLACED}"):
+        folder = parent / replaced.name[1:].removesuffix(_REPLACED)
+        if folder.exists():
+            shutil.rmtree(replaced)
+        else:
+            replaced.rename(folder)
+    for partial in parent.glob(f".{names}{_PARTIAL}"):
+        shutil.rmtree(partial)
+
+
+def _hidden(folder: Path, suffix: str) -> Path:
+    return folder.with_name(f".{folder.name}{suffix}")
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def corrupt(path: Path, why: str) -> HetnodeError:
+    return HetnodeError(
+        ErrorCode.CHECKPOINT_CORRUPT,
+        f"The checkpoint {path} cannot be used: {why}.",
+        "Use an older checkpoint, or fetch this one again from another member.",
+    )
+
+
+def _write_all(descriptor: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

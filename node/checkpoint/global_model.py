@@ -1,0 +1,364 @@
+"""The global model on disk: the anchors of some or all stages after one round.
+
+A checkpoint is a folder::
+
+    stage-00.safetensors ...   parameters under their canonical names, float32
+    embedding.safetensors      the token embedding alone, of a member that does not host stage 0
+    spec.json                  canonical JSON of the RunSpec
+    manifest.json              run, round, and for each tensor file: bytes, sha-256, anchor digest
+
+A node's own checkpoints hold more (node.checkpoint.private_state), which nothing here reads. The folder is put in
+place whole (node.checkpoint.files.publish). Nothing is unpickled, and nothing is used before its hash, names,
+dtypes and shapes are verified.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from node.checkpoint.files import (
+    HEX_DIGEST,
+    FileEntry,
+    Parameters,
+    SealedRecord,
+    Shapes,
+    corrupt,
+    each_tensor,
+    load_tensors,
+    publish,
+    read_sealed,
+    read_text,
+    verify_tensors,
+    write_tensors,
+    write_text,
+)
+from node.model.init import EMBEDDING, embedding_shapes, parameter_shapes
+from protocol.algorithm.outer_step import anchor_digest
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec import RunSpec
+
+_MANIFEST = "manifest.json"
+_SPEC = "spec.json"
+_EMBEDDING_FILE = "embedding.safetensors"
+
+
+class AnchorEntry(FileEntry):
+    """A tensor file of a checkpoint, and the digest of the parameters in it."""
+
+    anchor_digest: str = Field(pattern=HEX_DIGEST)
+
+
+class Manifest(SealedRecord):
+    """What a checkpoint holds."""
+
+    format: Literal[1] = 1
+    run_id: str
+    spec_hash: str = Field(pattern=HEX_DIGEST)
+    round: int = Field(ge=0)
+    stages: dict[int, AnchorEntry]
+    embedding: AnchorEntry | None = None
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The verified anchors after `round` rounds, by stage and canonical parameter name.
+
+    `embedding` is the token embedding [V, d], where it is kept apart from stage 0.
+    """
+
+    spec: RunSpec
+    round: int
+    stages: Mapping[int, Parameters]
+    embedding: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A checkpoint on disk whose files are as they were written; tensors are read when they are asked for."""
+
+    folder: Path
+    spec: RunSpec
+    manifest: Manifest
+
+    @property
+    def round(self) -> int:
+        return self.manifest.round
+
+    def require_complete(self) -> None:
+        """Raise CHECKPOINT_MISSING, naming the stages, unless it has every stage of its run."""
+        _require_all(self.spec, self.manifest.stages)
+
+    def tensors(self, stage: int) -> Iterator[tuple[str, Tensor]]:
+        """Names and tensors of a stage in canonical order, float32 on the CPU, one at a time in memory.
+
+        They are of the file as it is now. Raises CHECKPOINT_CORRUPT.
+        """
+        return each_tensor(self.folder / _file_of(stage), parameter_shapes(self.spec, stage))
+
+    def load(self, stage: int) -> dict[str, Tensor]:
+        """The parameters of a stage, float32 on the CPU. Raises CHECKPOINT_CORRUPT."""
+        return _load_stage(self.folder, self.spec, self.manifest, stage, "cpu")
+
+
+def _nothing(_: Path) -> None:
+    pass
+
+
+def write(
+    folder: Path,
+    spec: RunSpec,
+    round: int,
+    stages: Mapping[int, Parameters],
+    embedding: Tensor | None = None,
+    beside: Callable[[Path], None] = _nothing,
+) -> None:
+    """Write the anchors of `stages` after `round` rounds as the checkpoint `folder`.
+
+    Parents are created. An existing folder is replaced; between the two renames that this takes a reader
+    finds no checkpoint, and after a crash between them the next write brings the old one back first.
+
+    Args:
+        beside: writes further files into the folder that it is given, which the manifest does not cover.
+
+    Raises:
+        HetnodeError: BAD_OPTION where something else than a checkpoint stands at `folder`; DISK_FULL, and
+            what stood at `folder` is unchanged.
+        ValueError: names, dtypes or shapes are not those of the spec.
+        OSError: the disk refuses for another reason; what stood at `folder` is unchanged.
+    """
+    _publish(folder, spec, round, iter(stages.items()), embedding, beside)
+
+
+def write_each(folder: Path, spec: RunSpec, round: int, stages: Iterable[tuple[int, Parameters]]) -> None:
+    """As :func:`write`; `stages` are drawn one at a time, so that not all of them need be in memory."""
+    _publish(folder, spec, round, iter(stages), None, _nothing)
+
+
+def read(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
+    """Read and verify all stages of a checkpoint, which may be some of the run's.
+
+    Raises:
+        HetnodeError: CHECKPOINT_MISSING or CHECKPOINT_CORRUPT.
+    """
+    spec, manifest = _verify(folder)
+    stages = {stage: _load_stage(folder, spec, manifest, stage, device) for stage in sorted(manifest.stages)}
+    embedding = None
+    if manifest.embedding is not None:
+        embedding = _load(folder, manifest.embedding, embedding_shapes(spec), device)[EMBEDDING]
+    return Checkpoint(spec, manifest.round, stages, embedding)
+
+
+def verify(folder: Path) -> Verified:
+    """The checkpoint `folder`, verified and not yet read. Raises CHECKPOINT_MISSING or CHECKPOINT_CORRUPT."""
+    return Verified(folder, *_verify(folder))
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether `folder` is a checkpoint whose files verify and which has every stage of its run."""
+    try:
+        spec, manifest = _verify(folder)
+    except HetnodeError:
+        return False
+    return not _missing(spec, manifest.stages)
+
+
+def rounds_below(root: Path) -> dict[int, Path]:
+    """The folders ``round-NNNNNN`` below `root` that have a manifest, newest first. Unverified."""
+    found = {
+        int(match[1]): path
+        for path in (root.iterdir() if root.is_dir() else ())
+        if (match := re.fullmatch(r"round-(\d{6,})", path.name)) and (path / _MANIFEST).is_file()
+    }
+    return dict(sorted(found.items(), reverse=True))
+
+
+def latest(root: Path) -> Path | None:
+    """The ``round-NNNNNN`` folder of the highest round below `root` whose files verify, or None."""
+    for path in rounds_below(root).values():
+        try:
+            _verify(path)
+        except HetnodeError:
+            continue
+        return path
+    return None
+
+
+def find(place: Path) -> Path:
+    """The checkpoint that a person means by `place`: a run folder, a node's folder, or the checkpoint itself.
+
+    It is not verified yet. Where there is none, `place` itself is returned, so that reading it says so.
+    """
+    for folder in (place, place / "checkpoint"):
+        if (folder / _MANIFEST).exists():
+            return folder
+    return latest(place) or latest(place / "checkpoint") or place
+
+
+def assemble(parts: Sequence[Path], folder: Path) -> None:
+    """Make one complete checkpoint of those that several members wrote after the same round.
+
+    Every part is verified, and stages are copied one at a time. Nothing is written where that fails.
+
+    Raises:
+        HetnodeError: BAD_OPTION as :func:`write`; CHECKPOINT_CORRUPT where a part is, or where parts are of
+            different runs or rounds; ANCHOR_DIVERGED where two parts hold different parameters of one stage;
+            CHECKPOINT_MISSING where a part or a stage is missing.
+    """
+    verified = {part: _verify(part) for part in parts}
+    if not verified:
+        raise _missing_error("There are no parts to assemble")
+    holder: dict[int, Path] = {}
+    first, (spec, reference) = next(iter(verified.items()))
+    for part, (_, manifest) in verified.items():
+        if (manifest.spec_hash, manifest.round) != (reference.spec_hash, reference.round):
+            raise corrupt(
+                part,
+                f"it is of run {manifest.run_id} after round {manifest.round}, "
+                f"but {first} is of run {reference.run_id} after round {reference.round}",
+            )
+        for stage, entry in manifest.stages.items():
+            other = holder.setdefault(stage, part)
+            if verified[other][1].stages[stage].anchor_digest != entry.anchor_digest:
+                raise HetnodeError(
+                    ErrorCode.ANCHOR_DIVERGED,
+                    f"The checkpoints {other} and {part} hold different parameters of stage {stage}.",
+                    "Leave out the part of the replica that diverged; the coordinator's log has the digests.",
+                )
+    if missing := _missing(spec, holder):
+        raise _missing_error(f"Of {spec.swarm.stages} stages, no part holds {_listed(missing)}")
+    loaded = ((s, _load_stage(holder[s], spec, verified[holder[s]][1], s, "cpu")) for s in sorted(holder))
+    _publish(folder, spec, reference.round, loaded, None, _nothing)
+
+
+def require_complete(checkpoint: Checkpoint) -> None:
+    """Raise CHECKPOINT_MISSING, naming the stages, unless the checkpoint has every stage of its run."""
+    _require_all(checkpoint.spec, checkpoint.stages)
+
+
+def _publish(
+    folder: Path,
+    spec: RunSpec,
+    round: int,
+    stages: Iterator[tuple[int, Parameters]],
+    embedding: Tensor | None,
+    beside: Callable[[Path], None],
+) -> None:
+    """Put a checkpoint in its place. `stages` is drawn one at a time."""
+    _require_replaceable(folder)
+
+    def fill(partial: Path) -> None:
+        entries = {
+            stage: _save(partial / _file_of(stage), parameters, parameter_shapes(spec, stage))
+            for stage, parameters in stages
+        }
+        beside(partial)
+        followed = None
+        if embedding is not None:
+            followed = _save(partial / _EMBEDDING_FILE, {EMBEDDING: embedding}, embedding_shapes(spec))
+        manifest = Manifest(
+            run_id=spec.run_id, spec_hash=spec.hash, round=round, stages=entries, embedding=followed
+        )
+        write_text(partial / _SPEC, spec.canonical_json)
+        write_text(partial / _MANIFEST, manifest.sealed().text)
+
+    publish(folder, fill, series="round-*" if folder.name.startswith("round-") else "")
+
+
+def _require_replaceable(folder: Path) -> None:
+    """Only a checkpoint, or an empty folder, may be replaced: what else stands there is the user's."""
+    is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    if not is_free and not (folder / _MANIFEST).is_file():
+        raise HetnodeError(
+            ErrorCode.BAD_OPTION,
+            f"{folder} exists and is no checkpoint.",
+            "Name a folder that does not exist yet; nothing was changed.",
+        )
+
+
+def _save(path: Path, parameters: Parameters, shapes: Shapes) -> AnchorEntry:
+    found = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
+    if found != shapes or any(tensor.dtype != torch.float32 for tensor in parameters.values()):
+        raise ValueError(f"the parameters for {path.name} are not the float32 tensors of the spec")
+    entry = write_tensors(path, parameters)
+    return AnchorEntry(**entry.model_dump(), anchor_digest=anchor_digest(parameters))
+
+
+def _verify(folder: Path) -> tuple[RunSpec, Manifest]:
+    """The spec and the manifest of a checkpoint whose files are as they were written and fit the spec."""
+    if not (folder / _MANIFEST).exists():
+        raise _missing_error(f"There is no checkpoint in {folder} (it has no {_MANIFEST})")
+    manifest = read_sealed(folder / _MANIFEST, Manifest)
+    spec = _read_spec(folder / _SPEC, manifest)
+    for stage, entry in manifest.stages.items():
+        if not 0 <= stage < spec.swarm.stages or entry.file != _file_of(stage):
+            raise corrupt(folder / _MANIFEST, f"the run has no stage {stage} in a file {entry.file}")
+        verify_tensors(folder / entry.file, entry, parameter_shapes(spec, stage))
+    if manifest.embedding is not None:
+        if manifest.embedding.file != _EMBEDDING_FILE:
+            raise corrupt(folder / _MANIFEST, f"the embedding stands in no file {manifest.embedding.file}")
+        verify_tensors(folder / _EMBEDDING_FILE, manifest.embedding, embedding_shapes(spec))
+    return spec, manifest
+
+
+def _read_spec(path: Path, manifest: Manifest) -> RunSpec:
+    text = read_text(path)
+    if hashlib.sha256(text.encode()).hexdigest() != manifest.spec_hash:
+        raise corrupt(path, "its hash is not the one in the manifest")
+    try:
+        spec = RunSpec.from_json(text)
+    except HetnodeError as error:
+        raise corrupt(path, f"another version of hetnode wrote it ({error.cause.rstrip('.')})") from None
+    if spec.hash != manifest.spec_hash:
+        raise corrupt(path, "another version of hetnode wrote it")
+    return spec
+
+
+def _load_stage(
+    folder: Path, spec: RunSpec, manifest: Manifest, stage: int, device: torch.device | str
+) -> dict[str, Tensor]:
+    return _load(folder, manifest.stages[stage], parameter_shapes(spec, stage), device)
+
+
+def _load(folder: Path, entry: AnchorEntry, shapes: Shapes, device: torch.device | str) -> dict[str, Tensor]:
+    """The parameters in a verified file, in canonical order."""
+    path = folder / entry.file
+    parameters = load_tensors(path, shapes, device)
+    if anchor_digest(parameters) != entry.anchor_digest:
+        raise corrupt(path, "its anchor digest is not the one in the manifest")
+    return parameters
+
+
+def _file_of(stage: int) -> str:
+    return f"stage-{stage:02d}.safetensors"
+
+
+def _missing(spec: RunSpec, stages: Iterable[int]) -> list[int]:
+    return sorted(set(range(spec.swarm.stages)) - set(stages))
+
+
+def _require_all(spec: RunSpec, stages: Iterable[int]) -> None:
+    if missing := _missing(spec, stages):
+        raise _missing_error(
+            f"Of {spec.swarm.stages} stages, the checkpoint does not hold {_listed(missing)}"
+        )
+
+
+def _listed(stages: Sequence[int]) -> str:
+    return f"stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}"
+
+
+def _missing_error(cause: str) -> HetnodeError:
+    return HetnodeError(
+        ErrorCode.CHECKPOINT_MISSING,
+        f"{cause}.",
+        "Name a folder that a run has written, or assemble the checkpoints of members that cover all stages.",
+    )

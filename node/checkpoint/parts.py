@@ -1,0 +1,123 @@
+"""The parts of a checkpoint on disk as a donor hands them on: the bytes of protocol.algorithm.digest, in pieces.
+
+A checkpoint below the folder of a node's checkpoints is::
+
+    round-NNNNNN/stage-NN.safetensors       all tensors of a hosted stage, float32
+    round-NNNNNN/embedding.safetensors      the tensor "emb", where stage 0 is not hosted
+
+The data section of such a file holds the tensors in ascending order of their names and without gaps, which
+is what a digest covers; the header is read to make sure of that. Nothing here holds more than one piece.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from protocol.algorithm.digest import chunk_count, chunk_range
+from protocol.types import Part
+
+log = logging.getLogger(__name__)
+
+EMBEDDING_TENSOR = "emb"
+_LENGTH_BYTES = 8
+_HEADER_LIMIT = 1 << 20
+
+
+@dataclass(frozen=True)
+class StoredPart:
+    """Where the bytes of a part are. `version` is another one when the file was written anew."""
+
+    path: Path
+    offset: int
+    nbytes: int
+    version: tuple[int, int]
+
+
+def find(folder: Path, stage: int, part: Part, round: int) -> StoredPart | None:
+    """The part in the checkpoint of `round` below `folder`; None where there is none that can be used."""
+    checkpoint = folder / f"round-{round:06d}"
+    whole = checkpoint / f"stage-{stage:02d}.safetensors"
+    if part is Part.STAGE:
+        return _open(whole)
+    if stage != 0:
+        return None
+    return _open(whole, EMBEDDING_TENSOR) or _open(checkpoint / "embedding.safetensors", EMBEDDING_TENSOR)
+
+
+def pieces(part: StoredPart, wanted: range, size: int) -> Iterator[bytes]:
+    """The bytes `wanted` of `part`, at most `size` at a time; OSError where the file lacks them.
+
+    What was begun goes on from the same file, even if that is removed or replaced meanwhile.
+    """
+    with part.path.open("rb") as file:
+        if _version(file.fileno()) != part.version:
+            raise OSError(f"{part.path} was written anew")
+        file.seek(part.offset + wanted.start)
+        for start in range(wanted.start, wanted.stop, size):
+            piece = file.read(min(size, wanted.stop - start))
+            if len(piece) < min(size, wanted.stop - start):
+                raise OSError(f"{part.path} is too short")
+            yield piece
+
+
+def chunk_hashes(part: StoredPart) -> bytes:
+    """The sha-256 of every chunk, concatenated. Reads the whole part. OSError where the file lacks bytes."""
+    hashes = []
+    for index in range(chunk_count(part.nbytes)):
+        digest = hashlib.sha256()
+        for piece in pieces(part, chunk_range(part.nbytes, index), 1 << 20):
+            digest.update(piece)
+        hashes.append(digest.digest())
+    return b"".join(hashes)
+
+
+def _open(path: Path, tensor: str | None = None) -> StoredPart | None:
+    """All of the file's data, or that of one tensor."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            if length > _HEADER_LIMIT:
+                raise ValueError(f"a header of {length} bytes")
+            header = json.loads(file.read(length))
+            data = os.fstat(file.fileno()).st_size - _LENGTH_BYTES - length
+            offsets = _offsets(header, data)
+            version = _version(file.fileno())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        log.warning("%s cannot be handed on: %s", path, error)
+        return None
+    start, stop = (0, data) if tensor is None else offsets.get(tensor, (0, -1))
+    if stop < start:
+        return None
+    return StoredPart(path, _LENGTH_BYTES + length + start, stop - start, version)
+
+
+def _offsets(header: object, data: int) -> dict[str, tuple[int, int]]:
+    """First and last byte of each tensor; ValueError unless they are what a digest covers."""
+    if not isinstance(header, dict):
+        raise ValueError("its header is no object")
+    offsets, end = {}, 0
+    for name in sorted(set(header) - {"__metadata__"}):
+        entry = header[name]
+        shape, (start, stop) = entry["shape"], entry["data_offsets"]
+        if not all(type(number) is int and number >= 0 for number in (*shape, start, stop)):
+            raise ValueError(f"the tensor {name} has no shape or no place")
+        if entry["dtype"] != "F32" or start != end or stop != start + 4 * math.prod(shape):
+            raise ValueError(f"the tensor {name} is not float32 right behind the one before it")
+        offsets[name], end = (start, stop), stop
+    if end != data:
+        raise ValueError(f"{data} bytes of data, of which the header describes {end}")
+    return offsets
+
+
+def _version(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_ino, status.st_mtime_ns

@@ -1,0 +1,133 @@
+"""What a node keeps of its stages for itself: what it has learned and not yet sent, and AdamW's moments.
+
+Beside the anchors of a checkpoint, in its folder ``private``::
+
+    stage-00.safetensors ...   error/NAME, first/NAME, second/NAME; local/NAME where it is not the anchor
+    private.json               round, and for each stage: file, bytes, sha-256, AdamW's counters
+
+It is no part of the global model: it is neither handed on nor assembled, and the anchors are good without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from node.checkpoint.files import (
+    HEX_DIGEST,
+    FileEntry,
+    Parameters,
+    Record,
+    SealedRecord,
+    Shapes,
+    corrupt,
+    load_tensors,
+    read_sealed,
+    verify_tensors,
+    write_tensors,
+    write_text,
+)
+from node.model.init import parameter_shapes
+from node.optimizer.inner import Moments
+from protocol.spec import RunSpec
+
+_FOLDER = "private"
+_RECORD = "private.json"
+
+
+@dataclass(frozen=True)
+class StageState:
+    """One stage: error feedback of all tensors, local parameters where they are not the anchor, moments."""
+
+    error: Parameters
+    local: Parameters
+    moments: Moments | None
+
+
+class _Counters(Record):
+    steps: int = Field(ge=1)
+    cold_steps: int | None = Field(ge=0)
+
+
+class _StageEntry(Record):
+    tensors: FileEntry
+    local: tuple[str, ...] = Field(strict=False)
+    moments: _Counters | None
+
+
+class _Private(SealedRecord):
+    format: Literal[1] = 1
+    spec_hash: str = Field(pattern=HEX_DIGEST)
+    round: int = Field(ge=0)
+    stages: dict[int, _StageEntry]
+
+
+def write(folder: Path, spec: RunSpec, round: int, stages: Mapping[int, StageState]) -> None:
+    """Write into the checkpoint `folder`, which is not in its place yet. Raises OSError."""
+    place = folder / _FOLDER
+    place.mkdir()
+    entries = {stage: _save(place / _file_of(stage), state) for stage, state in stages.items()}
+    record = _Private(spec_hash=spec.hash, round=round, stages=entries)
+    write_text(place / _RECORD, record.sealed().text)
+
+
+def read(folder: Path, spec: RunSpec, round: int, stages: Iterable[int]) -> dict[int, StageState]:
+    """The state of `stages` that was written into the checkpoint `folder` after `round`, verified.
+
+    Raises:
+        HetnodeError: CHECKPOINT_CORRUPT where it is damaged, of another round, or not there.
+    """
+    place = folder / _FOLDER
+    record = read_sealed(place / _RECORD, _Private)
+    if (record.spec_hash, record.round) != (spec.hash, round):
+        raise corrupt(place / _RECORD, "it is of another run or round than the anchors")
+    states = {}
+    for stage in stages:
+        entry = record.stages.get(stage)
+        if entry is None or entry.tensors.file != _file_of(stage):
+            raise corrupt(place / _RECORD, f"it holds nothing of stage {stage}")
+        states[stage] = _load(place, entry, parameter_shapes(spec, stage))
+    return states
+
+
+def _save(path: Path, state: StageState) -> _StageEntry:
+    moments = state.moments
+    parts = {"error": state.error, "local": state.local}
+    if moments is not None:
+        parts |= {"first": moments.first, "second": moments.second}
+    tensors = {f"{part}/{name}": tensor for part, named in parts.items() for name, tensor in named.items()}
+    return _StageEntry(
+        tensors=write_tensors(path, tensors),
+        local=tuple(state.local),
+        moments=None if moments is None else _Counters(steps=moments.steps, cold_steps=moments.cold_steps),
+    )
+
+
+def _load(place: Path, entry: _StageEntry, shapes: Shapes) -> StageState:
+    path = place / entry.tensors.file
+    if not shapes.keys() >= set(entry.local):
+        raise corrupt(place / _RECORD, "it names tensors that the stage does not have")
+    parts = {"error": tuple(shapes), "local": entry.local}
+    if entry.moments is not None:
+        parts |= {"first": tuple(shapes), "second": tuple(shapes)}
+    expected = {f"{part}/{name}": shapes[name] for part, names in parts.items() for name in names}
+    verify_tensors(path, entry.tensors, expected)
+    loaded = load_tensors(path, expected)
+
+    def named(part: str) -> dict[str, Tensor]:
+        return {name: loaded[f"{part}/{name}"] for name in parts[part]}
+
+    moments = None
+    if entry.moments is not None:
+        counters = entry.moments
+        moments = Moments(counters.steps, counters.cold_steps, named("first"), named("second"))
+    return StageState(named("error"), named("local"), moments)
+
+
+def _file_of(stage: int) -> str:
+    return f"stage-{stage:02d}.safetensors"

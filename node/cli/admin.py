@@ -1,0 +1,152 @@
+"""The operator's commands, next to the coordinator's folder: ``hetnode invite`` and ``hetnode peers``."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from coordinator.authority import write_private
+from node import command_runner
+from node.cli.known_runs import only_coordinator
+from node.security.credentials import load_operator
+from protocol.pb import hetnode_pb2 as pb
+from protocol.types import Role
+
+if TYPE_CHECKING:
+    from node.net.admin_client import AdminClient
+
+T = TypeVar("T")
+
+invite_app = typer.Typer(help="Invites: who may come into a run.", no_args_is_help=True)
+peers_app = typer.Typer(help="Peers: who was let in, and who is kept out.", no_args_is_help=True)
+
+Folder = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of the coordinator, or of 'hetnode swarm up'. Default: that of the only run here."
+    ),
+]
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def seconds_of(text: str, option: str) -> float:
+    """A duration such as ``90s``, ``15m``, ``24h`` or ``7d``. Raises HetnodeError BAD_OPTION."""
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)([smhd])", text.strip())
+    if match is None or not float(match[1]):
+        raise command_runner.bad_option(
+            f"{option} '{text}' is no duration.", "Write it like 90s, 15m, 24h or 7d."
+        )
+    return float(match[1]) * _UNITS[match[2]]
+
+
+@invite_app.command("create")
+def invite_create(
+    uses: Annotated[int, typer.Option(help="How many peers it lets in.", min=1)] = 1,
+    expires: Annotated[str, typer.Option(help="How long it lets them in: 90s, 15m, 24h, 7d.")] = "7d",
+    role: Annotated[
+        Role | None, typer.Option(help="The only role for those who come with it. Default: any.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write it to this file, for its owner's eyes only, not to the screen.")
+    ] = None,
+    folder: Folder = None,
+) -> None:
+    """Print a new invite. Whoever has it can join the run, so send it as you would send a password.
+
+    Join with 'hetnode join INVITE', or with 'hetnode join --invite-file FILE' where others can see what runs.
+    """
+    seconds = seconds_of(expires, "--expires")
+    text, name = _asking(folder, lambda client: client.create_invite(uses, seconds, role))
+    if out is None:
+        sys.stdout.write(f"{text}\n")
+    else:
+        write_private(out, f"{text}\n".encode())
+        Console().print(f"invite {name} is in {out}", highlight=False, markup=False)
+
+
+@invite_app.command("list")
+def invite_list(folder: Folder = None) -> None:
+    """Show the invites that were made, by name. Their secrets are kept nowhere."""
+    table = Table("invite", "used", "role", "state", "peers")
+    for invite in _asking(folder, lambda client: client.list_invites()):
+        table.add_row(
+            invite.id,
+            f"{len(invite.peers)} of {invite.uses}",
+            invite.role or "any",
+            _state(invite.revoked, len(invite.peers) >= invite.uses, invite.expires_in_seconds),
+            "\n".join(invite.peers),
+        )
+    Console().print(table)
+
+
+@invite_app.command("revoke")
+def invite_revoke(
+    invite: Annotated[str, typer.Argument(help="Its name, as 'hetnode invite list' shows it.")],
+    folder: Folder = None,
+) -> None:
+    """Take an invite back. Peers that have come with it stay; see 'hetnode peers ban'."""
+    _asking(folder, lambda client: client.revoke_invite(invite))
+
+
+@peers_app.command("list")
+def peers_list(folder: Folder = None) -> None:
+    """Show every peer that was let in, has joined, or is banned."""
+    table = Table("peer", "invite", "role", "state")
+    for peer in _asking(folder, lambda client: client.list_peers()):
+        table.add_row(peer.peer, peer.invite, peer.role, _standing(peer))
+    Console().print(table)
+
+
+@peers_app.command("ban")
+def peers_ban(
+    peer: Annotated[str, typer.Argument(help="Peer id, as 'hetnode peers list' shows it.")],
+    reason: Annotated[str, typer.Option(help="Told to the peer and to the log.")] = "",
+    folder: Folder = None,
+) -> None:
+    """Keep a peer out from this moment on: its streams end, and nobody of the run talks to it."""
+    _asking(folder, lambda client: client.ban(peer, reason))
+
+
+@peers_app.command("unban")
+def peers_unban(
+    peer: Annotated[str, typer.Argument(help="Peer id, as 'hetnode peers list' shows it.")],
+    folder: Folder = None,
+) -> None:
+    """Let a banned peer come back with the certificate or the identity that it has."""
+    _asking(folder, lambda client: client.unban(peer))
+
+
+def _asking(folder: Path | None, ask: Callable[[AdminClient], Awaitable[T]]) -> T:
+    from node.net.admin_client import AdminClient  # noqa: PLC0415
+
+    address, operator = load_operator(folder or only_coordinator())
+
+    async def call() -> T:
+        async with AdminClient(address, operator) as client:
+            return await ask(client)
+
+    return command_runner.run(call())
+
+
+def _standing(peer: pb.EnrolledPeer) -> str:
+    if peer.banned:
+        return f"banned: {peer.reason}" if peer.reason else "banned"
+    if peer.quarantined:
+        return "in quarantine"
+    return peer.lifecycle or "never joined"
+
+
+def _state(revoked: bool, used_up: bool, seconds: float) -> str:
+    if revoked:
+        return "revoked"
+    if seconds <= 0:
+        return "expired"
+    return "used up" if used_up else f"good for {seconds / 3600:.1f} h"

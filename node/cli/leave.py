@@ -1,0 +1,179 @@
+"""``hetnode leave``: asks a node of this machine to go, or tells the coordinator that one has gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from platformdirs import user_config_path
+from rich.console import Console
+
+from node import command_runner
+from node.folder import noted_folder, run_kept_in, runner_of
+from node.security import credentials
+from protocol.errors import ErrorCode, HetnodeError
+
+_POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of this machine. `credentials` is None where they are not among this user's."""
+
+    run: str
+    credentials: Path | None
+    folder: Path | None
+
+    @property
+    def pid(self) -> int | None:
+        """Of its process, while it runs; 0 where that cannot be seen from here."""
+        return None if self.folder is None else runner_of(self.folder)
+
+    @property
+    def identity(self) -> Path | None:
+        return None if self.credentials is None else self.credentials.parent.with_suffix(".key")
+
+    def __str__(self) -> str:
+        return f"{self.run} ({self.credentials or self.folder})"
+
+
+def leave(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN|FOLDER",
+            help="A run that this machine is in, or the folder of a node or of its credentials. "
+            "Default: that of the only node that runs here.",
+        ),
+    ] = None,
+    now: Annotated[
+        bool, typer.Option("--now", help="Do not wait for the end of the round: keep what there is and go.")
+    ] = False,
+) -> None:
+    """Let this machine's node leave its run in order, and wait until it has.
+
+    The node finishes the round in which it trains, so that nothing of it is lost and nobody waits for it,
+    keeps its progress and ends; 'hetnode join RUN' goes on from there. Where no node runs any more, the
+    coordinator is told that this machine does not come back soon.
+    """
+    command_runner.configure_logging()
+    console = Console(highlight=False)
+    node = chosen(run, list(nodes_here()))
+    pid = node.pid
+    if pid is None:
+        command_runner.run(_farewell(node))
+        console.print(f"no node runs here; the coordinator of {node.run} does not wait for it", markup=False)
+        return
+    _ask(node, pid, command_runner.LEAVE_AT_ONCE if now else command_runner.LEAVE)
+    began = time.monotonic()
+    with console.status("") as line:
+        while node.pid == pid:
+            waited = time.monotonic() - began
+            line.update(f"waiting {waited:.0f} s for the node of {node.run} (process {pid}) to leave")
+            time.sleep(_POLL_SECONDS)
+    console.print(f"the node has left {node.run}", markup=False)
+
+
+def nodes_here() -> Iterator[Node]:
+    """The nodes of this user whose keys are in the usual place, whether they run or not."""
+    for key in sorted(user_config_path("hetnode").glob("peer-*.key")):
+        for folder in sorted(key.with_suffix(".runs").glob("*")):
+            if credentials.exist(folder):
+                yield Node(folder.name, folder, noted_folder(folder))
+
+
+def chosen(wanted: str | None, known: list[Node]) -> Node:
+    """The one that is meant by `wanted`: a run's name, or a folder; None is the only one that runs.
+
+    Raises HetnodeError: NO_CREDENTIALS where there is none, BAD_OPTION where there are several.
+    """
+    if wanted is not None:
+        folder = Path(wanted)
+        if credentials.exist(folder):
+            return Node(credentials.load(folder).run, folder, noted_folder(folder))
+        if run := run_kept_in(folder):
+            own = (node for node in known if node.folder == folder.absolute() and node.run == run)
+            return next(own, Node(run, None, folder.absolute()))
+    candidates = [node for node in known if wanted in (None, node.run)]
+    running = [node for node in candidates if node.pid is not None]
+    if len(running) == 1 or (wanted is not None and not running and len(candidates) == 1):
+        return (running or candidates)[0]
+    names = ", ".join(str(node) for node in running or candidates)
+    if running or (wanted is not None and candidates):
+        raise HetnodeError(
+            ErrorCode.BAD_OPTION,
+            f"Several nodes of this machine are meant: {names}.",
+            "Name the folder of one.",
+        )
+    raise HetnodeError(
+        ErrorCode.NO_CREDENTIALS,
+        f"This machine is in no run {wanted!r:.80}." if wanted else "No node runs on this machine.",
+        f"Name one of these: {names}." if names else "'hetnode join INVITE' takes part in a run.",
+    )
+
+
+def _ask(node: Node, pid: int, signal_number: signal.Signals) -> None:
+    """Send the signal to the process `pid` if it is still that of `node`.
+
+    Raises HetnodeError BAD_OPTION where it is out of reach.
+    """
+    if not pid:
+        raise HetnodeError(
+            ErrorCode.BAD_OPTION,
+            f"The node that keeps {node.folder} runs in another container.",
+            "Give this command there, or end that container.",
+        )
+    try:
+        if hasattr(os, "pidfd_open"):
+            with _held(os.pidfd_open(pid)) as process:
+                if node.pid == pid:  # now the number cannot become that of another process any more
+                    signal.pidfd_send_signal(process, signal_number)
+        else:
+            os.kill(pid, signal_number)
+    except ProcessLookupError:
+        return  # it has just ended
+    except PermissionError:
+        raise HetnodeError(
+            ErrorCode.BAD_OPTION, f"The node (process {pid}) is another user's.", "Ask as that user."
+        ) from None
+
+
+@contextmanager
+def _held(descriptor: int) -> Iterator[int]:
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+async def _farewell(node: Node) -> None:
+    """Tell the coordinator that the node has gone.
+
+    Raises HetnodeError: NO_CREDENTIALS, ALREADY_ACTIVE, COORDINATOR_UNREACHABLE, CERTIFICATE_REFUSED, ...
+    """
+    from node.net.coordinator_client import CoordinatorClient  # noqa: PLC0415
+    from node.security.identity import open_identity  # noqa: PLC0415
+
+    if node.security.credentials is None or node.security.identity is None:
+        raise HetnodeError(
+            ErrorCode.NO_CREDENTIALS,
+            f"No node runs in {node.folder}, and its credentials are not among this user's.",
+            "Name the folder of its credentials: that of its --identity, NAME.runs/RUN.",
+        )
+    known = credentials.load(node.security.credentials)
+    credentials.check_in_date(known, time.time())
+    coordinator = CoordinatorClient(known, open_identity(node.security.identity))
+    try:
+        await coordinator.leave("left by hand")
+    except HetnodeError as error:
+        if error.code is not ErrorCode.UNKNOWN_PEER:  # then nobody waits for it in any case
+            raise
+    finally:
+        await coordinator.close()

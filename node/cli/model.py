@@ -1,0 +1,323 @@
+"""What can be done with a trained model: ``hetnode generate``, ``eval``, ``export``, ``import`` and
+``checkpoint``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from node import command_runner
+from node.cli.spec import (
+    Config,
+    Data,
+    LinkK,
+    Pipelines,
+    Preset,
+    Replicas,
+    Rounds,
+    Seed,
+    Stages,
+    Steps,
+    Tokenizer,
+    pinned,
+    spec_of,
+)
+from node.views import run_history
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec import RunSpec, resolve
+
+if TYPE_CHECKING:
+    import torch
+
+    from node.checkpoint.global_model import Checkpoint
+    from node.experiment.evaluate import Evaluation
+    from node.hugging_face.export import Measured
+
+checkpoint_app = typer.Typer(help="Checkpoints of the global model.", no_args_is_help=True)
+
+Run = Annotated[Path, typer.Argument(help="Run folder, node folder or checkpoint folder.")]
+OwnTokenizer = Annotated[
+    Path | None, typer.Option(help="The run's tokenizer.json, if it is elsewhere on this machine.")
+]
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+def generate(
+    run: Run,
+    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "def ",
+    tokens: Annotated[int, typer.Option(help="Tokens to generate.", min=1)] = 200,
+    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.", min=0)] = 0.8,
+    top_k: Annotated[int, typer.Option(help="Sample among the likeliest; 0 among all.", min=0)] = 40,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+    tokenizer: OwnTokenizer = None,
+) -> None:
+    """Continue a text with the model of a run, to see what it has learned."""
+    from node.checkpoint import global_model  # noqa: PLC0415
+    from node.generate import generate as continue_text  # noqa: PLC0415
+
+    loaded = global_model.read(global_model.find(run))
+    path = _tokenizer_path(loaded.spec, run, tokenizer)
+    pieces = continue_text(loaded, prompt, tokens, temperature, top_k, seed, path)
+    sys.stdout.write(prompt)
+    for piece in pieces:
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+
+
+def evaluate(
+    run: Annotated[
+        Path, typer.Argument(help="Run folder, node folder, checkpoint folder or Hugging Face folder.")
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option(help="builtin, text:PATH, jsonl:PATH or hf:NAME\\[/CONFIG]. Default: the run's own."),
+    ] = None,
+    split: Annotated[
+        str, typer.Option(help="'held-out': what runs keep back of this data for validation. 'all' of it.")
+    ] = "held-out",
+    mode: Annotated[
+        str,
+        typer.Option(help="'uncompressed': the plain model. 'compressed': through the links of a pipeline."),
+    ] = "uncompressed",
+    batches: Annotated[
+        int | None,
+        typer.Option(help="Micro-batches of the run's size to measure on. Default: all there are.", min=1),
+    ] = None,
+    device: Annotated[str, typer.Option(help="Torch device, such as cpu, cuda or cuda:1.")] = "cpu",
+    tokenizer: OwnTokenizer = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure how well a model predicts text: loss, perplexity, bits per byte."""
+    from node.experiment.evaluate import Documents, Mode  # noqa: PLC0415
+    from node.experiment.evaluate import evaluate as measure  # noqa: PLC0415
+    from node.worker.compute import Compute  # noqa: PLC0415
+
+    documents = command_runner.one_of(Documents, split, "--split")
+    forward = command_runner.one_of(Mode, mode, "--mode")
+    loaded = _model_at(run, Compute(device=device).open())
+    spec = loaded.spec
+    source = data or spec.data.source
+    terminal = Console(stderr=True)
+    with terminal.status("reading the data") as shown:
+
+        def progress(so_far: Evaluation) -> None:
+            shown.update(f"{so_far.tokens:,} tokens, loss {so_far.loss:.4f}")
+
+        path = _tokenizer_path(spec, run, tokenizer)
+        found = measure(loaded, source, documents, forward, batches, path, progress)
+    link = f"k = {spec.link.k or spec.model.width} of d = {spec.model.width}, {spec.link.dtype}"
+    facts = {
+        "loss": found.loss,
+        "perplexity": found.perplexity,
+        "bits_per_byte": found.bits_per_byte,
+        "tokens": found.tokens,
+        "bytes": found.bytes,
+        "mode": forward.value,
+        "link": link if forward is Mode.COMPRESSED else None,
+        "data": source,
+        "split": documents.value,
+        "model": str(run),
+        "run": None if _is_hugging_face(run) else spec.run_id,
+        "round": None if _is_hugging_face(run) else loaded.round,
+    }
+    if as_json:
+        print(json.dumps({name: _in_json(value) for name, value in facts.items()}, allow_nan=False))
+        return
+    through = f" ({link})" if forward is Mode.COMPRESSED else ""
+    of_run = "" if _is_hugging_face(run) else f" (run {spec.run_id}, round {loaded.round})"
+    print(f"model          {run}{of_run}")
+    print(f"data           {source}, {documents.value}: {found.tokens:,} tokens, {found.bytes:,} bytes")
+    print(f"forward mode   {forward.value}{through}")
+    print(f"loss           {found.loss:.4f} nats per token")
+    print(f"perplexity     {found.perplexity:.4f}")
+    print(f"bits per byte  {found.bits_per_byte:.4f}")
+
+
+def export(
+    run: Run,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write.")],
+    format: Annotated[str, typer.Option(help="'hf': the layout of Hugging Face.")] = "hf",
+    dtype: Annotated[str, typer.Option(help="Of the weights: fp32, bf16 or fp16.")] = "fp32",
+    shard_size: Annotated[str, typer.Option(help="Largest weight file, such as 5GB or 500MB.")] = "5GB",
+    tokenizer: OwnTokenizer = None,
+) -> None:
+    """Write the model of a run as a folder that transformers loads without remote code."""
+    from node.checkpoint import global_model  # noqa: PLC0415
+    from node.hugging_face.export import export as write_folder  # noqa: PLC0415
+    from node.hugging_face.weights import DTYPES  # noqa: PLC0415
+
+    if format != "hf":
+        raise command_runner.bad_option(f"There is no format '{format}'.", "Use --format hf.")
+    if dtype not in DTYPES:
+        raise command_runner.bad_option(f"There is no dtype '{dtype}'.", f"Use one of: {', '.join(DTYPES)}.")
+    most = _bytes(shard_size)
+    stored = global_model.verify(global_model.find(run))
+    measured = _measured(run, stored.round)
+    path = _tokenizer_path(stored.spec, run, tokenizer)
+    write_folder(stored, folder, DTYPES[dtype], most, path, measured)
+    print(f"the model of run {stored.spec.run_id} after round {stored.round} is in {folder}")
+
+
+def import_model(
+    model: Annotated[Path, typer.Argument(metavar="HF_DIR", help="Folder of a LlamaForCausalLM model.")],
+    out: Annotated[Path, typer.Option(help="Folder to write: run.toml and the parameters.")],
+    preset: Preset = None,
+    config: Config = None,
+    context: Annotated[
+        int | None,
+        typer.Option(help="L, tokens of one sample. Default: the model's context, at most 2048.", min=2),
+    ] = None,
+    data: Data = None,
+    tokenizer: Tokenizer = None,
+    rounds: Rounds = None,
+    inner_steps: Steps = None,
+    replicas: Replicas = None,
+    pipelines: Pipelines = None,
+    stages: Stages = None,
+    k: LinkK = None,
+    seed: Seed = None,
+) -> None:
+    """Start a run from an existing model: writes a run file and the parameters with which it begins.
+
+    Every member needs these parameters: a copy of the folder, or of the model, imported with the same run
+    file. Their digests are part of the run's specification.
+    """
+    from node.data.tokenizer import FileTokenizer, find_tokenizer, load_tokenizer  # noqa: PLC0415
+    from node.hugging_face import importing  # noqa: PLC0415
+
+    importing.require_empty(out)
+    former = resolve(file=config) if config else None
+    if former is not None and former.initial is not None:  # of a run that there is already
+        given = (preset, context, data, tokenizer, rounds, inner_steps, replicas, pipelines, stages, k, seed)
+        if any(option is not None for option in given):
+            raise command_runner.bad_option(
+                f"{config} is the file of a run whose parameters are settled.",
+                "Leave out the options of the specification.",
+            )
+        published = importing.inspect(model, former.model.context)
+        spec = former
+        place = find_tokenizer(spec.data, config, model)
+        used = load_tokenizer(spec.data, place) if place else None
+    else:
+        published = importing.inspect(model, context)
+        names_one = tokenizer is not None or (former is not None and former.data.tokenizer != "byte")
+        theirs = None if names_one else importing.tokenizer_of(published)
+        with _naming_k(k):
+            spec = spec_of(
+                config,
+                preset,
+                **{f"model.{name}": value for name, value in published.model.items()},
+                **{"data.tokenizer_sha256": theirs.sha256 if theirs else None},
+                data=data,
+                tokenizer=importing.TOKENIZER if theirs else tokenizer,
+                rounds=rounds,
+                steps=inner_steps,
+                replicas=replicas,
+                pipelines=pipelines,
+                stages=stages,
+                k=k,
+                seed=seed,
+            )
+        place = str(model / importing.TOKENIZER) if theirs else find_tokenizer(spec.data, config)
+        spec = pinned(spec, tokenizer=place)
+        used = load_tokenizer(spec.data, place)
+        if isinstance(used, FileTokenizer):
+            here = {**spec.data.model_dump(), "tokenizer": importing.TOKENIZER}
+            spec = RunSpec.model_validate({**spec.model_dump(), "data": here})
+    kept = used if isinstance(used, FileTokenizer) else None
+    started = importing.import_model(published, spec, out, kept)
+    print(f"run {started.run_id} starts from {model}: hetnode swarm up --config {out / importing.RUN_FILE}")
+    if published.tied:
+        print("its embedding was tied to its head: they are trained apart from now on")
+
+
+@contextmanager
+def _naming_k(k: int | None) -> Iterator[None]:
+    """Says by which option a preset's link is made to fit the imported model."""
+    try:
+        yield
+    except HetnodeError as error:
+        if error.code is not ErrorCode.BAD_SPEC or k is not None or "link.k" not in error.cause:
+            raise
+        raise HetnodeError(error.code, error.cause, "Give --k, at most the model's width.") from None
+
+
+def _tokenizer_path(spec: RunSpec, run: Path, own: Path | None) -> str | None:
+    """The tokenizer file that a person names, or that stands with the run; None is as the spec says."""
+    from node.data.tokenizer import find_tokenizer  # noqa: PLC0415
+
+    return str(own) if own else find_tokenizer(spec.data, run)
+
+
+def _in_json(value: object) -> object:
+    """JSON has no numbers that are not finite."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _is_hugging_face(place: Path) -> bool:
+    return (place / "config.json").is_file()
+
+
+def _model_at(place: Path, device: torch.device) -> Checkpoint:
+    """The model of a run, or of a Hugging Face folder as if it were a run of one stage."""
+    from node.checkpoint import global_model  # noqa: PLC0415
+    from node.hugging_face import importing  # noqa: PLC0415
+
+    if not _is_hugging_face(place):
+        return global_model.read(global_model.find(place), device)
+    published = importing.inspect(place)
+    kept = importing.tokenizer_of(published)
+    spec = spec_of(
+        None,
+        None,
+        **{f"model.{name}": value for name, value in published.model.items()},
+        tokenizer=str(place / importing.TOKENIZER) if kept else None,
+        replicas=1,
+        pipelines=0,
+        stages=1,
+        k=0,
+    )
+    return importing.read_model(published, spec, device)
+
+
+def _measured(run: Path, round_: int) -> Measured:
+    """What ``metrics.jsonl`` in the run folder says up to this round, if it is there."""
+    from node.hugging_face.export import Measured  # noqa: PLC0415
+
+    events = run_history.read_events(run / "metrics.jsonl")
+    history = run_history.history_of(event for event in events if event.get("round", 0) <= round_)
+    losses = {
+        replica.index: loss for replica in history.replicas for at, loss in replica.losses if at == round_
+    }
+    return Measured({index: loss for index, loss in losses.items() if math.isfinite(loss)}, history.tokens)
+
+
+def _bytes(size: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?B)?", size.strip().upper())
+    nbytes = int(float(match[1]) * _UNITS[match[2] or "B"]) if match else 0
+    if nbytes < 1:
+        raise command_runner.bad_option(f"'{size}' is no size of a file.", "Use a form like 5GB or 500MB.")
+    return nbytes
+
+
+@checkpoint_app.command("assemble")
+def checkpoint_assemble(
+    parts: Annotated[list[Path], typer.Argument(help="Checkpoint folders of the members.")],
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+) -> None:
+    """Put the stages that several members kept together into one complete checkpoint."""
+    from node.checkpoint import global_model  # noqa: PLC0415
+
+    global_model.assemble([global_model.find(part) for part in parts], out)
+    Console().print(f"complete checkpoint in {out}", highlight=False, markup=False)

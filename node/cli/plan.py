@@ -1,0 +1,350 @@
+"""``hetnode plan``: what a swarm would do, before anybody joins it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from coordinator.forecast.forecast import forecast, proposed
+from coordinator.forecast.sweeps import scaling, utilization_against_bandwidth
+from coordinator.placement.initial_placement import Waiting
+from coordinator.state.state import Peer
+from node.cli.spec import Config, LinkK, Preset, Stages, Steps, spec_of
+from node.command_runner import bad_option
+from node.folder import usable
+from protocol.errors import HetnodeError
+from protocol.types import Capacity, Lifecycle, PeerId, Role
+
+plan_app = typer.Typer(invoke_without_command=True)
+
+_LEAST = {
+    "uplink_mbps": 1e-3,
+    "downlink_mbps": 1e-3,
+    "round_trip_ms": 0.0,
+    "memory_gib": 1e-3,
+    "tflops": 1e-6,
+}
+_MOST = 1e9
+COLUMNS = ("name", *_LEAST, "endpoint")
+"""Of the file of peers."""
+_REMEDY = f"Give a CSV file with the header {','.join(COLUMNS)} and a line for every peer."
+
+_SPEC, _PEERS, _FIGURE = "Run specification", "Peers", "Figure"
+_MOST_PEERS = 10_000
+_BANDWIDTHS = (10, 20, 30, 50, 70, 100, 200, 300, 500, 700, 1000, 2000, 3000, 5000, 7000, 10_000)
+_NODES = range(100, 1001, 100)
+
+Microbatches = Annotated[
+    int | None, typer.Option(help="Per inner step and replica.", rich_help_panel=_SPEC, min=1)
+]
+Out = Annotated[Path, typer.Option(help="Folder for the CSV and the PNG file.")]
+Swarm = Annotated[
+    int, typer.Option(help="Pipelines that exchange pseudo-gradients.", rich_help_panel=_FIGURE, min=1)
+]
+Tflops = Annotated[
+    float,
+    typer.Option(help="What a member achieves in training, TFLOP/s.", rich_help_panel=_FIGURE, min=1e-6),
+]
+Latency = Annotated[float, typer.Option(help="Between any two, one way, ms.", rich_help_panel=_FIGURE, min=0)]
+
+
+@plan_app.callback()
+def plan(
+    context: typer.Context,
+    preset: Preset = None,
+    config: Config = None,
+    inner_steps: Steps = None,
+    stages: Stages = None,
+    k: LinkK = None,
+    microbatches: Microbatches = None,
+    peers: Annotated[
+        Path | None,
+        typer.Option(
+            help=f"CSV file of stage peers with the header {','.join(COLUMNS)}; whose endpoint is empty "
+            "accepts no connections.",
+            rich_help_panel=_PEERS,
+        ),
+    ] = None,
+    stage_peers: Annotated[
+        int, typer.Option(help="So many equal stage peers.", rich_help_panel=_PEERS, min=0, max=_MOST_PEERS)
+    ] = 0,
+    bandwidth: Annotated[
+        float, typer.Option(help="Their uplink and downlink, Mb/s.", rich_help_panel=_PEERS, min=1e-3)
+    ] = 100.0,
+    latency: Annotated[
+        float, typer.Option(help="Between any two, one way, ms.", rich_help_panel=_PEERS, min=0)
+    ] = 20.0,
+    memory: Annotated[
+        float, typer.Option(help="Free on their device, GiB.", rich_help_panel=_PEERS, min=1e-3)
+    ] = 24.0,
+    tflops: Annotated[
+        float,
+        typer.Option(help="What they achieve in training, TFLOP/s.", rich_help_panel=_PEERS, min=1e-6),
+    ] = 40.0,
+    pipelines: Annotated[
+        int | None,
+        typer.Option(
+            help="Pipelines to form of the stage peers. Default: one for every S of them, at least one.",
+            rich_help_panel=_PEERS,
+            min=1,
+        ),
+    ] = None,
+    replicas: Annotated[
+        int, typer.Option(help="So many full replicas.", rich_help_panel=_PEERS, min=0, max=_MOST_PEERS)
+    ] = 0,
+    replica_bandwidth: Annotated[
+        float, typer.Option(help="Their uplink and downlink, Mb/s.", rich_help_panel=_PEERS, min=1e-3)
+    ] = 1000.0,
+    replica_tflops: Annotated[
+        float,
+        typer.Option(help="What they achieve in training, TFLOP/s.", rich_help_panel=_PEERS, min=1e-6),
+    ] = 400.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """What a swarm would do before anybody joins it: pipelines, tokens per second, traffic, bottleneck.
+
+    The pipelines are those that the coordinator would form of these peers. Give --peers FILE or --stage-peers
+    N, and --replicas N for machines that hold the whole model. Nobody is asked and nothing is started: all
+    figures follow from the cost model, and docs/planning.md says what it leaves out.
+    """
+    if context.invoked_subcommand is not None:
+        _no_options_before(context)
+        return
+    if peers is not None and stage_peers:
+        raise bad_option("--peers and --stage-peers both say who the peers are.", "Give one of them.")
+    homes = (
+        read_peers(peers)
+        if peers is not None
+        else {
+            PeerId(f"peer-{number}"): (capacity(bandwidth, bandwidth, 2 * latency, memory, tflops), "listens")
+            for number in range(stage_peers)
+        }
+    )
+    if not homes and not replicas:
+        raise bad_option(
+            "There are no peers to plan with.", "Give --peers FILE, --stage-peers N or --replicas N."
+        )
+    given = {"steps": inner_steps, "stages": stages, "k": k, "inner.microbatches": microbatches}
+    chain = spec_of(config, preset, **given).swarm.chain_length
+    wanted = (pipelines or max(1, len(homes) // chain)) if homes else 0
+    shape = {"replicas": replicas, "pipelines": wanted}
+    if 2 * wanted <= len(homes) < wanted * chain:
+        shape["swarm.members"] = len(homes) // wanted  # strong peers may hold several stages
+    spec = spec_of(config, preset, **given, **shape)
+    full = capacity(replica_bandwidth, replica_bandwidth, 2 * latency, math.inf, replica_tflops)
+    hosts = {PeerId(f"full-{number}"): (full, "listens") for number in range(replicas)}
+    roles = ((hosts, Role.REPLICA), (homes, Role.STAGE))
+    everybody = [(peer, role, *what) for peers_, role in roles for peer, what in peers_.items()]
+    proposal = proposed(
+        spec,
+        [
+            Peer(peer, role, able, endpoint, arrival, Lifecycle.READY)
+            for arrival, (peer, role, able, endpoint) in enumerate(everybody, 1)
+        ],
+    )
+    if isinstance(proposal, Waiting):
+        raise bad_option(
+            f"These peers cannot train this run: {proposal.sentence}.",
+            "Plan with more or other peers, or with fewer --pipelines.",
+        )
+    from node.views.plan import payload_bytes, plan_json, plan_view  # noqa: PLC0415 (imports torch)
+
+    found = forecast(spec, proposal.survey, proposal.replicas, payload_bytes(spec))
+    if as_json:
+        sys.stdout.write(json.dumps(plan_json(spec, proposal, found), indent=2) + "\n")
+    else:
+        Console().print(plan_view(spec, proposal, found))
+
+
+def _no_options_before(context: typer.Context) -> None:
+    """Raises BAD_OPTION for an option that stands before the name of a subcommand, which has its own."""
+    given = [name for name in context.params if _is_given(context, name)]
+    if given:
+        raise bad_option(
+            f"--{given[0].replace('_', '-')} before '{context.invoked_subcommand}' says nothing to it.",
+            f"Put it behind; 'hetnode plan {context.invoked_subcommand} --help' lists what it takes.",
+        )
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+@plan_app.command()
+def figure2(
+    out: Out = Path(),
+    tflops: Tflops = 40.0,
+    microbatches: Annotated[int, typer.Option(help="Per inner step.", rich_help_panel=_FIGURE, min=1)] = 256,
+    latency: Latency = 20.0,
+    pipelines: Swarm = 2,
+) -> None:
+    """Utilization of 70B in pipelines of 4 members against bandwidth, as in the paper's figure 2."""
+    _utilization("70b", "figure2", out, tflops, microbatches, latency, pipelines, (1, 8, 16, 32, 64, 100))
+
+
+@plan_app.command()
+def figure3(
+    out: Out = Path(),
+    tflops: Tflops = 40.0,
+    microbatches: Annotated[int, typer.Option(help="Per inner step.", rich_help_panel=_FIGURE, min=1)] = 256,
+    latency: Latency = 5.0,
+    pipelines: Swarm = 4,
+) -> None:
+    """Utilization of 512M in pipelines of 4 members against bandwidth: the paper's figure 3 is at 1 Gb/s."""
+    _utilization(
+        "512m", "figure3", out, tflops, microbatches, latency, pipelines, (1, 8, 24, 96, 192, 384, 768)
+    )
+
+
+@plan_app.command("scaling")
+def plan_scaling(
+    out: Out = Path(),
+    preset: Annotated[str, typer.Option(help="Model.", rich_help_panel=_FIGURE)] = "1b",
+    k: Annotated[int, typer.Option(help="Subspace width of the links.", rich_help_panel=_FIGURE)] = 32,
+    inner_steps: Annotated[int, typer.Option(help="H.", rich_help_panel=_FIGURE, min=1)] = 50,
+    microbatches: Annotated[
+        int, typer.Option(help="Per inner step and replica, on the average.", rich_help_panel=_FIGURE, min=1)
+    ] = 64,
+    home_share: Annotated[
+        float, typer.Option(help="Nodes that are homes.", rich_help_panel=_FIGURE, min=0, max=1)
+    ] = 0.8,
+    uplink: Annotated[float, typer.Option(help="Of a home, Mb/s.", rich_help_panel=_FIGURE, min=1e-3)] = 50.0,
+    downlink: Annotated[
+        float, typer.Option(help="Of a home, Mb/s.", rich_help_panel=_FIGURE, min=1e-3)
+    ] = 200.0,
+    tflops: Tflops = 40.0,
+    replica_bandwidth: Annotated[
+        float, typer.Option(help="Of a full replica, Mb/s.", rich_help_panel=_FIGURE, min=1e-3)
+    ] = 1000.0,
+    replica_tflops: Annotated[
+        float, typer.Option(help="Of a full replica.", rich_help_panel=_FIGURE, min=1e-6)
+    ] = 400.0,
+    latency: Latency = 20.0,
+) -> None:
+    """Weak and strong scaling of mixed swarms of 100 to 1000 nodes: homes in pipelines, and full replicas."""
+    from node.views.plan import payload_bytes, write_scaling  # noqa: PLC0415
+
+    spec = spec_of(None, preset, k=k, steps=inner_steps, **{"inner.microbatches": microbatches})
+    points = scaling(
+        spec,
+        payload_bytes(spec),
+        home=capacity(uplink, downlink, 2 * latency, math.inf, tflops),
+        datacenter=capacity(replica_bandwidth, replica_bandwidth, 2 * latency, math.inf, replica_tflops),
+        home_share=home_share,
+        nodes=_NODES,
+    )
+    title = (
+        f"{preset}, H {inner_steps}, k {k}: {home_share:.0%} homes with {uplink:g} Mb/s up in pipelines of "
+        f"{spec.swarm.stages}, the others full replicas with {replica_bandwidth:g} Mb/s"
+    )
+    _report(write_scaling(list(points), usable(out, "--out"), title))
+
+
+def _utilization(
+    preset: str,
+    name: str,
+    out: Path,
+    tflops: float,
+    microbatches: int,
+    latency: float,
+    pipelines: int,
+    ratios: Sequence[int],
+) -> None:
+    from node.views.plan import payload_bytes, write_utilization  # noqa: PLC0415
+
+    spec = spec_of(None, preset, stages=4, steps=50, **{"inner.microbatches": microbatches})
+    points = utilization_against_bandwidth(
+        spec,
+        payload_bytes(spec),
+        capacity(1.0, 1.0, 2 * latency, math.inf, tflops),
+        pipelines,
+        [round(spec.model.width / ratio) for ratio in ratios],
+        [1e6 * bandwidth for bandwidth in _BANDWIDTHS],
+    )
+    title = (
+        f"{preset} in 4 stages, H 50: members of {tflops:g} TFLOP/s, {microbatches} microbatches of "
+        f"{spec.inner.microbatch_size} x {spec.model.context} tokens, {latency:g} ms, {pipelines} pipelines"
+    )
+    _report(write_utilization(list(points), spec.model.width, usable(out, "--out"), name, title))
+
+
+def _report(files: Iterable[Path]) -> None:
+    Console().print(f"written: {', '.join(map(str, files))}", highlight=False, markup=False, soft_wrap=True)
+
+
+def capacity(
+    uplink_mbps: float, downlink_mbps: float, round_trip_ms: float, memory_gib: float, tflops: float
+) -> Capacity:
+    """A peer in the units of people."""
+    return Capacity(
+        device="",
+        memory_bytes=2**62 if math.isinf(memory_gib) else round(memory_gib * 2**30),
+        threads=0,
+        flops=1e12 * tflops,
+        uplink=1e6 / 8 * uplink_mbps,
+        downlink=1e6 / 8 * downlink_mbps,
+        round_trip=round_trip_ms / 1000,
+    )
+
+
+def read_peers(file: Path) -> dict[PeerId, tuple[Capacity, str]]:
+    """Capacity and endpoint of every peer in a CSV file with the header COLUMNS, in any order of columns.
+
+    Raises HetnodeError BAD_OPTION, which names the line and the column.
+    """
+    peers: dict[PeerId, tuple[Capacity, str]] = {}
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as text:
+            for line, row in _rows(file, text):
+                name = PeerId(row["name"].strip())
+                if not name or name in peers:
+                    raise _bad_cell(file, line, "name", row["name"], "a name that no other line has")
+                numbers = {column: _number(file, line, column, row[column]) for column in _LEAST}
+                able = capacity(*(numbers[column] for column in _LEAST))
+                peers[name] = (able, row["endpoint"].strip())
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise bad_option(f"--peers {file} cannot be read: {error}.", _REMEDY) from None
+    if not peers:
+        raise bad_option(f"--peers {file} names no peer.", _REMEDY)
+    return peers
+
+
+def _rows(file: Path, text: Iterable[str]) -> Iterator[tuple[int, dict[str, str]]]:
+    """The rows with the numbers of their lines."""
+    reader = csv.DictReader(text, skipinitialspace=True, restkey="", strict=True)
+    header = [name.strip() for name in reader.fieldnames or ()]
+    if sorted(header) != sorted(COLUMNS):
+        raise bad_option(f"Line 1 of --peers {file} is not its header: {','.join(header)!r:.200}.", _REMEDY)
+    reader.fieldnames = header
+    for row in reader:
+        if "" in row or None in row.values():
+            raise bad_option(
+                f"Line {reader.line_num} of --peers {file} has not {len(COLUMNS)} columns.", _REMEDY
+            )
+        yield reader.line_num, row
+
+
+def _number(file: Path, line: int, column: str, cell: str) -> float:
+    try:
+        value = float(cell)
+    except ValueError:
+        value = math.nan
+    least, most = _LEAST[column], _MOST
+    if not least <= value <= most:
+        raise _bad_cell(file, line, column, cell, f"a number from {least:g} to {most:g}")
+    return value
+
+
+def _bad_cell(file: Path, line: int, column: str, cell: str, wanted: str) -> HetnodeError:
+    return bad_option(
+        f"Line {line} of --peers {file}, column {column}: {cell!r:.80} is not {wanted}.", _REMEDY
+    )

@@ -1,0 +1,75 @@
+"""What passes between the stages of a replica while it trains: sums of outer products.
+
+Shapes: d width, b micro-batch, L tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from node.model.init import EMBEDDING
+from node.worker.trainer import Trainer
+
+
+class Covariances:
+    """Sums [d, d] of x^T x, float64 on the CPU, by what was seen and at which boundary.
+
+    Boundary s lies before stage s. Kinds are "activation" (without the token embedding, which no link needs
+    to carry) and "gradient".
+    """
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Tensor] = {}
+
+    def add(self, kind: str, boundary: int, x_bld: Tensor) -> None:
+        flat = x_bld.detach().flatten(0, -2).float()
+        product = (flat.T @ flat).double().cpu()
+        name = f"{kind}/{boundary}"
+        self.sums[name] = self.sums[name] + product if name in self.sums else product
+
+    def of(self, boundary: int) -> Tensor:
+        """Activations and gradients at `boundary`, either with the same weight."""
+        return sum(
+            (total / total.trace() for total in (self.sums[f"{kind}/{boundary}"] for kind in _KINDS)),
+            start=torch.zeros(()),
+        )
+
+    def total(self, kind: str) -> Tensor:
+        """Over all boundaries."""
+        return torch.stack([value for name, value in self.sums.items() if name.startswith(kind)]).sum(0)
+
+
+_KINDS = ("activation", "gradient")
+
+
+def observe_boundaries(trainer: Trainer, seen: Covariances) -> None:
+    """Add what passes between any two stages of `trainer`, which hosts all of them, in its training."""
+    ids: list[Tensor] = []
+    table = trainer.modules[0].canonical_parameters()[EMBEDDING]
+
+    def after(stage: int) -> None:
+        def hook(_: nn.Module, arguments: tuple[Tensor, ...], x_bld: Tensor) -> None:
+            if not x_bld.requires_grad:
+                return
+            if stage == 0:
+                ids[:] = [arguments[0]]
+            seen.add("activation", stage + 1, x_bld.detach() - F.embedding(ids[0], table.detach()))
+            x_bld.register_hook(lambda gradient: seen.add("gradient", stage + 1, gradient))
+
+        trainer.modules[stage].register_forward_hook(hook)
+
+    for stage in range(len(trainer.modules) - 1):
+        after(stage)
+
+
+def observe_gradients(trainer: Trainer, seen: Covariances) -> None:
+    """Add the whole gradient of what `trainer` receives from upstream, before its link compresses it."""
+
+    def before(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        if arguments[0].requires_grad:
+            first = trainer.stages.first
+            arguments[0].register_hook(lambda gradient: seen.add("gradient", first, gradient))
+
+    trainer.modules[trainer.stages.first].register_forward_pre_hook(before)

@@ -1,0 +1,216 @@
+"""How well a model predicts text: loss, perplexity and bits per byte, in one process.
+
+Text is cut as in training (node.data.stream): documents with the tokenizer's separator after each, in windows
+of L + 1 tokens that overlap by one; every token but the first of the sequence is predicted once, from at most
+the L before it in its window. What is left over at the end is not measured.
+
+Bytes are those of the text that the predicted tokens stand for, so figures of unlike tokenizers can be
+compared: each token counts the UTF-8 bytes by which it takes its document further
+(`Tokenizer.encode_counted`), a separator its newline, or 0 where it is a special token. With the byte
+tokenizer, bits per byte = loss / ln 2.
+
+Shapes: b micro-batch, L tokens, d width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import islice
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from node.checkpoint.global_model import Checkpoint
+from node.data.sources import Source, open_source
+from node.data.stream import LoadedSplit, Samples, pack, too_small
+from node.data.tokenizer import Tokenizer, check_tokenizer
+from node.experiment.in_process_replica import plan_of
+from node.experiment.results import perplexity
+from node.generate import whole_model
+from node.model.stage import next_token_loss
+from protocol.algorithm.subspace import link_projection, orthonormal_basis
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec import RunSpec, SwarmSpec
+from protocol.wire.activation_codec import pack_activation, unpack_activation
+
+Counted = Iterator[tuple[np.ndarray, np.ndarray]]
+"""Of each document or window: ids, and the bytes that each of them stands for."""
+
+_TOKENS_TOGETHER = 4096
+
+
+class Mode(StrEnum):
+    """What lies between the stages: nothing, or the links of a pipeline replica."""
+
+    UNCOMPRESSED = "uncompressed"
+    COMPRESSED = "compressed"
+
+
+class Documents(StrEnum):
+    """Which documents of a source count: those that runs hold out of it for validation, or all."""
+
+    HELD_OUT = "held-out"
+    ALL = "all"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What was measured.
+
+    Attributes:
+        loss: mean cross-entropy, nats per predicted token.
+        tokens: predicted.
+        bytes: of text that these tokens stand for.
+    """
+
+    loss: float
+    tokens: int
+    bytes: int
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss); infinite beyond floats."""
+        return perplexity(self.loss)
+
+    @property
+    def bits_per_byte(self) -> float:
+        """NaN where the tokens stand for no text."""
+        return self.loss * self.tokens / math.log(2) / self.bytes if self.bytes else math.nan
+
+
+def evaluate(
+    checkpoint: Checkpoint,
+    source: str,
+    documents: Documents = Documents.HELD_OUT,
+    mode: Mode = Mode.UNCOMPRESSED,
+    batches: int | None = None,
+    tokenizer_path: str | None = None,
+    progress: Callable[[Evaluation], None] = lambda _: None,
+) -> Evaluation:
+    """Measure a model on text, in float32.
+
+    Held-out windows come in the order in which a run validates: of the run's own source, `batches` equal to
+    `data.validation_batches` gives the loss that it measured, provided that there are as many windows.
+
+    Args:
+        checkpoint: all stages of a run, on the device that is to compute.
+        source: ``builtin``, ``text:PATH``, ``jsonl:PATH`` or ``hf:NAME[/CONFIG]``.
+        mode: COMPRESSED is the forward mode of a pipeline replica: the projection, k and element type of the
+            run's links, at the same places, with the embedding of the checkpoint.
+        batches: micro-batches of the run's size; None takes all windows.
+        progress: called after every forward pass with what was measured so far.
+
+    Raises:
+        HetnodeError: CHECKPOINT_MISSING (stages); BAD_OPTION where the run has no links that could compress,
+            or a streamed source has no bound; what the source and the tokenizer raise.
+    """
+    spec = checkpoint.spec
+    tokenizer = check_tokenizer(spec, tokenizer_path)
+    origin = open_source(source, spec.data.text_field)
+    if origin.streamed and batches is None:
+        raise HetnodeError(
+            ErrorCode.BAD_OPTION, f"The source {source} is streamed and may have no end.", "Give --batches."
+        )
+    forward = whole_model(checkpoint) if mode is Mode.UNCOMPRESSED else _through_links(checkpoint)
+    device = checkpoint.stages[0]["emb"].device
+    result = Evaluation(math.nan, 0, 0)
+    nats = 0.0
+    most = None if batches is None else batches * spec.inner.microbatch_size
+    for samples, nbytes in _batches(spec, origin, tokenizer, documents, most):
+        sample_bl = torch.from_numpy(samples).long().to(device)
+        with torch.inference_mode():
+            loss = next_token_loss(forward(sample_bl[:, :-1]).float(), sample_bl[:, 1:]).item()
+        count = sample_bl[:, 1:].numel()
+        nats += loss * count
+        tokens = result.tokens + count
+        result = Evaluation(nats / tokens, tokens, result.bytes + int(nbytes[:, 1:].sum()))
+        progress(result)
+    return result
+
+
+def _batches(
+    spec: RunSpec, source: Source, tokenizer: Tokenizer, documents: Documents, most: int | None
+) -> Iterator[tuple[Samples, Samples]]:
+    """At most `most` windows [b, L + 1] of ids, and of the bytes that each id stands for; as many at a time
+    as make a forward pass worth its while.
+    """
+
+    def counted() -> Counted:
+        for document in source.documents():
+            if documents is Documents.ALL or document.held_out:
+                ids, nbytes = tokenizer.encode_counted(document.text)
+                yield (
+                    np.concatenate([ids, tokenizer.separator]),
+                    np.concatenate([nbytes, tokenizer.separator_bytes]),
+                )
+
+    arrange = _in_order if source.streamed else _as_validated
+    windows = arrange(counted(), spec.model.context, f"data of {source.name}")
+    together = max(1, _TOKENS_TOGETHER // spec.model.context)
+    windows = islice(windows, most)
+    while batch := list(islice(windows, together)):
+        ids, nbytes = (np.stack(parts) for parts in zip(*batch, strict=True))
+        yield ids, nbytes
+
+
+def _as_validated(documents: Counted, context: int, name: str) -> Counted:
+    """All windows of what is in memory, those first that a run takes for its validation."""
+    empty = np.empty(0, np.int32)
+    ids, nbytes = (np.concatenate(parts) for parts in zip((empty, empty), *documents, strict=True))
+    count = max(len(ids) - 1, 0) // context
+    splits = [LoadedSplit(each, context, 0, name) for each in (ids, nbytes)]
+    for ordinal in range(count):
+        yield splits[0].read([ordinal])[0], splits[1].read([ordinal])[0]
+
+
+def _in_order(documents: Counted, context: int, name: str) -> Counted:
+    """Windows of a stream as they come."""
+    found = 0
+
+    def joined() -> Iterator[np.ndarray]:
+        nonlocal found
+        for ids, nbytes in documents:
+            found += len(ids)
+            yield ids.astype(np.int64) | nbytes.astype(np.int64) << 32
+
+    for both in pack(joined(), context):
+        yield (both & 0xFFFFFFFF).astype(np.int32), (both >> 32).astype(np.int32)
+    if found <= context:
+        raise too_small(name, found, context)
+
+
+def _through_links(checkpoint: Checkpoint) -> Callable[[Tensor], Tensor]:
+    """The whole model with the run's links between the members of a pipeline: ids [b, L] -> [b, L, V]."""
+    spec = checkpoint.spec
+    if spec.swarm.stages < 2:
+        raise HetnodeError(
+            ErrorCode.BAD_OPTION, "The run has one stage, so no link.", "Use --mode uncompressed."
+        )
+    stages = list(whole_model(checkpoint))
+    embedding = checkpoint.stages[0]["emb"]
+    basis_dd = orthonormal_basis(spec.model.width, spec.seed).to(embedding.device)
+    link = link_projection(spec.link.k, basis_dd, embedding)
+    chain = plan_of(_one_pipeline(spec)).replicas[0]
+    before_link = {member.stages.stop - 1 for member in chain.members[:-1]}
+
+    def forward(ids_bl: Tensor) -> Tensor:
+        x = ids_bl
+        for number, stage in enumerate(stages):
+            x = stage(x)
+            if number in before_link:
+                sent = link.compress_forward(x, ids_bl)
+                packed = pack_activation("activation", sent, spec.link.dtype)
+                received = unpack_activation(*packed, "activation", tuple(sent.shape), spec.link.dtype)
+                x = link.expand_forward(received.to(x.device), ids_bl)
+        return x
+
+    return forward
+
+
+def _one_pipeline(spec: RunSpec) -> RunSpec:
+    swarm = SwarmSpec.model_validate({**spec.swarm.model_dump(), "replicas": 0, "pipelines": 1})
+    return spec.model_copy(update={"swarm": swarm})

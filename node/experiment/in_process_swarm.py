@@ -1,0 +1,323 @@
+"""All replicas of a run in this process, one after the other: no sockets, no clocks, no failures.
+
+Trainers, codec, rounds and samples are those of a real swarm, so the loss that comes out is that of the
+algorithm as it runs, and the same spec gives the same bits again.
+
+    swarm = LocalSwarm(spec)
+    for _ in range(spec.rounds):
+        print(swarm.round(), swarm.validate())
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from node.checkpoint.private_state import StageState
+from node.data.stream import SampleStream, open_stream
+from node.experiment import swarm_checkpoint
+from node.experiment.in_process_replica import LocalReplica, average_gradients, plan_of
+from node.experiment.offload import Parking
+from node.experiment.swarm_checkpoint import Progress
+from node.experiment.variation import UNVARIED, Steering, Variation, weighted
+from node.optimizer.outer_stage import WeightedPayload
+from node.worker.compute import Compute
+from node.worker.trainer import InnerResult
+from protocol.algorithm.sampling import sample_range
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec import RunSpec
+from protocol.types import Plan
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What happened in one round.
+
+    Attributes:
+        inner: what each replica learned from, in the order of the plan.
+        contributions: payloads that count, by stage; 0 where nobody had anything finite to offer, so that the
+            stage was left as it was.
+        payload_bytes: of all payloads that were made.
+        link_bytes: payload bytes of all frames between members since the last report.
+    """
+
+    round: int
+    inner: tuple[InnerResult, ...]
+    contributions: tuple[int, ...]
+    payload_bytes: int
+    link_bytes: int
+
+    @property
+    def train_loss(self) -> float:
+        """Mean over the replicas, of all microbatches of their inner steps."""
+        return sum(result.loss for result in self.inner) / len(self.inner)
+
+
+@dataclass(frozen=True)
+class _Phase:
+    """What a replica's inner phase has come to: its payloads by stage are pending."""
+
+    result: InnerResult
+    payloads: Mapping[int, bytes]
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What counts of a stage in a round, in canonical order; `owners` are positions in the plan."""
+
+    payloads: tuple[WeightedPayload, ...]
+    owners: frozenset[int]
+
+
+class LocalSwarm:
+    """The replicas of `spec`, from its initial parameters on.
+
+    Memory is that of the resident replicas: parameters, gradients, moments and error feedback of each. The
+    anchor is there once.
+
+    Args:
+        spec: the run. `outer.overlap` steps of the next round are trained between proposal and commit, as in
+            a real swarm; what depends on seconds (`timing`) has no meaning here.
+        compute: how all replicas compute. How many threads do is the caller's affair.
+        stream: the samples, opened for a spec with the same data, model and seed; opened here by default.
+        plan: other replicas than those of :func:`plan_of`, such as with links of unlike k. Its rounds start
+            with 1.
+        variation: how it departs from the algorithm.
+        resident: how many replicas are on the device at a time, which changes no bit; 0: all.
+        parked: a folder on a disk for the others; None keeps them in main memory, which helps only a device
+            that has a memory of its own.
+
+    Raises:
+        HetnodeError: as :func:`open_stream`; DEVICE_UNAVAILABLE; BAD_OPTION where the variation needs all
+            replicas at a time.
+
+    Attributes:
+        replicas: in the order of the plan. Where not all are resident, use one before taking the next.
+        position: rounds that are over.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        compute: Compute = Compute(),  # noqa: B008  frozen
+        stream: SampleStream | None = None,
+        plan: Plan | None = None,
+        variation: Variation = UNVARIED,
+        resident: int = 0,
+        parked: Path | None = None,
+    ) -> None:
+        stream = stream or open_stream(spec)
+        self.position = 0
+        self._spec, self._plan = spec, weighted(plan or plan_of(spec), variation)
+        self._variation = variation
+        self._steering = steering = Steering(spec, variation)
+        self._initial = initial = dict[int, dict[str, Tensor]]()
+        planned = self._plan.replicas
+
+        def build(index: int) -> LocalReplica:
+            replica = LocalReplica(spec, planned[index], compute, stream, steering.parts)
+            replica.share_anchors(initial)
+            steering.watch(replica)
+            return replica
+
+        seats = min(resident or len(planned), len(planned))
+        if variation.average_gradients and seats < len(planned):
+            raise HetnodeError(
+                ErrorCode.BAD_OPTION,
+                "Replicas that average their gradients have to be in memory all at a time.",
+                "Leave out --resident, or average_gradients.",
+            )
+        self.replicas = Parking(len(planned), build, seats, parked)
+        self._steering.connect(0, self.replicas)
+        self._phases: tuple[_Phase, ...] | None = None
+        self._link_bytes = 0
+        self._begin_round(1)
+
+    def round(self) -> RoundReport:
+        """One whole round: inner phase and outer exchange."""
+        self.train()
+        return self.exchange()
+
+    def train(self) -> None:
+        """The rest of the inner phase on all replicas, and their proposals: now :meth:`exchange` follows."""
+        assert self._phases is None, "a round is exchanged before the next one is trained"
+        assert self.position < self._spec.rounds, "the run is over"
+        steps = range(self._trained, self._spec.inner.steps)
+        self._phases = tuple(self._end_phase(replica) for replica in self._trained_on(steps))
+
+    def exchange(self) -> RoundReport:
+        """What counts is decided; all replicas train the steps that overlap, and commit it."""
+        assert self._phases is not None, "a round is trained before it is exchanged"
+        round_, phases = self.position + 1, self._phases
+        outcomes = [self._decide(stage) for stage in range(self._spec.swarm.stages)]
+        if round_ < self._spec.rounds:
+            self._begin_round(round_ + 1)
+        self._settle(round_, outcomes)
+        self._steering.after_round(round_, self.replicas)
+        self.position, self._phases = round_, None
+        report = RoundReport(
+            round_,
+            inner=tuple(phase.result for phase in phases),
+            contributions=tuple(len(outcome.payloads) for outcome in outcomes),
+            payload_bytes=sum(len(payload) for phase in phases for payload in phase.payloads.values()),
+            link_bytes=self._link_bytes,
+        )
+        self._link_bytes = 0
+        return report
+
+    def validate(self) -> list[float]:
+        """Validation loss (nats per token) of every replica, in its own forward mode.
+
+        Of the replica's own parameters: the anchor, and with `outer.overlap` what it has learned since of the
+        round that has begun; after the last round the anchor alone.
+        """
+        return [replica.validate() for replica in self.replicas]
+
+    def save(self, folder: Path) -> None:
+        """Keep below `folder` all that :meth:`restore` needs, in place of what was there. Between two rounds.
+
+        Raises:
+            HetnodeError: DISK_FULL; what was saved before is as it was.
+        """
+        assert self._phases is None, "a swarm is saved between two rounds"
+
+        def replicas() -> Iterator[tuple[Progress, Mapping[int, StageState]]]:
+            for replica in self.replicas:
+                phases = tuple(member.phase for member in replica.members)
+                yield Progress(replica.bytes_sent, phases), replica.private_state
+
+        held = self.replicas[0]
+        anchors = {stage: held.host_of(stage).outer[stage].anchor for stage in range(self._spec.swarm.stages)}
+        state = self._steering.state
+        swarm_checkpoint.write(
+            folder, self._spec, self._terms, self.position, self._link_bytes, state, anchors, replicas()
+        )
+
+    def restore(self, folder: Path) -> bool:
+        """Go on from what was saved below `folder`, with the same bits as if there had been no interruption.
+
+        For a swarm that has just been made. False where nothing there can be used, which is then said in the
+        log: the swarm is as it was.
+        """
+        assert self.position == 0, "a swarm is restored before its first round"
+        found = swarm_checkpoint.newest(folder, self._spec, self._terms)
+        if found is None:
+            return False
+        anchors: dict[int, dict[str, Tensor]] = {}
+        for index, replica in enumerate(self.replicas):
+            replica.go_on_from(found.position, found.anchors, found.private_of(index))
+            replica.share_anchors(anchors)
+            replica.bytes_sent = found.replicas[index].bytes_sent
+        self._initial.clear()
+        self.position, self._link_bytes = found.position, found.link_bytes
+        self._steering.restore(found.steering)
+        self._steering.connect(found.position, self.replicas)
+        if found.position < self._spec.rounds:
+            self._trained = self._open_round(found.position + 1)
+
+        progress = found.replicas
+
+        def resume(position: int, replica: LocalReplica) -> None:
+            for member, phase in zip(replica.members, progress[position].phases, strict=True):
+                member.resume_phase(phase)
+
+        self.replicas.each(resume)
+        return True
+
+    @property
+    def _terms(self) -> str:
+        """Digest of all but the spec on which the bits depend."""
+        terms = {"variation": self._variation.changes, "plan": repr(self._plan)}
+        return hashlib.sha256(json.dumps(terms, sort_keys=True).encode()).hexdigest()
+
+    def _begin_round(self, round_: int) -> None:
+        """Give out the samples of `round_` and, while the one before is exchanged, train what overlaps."""
+        self._trained = self._open_round(round_)
+        if self._trained:
+            for _ in self._trained_on(range(self._trained)):
+                pass
+
+    def _open_round(self, round_: int) -> int:
+        """Give out the samples of `round_`. Returns how many steps are trained before the exchange ends."""
+        overlap = self._spec.outer.overlap if round_ > 1 else 0
+        spec, plan = self._spec, self._plan
+
+        def begin(position: int, replica: LocalReplica) -> None:
+            if overlap:
+                replica.keep_training()
+            samples = sample_range(plan, spec, round_, plan.replicas[position].index)
+            replica.begin_round(round_, samples)
+
+        self.replicas.each(begin)
+        return overlap
+
+    def _trained_on(self, steps: range) -> Iterator[LocalReplica]:
+        """All replicas, each when it has taken these inner steps, before the next one begins if it can."""
+        if self._variation.average_gradients:
+            sent = sum(replica.bytes_sent for replica in self.replicas)
+            for step in steps:
+                for replica in self.replicas:
+                    replica.accumulate(step)
+                average_gradients(self.replicas)
+                for replica in self.replicas:
+                    self._apply(replica, step)
+            self._link_bytes += sum(replica.bytes_sent for replica in self.replicas) - sent
+            yield from self.replicas
+        else:
+            for replica in self.replicas:
+                sent = replica.bytes_sent
+                for step in steps:
+                    replica.accumulate(step)
+                    self._apply(replica, step)
+                self._link_bytes += replica.bytes_sent - sent
+                yield replica
+
+    def _apply(self, replica: LocalReplica, step: int) -> None:
+        replica.apply(step)
+        self._steering.after_step(replica)
+
+    def _end_phase(self, replica: LocalReplica) -> _Phase:
+        """Propose, unless this replica has taken too few steps to count."""
+        result = replica.end_inner_phase()
+        counts = self._share(result) >= self._spec.recovery.least_share
+        return _Phase(result, replica.propose() if counts else {})
+
+    def _share(self, result: InnerResult) -> float:
+        """Of the spec's steps."""
+        return min(1.0, result.steps / self._spec.inner.steps)
+
+    def _decide(self, stage: int) -> _Outcome:
+        """What counts of the payloads for `stage`, in canonical order: by owner."""
+        assert self._phases is not None
+        planned, phases = self._plan.replicas, self._phases
+        weights = [
+            each.weight * self._share(phase.result) for each, phase in zip(planned, phases, strict=True)
+        ]
+        offering = [position for position, phase in enumerate(phases) if stage in phase.payloads]
+        offering.sort(key=lambda position: planned[position].host_of(stage).peer)
+        payloads = [phases[position].payloads[stage] for position in offering]
+        # All would find the same; the last one is there.
+        problems = self.replicas[-1].host_of(stage).screen(stage, payloads)
+        counted = [position for position, problem in zip(offering, problems, strict=True) if not problem]
+        return _Outcome(
+            tuple((phases[each].payloads[stage], weights[each]) for each in counted), frozenset(counted)
+        )
+
+    def _settle(self, round_: int, outcomes: Sequence[_Outcome]) -> None:
+        """Bring all replicas to the outcome of the round; then they have one anchor again."""
+        self._initial.clear()  # all are built
+        digests: list[list[str]] = []
+        anchors: dict[int, dict[str, Tensor]] = {}
+
+        def settle(position: int, replica: LocalReplica) -> None:
+            own = [(outcome.payloads, position in outcome.owners) for outcome in outcomes]
+            digests.append(replica.settle(round_, own))
+            assert digests[-1] == digests[0], f"anchors differ after round {round_}"
+            replica.share_anchors(anchors)
+
+        self.replicas.each(settle)

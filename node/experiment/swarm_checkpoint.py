@@ -1,0 +1,253 @@
+"""A swarm of one process on disk, to go on from in another one with the same bits.
+
+Below the folder of the swarm the newest round alone::
+
+    round-NNNNNN/anchors                a checkpoint of all stages (node.checkpoint.global_model): replicas have one anchor
+    round-NNNNNN/replica-MMMMM          what each has for itself (node.checkpoint.private_state)
+    round-NNNNNN/steering.safetensors   what a variation has learned, where it has
+    round-NNNNNN/swarm.json             what it all belongs to, counters, inner phases that have begun
+
+Put in place whole, verified by size and hash before anything of it is used, and never unpickled.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from node.checkpoint import global_model, private_state
+from node.checkpoint.files import (
+    HEX_DIGEST,
+    FileEntry,
+    Parameters,
+    Record,
+    SealedRecord,
+    corrupt,
+    load_tensors,
+    publish,
+    read_sealed,
+    verify_tensors,
+    write_tensors,
+    write_text,
+)
+from node.checkpoint.private_state import StageState
+from node.worker.trainer import Phase
+from protocol.errors import HetnodeError
+from protocol.spec import RunSpec
+
+log = logging.getLogger(__name__)
+
+_ANCHORS, _STEERING, _RECORD = "anchors", "steering.safetensors", "swarm.json"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What else a replica has come to between two rounds.
+
+    Attributes:
+        bytes_sent: as of LocalReplica.
+        phases: the inner phase that has begun, by member.
+    """
+
+    bytes_sent: int
+    phases: tuple[Phase, ...]
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A verified swarm after `position` rounds. What its replicas have for themselves is read one by one."""
+
+    position: int
+    link_bytes: int
+    anchors: Mapping[int, Parameters]
+    steering: Mapping[str, Tensor]
+    replicas: tuple[Progress, ...]
+    private_of: Callable[[int], Mapping[int, StageState]]
+    """By position in the plan. Raises CHECKPOINT_CORRUPT where it has changed since it was verified."""
+
+
+class _PhaseEntry(Record):
+    """Floats are written as hexadecimal, so that all are, and in every bit."""
+
+    losses: tuple[str, ...] = Field(strict=False)
+    tokens: int
+    steps: int
+    skipped_steps: int
+    norm: str
+
+
+class _ReplicaEntry(Record):
+    bytes_sent: int
+    phases: tuple[_PhaseEntry, ...] = Field(strict=False)
+
+
+class _TensorEntry(Record):
+    shape: tuple[int, ...] = Field(strict=False)
+    dtype: Literal["float32", "float64"]
+
+
+class _Swarm(SealedRecord):
+    format: Literal[1] = 1
+    spec_hash: str = Field(pattern=HEX_DIGEST)
+    terms: str = Field(pattern=HEX_DIGEST)
+    position: int = Field(ge=0)
+    link_bytes: int
+    replicas: tuple[_ReplicaEntry, ...] = Field(strict=False)
+    steering: FileEntry | None
+    tensors: dict[str, _TensorEntry]
+
+
+def write(
+    root: Path,
+    spec: RunSpec,
+    terms: str,
+    position: int,
+    link_bytes: int,
+    steering: Mapping[str, Tensor],
+    anchors: Mapping[int, Parameters],
+    replicas: Iterable[tuple[Progress, Mapping[int, StageState]]],
+) -> None:
+    """Write the swarm after `position` rounds below `root`; then remove what was there of other rounds.
+
+    Args:
+        terms: digest (hex) of what else than the spec it must be restored under.
+        replicas: in the order of the plan, drawn one by one.
+
+    Raises:
+        HetnodeError: DISK_FULL; what was there is as it was.
+    """
+    folder = root / f"round-{position:06d}"
+
+    def fill(partial: Path) -> None:
+        global_model.write(partial / _ANCHORS, spec, position, anchors)
+        entries = []
+        for index, (progress, private) in enumerate(replicas):
+            place = partial / _folder_of(index)
+            place.mkdir()
+            private_state.write(place, spec, position, private)
+            entries.append(_entry_of(progress))
+        learned = None
+        if steering:
+            halves = {name: value.contiguous().view(torch.float32) for name, value in steering.items()}
+            learned = write_tensors(partial / _STEERING, halves)
+        record = _Swarm(
+            spec_hash=spec.hash,
+            terms=terms,
+            position=position,
+            link_bytes=link_bytes,
+            replicas=tuple(entries),
+            steering=learned,
+            tensors={
+                name: _TensorEntry(shape=tuple(value.shape), dtype=str(value.dtype).removeprefix("torch."))  # type: ignore[arg-type]
+                for name, value in steering.items()
+            },
+        )
+        write_text(partial / _RECORD, record.sealed().text)
+
+    publish(folder, fill, series="round-*")
+    for other in _rounds_below(root):
+        if other != folder:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def newest(root: Path, spec: RunSpec, terms: str) -> Saved | None:
+    """The newest swarm below `root` that verifies and was written under the same spec and `terms`, or None.
+
+    One that cannot be used is passed over with a warning.
+    """
+    for folder in _rounds_below(root):
+        try:
+            return _read(folder, spec, terms)
+        except HetnodeError as error:
+            log.warning("passing over a saved swarm: %s", error)
+    return None
+
+
+def _read(folder: Path, spec: RunSpec, terms: str) -> Saved:
+    record = read_sealed(folder / _RECORD, _Swarm)
+    if (record.spec_hash, record.terms) != (spec.hash, terms):
+        raise corrupt(folder, "it is of another run, or of a variation or plan that is another")
+    found = global_model.read(folder / _ANCHORS)
+    global_model.require_complete(found)
+    if (found.spec, found.round) != (spec, record.position):
+        raise corrupt(folder / _ANCHORS, "it is of another run or round")
+
+    def private_of(index: int) -> dict[int, StageState]:
+        return private_state.read(folder / _folder_of(index), spec, record.position, range(spec.swarm.stages))
+
+    for index in range(len(record.replicas)):
+        private_of(index)
+    return Saved(
+        record.position,
+        record.link_bytes,
+        found.stages,
+        _steering(folder, record),
+        tuple(map(_progress_of, record.replicas)),
+        private_of,
+    )
+
+
+def _steering(folder: Path, record: _Swarm) -> dict[str, Tensor]:
+    if record.steering is None:
+        return {}
+    path = folder / _STEERING
+    if any(not each.shape for each in record.tensors.values()):
+        raise corrupt(folder / _RECORD, "it names tensors without a shape")
+    halves = {
+        name: (*each.shape[:-1], each.shape[-1] * (2 if each.dtype == "float64" else 1))
+        for name, each in record.tensors.items()
+    }
+    verify_tensors(path, record.steering, halves)
+    return {
+        name: value.view(getattr(torch, record.tensors[name].dtype))
+        for name, value in load_tensors(path, halves).items()
+    }
+
+
+def _entry_of(progress: Progress) -> _ReplicaEntry:
+    return _ReplicaEntry(
+        bytes_sent=progress.bytes_sent,
+        phases=tuple(
+            _PhaseEntry(
+                losses=tuple(loss.hex() for loss in phase.losses),
+                tokens=phase.tokens,
+                steps=phase.steps,
+                skipped_steps=phase.skipped_steps,
+                norm=phase.norm.hex(),
+            )
+            for phase in progress.phases
+        ),
+    )
+
+
+def _progress_of(entry: _ReplicaEntry) -> Progress:
+    return Progress(
+        entry.bytes_sent,
+        tuple(
+            Phase(
+                losses=tuple(map(float.fromhex, phase.losses)),
+                tokens=phase.tokens,
+                steps=phase.steps,
+                skipped_steps=phase.skipped_steps,
+                norm=float.fromhex(phase.norm),
+            )
+            for phase in entry.phases
+        ),
+    )
+
+
+def _rounds_below(root: Path) -> Sequence[Path]:
+    """Newest first."""
+    return sorted(root.glob("round-*"), reverse=True)
+
+
+def _folder_of(index: int) -> str:
+    return f"replica-{index:05d}"

@@ -1,0 +1,252 @@
+"""What this node measures of itself and of the ways to others, and how it is shown.
+
+Nothing here is needed to take part: what cannot be measured is said, counts as unknown, and is left at that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import NoReturn
+
+from node.ipc.channel import Child
+from node.net.coordinator_client import CoordinatorClient
+from node.net.directory import Directory
+from node.net.live_estimates import LiveEstimates
+from node.net.membership import Membership, Standing, jittered
+from node.net.probe import Figures, Probe
+from protocol.algorithm.flops import microbatch_flops, tokens_of_microbatch
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec import RunSpec
+from protocol.types import Capacity, PeerId
+
+log = logging.getLogger(__name__)
+
+MOST_NEIGHBOURS = 4
+
+_SPEED_SECONDS = 1.0
+_NEIGHBOUR_SECONDS = 1.0
+_ECHO_SECONDS = 60.0
+_LOOKS = (5.0, 10.0, 20.0, 40.0, 80.0)
+"""Seconds between the looks for peers that were not there before."""
+_REFUSED_SECONDS = 30.0
+_TRIES = 5
+_SPEEDS = "speed.json"
+_KEPT_SPEEDS = 32
+
+OpenProbe = Callable[[str, PeerId], AbstractAsyncContextManager[Probe]]
+"""Opens a probe of a peer at an endpoint."""
+
+
+def in_words(capacity: Capacity) -> str:
+    """All of it that is known, for people."""
+    words = [f"{capacity.memory_bytes / 2**30:.1f} GiB free on {capacity.device}"]
+    if capacity.uplink:
+        way = Figures(capacity.round_trip, capacity.uplink, capacity.downlink)
+        words.append(f"to the coordinator {way_in_words(way)}")
+    if capacity.flops:
+        words.append(f"{capacity.flops / 1e9:,.1f} GFLOP/s in training")
+    return ", ".join(words)
+
+
+def way_in_words(figures: Figures) -> str:
+    """What was measured on the way to somebody, for people."""
+    up, down = (f"{rate * 8 / 1e6:,.1f} Mb/s" for rate in (figures.uplink, figures.downlink))
+    return f"{up} up, {down} down, {figures.round_trip * 1000:.1f} ms there and back"
+
+
+def tokens_per_second(spec: RunSpec, stage: int, flops: float) -> float:
+    """Tokens that go forward and backward through `stage` in a second, at so many operations per second."""
+    return flops / microbatch_flops(spec, (stage,)) * tokens_of_microbatch(spec)
+
+
+# Computing
+
+
+async def training_speed(worker: Child, spec: RunSpec, device: str, threads: int, folder: Path) -> float:
+    """FLOP/s that `device` achieves in training the run's layers; measured once, then kept in `folder`.
+
+    Raises HetnodeError: DEVICE_UNAVAILABLE, WORKER_DIED.
+    """
+    if flops := known_speed(folder, spec.run_id, device, threads):
+        return flops
+    body = {"spec": spec.canonical_json, "device": device, "seconds": _SPEED_SECONDS}
+    flops = float((await worker.call("speed", body)).body["flops"])
+    file = folder / _SPEEDS
+    newest = [*_read_speeds(file).items(), (_key(spec.run_id, device, threads), flops)][-_KEPT_SPEEDS:]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_suffix(".tmp")
+        temporary.write_text(json.dumps(dict(newest), indent=2))
+        temporary.replace(file)
+    except OSError as error:
+        log.warning("the measured speed is not kept: %s", error)
+    return flops
+
+
+def known_speed(folder: Path, run: str, device: str, threads: int) -> float:
+    """What was measured before for the run of that name; 0 where nothing was."""
+    return _read_speeds(folder / _SPEEDS).get(_key(run, device, threads), 0.0)
+
+
+async def measure_speed(
+    worker: Child, spec: RunSpec, device: str, threads: int, folder: Path, estimates: LiveEstimates
+) -> None:
+    """As :func:`training_speed`, into `estimates`, unless they know; then say all. Raises WORKER_DIED.
+
+    Whatever else goes wrong is no reason to stop a node: nothing that it trains depends on it.
+    """
+    try:
+        flops = estimates.capacity.flops or await training_speed(worker, spec, device, threads, folder)
+        estimates.capacity = replace(estimates.capacity, flops=flops)
+    except Exception as error:
+        if isinstance(error, HetnodeError) and error.code is ErrorCode.WORKER_DIED:
+            raise
+        log.warning("the speed of this machine was not measured: %s", error)
+    log.info("this machine: %s", in_words(estimates.capacity))
+
+
+def _key(run: str, device: str, threads: int) -> str:
+    """The name of a run tells its spec."""
+    return f"{run} {device} {threads} threads torch {version('torch')}"
+
+
+def _read_speeds(file: Path) -> dict[str, float]:
+    """Those that were kept; a damaged file holds none."""
+    try:
+        kept = json.loads(file.read_bytes())
+        speeds = {str(key): float(value) for key, value in kept.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+    return {key: value for key, value in speeds.items() if math.isfinite(value) and value > 0}
+
+
+# Ways to others
+
+
+async def measure_coordinator(coordinator: CoordinatorClient, estimates: LiveEstimates) -> None:
+    """Measure the way to the coordinator, where it answers and lets itself be measured. Never raises."""
+    try:
+        async with coordinator.probe() as probe:
+            figures = await probe.figures()
+    except HetnodeError as error:
+        log.info("the way to the coordinator was not measured: %s", error.cause)
+    else:
+        estimates.capacity = replace(
+            estimates.capacity,
+            uplink=figures.uplink,
+            downlink=figures.downlink,
+            round_trip=figures.round_trip,
+        )
+
+
+def candidates(
+    standing: Standing, endpoints: Mapping[str, str], me: PeerId, most: int = MOST_NEIGHBOURS
+) -> list[tuple[PeerId, str]]:
+    """Whom to measure, and where they listen: those first whose stages lie next to this node's.
+
+    The rest in an order of this node's own, so that not all measure the same ones.
+    """
+    hosts, place = standing.hosts(), standing.place_of(me)
+
+    def order(peer: PeerId) -> tuple[bool, bytes]:
+        stages = hosts.get(peer)
+        is_next = (
+            place is not None
+            and stages is not None
+            and (stages.stop == place.stages.first or stages.first == place.stages.stop)
+        )
+        return not is_next, hashlib.sha256(f"{me} {peer}".encode()).digest()
+
+    others = {PeerId(peer) for peer in endpoints} - standing.banned - {me}
+    return [(peer, endpoints[peer]) for peer in sorted(others, key=order)[:most]]
+
+
+class Surroundings:
+    """Measures the ways to others beside the training, rarely and one at a time, while :meth:`keep` runs.
+
+    Args:
+        me: this node's peer id.
+        open_probe: opens a probe of another peer.
+        is_stage: whether this node is one that has neighbours.
+    """
+
+    def __init__(
+        self,
+        me: PeerId,
+        membership: Membership,
+        directory: Directory,
+        coordinator: CoordinatorClient,
+        open_probe: OpenProbe,
+        is_stage: bool,
+    ) -> None:
+        self._me, self._membership, self._directory = me, membership, directory
+        self._coordinator, self._open_probe, self._is_stage = coordinator, open_probe, is_stage
+        self._measured: dict[PeerId, str] = {}
+
+    async def keep(self) -> NoReturn:
+        """Measure candidate neighbours once, then echo them and the coordinator now and then."""
+        for _ in range(_TRIES):
+            if self._membership.estimates.capacity.uplink:
+                break
+            # It was not there before this node joined, or had others to answer. What trains is not disturbed.
+            if not self._trains:
+                await measure_coordinator(self._coordinator, self._membership.estimates)
+            await asyncio.sleep(jittered(_REFUSED_SECONDS))
+        if self._is_stage:
+            await self._measure_neighbours()
+        while True:
+            await asyncio.sleep(jittered(_ECHO_SECONDS))
+            await self._echo()
+
+    async def _measure_neighbours(self) -> None:
+        """Until there were enough, or this node trains: what then flows tells, and is not to be disturbed."""
+        tried: set[PeerId] = set()
+        for pause in _LOOKS:
+            endpoints = await self._directory.endpoints()
+            for peer, endpoint in candidates(self._membership.standing, endpoints, self._me):
+                if self._trains or len(tried) == MOST_NEIGHBOURS:
+                    return
+                if peer not in tried:
+                    tried.add(peer)
+                    await self._measure(peer, endpoint)
+            await asyncio.sleep(jittered(pause))
+
+    async def _measure(self, peer: PeerId, endpoint: str) -> None:
+        try:
+            async with self._open_probe(endpoint, peer) as probe:
+                figures = await probe.figures(_NEIGHBOUR_SECONDS)
+        except HetnodeError as error:
+            log.info("the way to peer %s was not measured: %s", peer, error.cause)
+            return
+        self._measured[peer] = endpoint
+        self._membership.estimates.probed(peer, figures.round_trip, figures.uplink, figures.downlink)
+        log.info("the way to peer %s: %s", peer, way_in_words(figures))
+
+    async def _echo(self) -> None:
+        """The round trips anew. Whoever does not answer is left as it was."""
+        estimates = self._membership.estimates
+        try:
+            async with self._coordinator.probe() as probe:
+                round_trip = await probe.round_trip()
+            estimates.capacity = replace(estimates.capacity, round_trip=round_trip)  # as it is by now
+        except HetnodeError as error:
+            log.debug("no echo from the coordinator: %s", error.cause)
+        for peer, endpoint in self._measured.items():
+            try:
+                async with self._open_probe(endpoint, peer) as probe:
+                    estimates.echoed(peer, await probe.round_trip())
+            except HetnodeError as error:
+                log.debug("no echo from peer %s: %s", peer, error.cause)
+
+    @property
+    def _trains(self) -> bool:
+        return self._membership.standing.trains(self._me)

@@ -1,0 +1,161 @@
+"""How a newcomer trades an invite for a certificate: it believes nobody but the authority of the pin."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+
+import grpc
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from node.security.channels import tls_failure
+from node.security.credentials import Credentials, RunCredentials, folder_of, new_tls_key
+from node.security.identity import Identity
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.pb import hetnode_pb2 as pb
+from protocol.pb import hetnode_pb2_grpc as pb_grpc
+from protocol.trust.envelope import enrolment_message, public_key_of
+from protocol.trust.invite import Invite
+from protocol.trust.tls import COORDINATOR_NAME, authority_of, certified_peer, wrong_authority
+from protocol.types import PROTOCOL_VERSION, PeerId
+from protocol.wire.convert import role_from_pb
+from protocol.wire.rpc_errors import error_from_rpc
+
+_MAX_MESSAGE_BYTES = 64 << 10
+_RETRY_SECONDS = 0.5
+
+
+async def enrol(invite: Invite, identity: Identity, deadline: float) -> RunCredentials:
+    """Spend one use of `invite` on a certificate for `identity`, and keep it next to the identity's file.
+
+    The same identity may repeat it, with a new TLS key each time, without spending another use.
+
+    Args:
+        deadline: seconds to wait for the coordinator to answer at all.
+
+    Raises:
+        HetnodeError: COORDINATOR_UNREACHABLE; WRONG_AUTHORITY, before anything is told, if what answers has
+            not the invite's pin; INVITE_EXPIRED, INVITE_USED, ..., or what else the coordinator refuses with.
+    """
+    key = new_tls_key()
+    try:
+        async with asyncio.timeout(deadline):
+            authority = authority_of(await _shown_certificate(invite.enrolment), invite.pin)
+            authority_pem = authority.public_bytes(Encoding.PEM)
+            tls = Credentials(authority_pem, b"", key)
+            reply = await _enroll(invite, identity, tls)
+    except TimeoutError:
+        raise _unreachable(invite.enrolment, f"no answer within {deadline:.0f} s") from None
+    credentials = RunCredentials(
+        folder_of(identity.path, _checked_run(reply.run)),
+        reply.run,
+        reply.api_address or invite.api,
+        _checked_coordinator(reply.coordinator),
+        role_from_pb(reply.role) if reply.role else None,
+        Credentials(authority_pem, reply.certificate_pem, key),
+    )
+    check_own(credentials.tls, authority, identity.peer)
+    credentials.save()
+    return credentials
+
+
+def check_own(tls: Credentials, authority: x509.Certificate, peer: PeerId) -> None:
+    """Check a certificate that the coordinator has just made for this node, before it is kept.
+
+    Raises HetnodeError WRONG_AUTHORITY unless it is the authority's, for this peer and this TLS key.
+    """
+    try:
+        certificate = x509.load_pem_x509_certificate(tls.certificate)
+        named = certified_peer(certificate.public_bytes(Encoding.DER), authority).peer
+        public = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    except ValueError as error:
+        raise wrong_authority(f"The coordinator sent a certificate that cannot be used: {error}.") from None
+    if (named, public) != (peer, tls.public_key):
+        raise wrong_authority("The coordinator sent the certificate of another peer or key.")
+
+
+async def _shown_certificate(address: str) -> bytes:
+    """The DER certificate shown in a TLS handshake that verifies nothing; retries until cancelled."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])  # what gRPC's servers speak
+    host, _, port = address.rpartition(":")
+    while True:
+        try:
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port), ssl=context)
+        except ssl.SSLError as error:
+            raise wrong_authority(
+                f"What answers at {address} does not speak TLS as a coordinator does: {error}."
+            ) from None
+        except ConnectionError:
+            await asyncio.sleep(_RETRY_SECONDS)
+            continue
+        except OSError as error:
+            raise _unreachable(address, str(error)) from None
+        try:
+            shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        finally:
+            writer.transport.abort()
+        return bytes(shown or b"")
+
+
+async def _enroll(invite: Invite, identity: Identity, tls: Credentials) -> pb.EnrollReply:
+    public_key = tls.public_key
+    request = pb.EnrollRequest(
+        protocol_version=PROTOCOL_VERSION,
+        invite_id=invite.id,
+        secret=invite.secret,
+        peer=identity.peer,
+        tls_public_key=public_key,
+        proof=identity.sign(enrolment_message(invite.pin, public_key, invite.id)),
+    )
+    options = (
+        ("grpc.ssl_target_name_override", COORDINATOR_NAME),
+        ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    )
+    channel = grpc.aio.secure_channel(
+        invite.enrolment, grpc.ssl_channel_credentials(tls.authority), options=options
+    )
+    try:
+        reply: pb.EnrollReply = await pb_grpc.EnrollmentStub(channel).Enroll(request)
+        return reply
+    except grpc.aio.AioRpcError as error:
+        refusal = error_from_rpc(error)
+        if refusal is None and (why := tls_failure(error)):
+            refusal = wrong_authority(
+                f"What answers at {invite.enrolment} is not the invite's coordinator: {why}."
+            )
+        raise refusal or _unreachable(
+            invite.enrolment, f"{error.code().name}: {error.details()}"[:300]
+        ) from None
+    finally:
+        await channel.close()
+
+
+def _checked_coordinator(peer: str) -> PeerId:
+    try:
+        public_key_of(peer)
+    except ValueError as error:
+        raise wrong_authority(f"The coordinator named no key of its own: {error}.") from None
+    return PeerId(peer)
+
+
+def _checked_run(run: str) -> str:
+    """The name of the run, which names a folder here."""
+    if not run or len(run) > 128 or run.startswith(".") or not all(c.isalnum() or c in "-_." for c in run):
+        raise HetnodeError(
+            ErrorCode.BAD_REQUEST,
+            f"The coordinator named its run {run!r:.80}, which cannot be a name.",
+            "Install the same version of hetnode on this machine and on the coordinator's.",
+        )
+    return run
+
+
+def _unreachable(address: str, why: str) -> HetnodeError:
+    return HetnodeError(
+        ErrorCode.COORDINATOR_UNREACHABLE,
+        f"The coordinator's enrolment at {address} does not answer: {why}.",
+        "Check that 'hetnode coordinator' runs there, and that its port is open to this machine.",
+    )

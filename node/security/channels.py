@@ -1,0 +1,49 @@
+"""Mutual TLS over gRPC: channels that believe one named end only, servers that ask for a certificate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+
+from node.security.credentials import Credentials
+
+_TLS_FAILURES = ("handshake", "Peer name", "certificate", "CERTIFICATE", "Hostname Verification")
+
+
+def open_channel(
+    address: str, credentials: Credentials, name: str, options: Sequence[tuple[str, Any]]
+) -> grpc.aio.Channel:
+    """A channel to `address`, where only the holder of a certificate for the DNS name `name` is believed.
+
+    The certificate that this end shows stays that of `credentials`: renewing it takes a new channel.
+    """
+    tls = grpc.ssl_channel_credentials(credentials.authority, credentials.key, credentials.certificate)
+    return grpc.aio.secure_channel(address, tls, options=(*options, ("grpc.ssl_target_name_override", name)))
+
+
+def server_credentials(current: Callable[[], Credentials]) -> grpc.ServerCredentials:
+    """Of a server that asks every client for a certificate, and shows what `current` returns by then."""
+    shown = current()
+
+    def configuration(credentials: Credentials) -> Any:
+        pair = (credentials.key, credentials.certificate)
+        return grpc.ssl_server_certificate_configuration([pair], root_certificates=credentials.authority)
+
+    def changed() -> Any:
+        nonlocal shown
+        if current() == shown:
+            return None
+        shown = current()
+        return configuration(shown)
+
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(shown), changed, require_client_authentication=True
+    )
+
+
+def tls_failure(error: grpc.RpcError) -> str:
+    """What TLS said, where it is why the call failed; "" otherwise."""
+    details = str(getattr(error, "details", lambda: "")() or "")
+    return details[:300] if any(word in details for word in _TLS_FAILURES) else ""

@@ -1,0 +1,103 @@
+"""A node's identity: one ed25519 key in libp2p's file form, used by hivemind, records and payloads alike."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.trust.envelope import peer_id_of
+from protocol.types import PeerId
+
+# libp2p protobuf PrivateKey{Type: Ed25519, Data: 32-byte seed followed by the 32-byte public key}
+_FILE_PREFIX = bytes((0x08, 0x01, 0x12, 0x40))
+
+
+class Identity:
+    """An ed25519 key held by this process alone: its file stays locked until the process ends."""
+
+    def __init__(self, path: Path, key: Ed25519PrivateKey, lock: int) -> None:
+        self.path = path
+        self._key = key
+        self._lock = lock
+        self.peer: PeerId = peer_id_of(_public_bytes(key))
+
+    def sign(self, message: bytes) -> bytes:
+        """ed25519 signature, 64 bytes."""
+        return self._key.sign(message)
+
+
+def open_identity(path: Path) -> Identity:
+    """Load the key at `path`, or create it (mode 0600) on first use, and lock it for this process.
+
+    Raises:
+        HetnodeError: ALREADY_ACTIVE if another live process uses it; BAD_OPTION if it cannot be read.
+    """
+    identity = _try_open(path)
+    if identity is None:
+        raise HetnodeError(
+            ErrorCode.ALREADY_ACTIVE,
+            f"The identity {path} is in use by another process on this machine.",
+            "Stop that node, or give this one another --identity.",
+        )
+    return identity
+
+
+def open_free_identity(folder: Path) -> Identity:
+    """The first ``peer-N.key`` of `folder` that no live process uses, so several nodes share a machine."""
+    number = 0
+    while True:
+        identity = _try_open(folder / f"peer-{number}.key")
+        if identity is not None:
+            return identity
+        number += 1
+
+
+def _try_open(path: Path) -> Identity | None:
+    """None if another process holds the lock."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _unreadable(path, str(error)) from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    data = os.pread(descriptor, 1024, 0)
+    if not data:
+        key = Ed25519PrivateKey.generate()
+        data = _FILE_PREFIX + key.private_bytes_raw() + _public_bytes(key)
+        os.pwrite(descriptor, data, 0)
+        os.fsync(descriptor)
+    key = _parse(data)
+    if key is None:
+        os.close(descriptor)
+        raise _unreadable(path, "it does not hold an ed25519 key in libp2p form")
+    os.fchmod(descriptor, 0o600)
+    return Identity(path, key, descriptor)
+
+
+def _parse(data: bytes) -> Ed25519PrivateKey | None:
+    """The key of a file's bytes; None unless its public half is that of its seed, as libp2p will read it."""
+    if len(data) != 68 or not data.startswith(_FILE_PREFIX):
+        return None
+    key = Ed25519PrivateKey.from_private_bytes(data[4:36])
+    return key if _public_bytes(key) == data[36:] else None
+
+
+def _public_bytes(key: Ed25519PrivateKey) -> bytes:
+    return key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+
+
+def _unreadable(path: Path, why: str) -> HetnodeError:
+    return HetnodeError(
+        ErrorCode.BAD_OPTION,
+        f"The identity file {path} cannot be used: {why}.",
+        "Give another --identity, or remove the file to create a new identity.",
+    )

@@ -1,0 +1,147 @@
+"""The inner phases of one member, seen from the main process: step after step, and how long they took."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from node import faults
+from node.faults import Moment
+from node.net.membership import Seat
+from node.train.pipeline import Pipeline
+from node.train.services import Services
+from protocol.algorithm.flops import microbatch_flops
+from protocol.algorithm.sampling import sample_range
+from protocol.spec import RunSpec
+
+log = logging.getLogger(__name__)
+
+
+class InnerLoop:
+    """One inner phase after the other. Each may begin ahead of the decision of the round before it.
+
+    Args:
+        between_steps: held while an inner step computes.
+
+    Attributes:
+        round: whose inner phase has begun last; 0 before any.
+        seconds: of this phase so far.
+    """
+
+    def __init__(
+        self, spec: RunSpec, services: Services, pipeline: Pipeline, between_steps: asyncio.Lock
+    ) -> None:
+        self._spec, self._services, self._pipeline = spec, services, pipeline
+        self._between_steps = between_steps
+        self._step_seconds = 0.0
+        self._seat: Seat
+        self._samples: range
+        self._start(0)
+
+    async def begin(self, seat: Seat, round_: int) -> None:
+        """Begin the inner phase of `round_` in `seat`; :meth:`train` is to follow."""
+        self._seat, self._samples = seat, self._samples_of(seat, round_)
+        body = {"round": round_, "samples": [self._samples.start, self._samples.stop]}
+        await self._services.worker.call("begin_round", body)
+        self._start(round_)
+
+    async def go_on(self, seat: Seat) -> None:
+        """Go on with the phase that was begun ahead, under a plan that has perhaps changed since.
+
+        The steps that are left take their places in the samples of the new plan.
+        """
+        self._seat, samples = seat, self._samples_of(seat, self.round)
+        if samples != self._samples:
+            self._samples = samples
+            await self._services.worker.call("assign", {"samples": [samples.start, samples.stop]})
+
+    def is_ahead_of(self, round_: int) -> bool:
+        """Whether any step of a later round than `round_` is trained."""
+        return self.round > round_ and self._done > 0
+
+    async def train_ahead(self, steps: int) -> None:
+        """The first `steps` steps of the phase, or as many as the round has time for."""
+        await self._train(steps)
+
+    async def train(self) -> None:
+        """What is left of H steps, or as many as the round has time for. Then the phase is over."""
+        await self._train(None)
+
+    async def train_beyond(self, round_: int, step: int) -> None:
+        """One step more, `step` > H of `round_`, which is exchanged: it is none of the phase's H steps."""
+        began = self._now()
+        await self._step(round_, step)
+        self._beyond_seconds += self._now() - began
+
+    async def end(self) -> dict[str, Any]:
+        """What was measured of the phase, as the fields of a Measurement."""
+        spec, replica = self._spec, self._seat.replica
+        result = (await self._services.worker.call("end_inner_phase", {})).body
+        if result["skipped_steps"]:
+            log.warning(
+                "round %d: %d steps had gradients that are not finite", self.round, result["skipped_steps"]
+            )
+        if result["steps"] < spec.inner.steps:
+            log.info("round %d: %d of %d steps", self.round, result["steps"], spec.inner.steps)
+        self._estimate(result)
+        return {
+            "train_loss": result["loss"],
+            "tokens": result["tokens"],
+            "steps": result["steps"],
+            "gradient_norm": result["gradient_norm"],
+            "inner_seconds": self.seconds,
+            "compute_seconds": result["compute_seconds"],
+            "microbatches": spec.microbatches_of(replica),
+            "link_bytes_sent": self._bytes_sent,
+            "link_bytes_dense": self._pipeline.dense_bytes_per_round,
+        }
+
+    def _start(self, round_: int) -> None:
+        self.round, self.seconds = round_, 0.0
+        self._done, self._is_over = 0, False  # steps of the phase; whether all members know that it ends
+        self._microbatches, self._bytes_sent, self._beyond_seconds = 0, 0, 0.0
+
+    async def _train(self, ahead: int | None) -> None:
+        began, sent_before = self._now(), self._pipeline.bytes_sent
+        while not self._is_over and self._done != ahead:
+            self._services.membership.progress = (self.round, self._done)
+            await faults.reach(Moment.INNER_STEP, round=self.round)
+            if not await self._pipeline.phase(self.round, self._done, self._has_time()):
+                self._is_over = True
+                break
+            step_began = self._now()
+            await self._step(self.round, self._done)
+            self._step_seconds = self._now() - step_began
+            self._done += 1
+        self.seconds += self._now() - began
+        self._bytes_sent += self._pipeline.bytes_sent - sent_before
+
+    async def _step(self, round_: int, step: int) -> None:
+        async with self._between_steps:
+            await self._pipeline.inner_step(round_, step)
+        self._microbatches += self._spec.microbatches_of(self._seat.replica)
+
+    def _has_time(self) -> bool:
+        """Whether this replica should train one more step of the phase before it offers its payloads."""
+        if self._done >= self._spec.inner.steps:
+            return False
+        closes = self._services.membership.closes_in(self.round)
+        # One step's time more, because offering takes some, too.
+        return closes is None or closes > 2 * self._step_seconds
+
+    def _estimate(self, result: Mapping[str, Any]) -> None:
+        """Learn from the phase how fast this node and its replica are."""
+        estimates, done = self._services.membership.estimates, self._microbatches
+        stages = self._seat.replica.members[self._seat.position].stages
+        estimates.computed(done * microbatch_flops(self._spec, stages), result["compute_seconds"])
+        seconds = self.seconds + self._beyond_seconds
+        estimates.replica_took(seconds / done if done and self._seat.is_first else 0.0)
+
+    def _samples_of(self, seat: Seat, round_: int) -> range:
+        return sample_range(seat.plan, self._spec, round_, seat.replica.index)
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()

@@ -1,0 +1,250 @@
+"""Checkpoints between peers: serving the parts on this peer's disk, and fetching one from several donors."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from pathlib import Path
+
+from node.checkpoint import parts
+from node.transport.download import Donors, Download
+from node.transport.transfer import CHUNK_BYTES as PIECE_BYTES
+from node.transport.transfer import WrongBytes
+from protocol.algorithm.digest import HASH_BYTES, chunk_count, chunk_range, digest_of
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.types import Part, StateRecord
+
+log = logging.getLogger(__name__)
+
+_PER_DONOR = 2  # requests on their way, so that a donor need not wait for the next one
+_AT_ONCE = 16  # chunks in memory
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 3.0
+_HASHES_KEPT = 64
+
+Ask = Callable[[str, int, int], Awaitable[bytes]]
+"""(donor, index as in a StateRequest, bytes that are due) -> exactly so many bytes. Raises anything."""
+
+
+class StateShelf:
+    """What this peer can hand on of the checkpoints below `folder`. Belongs to one event loop."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._hashes: dict[parts.StoredPart, bytes] = {}
+        self._hashing = asyncio.Lock()  # one at a time: it takes a whole core
+
+    async def find(self, stage: int, part: Part, round: int) -> parts.StoredPart | None:
+        return await asyncio.to_thread(parts.find, self._folder, stage, part, round)
+
+    async def pieces(self, part: parts.StoredPart, index: int) -> AsyncIterator[bytes]:
+        """The answer to a StateRequest, from the disk piece by piece.
+
+        Raises:
+            IndexError: the part has no such chunk.
+            OSError: the file has gone or changed.
+        """
+        if index == 0:
+            hashes = await self._chunk_hashes(part)
+            for start in range(0, len(hashes), PIECE_BYTES):
+                yield hashes[start : start + PIECE_BYTES]
+            return
+        chunk = parts.pieces(part, chunk_range(part.nbytes, index - 1), PIECE_BYTES)
+        while piece := await asyncio.to_thread(next, chunk, b""):
+            yield piece
+
+    async def _chunk_hashes(self, part: parts.StoredPart) -> bytes:
+        async with self._hashing:
+            if part not in self._hashes:
+                hashes = await asyncio.to_thread(parts.chunk_hashes, part)
+                if len(self._hashes) == _HASHES_KEPT:
+                    del self._hashes[next(iter(self._hashes))]  # the oldest
+                self._hashes[part] = hashes
+            return self._hashes[part]
+
+
+async def fetch_state(
+    record: StateRecord, donors: Iterable[str], nbytes: int, header: str, into: Path, seconds: float, ask: Ask
+) -> None:
+    """Get the part of `record` into the file `into`. What is right in that file already is not asked for.
+
+    Args:
+        nbytes, header: of the part, computed from the spec: no donor's word decides how much is taken.
+
+    Raises:
+        HetnodeError: STATE_UNAVAILABLE when it is not complete after `seconds` or no donor is left, with
+            every donor's reason; what has arrived stays in `into` for the next attempt. DISK_FULL.
+    """
+    known = Donors(donors)
+    what = f"stage {record.stage}" if record.part is Part.STAGE else "the embedding"
+    name = f"{what} after round {record.round}"
+    chunks = chunk_count(nbytes)
+    missing = set(range(chunks))
+    try:
+        async with asyncio.timeout(seconds):
+            hashes = await _chunk_list(record, known, nbytes, header, name, ask)
+            missing &= await asyncio.to_thread(_what_lacks, into, nbytes, hashes)
+            if len(missing) < chunks:
+                log.info("%s: %d of %d chunks are here already", name, chunks - len(missing), chunks)
+
+            async def take(index: int, data: bytes) -> None:
+                await asyncio.to_thread(_write, into, chunk_range(nbytes, index).start, data)
+
+            def check(index: int, data: bytes) -> None:
+                if hashlib.sha256(data).digest() != hashes[index]:
+                    raise WrongBytes(f"chunk {index} has another hash than the checkpoint")
+
+            def due(index: int) -> int:
+                return len(chunk_range(nbytes, index))
+
+            await _Transfer(Download(missing, known), name, due, check, take, ask, first=1).run()
+            await asyncio.to_thread(_flush, into)
+    except (TimeoutError, _NobodyLeft):
+        tried = "; ".join(f"{donor}: {why}" for donor, why in known.reasons.items()) or "no answer in time"
+        raise HetnodeError(
+            ErrorCode.STATE_UNAVAILABLE,
+            f"{name[0].upper()}{name[1:]} could not be had whole from its {len(list(known))} donors; "
+            f"{chunks - len(missing)} of {chunks} chunks are here: {tried}.",
+            "Try again: what is here is kept, and other donors may come.",
+        ) from None
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise HetnodeError(
+            ErrorCode.DISK_FULL,
+            f"{name[0].upper()}{name[1:]} cannot be written to {into}: {error.strerror or error}.",
+            f"{'Make room on that disk' if full else 'Mend that folder'}, then start the node again.",
+        ) from None
+
+
+class _NobodyLeft(Exception):
+    """Every donor has been given up."""
+
+
+async def _chunk_list(
+    record: StateRecord, donors: Donors, nbytes: int, header: str, name: str, ask: Ask
+) -> list[bytes]:
+    """The hash of every chunk, from whoever first sends those of which `record.digest` is made."""
+    size = HASH_BYTES * chunk_count(nbytes)
+    found: list[bytes] = []
+
+    def split(data: bytes) -> list[bytes]:
+        return [data[start : start + HASH_BYTES] for start in range(0, size, HASH_BYTES)]
+
+    def check(_: int, data: bytes) -> None:
+        if digest_of(header, split(data)) != record.digest:
+            raise WrongBytes("its list of chunks is not that of the checkpoint")
+
+    async def take(_: int, data: bytes) -> None:
+        found[:] = split(data)
+
+    await _Transfer(Download({0}, donors), name, lambda _: size, check, take, ask, first=0).run()
+    return found
+
+
+class _Transfer:
+    """Carries out a :class:`Download`.
+
+    Args:
+        due: the bytes of a piece.
+        check: raises WrongBytes unless these are its bytes.
+        take: keeps the bytes of a piece; may be called twice for one. Raises OSError.
+        first: the index that a StateRequest has for piece 0.
+    """
+
+    def __init__(
+        self,
+        download: Download,
+        name: str,
+        due: Callable[[int], int],
+        check: Callable[[int, bytes], None],
+        take: Callable[[int, bytes], Awaitable[None]],
+        ask: Ask,
+        first: int,
+    ) -> None:
+        self._download, self._name = download, name
+        self._due, self._check, self._take, self._ask, self._first = due, check, take, ask, first
+        self._changed = asyncio.Condition()
+        self._at_once = asyncio.Semaphore(_AT_ONCE)
+        self._is_over = False
+
+    async def run(self) -> None:
+        """Return when nothing is missing. Raises _NobodyLeft; OSError from `take`."""
+        work = [self._work(donor) for donor in self._download.donors.usable for _ in range(_PER_DONOR)]
+        tasks = [asyncio.create_task(each) for each in work]
+        ended = asyncio.create_task(self._wait_ended())
+        try:
+            waiting = {ended, *tasks}
+            while not ended.done():
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()  # what `take` raises ends it all
+        finally:
+            self._is_over = True  # for those who are in a library that swallows that they are cancelled
+            for task in (ended, *tasks):
+                task.cancel()
+            await asyncio.gather(ended, *tasks, return_exceptions=True)
+        if not self._download.is_complete:
+            raise _NobodyLeft
+
+    async def _wait_ended(self) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._download.is_complete or self._download.is_hopeless)
+
+    async def _work(self, donor: str) -> None:
+        download = self._download
+        while not self._is_over:
+            async with self._changed:
+                while (piece := download.next_for(donor)) is None:
+                    if self._is_over or not download.donors.may_be_asked(donor):
+                        return
+                    await self._changed.wait()
+            async with self._at_once:
+                await self._get(donor, piece)
+            async with self._changed:
+                self._changed.notify_all()
+            if failures := download.donors.failures(donor):
+                await asyncio.sleep(min(_FIRST_PAUSE * 2 ** (failures - 1), _LONGEST_PAUSE))
+
+    async def _get(self, donor: str, piece: int) -> None:
+        try:
+            data = await self._ask(donor, piece + self._first, self._due(piece))
+            await asyncio.to_thread(self._check, piece, data)
+        except WrongBytes as error:
+            log.warning("%s: %s sent wrong bytes and is asked no more: %s", self._name, donor, error)
+            self._download.failed(donor, piece, str(error), has_lied=True)
+        except Exception as error:  # hivemind and libp2p raise anything here
+            log.debug("%s: %s did not send chunk %d: %r", self._name, donor, piece, error)
+            self._download.failed(donor, piece, str(error) or type(error).__name__)
+        else:
+            await self._take(piece, data)
+            self._download.arrived(donor, piece)
+
+
+def _what_lacks(into: Path, nbytes: int, hashes: list[bytes]) -> set[int]:
+    """The chunks that `into` does not hold. Makes the file, of the right size, where there is none."""
+    into.parent.mkdir(parents=True, exist_ok=True)
+    lacking = set()
+    with os.fdopen(os.open(into, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b") as file:
+        had = os.fstat(file.fileno()).st_size
+        file.truncate(nbytes)
+        for index, wanted in enumerate(hashes):
+            chunk = chunk_range(nbytes, index)
+            if chunk.start >= had or hashlib.sha256(file.read(len(chunk))).digest() != wanted:
+                lacking.add(index)
+    return lacking
+
+
+def _write(into: Path, start: int, data: bytes) -> None:
+    with into.open("r+b", buffering=0) as file:
+        file.seek(start)
+        rest = memoryview(data)
+        while rest:
+            rest = rest[file.write(rest) :]
+
+
+def _flush(into: Path) -> None:
+    with into.open("rb") as file:
+        os.fsync(file.fileno())

@@ -1,0 +1,319 @@
+"""What a replica sends of a tensor: the largest values of every chunk, with few bits each.
+
+SparseLoCo (arXiv 2508.15706): a tensor is cut into chunks, from each the k values of largest magnitude are
+kept, and their values are quantized. Here are the cut (:class:`TensorLayout`), the choice (:func:`top_k`) and
+what comes of both (:func:`sparsify`); :mod:`protocol.algorithm.quantizers` makes the values small, and
+:mod:`protocol.wire.payload_codec` turns the result into bytes.
+
+All goes block by block, a few chunks at a time: they stay in the processor's caches, and what is needed
+besides the tensor itself is small, however large it is.
+
+Shapes: c chunks, n elements of a chunk, k of them sent, s = sum of all k of a tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from protocol.algorithm.quantizers import MAGNITUDES, Floats, quantize, value_table
+from protocol.spec import OuterSpec
+
+_BLOCK = 1 << 19
+"""Elements that are looked at together: 128 chunks of 4096."""
+
+
+@dataclass(frozen=True)
+class ChunkGroup:
+    """`count` chunks of `size` elements, of each of which `k` are sent."""
+
+    count: int
+    size: int
+    k: int
+
+
+@dataclass(frozen=True)
+class Block:
+    """Neighbouring chunks of one size, which are also neighbours in row-major order: elements start..stop."""
+
+    start: int
+    chunks: ChunkGroup
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.chunks.count * self.chunks.size
+
+
+@dataclass(frozen=True)
+class SparseTensor:
+    """What one replica sends of one tensor, on the CPU.
+
+    Attributes:
+        indices_s: int64, row-major element numbers; chunk after chunk, ascending within each. None where
+            the exchange is dense: all elements in order.
+        codes_s: the values themselves; or, with magnitudes, uint8: the number of the magnitude, plus their
+            count where the value is negative.
+        magnitudes: None, or float32 [1 or 2], ascending.
+        scales_s: None, or uint8: the scale of the chunk that holds the value, see protocol.algorithm.quantizers.
+    """
+
+    indices_s: Tensor | None
+    codes_s: Tensor
+    magnitudes: Tensor | None = None
+    scales_s: Tensor | None = None
+
+    @property
+    def values_s(self) -> Tensor:
+        """The values as every receiver sees them."""
+        return self._values(slice(None))
+
+    def add_to(self, flat: Tensor, factor: float) -> None:
+        """flat += factor * sent, in place on a flattened tensor of the full size.
+
+        Product and sum are rounded separately, in the dtype of `flat`, so that every machine gets the same
+        bits: no fused multiply-add.
+        """
+        for start in range(0, len(self.codes_s), _BLOCK):
+            part = slice(start, start + _BLOCK)
+            addend = self._values(part).to(flat.device, flat.dtype) * factor
+            if self.indices_s is None:
+                flat[part].add_(addend)
+            else:
+                flat.index_add_(0, self.indices_s[part].to(flat.device), addend)
+
+    @cached_property
+    def _table(self) -> Tensor:
+        """The value of every code, or of every scale and code."""
+        assert self.magnitudes is not None
+        return torch.from_numpy(value_table(self.magnitudes.numpy(), self.scales_s is not None)).ravel()
+
+    def _values(self, part: slice) -> Tensor:
+        if self.magnitudes is None:
+            return self.codes_s[part]
+        keys_s = self.codes_s[part].int()
+        if self.scales_s is not None:
+            keys_s += self.scales_s[part].int() * (2 * len(self.magnitudes))
+        return self._table.index_select(0, keys_s)
+
+
+@dataclass(frozen=True)
+class TensorLayout:
+    """How a tensor of `shape` is cut into chunks.
+
+    "flat": consecutive runs of ``outer.chunk`` in row-major order, the last one possibly shorter.
+    "tiles": tiles of h x w, where h (w) is the largest divisor of the dimension up to sqrt(chunk), tiles
+    and their elements in row-major order; a 1-D tensor counts as one row.
+    """
+
+    shape: tuple[int, ...]
+    outer: OuterSpec
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @cached_property
+    def groups(self) -> tuple[ChunkGroup, ...]:
+        """Chunks of equal size, in the order in which they are sent. All of each is sent where dense."""
+        if self._has_tiles:
+            h, w = self._tile
+            return (self._group(self.numel // (h * w), h * w),)
+        full, rest = divmod(self.numel, self.outer.chunk)
+        cut = ((full, self.outer.chunk), (1, rest))
+        return tuple(self._group(count, size) for count, size in cut if count and size)
+
+    @property
+    def sent(self) -> int:
+        """s, the values sent of one tensor."""
+        return sum(group.count * group.k for group in self.groups)
+
+    def blocks(self) -> Iterator[Block]:
+        """All elements in blocks, in the order in which they are sent."""
+        start = 0
+        for group in self.groups:
+            at_once = self._chunks_at_once(group.size)
+            for first in range(0, group.count, at_once):
+                chunks = ChunkGroup(min(at_once, group.count - first), group.size, group.k)
+                yield Block(start + first * group.size, chunks)
+            start += group.count * group.size
+
+    def chunks_of(self, block: Block, elements: Tensor) -> Tensor:
+        """The chunks [c, n] of a block, from its elements in row-major order; a view where they are runs."""
+        if not self._has_tiles or self._tile[0] == 1:
+            return elements.view(block.chunks.count, block.chunks.size)
+        h, w = self._tile
+        columns = self._matrix[1]
+        return elements.view(-1, h, columns // w, w).transpose(1, 2).reshape(-1, h * w)
+
+    @property
+    def lengths_c(self) -> NDArray[np.int64]:
+        """Values sent of each chunk."""
+        return np.concatenate([np.full(group.count, group.k) for group in self.groups])
+
+    def _chunks_at_once(self, size: int) -> int:
+        """Chunks of one block. Tiles of several rows are runs only together with all beside them."""
+        beside = self._matrix[1] // self._tile[1] if self._has_tiles and self._tile[0] > 1 else 1
+        return max(_BLOCK // (size * beside), 1) * beside
+
+    def row_major(self, positions: Tensor) -> Tensor:
+        """Row-major element numbers of `positions`, the element numbers counted chunk after chunk."""
+        if not self._has_tiles:
+            return positions
+        h, w = self._tile
+        columns = self._matrix[1]
+        tile, inside = positions // (h * w), positions % (h * w)
+        row = tile // (columns // w) * h + inside // w
+        return row * columns + tile % (columns // w) * w + inside % w
+
+    def positions(self, row_major: Tensor) -> Tensor:
+        """The inverse of :meth:`row_major`."""
+        if not self._has_tiles:
+            return row_major
+        h, w = self._tile
+        columns = self._matrix[1]
+        row, column = row_major // columns, row_major % columns
+        tile = row // h * (columns // w) + column // w
+        return tile * (h * w) + row % h * w + column % w
+
+    @property
+    def _has_tiles(self) -> bool:
+        return self.outer.layout == "tiles" and not self.outer.dense
+
+    @property
+    def _matrix(self) -> tuple[int, int]:
+        if len(self.shape) > 2:
+            raise ValueError(f"layout 'tiles' is for vectors and matrices, not for shape {self.shape}")
+        rows, columns = (1, *self.shape)[-2:]
+        return rows, columns
+
+    @cached_property
+    def _tile(self) -> tuple[int, int]:
+        side = math.isqrt(self.outer.chunk)
+        rows, columns = self._matrix
+        return _largest_divisor(rows, side), _largest_divisor(columns, side)
+
+    def _group(self, count: int, size: int) -> ChunkGroup:
+        k, chunk = self.outer.top_k, self.outer.chunk
+        if self.outer.dense:
+            return ChunkGroup(count, size, size)
+        if self.outer.short_chunk == "clip":
+            return ChunkGroup(count, size, min(k, size))
+        # Round half up, in integers.
+        return ChunkGroup(count, size, max(1, (2 * k * size + chunk) // (2 * chunk)))
+
+
+def _largest_divisor(n: int, limit: int) -> int:
+    return next(divisor for divisor in range(min(n, limit), 0, -1) if n % divisor == 0)
+
+
+def sparsify(tensor: Tensor, layout: TensorLayout) -> SparseTensor:
+    """The values of `tensor` (finite, any float dtype, any device) that are sent, as the layout's spec says.
+
+    Deterministic; but near-ties fall differently after differently rounded arithmetic, so indices are
+    never derived twice: what a replica sent is the truth.
+    """
+    flat = tensor.reshape(-1)
+    return sparsify_blocks((flat[block.start : block.stop] for block in layout.blocks()), layout)
+
+
+def sparsify_blocks(elements: Iterable[Tensor], layout: TensorLayout) -> SparseTensor:
+    """As :func:`sparsify`, of a tensor that is there block by block: the elements of each of its blocks.
+
+    All elements are looked at where the blocks are; what is sent, and little more, goes to the host.
+    """
+    if layout.outer.dense:
+        return SparseTensor(None, torch.cat([run.to("cpu", copy=True) for run in elements]))
+    values: list[Floats] = []
+    positions_s, sent = np.empty(layout.sent, np.int64), 0
+    for block, run in zip(layout.blocks(), elements, strict=True):
+        chunks = block.chunks
+        indices_ck, values_ck = top_k(layout.chunks_of(block, run), chunks.k)
+        starts_c1 = block.start + np.arange(chunks.count)[:, None] * chunks.size
+        positions_s[sent : sent + indices_ck.size] = (indices_ck + starts_c1).ravel()
+        values.append(values_ck.ravel())
+        sent += indices_ck.size
+    indices_s, values_s = layout.row_major(torch.from_numpy(positions_s)), np.concatenate(values)
+    if layout.outer.quantizer == "none":
+        return SparseTensor(indices_s, torch.from_numpy(values_s))
+    lengths_c = layout.lengths_c if layout.outer.codebook == "chunk" else None
+    codes_s, magnitudes, scales_s = quantize(values_s, MAGNITUDES[layout.outer.quantizer], lengths_c)
+    scales = None if scales_s is None else torch.from_numpy(scales_s)
+    return SparseTensor(indices_s, torch.from_numpy(codes_s), torch.from_numpy(magnitudes), scales)
+
+
+def top_k(chunks_cn: Tensor, k: int) -> tuple[NDArray[np.int64], Floats]:
+    """The k values [c, k] of largest magnitude of every row, of equal ones the first, and their indices.
+
+    A row is cut into groups. At least k elements, the maxima of groups, reach the k-th largest maximum, so
+    none that is smaller can be chosen. The few others, the candidates, go to the host, which decides. Rows
+    with many candidates, such as zeros, are decided as a whole before.
+
+    Args:
+        chunks_cn: finite, float32 or float64, any device.
+
+    Returns:
+        Ascending indices [c, k], and values.
+    """
+    count, size = chunks_cn.shape
+    magnitude_cn = chunks_cn.abs()
+    groups = min(4 * k, size)
+    maxima_cg = magnitude_cn[:, : size // groups * groups].view(count, -1, groups).amax(dim=1)
+    bound_c1 = maxima_cg.topk(k, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
+    is_candidate_cn = _at_least(magnitude_cn, bound_c1)
+    candidates = _flatnonzero(is_candidate_cn)
+    lengths_c = np.bincount(candidates // size)
+    if lengths_c.max() > 2 * groups:
+        crowded = torch.from_numpy(np.flatnonzero(lengths_c > 2 * groups)).to(chunks_cn.device)
+        is_candidate_cn[crowded] = _is_chosen(magnitude_cn[crowded], k)
+        candidates = _flatnonzero(is_candidate_cn)
+    values = chunks_cn.reshape(-1)[torch.from_numpy(candidates).to(chunks_cn.device)].numpy(force=True)
+    row = candidates // size
+    is_chosen = _is_chosen_of(row, np.abs(values), k)
+    indices = candidates[is_chosen] - row[is_chosen] * size
+    return indices.reshape(count, k), values[is_chosen].reshape(count, k)
+
+
+def _is_chosen(magnitude_cn: Tensor, k: int) -> Tensor:
+    """Which elements [c, n] are the k largest of their row, of equal ones the first."""
+    cut_c1 = magnitude_cn.topk(k, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
+    above_cn, at_cut_cn = magnitude_cn > cut_c1, magnitude_cn == cut_c1
+    room_c1 = k - above_cn.sum(dim=1, keepdim=True)
+    return above_cn | (at_cut_cn & (at_cut_cn.cumsum(dim=1, dtype=torch.int32) <= room_c1))
+
+
+def _is_chosen_of(row: NDArray[np.int64], magnitude: Floats, k: int) -> NDArray[np.bool_]:
+    """As :func:`_is_chosen`, for a list of elements: their rows, ascending, and their magnitudes."""
+    lengths_c = np.bincount(row)
+    count, width = len(lengths_c), int(lengths_c.max())
+    padded = np.full(count * width, -1.0, magnitude.dtype)
+    gaps_c = np.arange(count) * width - (lengths_c.cumsum() - lengths_c)
+    padded[np.arange(len(row)) + gaps_c[row]] = magnitude
+    cut = np.partition(padded.reshape(count, width), width - k, axis=1)[:, width - k][row]
+    is_chosen: NDArray[np.bool_] = magnitude >= cut
+    if np.count_nonzero(is_chosen) > count * k:
+        tied = np.flatnonzero(magnitude == cut)
+        room = k - np.bincount(row[magnitude > cut], minlength=count)[row[tied]]
+        place = np.arange(len(tied)) - np.searchsorted(row[tied], row[tied])
+        is_chosen[tied] = place < room
+    return is_chosen
+
+
+def _at_least(magnitude_cn: Tensor, bound_c1: Tensor) -> Tensor:
+    """Where the magnitude reaches the bound. On the CPU numpy compares three times as fast as torch."""
+    if magnitude_cn.device.type == "cpu":
+        return torch.from_numpy(np.greater_equal(magnitude_cn.numpy(), bound_c1.numpy()))
+    return magnitude_cn >= bound_c1
+
+
+def _flatnonzero(mask: Tensor) -> NDArray[np.int64]:
+    """Flat positions of what is set, on the host. On the CPU numpy needs a tenth of torch's time."""
+    if mask.device.type == "cpu":
+        return np.flatnonzero(mask.numpy())
+    return mask.flatten().nonzero().squeeze(1).numpy(force=True)

@@ -1,0 +1,162 @@
+"""Bytes of the records that are signed: the DHT's peer records, payload descriptors, plans, checkpoints.
+
+Everything read here was written by a stranger: any bad bytes raise BAD_REQUEST, nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from cryptography import x509
+from google.protobuf.message import DecodeError
+
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.pb import hetnode_pb2 as pb
+from protocol.trust.envelope import Signer, is_signed_by, plan_message, record_message, state_message
+from protocol.trust.tls import certified_peer
+from protocol.types import PayloadDescriptor, PeerRecord, Plan, StateRecord
+from protocol.wire.convert import (
+    descriptor_from_pb,
+    descriptor_to_pb,
+    peer_record_from_pb,
+    peer_record_to_pb,
+    plan_from_pb,
+    plan_to_pb,
+    state_from_pb,
+    state_to_pb,
+)
+
+MAX_SEALED_BYTES = 2048
+"""Largest signed record in the DHT; every field of a PeerRecord, and a certificate, is well below it."""
+
+
+@dataclass(frozen=True)
+class OpenedRecord:
+    """A record as its peer has signed it. `expires`: Unix time until which the DHT may keep it."""
+
+    record: PeerRecord
+    expires: float
+
+
+def record_to_bytes(record: PeerRecord) -> bytes:
+    return peer_record_to_pb(record).SerializeToString(deterministic=True)
+
+
+def record_from_bytes(data: bytes) -> PeerRecord:
+    """Raises HetnodeError BAD_REQUEST on any bad bytes."""
+    try:
+        return peer_record_from_pb(pb.PeerRecord.FromString(data))
+    except DecodeError:
+        raise _bad("it is no peer record") from None
+
+
+def seal_record(record: PeerRecord, sign: Signer, expires: float, certificate: bytes) -> bytes:
+    """The record as it is stored in the DHT: with its peer's signature and (DER) certificate.
+
+    Args:
+        expires: Unix time until which the DHT may keep it.
+    """
+    data = record_to_bytes(record)
+    return pb.SignedRecord(
+        record=data,
+        signature=sign(record_message(data, expires)),
+        expires=expires,
+        certificate=certificate,
+    ).SerializeToString()
+
+
+def open_record(sealed: bytes, peer: str, authority: x509.Certificate, now: float) -> OpenedRecord:
+    """The record that `peer` signed about itself, if its certificate is the authority's and neither is over.
+
+    Raises:
+        HetnodeError: BAD_REQUEST if it is too long, malformed, about another peer, not signed by `peer`, not
+            certified, or stale.
+    """
+    if len(sealed) > MAX_SEALED_BYTES:
+        raise _bad(f"it has {len(sealed)} bytes, more than {MAX_SEALED_BYTES}")
+    try:
+        signed = pb.SignedRecord.FromString(sealed)
+    except DecodeError:
+        raise _bad("it is no signed record") from None
+    if not is_signed_by(peer, record_message(signed.record, signed.expires), signed.signature):
+        raise _bad(f"it is not signed by {peer[:64]}")
+    if not now < signed.expires < math.inf:
+        raise _bad(f"{peer} wrote it too long ago")
+    try:
+        certificate = certified_peer(signed.certificate, authority)
+    except ValueError as error:
+        raise _bad(f"{peer} shows {error}") from None
+    if certificate.peer != peer or not certificate.holds_at(now):
+        raise _bad(f"{peer} shows the certificate of another peer, or one whose time is over")
+    record = record_from_bytes(signed.record)
+    if record.peer != peer:
+        raise _bad(f"{peer[:64]} signed a record about {record.peer}")
+    return OpenedRecord(record, signed.expires)
+
+
+def descriptor_to_bytes(descriptor: PayloadDescriptor) -> bytes:
+    return descriptor_to_pb(descriptor).SerializeToString()
+
+
+def descriptor_from_bytes(data: bytes) -> PayloadDescriptor:
+    """Raises HetnodeError BAD_REQUEST on any bad bytes. The signature is not verified here."""
+    try:
+        return descriptor_from_pb(pb.PayloadDescriptor.FromString(data))
+    except DecodeError:
+        raise _bad("it is no payload descriptor") from None
+
+
+def seal_plan(plan: Plan, run: str, sign: Signer) -> tuple[bytes, bytes]:
+    """The plan as it is sent, and the coordinator's signature under it."""
+    data = plan_to_pb(plan).SerializeToString(deterministic=True)
+    return data, sign(plan_message(run, data))
+
+
+def open_plan(data: bytes, signature: bytes, run: str, coordinator: str) -> Plan:
+    """The plan of `run` that `coordinator`, the peer id of its key, has signed.
+
+    Raises:
+        HetnodeError: WRONG_AUTHORITY if it is not signed so; BAD_REQUEST if what was signed is no plan.
+    """
+    _check_signed(plan_message(run, data), signature, run, coordinator, "plan")
+    try:
+        return plan_from_pb(pb.Plan.FromString(data))
+    except DecodeError:
+        raise _bad("it is no plan") from None
+
+
+def seal_state(record: StateRecord, sign: Signer) -> tuple[bytes, bytes]:
+    """The record as it is sent, and the coordinator's signature under it."""
+    data = state_to_pb(record).SerializeToString(deterministic=True)
+    return data, sign(state_message(record.run, data))
+
+
+def open_state(data: bytes, signature: bytes, run: str, coordinator: str) -> StateRecord:
+    """The record of a checkpoint of `run` that `coordinator`, the peer id of its key, has signed.
+
+    Raises:
+        HetnodeError: WRONG_AUTHORITY if it is not signed so; BAD_REQUEST if what was signed is no record.
+    """
+    _check_signed(state_message(run, data), signature, run, coordinator, "record of a checkpoint")
+    try:
+        return state_from_pb(pb.StateRecord.FromString(data))
+    except DecodeError:
+        raise _bad("it is no record of a checkpoint") from None
+
+
+def _check_signed(message: bytes, signature: bytes, run: str, coordinator: str, what: str) -> None:
+    if not is_signed_by(coordinator, message, signature):
+        raise HetnodeError(
+            ErrorCode.WRONG_AUTHORITY,
+            f"A {what} is not signed by the coordinator {coordinator[:64]} of run {run[:64]}.",
+            "If the operator has set the coordinator up anew, ask for a new invite.",
+        )
+
+
+def _bad(why: str) -> HetnodeError:
+    return HetnodeError(
+        ErrorCode.BAD_REQUEST,
+        f"A record of another peer cannot be used: {why}.",
+        "Run the same version of hetnode on every peer; if they already do, that peer is faulty.",
+    )

@@ -1,0 +1,241 @@
+"""What the benchmarks are made of, without their minutes: relays, predictions, sums, tables."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import math
+import platform
+import re
+
+import pytest
+
+from benchmarks import accounting, rounds
+from benchmarks.__main__ import BEGIN, END, PARTS, measure, replaced
+from benchmarks.overlap import round_seconds
+from benchmarks.pipeline import (
+    MODEL,
+    Case,
+    Result,
+    arguments_of,
+    compute_seconds,
+    document_of,
+    predict,
+    rows_of,
+    summary_of,
+)
+from benchmarks.pipeline_member import replica_of
+from benchmarks.rounds import tcp_bytes
+from benchmarks.shaping import Relays
+from benchmarks.tables import NotHere, Table, machine
+from protocol.spec import resolve
+from protocol.wire.payload_codec import PayloadLayout
+from tests.support.paths import ROOT
+
+SPEC = resolve("tiny", overrides=MODEL)
+WIDTH = SPEC.model.width
+
+
+def result(k: int, seconds: float, predicted: float = 2.0) -> Result:
+    case = Case(2, k, 10e6)
+    return Result(case, k > 0, (0.1, 0.2), seconds, predicted, predicted, (0.5, 0.5), (0.5, 0.5), 1.0)
+
+
+async def test_relays_carry_every_byte_both_ways_in_order() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write((await reader.readexactly(300_000))[::-1])
+        writer.close()
+
+    sent = bytes(range(250)) * 1200
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    relays = Relays(delay=0.001)
+    [endpoint] = await relays.join([1, 2], [server.sockets[0].getsockname()[1]])
+    await relays.shape(100e6)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(endpoint.split(":")[1]))
+    writer.write(sent)
+    assert await reader.read(-1) == sent[::-1]
+    writer.close()
+    await relays.close()
+    server.close()
+
+
+def test_a_prediction_is_the_cost_models_step() -> None:
+    unshaped = predict(SPEC, Case(2, 0, math.inf), (0.3, 0.3), 1.0, 0.0)
+    # 8 microbatches, and the fill and drain of one more member.
+    assert math.isclose(unshaped.seconds, 9 * 0.3)
+    shaped = predict(SPEC, Case(2, 0, 10e6), (0.3, 0.3), 1.0, 0.0)
+    narrower = predict(SPEC, Case(2, WIDTH // 8, 10e6), (0.3, 0.3), 1.0, 0.0)
+    assert unshaped.seconds < narrower.seconds < shaped.seconds
+
+
+def test_compute_is_the_median_of_all_steps_but_the_first() -> None:
+    def step(forward: float, backward: float) -> dict[str, object]:
+        return {"passes": [["forward", forward], ["backward", backward]]}
+
+    steps = [step(9, 9), step(1, 2), step(1, 4), step(1, 1)]
+    assert compute_seconds([{"steps": steps}]) == (3,)
+
+
+def test_every_member_of_a_chain_hosts_its_share_of_the_stages() -> None:
+    for members in (2, 4):
+        replica = replica_of(SPEC, members, 8, 4)
+        assert [stage for each in replica.members for stage in each.stages] == [0, 1, 2, 3]
+        assert [link.k for link in replica.links] == [8] * (members - 1)
+
+
+def test_the_table_compares_with_uncompressed_activations() -> None:
+    results = [result(0, 4.0), result(WIDTH // 8, 2.0), result(WIDTH, 4.4)]
+    rows = list(rows_of(results, WIDTH))
+    assert [row[0] for row in rows] == ["2", "2 paced", "2 paced"]
+    assert [row[1] for row in rows] == ["uncompressed", "1/8", "1"]
+    assert [row[-1] for row in rows] == ["", "2.00x", "0.91x"]
+    assert document_of(results, WIDTH, "command").rows == tuple(map(tuple, rows))
+    assert summary_of(results).startswith("1 of 3 steps within 15 % of the prediction")
+
+
+def test_the_quick_table_is_a_part_of_the_whole_one() -> None:
+    whole, quick = arguments_of([]), arguments_of(["--quick"])
+    assert (whole.members, whole.ratios, whole.bandwidths) == ([2, 4], [0, 1, 8, 32], [0, 10, 50, 100])
+    for part, all_ in ((quick.members, whole.members), (quick.ratios, whole.ratios)):
+        assert set(part) < set(all_)
+
+
+def test_a_table_in_markdown_has_numbers_to_the_right_and_no_stray_bars() -> None:
+    table = Table("Title", "command", ("name", "bytes"), (("a|b", "1,234.5"), ("c", "-2 %")), ("A note.",))
+    assert table.markdown.splitlines() == [
+        *("### Title", "", "    command", ""),
+        *("| name | bytes |", "| --- | ---: |", r"| a\|b | 1,234.5 |", "| c | -2 % |", "", "- A note."),
+    ]
+
+
+def test_a_row_of_the_wrong_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="1 cells for 2 columns"):
+        Table("Title", "command", ("name", "bytes"), (("a",),))
+
+
+def test_the_line_about_the_machine_names_neither_host_nor_path() -> None:
+    assert platform.node() not in machine()
+    assert "/" not in machine()
+
+
+def test_only_what_stands_between_the_markers_is_replaced() -> None:
+    document = f"before\n{BEGIN}\nold\n{END}\nafter\n"
+    once = replaced(document, "new\n")
+    assert once == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"
+    assert replaced(once, "new") == once
+
+
+@pytest.mark.parametrize("document", ["", BEGIN, f"{END}{BEGIN}", f"{BEGIN}{END}{END}"])
+def test_a_document_without_its_markers_is_not_touched(document: str) -> None:
+    with pytest.raises(ValueError, match=re.escape("make bench")):
+        replaced(document, "new")
+
+
+def test_the_documentation_has_the_markers() -> None:
+    document = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    assert "new" in replaced(document, "new")
+
+
+def test_every_part_of_make_bench_offers_a_table() -> None:
+    for part in PARTS:
+        assert callable(importlib.import_module(f"benchmarks.{part}").table), part
+
+
+@pytest.mark.parametrize(("error", "failed"), [(NotHere("no root"), False), (RuntimeError("broken"), True)])
+def test_a_part_that_cannot_be_measured_is_named_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, failed: bool
+) -> None:
+    def table(quick: bool) -> Table:
+        raise error
+
+    monkeypatch.setattr(accounting, "table", table)
+    measured = measure("accounting")
+    assert measured.failed == failed
+    assert str(error) in measured.markdown
+
+
+def bytes_per_chunk(bits: accounting.Bits) -> float:
+    chunks = 4096
+    return bits(PayloadLayout({"matrix": (chunks, 4096)}, resolve("178m").outer)) / 8 / chunks
+
+
+def test_accounting_gives_the_known_figures_of_a_chunk() -> None:
+    assert bytes_per_chunk(accounting.dense(32)) == 16384
+    assert bytes_per_chunk(accounting.dense(16, times=3)) == 3 * 8192
+    assert bytes_per_chunk(accounting.chosen(12, 2)) == 56
+    assert bytes_per_chunk(accounting.chosen(64, 8)) == 288
+    assert math.isclose(bytes_per_chunk(accounting.entropy_bound), 41.27, abs_tol=0.005)
+
+
+def test_a_payload_lies_between_the_entropy_bound_and_twelve_bit_indices() -> None:
+    bound, twelve = bytes_per_chunk(accounting.entropy_bound), bytes_per_chunk(accounting.chosen(12, 2))
+    options = {"quantizer": "2bit", "codebook": "tensor"}
+    enumerative = bytes_per_chunk(accounting.coded(indices="enumerative", **options))
+    elias_fano = bytes_per_chunk(accounting.coded(indices="elias-fano", **options))
+    assert bound < enumerative < 42.2 < elias_fano < twelve
+
+
+def test_accounting_adds_up_the_stages() -> None:
+    layouts = accounting.layouts_of(resolve("nano"))
+    rows = {row[0]: row for row in accounting.rows_of(layouts, steps=2)}
+    parameters = sum(math.prod(shape) for layout in layouts.values() for shape in layout.shapes.values())
+    assert float(rows["DiLoCo, float32 pseudo-gradient"][3]) == pytest.approx(4e-6 * parameters, abs=5e-4)
+    assert rows["DiLoCo, float32 pseudo-gradient"][4] == "1x"
+
+
+LISTING = """\
+ESTAB 0 0 10.78.0.1:4000 10.78.0.2:5000 users:(("p2pd",pid=7,fd=9)) cubic rto:204 bytes_sent:150 \
+bytes_retrans:50 bytes_acked:100 bytes_received:23 segs_out:3
+LISTEN 0 4096 0.0.0.0:4000 0.0.0.0:* users:(("p2pd",pid=7,fd=8)) cubic cwnd:10
+ESTAB 0 0 10.78.0.1:4001 10.78.0.2:5001 users:(("p2pd",pid=77,fd=9)) cubic bytes_acked:1000
+"""
+
+
+def test_socket_bytes_are_those_of_the_processes_that_were_asked_for() -> None:
+    assert tcp_bytes(LISTING, {7}) == 123
+    assert tcp_bytes(LISTING, {7, 77}) == 1123
+    assert tcp_bytes(LISTING, {8}) == 0
+
+
+def test_a_round_is_held_against_what_the_link_can_carry() -> None:
+    case = rounds.Case("name", (600_000, 400_000), 8e6)
+    [row] = rounds.rows_of([rounds.Result(case, 3, 4_040_000.0, 4.2)])
+    ideal = 2 * 1.0 * 1514 / 1448  # two others' megabyte, a second each, and the headers of the frames
+    assert row == (
+        "name",
+        "3",
+        "8 Mb/s",
+        "4,000.0",
+        "4,040.0",
+        "1.00 %",
+        "2.09",
+        "4.20",
+        f"{4.2 / ideal:.2f}",
+    )
+
+
+def test_an_unshaped_round_has_no_ideal() -> None:
+    case = rounds.Case("name", (1000,), math.inf)
+    [row] = rounds.rows_of([rounds.Result(case, 2, 2010.0, 0.5)])
+    assert row[2:] == ("unshaped", "2.0", "2.0", "0.50 %", "", "0.50", "")
+
+
+def decision(round: int, time: float, stage: int = 0, committed: bool = True) -> dict[str, object]:
+    what = {"event": "decision", "stage": stage, "round": round, "reason": "no payloads"}
+    return {**what, "time": time, "committed": committed}
+
+
+def test_a_round_lasts_from_last_decision_to_last_decision_after_the_warm_up() -> None:
+    events = [
+        *(decision(1, 100.0), decision(2, 110.0), decision(2, 111.0, stage=1), {"event": "finished"}),
+        *(decision(3, 113.0), decision(3, 112.0, stage=1), decision(4, 116.0)),
+    ]
+    assert round_seconds(events) == pytest.approx(2.5)
+
+
+@pytest.mark.parametrize(
+    "events", [[], [decision(2, 1.0)], [decision(2, 1.0), decision(3, 2.0, committed=False)]]
+)
+def test_a_swarm_that_did_not_get_far_has_no_time_per_round(events: list[dict[str, object]]) -> None:
+    with pytest.raises(RuntimeError):
+        round_seconds(events)

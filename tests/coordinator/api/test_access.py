@@ -1,0 +1,448 @@
+"""Who gets in, who gets a certificate, and who may ask what: over real TLS, on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from coordinator import app
+from coordinator.api import enrollment
+from coordinator.authority import ServerCertificate, open_authority
+from protocol.errors import ErrorCode
+from protocol.pb import hetnode_pb2 as pb
+from protocol.pb import hetnode_pb2_grpc as pb_grpc
+from protocol.spec import RunSpec
+from protocol.trust.envelope import enrolment_message, is_signed_by, renewal_message, spec_message
+from protocol.trust.invite import Invite
+from protocol.trust.tls import peer_uri
+from protocol.types import PROTOCOL_VERSION, PeerId
+from tests.support.coordinator_process import (
+    OWNER,
+    Running,
+    certificate_of,
+    channel_to,
+    enroll_request,
+    new_key,
+    pem,
+    refusal_of,
+    running,
+    spki,
+)
+from tests.support.run_state import Keyed, keyed, spec_of
+
+A, B, C = (keyed(i) for i in range(3))
+NOBODY = Invite("h:1", "h:1", bytes(32), "00" * 6, bytes(16))
+
+# One request to every call of the API that speaks in a peer's name.
+CALLS = {
+    "Join": pb.JoinRequest(peer=A.peer, protocol_version=PROTOCOL_VERSION, role="replica"),
+    "Renew": pb.RenewRequest(peer=A.peer),
+    "Heartbeat": pb.HeartbeatRequest(peer=A.peer),
+    "Leave": pb.LeaveRequest(peer=A.peer),
+    "Match": pb.MatchRequest(peer=A.peer),
+    "Report": pb.ReportRequest(peer=A.peer),
+    "AwaitDecision": pb.AwaitDecisionRequest(peer=A.peer),
+    "Attest": pb.AttestRequest(peer=A.peer),
+    "Measure": pb.Measurement(peer=A.peer),
+}
+ADMIN_CALLS = {
+    "CreateInvite": pb.CreateInviteRequest(uses=1, valid_seconds=60),
+    "ListInvites": pb.ListInvitesRequest(),
+    "RevokeInvite": pb.RevokeInviteRequest(id="x"),
+    "ListPeers": pb.ListPeersRequest(),
+    "Ban": pb.BanRequest(peer=B.peer),
+    "Unban": pb.UnbanRequest(peer=B.peer),
+}
+
+
+@pytest.fixture
+async def run(tmp_path: Path) -> AsyncIterator[Running]:
+    """A coordinator that waits for two full replicas of two stages."""
+    async with running(spec_of(), tmp_path) as coordinator:
+        yield coordinator
+
+
+async def failure_of(call: Any) -> grpc.StatusCode:
+    """Of a call that TLS itself does not let through."""
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await call
+    return error.value.code()
+
+
+class TestTls:
+    async def test_nothing_but_enrolment_answers_without_a_certificate(self, run: Running) -> None:
+        async with channel_to(run.address, run.authority.pem, None) as channel:
+            call = pb_grpc.CoordinatorStub(channel).Status(pb.StatusRequest())
+            assert await failure_of(call) is grpc.StatusCode.UNAVAILABLE
+        async with channel_to(run.enrolment, run.authority.pem, None) as channel:
+            call = pb_grpc.CoordinatorStub(channel).Status(pb.StatusRequest())
+            assert await failure_of(call) is grpc.StatusCode.UNIMPLEMENTED
+
+    async def test_plain_connections_are_not_answered(self, run: Running) -> None:
+        async with grpc.aio.insecure_channel(run.address) as channel:
+            call = pb_grpc.CoordinatorStub(channel).Status(pb.StatusRequest())
+            assert await failure_of(call) is grpc.StatusCode.UNAVAILABLE
+
+    async def test_a_certificate_of_another_authority_is_refused(self, run: Running, tmp_path: Path) -> None:
+        (tmp_path / "other").mkdir()
+        other = open_authority(tmp_path / "other", run.spec.run_id)
+        async with channel_to(run.address, run.authority.pem, certificate_of(other, A)) as channel:
+            call = pb_grpc.CoordinatorStub(channel).Status(pb.StatusRequest())
+            assert await failure_of(call) is grpc.StatusCode.UNAVAILABLE
+
+    async def test_a_newcomer_who_expects_another_authority_says_nothing(
+        self, run: Running, tmp_path: Path
+    ) -> None:
+        (tmp_path / "other").mkdir()
+        other = open_authority(tmp_path / "other", run.spec.run_id)
+        invite = await run.invite()
+        async with channel_to(run.enrolment, other.pem, None) as channel:
+            call = pb_grpc.EnrollmentStub(channel).Enroll(enroll_request(A, invite))
+            assert await failure_of(call) is grpc.StatusCode.UNAVAILABLE
+        await run.enroll(A, invite)
+
+    async def test_a_certificate_that_has_run_out_is_refused(self, run: Running) -> None:
+        late = replace(run.authority, clock=lambda: time.time() - 2 * run.authority.seconds)
+        async with channel_to(run.address, run.authority.pem, certificate_of(late, A)) as channel:
+            call = pb_grpc.CoordinatorStub(channel).Status(pb.StatusRequest())
+            assert await failure_of(call) is grpc.StatusCode.UNAVAILABLE
+
+
+class TestEnrolment:
+    async def test_an_invite_gives_a_certificate_that_opens_the_api(self, run: Running) -> None:
+        invite = await run.invite()
+        key = new_key()
+        proof = A.sign(enrolment_message(invite.pin, spki(key), invite.id))
+        reply = await run.enroll(A, invite, tls_public_key=spki(key), proof=proof)
+        assert (reply.run, reply.api_address) == (run.spec.run_id, run.address)
+        assert reply.coordinator == OWNER.peer
+        assert reply.authority_pem == run.authority.pem
+        assert (invite.api, invite.enrolment, invite.pin) == (run.address, run.enrolment, run.authority.pin)
+        async with channel_to(run.address, reply.authority_pem, (pem(key), reply.certificate_pem)) as channel:
+            request = pb.JoinRequest(
+                peer=A.peer, protocol_version=PROTOCOL_VERSION, role="replica", endpoint="127.0.0.1:9"
+            )
+            joined = await pb_grpc.CoordinatorStub(channel).Join(request)
+        assert joined.run == run.spec.run_id
+        assert is_signed_by(OWNER.peer, spec_message(joined.spec_json), joined.spec_signature)
+        assert RunSpec.from_json(joined.spec_json) == run.spec
+
+    async def test_an_expired_invite_is_refused(self, run: Running) -> None:
+        invite = await run.invite(seconds=1e-6)
+        assert (await refusal_of(run.enroll(A, invite))).code is ErrorCode.INVITE_EXPIRED
+
+    async def test_an_invite_that_is_used_up_is_refused_to_others_and_repeated_to_its_peer(
+        self, run: Running
+    ) -> None:
+        invite = await run.invite(uses=2)
+        for who in (A, B, A):
+            await run.enroll(who, invite)
+        assert (await refusal_of(run.enroll(C, invite))).code is ErrorCode.INVITE_USED
+
+    async def test_two_who_come_at_once_with_one_use_cannot_both_get_in(self, run: Running) -> None:
+        invite = await run.invite()
+        outcomes = await asyncio.gather(
+            *(run.enroll(who, invite) for who in (A, B, C)), return_exceptions=True
+        )
+        assert sum(isinstance(outcome, pb.EnrollReply) for outcome in outcomes) == 1
+
+    async def test_a_revoked_invite_is_refused_and_those_it_has_let_in_stay(self, run: Running) -> None:
+        invite = await run.invite(uses=2)
+        await run.enroll(A, invite)
+        for _ in range(2):
+            await run.admin.RevokeInvite(pb.RevokeInviteRequest(id=invite.id))
+        assert (await refusal_of(run.enroll(B, invite))).code is ErrorCode.INVITE_REVOKED
+        await run.join(A)
+
+    async def test_a_forged_invite_is_refused_and_the_real_one_still_good(self, run: Running) -> None:
+        invite = await run.invite()
+        forged = replace(invite, secret=bytes(16))
+        assert (await refusal_of(run.enroll(A, forged))).code is ErrorCode.INVITE_FORGED
+        await run.enroll(A, invite)
+
+    async def test_an_invite_of_another_run_is_unknown(self, run: Running) -> None:
+        unknown = replace(NOBODY, pin=run.authority.pin)
+        assert (await refusal_of(run.enroll(A, unknown))).code is ErrorCode.INVITE_UNKNOWN
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"peer": B.peer},
+            {"peer": "no-peer"},
+            {"peer": ""},
+            {"proof": b""},
+            {"proof": bytes(64)},
+            {"tls_public_key": spki(new_key())},
+            {"tls_public_key": b""},
+            {"tls_public_key": bytes(100)},
+            {"invite_id": "\x1b[2J"},
+            {"invite_id": "x" * 1000},
+        ],
+    )
+    async def test_a_claim_without_proof_is_refused_and_spends_nothing(
+        self, run: Running, changes: dict[str, Any]
+    ) -> None:
+        invite = await run.invite()
+        assert (await refusal_of(run.enroll(A, invite, **changes))).code is ErrorCode.BAD_REQUEST
+        await run.enroll(A, invite)
+
+    async def test_the_proof_for_one_authority_is_none_for_another(self, run: Running) -> None:
+        invite = await run.invite()
+        elsewhere = replace(invite, pin=bytes(32))
+        assert (await refusal_of(run.enroll(A, elsewhere))).code is ErrorCode.BAD_REQUEST
+
+    async def test_another_protocol_version_is_refused_before_the_invite_is_spent(self, run: Running) -> None:
+        invite = await run.invite()
+        refusal = await refusal_of(run.enroll(A, invite, protocol_version=99, peer="?"))
+        assert refusal.code is ErrorCode.VERSION_MISMATCH
+        await run.enroll(B, invite)
+
+    async def test_who_was_let_in_once_needs_no_invite_for_its_next_certificate(self, run: Running) -> None:
+        none = replace(NOBODY, id="", pin=run.authority.pin)
+        assert (await refusal_of(run.enroll(A, none))).code is ErrorCode.UNKNOWN_PEER
+        await run.enroll(A, await run.invite())
+        await run.enroll(A, none)
+        await run.admin.Ban(pb.BanRequest(peer=A.peer))
+        assert (await refusal_of(run.enroll(A, none))).code is ErrorCode.BANNED
+
+    async def test_the_role_of_an_invite_is_the_only_one_its_peer_may_take(self, run: Running) -> None:
+        invite = await run.invite(role="stage")
+        assert (await run.enroll(A, invite)).role == "stage"
+        refusal = await refusal_of(run.join(A, role="replica"))
+        assert refusal.code is ErrorCode.BAD_REQUEST
+        assert "stage" in refusal.cause
+
+    async def test_who_asks_too_often_is_told_to_wait(self, run: Running) -> None:
+        async with channel_to(run.enrolment, run.authority.pem, None) as channel:
+            stub = pb_grpc.EnrollmentStub(channel)
+            codes = [(await refusal_of(stub.Enroll(pb.EnrollRequest()))).code for _ in range(200)]
+        assert codes[:100] == [ErrorCode.VERSION_MISMATCH] * 100
+        assert ErrorCode.RATE_LIMITED in codes[100:]
+
+    async def test_a_stranger_cannot_send_much(self, run: Running) -> None:
+        call = run.enroll(A, await run.invite(), proof=bytes(1 << 20))
+        assert await failure_of(call) is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    async def test_invites_outlive_a_restart_and_what_was_spent_stays_spent(self, tmp_path: Path) -> None:
+        async with running(spec_of(), tmp_path) as first:
+            spent, fresh = await first.invite(), await first.invite()
+            await first.enroll(A, spent)
+        async with running(spec_of(), tmp_path) as second:
+            assert (await refusal_of(second.enroll(B, spent))).code is ErrorCode.INVITE_USED
+            await second.enroll(B, fresh)
+
+    async def test_the_secret_of_an_invite_is_kept_nowhere(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.DEBUG)
+        async with running(spec_of(), tmp_path) as run:
+            invite = await run.invite()
+            await run.enroll(A, invite)
+            await refusal_of(run.enroll(B, invite))
+            needles = (invite.secret, invite.secret.hex().encode(), invite.encode().encode())
+            written = b"".join(path.read_bytes() for path in tmp_path.iterdir()) + caplog.text.encode()
+            assert invite.id.encode() in written
+            assert not [needle for needle in needles if needle in written]
+
+
+class TestCertificates:
+    @pytest.mark.parametrize("name", CALLS)
+    async def test_no_call_works_with_the_certificate_of_another(self, run: Running, name: str) -> None:
+        await run.join(A)
+        for other in (B, None):
+            refusal = await refusal_of(getattr(run.stub(other), name)(CALLS[name]))
+            assert refusal.code is ErrorCode.CERTIFICATE_REFUSED
+            assert A.peer in refusal.cause
+
+    async def test_nobody_watches_in_the_name_of_another(self, run: Running) -> None:
+        await run.join(A)
+        watch = run.stub(B).Watch(pb.WatchRequest(peer=A.peer))
+        assert (await refusal_of(watch.read())).code is ErrorCode.CERTIFICATE_REFUSED
+
+    async def test_a_certificate_for_no_name_opens_nothing(self, run: Running) -> None:
+        """The coordinator's own has no use as a client's, and an empty name matches nobody."""
+        key = new_key()
+        pair = (pem(key), run.authority.for_coordinator(key.public_key()))
+        async with channel_to(run.address, run.authority.pem, pair) as channel:
+            call = pb_grpc.CoordinatorStub(channel).Status(pb.StatusRequest())
+            assert await failure_of(call) is grpc.StatusCode.UNAVAILABLE
+        refusal = await refusal_of(run.stub(A).Heartbeat(pb.HeartbeatRequest()))
+        assert refusal.code is ErrorCode.CERTIFICATE_REFUSED
+
+    async def test_every_member_and_the_operator_see_the_status(self, run: Running) -> None:
+        for who in (A, None):
+            assert (await run.stub(who).Status(pb.StatusRequest())).run == run.spec.run_id
+
+    async def test_a_renewed_certificate_opens_the_api_while_a_stream_goes_on(self, run: Running) -> None:
+        await run.join(A)
+        watch = run.stub(A).Watch(pb.WatchRequest(peer=A.peer))
+        assert (await watch.read()).waiting
+        key = new_key()
+        reply = await run.stub(A).Renew(renewal(A, run, spki(key)))
+        async with channel_to(run.address, run.authority.pem, (pem(key), reply.certificate_pem)) as channel:
+            await pb_grpc.CoordinatorStub(channel).Heartbeat(pb.HeartbeatRequest(peer=A.peer))
+        await run.join(B)
+        assert (await watch.read()).signed_plan
+
+    async def test_a_renewal_needs_the_identity_and_not_the_tls_key_alone(self, run: Running) -> None:
+        key = spki(new_key())
+        thief = pb.RenewRequest(
+            peer=A.peer, tls_public_key=key, proof=B.sign(renewal_message(run.authority.pin, key))
+        )
+        enrolment = pb.RenewRequest(
+            peer=A.peer, tls_public_key=key, proof=A.sign(enrolment_message(run.authority.pin, key, ""))
+        )
+        for request in (thief, enrolment):
+            assert (await refusal_of(run.stub(A).Renew(request))).code is ErrorCode.BAD_REQUEST
+
+    async def test_newcomers_never_see_an_old_certificate_of_the_server(self, tmp_path: Path) -> None:
+        now = time.time() - 10_000.0
+        authority = open_authority(tmp_path, "run-1", 3600.0, lambda: now)
+        server = enrollment.new_server()
+        credentials = app._credentials(ServerCertificate(authority), authority, clients=False)
+        port = app._bind(server, "127.0.0.1", 0, credentials)
+        await server.start()
+        now = time.time()
+        async with channel_to(f"127.0.0.1:{port}", authority.pem, None) as channel:
+            call = pb_grpc.EnrollmentStub(channel).Enroll(pb.EnrollRequest())
+            assert await failure_of(call) is grpc.StatusCode.UNIMPLEMENTED  # and so the handshake succeeded
+        await server.stop(None)
+
+
+class TestBans:
+    async def test_a_ban_ends_the_peers_streams_and_calls_and_tells_the_others(self, run: Running) -> None:
+        await run.join(A)
+        await run.join(B)
+        watches = {who: run.stub(who).Watch(pb.WatchRequest(peer=who.peer)) for who in (A, B)}
+        for watch in watches.values():
+            assert (await watch.read()).signed_plan
+        waiting = run.match(A, 0, 1)
+        while "replica-1 at stage 0" not in (await run.status()).sentence:
+            assert not waiting.done()
+        await run.admin.Ban(pb.BanRequest(peer=A.peer, reason="sends noise"))
+        for call in (waiting, watches[A].read(), run.match(A, 0, 1), run.join(A)):
+            refusal = await refusal_of(call)
+            assert refusal.code is ErrorCode.BANNED
+            assert "sends noise" in refusal.cause
+        update = await watches[B].read()
+        assert list(update.banned) == [A.peer]
+        assert {peer.peer: peer.lifecycle for peer in (await run.status()).peers}[A.peer] == "gone"
+
+    @pytest.mark.parametrize("name", CALLS)
+    async def test_no_call_works_for_a_banned_peer(self, run: Running, name: str) -> None:
+        await run.admin.Ban(pb.BanRequest(peer=A.peer))
+        assert (await refusal_of(getattr(run.stub(A), name)(CALLS[name]))).code is ErrorCode.BANNED
+        assert (await refusal_of(run.stub(A).Status(pb.StatusRequest()))).code is ErrorCode.BANNED
+
+    async def test_a_banned_newcomer_spends_no_invite(self, run: Running) -> None:
+        invite = await run.invite()
+        await run.admin.Ban(pb.BanRequest(peer=A.peer))
+        assert (await refusal_of(run.enroll(A, invite))).code is ErrorCode.BANNED
+        await run.enroll(B, invite)
+
+    async def test_a_ban_outlives_a_restart_until_it_is_lifted(self, tmp_path: Path) -> None:
+        async with running(spec_of(), tmp_path) as first:
+            for _ in range(2):
+                await first.admin.Ban(pb.BanRequest(peer=A.peer))
+        async with running(spec_of(), tmp_path) as second:
+            assert (await refusal_of(second.join(A))).code is ErrorCode.BANNED
+            for _ in range(2):
+                await second.admin.Unban(pb.UnbanRequest(peer=A.peer))
+            await second.join(A)
+
+
+class TestOperator:
+    @pytest.mark.parametrize("name", ADMIN_CALLS)
+    async def test_admin_calls_are_the_operators_alone(self, run: Running, name: str) -> None:
+        admin = pb_grpc.AdminStub(run.channel(A))
+        refusal = await refusal_of(getattr(admin, name)(ADMIN_CALLS[name]))
+        assert refusal.code is ErrorCode.CERTIFICATE_REFUSED
+        assert peer_uri(A.peer) in refusal.cause
+        assert not (await run.admin.ListInvites(pb.ListInvitesRequest())).invites
+        assert not (await run.admin.ListPeers(pb.ListPeersRequest())).peers
+
+    async def test_invites_are_listed_with_their_use_and_without_their_secret(self, run: Running) -> None:
+        invite = await run.invite(uses=3, role="stage")
+        await run.enroll(A, invite)
+        await run.admin.RevokeInvite(pb.RevokeInviteRequest(id=invite.id))
+        (listed,) = (reply := await run.admin.ListInvites(pb.ListInvitesRequest())).invites
+        assert (listed.id, listed.uses, list(listed.peers)) == (invite.id, 3, [A.peer])
+        assert (listed.role, listed.revoked) == ("stage", True)
+        assert 3500 < listed.expires_in_seconds <= 3600
+        assert invite.secret not in reply.SerializeToString()
+
+    async def test_peers_are_listed_however_they_came_to_be_known(self, run: Running) -> None:
+        invite = await run.invite()
+        await run.enroll(A, invite)
+        await run.join(B)
+        await run.admin.Ban(pb.BanRequest(peer=C.peer, reason="known elsewhere"))
+        listed = {peer.peer: peer for peer in (await run.admin.ListPeers(pb.ListPeersRequest())).peers}
+        assert set(listed) == {A.peer, B.peer, C.peer}
+        assert (listed[A.peer].invite, listed[A.peer].lifecycle) == (invite.id, "")
+        assert (listed[B.peer].lifecycle, listed[B.peer].role) == ("ready", "replica")
+        assert (listed[C.peer].banned, listed[C.peer].reason) == (True, "known elsewhere")
+
+    @pytest.mark.parametrize(
+        ("request_", "code"),
+        [
+            (pb.CreateInviteRequest(uses=0, valid_seconds=60), ErrorCode.BAD_REQUEST),
+            (pb.CreateInviteRequest(uses=100_000, valid_seconds=60), ErrorCode.BAD_REQUEST),
+            (pb.CreateInviteRequest(uses=1, valid_seconds=0), ErrorCode.BAD_REQUEST),
+            (pb.CreateInviteRequest(uses=1, valid_seconds=float("nan")), ErrorCode.BAD_REQUEST),
+            (pb.CreateInviteRequest(uses=1, valid_seconds=float("inf")), ErrorCode.BAD_REQUEST),
+            (pb.CreateInviteRequest(uses=1, valid_seconds=60, role="king"), ErrorCode.BAD_REQUEST),
+            (pb.RevokeInviteRequest(id="000000000000"), ErrorCode.INVITE_UNKNOWN),
+            (pb.BanRequest(peer="nobody"), ErrorCode.BAD_REQUEST),
+            (pb.BanRequest(peer=A.peer, reason="\x1b[2J"), ErrorCode.BAD_REQUEST),
+        ],
+    )
+    async def test_what_makes_no_sense_is_refused_to_the_operator_too(
+        self, run: Running, request_: Any, code: ErrorCode
+    ) -> None:
+        method = getattr(run.admin, type(request_).__name__.removesuffix("Request"))
+        assert (await refusal_of(method(request_))).code is code
+
+
+class TestLimits:
+    async def test_a_peer_that_joins_again_and_again_is_told_to_wait_and_others_are_not(
+        self, run: Running
+    ) -> None:
+        codes = [(await refusal_of(run.join(A, role="conductor"))).code for _ in range(25)]
+        assert codes[0] is ErrorCode.BAD_REQUEST
+        assert codes[-1] is ErrorCode.RATE_LIMITED
+        await run.join(B)
+
+    async def test_one_peer_cannot_keep_many_calls_open(self, run: Running) -> None:
+        await run.join(A)
+        watches = [run.stub(A).Watch(pb.WatchRequest(peer=A.peer)) for _ in range(41)]
+        outcomes = [await first_of(watch) for watch in watches]
+        assert outcomes.count(ErrorCode.RATE_LIMITED) == 1
+        await run.join(B)
+        for watch in watches:
+            watch.cancel()
+        # Its places are free again as soon as the calls have ended.
+        while await first_of(run.stub(A).Watch(pb.WatchRequest(peer=A.peer))) is not None:
+            pass
+
+
+async def first_of(watch: Any) -> ErrorCode | None:
+    """The code with which a stream is refused; None where it begins."""
+    try:
+        await watch.read()
+    except grpc.aio.AioRpcError as error:
+        label = dict(error.trailing_metadata() or ())["hetnode-code"]
+        return ErrorCode.from_label(str(label))
+    return None
+
+
+def renewal(who: Keyed, run: Running, key: bytes) -> pb.RenewRequest:
+    proof = who.sign(renewal_message(run.authority.pin, key))
+    return pb.RenewRequest(peer=PeerId(who.peer), tls_public_key=key, proof=proof)

@@ -1,0 +1,189 @@
+"""The planner's arithmetic on cases that can be worked out by hand, and what must hold for all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.forecast.forecast import Traffic, forecast, proposed, shared_out
+from coordinator.forecast.sweeps import scaling, utilization_against_bandwidth
+from coordinator.placement.cost_model import Survey, message_bytes, microbatch_flops
+from coordinator.placement.initial_placement import Waiting, links_between
+from coordinator.state.state import Peer
+from protocol.spec import RunSpec, resolve
+from protocol.types import Capacity, Lifecycle, Member, PeerId, Replica, Role, StageRange
+
+SPEC = resolve("nano", overrides={"inner.steps": 5, "inner.microbatches": 4, "swarm.stages": 2})
+WHOLE = StageRange(0, 2)
+FLOPS = 1e9
+PAYLOADS = (3000, 2000)
+
+
+def capacity(flops: float = FLOPS, uplink: float = 1e6, downlink: float = 2e6) -> Capacity:
+    return Capacity("", 2**40, 1, flops, uplink, downlink, 0.0)
+
+
+def full(index: int, name: str) -> Replica:
+    return Replica(index, (Member(PeerId(name), WHOLE, "here"),), ())
+
+
+def pipeline(index: int, *names: str, k: int = 8) -> Replica:
+    members = tuple(
+        Member(PeerId(name), StageRange(stage, stage + 1), "here") for stage, name in enumerate(names)
+    )
+    return Replica(index, members, links_between(members, k))
+
+
+def peer(name: str, role: Role, able: Capacity, arrival: int) -> Peer:
+    return Peer(PeerId(name), role, able, "here", arrival, Lifecycle.READY)
+
+
+def test_two_full_replicas_compute_and_exchange_their_payloads() -> None:
+    survey = Survey({PeerId("a"): capacity(), PeerId("b"): capacity(2 * FLOPS, uplink=1e3)})
+    found = forecast(SPEC, survey, [full(0, "a"), full(1, "b")], PAYLOADS)
+    slowest = 4 * microbatch_flops(SPEC, WHOLE) / FLOPS
+    assert found.inner_seconds == pytest.approx(5 * slowest)
+    assert found.gather_seconds == pytest.approx(5000 / 1e3)  # b's uplink carries one payload of each stage
+    assert found.embedding_seconds == 0
+    assert found.per_round == {"a": Traffic(5000, 5000), "b": Traffic(5000, 5000)}
+    assert found.tokens_per_round == 2 * 5 * 4 * SPEC.inner.microbatch_size * SPEC.model.context
+    assert found.replicas[0].step.utilization == pytest.approx((1.0,))
+    assert found.replicas[0].utilization[0] == pytest.approx(found.inner_seconds / found.round_seconds)
+    assert found.tokens_per_second == pytest.approx(found.tokens_per_round / found.round_seconds)
+
+
+def test_steps_that_overlap_hide_as_much_of_the_exchange_as_they_last() -> None:
+    survey = Survey({PeerId("a"): capacity(), PeerId("b"): capacity(uplink=1e3)})
+    replicas = [full(0, "a"), full(1, "b")]
+    plain = forecast(SPEC, survey, replicas, PAYLOADS)
+    step = plain.inner_seconds / SPEC.inner.steps
+    overlapping = SPEC.model_copy(update={"outer": SPEC.outer.model_copy(update={"overlap": 2})})
+    found = forecast(overlapping, survey, replicas, PAYLOADS)
+    assert found.hidden_seconds == pytest.approx(min(2 * step, plain.outer_seconds))
+    assert found.round_seconds == pytest.approx(plain.round_seconds - found.hidden_seconds)
+    assert found.tokens_per_second > plain.tokens_per_second
+    fast = Survey({PeerId("a"): capacity(uplink=1e9, downlink=1e9), PeerId("b"): capacity(1.0, 1e9, 1e9)})
+    hidden = forecast(overlapping, fast, replicas, PAYLOADS)
+    assert hidden.round_seconds == pytest.approx(hidden.inner_seconds)
+
+
+def test_a_pipeline_sends_every_microbatch_and_fetches_the_embedding() -> None:
+    replicas = [full(0, "whole"), pipeline(1, "upper", "lower")]
+    survey = Survey({PeerId(name): capacity() for name in ("whole", "upper", "lower")})
+    found = forecast(SPEC, survey, replicas, PAYLOADS)
+    down, up = message_bytes(SPEC, 8)
+    messages = 5 * 4
+    # Besides the links: one other replica; and "lower" fetches both payloads of stage 0, one from each host.
+    assert found.per_round["upper"] == Traffic(messages * down + 3000 + 3000, messages * up + 3000)
+    assert found.per_round["lower"] == Traffic(messages * up + 2000, messages * down + 2000 + 2 * 3000)
+    assert found.per_round["whole"] == Traffic(5000 + 3000, 5000)
+    assert found.gather_seconds == pytest.approx(5000 / 1e6)
+    assert found.embedding_seconds == pytest.approx(6000 / 2e6)
+    per_day = found.per_day["lower"]
+    assert per_day.sent == pytest.approx((messages * up + 2000) * 86_400 / found.round_seconds)
+
+
+def test_the_bottleneck_is_named_in_words() -> None:
+    quick = Survey({PeerId(name): capacity(1e15, uplink=100.0) for name in ("upper", "lower", "whole")})
+    replicas = [full(0, "whole"), pipeline(1, "upper", "lower")]
+    assert "uplink of" in forecast(SPEC, quick, replicas, PAYLOADS).bottleneck
+    outer = forecast(SPEC, quick, [full(0, "whole"), full(1, "upper")], PAYLOADS).bottleneck
+    assert outer.startswith("the outer exchange, 100% of a round: uplink of ")
+    slow = Survey({PeerId(name): capacity(1e3, uplink=1e9) for name in ("upper", "lower", "whole")})
+    assert (
+        "computing of ..whole, in replica-0" in forecast(SPEC, slow, [full(0, "whole")], PAYLOADS).bottleneck
+    )
+
+
+def test_where_nothing_is_known_nothing_takes_time() -> None:
+    found = forecast(SPEC, Survey(), [full(0, "a"), pipeline(1, "b", "c")], PAYLOADS)
+    assert (found.round_seconds, found.tokens_per_second, found.utilization) == (0, 0, 0)
+    assert found.bottleneck == "nothing is known of the peers' speeds"
+    assert all(each == Traffic() for each in found.per_day.values())
+
+
+def test_faster_replicas_take_more_of_the_microbatches() -> None:
+    survey = Survey({PeerId("slow"): capacity(), PeerId("fast"): capacity(3 * FLOPS)})
+    shared = shared_out(SPEC, survey, [full(0, "slow"), full(1, "fast")])
+    assert [each.microbatches for each in shared] == [2, 6]
+    assert [each.weight for each in shared] == [0.5, 1.5]
+    evenly = forecast(SPEC, survey, [full(0, "slow"), full(1, "fast")], PAYLOADS)
+    assert forecast(SPEC, survey, shared, PAYLOADS).tokens_per_second > 1.5 * evenly.tokens_per_second
+    unknown = shared_out(SPEC, Survey(), [full(0, "slow"), full(1, "fast")])
+    assert [each.microbatches for each in unknown] == [4, 4]
+
+
+def test_what_the_coordinator_would_form_takes_all_replicas_and_leaves_spares() -> None:
+    spec = resolve("nano", overrides={"swarm.stages": 2, "swarm.replicas": 1, "swarm.pipelines": 1})
+    peers = [peer("whole", Role.REPLICA, capacity(), 1)]
+    peers += [
+        peer(name, Role.STAGE, capacity(flops), n)
+        for n, (name, flops) in enumerate((("weak", FLOPS / 10), ("one", FLOPS), ("two", FLOPS)), 2)
+    ]
+    found = proposed(spec, peers)
+    assert not isinstance(found, Waiting)
+    assert [len(each.members) for each in found.replicas] == [1, 2]
+    assert {member.peer for member in found.replicas[1].members} == {"one", "two"}
+    assert found.spares == ("weak",)
+    assert isinstance(proposed(spec, peers[:2]), Waiting)
+
+
+def test_memory_that_is_too_small_is_said() -> None:
+    spec = resolve("nano", overrides={"swarm.stages": 2, "swarm.replicas": 0, "swarm.pipelines": 1})
+    small = [peer(f"p{n}", Role.STAGE, replace(capacity(), memory_bytes=1000), n) for n in (1, 2)]
+    found = proposed(spec, small)
+    assert isinstance(found, Waiting)
+    assert "memory" in found.sentence
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 3), st.floats(0, 0.1), st.floats(1e9, 1e14))
+def test_more_bandwidth_or_a_narrower_link_never_lowers_utilization(
+    pipelines: int, round_trip: float, flops: float
+) -> None:
+    able = replace(capacity(flops), round_trip=round_trip)
+    bandwidths = [1e5, 1e6, 1e7, 1e9]
+    points = list(utilization_against_bandwidth(SPEC, PAYLOADS, able, pipelines, [32, 8, 1], bandwidths))
+    by_k = {k: [each.utilization for each in points if each.k == k] for k in (32, 8, 1)}
+    for shares in by_k.values():
+        assert shares == sorted(shares)
+    for wide, narrow in ((32, 8), (8, 1)):
+        assert all(one <= other + 1e-12 for one, other in zip(by_k[wide], by_k[narrow], strict=True))
+    assert all(0 < each.utilization <= each.bound + 1e-12 for each in points)
+
+
+def test_a_swarm_whose_exchange_costs_nothing_scales_in_proportion() -> None:
+    """Weakly; and with payloads that cost something, all payloads go to all replicas, so it does not."""
+    spec = resolve("nano", overrides={"swarm.stages": 4, "model.layers": 4, "inner.microbatches": 8})
+    free, costly = (
+        list(scaling(spec, [nbytes] * 4, capacity(), capacity(4 * FLOPS), 0.8, (20, 40, 80)))
+        for nbytes in (0, 10_000)
+    )
+    assert [each.efficiency for each in free if each.kind == "weak"] == pytest.approx([1, 1, 1])
+    weak = [each.efficiency for each in costly if each.kind == "weak"]
+    assert weak[0] == 1 > weak[1] > weak[2]
+    strong = [each for each in costly if each.kind == "strong"]
+    assert [(each.replicas, each.pipelines) for each in strong] == [(4, 4), (8, 8), (16, 16)]
+    assert {each.microbatches for each in strong} == {64}
+
+
+def test_the_70b_preset_keeps_its_members_busy_at_the_papers_bandwidths() -> None:
+    """Over 97 % with the assumptions that docs/planning.md states."""
+    spec = resolve("70b", overrides={"inner.microbatches": 256, "inner.steps": 50})
+    member = Capacity("", 2**40, 1, 40e12, 0, 0, 0.04)
+    found = {
+        (each.k, each.bandwidth): each
+        for each in utilization_against_bandwidth(
+            spec, [212_000_000] * 4, member, 2, [1024, 82], [100e6, 1000e6]
+        )
+    }
+    assert found[82, 100e6].utilization > 0.97
+    assert found[1024, 1000e6].utilization > 0.97
+
+
+def test_the_70b_preset_is_what_it_says() -> None:
+    spec: RunSpec = resolve("70b")
+    assert (spec.model.width, spec.model.layers, spec.swarm.stages) == (8192, 80, 4)

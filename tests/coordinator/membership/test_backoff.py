@@ -1,0 +1,64 @@
+"""A replica that gives up again and again rests longer each time: the others are held up ever less."""
+
+from __future__ import annotations
+
+from coordinator.state.commands import Retreat
+from coordinator.status.messages import waiting_of
+from tests.coordinator.placement.test_vacancies import A, C, attests, one_round, passes, started
+from tests.support.run_state import Run
+
+
+def gives_up(run: Run) -> None:
+    run.does(Retreat(C.peer, run.state.plans[-1].epoch, "neighbour-lost"))
+
+
+def rounds_until_seated(run: Run) -> int:
+    waited = 0
+    while not run.state.takes_part(C.peer, run.state.current_round):
+        attests(run, C)
+        one_round(run, followers=(C,))
+        waited += 1
+    return waited
+
+
+def test_each_failure_in_a_row_makes_a_replica_rest_longer() -> None:
+    run = started(3, rounds=60)
+    one_round(run)
+    pauses = []
+    for _ in range(4):
+        gives_up(run)
+        pauses.append(rounds_until_seated(run))
+    assert pauses == sorted(pauses)
+    assert pauses[0] <= 2
+    assert pauses[-1] >= 8
+
+
+def test_a_payload_in_a_commit_ends_the_count() -> None:
+    run = started(3, rounds=60)
+    for _ in range(2):
+        one_round(run)
+        gives_up(run)
+        rounds_until_seated(run)
+    one_round(run)
+    assert not run.state.retreats
+
+
+def test_it_is_told_why_it_rests() -> None:
+    run = started(3, rounds=60)
+    one_round(run)
+    for _ in range(2):
+        gives_up(run)
+        rounds_until_seated(run)
+    gives_up(run)
+    attests(run, C)
+    one_round(run, followers=(C,))
+    assert "rests until round" in waiting_of(run.state, run.spec, C.peer)
+
+
+def test_the_only_replica_tries_again_at_once() -> None:
+    run = started(1, rounds=60)
+    for _ in range(4):
+        run.does(Retreat(A.peer, run.state.plans[-1].epoch, "payload-unavailable"))
+        attests(run, A)
+        passes(run, 3 * run.spec.timing.heartbeat, A)
+        assert run.state.takes_part(A.peer, run.state.current_round)

@@ -1,0 +1,429 @@
+"""The cost model: its arithmetic equals the node's, and its replay what the node's pipeline does in time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.placement import schedule
+from coordinator.placement.cost_model import (
+    LinkTime,
+    Survey,
+    chain_time,
+    choose_k,
+    compute_seconds,
+    link_time,
+    memory_needed,
+    message_bytes,
+    microbatch_flops,
+    stage_parameters,
+    step_seconds,
+    step_time,
+)
+from node.ipc.channel import Reply
+from node.model.init import parameter_count
+from node.model.stage import Stage, next_token_loss
+from node.train.pipeline import Pipeline
+from protocol.spec import PRESETS, RunSpec, resolve
+from protocol.types import (
+    Capacity,
+    Dialer,
+    Estimates,
+    Frame,
+    FrameId,
+    Link,
+    LinkEstimate,
+    Member,
+    PeerId,
+    Plan,
+    Replica,
+    StageRange,
+)
+from protocol.wire.activation_codec import pack_activation, pack_ids
+from tests.virtual.loop import run
+
+MEGABIT = 1e6 / 8
+
+
+def capacity(flops: float = 1e9, up: float = 0.0, down: float = 0.0, trip: float = 0.0) -> Capacity:
+    return Capacity("cpu", 2**30, 1, flops, up, down, trip)
+
+
+def survey(*capacities: Capacity) -> Survey:
+    return Survey({PeerId(f"peer-{i}"): each for i, each in enumerate(capacities)})
+
+
+def chain(spec: RunSpec) -> tuple[Member, ...]:
+    return tuple(
+        Member(PeerId(f"peer-{i}"), StageRange(i, i + 1), f"10.0.0.{i}:1") for i in range(spec.swarm.stages)
+    )
+
+
+seconds = st.floats(0, 5, allow_subnormal=False)
+
+
+@st.composite
+def link_times(draw: st.DrawFn) -> LinkTime:
+    forward, backward = draw(seconds), draw(seconds)
+    shares = draw(st.tuples(st.floats(0, 1), st.floats(0, 1)))
+    return LinkTime(forward, backward, draw(seconds), forward * shares[0], backward * shares[1])
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> tuple[list[float], list[LinkTime], int]:
+    members = draw(st.integers(1, 5))
+    links = draw(st.lists(link_times(), min_size=members - 1, max_size=members - 1))
+    return draw(st.lists(seconds, min_size=members, max_size=members)), links, draw(st.integers(1, 9))
+
+
+def test_steps_of_little_chains_take_what_they_take_by_hand() -> None:
+    assert step_time([3.0], [], 4).seconds == pytest.approx(12)
+    # The first forward (1), then the other member's microbatches (4 x 3), then the last backward (2).
+    assert step_time([3.0, 3.0], [LinkTime(0, 0, 0)], 4).seconds == pytest.approx(15)
+    # Nothing overlaps a single microbatch: two forwards, two backwards, a message and a delay each way.
+    assert step_time([3.0, 6.0], [LinkTime(0.5, 0.25, 2)], 1).seconds == pytest.approx(13.75)
+    # Messages in one direction queue: 1 + 4 x 10 until the last activation is there, then 1 + 2 + 2.
+    assert step_time([3.0, 3.0], [LinkTime(10, 0, 0)], 4).seconds == pytest.approx(1 + 40 + 3 + 2)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_replayed_step_lasts_as_long_as_the_steps_of_the_nodes_pipeline(seed: int) -> None:
+    """The production pipeline on a virtual clock, over several steps, norms and phases included."""
+    coin = random.Random(seed)
+    members, microbatches = coin.randint(1, 5), coin.randint(1, 9)
+    compute = [coin.uniform(0.1, 2) for _ in range(members)]
+    links = []
+    for _ in range(members - 1):
+        forward, backward = coin.uniform(0, 1.5), coin.uniform(0, 1.5)
+        links.append(LinkTime(forward, backward, coin.uniform(0, 2), forward, backward))
+    steps = 3
+    took = run(_steps_of_a_pipeline(compute, links, microbatches, steps))
+    expected = step_seconds(compute, links, microbatches)
+    assert took == pytest.approx([expected] * steps, rel=1e-6)
+
+
+class _Worker:
+    """Computes one call at a time, in the order in which they were made."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = {"forward": seconds / 3, "backward": seconds * 2 / 3}
+        self._free = 0.0
+
+    def call(self, method: str, body: dict[str, Any], *blobs: bytes) -> asyncio.Future[Reply]:
+        loop = asyncio.get_running_loop()
+        self._free = max(self._free, loop.time()) + self._seconds.get(method, 0.0)
+        reply: asyncio.Future[Reply] = loop.create_future()
+        loop.call_at(self._free, reply.set_result, Reply({"squares": 1.0, "tensors": []}, (b"",)))
+        return reply
+
+
+class _End:
+    """One end of a link: sends through the member's uplink, and then a wire; takes what has arrived."""
+
+    def __init__(self, uplink: asyncio.Lock, wire_seconds: float, delay: float) -> None:
+        self.other: _End
+        self._uplink, self._wire = uplink, asyncio.Lock()
+        self._wire_seconds, self._delay = wire_seconds, delay
+        self._arrived: dict[FrameId, asyncio.Future[Frame]] = {}
+        self._sending: set[asyncio.Task[None]] = set()
+
+    async def send(self, frame: Frame, deadline: float) -> None:
+        task = asyncio.create_task(self._carry(frame))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def take(self, frame_id: FrameId, deadline: float) -> Frame:
+        return await self._expected(frame_id)
+
+    async def _carry(self, frame: Frame) -> None:
+        async with self._uplink, self._wire:
+            is_scalar = frame.id.kind.value not in ("forward", "backward")
+            await asyncio.sleep(0 if is_scalar else self._wire_seconds)
+        await asyncio.sleep(self._delay)
+        self.other._expected(frame.id).set_result(frame)
+
+    def _expected(self, frame_id: FrameId) -> asyncio.Future[Frame]:
+        return self._arrived.setdefault(frame_id, asyncio.get_running_loop().create_future())
+
+
+async def _steps_of_a_pipeline(
+    compute: list[float], links: list[LinkTime], microbatches: int, steps: int
+) -> list[float]:
+    """Seconds of each inner step, from the first member's view."""
+    size = len(compute)
+    spec = resolve("nano", overrides={"model.layers": 8, "swarm.stages": max(2, size)})
+    members = tuple(Member(PeerId(str(i)), StageRange(i, i + 1), "") for i in range(size))
+    replica = Replica(0, members, (Link(8, Dialer.UPSTREAM),) * (size - 1), 1.0, microbatches)
+    plan = Plan(1, 1, 0, (replica,), "")
+    uplinks = [asyncio.Lock() for _ in compute]
+    above = [_End(uplinks[i], link.forward, link.delay) for i, link in enumerate(links)]
+    below = [_End(uplinks[i + 1], link.backward, link.delay) for i, link in enumerate(links)]
+    for one, other in zip(above, below, strict=True):
+        one.other, other.other = other, one
+    loop = asyncio.get_running_loop()
+    begun: list[float] = []
+
+    async def member(i: int) -> None:
+        ends: Any = ([None, *below][i], [*above, None][i])
+        worker: Any = _Worker(compute[i])
+        pipeline = Pipeline(spec, plan, replica, i, worker, *ends)
+        for step in range(steps + 1):
+            if i == 0:
+                begun.append(loop.time())
+            if not await pipeline.phase(1, step, wanted=step < steps):
+                return
+            await pipeline.inner_step(1, step)
+
+    await asyncio.gather(*(member(i) for i in range(size)))
+    return [later - earlier for earlier, later in pairwise(begun)]
+
+
+@given(chains(), st.data())
+def test_nothing_that_becomes_faster_makes_a_step_longer(
+    case: tuple[list[float], list[LinkTime], int], data: st.DataObject
+) -> None:
+    compute, links, microbatches = case
+    faster = [each * data.draw(st.floats(0, 1)) for each in compute]
+    share = data.draw(st.floats(0, 1))
+    swifter = [
+        LinkTime(
+            *(share * value for value in (link.forward, link.backward, link.delay)),
+            share * link.forward_uplink,
+            share * link.backward_uplink,
+        )
+        for link in links
+    ]
+    before = step_seconds(compute, links, microbatches)
+    assert step_seconds(faster, links, microbatches) <= before
+    assert step_seconds(compute, swifter, microbatches) <= before
+
+
+@given(chains())
+def test_the_critical_path_accounts_for_the_whole_step(
+    case: tuple[list[float], list[LinkTime], int],
+) -> None:
+    compute, links, microbatches = case
+    step = schedule._replay(compute, links, microbatches)
+    spent = schedule._critical_path(compute, links, microbatches, step)
+    assert sum(spent.values()) == pytest.approx(step.seconds, abs=1e-9)
+    found = step_time(compute, links, microbatches)
+    assert found.seconds == step.seconds
+    assert bool(found.bottleneck) == (found.seconds > 0)
+    assert all(0 <= share <= 1 + 1e-9 for share in found.utilization)
+
+
+def test_the_bottleneck_is_named() -> None:
+    assert step_time([1, 5], [LinkTime(0.1, 0.1, 0)], 4).bottleneck == "computing of member 1"
+    assert step_time([1, 1], [LinkTime(0.1, 9, 0)], 4).bottleneck == "sending from member 1 to 0"
+    assert step_time([1, 1], [LinkTime(0, 0, 9)], 4).bottleneck == "latency between members 0 and 1"
+    spec = resolve("nano")
+    slow, fast = MEGABIT / 100, 100 * MEGABIT
+    for capacities, words in [
+        ((capacity(up=slow, down=fast), capacity(up=fast, down=fast)), "uplink of ..peer-0"),
+        ((capacity(up=fast, down=slow), capacity(up=fast, down=fast)), "downlink of ..peer-0"),
+        ((capacity(flops=1e3, up=fast), capacity(up=fast)), "computing of ..peer-0"),
+    ]:
+        assert chain_time(spec, survey(*capacities), chain(spec), (8,), 0).bottleneck == words
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_parameters_of_a_stage_are_counted_as_the_node_creates_them(name: str) -> None:
+    spec = resolve(name)
+    for stage in range(spec.swarm.stages):
+        assert stage_parameters(spec, stage) == parameter_count(spec, stage)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32", "int8", "int4"])
+@pytest.mark.parametrize("vocabulary", [256, 300, 70_000])
+def test_messages_have_as_many_bytes_as_the_node_packs(dtype: Any, vocabulary: int) -> None:
+    spec = resolve("nano", overrides={"link.dtype": dtype, "model.vocabulary": vocabulary})
+    size, context = spec.inner.microbatch_size, spec.model.context
+    _, ids = pack_ids("tokens", torch.zeros(size, context + 1, dtype=torch.int64), vocabulary)
+    for k in (0, 8):
+        values = torch.zeros(size, context, k or spec.model.width)
+        _, packed = pack_activation("activation", values, dtype)
+        assert message_bytes(spec, k) == (len(packed) + len(ids), len(packed))
+
+
+def test_flops_of_all_stages_add_up_to_six_per_weight_and_token_and_the_attention() -> None:
+    spec = resolve("nano")
+    model, tokens = spec.model, spec.inner.microbatch_size * spec.model.context
+    matrices = sum(
+        parameter.numel()
+        for stage in range(spec.swarm.stages)
+        for name, parameter in Stage(spec, stage).named_parameters()
+        if parameter.dim() == 2 and name != "emb"
+    )
+    attention = 12 * model.context * model.width * model.layers
+    whole = microbatch_flops(spec, StageRange(0, spec.swarm.stages))
+    assert whole == tokens * (6 * matrices + attention)
+    assert whole == sum(microbatch_flops(spec, StageRange(i, i + 1)) for i in range(spec.swarm.stages))
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_the_memory_planned_for_activations_is_what_autograd_keeps_within_a_third(stage: int) -> None:
+    spec = resolve(overrides={"model.layers": 6, "swarm.stages": 3, "model.vocabulary": 2000})
+    module, model = Stage(spec, stage), spec.model
+    shape = (spec.inner.microbatch_size, model.context)
+    x = torch.zeros(shape, dtype=torch.int64) if stage == 0 else torch.zeros(*shape, model.width)
+    owned = {parameter.data_ptr() for parameter in module.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.data_ptr() not in owned:
+            kept[tensor.data_ptr()] = max(kept.get(tensor.data_ptr(), 0), tensor.untyped_storage().nbytes())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = module(x if stage == 0 else x.requires_grad_())
+        if stage == 2:
+            output = next_token_loss(output, torch.zeros(shape, dtype=torch.int64))
+    stages = StageRange(stage, stage + 1)
+    planned = memory_needed(spec, stages, 1) - memory_needed(spec, stages, 0)
+    if stage == 2:  # of the logits, autograd keeps one copy; the two others come and go
+        logits = 4 * shape[0] * shape[1] * model.vocabulary
+        assert sum(kept.values()) == pytest.approx(planned + logits, rel=1 / 3)
+    else:
+        assert sum(kept.values()) == pytest.approx(planned, rel=1 / 3)
+
+
+def test_memory_grows_with_stages_and_microbatches_in_flight_and_on_a_cpu_holds_the_outer_state() -> None:
+    spec = resolve("nano")
+    one, both = StageRange(0, 1), StageRange(0, 2)
+    assert memory_needed(spec, one, 1) < memory_needed(spec, one, 2) < memory_needed(spec, both, 2)
+    parameters = stage_parameters(spec, 0)
+    assert memory_needed(spec, one, 1, "cpu") - memory_needed(spec, one, 1, "cuda") == 12 * parameters
+    assert memory_needed(spec, one, 0) >= 16 * parameters
+
+
+def test_what_a_peer_measured_towards_another_one_counts_more_than_its_lines() -> None:
+    a, b = PeerId("a"), PeerId("b")
+    told = {
+        a: Estimates(capacity(up=2.0, down=8.0, trip=0.4), links=(LinkEstimate(b, 0.1, 5.0),)),
+        b: Estimates(capacity(up=4.0, down=3.0, trip=0.2)),
+    }
+    known = Survey.of(told)
+    assert known.bandwidth(a, b) == 5.0
+    assert known.bandwidth(b, a) == 4.0
+    seen = Survey.of({**told, b: replace(told[b], links=(LinkEstimate(a, 0.0, 0.0, incoming=6.0),))})
+    assert seen.bandwidth(a, b) == 6.0
+    assert known.delay(a, b) == known.delay(b, a) == 0.05
+    without = Survey.of({**told, a: replace(told[a], links=())})
+    assert without.bandwidth(a, b) == 2.0
+    assert without.delay(a, b) == pytest.approx(0.3)
+    assert Survey().bandwidth(a, b) == float("inf")
+    assert Survey().delay(a, b) == 0.0
+    assert Survey().is_blank
+    assert not known.is_blank
+
+
+def test_estimates_count_more_than_what_was_declared_at_the_join() -> None:
+    a, b = PeerId("a"), PeerId("b")
+    known = Survey.of({a: Estimates(capacity(flops=2.0))}, {a: capacity(flops=1.0), b: capacity(flops=4.0)})
+    assert (known.flops(a), known.flops(b)) == (2.0, 4.0)
+
+
+def test_who_has_not_measured_its_speed_is_taken_for_the_median() -> None:
+    spec = resolve("nano")
+    known = survey(capacity(1e9), capacity(2e9), capacity(9e9), capacity(0))
+    stages = StageRange(0, 1)
+    assert compute_seconds(spec, known, PeerId("peer-3"), stages) == microbatch_flops(spec, stages) / 2e9
+    assert compute_seconds(spec, Survey(), PeerId("peer-3"), stages) == 0.0
+
+
+def test_only_a_member_in_the_middle_shares_its_uplink() -> None:
+    """Two thin messages leave it one after the other; peers that reach each other without it do not wait."""
+    spec = resolve("nano", overrides={"model.layers": 3, "swarm.stages": 3})
+    lines = capacity(1e12, up=MEGABIT, down=10 * MEGABIT)
+    apart = chain_time(spec, survey(lines, lines, lines), chain(spec), (8, 8), 8).seconds
+    forward, backward = (size / MEGABIT for size in message_bytes(spec, 8))
+    assert apart > 8 * (forward + backward)
+    a, b = PeerId("peer-0"), PeerId("peer-1")
+    home = replace(
+        survey(lines, lines, lines),
+        links={(a, b): LinkEstimate(b, 0.0, 1e9), (b, a): LinkEstimate(a, 0.0, 1e9)},
+    )
+    assert link_time(home, a, b, message_bytes(spec, 8)).backward_uplink == pytest.approx(
+        backward * MEGABIT / 1e9
+    )
+    together = chain_time(spec, home, chain(spec), (8, 8), 8).seconds
+    assert 8 * forward < together < 8 * (forward + backward)
+
+
+def adapting(**overrides: Any) -> RunSpec:
+    return resolve(
+        overrides={
+            "link.least_k": 4,
+            "link.most_k": 64,
+            "link.k": 16,
+            "model.layers": 3,
+            "swarm.stages": 3,
+            **overrides,
+        }
+    )
+
+
+def test_k_is_as_wide_as_it_costs_next_to_nothing() -> None:
+    spec = adapting()
+    members = chain(spec)
+
+    def chosen(mbit: float) -> tuple[int, ...]:
+        lines = capacity(1e10, up=mbit * MEGABIT, down=mbit * MEGABIT)
+        return choose_k(spec, survey(lines, lines, lines), members, None)
+
+    assert chosen(10_000) == (64, 64)
+    assert chosen(0.1) == (4, 4)
+    widths = [sum(chosen(mbit)) for mbit in (0.1, 1, 2, 4, 8, 16, 32, 64, 10_000)]
+    assert widths == sorted(widths)
+    assert len(set(widths)) > 3
+
+
+def test_only_the_thin_link_of_a_chain_gets_a_narrow_k() -> None:
+    spec = adapting()
+    fast, slow = (capacity(1e10, up=each, down=each) for each in (1e9, 0.3 * MEGABIT))
+    assert choose_k(spec, survey(fast, fast, slow), chain(spec), None) == (64, 4)
+
+
+def test_k_stays_where_it_does_not_adapt_or_nothing_is_known() -> None:
+    slow = capacity(1e10, up=MEGABIT, down=MEGABIT)
+    fixed = adapting(**{"link.least_k": 0, "link.most_k": 0})
+    assert choose_k(fixed, survey(slow, slow, slow), chain(fixed), None) == (16, 16)
+    spec = adapting()
+    assert choose_k(spec, Survey(), chain(spec), None) == (16, 16)
+    assert choose_k(spec, Survey(), chain(spec), (8, 32)) == (8, 32)
+    unknown = replace(slow, flops=0.0)
+    assert choose_k(spec, survey(unknown, unknown, unknown), chain(spec), (8, 32)) == (8, 32)
+
+
+def test_k_climbs_one_rung_at_a_time_and_rests_where_it_is_right() -> None:
+    spec = adapting()
+    members = chain(spec)
+    lines = capacity(1e10, up=1e9, down=1e9)
+    fast = survey(lines, lines, lines)
+    lines = capacity(1e10, up=0.1 * MEGABIT, down=0.1 * MEGABIT)
+    slow = survey(lines, lines, lines)
+    path = [(16, 16)]
+    for known in (fast, fast, fast, slow, slow, slow, slow, slow):
+        path.append(choose_k(spec, known, members, path[-1]))
+    assert path == [(k, k) for k in (16, 32, 64, 64, 32, 16, 8, 4, 4)]
+    assert choose_k(spec, fast, members, (24, 24)) == (32, 32)
+
+
+@given(st.floats(0.05, 50), st.floats(0.05, 50))
+def test_k_does_not_swing_while_the_bandwidth_stays(one: float, other: float) -> None:
+    spec = adapting()
+    lines = [capacity(1e10, up=each * MEGABIT, down=each * MEGABIT) for each in (one, other, 50)]
+    ks: tuple[int, ...] = (16, 16)
+    seen = []
+    for _ in range(8):
+        ks = choose_k(spec, survey(*lines), chain(spec), ks)
+        seen.append(ks)
+    assert seen[-1] == seen[-2] == seen[-3]

@@ -1,0 +1,106 @@
+"""The operator's commands, as they are typed, against a coordinator that runs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from node.cli.admin import seconds_of
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.trust.invite import decode
+from protocol.types import Role
+from tests.support.coordinator_process import Running, refusal_of, running
+from tests.support.run_state import keyed, spec_of
+
+A = keyed(0)
+
+
+async def hetnode(*arguments: str) -> tuple[int, str, str]:
+    """Status, standard output and standard error of the command; this process serves the coordinator."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "node.cli.main", *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"},
+    )
+    out, errors = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), errors.decode()
+
+
+@pytest.fixture
+async def run(tmp_path: Path) -> AsyncIterator[Running]:
+    async with running(spec_of(), tmp_path) as coordinator:
+        (tmp_path / "address").write_text(coordinator.address)
+        yield coordinator
+
+
+async def test_an_invite_from_its_making_to_its_end(run: Running) -> None:
+    folder = ("--folder", str(run.folder))
+    status, out, errors = await hetnode(
+        *("invite", "create", *folder, "--uses", "2", "--expires", "90m", "--role", "stage")
+    )
+    assert (status, errors) == (0, "")
+    invite = decode(out)
+    assert invite.pin == run.authority.pin
+    assert (await run.enroll(A, invite)).role == Role.STAGE.value
+    status, out, _ = await hetnode("invite", "list", *folder)
+    assert status == 0
+    for part in (invite.id, "1 of 2", "stage", "good for 1.5 h", A.peer):
+        assert part in out
+    assert (await hetnode("invite", "revoke", invite.id, *folder))[0] == 0
+    assert "revoked" in (await hetnode("invite", "list", *folder))[1]
+
+
+async def test_a_peer_is_banned_and_let_in_again(run: Running) -> None:
+    folder = ("--folder", str(run.folder))
+    await run.join(A)
+    assert (await hetnode("peers", "ban", A.peer, "--reason", "sends noise", *folder))[0] == 0
+    assert (await refusal_of(run.join(A))).code is ErrorCode.BANNED
+    assert "banned: sends noise" in (await hetnode("peers", "list", *folder))[1]
+    assert (await hetnode("peers", "unban", A.peer, *folder))[0] == 0
+    await run.join(A)
+
+
+async def test_an_invite_in_a_file_is_its_owners_alone_and_not_on_the_screen(
+    run: Running, tmp_path: Path
+) -> None:
+    file = tmp_path / "invite"
+    status, out, errors = await hetnode("invite", "create", "--folder", str(run.folder), "--out", str(file))
+    assert status == 0
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    invite = decode(file.read_text())
+    assert invite.encode() not in out + errors
+    assert invite.id in out
+
+
+async def test_what_the_operator_cannot_have_is_refused_with_code_and_status(run: Running) -> None:
+    folder = ("--folder", str(run.folder))
+    status, _, errors = await hetnode("invite", "revoke", "000000000000", *folder)
+    assert (status, "[invite-unknown]" in errors) == (5, True)
+    status, _, errors = await hetnode("invite", "create", "--expires", "soon", *folder)
+    assert (status, "[bad-option]" in errors) == (2, True)
+    await run.stop()
+    status, _, errors = await hetnode("invite", "list", *folder)
+    assert (status, "[coordinator-unreachable]" in errors) == (4, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90.0), ("1.5m", 90.0), ("24h", 86400.0), ("7d", 604800.0)]
+)
+def test_durations_are_read_with_their_unit(text: str, seconds: float) -> None:
+    assert seconds_of(text, "--expires") == seconds
+
+
+@pytest.mark.parametrize("text", ["", "7", "d", "-7d", "0s", "1e9d", "7 days", "99999999999d", "infd"])
+def test_anything_else_is_no_duration(text: str) -> None:
+    with pytest.raises(HetnodeError) as error:
+        seconds_of(text, "--expires")
+    assert error.value.code is ErrorCode.BAD_OPTION

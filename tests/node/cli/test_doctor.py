@@ -1,0 +1,265 @@
+"""``hetnode doctor``: what it looks at, what it says to do, and that it leaves the run alone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from coordinator.placement.cost_model import memory_needed
+from node.cli import doctor
+from node.cli.doctor import (
+    Examination,
+    Finding,
+    Verdict,
+    certificate,
+    examine,
+    findings_view,
+    fitting,
+    listening,
+)
+from node.cli.main import app
+from node.net.link import LinkServer
+from node.security.credentials import RunCredentials, folder_of
+from node.security.identity import Identity, open_identity
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.pb import hetnode_pb2 as pb
+from protocol.spec import RunSpec, resolve
+from protocol.types import Capacity, StageRange
+from tests.support.certificates import credentials
+from tests.support.coordinator_process import OWNER, Running, running
+from tests.support.run_state import keyed, spec_of
+
+WANTED = Examination("cpu", 1, "127.0.0.1", 0, None, "nano")
+SPEED = Finding("speed", Verdict.OK, "as fast as ever")
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (doctor, doctor.known_runs):
+        monkeypatch.setattr(module, "user_config_path", lambda _: tmp_path / "config")
+        monkeypatch.setattr(module, "user_data_path", lambda _: tmp_path / "data")
+    monkeypatch.setattr(doctor.command_runner, "configure_logging", lambda: None)
+
+
+@pytest.fixture
+def _computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Computing is another test's."""
+
+    async def computing(
+        wanted: Examination, spec: RunSpec, folder: Path
+    ) -> tuple[Capacity | None, list[Finding]]:
+        return Capacity("cpu", 2**34, 1, 1e9), [SPEED]
+
+    monkeypatch.setattr(doctor, "computing", computing)
+
+
+@pytest.fixture
+async def run(tmp_path: Path) -> AsyncIterator[Running]:
+    async with running(spec_of(replicas=0, pipelines=1), tmp_path / "coordinator") as coordinator:
+        yield coordinator
+
+
+def member(run: Running, tmp_path: Path) -> Identity:
+    """An identity of this machine that was let into the run."""
+    identity = open_identity(tmp_path / "config" / "peer-0.key")
+    folder = folder_of(identity.path, run.spec.run_id)
+    tls = credentials(identity.peer, run.authority)
+    RunCredentials(folder, run.spec.run_id, run.address, OWNER.peer, None, tls).save()
+    return identity
+
+
+def by_subject(findings: list[Finding]) -> dict[str, Finding]:
+    found = {each.subject: each for each in findings}
+    assert len(found) == len(findings)
+    for each in findings:
+        assert each.found
+        assert each.verdict is Verdict.OK or each.remedy
+        assert (each.verdict is Verdict.PROBLEM) == (each.code is not None)
+    return found
+
+
+def problems(findings: list[Finding]) -> list[ErrorCode | None]:
+    return [each.code for each in findings if each.verdict is Verdict.PROBLEM]
+
+
+def test_without_a_run_the_machine_alone_is_examined() -> None:
+    """With a real worker process."""
+    result = CliRunner().invoke(app, ["doctor", "--preset", "nano", "--threads", "1"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    for words in (
+        "1 CPU threads",
+        "GiB free on cpu",
+        "tokens/s of stage",
+        "hetnode doctor RUN",
+        "--dial-only",
+    ):
+        assert words in result.output
+
+
+def test_a_device_that_is_not_there_is_a_problem_with_its_exit_status() -> None:
+    result = CliRunner().invoke(app, ["doctor", "--device", "cuda:77"], env={"COLUMNS": "200"})
+    assert result.exit_code == ErrorCode.DEVICE_UNAVAILABLE.exit_code
+    assert "cuda:77" in result.output
+
+
+@pytest.mark.usefixtures("_computed")
+async def test_a_known_run_is_measured_and_left_alone(run: Running, tmp_path: Path) -> None:
+    member(run, tmp_path)
+    before = await run.status()
+    findings = await examine(WANTED, run.spec.run_id, None)
+    found = by_subject(findings)
+    assert not problems(findings)
+    assert run.spec.run_id in found["coordinator"].found
+    assert found["clock"].verdict is Verdict.OK
+    assert found["certificate"].verdict is Verdict.OK
+    for words in ("Mb/s up", "Mb/s down", "ms there and back"):
+        assert words in found["connection"].found
+    assert "2 stages fit" in found["fit"].found
+    after = await run.status()
+    assert (after.phase, list(after.peers)) == (before.phase, [])
+
+
+@pytest.mark.usefixtures("_computed")
+async def test_neighbours_of_the_plan_are_echoed_and_not_disturbed(run: Running, tmp_path: Path) -> None:
+    member(run, tmp_path)
+    first, second = keyed(1), keyed(2)
+    server = LinkServer(lambda: credentials(first.peer, run.authority))
+    server.spare(lambda: True)
+    port = await server.start("127.0.0.1", 0)
+    try:
+        await run.join(first, role="stage", endpoint=f"127.0.0.1:{port}")
+        await run.join(second, role="stage", endpoint="127.0.0.1:9")
+        watch = run.stub(first).Watch(pb.WatchRequest(peer=first.peer))
+        async for update in watch:
+            if update.signed_plan:
+                break
+        watch.cancel()
+        found = by_subject(await examine(WANTED, run.spec.run_id, None))
+    finally:
+        await server.close()
+    assert "ms there and back" in found[f"neighbour {first.peer[-8:]}"].found
+    assert found[f"neighbour {first.peer[-8:]}"].verdict is Verdict.OK
+    assert found[f"neighbour {second.peer[-8:]}"].verdict is Verdict.WARNING
+
+
+@pytest.mark.usefixtures("_computed")
+async def test_the_operator_may_ask_too(run: Running) -> None:
+    (run.folder / "address").write_text(run.address)
+    findings = await examine(WANTED, str(run.folder), None)
+    assert not problems(findings)
+    assert "Mb/s up" in by_subject(findings)["connection"].found
+
+
+@pytest.mark.usefixtures("_computed")
+async def test_an_invite_is_not_spent(run: Running) -> None:
+    invite = await run.invite(uses=1)
+    findings = await examine(WANTED, invite.encode(), None)
+    found = by_subject(findings)
+    assert not problems(findings)
+    for door, address in (("coordinator", run.address), ("enrolment", run.enrolment)):
+        assert address in found[door].found
+    assert "would be spent" in found["connections"].found
+    (kept,) = (await run.admin.ListInvites(pb.ListInvitesRequest())).invites
+    assert list(kept.peers) == []
+
+
+@pytest.mark.usefixtures("_computed")
+async def test_whoever_was_let_in_before_measures_with_an_invite_too(run: Running, tmp_path: Path) -> None:
+    member(run, tmp_path)
+    file = tmp_path / "invite"
+    file.write_text((await run.invite()).encode())
+    assert "Mb/s up" in by_subject(await examine(WANTED, None, file))["connection"].found
+
+
+@pytest.mark.usefixtures("_computed")
+async def test_a_coordinator_that_is_away_is_a_problem(run: Running, tmp_path: Path) -> None:
+    member(run, tmp_path)
+    invite = await run.invite()
+    await run.stop()
+    assert problems(await examine(WANTED, run.spec.run_id, None)) == [ErrorCode.COORDINATOR_UNREACHABLE]
+    away = problems(await examine(WANTED, replace(invite, pin=bytes(32)).encode(), None))
+    assert set(away) == {ErrorCode.COORDINATOR_UNREACHABLE}
+
+
+@pytest.mark.usefixtures("_computed")
+async def test_a_clock_that_is_wrong_is_said_to_be(
+    run: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member(run, tmp_path)
+    slow = SimpleNamespace(time=lambda: time.time() - 600)
+    monkeypatch.setattr(doctor, "time", slow)
+    clock = by_subject(await examine(WANTED, run.spec.run_id, None))["clock"]
+    assert clock.verdict is Verdict.WARNING
+    assert "600" in clock.found
+    assert "behind" in clock.found
+
+
+async def test_a_run_that_is_not_known_is_refused() -> None:
+    with pytest.raises(HetnodeError) as refused:
+        await examine(WANTED, "tiny-000000000000", None)
+    assert refused.value.code is ErrorCode.NO_CREDENTIALS
+
+
+async def test_what_is_no_invite_is_refused() -> None:
+    with pytest.raises(HetnodeError) as refused:
+        await examine(WANTED, "hetnode1-nonsense", None)
+    assert refused.value.code is ErrorCode.BAD_INVITE
+
+
+async def test_a_port_that_is_taken_is_a_problem() -> None:
+    server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    taken = listening(replace(WANTED, port=port))
+    server.close()
+    await server.wait_closed()
+    assert taken.code is ErrorCode.PORT_IN_USE
+
+
+@pytest.mark.parametrize(
+    ("advertise", "port", "verdict"),
+    [
+        (None, 0, Verdict.WARNING),
+        ("192.168.1.5", 0, Verdict.WARNING),
+        ("home.example.org", 0, Verdict.WARNING),
+    ],
+)
+def test_it_is_said_what_is_not_known_of_the_port(advertise: str | None, port: int, verdict: Verdict) -> None:
+    found = listening(replace(WANTED, advertise=advertise, port=port))
+    assert found.verdict is verdict
+    assert "--dial-only" in found.remedy
+
+
+def test_a_certificate_that_has_ended_is_a_problem() -> None:
+    assert certificate(credentials("a")).verdict is Verdict.OK
+    assert certificate(credentials("a", ended=True)).code is ErrorCode.CERTIFICATE_REFUSED
+
+
+def test_the_stages_that_fit_into_memory_are_named() -> None:
+    spec = resolve("178m")
+    whole = fitting(spec, Capacity("cuda", 2**40, 1))
+    assert whole.verdict is Verdict.OK
+    assert "--role replica" in whole.found
+    nothing = fitting(spec, Capacity("cuda", 2**20, 1))
+    assert nothing.code is ErrorCode.DEVICE_UNAVAILABLE
+    assert nothing.remedy
+    last = memory_needed(spec, StageRange(2, 3), 1, "cuda")
+    some = fitting(spec, Capacity("cuda", int(last / (1 - spec.grouping.reserve)) + 1, 1))
+    assert some.verdict is Verdict.OK
+    assert "stage 2" in some.found
+    assert "of 3 stages" in some.found
+
+
+def test_words_with_brackets_are_shown_as_they_are() -> None:
+    from rich.console import Console  # noqa: PLC0415
+
+    console = Console(width=120)
+    with console.capture() as captured:
+        console.print(findings_view([Finding("a", Verdict.WARNING, "[bold]x[/y] [/]", "[red]")]))
+    assert "[bold]x[/y] [/]" in captured.get()

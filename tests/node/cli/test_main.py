@@ -1,0 +1,192 @@
+"""Bad input at the command line: one message with code, cause and remedy, and the documented status."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from protocol.trust.invite import Invite
+
+
+def hetnode(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "node", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        cwd=cwd,
+        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"},
+    )
+
+
+@pytest.fixture
+def busy_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def check(result: subprocess.CompletedProcess[str], status: int, code: str, *words: str) -> None:
+    assert result.returncode == status, result.stderr
+    assert f"[{code}]" in result.stderr
+    assert "Traceback" not in result.stderr
+    for word in words:
+        assert word in result.stderr
+
+
+def test_an_unknown_preset(tmp_path: Path) -> None:
+    check(hetnode("swarm", "up", "--preset", "giant", cwd=tmp_path), 2, "unknown-preset", "giant", "tiny")
+
+
+def test_k_larger_than_d(tmp_path: Path) -> None:
+    check(hetnode("swarm", "up", "--k", "4096", cwd=tmp_path), 2, "bad-spec", "4096", "128")
+
+
+def test_more_stages_than_layers(tmp_path: Path) -> None:
+    check(hetnode("swarm", "up", "--stages", "9", cwd=tmp_path), 2, "bad-spec", "9", "4")
+
+
+def test_data_that_cannot_be_read(tmp_path: Path) -> None:
+    result = hetnode("swarm", "up", "--data", "text:/no/such/file.txt", cwd=tmp_path)
+    check(result, 3, "data-unreadable", "/no/such/file.txt")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_file_that_is_no_toml(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("[model\n")
+    check(hetnode("spec", "show", "--config", "run.toml", cwd=tmp_path), 2, "bad-spec", "run.toml")
+
+
+def test_a_port_in_use(busy_port: int, tmp_path: Path) -> None:
+    result = hetnode("coordinator", "--listen", f"127.0.0.1:{busy_port}", "--folder", str(tmp_path / "run"))
+    check(result, 4, "port-in-use", str(busy_port))
+
+
+def test_an_address_that_is_none(tmp_path: Path) -> None:
+    result = hetnode("coordinator", "--listen", "localhost", "--folder", str(tmp_path))
+    check(result, 4, "bad-address", "localhost")
+
+
+def test_a_coordinator_that_is_not_there(free_port: int, tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port}"
+    invite = Invite(address, address, bytes(32), "00" * 6, bytes(16)).encode()
+    result = hetnode(
+        *("join", invite, "--role", "stage", "--join-seconds", "1"),
+        *("--identity", str(tmp_path / "key"), "--folder", str(tmp_path / "node")),
+    )
+    check(result, 4, "coordinator-unreachable", str(free_port))
+
+
+def test_an_invite_with_a_letter_wrong_is_refused_and_not_repeated(tmp_path: Path) -> None:
+    invite = Invite("h:1", "h:2", bytes(32), "00" * 6, bytes(16)).encode()
+    wrong = invite[:30] + ("A" if invite[30] != "A" else "B") + invite[31:]
+    result = hetnode("join", wrong, "--identity", str(tmp_path / "key"))
+    check(result, 2, "bad-invite", "hetnode invite create")
+    assert wrong not in result.stderr
+    (tmp_path / "invite").write_text("not an invite")
+    result = hetnode("join", "--invite-file", str(tmp_path / "invite"), "--identity", str(tmp_path / "key"))
+    check(result, 2, "bad-invite")
+
+
+def test_neither_invite_nor_run(tmp_path: Path) -> None:
+    check(hetnode("join", "--identity", str(tmp_path / "key")), 2, "bad-option", "INVITE")
+    check(hetnode("join", "--invite-file", str(tmp_path / "none")), 2, "bad-option", "none")
+
+
+def test_a_run_that_this_machine_was_never_in(tmp_path: Path) -> None:
+    for identity in ((), ("--identity", str(tmp_path / "key"))):
+        check(hetnode("join", "tiny-000000000000", *identity), 7, "no-credentials", "tiny-000000000000")
+    check(hetnode("status", "tiny-000000000000"), 7, "no-credentials", "tiny-000000000000")
+
+
+def test_a_role_that_is_none_is_wrong_usage() -> None:
+    result = hetnode("join", "a-run", "--role", "boss")
+    assert result.returncode == 2
+    assert "boss" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_checkpoint_that_is_not_there(tmp_path: Path) -> None:
+    check(hetnode("generate", str(tmp_path)), 3, "checkpoint-missing", str(tmp_path))
+
+
+def test_a_run_folder_that_is_not_empty(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.tex").write_text("precious")
+    result = hetnode("swarm", "up", "--preset", "nano", "--folder", str(tmp_path / "run"))
+    check(result, 7, "run-folder-in-use", str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("command", [("swarm", "up"), ("coordinator",)])
+@pytest.mark.parametrize("place", ["file", "/proc/nowhere"])
+def test_a_folder_that_cannot_be_written(tmp_path: Path, command: tuple[str, ...], place: str) -> None:
+    (tmp_path / "file").touch()
+    result = hetnode(
+        *command, "--preset", "nano", "--folder", str(tmp_path / place), "--listen", "127.0.0.1:0"
+    )
+    check(result, 2, "bad-option", "--folder", place)
+
+
+def test_a_node_folder_that_cannot_be_written_is_noticed_before_joining(free_port: int) -> None:
+    result = hetnode("join", f"127.0.0.1:{free_port}", "--role", "stage", "--folder", "/proc/nowhere")
+    check(result, 2, "bad-option", "/proc/nowhere")
+
+
+def test_a_device_that_is_not_there_is_noticed_before_joining(free_port: int, tmp_path: Path) -> None:
+    result = hetnode(
+        *("join", f"127.0.0.1:{free_port}", "--role", "stage", "--device", "cuda:77"),
+        *("--identity", str(tmp_path / "key"), "--folder", str(tmp_path / "node")),
+    )
+    check(result, 7, "device-unavailable", "cuda:77")
+
+
+def test_a_corrupt_checkpoint_is_called_corrupt(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "manifest.json").write_text("{}")
+    result = hetnode("generate", str(tmp_path), "--prompt", "precious words")
+    check(result, 3, "checkpoint-corrupt")
+    assert "precious words" not in result.stdout
+
+
+def test_ctrl_c_while_modules_load_ends_without_a_traceback() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-X", "importtime", "-m", "node", "--version"], stderr=subprocess.PIPE
+    )
+    assert process.stderr is not None
+    while b"typer" not in (line := process.stderr.readline()):
+        assert line, "the command's modules were never loaded"
+    process.send_signal(signal.SIGINT)
+    said = process.stderr.read()
+    assert process.wait(30) == -signal.SIGINT
+    assert b"Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *((), ("coordinator",), ("join",), ("swarm", "up"), ("spec", "show"), ("status",)),
+        *(("generate",), ("export",), ("import",), ("eval",)),
+    ],
+)
+def test_every_command_explains_itself(command: tuple[str, ...]) -> None:
+    result = hetnode(*command, "--help")
+    assert result.returncode == 0
+    assert "Usage" in result.stdout
+
+
+def test_the_folder_of_a_new_coordinator_is_its_owners_alone(busy_port: int, tmp_path: Path) -> None:
+    hetnode("coordinator", "--listen", f"127.0.0.1:{busy_port}", "--folder", str(tmp_path / "run"))
+    assert (tmp_path / "run").stat().st_mode & 0o077 == 0

@@ -1,0 +1,162 @@
+"""``hetnode plan`` at the command line: tables, JSON, figures, and messages for wrong input."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from node.cli.main import app
+from node.cli.plan import COLUMNS, read_peers
+from protocol.errors import ErrorCode, ExitCode, HetnodeError
+
+HEADER = ",".join(COLUMNS)
+GOOD = "alice,50,200,30,24,40,alice.example:7711"
+
+
+def plan(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["plan", *arguments], env={"COLUMNS": "200"})
+
+
+def refused(*arguments: str) -> HetnodeError:
+    error = plan(*arguments).exception
+    assert isinstance(error, HetnodeError), error
+    assert error.code.exit_code is ExitCode.USAGE
+    return error
+
+
+@pytest.fixture
+def peers(tmp_path: Path) -> Path:
+    return tmp_path / "peers.csv"
+
+
+def test_uniform_peers_and_full_replicas_as_tables() -> None:
+    result = plan("--preset", "178m", "--stage-peers", "6", "--replicas", "2", "--pipelines", "2")
+    assert result.exit_code == 0, result.output
+    for word in ("full-0", "peer-0", "tokens/s", "bottleneck", "2 full replicas and 2 pipelines", "a day"):
+        assert word in result.output
+
+
+def test_the_same_as_json() -> None:
+    result = plan("--preset", "178m", "--stage-peers", "3", "--inner-steps", "7", "--k", "64", "--json")
+    found = json.loads(result.output)
+    assert found["round_seconds"] == pytest.approx(found["inner_seconds"] + found["outer_seconds"])
+    assert found["inner_seconds"] == pytest.approx(7 * found["replicas"][0]["step_seconds"])
+    assert set(found["replicas"][0]["k"]) == {64}
+    members = found["replicas"][0]["members"]
+    assert members[0]["stages"][0] == 0
+    assert members[-1]["stages"][1] == 3
+    assert all(0 < each["utilization_in_round"] <= each["utilization_in_step"] <= 1 for each in members)
+    assert all(each["bytes_sent_per_day"] > 0 for each in members)
+
+
+def test_an_option_before_a_figure_is_refused_and_not_ignored(tmp_path: Path) -> None:
+    result = plan("--k", "4", "figure2", "--out", str(tmp_path))
+    assert isinstance(result.exception, HetnodeError)
+    assert "--k before 'figure2'" in result.exception.cause
+    assert not list(tmp_path.iterdir())
+
+
+def test_microbatches_and_stages_are_those_that_were_given() -> None:
+    result = plan("--stage-peers", "4", "--stages", "4", "--microbatches", "16", "--json")
+    found = json.loads(result.output)
+    assert [each["microbatches"] for each in found["replicas"]] == [16]
+
+
+def test_peers_from_a_file_in_any_order_of_columns(peers: Path) -> None:
+    order = tuple(reversed(COLUMNS))
+    rows = [dict(zip(COLUMNS, (f"p{n}", 50 + n, 100, 20, 24, 40, "h:1"), strict=True)) for n in range(3)]
+    lines = [",".join(order), *(",".join(str(row[column]) for column in order) for row in rows)]
+    peers.write_text("\n".join(lines) + "\n")
+    found = read_peers(peers)
+    assert list(found) == ["p0", "p1", "p2"]
+    able, endpoint = found["p1"]  # type: ignore[index]
+    assert (able.uplink, able.downlink, able.round_trip) == (51e6 / 8, 100e6 / 8, 0.02)
+    assert (able.memory_bytes, able.flops, endpoint) == (24 * 2**30, 40e12, "h:1")
+    result = plan("--preset", "178m", "--peers", str(peers), "--json")
+    assert result.exit_code == 0, result.exception
+    taken = {each["peer"] for replica in json.loads(result.output)["replicas"] for each in replica["members"]}
+    assert taken <= {"p0", "p1", "p2"}
+
+
+def test_fewer_strong_peers_than_stages_share_them(peers: Path) -> None:
+    peers.write_text(f"{HEADER}\nalice,100,100,10,48,40,h:1\nbob,100,100,10,48,40,h:2\n")
+    found = json.loads(plan("--preset", "512m", "--peers", str(peers), "--json").output)
+    assert [each["stages"] for each in found["replicas"][0]["members"]] == [[0, 2], [2, 4]]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ["header"]),
+        ("name,uplink\n", ["Line 1", "header", "uplink"]),
+        (f"{HEADER}\n", ["names no peer"]),
+        (f"{HEADER}\n{GOOD}\nbob,50,200,30,24\n", ["Line 3", "columns"]),
+        (f"{HEADER}\n{GOOD},more\n", ["Line 2", "columns"]),
+        (f"{HEADER}\n{GOOD}\n{GOOD}\n", ["Line 3", "column name", "alice"]),
+        (f"{HEADER}\n,50,200,30,24,40,h:1\n", ["Line 2", "column name"]),
+        (f"{HEADER}\nbob,fast,200,30,24,40,h:1\n", ["Line 2", "column uplink_mbps", "fast"]),
+        (f"{HEADER}\nbob,50,0,30,24,40,h:1\n", ["Line 2", "column downlink_mbps", "'0'"]),
+        (f"{HEADER}\nbob,50,200,-1,24,40,h:1\n", ["Line 2", "column round_trip_ms", "-1"]),
+        (f"{HEADER}\nbob,50,200,30,nan,40,h:1\n", ["Line 2", "column memory_gib", "nan"]),
+        (f"{HEADER}\nbob,50,200,30,24,inf,h:1\n", ["Line 2", "column tflops", "inf"]),
+    ],
+)
+def test_a_wrong_file_of_peers_is_refused_with_line_and_column(
+    peers: Path, text: str, words: list[str]
+) -> None:
+    peers.write_text(text)
+    error = refused("--peers", str(peers))
+    assert error.code is ErrorCode.BAD_OPTION
+    assert str(peers) in error.cause
+    assert HEADER in error.remedy
+    for word in words:
+        assert word in error.cause
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", None])
+def test_a_file_of_peers_that_cannot_be_read(peers: Path, content: bytes | None) -> None:
+    if content is not None:
+        peers.write_bytes(content)
+    assert "cannot be read" in refused("--peers", str(peers)).cause
+
+
+def test_nobody_to_plan_with() -> None:
+    assert "no peers" in refused().cause
+
+
+def test_two_answers_to_who_the_peers_are(peers: Path) -> None:
+    peers.write_text(f"{HEADER}\n{GOOD}\n")
+    assert "--stage-peers" in refused("--peers", str(peers), "--stage-peers", "4").cause
+
+
+def test_peers_that_cannot_train_the_run_are_told_why() -> None:
+    error = refused("--preset", "70b", "--stage-peers", "4", "--memory", "24")
+    assert "memory" in error.cause
+    assert "more stage peer" in refused("--stage-peers", "1").cause
+
+
+def test_a_spec_that_is_none() -> None:
+    assert refused("--preset", "giant", "--replicas", "1").code is ErrorCode.UNKNOWN_PRESET
+    assert refused("--k", "5000", "--replicas", "1").code is ErrorCode.BAD_SPEC
+
+
+@pytest.mark.parametrize(
+    ("figure", "column"), [("figure2", "utilization"), ("figure3", "utilization"), ("scaling", "efficiency")]
+)
+def test_figures_are_a_table_and_a_chart(tmp_path: Path, figure: str, column: str) -> None:
+    result = plan(figure, "--out", str(tmp_path), "--microbatches", "8")
+    assert result.exit_code == 0, result.exception
+    rows = list(csv.DictReader((tmp_path / f"{figure}.csv").read_text().splitlines()))
+    assert rows
+    assert all(0 < float(row[column]) <= 1 for row in rows)
+    assert (tmp_path / f"{figure}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_folder_for_figures_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    error = refused("scaling", "--out", str(tmp_path / "file"), "--microbatches", "8")
+    assert "--out" in error.cause

@@ -1,0 +1,249 @@
+"""A swarm in one process computes what real members compute, and the same again every time."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.losses import CASES, Run, known, results, table
+from benchmarks.quantizers import accumulated, squares_of
+from node.experiment.in_process_replica import plan_of
+from node.experiment.in_process_swarm import LocalSwarm
+from protocol.spec import RunSpec, resolve
+from protocol.types import StageRange
+from protocol.wire.payload_codec import decode
+from tests.node.worker.test_trainer import RunningReplica, plain_loop, spec_of
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def mixed(**overrides: Any) -> RunSpec:
+    """Two full replicas and a pipeline of four members."""
+    return spec_of(**{"swarm.replicas": 2, "inner.steps": 3, "inner.microbatches": 2, **overrides})
+
+
+def anchors(swarm: LocalSwarm) -> list[list[str]]:
+    """Digests by replica: of every stage's anchor, then of the embedding of every member."""
+    return [
+        [member.outer[stage].digest() for member in replica.members for stage in member.stages]
+        for replica in swarm.replicas
+    ]
+
+
+def embeddings(swarm: LocalSwarm) -> set[str]:
+    return {member.embedding_digest() for replica in swarm.replicas for member in replica.members}
+
+
+def parameters(swarm: LocalSwarm, replica: int = 0) -> dict[str, torch.Tensor]:
+    return {
+        name: parameter.detach()
+        for member in swarm.replicas[replica].members
+        for module in member.modules.values()
+        for name, parameter in module.canonical_parameters().items()
+    }
+
+
+def test_the_plan_has_the_replicas_of_the_spec_and_its_members_tile_the_stages() -> None:
+    spec = resolve("tiny", overrides={"model.layers": 5, "swarm.stages": 5, "swarm.replicas": 1,
+                                      "swarm.pipelines": 2, "swarm.members": 3})  # fmt: skip
+    plan = plan_of(spec)
+    assert [len(replica.members) for replica in plan.replicas] == [1, 3, 3]
+    assert plan.replicas[0].members[0].stages == StageRange(0, 5)
+    assert [member.stages for member in plan.replicas[1].members] == [
+        StageRange(0, 2),
+        StageRange(2, 4),
+        StageRange(4, 5),
+    ]
+    assert [link.k for link in plan.replicas[2].links] == [spec.link.k] * 2
+
+
+@pytest.mark.parametrize("overlap", [0, 2])
+@pytest.mark.parametrize("dtype", ["bf16", "int8", "int4"])
+def test_anchors_are_bit_equal_over_all_replicas_after_every_round(dtype: str, overlap: int) -> None:
+    swarm = LocalSwarm(mixed(**{"link.dtype": dtype, "outer.overlap": overlap}))
+    seen = set()
+    for round_ in range(1, 4):
+        report = swarm.round()
+        assert report.round == swarm.position == round_
+        assert report.contributions == (3, 3, 3, 3)
+        first, *others = anchors(swarm)
+        assert all(other == first for other in others)
+        assert len(embeddings(swarm)) == 1
+        seen.add(tuple(first))
+    assert len(seen) == 3
+
+
+def test_the_same_spec_gives_the_same_bits_again() -> None:
+    runs = []
+    for _ in range(2):
+        swarm = LocalSwarm(mixed(**{"outer.overlap": 1}))
+        runs.append(([swarm.round() for _ in range(2)], swarm.validate(), anchors(swarm)))
+    assert runs[0] == runs[1]
+
+
+async def test_a_round_equals_that_of_members_that_talk_over_real_links_in_every_bit() -> None:
+    spec = mixed(**{"link.dtype": "bf16", "swarm.replicas": 0})
+    swarm = LocalSwarm(spec)
+    swarm.train()
+    async with AsyncExitStack() as stack:
+        real = RunningReplica(spec, members=4)
+        await real.start(stack)
+        loss = await real.inner_phase(1, 0)
+        for stage in range(spec.swarm.stages):
+            payload = real.trainer_of(stage).propose(stage)
+            assert payload is not None
+            real.commit(stage, 1, [(payload, 1.0)])
+        report = swarm.exchange()
+        assert report.train_loss == loss
+        assert swarm.validate() == [await real.validate(1)]
+    expected = real.parameters()
+    assert all(torch.equal(value, expected[name]) for name, value in parameters(swarm).items())
+
+
+def test_one_full_replica_with_dense_exchange_equals_the_plain_loop() -> None:
+    dense = {"outer.top_k": 0, "outer.quantizer": "none", "swarm.replicas": 1, "swarm.pipelines": 0}
+    spec = spec_of(**dense, rounds=3)
+    expected_losses, expected = plain_loop(spec, rounds=3)
+    swarm = LocalSwarm(spec)
+    losses = [swarm.round().train_loss for _ in range(3)]
+    per_round = [sum(pair) / 2 for pair in zip(expected_losses[::2], expected_losses[1::2], strict=True)]
+    assert losses == pytest.approx(per_round, rel=1e-4)
+    for name, value in parameters(swarm).items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=1e-5, msg=name)
+
+
+def test_overlap_delays_the_update_by_so_many_steps_and_the_last_round_ends_on_the_anchor() -> None:
+    """One replica that sends everything loses nothing by waiting: its own update is what it has already."""
+    dense = {"outer.top_k": 0, "outer.quantizer": "none", "swarm.replicas": 1, "swarm.pipelines": 0}
+    usual, overlapped = (
+        LocalSwarm(spec_of(**dense, rounds=3, **{"outer.overlap": overlap, "inner.steps": 4}))
+        for overlap in (0, 3)
+    )
+    for round_ in range(1, 4):
+        usual.round()
+        overlapped.round()
+        # What was learned in the overlapping steps is not in the anchor yet.
+        assert _is_at_anchor(usual)
+        assert _is_at_anchor(overlapped) == (round_ == 3)
+    expected = parameters(usual)
+    for name, value in parameters(overlapped).items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=1e-5, msg=name)
+
+
+def _is_at_anchor(swarm: LocalSwarm) -> bool:
+    anchor = {
+        name: value
+        for member in swarm.replicas[0].members
+        for outer in member.outer.values()
+        for name, value in outer.anchor.items()
+    }
+    return all(torch.equal(value, anchor[name]) for name, value in parameters(swarm).items())
+
+
+def test_links_carry_what_the_codec_of_activations_says_and_full_replicas_send_nothing() -> None:
+    spec = mixed(**{"link.k": 8, "link.dtype": "bf16", "swarm.replicas": 1})
+    swarm = LocalSwarm(spec)
+    report = swarm.round()
+    assert swarm.replicas[0].bytes_sent == 0
+    frames = spec.inner.steps * spec.inner.microbatches * 3  # over three links
+    tokens = spec.inner.microbatch_size * spec.model.context
+    ids = spec.inner.microbatch_size * (spec.model.context + 1)  # a byte each, forward only
+    assert report.link_bytes == frames * (2 * tokens * 2 * spec.link.k + ids)
+    payload = sum(outer.layout.nbytes for outer in swarm.replicas[0].members[0].outer.values())
+    assert report.payload_bytes == 2 * payload
+    swarm.validate()
+    assert swarm.round().link_bytes == report.link_bytes
+
+
+def test_a_replica_that_left_the_finite_numbers_contributes_nothing_and_starts_again() -> None:
+    swarm = LocalSwarm(mixed())
+    swarm.round()
+    with torch.no_grad():
+        swarm.replicas[1].members[0].modules[0].canonical_parameters()["0.wq"][0, 0] = float("nan")
+    assert swarm.round().contributions == (2, 2, 2, 2)
+    assert len(set(map(tuple, anchors(swarm)))) == 1
+    assert swarm.round().contributions == (3, 3, 3, 3)
+
+
+def test_any_member_that_left_the_finite_numbers_starts_again_at_the_end_of_its_phase() -> None:
+    spec = mixed(**{"swarm.replicas": 0, "swarm.pipelines": 1})
+    (replica,) = LocalSwarm(spec).replicas
+    poisoned = replica.members[0].modules[0].canonical_parameters()["0.wq"]
+    replica.train(range(1))
+    with torch.no_grad():
+        poisoned[0, 0] = float("nan")
+    replica.train(range(1, spec.inner.steps))
+    assert replica.end_inner_phase().skipped_steps == spec.inner.steps - 1
+    assert poisoned.isfinite().all()
+
+
+def test_a_round_without_contributions_leaves_the_anchors_as_they_were() -> None:
+    swarm = LocalSwarm(mixed(**{"swarm.replicas": 1, "swarm.pipelines": 0}))
+    before = anchors(swarm)
+    with torch.no_grad():
+        swarm.replicas[0].members[0].modules[0].canonical_parameters()["0.wq"][0, 0] = float("nan")
+    assert swarm.round().contributions == (0, 0, 0, 0)
+    assert anchors(swarm) == before
+    assert swarm.round().contributions == (1, 1, 1, 1)
+
+
+def test_replicas_may_have_links_of_unlike_width() -> None:
+    spec = mixed(**{"swarm.replicas": 0, "swarm.pipelines": 2})
+    plan = plan_of(spec)
+    wide, narrow = plan.replicas
+    narrow = replace(narrow, links=tuple(replace(link, k=2) for link in narrow.links))
+    swarm = LocalSwarm(spec, plan=replace(plan, replicas=(wide, narrow)))
+    swarm.round()
+    assert swarm.replicas[1].bytes_sent < swarm.replicas[0].bytes_sent
+    assert len(set(swarm.validate())) == 2
+
+
+def test_the_quantizer_benchmark_measures_what_proposals_are_made_from() -> None:
+    swarm = LocalSwarm(mixed())
+    swarm.round()
+    swarm.train()
+    trainer = swarm.replicas[0].members[0]
+    outer, local = trainer.outer[1], trainer.modules[1].canonical_parameters()
+    tensors = accumulated(outer, local, outer.layout.outer.error_decay)
+    payload = trainer.propose(1)
+    assert payload is not None
+    swarm.exchange()
+    for name, sparse in decode(outer.layout, payload).items():
+        sent = torch.zeros_like(tensors[name])
+        sparse.add_to(sent.view(-1), 1.0)
+        torch.testing.assert_close(sent + outer.error[name], tensors[name], rtol=0, atol=1e-7, msg=name)
+
+
+def test_squares_that_a_quantizer_loses_add_up() -> None:
+    outer = resolve("tiny", overrides={"outer.top_k": 2, "outer.chunk": 4}).outer
+    squares = squares_of(torch.tensor([1.0, -4.0, 2.0, 0.5]), outer) + squares_of(torch.zeros(4), outer)
+    assert (squares.whole, squares.kept, squares.lost) == (21.25, 20.0, 0.0)
+
+
+def test_a_loss_that_is_known_is_not_measured_again(tmp_path: Path) -> None:
+    file = tmp_path / "results.jsonl"
+    line = (
+        '{"run": {"dtype": "bf16", "overlap": 0, "quantizer": "2bit", "codebook": "tensor", "seed": 0, '
+        '"rounds": 30}, "losses": [1.5, 2.5], "train_loss": 2.0, "payload_bytes": 1, "link_bytes": 2, '
+        '"seconds": 3.0}\n'
+    )
+    file.write_text(line)
+    assert results([Run()], file)[Run()].loss == 2.0
+    assert known(file).keys() == {Run()}
+    assert file.read_text() == line
+    report = table(quick=False, file=file, report_only=True)
+    assert report.rows[0][3:6] == ("2.0000", "", "+0.00 % (+0.00 .. +0.00)")
+    assert report.rows[1][3:6] == ("", "", "")
+
+
+def test_every_case_of_the_loss_benchmark_is_a_valid_spec_of_its_own() -> None:
+    cases = [case for group in CASES.values() for case in group]
+    assert len({case.spec.hash for case in cases}) == len(cases)

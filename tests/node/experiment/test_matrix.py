@@ -1,0 +1,418 @@
+"""A matrix file becomes trials with keys that say what they compute; results are lines that survive."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.data.tokenizer import load_tokenizer
+from node.experiment.matrix import (
+    Matrix,
+    MatrixFile,
+    Row,
+    build_matrix,
+    fraction_of,
+    read_matrix_file,
+    tokenizers_of,
+)
+from node.experiment.results import append, read_results
+from node.experiment.runner import tokenizer_path, train_tokenizers
+from node.experiment.tokenizers import tokenizer_file, train_bpe
+from node.experiment.trial import Mode, Planned, Trial, trial_in_mode
+from node.experiment.variation import Variation
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec import RunSpec, resolve
+from tests.support.experiment_results import result_of
+from tests.support.paths import ROOT
+
+REPRODUCTION = ROOT / "benchmarks" / "reproduction"
+MATRIX = """
+title = "A test"
+preset = "nano"
+replicas = 2
+seeds = [0, 1]
+validate_every = 1
+spec = { rounds = 2, inner.microbatches = 1 }
+
+[[table]]
+name = "orderings"
+title = "All modes"
+baseline = "sparseloco"
+orderings = true
+
+[[table.row]]
+name = "sparseloco"
+mode = "sparseloco"
+
+[[table.row]]
+name = "uniform"
+mode = "uniform"
+k = [8, 4]
+
+[[table]]
+name = "ablation"
+title = "Ablation"
+baseline = "uniform"
+
+[[table.row]]
+name = "uniform"
+mode = "uniform"
+k = 8
+
+[[table.row]]
+name = "frozen"
+mode = "uniform"
+k = 8
+variation = { adaptation = false }
+"""
+
+
+def matrix_of(folder: Path, text: str = MATRIX) -> Matrix:
+    file = folder / "matrix.toml"
+    file.write_text(text)
+    return build_matrix(file, read_matrix_file(file), {})
+
+
+def nano(**overrides: Any) -> RunSpec:
+    return resolve("nano", overrides=overrides)
+
+
+def test_a_mode_says_which_replicas_there_are() -> None:
+    shapes = {
+        (mode, fraction): (trial.spec.swarm.replicas, trial.spec.swarm.pipelines)
+        for mode, fraction in [
+            (Mode.SPARSELOCO, None),
+            (Mode.UNIFORM, None),
+            (Mode.HETEROGENEOUS, None),
+            (Mode.HETEROGENEOUS, 0.25),
+            (Mode.DATA_PARALLEL, None),
+            (Mode.DATA_PARALLEL, 0.5),
+        ]
+        for trial in [trial_in_mode(nano(), mode, 4, fraction)]
+    }
+    assert list(shapes.values()) == [(4, 0), (0, 4), (2, 2), (1, 3), (4, 0), (2, 2)]
+
+
+def test_data_parallel_training_has_as_many_steps_in_rounds_of_one() -> None:
+    usual = nano(**{"outer.overlap": 1})
+    trial = trial_in_mode(usual, Mode.DATA_PARALLEL, 4)
+    assert trial.spec.total_steps == usual.total_steps == trial.spec.rounds
+    assert (trial.spec.inner.steps, trial.spec.outer.dense, trial.spec.outer.overlap) == (1, True, 0)
+    assert trial.variation.average_gradients
+
+
+@pytest.mark.parametrize(
+    ("mode", "fraction"),
+    [(Mode.UNIFORM, 0.5), (Mode.HETEROGENEOUS, 0.3), (Mode.HETEROGENEOUS, 1.0), (Mode.SPARSELOCO, 1.0)],
+)
+def test_a_fraction_that_a_mode_cannot_have_is_refused(mode: Mode, fraction: float) -> None:
+    with pytest.raises(ValueError, match="replicas"):
+        trial_in_mode(nano(), mode, 4, fraction)
+
+
+def test_the_key_follows_what_is_computed_and_nothing_else() -> None:
+    trial = Trial(nano())
+    assert trial.key == Trial(nano(), Variation()).key
+    others = [Trial(nano(seed=1)), Trial(nano(**{"link.k": 4})), Trial(nano(), Variation(full_weight=2))]
+    assert len({trial.key, *(other.key for other in others)}) == 4
+
+
+def test_key_and_line_know_a_tokenizer_by_its_hash_and_no_absolute_path(tmp_path: Path) -> None:
+    def trial(folder: str, sha256: str) -> Trial:
+        data = {"data.tokenizer": f"{folder}/bpe.json", "data.tokenizer_sha256": sha256}
+        return Trial(nano(**data, **{"data.source": f"text:{tmp_path}/corpus.txt"}))
+
+    here, there, other = trial("/a", "1" * 64), trial("/b", "1" * 64), trial("/a", "2" * 64)
+    assert here.key == there.key != other.key
+    line = result_of(Planned(here, "here", Mode.UNIFORM, 1), 1.0).line
+    assert "/a" not in line
+    assert str(tmp_path) not in line
+    again = Trial(RunSpec.from_json(json.dumps(json.loads(line)["spec"])))
+    assert again.key == here.key
+
+
+@pytest.mark.parametrize("name", ["bpe-1024", "bpe.v2"])
+def test_the_name_of_a_tokenizer_in_a_line_is_the_same_when_it_is_read_again(name: str) -> None:
+    data = {"data.tokenizer": f"/a/{name}.json", "data.tokenizer_sha256": "1" * 64}
+    trial = Trial(nano(**data))
+    assert trial.portable_spec["data"]["tokenizer"] == name
+    assert Trial(RunSpec.from_json(json.dumps(trial.portable_spec))).key == trial.key
+
+
+def test_an_experiment_starts_from_the_seed() -> None:
+    imported = nano(initial=["0" * 64] * nano().swarm.stages)
+    with pytest.raises(ValueError, match="an experiment starts from the seed"):
+        trial_in_mode(imported, Mode.SPARSELOCO, 2)
+
+
+@pytest.mark.parametrize(
+    ("mode", "changes", "words"),
+    [
+        (Mode.UNIFORM, {"basis_every": 1}, "there are none"),
+        (Mode.SPARSELOCO, {"grassmann_every": 1}, "there are none"),
+        (Mode.UNIFORM, {"k_by_round": [[1, 33]]}, "exceeds model.width 32"),
+    ],
+)
+def test_a_variation_that_the_replicas_cannot_have_is_refused(
+    mode: Mode, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        trial_in_mode(nano(), mode, 2, changes=changes)
+
+
+@pytest.mark.parametrize("change", [{"weight_projection": True}, {"grassmann_every": 1}])
+def test_what_follows_compressed_links_needs_some(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"link\.k is 0"):
+        trial_in_mode(nano(**{"link.k": 0}), Mode.UNIFORM, 2, changes=change)
+
+
+def test_a_trial_in_several_tables_is_run_once_and_seeds_go_one_after_the_other(tmp_path: Path) -> None:
+    matrix = matrix_of(tmp_path)
+    assert [(planned.name, planned.seed) for planned in matrix.trials] == [
+        (name, seed) for seed in (0, 1) for name in ("sparseloco", "uniform 1/4", "uniform 1/8", "frozen")
+    ]
+    wide = matrix.tables[0].row("uniform 1/4")
+    assert wide.trials[0].trial == matrix.tables[1].row("uniform").trials[0].trial
+    assert (wide.k, matrix.tables[0].row("sparseloco").k) == (8, None)
+
+
+def test_a_matrix_may_be_narrowed_to_tables_and_seeds(tmp_path: Path) -> None:
+    matrix = matrix_of(tmp_path)
+    assert [planned.name for planned in matrix.narrowed(["ablation"], [1]).trials] == ["uniform", "frozen"]
+    with pytest.raises(HetnodeError, match=r"--table one of: orderings, ablation") as caught:
+        matrix.narrowed(["table-9"], [])
+    assert caught.value.code is ErrorCode.BAD_OPTION
+
+
+def test_k_over_d_reads_as_people_write_it() -> None:
+    assert [fraction_of(k, 128) for k in (0, 16, 2, 62, 128)] == ["1", "1/8", "1/64", "62/128", "1"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("replicas = 2", "replicas = 2\nrounds = 3"), ["rounds"]),
+        (("[[table.row]]", "[[table.row]]\nwidth = 3"), ["table.0.row.0.width"]),
+        (('preset = "nano"', 'preset = "giant"'), ["giant"]),
+        (("k = [8, 4]", "k = [8, 64]"), ["orderings", "uniform", "link.k 64"]),
+        (("adaptation = false", "adaption = false"), ["ablation", "frozen", "variation.adaption"]),
+        (('mode = "sparseloco"', 'mode = "sparseloco"\nk = 8'), ["sparseloco", "no replica has links"]),
+        (('mode = "sparseloco"', 'mode = "sparseloco"\nfraction = 0.5'), ["sparseloco", "fraction"]),
+        (('mode = "sparseloco"', 'mode = "dense"'), ["table.0.row.0.mode"]),
+        (('baseline = "uniform"', 'baseline = "best"'), ["ablation", "'best'"]),
+        (('name = "frozen"', 'name = "uniform"'), ["ablation", "two rows"]),
+        (('name = "ablation"', 'name = "orderings"'), ["two tables"]),
+        (('name = "frozen"', 'name = "frozen"\ntokenizer = "bpe"'), ["frozen", "[tokenizers.bpe]"]),
+        (
+            (
+                "[[table]]",
+                "[tokenizers.bpe]\nvocabulary = 300\n[[table]]\n"
+                'tokenizer = "bpe"\nspec = { data.source = "text:other" }',
+            ),
+            ["tokenizer 'bpe'", "data.source"],
+        ),
+        (("adaptation = false", "basis_every = 2"), ["ablation", "frozen", "basis_every"]),
+        (("adaptation = false", "k_by_round = [[1, 40]]"), ["frozen", "k_by_round"]),
+        (("inner.microbatches = 1", "inner.micro = 1"), ["inner.micro"]),
+        (("seeds = [0, 1]", "seeds = [0, 1"), ["matrix.toml"]),
+    ],
+)
+def test_what_is_wrong_with_a_matrix_is_named(
+    tmp_path: Path, change: tuple[str, str], words: list[str]
+) -> None:
+    with pytest.raises(HetnodeError) as caught:
+        matrix_of(tmp_path, MATRIX.replace(*change, 1 if "[tokenizers" in change[1] else -1))
+    assert caught.value.code in (ErrorCode.BAD_MATRIX, ErrorCode.UNKNOWN_PRESET)
+    assert all(word in caught.value.cause for word in words), caught.value.cause
+
+
+@pytest.mark.parametrize("file", sorted(REPRODUCTION.glob("*.toml")), ids=lambda file: file.stem)
+def test_the_matrices_of_the_project_are_valid_and_all_their_trials_differ(file: Path) -> None:
+    matrix = build_matrix(file, read_matrix_file(file), {})
+    assert matrix.trials
+    assert all(len(row.trials) == len(matrix.seeds) for table in matrix.tables for row in table.rows)
+
+
+@pytest.mark.parametrize("file", sorted(REPRODUCTION.glob("*.toml")), ids=lambda file: file.stem)
+def test_what_goes_beyond_the_paper_sends_no_more_than_what_it_is_compared_with(file: Path) -> None:
+    for table in build_matrix(file, read_matrix_file(file), {}).tables:
+        if table.name.startswith("beyond"):
+            for row in table.rows:
+                assert token_bytes(row) <= token_bytes(table.row(row.baseline)), (table.name, row.name)
+
+
+def token_bytes(row: Row) -> float:
+    """Of a token over one link, as the mean over all rounds."""
+    trial = next(iter(row.trials.values())).trial
+    sent, k = 0, trial.spec.link.k
+    changes = dict(trial.variation.k_by_round)
+    for number in range(1, trial.spec.rounds + 1):
+        k = changes.get(number, k)
+        sent += trial.spec.link.token_bytes(k)
+    return sent / trial.spec.rounds
+
+
+def with_tokenizer(folder: Path, vocabulary: int = 300, corpus: str = "corpus.txt") -> MatrixFile:
+    """The matrix, where one row has a tokenizer that is trained on a file in `folder`."""
+    text = "\n".join(f"def f{n}(x):\n    return x + {n}\n" for n in range(2000))
+    (folder / corpus).write_text(text, encoding="utf-8")
+    matrix = (
+        MATRIX.replace("replicas = 2", f"replicas = 2\ntokenizers.bpe.vocabulary = {vocabulary}")
+        .replace("inner.microbatches = 1", f'inner.microbatches = 1, data.source = "text:{folder / corpus}"')
+        .replace('name = "frozen"', 'name = "frozen"\ntokenizer = "bpe"')
+    )
+    (folder / "matrix.toml").write_text(matrix)
+    return read_matrix_file(folder / "matrix.toml")
+
+
+@pytest.mark.parametrize("change", [{"vocabulary": 310}, {"corpus": "other.txt"}])
+def test_another_vocabulary_or_source_is_another_tokenizer(tmp_path: Path, change: dict[str, Any]) -> None:
+    before = with_tokenizer(tmp_path)
+    old = train_tokenizers(before, tmp_path)
+    planned = build_matrix(tmp_path, before, old).tables[1].row("frozen").trials[0]
+    results = [result_of(planned, 2.0)]
+    assert tokenizers_of(before, results).keys() == {"bpe"}
+    after = with_tokenizer(tmp_path, **change)
+    assert tokenizers_of(after, results) == {}
+    new = train_tokenizers(after, tmp_path)["bpe"]
+    assert new.vocabulary == change.get("vocabulary", 300)
+    assert new.path != old["bpe"].path
+    assert old["bpe"].path.exists()
+
+
+def test_a_text_that_does_not_give_the_vocabulary_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(HetnodeError, match="bpe is to have 60000 ids") as caught:
+        train_tokenizers(with_tokenizer(tmp_path, 60_000), tmp_path)
+    assert caught.value.code is ErrorCode.BAD_MATRIX
+
+
+def test_only_the_tokenizers_of_the_chosen_tables_are_trained(tmp_path: Path) -> None:
+    read = with_tokenizer(tmp_path)
+    assert train_tokenizers(read, tmp_path, ["orderings"]) == {}
+    assert train_tokenizers(read, tmp_path, ["ablation"]).keys() == {"bpe"}
+    assert train_tokenizers(read, tmp_path, ["orderings"]).keys() == {"bpe"}
+
+
+def test_a_tokenizer_is_the_same_whenever_it_is_trained_and_pinned_by_its_hash(tmp_path: Path) -> None:
+    read, file, corpus = with_tokenizer(tmp_path), tmp_path / "matrix.toml", tmp_path / "corpus.txt"
+    found = train_tokenizers(read, tmp_path)
+    assert (
+        found["bpe"]
+        == tokenizer_file(tokenizer_path(tmp_path, read, "bpe"))
+        == train_tokenizers(read, tmp_path)["bpe"]
+    )
+    again = train_bpe(tmp_path / "again.json", 300, f"text:{corpus}", "text")
+    assert (again.sha256, again.vocabulary) == (found["bpe"].sha256, 300)
+    planned = build_matrix(file, read, found).tables[1].row("frozen").trials[0]
+    assert planned.trial.spec.model.vocabulary == 300
+    assert load_tokenizer(planned.trial.spec.data).sha256 == found["bpe"].sha256
+    # Who only has the results knows the trials all the same.
+    known = tokenizers_of(read, [result_of(planned, 2.0)])
+    assert build_matrix(file, read, known).tables[1].row("frozen").trials[0].trial.key == planned.trial.key
+    assert build_matrix(file, read, {}).tables[1].row("frozen").trials[0].trial.key != planned.trial.key
+
+
+def test_results_are_found_again_by_what_was_computed(tmp_path: Path) -> None:
+    file, matrix = tmp_path / "results.jsonl", matrix_of(tmp_path)
+    written = [result_of(planned, 2.0, 3.0) for planned in matrix.trials[:3]]
+    for result in written:
+        append(file, result)
+    found = read_results([file, tmp_path / "none.jsonl"])
+    assert list(found.values()) == written
+    assert all(found[planned.trial.key].loss == 2.5 for planned in matrix.trials[:3])
+    assert found[matrix.trials[0].trial.key].trial == matrix.trials[0].trial
+
+
+def test_a_field_that_the_specification_got_later_changes_no_result(tmp_path: Path) -> None:
+    planned = matrix_of(tmp_path).trials[0]
+    line = json.loads(result_of(planned, 2.0).line)
+    del line["spec"]["outer"]["overlap"]
+    line["key"] = "0" * 64
+    (tmp_path / "results.jsonl").write_text(json.dumps(line) + "\n")
+    assert planned.trial.key in read_results([tmp_path / "results.jsonl"])
+
+
+def test_a_result_of_another_version_stands_under_its_own_key(tmp_path: Path) -> None:
+    line = json.loads(result_of(matrix_of(tmp_path).trials[0], 2.0).line)
+    line["spec"]["outer"]["magic"] = True
+    line["key"] = "0" * 64
+    (tmp_path / "results.jsonl").write_text(json.dumps(line) + "\n")
+    assert read_results([tmp_path / "results.jsonl"]).keys() == {"0" * 64}
+
+
+@pytest.mark.parametrize("torn", [b'{"format":1,"key":"12', b"\xf0\x9f"])
+def test_a_torn_last_line_is_passed_over_and_mended(tmp_path: Path, torn: bytes) -> None:
+    file, trials = tmp_path / "results.jsonl", matrix_of(tmp_path).trials
+    for earlier in ([], [result_of(trials[0], 2.0)]):
+        file.write_bytes(b"".join(result.line.encode() for result in earlier) + torn)
+        assert len(read_results([file])) == len(earlier)
+        append(file, result_of(trials[1], 3.0))
+        assert list(read_results([file]).values()) == [*earlier, result_of(trials[1], 3.0)]
+
+
+def test_a_line_that_is_no_result_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "results.jsonl"
+    append(file, result_of(matrix_of(tmp_path).trials[0], 2.0))
+    with file.open("a") as lines:
+        lines.write('{"format":1}\n')
+    with pytest.raises(HetnodeError, match=r"results\.jsonl.*line 2") as caught:
+        read_results([file])
+    assert caught.value.code is ErrorCode.RESULTS_UNREADABLE
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"validation": {"2": []}},
+        {"validation": {"3": [1.0]}},
+        {"validation": {"1": [1.0]}},
+        {"spec.data": "builtin"},
+        {"spec.data.tokenizer": ["a"]},
+        {"spec.data.source": None},
+        {"spec.model": {}},
+        {"spec.swarm": None},
+        {"seconds": float("inf")},
+    ],
+    ids=str,
+)
+def test_a_line_without_what_is_read_of_it_is_named(tmp_path: Path, change: dict[str, Any]) -> None:
+    file = tmp_path / "results.jsonl"
+    good = result_of(matrix_of(tmp_path).trials[0], 2.0).line
+    ((place, value),) = change.items()
+    *sections, field = place.split(".")
+    tree = json.loads(good)
+    section = tree
+    for name in sections:
+        section = section[name]
+    section[field] = value
+    file.write_text(f"{good}{json.dumps(tree)}\n{good}")
+    with pytest.raises(HetnodeError, match=r"results\.jsonl.*line 2") as caught:
+        read_results([file])
+    assert caught.value.code is ErrorCode.RESULTS_UNREADABLE
+
+
+def test_a_last_line_that_lacks_only_its_end_counts(tmp_path: Path) -> None:
+    file = tmp_path / "results.jsonl"
+    first, second = (result_of(planned, 2.0) for planned in matrix_of(tmp_path).trials[:2])
+    file.write_text(first.line.rstrip("\n"))
+    assert list(read_results([file]).values()) == [first]
+    append(file, second)
+    assert file.read_text() == first.line + second.line
+
+
+def test_infinity_in_a_line_counts_as_diverged(tmp_path: Path) -> None:
+    line = result_of(matrix_of(tmp_path).trials[0], 2.5).line.replace("[2.5]", "[Infinity]")
+    (tmp_path / "results.jsonl").write_text(line)
+    (found,) = read_results([tmp_path / "results.jsonl"]).values()
+    assert found.diverged
+
+
+def test_a_loss_that_is_not_finite_is_null_and_counts_as_diverged(tmp_path: Path) -> None:
+    result = result_of(matrix_of(tmp_path).trials[0], 2.0, None, plain=None)
+    assert result.diverged
+    assert json.loads(result.line)["validation"] == {"2": [2.0, None]}
+    append(tmp_path / "results.jsonl", result)
+    assert next(iter(read_results([tmp_path / "results.jsonl"]).values())).diverged

@@ -1,0 +1,362 @@
+"""What a swarm in one process computes depends neither on interruptions nor on how much is in memory."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from node.data.stream import SampleStream, open_stream
+from node.experiment.in_process_replica import LocalReplica, plan_of
+from node.experiment.in_process_swarm import LocalSwarm, RoundReport
+from node.experiment.offload import Parking
+from node.experiment.variation import Variation
+from node.worker.compute import Compute
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec import RunSpec
+from tests.node.worker.test_trainer import spec_of
+
+ROUNDS = 3
+VARIATIONS = [
+    Variation(adaptation=False),
+    Variation(basis_every=2, row_wise_moments=True),
+    Variation(grassmann_every=1),
+    Variation(weight_projection=True),
+    Variation(k_by_round=((1, 4), (2, 12)), full_weight=2.0),
+]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def mixed(**overrides: Any) -> RunSpec:
+    """Two full replicas and a pipeline of four members."""
+    small = {"swarm.replicas": 2, "inner.steps": 3, "inner.microbatches": 1, "inner.microbatch_size": 1}
+    return spec_of(**{**small, "rounds": ROUNDS, "data.validation_batches": 1, **overrides})
+
+
+def couple(**overrides: Any) -> RunSpec:
+    """One full replica and the pipeline; dense payloads, which are decoded faster."""
+    return mixed(**{"swarm.replicas": 1, "inner.steps": 1, "outer.top_k": 0, **overrides})
+
+
+@pytest.fixture(scope="module")
+def stream() -> SampleStream:
+    return open_stream(mixed())
+
+
+def anchors(swarm: LocalSwarm) -> list[list[str]]:
+    return [
+        [member.outer[stage].digest() for member in replica.members for stage in member.stages]
+        for replica in swarm.replicas
+    ]
+
+
+def bits(swarm: LocalSwarm) -> list[list[torch.Tensor]]:
+    """All that the replicas have for themselves: parameters, error feedback, moments."""
+    found = []
+    for replica in swarm.replicas:
+        tensors = []
+        for member in replica.members:
+            for state in member.private_state.values():
+                tensors += [*state.error.values(), *state.local.values()]
+                if state.moments is not None:
+                    tensors += [*state.moments.first.values(), *state.moments.second.values()]
+        found.append([tensor.clone() for tensor in tensors])
+    return found
+
+
+def same_bits(one: LocalSwarm, other: LocalSwarm) -> bool:
+    pairs = [
+        pair
+        for mine, theirs in zip(bits(one), bits(other), strict=True)
+        for pair in zip(mine, theirs, strict=True)
+    ]
+    return anchors(one) == anchors(other) and all(torch.equal(*pair) for pair in pairs)
+
+
+def train(swarm: LocalSwarm, rounds: int) -> list[tuple[RoundReport, list[float]]]:
+    return [(swarm.round(), swarm.validate()) for _ in range(rounds)]
+
+
+# Saved and restored
+
+
+@pytest.fixture(scope="module", params=[0, 2], ids=["", "overlap"])
+def uninterrupted(
+    request: pytest.FixtureRequest, stream: SampleStream
+) -> tuple[LocalSwarm, list[tuple[RoundReport, list[float]]]]:
+    """A swarm with all in memory that has come to its end, and what it said meanwhile."""
+    swarm = LocalSwarm(mixed(**{"outer.overlap": request.param}), stream=stream)
+    return swarm, train(swarm, ROUNDS)
+
+
+@pytest.mark.parametrize("at", range(ROUNDS + 1))
+def test_a_swarm_that_was_interrupted_goes_on_with_the_same_bits(
+    tmp_path: Path,
+    stream: SampleStream,
+    uninterrupted: tuple[LocalSwarm, list[tuple[RoundReport, list[float]]]],
+    at: int,
+) -> None:
+    usual, expected = uninterrupted
+    spec = usual._spec
+    interrupted = LocalSwarm(spec, stream=stream)
+    train(interrupted, at)
+    interrupted.save(tmp_path / "swarm")
+    resumed = LocalSwarm(spec, stream=stream)
+    assert resumed.restore(tmp_path / "swarm")
+    assert resumed.position == at
+    assert train(resumed, ROUNDS - at) == expected[at:]
+    assert same_bits(resumed, usual)
+    assert [r.bytes_sent for r in resumed.replicas] == [r.bytes_sent for r in usual.replicas]
+
+
+@pytest.mark.parametrize("variation", VARIATIONS, ids=lambda each: ",".join(each.changes) or "none")
+def test_what_a_variation_has_learned_is_kept(
+    tmp_path: Path, stream: SampleStream, variation: Variation
+) -> None:
+    usual, resumed = (LocalSwarm(couple(), stream=stream, variation=variation) for _ in range(2))
+    train(usual, 1)
+    usual.save(tmp_path)
+    assert resumed.restore(tmp_path)
+    assert train(resumed, 2) == train(usual, 2)
+    assert same_bits(resumed, usual)
+
+
+def test_a_later_state_takes_the_place_of_an_earlier_one(tmp_path: Path, stream: SampleStream) -> None:
+    swarm = LocalSwarm(couple(), stream=stream)
+    for _ in range(2):
+        swarm.round()
+        swarm.save(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["round-000002"]
+
+
+def test_nothing_is_restored_where_nothing_was_saved_or_it_is_of_something_else(
+    tmp_path: Path, stream: SampleStream
+) -> None:
+    spec = couple()
+    swarm = LocalSwarm(spec, stream=stream)
+    assert not swarm.restore(tmp_path / "nothing")
+    swarm.round()
+    swarm.save(tmp_path)
+    others = [
+        LocalSwarm(couple(**{"inner.steps": 2}), stream=stream),
+        LocalSwarm(spec, stream=stream, variation=Variation(full_weight=2)),
+    ]
+    for other in others:
+        before = anchors(other)
+        assert not other.restore(tmp_path)
+        assert other.position == 0
+        assert anchors(other) == before
+
+
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_a_state_that_was_damaged_anywhere_is_refused_whole(
+    saved: tuple[LocalSwarm, Path], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    fresh, source = saved
+    folder = tmp_path_factory.mktemp("damaged") / "swarm"
+    shutil.copytree(source, folder)
+    victim = data.draw(st.sampled_from(sorted(path for path in folder.rglob("*") if path.is_file())))
+    content = bytearray(victim.read_bytes())
+    content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    victim.write_bytes(content)
+    assert not fresh.restore(folder)
+    assert fresh.position == 0
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory, stream: SampleStream) -> tuple[LocalSwarm, Path]:
+    """A swarm before its first round, and the place where one like it was saved after a round."""
+    folder = tmp_path_factory.mktemp("saved")
+    swarm = LocalSwarm(couple(), stream=stream, variation=Variation(basis_every=3))
+    swarm.round()
+    swarm.save(folder)
+    return LocalSwarm(couple(), stream=stream, variation=Variation(basis_every=3)), folder
+
+
+def test_a_file_that_is_missing_is_as_bad_as_a_damaged_one(
+    saved: tuple[LocalSwarm, Path], tmp_path: Path
+) -> None:
+    fresh, source = saved
+    files = [path.relative_to(source) for path in source.rglob("*") if path.is_file()]
+    for number, file in enumerate(files):
+        folder = tmp_path / str(number)
+        shutil.copytree(source, folder)
+        (folder / file).unlink()
+        assert not fresh.restore(folder), file
+
+
+def test_a_saved_swarm_names_no_place_of_this_machine(saved: tuple[LocalSwarm, Path]) -> None:
+    _, folder = saved
+    record = json.loads(next(folder.glob("round-*/swarm.json")).read_text())
+    assert record["position"] == 1
+    assert str(Path.home()) not in json.dumps(record)
+
+
+# Parked
+
+
+@pytest.mark.parametrize(("resident", "on_disk"), [(1, True), (2, False)])
+def test_bits_do_not_depend_on_how_many_replicas_are_in_memory(
+    tmp_path: Path,
+    stream: SampleStream,
+    uninterrupted: tuple[LocalSwarm, list[tuple[RoundReport, list[float]]]],
+    resident: int,
+    on_disk: bool,
+) -> None:
+    usual, expected = uninterrupted
+    parked = tmp_path if on_disk else None
+    bounded = LocalSwarm(usual._spec, stream=stream, resident=resident, parked=parked)
+    assert train(bounded, ROUNDS) == expected
+    assert same_bits(bounded, usual)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("variation", VARIATIONS, ids=lambda each: ",".join(each.changes) or "none")
+def test_variations_steer_replicas_that_are_parked(
+    tmp_path: Path, stream: SampleStream, variation: Variation
+) -> None:
+    usual = LocalSwarm(couple(), stream=stream, variation=variation)
+    bounded = LocalSwarm(couple(), stream=stream, variation=variation, resident=1, parked=tmp_path)
+    assert train(bounded, 2) == train(usual, 2)
+    assert same_bits(bounded, usual)
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_parked_replica_with_nothing_to_give_or_that_is_screened_out_goes_on_as_a_ready_one(
+    stream: SampleStream, victim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Round 1: the victim has left the finite numbers. Round 2: its payloads are refused."""
+    spec = mixed()
+    usual, bounded = LocalSwarm(spec, stream=stream), LocalSwarm(spec, stream=stream, resident=1)
+    for swarm in (usual, bounded):
+        with torch.no_grad():
+            first = swarm.replicas[victim].host_of(1).modules[1].canonical_parameters()["1.wq"]
+            first[0, 0] = float("nan")
+    reports = [swarm.round() for swarm in (usual, bounded)]
+    assert reports[0].contributions == reports[1].contributions
+    assert min(reports[0].contributions) == 2
+    assert same_bits(bounded, usual)
+
+    def refuse(stage: int, payloads: Sequence[bytes]) -> list[str]:
+        return ["refused" if number == victim else "" for number in range(len(payloads))]
+
+    for swarm in (usual, bounded):
+        monkeypatch.setattr(swarm.replicas[2].members[0], "screen", refuse)
+        monkeypatch.setattr(swarm.replicas[2].members[1], "screen", refuse)
+    second = [swarm.round() for swarm in (usual, bounded)]
+    assert second[0] == second[1]
+    assert second[0].contributions == (2, 2, 3, 3)
+    assert same_bits(bounded, usual)
+
+
+def test_a_round_that_is_aborted_leaves_parked_replicas_as_ready_ones(
+    stream: SampleStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual, bounded = (LocalSwarm(couple(), stream=stream, resident=n) for n in (0, 1))
+    for swarm in (usual, bounded):
+        monkeypatch.setattr(
+            swarm.replicas[1].members[0], "screen", lambda _, payloads: ["refused"] * len(payloads)
+        )
+        assert swarm.round().contributions == (0, 2, 2, 2)
+        monkeypatch.undo()
+        swarm.round()
+    assert same_bits(bounded, usual)
+
+
+def test_a_swarm_that_is_parked_is_saved_and_restored_as_any(tmp_path: Path, stream: SampleStream) -> None:
+    bounded, resumed = (LocalSwarm(couple(), stream=stream, resident=n) for n in (1, 2))
+    train(bounded, 1)
+    bounded.save(tmp_path)
+    assert resumed.restore(tmp_path)
+    assert train(resumed, 1) == train(bounded, 1)
+    assert same_bits(resumed, bounded)
+
+
+def test_replicas_that_average_gradients_must_all_be_there(stream: SampleStream) -> None:
+    variation = Variation(average_gradients=True)
+    with pytest.raises(HetnodeError) as refused:
+        LocalSwarm(mixed(), stream=stream, variation=variation, resident=1)
+    assert refused.value.code is ErrorCode.BAD_OPTION
+
+
+def held(replica: LocalReplica) -> int:
+    """Bytes of what it has for itself."""
+    total = 0
+
+    def count(_: str, tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal total
+        total += tensor.nbytes
+        return tensor
+
+    replica.map_tensors(count)
+    return total
+
+
+def test_a_parked_replica_holds_nothing_and_all_hold_one_anchor(stream: SampleStream) -> None:
+    swarm = LocalSwarm(couple(), stream=stream, resident=1)
+    swarm.round()
+    swarm.validate()
+    replicas = swarm.replicas._all
+    assert [held(replicas[index]) > 0 for index in range(2)] == [False, True]
+    places = {replica.host_of(0).outer[0].anchor["emb"].data_ptr() for replica in replicas.values()}
+    places |= {replicas[1].members[position].embedding.data_ptr() for position in range(4)}
+    assert len(places) == 1
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seats=st.integers(1, 4),
+    uses=st.lists(st.one_of(st.integers(0, 3), st.none()), max_size=12),
+)
+def test_what_is_done_to_all_is_done_to_each_in_order_before_it_is_used(
+    seats: int, uses: list[int | None]
+) -> None:
+    spec = mixed(**{"swarm.replicas": 4, "swarm.pipelines": 0, "model.layers": 4})
+    done: dict[int, list[int]] = {index: [] for index in range(4)}
+    built: list[int] = []
+
+    def build(index: int) -> LocalReplica:
+        built.append(index)
+        return _Light(index)  # type: ignore[return-value]
+
+    parking = Parking(len(plan_of(spec).replicas), build, seats)
+    wanted = 0
+    for use in uses:
+        if use is None:
+            wanted += 1
+            parking.each(lambda position, _, number=wanted: done[position].append(number))  # type: ignore[misc]
+        else:
+            replica = parking[use]
+            assert replica.index == use  # type: ignore[attr-defined]
+            assert replica.tensors.tolist() == [use]  # type: ignore[attr-defined]
+            assert done[use] == list(range(1, wanted + 1))
+            ready = [each for each in parking._all.values() if each.tensors.numel()]  # type: ignore[attr-defined]
+            assert len(ready) <= seats
+    assert len(set(built)) == len(built)
+
+
+class _Light:
+    def __init__(self, index: int) -> None:
+        self.index, self.tensors = index, torch.tensor([index])
+
+    def map_tensors(self, change: Any) -> None:
+        self.tensors = change("tensors", self.tensors)
+
+
+def test_how_a_swarm_computes_is_no_part_of_what_it_is(tmp_path: Path, stream: SampleStream) -> None:
+    swarm = LocalSwarm(couple(), stream=stream)
+    swarm.round()
+    swarm.save(tmp_path)
+    assert LocalSwarm(couple(), Compute(activation_checkpointing=True), stream).restore(tmp_path)

@@ -1,0 +1,261 @@
+"""What is made of results: deltas, verdicts, a page with figures, and the progress of a run."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from node.experiment.comparison import MEAN, deltas_of, verdicts_of
+from node.experiment.estimate import Pace
+from node.experiment.figures import draw_figures
+from node.experiment.matrix import Matrix, build_matrix, read_matrix_file
+from node.experiment.measurement import RoundRecord
+from node.experiment.report import report_of
+from node.experiment.results import Result, perplexity
+from node.views.experiment import ExperimentView, duration, matrix_view
+from tests.support.experiment_results import by_key, result_of
+
+MATRIX = """
+title = "A page"
+text = ["What was run."]
+preset = "nano"
+replicas = 2
+seeds = [0, 1]
+spec = { rounds = 4, inner.microbatches = 1 }
+
+[[table]]
+name = "orderings"
+title = "All modes"
+baseline = "sparseloco"
+orderings = true
+notes = ["A note."]
+
+[[table.row]]
+name = "sparseloco"
+mode = "sparseloco"
+paper = "2.73"
+
+[[table.row]]
+name = "heterogeneous"
+mode = "heterogeneous"
+k = [16, 2]
+
+[[table.row]]
+name = "uniform"
+mode = "uniform"
+k = [16, 2]
+
+[[table]]
+name = "ablation"
+title = "Ablation"
+
+[[table.row]]
+name = "uniform"
+mode = "uniform"
+k = 16
+
+[[table.row]]
+name = "frozen"
+mode = "uniform"
+k = 16
+baseline = "uniform"
+variation = { adaptation = false }
+"""
+LOSSES = {
+    "sparseloco": (2.0, 2.1),
+    "heterogeneous 1/2": (2.2, 2.3),
+    "heterogeneous 1/16": (2.4, 2.5),
+    "uniform 1/2": (2.3, 2.4),
+    "uniform 1/16": (2.9, 3.1),
+}
+
+
+@pytest.fixture
+def matrix(tmp_path: Path) -> Matrix:
+    file = tmp_path / "matrix.toml"
+    file.write_text(MATRIX)
+    return build_matrix(file, read_matrix_file(file), {})
+
+
+def results_of(matrix: Matrix, losses: Mapping[str, tuple[float | None, ...]]) -> dict[str, Result]:
+    """Loss by name and seed."""
+    return by_key(
+        result_of(planned, losses[planned.name][planned.seed])
+        for planned in matrix.trials
+        if planned.name in losses and planned.seed < len(losses[planned.name])
+    )
+
+
+def test_verdicts_are_given_for_every_width_every_seed_and_the_mean(matrix: Matrix) -> None:
+    verdicts = verdicts_of(matrix.tables[0], results_of(matrix, LOSSES))
+    assert [verdict.claim for verdict in verdicts] == [
+        "base < heterogeneous < uniform at k/d 1/2",
+        "base < heterogeneous < uniform at k/d 1/16",
+        "heterogeneous gains more on uniform at k/d 1/16 than at 1/2",
+    ]
+    assert all(verdict.holds and list(verdict.answers) == [0, 1, MEAN] for verdict in verdicts)
+
+
+def test_one_seed_that_is_against_it_is_said(matrix: Matrix) -> None:
+    results = results_of(matrix, {**LOSSES, "heterogeneous 1/2": (2.2, 2.45)})
+    first, _, _ = verdicts_of(matrix.tables[0], results)
+    assert [answer.holds for answer in first.answers.values()] == [True, False, True]
+    assert not first.holds
+    page = report_of(matrix, results, Path("matrix.toml"))
+    assert "2 of 3 orderings hold" in page
+    assert "**It does not hold** that base < heterogeneous < uniform at k/d 1/2: seed 1." in page
+
+
+@pytest.mark.parametrize("uniform", [(2.9,), (2.9, None)], ids=["missing", "diverged"])
+def test_what_is_missing_or_diverged_is_not_judged(matrix: Matrix, uniform: tuple[float | None, ...]) -> None:
+    results = results_of(matrix, {**LOSSES, "uniform 1/16": uniform})
+    _, at_16, advantage = verdicts_of(matrix.tables[0], results)
+    assert list(at_16.answers) == list(advantage.answers) == [0]
+    assert not at_16.is_known
+    page = report_of(matrix, results, Path("matrix.toml"))
+    assert "1 of 1 orderings hold" in page
+    assert (
+        "Not known yet, since trials are missing or diverged: base < heterogeneous < uniform at k/d 1/16."
+        in page
+    )
+    assert ("diverged |" in page) == (len(uniform) == 2)
+
+
+def test_deltas_compare_seed_with_seed_and_a_row_may_name_its_own_baseline(matrix: Matrix) -> None:
+    results = results_of(matrix, {**LOSSES, "frozen": (2.53, 2.4)})
+    orderings, ablation = matrix.tables
+    assert deltas_of(orderings, orderings.row("uniform 1/16"), matrix.seeds, results) == pytest.approx(
+        {0: 45.0, 1: 100 * (3.1 / 2.1 - 1)}
+    )
+    assert deltas_of(ablation, ablation.row("frozen"), matrix.seeds, results) == pytest.approx(
+        {0: 10.0, 1: 0.0}
+    )
+    assert deltas_of(orderings, orderings.row("sparseloco"), matrix.seeds, results) == {}
+
+
+def test_the_page_says_how_it_was_made_and_has_every_number(matrix: Matrix) -> None:
+    page = report_of(matrix, results_of(matrix, LOSSES), Path("benchmarks/matrix.toml"))
+    assert page.startswith("# A page\n\nWhat was run.")
+    assert "10 of 12 trials were run" in page
+    assert "2026-01-02, on a processor, 1 thread of 2" in page
+    assert "hetnode experiment run benchmarks/matrix.toml" in page
+    assert (
+        "| uniform 1/16 | 1/16 | 3.0000 | 2.9000 | 3.1000 | 20.086 | +46.31 (+45.00 .. +47.62) "
+        "| 3.0000 | 2.0000 | 2.000 | 0.001 |  |"
+    ) in page
+    assert "- A note." in page
+    assert "3 of 3 orderings hold" in page
+
+
+def test_a_mean_over_some_seeds_says_so_and_has_no_perplexity(matrix: Matrix) -> None:
+    page = report_of(matrix, results_of(matrix, {**LOSSES, "uniform 1/16": (2.9,)}), Path("matrix.toml"))
+    assert (
+        "| uniform 1/16 | 1/16 | 2.9000 (1 of 2 seeds) | 2.9000 |  |  | +45.00 (1 of 2 seeds) "
+        "| 2.9000 (1 of 2 seeds) | 2.0000 (1 of 2 seeds) |"
+    ) in page
+
+
+def test_a_perplexity_beyond_all_numbers_is_infinite(matrix: Matrix) -> None:
+    assert perplexity(0.0) == 1.0
+    assert perplexity(800.0) == math.inf
+    page = report_of(matrix, results_of(matrix, {**LOSSES, "sparseloco": (800.0, 800.0)}), Path("m.toml"))
+    assert "| 800.0000 | 800.0000 | 800.0000 | inf |" in page
+
+
+def test_the_page_says_how_it_is_made_again(matrix: Matrix) -> None:
+    page = report_of(matrix, results_of(matrix, LOSSES), Path("m.toml"), out=Path("there/out"))
+    assert "hetnode experiment run m.toml --out there/out\n" in page
+    assert "--results there/out/results.jsonl" in page
+    page = report_of(replace(matrix, made_with="make page"), {}, Path("m.toml"), out=Path("there/out"))
+    assert "\n    make page\n" in page
+    assert "hetnode experiment" not in page
+
+
+def test_a_page_without_any_result_says_how_to_get_them(matrix: Matrix) -> None:
+    page = report_of(matrix, {}, Path("matrix.toml"))
+    assert "None of 12 trials was run yet" in page
+    assert "Not known yet" in page
+
+
+def test_figures_are_small_and_the_same_for_the_same_results(matrix: Matrix, tmp_path: Path) -> None:
+    results = results_of(matrix, LOSSES)
+    figures = draw_figures(matrix, results, tmp_path)
+    names = {figure.path.name for figure in figures}
+    assert names == {"orderings-loss.png", "orderings-training.png", "orderings-delta.png"}
+    before = {figure.path: figure.path.read_bytes() for figure in figures}
+    for figure in draw_figures(matrix, results, tmp_path):
+        assert figure.path.read_bytes() == before[figure.path]
+        assert figure.path.stat().st_size < 60_000
+        with Image.open(figure.path) as image:
+            assert image.convert("RGB").getpixel((1, 1)) == (255, 255, 255)
+    page = report_of(matrix, results, Path("m.toml"), [(figure, figure.path.name) for figure in figures])
+    assert all(f"]({name})" in page for name in names)
+
+
+def test_figures_without_results_are_not_drawn_and_one_of_before_goes(matrix: Matrix, tmp_path: Path) -> None:
+    (tmp_path / "orderings-loss.png").write_bytes(b"old")
+    assert draw_figures(matrix, {}, tmp_path) == []
+    assert not (tmp_path / "orderings-loss.png").exists()
+
+
+def test_the_time_left_counts_what_is_left_by_what_was_measured(matrix: Matrix) -> None:
+    base, wide = (matrix.tables[0].row(name).trials[0].trial for name in ("sparseloco", "uniform 1/2"))
+    pace = Pace()
+    assert pace.left([(base, 4)], 1) is None
+    pace.learn(base, 4, 8.0)
+    assert pace.left([(base, 3)], 1) == pytest.approx(6.0)
+    # Nothing is known of pipelines yet: they are taken for as fast as full replicas.
+    assert pace.left([(base, 4), (wide, 4)], 2) == pytest.approx(8.0)
+    pace.learn(wide, 4, 20.0)
+    assert pace.left([(base, 4), (wide, 4)], 2) == pytest.approx(20.0)
+    assert pace.left([(base, 4), (wide, 4)], 1) == pytest.approx(28.0)
+    assert pace.left([], 1) == 0.0
+
+
+def test_progress_shows_rounds_tables_and_what_is_left(matrix: Matrix) -> None:
+    console = Console(file=io.StringIO(), width=120)
+    trials = matrix.trials
+    done = results_of(matrix, {"sparseloco": (2.0,)})
+    left = [planned for planned in trials if planned.trial.key not in done]
+    tables = {
+        table.name: [each.trial.key for row in table.rows for each in row.trials.values()]
+        for table in matrix.tables
+    }
+    view = ExperimentView(console, left, tables, done, jobs=2, clock=lambda: 0.0)
+    view.began(left[0], 2)
+    record = RoundRecord(train=3.25, payload_bytes=1, link_bytes=1, seconds=5.0, validation=(2.5, None))
+    view.advanced(left[0], 3, record)
+    shown = Console(file=io.StringIO(), width=120)
+    shown.print(view.render())
+    text = shown.file.getvalue()  # type: ignore[attr-defined]
+    assert "1 of 10" in text
+    assert "3 of 4" in text
+    assert "3.2500" in text
+    assert "diverged" in text
+    assert "11 of 11 trials left, about" in text
+    view.finished(left[0], result_of(left[0], 2.25))
+    view.failed(left[1], RuntimeError("it broke"))
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "goes on after round 2 of 4" in said
+    assert "loss 2.2500 in 10 s; 10 of 11 trials left, about" in said
+    assert "failed. it broke" in said
+
+
+def test_the_list_shows_what_is_known_and_how_long_the_rest_takes(matrix: Matrix) -> None:
+    shown = Console(file=io.StringIO(), width=120)
+    shown.print(matrix_view(matrix, results_of(matrix, LOSSES), 2))
+    text = shown.file.getvalue()  # type: ignore[attr-defined]
+    assert "2.9000" in text
+    assert "to do" in text
+    assert "2 of 12 trials left: 10 s with --jobs 2" in text
+
+
+def test_durations_read_well() -> None:
+    assert [duration(seconds) for seconds in (4.4, 89, 600, 7500)] == ["4 s", "89 s", "10 min", "2 h 05 min"]

@@ -1,0 +1,283 @@
+"""Every variation of the algorithm does what its name says, and nothing else."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from node.experiment.boundary_statistics import Covariances
+from node.experiment.in_process_replica import LocalReplica
+from node.experiment.in_process_swarm import LocalSwarm
+from node.experiment.row_wise import RowWiseAdamW
+from node.experiment.variation import UNVARIED, Variation, grassmann_step, principal
+from node.model.init import EMBEDDING
+from protocol.algorithm.subspace import orthonormal_basis, perpendicular_table
+from protocol.spec import RunSpec
+from tests.node.worker.test_trainer import spec_of
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def mixed(**overrides: Any) -> RunSpec:
+    """Two full replicas and two pipelines of four members, k 8 of d 32 or so."""
+    return spec_of(**{"swarm.replicas": 2, "swarm.pipelines": 2, "link.k": 8, "rounds": 4, **overrides})
+
+
+def parameters(replica: LocalReplica) -> dict[str, Tensor]:
+    return {
+        name: parameter.detach()
+        for member in replica.members
+        for module in member.modules.values()
+        for name, parameter in module.canonical_parameters().items()
+    }
+
+
+def links(replica: LocalReplica) -> list[Any]:
+    return [member._downstream for member in replica.members[:-1]]
+
+
+def is_frozen(swarm: LocalSwarm) -> list[bool]:
+    link = links(swarm.replicas[-1])[0]
+    table = swarm.replicas[-1].members[0].embedding
+    return [torch.allclose(link.perpendicular_vd, perpendicular_table(table, link.basis_dk), atol=1e-7)]
+
+
+def test_the_default_changes_nothing_and_only_changes_are_written_down() -> None:
+    assert UNVARIED.changes == {}
+    assert Variation(full_weight=2, k_by_round=((1, 4),)).changes == {
+        "full_weight": 2.0,
+        "k_by_round": [[1, 4]],
+    }
+    usual, same = LocalSwarm(mixed()), LocalSwarm(mixed(), variation=Variation())
+    assert usual.round() == same.round()
+
+
+def test_links_change_for_one_reason_only() -> None:
+    with pytest.raises(ValidationError, match="only one"):
+        Variation(adaptation=False, basis_every=1)
+
+
+@pytest.mark.parametrize("link", [{"basis_every": 1}, {"grassmann_every": 1}, {"k_by_round": [(1, 4)]}])
+def test_weights_are_projected_onto_no_basis_that_changes(link: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="weight_projection"):
+        Variation(weight_projection=True, **link)
+
+
+@pytest.mark.parametrize("steps", [((3, 8), (1, 2)), ((1, 2), (1, 4)), ((0, 4),), ((1, 0),), ((1, -5),)])
+def test_widths_are_given_for_ascending_rounds(steps: tuple[tuple[int, int], ...]) -> None:
+    with pytest.raises(ValidationError, match="rounds count from 1"):
+        Variation(k_by_round=steps)
+
+
+def test_no_replica_weighs_more_where_gradients_are_averaged() -> None:
+    with pytest.raises(ValidationError, match="full_weight"):
+        Variation(average_gradients=True, full_weight=2)
+
+
+@pytest.mark.parametrize("adaptation", [True, False])
+def test_without_adaptation_the_links_keep_the_table_that_they_began_with(adaptation: bool) -> None:
+    swarm = LocalSwarm(mixed(), variation=Variation(adaptation=adaptation))
+    before = links(swarm.replicas[-1])[0].perpendicular_vd.clone()
+    swarm.round()
+    assert is_frozen(swarm) == [adaptation]
+    ends = [link.perpendicular_vd for link in links(swarm.replicas[-1])]
+    ends += [member._upstream.perpendicular_vd for member in swarm.replicas[-1].members[1:]]
+    assert all(torch.equal(end, before) != adaptation for end in ends)
+
+
+def test_averaged_gradients_are_the_mean_and_keep_replicas_together() -> None:
+    dense = {"outer.top_k": 0, "outer.quantizer": "none", "inner.steps": 1}
+    swarm = LocalSwarm(mixed(**dense, **{"link.k": 0}), variation=Variation(average_gradients=True))
+    alone = LocalSwarm(mixed(**dense, **{"link.k": 0}))
+    for replica in alone.replicas:
+        replica.accumulate(0)
+    gradients = [
+        {name: value.grad.clone() for name, value in _live(replica).items()} for replica in alone.replicas
+    ]
+    seen: list[dict[str, Tensor]] = []
+    for replica in swarm.replicas:
+        for member in replica.members:
+            for optimizer in member._optimizers.values():
+                _note_gradients(optimizer, seen)
+    swarm.train()
+    first, *others = map(parameters, swarm.replicas)
+    for other in others:
+        for name, value in first.items():
+            torch.testing.assert_close(other[name], value, rtol=1e-4, atol=1e-6)
+    merged = {name: value for noted in seen[:4] for name, value in noted.items()}
+    means = {name: torch.stack([each[name] for each in gradients]).mean(0) for name in merged}
+    norm = math.sqrt(sum(float(mean.square().sum()) for mean in means.values()))
+    for name, value in merged.items():
+        torch.testing.assert_close(value, means[name] * min(1.0, 1.0 / norm), rtol=1e-3, atol=1e-6, msg=name)
+    swarm.exchange()
+    swarm.round()
+
+
+def _live(replica: LocalReplica) -> dict[str, nn.Parameter]:
+    return {
+        name: parameter
+        for member in replica.members
+        for module in member.modules.values()
+        for name, parameter in module.canonical_parameters().items()
+    }
+
+
+def _note_gradients(optimizer: Any, seen: list[dict[str, Tensor]]) -> None:
+    step = optimizer.step
+
+    def noting(rate: float) -> None:
+        seen.append({name: p.grad.clone() for name, p in optimizer._parameters.items()})
+        step(rate)
+
+    optimizer.step = noting
+
+
+def test_projected_weights_write_only_what_links_carry_and_full_replicas_are_left_alone() -> None:
+    spec = mixed()
+    swarm = LocalSwarm(spec, variation=Variation(weight_projection=True))
+    swarm.train()
+    u_dk = orthonormal_basis(spec.model.width, spec.seed)[:, : spec.link.k]
+    last = spec.swarm.stages - 1
+    for number, replica in enumerate(swarm.replicas):
+        for name, weight in parameters(replica).items():
+            if name.endswith((".wo", ".w_down")):
+                outside = (weight - u_dk @ (u_dk.T @ weight)).norm() / weight.norm()
+                is_projected = number >= 2 and int(name.split(".")[0]) not in spec.layers_of(last)
+                assert (outside < 1e-5) == is_projected, name
+
+
+def test_row_wise_moments_are_adamws_where_nothing_is_shared() -> None:
+    torch.manual_seed(0)
+    ours, theirs = (nn.Parameter(torch.ones(3, 4)) for _ in range(2))
+    options = {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8}
+    mine = RowWiseAdamW([{"params": [("w", ours)], "weight_decay": 0.1}], shared=lambda _: False, **options)
+    usual = torch.optim.AdamW([{"params": [("w", theirs)], "weight_decay": 0.1}], **options)
+    for _ in range(5):
+        ours.grad = theirs.grad = torch.randn(3, 4)
+        mine.step()
+        usual.step()
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_row_wise_moments_share_one_rate_among_all_that_one_input_adds() -> None:
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.zeros(6, 4))
+    options = {"lr": 0.01, "betas": (0.9, 0.95), "eps": 0.0}
+    optimizer = RowWiseAdamW([{"params": [("0.wo", weight)], "weight_decay": 0.0}],
+                             shared=lambda name: name.endswith(".wo"), **options)  # fmt: skip
+    weight.grad = torch.randn(6, 4)
+    optimizer.step()
+    expected = -0.01 * weight.grad / weight.grad.square().mean(0).sqrt()
+    torch.testing.assert_close(weight.detach(), expected)
+    swarm = LocalSwarm(mixed(), variation=Variation(row_wise_moments=True))
+    swarm.round()
+    moments = swarm.replicas[0].members[0]._optimizers[0].moments
+    assert moments is not None
+    assert torch.equal(moments.second["0.wo"][0], moments.second["0.wo"][1])
+    assert not torch.equal(moments.second["0.wq"][0], moments.second["0.wq"][1])
+
+
+def test_a_grassmann_step_loses_less_of_the_gradients_and_stays_orthonormal() -> None:
+    torch.manual_seed(0)
+    basis = orthonormal_basis(16, 3)
+    gradients = torch.randn(100, 16) * torch.linspace(3, 0.1, 16)
+    covariance = gradients.T @ gradients
+
+    def lost(basis_dd: Tensor) -> float:
+        u_dk = basis_dd[:, :4]
+        return float((gradients - gradients @ u_dk @ u_dk.T).square().sum())
+
+    for _ in range(50):
+        turned = grassmann_step(basis, 4, covariance, 0.5)
+        assert lost(turned) < lost(basis) + 1e-3
+        torch.testing.assert_close(turned.T @ turned, torch.eye(16), rtol=0, atol=1e-5)
+        basis = turned
+    assert lost(basis) == pytest.approx(lost(principal(covariance)), rel=0.02)
+    best = principal(covariance)
+    torch.testing.assert_close(grassmann_step(best, 4, covariance, 0.5)[:, :4].abs(), best[:, :4].abs())
+
+
+@pytest.mark.parametrize("variation", [Variation(basis_every=2), Variation(grassmann_every=2)])
+def test_links_turn_at_their_rounds_alike_in_all_pipelines_and_on_both_ends(variation: Variation) -> None:
+    swarm = LocalSwarm(mixed(), variation=variation)
+    bases = [links(swarm.replicas[2])[0].basis_dk]
+    for _ in range(4):
+        swarm.round()
+        bases.append(links(swarm.replicas[2])[0].basis_dk)
+        for one, other in zip(links(swarm.replicas[2]), links(swarm.replicas[3]), strict=True):
+            assert torch.equal(one.basis_dk, other.basis_dk)
+        for upper, lower in zip(links(swarm.replicas[2]), swarm.replicas[2].members[1:], strict=True):
+            assert torch.equal(upper.basis_dk, lower._upstream.basis_dk)
+            assert torch.equal(upper.perpendicular_vd, lower._upstream.perpendicular_vd)
+    turned = [not torch.equal(a, b) for a, b in pairwise(bases)]
+    assert turned == [False, True, False, True]
+
+
+def test_the_basis_follows_what_full_replicas_see_without_the_embedding() -> None:
+    spec = mixed(**{"inner.steps": 1, "inner.microbatches": 1})
+    swarm = LocalSwarm(spec, variation=Variation(basis_every=1))
+    trainer = swarm.replicas[0].members[0]
+    table = parameters(swarm.replicas[0])[EMBEDDING].clone()
+    expected = Covariances()
+    for replica, planned in zip(swarm.replicas[:2], swarm._plan.replicas[:2], strict=True):
+        tokens = trainer._stream.read(_samples(swarm, planned.index))
+        ids = torch.from_numpy(tokens).long()[:, :-1]
+        with torch.no_grad():
+            x = replica.members[0].modules[0](ids)
+        expected.add("activation", 1, x - nn.functional.embedding(ids, table))
+    swarm.train()
+    torch.testing.assert_close(
+        swarm._steering._seen.sums["activation/1"], expected.sums["activation/1"], rtol=1e-4, atol=1e-9
+    )
+    swarm.exchange()
+    assert swarm._steering._seen.sums == {}
+
+
+def _samples(swarm: LocalSwarm, index: int) -> range:
+    from protocol.algorithm.sampling import sample_range  # noqa: PLC0415
+
+    return sample_range(swarm._plan, swarm._spec, 1, index)
+
+
+def test_validation_is_not_observed() -> None:
+    swarm = LocalSwarm(mixed(), variation=Variation(basis_every=3))
+    swarm.validate()
+    assert swarm._steering._seen.sums == {}
+
+
+def test_full_replicas_may_weigh_more() -> None:
+    swarm = LocalSwarm(mixed(), variation=Variation(full_weight=3))
+    assert [replica.weight for replica in swarm._plan.replicas] == [3, 3, 1, 1]
+    usual = LocalSwarm(mixed())
+    swarm.round()
+    usual.round()
+    assert not torch.equal(parameters(swarm.replicas[0])["0.wq"], parameters(usual.replicas[0])["0.wq"])
+
+
+def test_links_have_the_width_of_their_round() -> None:
+    swarm = LocalSwarm(mixed(), variation=Variation(k_by_round=((1, 4), (3, 12))))
+    reports = [swarm.round() for _ in range(4)]
+    narrow, wide = LocalSwarm(mixed(**{"link.k": 4})).round(), LocalSwarm(mixed(**{"link.k": 12})).round()
+    assert [report.link_bytes for report in reports] == [narrow.link_bytes] * 2 + [wide.link_bytes] * 2
+
+
+def test_what_steers_can_be_kept_and_taken_up_again() -> None:
+    first = LocalSwarm(mixed(), variation=Variation(basis_every=2))
+    for _ in range(3):
+        first.round()
+    second = LocalSwarm(mixed(), variation=Variation(basis_every=2))
+    second._steering.restore(first._steering.state)
+    second._steering.connect(3, second.replicas)
+    state, again = first._steering.state, second._steering.state
+    assert state.keys() == again.keys()
+    assert all(torch.equal(value, again[name]) for name, value in state.items())
+    assert torch.equal(links(second.replicas[2])[1].basis_dk, links(first.replicas[2])[1].basis_dk)

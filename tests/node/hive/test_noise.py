@@ -1,0 +1,59 @@
+"""Random bytes at every call that hivemind's processes answer, from a peer that is a member of the run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import psutil
+
+from node.security.identity import open_identity
+from tests.node.hive.test_hive import RUN, Node, canonical, start_node
+from tests.support.hive_noise import TIMES
+
+MOST_BYTES = 1500 << 20
+"""Of all of a node's hivemind processes together; one message may promise gigabytes."""
+CALLS = (
+    f"{RUN}-stage-0::PayloadPeer.rpc_fetch",
+    f"{RUN}-stage-0::PayloadPeer.rpc_push",
+    f"{RUN}-stage-0::PayloadPeer.rpc_state",
+    *(f"{RUN}-stage-0::SparseAverager.{name}" for name in ("rpc_join_group", "rpc_aggregate_part")),
+    f"{RUN}-stage-0::SparseAverager.rpc_download_state",
+    *(f"DHTProtocol.{name}" for name in ("rpc_ping", "rpc_store", "rpc_find")),
+)
+
+
+async def test_random_bytes_of_a_member_end_nothing_and_the_next_round_is_gathered(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        alice = await start_node(tmp_path, "alice", (0,))
+        stack.push_async_callback(alice.hivemind.close)
+        bob = await start_node(tmp_path, "bob", (0,), alice.hivemind.addresses)
+        stack.push_async_callback(bob.hivemind.close)
+        noisy = open_identity(tmp_path / "noisy.key")
+        for node in (alice, bob):
+            await node.hivemind.admit([alice.identity.peer, bob.identity.peer, noisy.peer])
+        await _gathered(alice, bob, round=1)
+        for node in (alice, bob):
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tests.support.hive_noise"),
+                *(node.hivemind.addresses[0], str(noisy.path), *CALLS, "no.such.call"),
+                stdout=asyncio.subprocess.PIPE,
+            )
+            output, _ = await process.communicate()
+            assert list(map(int, output.split())) == [2 * TIMES] * len(CALLS) + [0]
+        await _gathered(alice, bob, round=2)
+        for child in psutil.Process().children():
+            tree = [child, *child.children(recursive=True)]
+            assert sum(each.memory_info().rss for each in tree) < MOST_BYTES
+
+
+async def _gathered(alice: Node, bob: Node, round: int) -> None:
+    payload = os.urandom(100_000)
+    group = canonical([node.descriptor(payload, 0, round) for node in (alice, bob)])
+    held = await asyncio.gather(
+        *(node.exchange(payload, node.descriptor(payload, 0, round), group) for node in (alice, bob))
+    )
+    assert held == [group, group]

@@ -1,0 +1,156 @@
+"""Whose bytes come first on the one connection between two peers: requests, and then payloads."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hivemind.p2p import PeerID
+
+from node.hive import payload_exchange
+from node.hive.payload_exchange import PayloadPeer
+from node.security.identity import open_identity
+from node.transport.payload_store import PayloadStore
+from protocol.types import PayloadDescriptor, PeerId
+from protocol.wire.convert import descriptor_to_pb
+
+PAYLOAD, OTHER = bytes(1000), bytes(999)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A peer, the one who asks it, and the payloads of both."""
+
+    peer: PayloadPeer
+    mine: PayloadDescriptor
+    theirs: PayloadDescriptor
+
+    def answer(self, wanted: PayloadDescriptor) -> asyncio.Task[bytes | str]:
+        """What the groupmate is told when it asks for `wanted`."""
+
+        async def ask() -> bytes | str:
+            context: Any = SimpleNamespace(remote_id=PeerID.from_base58(self.theirs.owner))
+            data = b""
+            async for chunk in self.peer.rpc_fetch(descriptor_to_pb(wanted), context):
+                if chunk.refusal:
+                    return chunk.refusal
+                data += chunk.data
+                if len(data) == wanted.nbytes:
+                    break  # as every receiver does
+            return data
+
+        return asyncio.create_task(ask())
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setattr(payload_exchange, "_EARLY_SECONDS", 60.0)  # no test may pass because time did
+    me, other = (open_identity(tmp_path / f"{name}.key").peer for name in ("me", "other"))
+    p2p: Any = SimpleNamespace(peer_id=PeerID.from_base58(me))
+    store = PayloadStore(tmp_path / "payloads", 4)
+    peer = PayloadPeer(p2p, "run", 0, len(PAYLOAD), store, tmp_path / "checkpoints")
+    return Bench(peer, describe(me, PAYLOAD), describe(other, OTHER))
+
+
+def describe(owner: PeerId, payload: bytes) -> PayloadDescriptor:
+    sha256 = hashlib.sha256(payload).hexdigest()
+    return PayloadDescriptor("run", 0, 5, owner, "anchor", "codec", 1.0, len(payload), sha256)
+
+
+async def pass_turns(until: Callable[[], bool] = lambda: False) -> None:
+    """Let everybody else go on, as far as they can without a thread or a clock."""
+    for _ in range(100):
+        if until():
+            return
+        await asyncio.sleep(0)
+
+
+async def test_a_groupmate_that_asks_first_gets_the_payload_once_this_peer_has_asked_too(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    may_dial = asyncio.Event()
+
+    class Stub:
+        async def rpc_fetch(self, request: object) -> object:
+            await may_dial.wait()
+            order.append("asked")
+            raise ConnectionError("the request is out, and that is all that counts here")
+
+    monkeypatch.setattr(bench.peer, "_stub", lambda peer, stage: Stub())
+    answer = bench.answer(bench.mine)  # before this peer knows of the group
+    answer.add_done_callback(lambda _: order.append("answered"))
+    await pass_turns(answer.done)
+    with bench.peer.exchange(5):
+        await bench.peer.hold(bench.mine, PAYLOAD)
+        gathering = asyncio.create_task(bench.peer.gather(bench.mine, [bench.theirs], 60.0, push=False))
+        await pass_turns(answer.done)
+        assert order == []
+        may_dial.set()
+        assert await answer == PAYLOAD
+        assert order[:2] == ["asked", "answered"]
+        bench.peer.break_off()
+        await gathering
+
+
+async def test_a_payload_that_is_held_already_need_not_be_asked_for(bench: Bench) -> None:
+    answer = bench.answer(bench.mine)
+    with bench.peer.exchange(5):
+        await bench.peer.hold(bench.mine, PAYLOAD)
+        await bench.peer.hold(bench.theirs, OTHER)
+        assert await bench.peer.gather(bench.mine, [bench.theirs], 60.0, push=False) == {}
+        assert await answer == PAYLOAD
+
+
+async def test_an_exchange_that_comes_to_nothing_holds_nothing_back(bench: Bench) -> None:
+    answer = bench.answer(bench.mine)
+    with bench.peer.exchange(5):
+        await bench.peer.hold(bench.mine, PAYLOAD)
+        await pass_turns(answer.done)
+        assert not answer.done()
+    assert await answer == PAYLOAD
+
+
+async def test_what_is_no_payload_of_this_peer_yet_to_come_is_answered_at_once(bench: Bench) -> None:
+    other, older = bench.theirs, replace(bench.mine, round=4)
+    with bench.peer.exchange(5):
+        await bench.peer.hold(older, PAYLOAD)
+        assert await bench.answer(older) == PAYLOAD
+        assert "does not hold" in str(await bench.answer(other))
+        assert "does not hold" in str(await bench.answer(replace(bench.mine, round=3)))
+
+
+async def test_no_peer_keeps_more_than_two_requests_waiting(bench: Bench) -> None:
+    waiting = [bench.answer(replace(bench.mine, round=round, sha256=f"{round:064x}")) for round in (6, 7)]
+    await pass_turns()
+    assert "does not hold" in str(await bench.answer(replace(bench.mine, round=8)))
+    assert not any(task.done() for task in waiting)
+    for task in waiting:
+        task.cancel()
+
+
+async def test_a_stream_stays_open_until_its_receiver_has_closed_it(bench: Bench) -> None:
+    await bench.peer.hold(bench.mine, PAYLOAD)
+    context: Any = SimpleNamespace(remote_id=PeerID.from_base58(bench.theirs.owner))
+    stream = bench.peer.rpc_fetch(descriptor_to_pb(bench.mine), context)
+    received = 0
+    while received < len(PAYLOAD):
+        received += len((await anext(stream)).data)
+    ending = asyncio.create_task(anext(stream))
+    await pass_turns(ending.done)
+    assert not ending.done()
+    ending.cancel()  # what hivemind does to it then
+    with pytest.raises(asyncio.CancelledError):
+        await ending
+    assert await bench.answer(bench.mine) == PAYLOAD
+
+
+async def test_a_request_does_not_wait_for_ever(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(payload_exchange, "_EARLY_SECONDS", 0.01)
+    assert "does not hold" in str(await bench.answer(bench.mine))

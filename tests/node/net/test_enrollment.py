@@ -1,0 +1,274 @@
+"""A node's way into a run: from an invite to a certificate, and from one certificate to the next."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+
+from node.net.coordinator_client import CoordinatorClient, PlanNews, fetch_status
+from node.net.enrollment import enrol
+from node.security import credentials as kept
+from node.security.credentials import RunCredentials
+from node.security.identity import Identity, open_identity
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.pb import hetnode_pb2 as pb
+from protocol.pb import hetnode_pb2_grpc as pb_grpc
+from protocol.types import Capacity, PeerId, Role
+from tests.support import certificates
+from tests.support.certificates import authority, credentials
+from tests.support.coordinator_process import OWNER, Running, new_key, pem, running
+from tests.support.run_state import keyed, spec_of
+
+CAPACITY = Capacity("cpu", 2**30, 1)
+
+
+@pytest.fixture
+async def run(tmp_path: Path) -> AsyncIterator[Running]:
+    """A coordinator that waits for two full replicas of two stages."""
+    (tmp_path / "coordinator").mkdir()
+    async with running(spec_of(), tmp_path / "coordinator") as coordinator:
+        yield coordinator
+
+
+@pytest.fixture
+def identity(tmp_path: Path) -> Identity:
+    return open_identity(tmp_path / "peer.key")
+
+
+async def enrolled(run: Running, identity: Identity) -> RunCredentials:
+    return await enrol(await run.invite(), identity, 10)
+
+
+async def join(client: CoordinatorClient) -> None:
+    admission = await client.join(Role.REPLICA, CAPACITY, "127.0.0.1:9", "", 10)
+    assert admission.spec == spec_of()
+
+
+async def last_of(client: CoordinatorClient) -> PlanNews:
+    """Of the stream of plans."""
+    return [news async for news in client.watch()][-1]
+
+
+async def test_an_invite_becomes_credentials_that_open_the_api_again_and_again(
+    run: Running, identity: Identity
+) -> None:
+    credentials = await enrolled(run, identity)
+    assert (credentials.run, credentials.api) == (run.spec.run_id, run.address)
+    assert credentials.coordinator == OWNER.peer
+    assert kept.load(kept.folder_of(identity.path, run.spec.run_id)) == credentials
+    for _ in range(2):
+        client = CoordinatorClient(kept.load(credentials.folder), identity)
+        await join(client)
+        await client.leave("that was all")
+        await client.close()
+    status = await fetch_status(credentials.api, credentials.tls)
+    assert status.run == run.spec.run_id
+
+
+async def test_what_is_kept_is_for_its_owner_alone(run: Running, identity: Identity) -> None:
+    credentials = await enrolled(run, identity)
+    files = [*credentials.folder.iterdir()]
+    assert {file.name for file in files} == {"key.pem", "certificate.pem", "authority.pem", "run.json"}
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+    assert stat.S_IMODE(credentials.folder.stat().st_mode) == 0o700
+    assert "key" not in repr(credentials)
+
+
+@pytest.mark.parametrize("damage", ["no key", "no certificate", "half a run.json", "garbage"])
+async def test_damaged_credentials_ask_for_an_invite(run: Running, identity: Identity, damage: str) -> None:
+    folder = (await enrolled(run, identity)).folder
+    match damage:
+        case "no key":
+            (folder / "key.pem").unlink()
+        case "no certificate":
+            (folder / "certificate.pem").unlink()
+        case "half a run.json":
+            (folder / "run.json").write_text('{"run": ')
+        case _:
+            (folder / "certificate.pem").write_bytes(b"\x00garbage")
+    with pytest.raises(HetnodeError) as refused:
+        kept.load(folder)
+    assert refused.value.code is ErrorCode.NO_CREDENTIALS
+    assert "invite" in refused.value.remedy
+
+
+async def test_an_invite_for_one_role_is_remembered(run: Running, identity: Identity) -> None:
+    credentials = await enrol(await run.invite(role="replica"), identity, 10)
+    assert credentials.role is kept.load(credentials.folder).role is Role.REPLICA
+
+
+async def test_an_authority_other_than_the_invites_is_told_nothing(run: Running, identity: Identity) -> None:
+    invite = await run.invite()
+    with pytest.raises(HetnodeError) as refused:
+        await enrol(replace(invite, pin=bytes(32)), identity, 10)
+    assert refused.value.code is ErrorCode.WRONG_AUTHORITY
+    assert not kept.exist(kept.folder_of(identity.path, run.spec.run_id))
+    await enrol(invite, identity, 10)  # its one use is not spent
+
+
+@pytest.mark.parametrize("answering", ["silence", "something else"])
+async def test_whatever_else_listens_there_is_no_coordinator(
+    run: Running, identity: Identity, answering: str
+) -> None:
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"" if answering == "silence" else b"SSH-2.0-OpenSSH_9.6\r\n")
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(speak, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        invite = replace(await run.invite(), enrolment=f"127.0.0.1:{port}")
+        with pytest.raises(HetnodeError) as refused:
+            await enrol(invite, identity, 1.0)
+    expected = {
+        "silence": ErrorCode.COORDINATOR_UNREACHABLE,
+        "something else": ErrorCode.WRONG_AUTHORITY,
+    }
+    assert refused.value.code is expected[answering]
+
+
+async def test_who_carries_the_right_authority_but_is_not_certified_by_it_is_told_nothing(
+    run: Running, identity: Identity
+) -> None:
+    """The authority's certificate is no secret: anybody can put it into a certificate of his own."""
+    key = new_key()
+    liar = replace(authority("liar"), certificate=run.authority.certificate)  # signs with a key of its own
+
+    class Liar(pb_grpc.EnrollmentServicer):
+        asked = False
+
+        async def Enroll(self, request: pb.EnrollRequest, context: object) -> pb.EnrollReply:
+            self.asked = True
+            return pb.EnrollReply()
+
+    server, service = grpc.aio.server(), Liar()
+    pb_grpc.add_EnrollmentServicer_to_server(service, server)
+    shown = (pem(key), liar.for_coordinator(key.public_key()))
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([shown]))
+    await server.start()
+    invite = replace(await run.invite(), enrolment=f"127.0.0.1:{port}")
+    with pytest.raises(HetnodeError) as refused:
+        await enrol(invite, identity, 10)
+    await server.stop(None)
+    assert refused.value.code is ErrorCode.WRONG_AUTHORITY
+    assert not service.asked
+
+
+async def test_a_spec_or_plan_of_another_key_than_the_coordinators_is_not_believed(
+    run: Running, identity: Identity
+) -> None:
+    credentials = replace(await enrolled(run, identity), coordinator=keyed(7).peer)
+    client = CoordinatorClient(credentials, identity)
+    with pytest.raises(HetnodeError) as refused:
+        await join(client)
+    assert refused.value.code is ErrorCode.WRONG_AUTHORITY
+    await run.join(keyed(1))  # our Join has been counted before its answer was refused: the plan is there
+    with pytest.raises(HetnodeError) as refused:
+        await last_of(client)
+    assert refused.value.code is ErrorCode.WRONG_AUTHORITY
+    await client.close()
+
+
+async def test_the_identity_of_another_peer_opens_nothing(
+    run: Running, identity: Identity, tmp_path: Path
+) -> None:
+    stolen = await enrolled(run, identity)
+    client = CoordinatorClient(stolen, open_identity(tmp_path / "thief.key"))
+    with pytest.raises(HetnodeError) as refused:
+        await join(client)
+    assert refused.value.code is ErrorCode.CERTIFICATE_REFUSED
+    await client.close()
+
+
+async def test_another_coordinator_at_the_same_address_is_noticed_at_once(
+    run: Running, identity: Identity
+) -> None:
+    credentials = await enrolled(run, identity)
+    tls = replace(credentials.tls, authority=authority("another").pem)
+    client = CoordinatorClient(replace(credentials, tls=tls), identity)
+    with pytest.raises(HetnodeError) as refused:
+        await client.join(Role.REPLICA, CAPACITY, "127.0.0.1:9", "", 3600)
+    assert refused.value.code is ErrorCode.WRONG_AUTHORITY
+    await client.close()
+
+
+async def test_renewing_drops_no_stream_and_new_connections_show_the_new_certificate(
+    run: Running, identity: Identity
+) -> None:
+    client = CoordinatorClient(await enrolled(run, identity), identity)
+    await join(client)
+    news = client.watch()
+    await anext(news)  # it waits for one more
+    old = client.credentials.tls
+    await client.renew()
+    assert client.credentials.tls.certificate != old.certificate
+    assert client.credentials.tls.key == old.key
+    assert kept.load(client.credentials.folder) == client.credentials
+    await run.join(keyed(1))
+    update: PlanNews = await anext(news)  # on the stream of before
+    assert update.plan is not None
+    await client.heartbeat(1, 0)
+    await news.aclose()
+    await client.close()
+
+
+async def test_a_banned_peer_is_told_so_and_everybody_learns_of_it(
+    run: Running, identity: Identity, tmp_path: Path
+) -> None:
+    banned = CoordinatorClient(await enrolled(run, identity), identity)
+    other_identity = open_identity(tmp_path / "other.key")
+    other = CoordinatorClient(await enrolled(run, other_identity), other_identity)
+    await join(banned)
+    await join(other)
+    streams = {client: client.watch() for client in (banned, other)}
+    for stream in streams.values():
+        while (await anext(stream)).plan is None:
+            pass
+    await run.admin.Ban(pb.BanRequest(peer=identity.peer, reason="it cheats"))
+    while identity.peer not in (await anext(streams[other])).banned:
+        pass
+    with pytest.raises(HetnodeError) as refused:
+        [_ async for _ in streams[banned]]
+    assert refused.value.code is ErrorCode.BANNED
+    for call in (banned.renew(), banned.heartbeat(1, 0)):
+        with pytest.raises(HetnodeError) as refused:
+            await call
+        assert refused.value.code is ErrorCode.BANNED
+    assert set(run.dht.banned) == {PeerId(identity.peer)}
+    for client in (banned, other):
+        await client.close()
+
+
+def test_a_certificate_is_renewed_long_before_its_end_and_ever_more_eagerly() -> None:
+    shown, now = credentials("peer"), time.time()
+    left = shown.expires - now
+    assert left / 2 < shown.seconds_to_renewal(now) < left
+    nearly = shown.expires - 60
+    assert 30 < shown.seconds_to_renewal(nearly) < 60
+    assert shown.seconds_to_renewal(shown.expires + 100) > 0
+
+
+def test_a_certificate_that_ended_while_the_node_was_away_is_said_to_be_so(tmp_path: Path) -> None:
+    ended = credentials("peer", ended=True)
+    held = RunCredentials(tmp_path, "run", "h:1", PeerId("c"), None, ended)
+    with pytest.raises(HetnodeError) as refused:
+        kept.check_in_date(held, time.time())
+    assert refused.value.code is ErrorCode.CERTIFICATE_REFUSED
+    kept.check_in_date(held, ended.expires - 1)
+
+
+def test_a_node_remembers_the_role_in_which_it_took_part(tmp_path: Path) -> None:
+    identity = open_identity(tmp_path / "identity.key")
+    former = certificates.enrolled(identity, "nano-1")
+    former.remember(Role.REPLICA)
+    again = kept.load(former.folder)
+    assert (former.role, again.role) == (None, Role.REPLICA)
+    assert again.tls == former.tls

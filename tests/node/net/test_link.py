@@ -1,0 +1,300 @@
+"""Links over real gRPC on loopback: greetings, frames both ways, and what happens when bytes are wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import grpc
+import pytest
+
+from node.net import link
+from node.net.link import Link, LinkLimits, LinkServer, Place, dial
+from node.security.channels import open_channel, server_credentials
+from node.security.credentials import Credentials
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.pb import hetnode_pb2 as pb
+from protocol.pb import hetnode_pb2_grpc as pb_grpc
+from protocol.trust.tls import tls_name
+from protocol.types import PROTOCOL_VERSION, DType, Frame, FrameId, FrameKind, PeerId, TensorHeader
+from protocol.wire import convert
+from protocol.wire.framing import CHUNK_BYTES
+from tests.support.certificates import credentials
+
+UPPER_SHOWS, LOWER_SHOWS, LIAR_SHOWS = credentials("upper"), credentials("lower"), credentials("liar")
+LIMITS = LinkLimits(frame_bytes=8 * CHUNK_BYTES, waiting_frames=4)
+UPPER = Place("run", "hash", PeerId("upper"), 0, 0)
+LOWER = Place("run", "hash", PeerId("lower"), 0, 1)
+
+
+def frame(microbatch: int, size: int, kind: FrameKind = FrameKind.FORWARD) -> Frame:
+    frame_id = FrameId(1, 1, 0, microbatch, 0, kind)
+    return Frame(frame_id, (TensorHeader("t", DType.U8, (size,)),), bytes([microbatch]) * size)
+
+
+def greeting_of(place: Place) -> pb.LinkMessage:
+    """What that end of a link says first."""
+    hello = pb.Hello(
+        protocol_version=PROTOCOL_VERSION,
+        run=place.run,
+        spec_hash=place.spec_hash,
+        peer=place.peer,
+        replica=place.replica,
+        position=place.position,
+        epoch=place.epoch,
+        round=place.round,
+    )
+    return pb.LinkMessage(hello=hello)
+
+
+def channel_of(shown: Credentials, address: str) -> grpc.aio.Channel:
+    """To the member at `address`, by hand."""
+    return open_channel(address, shown, tls_name(LOWER.peer), ())
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[tuple[LinkServer, str]]:
+    server = LinkServer(lambda: LOWER_SHOWS)
+    port = await server.start("127.0.0.1", 0)
+    yield server, f"127.0.0.1:{port}"
+    await server.close()
+
+
+@pytest.fixture
+async def pair(server: tuple[LinkServer, str]) -> AsyncIterator[tuple[Link, Link]]:
+    """The dialled and the accepting end of one link."""
+    accepting, address = server
+    ends = await asyncio.gather(
+        dial(address, UPPER, LOWER, LIMITS, 10, UPPER_SHOWS), accepting.accept(LOWER, UPPER, LIMITS, 10)
+    )
+    yield ends
+    for end in ends:
+        await end.close()
+
+
+async def test_frames_larger_than_a_chunk_cross_in_both_directions(pair: tuple[Link, Link]) -> None:
+    upper, lower = pair
+    down, up = frame(1, 3 * CHUNK_BYTES + 7), frame(2, CHUNK_BYTES, FrameKind.BACKWARD)
+    _, _, got_down, got_up = await asyncio.gather(
+        upper.send(down, 10), lower.send(up, 10), lower.take(down.id, 10), upper.take(up.id, 10)
+    )
+    assert (got_down, got_up) == (down, up)
+    assert upper.bytes_sent == lower.bytes_received > 3 * CHUNK_BYTES
+
+
+async def test_frames_are_found_by_name_and_not_by_arrival(pair: tuple[Link, Link]) -> None:
+    upper, lower = pair
+    for microbatch in range(3):
+        await upper.send(frame(microbatch, 10), 10)
+    for microbatch in (2, 0, 1):
+        assert await lower.take(frame(microbatch, 10).id, 10) == frame(microbatch, 10)
+
+
+async def test_a_repeated_frame_is_handed_out_once(pair: tuple[Link, Link]) -> None:
+    upper, lower = pair
+    for sent in (frame(1, 10), frame(1, 10), frame(2, 10)):
+        await upper.send(sent, 10)
+    await lower.take(frame(2, 10).id, 10)
+    await lower.take(frame(1, 10).id, 10)
+    with pytest.raises(HetnodeError) as missing:
+        await lower.take(frame(1, 10).id, 0.01)
+    assert missing.value.code is ErrorCode.NEIGHBOUR_LOST
+
+
+async def test_a_member_that_does_not_take_frames_makes_its_neighbour_wait(pair: tuple[Link, Link]) -> None:
+    upper, lower = pair
+    total = 40  # far more than the inbox and gRPC's windows hold together
+    sending = [asyncio.create_task(upper.send(frame(i, CHUNK_BYTES), 10)) for i in range(total)]
+    await lower.take(frame(0, CHUNK_BYTES).id, 10)
+    assert not all(task.done() for task in sending)
+    for i in range(1, total):
+        assert await lower.take(frame(i, CHUNK_BYTES).id, 10) == frame(i, CHUNK_BYTES)
+    await asyncio.gather(*sending)
+
+
+async def test_the_end_of_one_side_is_an_error_at_the_other(pair: tuple[Link, Link]) -> None:
+    upper, lower = pair
+    waiting = asyncio.create_task(lower.take(frame(0, 1).id, 30))
+    await upper.close()
+    with pytest.raises(HetnodeError) as lost:
+        await waiting
+    assert lost.value.code is ErrorCode.NEIGHBOUR_LOST
+
+
+@pytest.mark.parametrize("first", [0, 1])
+async def test_neighbours_part_without_an_error_whoever_is_done_first(
+    pair: tuple[Link, Link], first: int
+) -> None:
+    upper, lower = pair
+    ends = (pair[first], pair[1 - first])
+    await upper.send(frame(1, CHUNK_BYTES), 10)
+    early = asyncio.create_task(ends[0].part(30))
+    await lower.take(frame(1, CHUNK_BYTES).id, 10)
+    await lower.drop_before(100)
+    assert not early.done()
+    await ends[1].part(30)
+    await early
+
+
+async def test_a_neighbour_that_is_gone_needs_no_farewell(pair: tuple[Link, Link]) -> None:
+    upper, lower = pair
+    await upper.close()
+    await asyncio.wait_for(lower.part(30), 10)
+
+
+async def test_a_neighbour_of_another_run_is_refused_with_both_hashes(server: tuple[LinkServer, str]) -> None:
+    accepting, address = server
+    stranger = replace(UPPER, spec_hash="other-hash")
+    accept = asyncio.create_task(accepting.accept(LOWER, UPPER, LIMITS, 10))
+    with pytest.raises(HetnodeError) as refused:
+        await dial(address, stranger, LOWER, LIMITS, 10, UPPER_SHOWS)
+    assert refused.value.code is ErrorCode.SPEC_MISMATCH
+    assert "other-hash" in str(refused.value)
+    assert "'hash'" in str(refused.value) or "with hash" in str(refused.value)
+    accept.cancel()
+
+
+async def test_an_idle_link_outlives_its_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members may wait for minutes between rounds, with nothing but keepalive probes on the link."""
+    monkeypatch.setattr(link, "KEEPALIVE_SECONDS", 1.0)  # gRPC goes no lower
+    server = LinkServer(lambda: LOWER_SHOWS)
+    port = await server.start("127.0.0.1", 0)
+    upper, lower = await asyncio.gather(
+        dial(f"127.0.0.1:{port}", UPPER, LOWER, LIMITS, 10, UPPER_SHOWS),
+        server.accept(LOWER, UPPER, LIMITS, 10),
+    )
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(upper.wait_closed(), 6)
+    await upper.send(frame(1, 10), 10)
+    assert await lower.take(frame(1, 10).id, 10) == frame(1, 10)
+    for end in (upper, lower, server):
+        await end.close()
+
+
+async def test_nobody_at_the_endpoint_is_reported_with_the_address() -> None:
+    with pytest.raises(HetnodeError) as unreachable:
+        await dial("127.0.0.1:9", UPPER, LOWER, LIMITS, 0.3, UPPER_SHOWS)
+    assert unreachable.value.code is ErrorCode.NEIGHBOUR_UNREACHABLE
+    assert "127.0.0.1:9" in str(unreachable.value)
+
+
+async def test_a_port_in_use_is_reported(server: tuple[LinkServer, str]) -> None:
+    port = int(server[1].rpartition(":")[2])
+    with pytest.raises(HetnodeError) as taken:
+        await LinkServer(lambda: LOWER_SHOWS).start("127.0.0.1", port)
+    assert taken.value.code is ErrorCode.PORT_IN_USE
+
+
+BAD_MESSAGES = {
+    "not a frame": pb.LinkMessage(),
+    "chunk without header": pb.LinkMessage(chunk=b"x"),
+    "unknown kind": pb.LinkMessage(header=pb.FrameHeader(id=pb.FrameId(kind="nonsense"))),
+    "oversized": pb.LinkMessage(
+        header=pb.FrameHeader(
+            id=convert.frame_id_to_pb(frame(0, 1).id),
+            tensors=[pb.TensorHeader(name="t", dtype="u8", shape=[2**30])],
+            nbytes=2**30,
+        )
+    ),
+}
+
+
+async def test_members_that_are_not_equally_far_are_not_connected_until_they_are(
+    server: tuple[LinkServer, str],
+) -> None:
+    accepting, address = server
+    upper, lower = replace(UPPER, round=5), replace(LOWER, round=5)
+    accept = asyncio.create_task(accepting.accept(lower, upper, LIMITS, 10))
+    with pytest.raises(HetnodeError) as early:
+        await dial(address, replace(UPPER, round=4), replace(LOWER, round=4), LIMITS, 1, UPPER_SHOWS)
+    assert early.value.code is ErrorCode.NEIGHBOUR_UNREACHABLE
+    assert not accept.done()
+    for end in await asyncio.gather(dial(address, upper, lower, LIMITS, 10, UPPER_SHOWS), accept):
+        await end.close()
+
+
+@pytest.mark.parametrize("name", BAD_MESSAGES)
+async def test_a_bad_message_closes_that_stream_only(server: tuple[LinkServer, str], name: str) -> None:
+    accepting, address = server
+    good = await asyncio.gather(
+        dial(address, UPPER, LOWER, LIMITS, 10, UPPER_SHOWS), accepting.accept(LOWER, UPPER, LIMITS, 10)
+    )
+    liar = Place("run", "hash", PeerId("liar"), 1, 0)
+    accept = asyncio.create_task(accepting.accept(LOWER, liar, LIMITS, 10))
+    async with channel_of(LIAR_SHOWS, address) as channel:
+        call = pb_grpc.StageLinkStub(channel).Exchange()
+        await call.write(greeting_of(liar))
+        await call.read()
+        broken = await accept
+        await call.write(BAD_MESSAGES[name])
+        reason = await asyncio.wait_for(broken.wait_closed(), 10)
+        assert reason.code in (ErrorCode.FRAME_CORRUPT, ErrorCode.FRAME_TOO_LARGE)
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+    await good[0].send(frame(7, 100), 10)
+    assert await good[1].take(frame(7, 100).id, 10) == frame(7, 100)
+    for end in good:
+        await end.close()
+
+
+async def test_a_stream_that_does_not_greet_is_refused(server: tuple[LinkServer, str]) -> None:
+    async with channel_of(UPPER_SHOWS, server[1]) as channel:
+        call = pb_grpc.StageLinkStub(channel).Exchange()
+        await call.write(pb.LinkMessage(chunk=b"hello?"))
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_another_protocol_version_is_refused_with_both_numbers(server: tuple[LinkServer, str]) -> None:
+    async with channel_of(UPPER_SHOWS, server[1]) as channel:
+        call = pb_grpc.StageLinkStub(channel).Exchange()
+        await call.write(pb.LinkMessage(hello=pb.Hello(protocol_version=PROTOCOL_VERSION + 1, peer="upper")))
+        assert await call.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert f"version {PROTOCOL_VERSION + 1}" in await call.details()
+        assert f"node {PROTOCOL_VERSION}" in await call.details()
+
+
+@pytest.mark.parametrize(
+    "greeting",
+    [greeting_of(LOWER).SerializeToString(), b""],
+    ids=["after the greeting", "instead of one"],
+)
+async def test_bytes_that_are_no_message_end_the_link_at_the_end_that_has_dialled(greeting: bytes) -> None:
+    async def answer(_: object, context: grpc.aio.ServicerContext) -> None:
+        await context.read()
+        for message in filter(None, (greeting, b"\xff\xff\xff garbage")):
+            await context.write(message)
+        await context.read()
+
+    handler = grpc.stream_stream_rpc_method_handler(answer)  # bytes, as they are
+    service = pb.DESCRIPTOR.services_by_name["StageLink"].full_name
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"Exchange": handler}),))
+    port = server.add_secure_port("127.0.0.1:0", server_credentials(lambda: LOWER_SHOWS))
+    await server.start()
+
+    async def one_frame() -> None:
+        dialled = await dial(f"127.0.0.1:{port}", UPPER, LOWER, LIMITS, 10, UPPER_SHOWS)
+        try:
+            await dialled.take(frame(0, 1).id, 60)
+        finally:
+            await dialled.close()
+
+    with pytest.raises(HetnodeError) as refused:
+        await one_frame()
+    assert refused.value.code is ErrorCode.FRAME_CORRUPT
+    await server.stop(0)
+
+
+async def test_a_frame_that_is_not_finished_in_time_ends_the_link(pair: tuple[Link, Link]) -> None:
+    sender = pair[0]
+
+    async def fill_all_that_lies_between() -> None:
+        for microbatch in range(100):
+            await sender.send(frame(microbatch, 8 * CHUNK_BYTES), 0.5)
+
+    with pytest.raises(HetnodeError, match="took no frame"):
+        await fill_all_that_lies_between()
+    reason = await asyncio.wait_for(sender.wait_closed(), 10)
+    assert reason.code is ErrorCode.NEIGHBOUR_LOST
+    with pytest.raises(HetnodeError, match="not finished"):
+        await sender.send(frame(100, 1), 10)

@@ -1,0 +1,93 @@
+"""AdamW's moments are kept, given back, or start anew with care."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from node.optimizer.inner import InnerOptimizer
+from tests.support.reference import small_spec
+
+RATE = 0.01
+
+
+class Stage:
+    def __init__(self, undecayed: str = "emb", **inner: float) -> None:
+        generator = torch.Generator().manual_seed(0)
+        shapes = {"emb": (5, 3), "wq": (3, 3), "norm": (3,)}
+        self.parameters = {
+            name: nn.Parameter(torch.randn(shape, generator=generator)) for name, shape in shapes.items()
+        }
+        spec = small_spec(inner={"weight_decay": 0.0, **inner}, recovery={"cold_steps": 4})
+        self.optimizer = InnerOptimizer(spec, self.parameters, {undecayed})
+
+    def step(self, gradient: float = 1.0) -> dict[str, Tensor]:
+        """Returns by how much the parameters have changed."""
+        before = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+        for parameter in self.parameters.values():
+            parameter.grad = torch.full_like(parameter, gradient)
+        self.optimizer.step(RATE)
+        return {name: parameter.detach() - before[name] for name, parameter in self.parameters.items()}
+
+    def length(self) -> float:
+        """Of a step along a constant gradient: the rate, whatever the gradient's size."""
+        return -float(self.step()["wq"].mean())
+
+
+def test_the_first_steps_of_a_run_have_the_full_rate() -> None:
+    stage = Stage()
+    stage.optimizer.begin_round(1)
+    assert [stage.length() for _ in range(3)] == pytest.approx([RATE] * 3, rel=1e-4)
+    stage.optimizer.begin_round(2)
+    assert stage.length() == pytest.approx(RATE, rel=1e-4)
+
+
+def test_moments_that_start_in_mid_run_raise_the_rate_step_by_step_across_rounds() -> None:
+    stage = Stage()
+    stage.optimizer.begin_round(7)
+    lengths = [stage.length() for _ in range(2)]
+    stage.optimizer.begin_round(8)
+    lengths += [stage.length() for _ in range(3)]
+    assert lengths == pytest.approx([RATE / 4, RATE / 2, RATE * 3 / 4, RATE, RATE], rel=1e-4)
+
+
+def test_moments_are_cold_again_after_they_were_given_up() -> None:
+    stage = Stage()
+    stage.optimizer.begin_round(1)
+    stage.step()
+    stage.optimizer.start_anew()
+    assert stage.optimizer.moments is None
+    stage.optimizer.begin_round(1)
+    assert stage.length() == pytest.approx(RATE, rel=1e-4), "still the start of the run"
+    stage.optimizer.start_anew()
+    stage.optimizer.begin_round(2)
+    assert stage.length() == pytest.approx(RATE / 4, rel=1e-4)
+
+
+@pytest.mark.parametrize("first_round", [1, 5])
+def test_restored_moments_go_on_as_if_nothing_had_happened(first_round: int) -> None:
+    stage, other = Stage(), Stage()
+    stage.optimizer.begin_round(first_round)
+    for gradient in (1.0, -0.3):
+        stage.step(gradient)
+    for name, parameter in other.parameters.items():
+        parameter.data.copy_(stage.parameters[name].data)
+    moments = stage.optimizer.moments
+    assert moments is not None
+    assert moments.steps == 2
+    other.optimizer.restore(moments)
+    for each in (stage, other):
+        each.optimizer.begin_round(first_round + 1)
+        for gradient in (0.5, 2.0, 0.1):
+            each.step(gradient)
+    assert all(torch.equal(stage.parameters[name], other.parameters[name]) for name in stage.parameters)
+
+
+def test_weight_decay_acts_on_matrices_and_not_on_those_that_are_spared() -> None:
+    stage = Stage(weight_decay=0.5)
+    before = {name: parameter.detach().clone() for name, parameter in stage.parameters.items()}
+    moved = stage.step(0.0)
+    assert not moved["emb"].any()
+    assert not moved["norm"].any()
+    torch.testing.assert_close(moved["wq"], -RATE * 0.5 * before["wq"])

@@ -1,0 +1,245 @@
+"""Scripted faults strike when planned, once, in whichever process comes there first, and say so before."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from node import faults
+from node.faults import Action, Fault, Killed, Moment, Script, parse, read_report, to_json
+from protocol.errors import ErrorCode, HetnodeError
+from tests.support.faults import FaultPlan
+
+CHILD = """
+import asyncio, os, subprocess, sys
+from node import faults
+from node.faults import Moment
+
+async def rounds():
+    for number in range(1, 4):
+        print("round", number, flush=True)
+        await faults.reach(Moment.MATCHED, round=number, stage=0)
+    print("end", flush=True)
+
+asyncio.run(rounds())
+"""
+WITH_CHILD = f"""
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {CHILD!r}])
+import node.faults
+print("pid", child.pid, flush=True)
+child.wait()
+"""
+
+
+def run(plan: FaultPlan, program: str = CHILD) -> subprocess.Popen[str]:
+    """A process that plays the member `a`."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HETNODE_")}
+    return subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**environment, **plan.environment("a")},
+    )
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> FaultPlan:
+    return FaultPlan(tmp_path)
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 30) -> None:
+    ends = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends, what
+        time.sleep(0.01)
+
+
+def test_kill_ends_the_process_at_the_planned_moment_and_the_report_says_so(plan: FaultPlan) -> None:
+    plan.fail_at("a", 0, 2, Moment.MATCHED, Action.KILL)
+    with run(plan) as process:
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    assert output.splitlines() == ["round 1", "round 2"]
+    plan.assert_all_fired()
+    (fired,) = plan.fired("a")
+    assert (fired.at, fired.action, fired.stage, fired.round) == ("matched", "kill", 0, 2)
+
+
+def test_what_has_fired_does_not_fire_again_after_a_restart(plan: FaultPlan) -> None:
+    plan.fail_at("a", 0, 2, Moment.MATCHED, Action.KILL)
+    for expected in (-signal.SIGKILL, 0):
+        with run(plan) as process:
+            process.communicate(timeout=60)
+        assert process.returncode == expected
+    assert len(plan.fired("a")) == 1
+
+
+def test_a_kill_in_a_child_ends_the_main_process_of_the_node(plan: FaultPlan) -> None:
+    # The child inherits the pid of the main process, which has come to the faults first.
+    program = "import node.faults\n" + WITH_CHILD
+    plan.fail_at("a", None, 1, Moment.MATCHED, Action.KILL)
+    with run(plan, program) as process:
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    assert "round 2" not in output
+    plan.assert_all_fired()
+
+
+def test_stop_suspends_the_whole_tree_and_continues_it_after_its_time(plan: FaultPlan) -> None:
+    program = "import node.faults\n" + WITH_CHILD
+    plan.fail_at("a", 0, 2, Moment.MATCHED, Action.STOP, seconds=1.0)
+    with run(plan, program) as process:
+        main = psutil.Process(process.pid)
+
+        def stopped() -> bool:
+            tree = [main, *(p for p in main.children(recursive=True) if "node.faults" not in p.cmdline())]
+            return len(tree) == 2 and all(p.status() == psutil.STATUS_STOPPED for p in tree)
+
+        wait_until(stopped, "both processes to be stopped")
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert output.splitlines()[-1] == "end"
+    plan.assert_all_fired()
+
+
+def test_delay_holds_up_the_moment_alone(plan: FaultPlan) -> None:
+    plan.fail_at("a", 0, None, Moment.MATCHED, Action.DELAY, seconds=0.05, times=2)
+
+    async def both() -> list[int]:
+        done: list[int] = []
+
+        async def one(number: int) -> None:
+            await faults.reach(Moment.MATCHED, round=number, stage=0)
+            done.append(number)
+
+        await asyncio.gather(one(1), one(2), one(3))
+        return done
+
+    async def main() -> list[int]:
+        faults.use(script_of(plan))
+        return await both()
+
+    assert asyncio.run(main())[0] == 3  # it fires twice; the third passes the two that sleep
+    assert len(plan.fired("a")) == 1
+
+
+class RecordingHands:
+    def __init__(self) -> None:
+        self.struck: list[object] = []
+
+    def kill(self) -> None:
+        self.struck.append("kill")
+
+    def stop(self, seconds: float) -> None:
+        self.struck.append(("stop", seconds))
+
+    def pause(self, seconds: float) -> None:
+        self.struck.append(("pause", seconds))
+
+
+def script_of(plan: FaultPlan, clock: Callable[[], float] = time.time) -> Script:
+    return Script(plan.faults_of("a"), plan.report_of("a"), RecordingHands(), clock)
+
+
+def test_faults_fit_their_stage_round_and_moment_only(plan: FaultPlan) -> None:
+    plan.fail_at("a", 1, 3, Moment.SENDING, Action.CORRUPT)
+    script = script_of(plan)
+    misses = [(Moment.SENDING, 3, 0), (Moment.SENDING, 2, 1), (Moment.MATCHED, 3, 1)]
+    assert [script.reach_now(*miss) for miss in misses] == [None] * 3
+    with pytest.raises(AssertionError, match="a: corrupt at sending stage 1 round 3"):
+        plan.assert_all_fired()
+    assert script.reach_now(Moment.SENDING, 3, 1) == plan.faults_of("a")[0]
+    assert script.reach_now(Moment.SENDING, 3, 1) is None
+    plan.assert_all_fired()
+
+
+def test_two_processes_of_a_node_share_one_report(plan: FaultPlan) -> None:
+    plan.fail_at("a", None, None, Moment.SENDING, Action.DROP)
+    first, second = script_of(plan), script_of(plan)
+    assert first.reach_now(Moment.SENDING, 1, 0) is not None
+    assert second.reach_now(Moment.SENDING, 1, 1) is None
+    assert len(plan.fired("a")) == 1
+
+
+def test_a_synchronous_kill_lets_nothing_after_it_happen(plan: FaultPlan) -> None:
+    plan.fail_at("a", None, None, Moment.CHECKPOINT, Action.KILL)
+    with pytest.raises(Killed):
+        script_of(plan).reach_now(Moment.CHECKPOINT, 1, None)
+
+
+def test_a_full_disk_is_an_error_of_the_operating_system(plan: FaultPlan) -> None:
+    plan.fail_at("a", None, None, Moment.CHECKPOINT, Action.FULL)
+    with pytest.raises(OSError, match="No space left"):
+        script_of(plan).reach_now(Moment.CHECKPOINT, 1, None)
+
+
+def test_partition_and_slow_links_last_their_time_in_all_processes_of_the_node(plan: FaultPlan) -> None:
+    now = 100.0
+    plan.fail_at("a", None, 2, Moment.INNER_STEP, Action.PARTITION, seconds=5)
+    plan.fail_at("a", None, 2, Moment.MATCHED, Action.SLOW, seconds=10, bytes_per_second=50)
+    plan.fail_at("a", None, 2, Moment.MATCHED, Action.SKEW, seconds=600)
+    script, other = script_of(plan, lambda: now), script_of(plan, lambda: now)
+    assert not other.is_cut_off()
+    assert (other.bandwidth(), other.skew()) == (None, 0)
+    script.reach_now(Moment.INNER_STEP, 2, None)
+    for _ in range(2):
+        script.reach_now(Moment.MATCHED, 2, 0)
+    assert other.is_cut_off()
+    assert (other.bandwidth(), other.skew()) == (50, 600)
+    now += 5
+    assert not other.is_cut_off()
+    assert other.bandwidth() == 50
+    now += 5
+    assert (other.bandwidth(), other.skew()) == (None, 600)
+
+
+def test_without_the_variable_nothing_happens_and_nothing_is_imported() -> None:
+    program = """
+import sys
+from node import faults
+assert faults.reach_now(faults.Moment.SENDING, round=1) is None
+assert not faults.is_cut_off() and faults.skew() == 0
+sys.exit(bool({"torch", "psutil", "hivemind", "grpc"} & set(sys.modules)))
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HETNODE_")}
+    assert subprocess.run([sys.executable, "-c", program], check=False, env=environment).returncode == 0
+
+
+def test_a_script_survives_its_file() -> None:
+    planned = (
+        Fault(Moment.SENDING, Action.CORRUPT, 1, 2),
+        Fault(Moment.INNER_STEP, Action.DELAY, seconds=0.5, times=7),
+    )
+    assert parse(to_json(Path("fired"), planned)) == (Path("fired"), planned)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        json.dumps({"report": "x", "faults": [{"at": "matched", "action": "sing"}]}),
+        json.dumps({"report": "x", "faults": [{"at": "matched", "action": "kill", "stages": 1}]}),
+        json.dumps({"report": "x", "faults": ["kill"]}),
+    ],
+)
+def test_a_file_that_is_no_script_is_refused(text: str) -> None:
+    with pytest.raises(HetnodeError) as error:
+        parse(text)
+    assert error.value.code is ErrorCode.BAD_OPTION
+
+
+def test_a_report_that_is_not_there_is_empty(tmp_path: Path) -> None:
+    assert list(read_report(tmp_path / "none")) == []

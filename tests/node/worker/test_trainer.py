@@ -1,0 +1,439 @@
+"""The invariants of training: splitting a replica, k = d, and one replica alone change nothing.
+
+Members run the production pipeline over real gRPC links; their workers run in threads of this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import partial
+from itertools import count, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from node.data.stream import open_stream
+from node.ipc.channel import Buffer, Reply
+from node.model.stage import Stage, next_token_loss
+from node.net.link import LinkLimits, LinkServer, Place, dial
+from node.optimizer.schedule import learning_rate
+from node.security.credentials import Credentials
+from node.train.pipeline import Pipeline
+from node.worker.trainer import Trainer
+from node.worker.worker import Worker
+from protocol.spec import RunSpec, resolve
+from protocol.types import Dialer, Link, Member, PeerId, Plan, Replica, StageRange
+from protocol.wire.framing import frame_limit
+from tests.support.certificates import credentials
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def _same(shown: Credentials) -> Credentials:
+    return shown
+
+
+class ThreadWorker:
+    """The production worker's calls, in a thread instead of a process."""
+
+    def __init__(self) -> None:
+        self.worker = Worker()
+        self._pool = ThreadPoolExecutor(1)
+
+    @property
+    def trainer(self) -> Trainer:
+        return self.worker._trainer
+
+    def call(self, method: str, body: Mapping[str, Any], *blobs: Buffer) -> Awaitable[Reply]:
+        loop = asyncio.get_running_loop()
+        return loop.run_in_executor(self._pool, getattr(self.worker, method), body, blobs)
+
+
+def spec_of(**overrides: Any) -> RunSpec:
+    settings = {"model.layers": 4, "swarm.stages": 4, "link.dtype": "fp32", "inner.microbatches": 4}
+    return resolve("nano", overrides={**settings, **overrides})
+
+
+def replica_of(spec: RunSpec, members: int, index: int = 0) -> Replica:
+    size = spec.swarm.stages // members
+    return Replica(
+        index,
+        tuple(
+            Member(PeerId(f"peer-{index}-{i}"), StageRange(i * size, (i + 1) * size), "")
+            for i in range(members)
+        ),
+        tuple(Link(spec.link.k, Dialer.UPSTREAM) for _ in range(members - 1)),
+    )
+
+
+def with_k(replica: Replica, k: int) -> Replica:
+    return replace(replica, links=tuple(replace(link, k=k) for link in replica.links))
+
+
+class RunningReplica:
+    """All members of one replica, connected; they train in step. `k` of its links, if not the spec's."""
+
+    def __init__(self, spec: RunSpec, members: int, index: int = 0, k: int | None = None) -> None:
+        self.spec = spec
+        self.replica = replica_of(spec, members, index)
+        if k is not None:
+            self.replica = with_k(self.replica, k)
+        self.plan = Plan(1, 1, 0, (self.replica,), "test")
+        self.workers = [ThreadWorker() for _ in self.replica.members]
+        self.pipelines: list[Pipeline] = []
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        for worker, member in zip(self.workers, self.replica.members, strict=True):
+            body = {
+                "spec": self.spec.canonical_json,
+                "stages": [member.stages.first, member.stages.stop],
+                "device": "cpu",
+                "source": None,
+                "tokenizer": None,
+            }
+            await worker.call("build", body)
+        await self.connect()
+        limits = LinkLimits(frame_limit(self.spec), 12)
+        places = [
+            Place(self.spec.run_id, self.spec.hash, member.peer, self.replica.index, position)
+            for position, member in enumerate(self.replica.members)
+        ]
+        upstream: list[Any] = [None]
+        downstream: list[Any] = []
+        for upper, lower in pairwise(places):
+            shown = credentials(lower.peer)
+            server = LinkServer(partial(_same, shown))
+            port = await server.start("127.0.0.1", 0)
+            stack.push_async_callback(server.close)
+            above, below = await asyncio.gather(
+                dial(f"127.0.0.1:{port}", upper, lower, limits, 10, credentials(upper.peer)),
+                server.accept(lower, upper, limits, 10),
+            )
+            stack.push_async_callback(above.close)
+            stack.push_async_callback(below.close)
+            downstream.append(above)
+            upstream.append(below)
+        downstream.append(None)
+        self.pipelines = [
+            Pipeline(self.spec, self.plan, self.replica, i, worker, upstream[i], downstream[i])  # type: ignore[arg-type]
+            for i, worker in enumerate(self.workers)
+        ]
+
+    async def connect(self) -> None:
+        """Tell all workers how wide the links are."""
+        ks = [None, *(link.k for link in self.replica.links), None]
+        for worker, (k_upstream, k_downstream) in zip(self.workers, pairwise(ks), strict=True):
+            await worker.call("connect", {"k_upstream": k_upstream, "k_downstream": k_downstream})
+
+    async def adopt(self, replica: Replica, epoch: int) -> None:
+        """Go on under a later plan, with the same links."""
+        self.replica, self.plan = replica, Plan(epoch, 1, 0, (replica,), "test")
+        await self.connect()
+        for pipeline in self.pipelines:
+            pipeline.adopt(self.plan, replica)
+
+    async def inner_phase(self, round_: int, first_sample: int) -> float:
+        """Train one round; returns the mean training loss."""
+        microbatches = self.spec.microbatches_of(self.replica)
+        samples = [first_sample, first_sample + self.spec.samples_per_round(microbatches)]
+
+        async def member(pipeline: Pipeline, worker: ThreadWorker) -> float:
+            await worker.call("begin_round", {"round": round_, "samples": samples})
+            for step in count():
+                if not await pipeline.phase(round_, step, step < self.spec.inner.steps):
+                    break
+                await pipeline.inner_step(round_, step)
+            return float((await worker.call("end_inner_phase", {})).body["loss"])
+
+        losses = await asyncio.gather(*map(member, self.pipelines, self.workers))
+        return losses[-1]
+
+    async def validate(self, round_: int) -> float:
+        return (await asyncio.gather(*(pipeline.validate(round_) for pipeline in self.pipelines)))[-1]
+
+    def trainer_of(self, stage: int) -> Trainer:
+        return next(worker.trainer for worker in self.workers if stage in worker.trainer.stages)
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        return {
+            name: parameter.detach()
+            for worker in self.workers
+            for module in worker.trainer.modules.values()
+            for name, parameter in module.canonical_parameters().items()
+        }
+
+    def commit(
+        self, stage: int, round_: int, payloads: list[tuple[bytes, float]], mine_included: bool = True
+    ) -> str:
+        digest = self.trainer_of(stage).commit(stage, round_, payloads, mine_included)
+        if stage == 0:
+            for worker in self.workers:
+                if not worker.trainer.hosts_first:
+                    worker.trainer.commit_embedding(round_, payloads)
+        return digest
+
+
+def plain_loop(spec: RunSpec, rounds: int) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """A single process without members, links or outer rounds: the loop that everything must equal."""
+    stream = open_stream(spec)
+    stages = [Stage(spec, stage) for stage in range(spec.swarm.stages)]
+    named = {name: p for stage in stages for name, p in stage.canonical_parameters().items()}
+    decayed = [p for name, p in named.items() if p.dim() == 2 and name != "emb"]
+    plain = [p for name, p in named.items() if p.dim() != 2 or name == "emb"]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": spec.inner.weight_decay}, {"params": plain, "weight_decay": 0}],
+        betas=(spec.inner.beta1, spec.inner.beta2),
+        eps=spec.inner.epsilon,
+    )
+    losses = []
+    for step in range(rounds * spec.inner.steps):
+        total = 0.0
+        for microbatch in range(spec.inner.microbatches):
+            first = (
+                step * spec.samples_per_round() // spec.inner.steps + microbatch * spec.inner.microbatch_size
+            )
+            tokens = torch.from_numpy(stream.read(range(first, first + spec.inner.microbatch_size))).long()
+            x = tokens[:, :-1]
+            for stage in stages:
+                x = stage(x)
+            loss = next_token_loss(x, tokens[:, 1:])
+            (loss / spec.inner.microbatches).backward()
+            total += loss.item()
+        torch.nn.utils.clip_grad_norm_(list(named.values()), spec.inner.clip_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(spec.inner, step, spec.total_steps)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(total / spec.inner.microbatches)
+    return losses, {name: parameter.detach() for name, parameter in named.items()}
+
+
+@pytest.mark.parametrize("members", [1, 2, 4])
+async def test_a_replica_of_any_number_of_members_equals_the_single_process(members: int) -> None:
+    spec = spec_of(**{"link.k": 0})
+    expected_losses, expected = plain_loop(spec, rounds=1)
+    async with AsyncExitStack() as stack:
+        replica = RunningReplica(spec, members)
+        await replica.start(stack)
+        loss = await replica.inner_phase(1, 0)
+    assert loss == pytest.approx(sum(expected_losses) / len(expected_losses), rel=1e-6)
+    for name, parameter in replica.parameters().items():
+        torch.testing.assert_close(parameter, expected[name], rtol=1e-5, atol=1e-7, msg=name)
+
+
+async def test_k_equal_to_d_equals_no_compression() -> None:
+    losses = []
+    for k in (0, 32):
+        async with AsyncExitStack() as stack:
+            replica = RunningReplica(spec_of(**{"link.k": k, "inner.steps": 5}), members=2)
+            await replica.start(stack)
+            losses.append([await replica.inner_phase(1, 0), await replica.validate(1)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+async def test_compression_does_change_the_forward_mode() -> None:
+    """Guards the test above: with k < d the links must not be transparent."""
+    losses = []
+    for k in (0, 2):
+        async with AsyncExitStack() as stack:
+            replica = RunningReplica(spec_of(**{"link.k": k}), members=2)
+            await replica.start(stack)
+            losses.append(await replica.validate(0))
+    assert abs(losses[0] - losses[1]) > 1e-5
+
+
+@pytest.mark.parametrize("k", [16, 4, 0])
+async def test_a_k_that_moves_at_a_round_boundary_equals_a_fresh_start_with_it(
+    tmp_path: Path, k: int
+) -> None:
+    """The bases are nested and depend on the seed alone, so nothing of the former k is left in a link."""
+    spec = spec_of(**{"link.k": 8, "swarm.stages": 2, "rounds": 3})
+    async with AsyncExitStack() as stack:
+        moved, fresh = RunningReplica(spec, 2), RunningReplica(spec, 2, k=k)
+        for replica in (moved, fresh):
+            await replica.start(stack)
+        await moved.inner_phase(1, 0)
+        for stage in range(spec.swarm.stages):
+            payload = moved.trainer_of(stage).propose(stage)
+            assert payload is not None
+            moved.commit(stage, 1, [(payload, 1.0)])
+        for position, (worker, heir) in enumerate(zip(moved.workers, fresh.workers, strict=True)):
+            folder = tmp_path / str(position)
+            worker.trainer.write_checkpoint(folder / "round-000001", 1, lambda _: None)
+            assert heir.trainer.restore(folder) is not None
+        await moved.adopt(with_k(moved.replica, k), epoch=2)
+        losses = [await replica.inner_phase(2, spec.samples_per_round()) for replica in (moved, fresh)]
+        assert losses[0] == losses[1]
+        assert math.isfinite(losses[0])
+        assert await moved.validate(2) == await fresh.validate(2)
+    expected = fresh.parameters()
+    assert all(torch.equal(parameter, expected[name]) for name, parameter in moved.parameters().items())
+
+
+@pytest.mark.parametrize("members", [1, 2])
+async def test_a_replica_may_take_more_or_fewer_microbatches_from_a_round_on(members: int) -> None:
+    spec = spec_of(**{"link.k": 0, "inner.microbatches": 4})
+    wide = spec_of(**{"link.k": 0, "inner.microbatches": 6})
+    async with AsyncExitStack() as stack:
+        grown, usual = RunningReplica(spec, members), RunningReplica(wide, 1)
+        for replica in (grown, usual):
+            await replica.start(stack)
+        await grown.adopt(replace(grown.replica, microbatches=6), epoch=2)
+        losses = [await replica.inner_phase(1, 0) for replica in (grown, usual)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    expected = usual.parameters()
+    for name, parameter in grown.parameters().items():
+        torch.testing.assert_close(parameter, expected[name], rtol=1e-5, atol=1e-7, msg=name)
+
+
+def test_gradients_of_uneven_shares_weigh_as_much_as_their_samples() -> None:
+    """sum_m w_m g_m / sum_m w_m is the gradient of all samples: w_m = microbatches / those of the spec."""
+    spec = spec_of(**{"swarm.stages": 2, "inner.microbatches": 2})
+    stream, size = open_stream(spec), spec.inner.microbatch_size
+
+    def gradient(first: int, microbatches: int) -> dict[str, torch.Tensor]:
+        trainer = Trainer(spec, StageRange(0, 2), stream=stream)
+        trainer.begin_round(1, range(first, first + spec.samples_per_round(microbatches)))
+        for microbatch in range(microbatches):
+            trainer.forward(0, microbatch, None)
+            trainer.backward(microbatch, None)
+        return {
+            name: parameter.grad
+            for module in trainer.modules.values()
+            for name, parameter in module.canonical_parameters().items()
+            if parameter.grad is not None
+        }
+
+    shares = {0: 3, 3 * size: 1}
+    weights = [share / spec.inner.microbatches for share in shares.values()]
+    assert weights == [1.5, 0.5]
+    parts = [gradient(first, share) for first, share in shares.items()]
+    whole = gradient(0, 4)
+    assert parts[0].keys() == whole.keys()
+    for name, expected in whole.items():
+        weighted = sum(weight * part[name] for weight, part in zip(weights, parts, strict=True)) / sum(
+            weights
+        )
+        torch.testing.assert_close(weighted, expected, rtol=1e-4, atol=1e-7, msg=name)
+
+
+async def test_payloads_of_uneven_shares_move_the_anchor_by_their_weighted_mean() -> None:
+    """theta <- theta - eta (sum_m w_m delta_m) / (sum_m w_m), on replicas that end with the same bits."""
+    spec = spec_of(
+        **{"swarm.stages": 2, "outer.top_k": 0, "outer.quantizer": "none", "inner.microbatches": 2}
+    )
+    shares = {0: 3, 1: 1}
+    async with AsyncExitStack() as stack:
+        replicas = [RunningReplica(spec, 1, 0), RunningReplica(spec, 2, 1)]
+        before: dict[str, torch.Tensor] = {}
+        first = 0
+        for replica in replicas:
+            await replica.start(stack)
+            share = shares[replica.replica.index]
+            before = {name: value.clone() for name, value in replica.parameters().items()}
+            await replica.adopt(replace(replica.replica, microbatches=share, weight=share / 2), epoch=2)
+            await replica.inner_phase(1, first)
+            first += spec.samples_per_round(share)
+        learned = [
+            {name: before[name] - value for name, value in replica.parameters().items()}
+            for replica in replicas
+        ]
+        digests = set()
+        for stage in range(2):
+            payloads = []
+            for replica in replicas:
+                payload = replica.trainer_of(stage).propose(stage)
+                assert payload is not None
+                payloads.append((payload, replica.replica.weight))
+            digests.add(tuple({replica.commit(stage, 1, payloads) for replica in replicas}))
+    assert all(len(equal) == 1 for equal in digests)
+    after = replicas[0].parameters()
+    for name, anchor in before.items():
+        expected = anchor - (1.5 * learned[0][name] + 0.5 * learned[1][name]) / 2
+        torch.testing.assert_close(after[name], expected, rtol=1e-5, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "int8", "int4"])
+async def test_anchors_of_full_and_pipeline_replicas_are_bit_equal_after_every_round(dtype: str) -> None:
+    spec = spec_of(**{"link.k": 8, "link.dtype": dtype, "rounds": 3})
+    async with AsyncExitStack() as stack:
+        replicas = [RunningReplica(spec, 1, 0), RunningReplica(spec, 2, 1), RunningReplica(spec, 4, 2)]
+        for replica in replicas:
+            await replica.start(stack)
+        for round_ in range(1, 4):
+            for number, replica in enumerate(replicas):
+                first = ((round_ - 1) * len(replicas) + number) * spec.samples_per_round()
+                await replica.inner_phase(round_, first)
+            for stage in range(spec.swarm.stages):
+                proposals = [replica.trainer_of(stage).propose(stage) for replica in replicas]
+                payloads = [(proposal, 1.0) for proposal in proposals if proposal is not None]
+                assert len(payloads) == 3
+                assert len({replica.commit(stage, round_, payloads) for replica in replicas}) == 1
+            embeddings = {
+                worker.trainer.embedding_digest() for replica in replicas for worker in replica.workers
+            }
+            assert len(embeddings) == 1
+
+
+async def test_one_full_replica_with_dense_exchange_equals_the_plain_loop() -> None:
+    spec = spec_of(**{"outer.top_k": 0, "outer.quantizer": "none", "rounds": 3})
+    expected_losses, expected = plain_loop(spec, rounds=3)
+    losses = []
+    async with AsyncExitStack() as stack:
+        replica = RunningReplica(spec, 1)
+        await replica.start(stack)
+        for round_ in range(1, 4):
+            losses.append(await replica.inner_phase(round_, (round_ - 1) * spec.samples_per_round()))
+            for stage in range(spec.swarm.stages):
+                proposal = replica.trainer_of(stage).propose(stage)
+                assert proposal is not None
+                replica.commit(stage, round_, [(proposal, 1.0)])
+    per_round = [sum(pair) / 2 for pair in zip(expected_losses[::2], expected_losses[1::2], strict=True)]
+    assert losses == pytest.approx(per_round, rel=1e-4)
+    for name, parameter in replica.parameters().items():
+        torch.testing.assert_close(parameter, expected[name], rtol=1e-3, atol=1e-5, msg=name)
+
+
+async def test_an_aborted_round_changes_nothing_and_loses_nothing() -> None:
+    spec = spec_of(**{"swarm.stages": 2})
+    async with AsyncExitStack() as stack:
+        replica = RunningReplica(spec, 1)
+        await replica.start(stack)
+        await replica.inner_phase(1, 0)
+        trainer = replica.trainer_of(0)
+        before = {name: tensor.clone() for name, tensor in replica.parameters().items()}
+        digest, error = trainer.outer[0].digest(), trainer.outer[0].error["emb"].clone()
+        first = trainer.propose(0)
+        trainer.abort(0, 1)
+        assert trainer.outer[0].digest() == digest
+        assert torch.equal(trainer.outer[0].error["emb"], error)
+        assert all(torch.equal(tensor, before[name]) for name, tensor in replica.parameters().items())
+        assert trainer.propose(0) == first
+
+
+@pytest.mark.parametrize("members", [1, 2])
+async def test_a_value_that_is_not_finite_skips_the_step_on_every_member_and_ends_nobody(
+    members: int,
+) -> None:
+    spec = spec_of()
+    async with AsyncExitStack() as stack:
+        replica = RunningReplica(spec, members)
+        await replica.start(stack)
+        with torch.no_grad():
+            replica.trainer_of(0).modules[0].canonical_parameters()["0.wq"][0, 0] = float("nan")
+        await replica.inner_phase(1, 0)
+        results = [worker.trainer.end_inner_phase() for worker in replica.workers]
+        assert [result.skipped_steps for result in results] == [spec.inner.steps] * members
+        # So it has nothing to offer, and starts again from the anchor.
+        await replica.inner_phase(2, spec.samples_per_round())
+        assert [worker.trainer.end_inner_phase().skipped_steps for worker in replica.workers] == [0] * members

@@ -1,0 +1,255 @@
+"""The production code against independent float64 references; see vectors/README.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from node.model.stage import Stage, next_token_loss
+from protocol.algorithm.outer_step import apply_update
+from protocol.algorithm.subspace import LinkProjection, LinkTransform, Uncompressed, perpendicular_table
+from protocol.algorithm.topk import SparseTensor, TensorLayout, sparsify
+from protocol.spec import OuterSpec, RunSpec
+from tests.support.reference import (
+    assert_close,
+    chain_step,
+    f64,
+    gradients_of,
+    parameters_of,
+    stages_of,
+    vectors,
+)
+
+PROJECTION = vectors("projection")
+TINY = vectors("tiny_model")
+SPARSELOCO = vectors("sparseloco")
+ROUND = vectors("tiny_outer_step")
+COMM = vectors("tiny_outer_step_comm")
+
+
+@pytest.mark.parametrize("case", PROJECTION["cases"], ids=lambda case: f"k={case['k']}")
+def test_link_projects_as_the_reference(case: dict[str, Any]) -> None:
+    tolerance = PROJECTION["tol"]
+    ids = torch.tensor(PROJECTION["ids"])
+    link = LinkProjection(f64(case["U"]), f64(PROJECTION["TE"]))
+    assert link.k == case["k"]
+    assert_close(link.perpendicular_vd, case["T_perp"], tolerance)
+
+    wire = link.compress_forward(f64(PROJECTION["X"]), ids)
+    assert_close(wire, case["X_tilde"], tolerance)
+    assert_close(link.expand_forward(wire, ids), case["X_hat"], tolerance)
+
+    wire = link.compress_backward(f64(PROJECTION["grad_X_hat"]))
+    assert_close(wire, case["grad_tilde"], tolerance)
+    assert_close(link.expand_backward(wire), case["grad_X"], tolerance)
+
+
+def test_one_authoritative_embedding_equals_the_adaptation_of_its_two_parts() -> None:
+    reference = vectors("te_adaptation")
+    tolerance = reference["tol"]
+    basis, table = f64(reference["U"]), f64(reference["TE_init"])
+    link = LinkProjection(basis, table)
+    assert_close(link.perpendicular_vd, reference["T_perp_init"], tolerance)
+    for step in reference["steps"]:
+        (table,) = apply_update({"emb": table}, [{"emb": _dense(step["update"])}], [1.0], 1.0).values()
+        link.refresh(table)
+        assert_close(table, step["TE_after"], tolerance)
+        assert_close(link.perpendicular_vd, step["T_perp_after"], tolerance)
+        assert_close(table - link.perpendicular_vd, step["T_S_after"], tolerance)
+
+
+def _dense(nested: Any) -> SparseTensor:
+    return SparseTensor(None, f64(nested).flatten())
+
+
+@pytest.mark.parametrize(
+    "run", SPARSELOCO["runs"], ids=lambda run: f"{run['layout']}-{run['short_chunk_rule']}"
+)
+def test_sparse_rounds_with_error_feedback_follow_the_reference(run: dict[str, Any]) -> None:
+    tolerance, beta = SPARSELOCO["tol"], SPARSELOCO["beta"]
+    outer = OuterSpec(
+        learning_rate=run["outer_lr"],
+        error_decay=beta,
+        chunk=run["chunk"],
+        top_k=run["k"],
+        layout={"flat": "flat", "2d": "tiles"}[run["layout"]],
+        short_chunk={"clip": "clip", "prop": "proportional"}[run["short_chunk_rule"]],
+        quantizer="none",
+    )
+    layouts = {name: TensorLayout(tuple(shape), outer) for name, shape in SPARSELOCO["shapes"].items()}
+    anchor = {name: f64(value) for name, value in SPARSELOCO["theta_init"].items()}
+    errors = [{name: torch.zeros_like(value) for name, value in anchor.items()} for _ in range(2)]
+    assert len(run["steps"]) == SPARSELOCO["T"]
+    for step, pseudo_gradients in zip(run["steps"], SPARSELOCO["pseudo_gradients"], strict=True):
+        payloads = []
+        for replica, error in enumerate(errors):
+            sent = {}
+            for name, layout in layouts.items():
+                error[name] = beta * error[name] + f64(pseudo_gradients[replica][name])
+                sent[name] = sparsify(error[name], layout)
+                sent[name].add_to(error[name].view(-1), -1.0)
+                _assert_sent(
+                    sent[name], step["selected"][replica][name], step["sent_values"][replica][name], tolerance
+                )
+                assert_close(error[name], step["error_after"][replica][name], tolerance)
+            payloads.append(sent)
+        moved = apply_update(anchor, payloads, [1.0, 1.0], outer.learning_rate)
+        for name, value in moved.items():
+            mean_update = (anchor[name] - value) / outer.learning_rate
+            assert_close(mean_update, step["mean_update"][name], tolerance)
+            assert_close(value, step["theta_after"][name], tolerance)
+        anchor = moved
+
+
+def _assert_sent(sent: SparseTensor, selected: list[int], values: list[float], tolerance: float) -> None:
+    assert sent.indices_s is not None
+    indices, order = sent.indices_s.sort()
+    assert indices.tolist() == selected
+    assert_close(sent.values_s[order], values, tolerance)
+
+
+def _tiny_spec() -> RunSpec:
+    config = TINY["config"]
+    return RunSpec.model_validate(
+        {
+            "model": {
+                "vocabulary": config["vocab"],
+                "width": config["d"],
+                "layers": config["layers"],
+                "heads": config["heads"],
+                "feed_forward": config["ffn"],
+                "context": config["seq"],
+                "rope_base": config["rope_base"],
+                "norm_epsilon": config["eps"],
+            },
+            "link": {"k": config["k"]},
+            "swarm": {"stages": config["stages"]},
+        }
+    )
+
+
+def _tiny_stages(parameters: Mapping[str, Any]) -> list[Stage]:
+    stages = stages_of(_tiny_spec())
+    with torch.no_grad():
+        for name, parameter in parameters_of(stages).items():
+            parameter.copy_(torch.as_tensor(parameters[name], dtype=torch.float64))
+    return stages
+
+
+def _tiny_link(mode: str, table: Tensor) -> LinkTransform:
+    return LinkProjection(f64(TINY["U"]), table) if mode == "compressed" else Uncompressed()
+
+
+@pytest.mark.parametrize("mode", ["full", "compressed"])
+def test_model_in_two_stages_matches_loss_logits_gradients_and_boundary(mode: str) -> None:
+    expected, tolerance = TINY[mode], TINY["tol"]
+    stages = _tiny_stages(TINY["params"])
+    assert list(parameters_of(stages)) == TINY["param_order"]
+    table = f64(TINY["params"]["emb"])
+    assert_close(perpendicular_table(table, f64(TINY["U"])), TINY["T_perp"], tolerance)
+    loss, logits, (boundary,) = chain_step(
+        [[stage] for stage in stages],
+        [_tiny_link(mode, table)],
+        torch.tensor(TINY["input_ids"]),
+        torch.tensor(TINY["target_ids"]),
+    )
+    assert_close(loss, expected["loss"], tolerance)
+    assert_close(logits, expected["logits"], tolerance)
+    seen = {
+        "X": boundary.x,
+        "X_tilde": boundary.wire,
+        "X_hat": boundary.x_hat,
+        "grad_X_hat": boundary.grad_x_hat,
+        "grad_tilde": boundary.grad_wire,
+        "grad_X": boundary.grad_x,
+    }
+    for name, value in expected["boundary"].items():
+        assert_close(seen[name], value, tolerance)
+    gradients = gradients_of(stages)
+    assert gradients.keys() == expected["grads"].keys()
+    for name, gradient in gradients.items():
+        assert_close(gradient, expected["grads"][name], tolerance)
+
+
+def test_whole_round_of_a_full_and_a_pipeline_replica_matches() -> None:
+    options, tolerance = ROUND["options"], ROUND["tol"]
+    outer = OuterSpec(
+        learning_rate=options["outer_lr"],
+        error_decay=options["beta"],
+        chunk=options["chunk"],
+        top_k=options["k"],
+        layout=options["layout"],
+        short_chunk=options["short_chunk_rule"],
+        quantizer="none",
+    )
+    anchor = {name: f64(TINY["params"][name]) for name in TINY["param_order"]}
+    payloads, last_error = [], {}
+    for replica, mode in enumerate(["full", "compressed"]):
+        local = _inner_phase(replica, mode, anchor)
+        sent, last_error = {}, {}
+        for name, parameter in local.items():
+            assert_close(parameter, ROUND["theta_local"][replica][name], tolerance)
+            error = anchor[name] - parameter.detach()
+            sent[name] = sparsify(error, TensorLayout(tuple(error.shape), outer))
+            sent[name].add_to(error.view(-1), -1.0)
+            last_error[name] = error
+            _assert_sent(
+                sent[name], COMM["selected"][replica][name], COMM["sent_values"][replica][name], tolerance
+            )
+        payloads.append(sent)
+    for name, error in last_error.items():
+        assert_close(error, COMM["error_after_replica1"][name], tolerance)
+
+    after = apply_update(anchor, payloads, [1.0, 1.0], outer.learning_rate)
+    for name, value in after.items():
+        assert_close(value, ROUND["theta_after"][name], tolerance)
+    t_perp = perpendicular_table(after["emb"], f64(TINY["U"]))
+    assert_close(t_perp, ROUND["T_perp_after"], tolerance)
+    assert_close(after["emb"] - t_perp, ROUND["T_S_after"], tolerance)
+    for when, parameters in [("before", anchor), ("after", after)]:
+        for mode in ["full", "compressed"]:
+            expected = ROUND["loss_on_batch_replica0_step0"][f"{when}_{mode}"]
+            assert_close(_loss(parameters, mode, ROUND["data"][0][0]), expected, tolerance)
+
+
+def _inner_phase(replica: int, mode: str, anchor: dict[str, Tensor]) -> dict[str, Tensor]:
+    """H AdamW steps of one replica from the anchor; its parameters afterwards."""
+    options, tolerance = ROUND["options"], ROUND["tol"]
+    assert options["decayed"] == "all 2-D tensors except emb"
+    assert options["grad_clip"] is None
+    stages = _tiny_stages(anchor)
+    link = _tiny_link(mode, anchor["emb"])
+    local = parameters_of(stages)
+    decayed = [value for name, value in local.items() if value.dim() == 2 and name != "emb"]
+    plain = [value for name, value in local.items() if value.dim() == 1 or name == "emb"]
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": decayed, "weight_decay": options["weight_decay"]},
+            {"params": plain, "weight_decay": 0.0},
+        ],
+        betas=tuple(options["betas"]),
+        eps=options["adam_eps"],
+    )
+    for step in range(options["H"]):
+        for group in optimizer.param_groups:
+            group["lr"] = options["lr"][step]
+        tokens = torch.tensor(ROUND["data"][replica][step])
+        optimizer.zero_grad()
+        loss, _, _ = chain_step([[stage] for stage in stages], [link], tokens[:, :-1], tokens[:, 1:])
+        assert_close(loss, ROUND["inner_losses"][replica][step], tolerance)
+        optimizer.step()
+    return dict(local)
+
+
+def _loss(parameters: dict[str, Tensor], mode: str, nested_tokens: Any) -> Tensor:
+    first, last = _tiny_stages(parameters)
+    link = _tiny_link(mode, parameters["emb"])
+    tokens = torch.tensor(nested_tokens)
+    ids = tokens[:, :-1]
+    with torch.no_grad():
+        x = link.expand_forward(link.compress_forward(first(ids), ids), ids)
+        return next_token_loss(last(x), tokens[:, 1:])

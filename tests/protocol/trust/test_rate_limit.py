@@ -1,0 +1,54 @@
+"""How often somebody may ask."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.api.enrollment import source_of
+from protocol.trust.rate_limit import RateLimit
+
+
+@given(st.lists(st.floats(0, 3), max_size=60), st.integers(1, 5), st.floats(0.1, 3))
+def test_nobody_ever_gets_more_than_the_burst_and_the_rate(
+    pauses: list[float], burst: int, rate: float
+) -> None:
+    limit = RateLimit(burst, rate)
+    now, allowed = 1000.0, 0
+    for pause in pauses:
+        now += pause
+        allowed += limit.allows("a", now)
+    assert allowed <= burst + (now - 1000.0) * rate + 1e-6
+
+
+def test_who_waits_may_ask_again_and_keys_do_not_share() -> None:
+    limit = RateLimit(2, 1.0)
+    assert [limit.allows("a", 0.0) for _ in range(3)] == [True, True, False]
+    assert limit.allows("b", 0.0)
+    assert [limit.allows("a", 1.0) for _ in range(2)] == [True, False]
+
+
+def test_memory_is_bounded_and_the_busy_are_remembered() -> None:
+    limit = RateLimit(1, 0.001, keys=3)
+    assert limit.allows("busy", 0.0)
+    for other in range(1000):
+        assert limit.allows(other, 0.0)
+        assert not limit.allows("busy", 0.0)
+    assert len(limit._buckets) == 3
+
+
+@pytest.mark.parametrize(
+    ("peer", "source"),
+    [
+        ("ipv4:192.0.2.7:1234", "192.0.2.7"),
+        ("ipv6:[2001:db8:1:2:3:4:5:6]:99", "2001:db8:1:2::/64"),
+        ("ipv6:%5B2001:db8:1:2::9%5D:99", "2001:db8:1:2::/64"),
+        ("ipv6:%5Bfe80::1%25eth0%5D:99", "fe80::/64"),
+        ("ipv6:%5B::ffff:192.0.2.7%5D:99", "192.0.2.7"),
+        ("unix:/tmp/socket", "unix"),
+        ("", "unknown"),
+    ],
+)
+def test_requests_of_one_host_or_one_ipv6_network_count_together(peer: str, source: str) -> None:
+    assert source_of(peer) == source

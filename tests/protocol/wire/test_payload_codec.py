@@ -1,0 +1,252 @@
+"""Payloads: what is encoded comes back, their size is known, and no bytes can do harm."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.model.init import parameter_shapes
+from protocol.algorithm.quantizers import MAGNITUDES
+from protocol.algorithm.topk import SparseTensor, TensorLayout, sparsify
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec import OuterSpec, resolve
+from protocol.types import PayloadDescriptor, PeerId
+from protocol.wire.convert import descriptor_to_pb
+from protocol.wire.payload_codec import PayloadLayout, decode, encode
+
+OUTERS = st.builds(
+    OuterSpec,
+    chunk=st.sampled_from([16, 64]),
+    top_k=st.integers(0, 16),
+    layout=st.sampled_from(["flat", "tiles"]),
+    short_chunk=st.sampled_from(["proportional", "clip"]),
+    indices=st.sampled_from(["elias-fano", "enumerative"]),
+    quantizer=st.sampled_from(["2bit", "1bit", "none"]),
+    codebook=st.sampled_from(["tensor", "chunk"]),
+)
+SHAPES = st.dictionaries(
+    st.sampled_from(["emb", "0.wq", "0.norm1", "head"]),
+    st.one_of(st.tuples(st.integers(1, 70)), st.tuples(st.integers(1, 12), st.integers(1, 12))),
+    min_size=1,
+)
+LAYOUTS = st.builds(PayloadLayout, SHAPES, OUTERS)
+
+
+def some_content(layout: PayloadLayout, seed: int) -> dict[str, SparseTensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: sparsify(torch.randn(tensor.shape, generator=generator), tensor)
+        for name, tensor in layout.tensors.items()
+    }
+
+
+def assert_same(left: dict[str, SparseTensor], right: dict[str, SparseTensor]) -> None:
+    assert list(left) == list(right)
+    for name, sparse in left.items():
+        for attribute in ("indices_s", "codes_s", "magnitudes", "scales_s"):
+            mine, theirs = getattr(sparse, attribute), getattr(right[name], attribute)
+            assert (mine is None) == (theirs is None)
+            assert mine is None or (mine.dtype == theirs.dtype and torch.equal(mine, theirs))
+
+
+@given(LAYOUTS, st.integers(0, 2**32))
+def test_a_decoded_payload_is_what_was_encoded(layout: PayloadLayout, seed: int) -> None:
+    content = some_content(layout, seed)
+    data = encode(layout, content)
+    assert len(data) == layout.nbytes
+    assert_same(content, decode(layout, data))
+
+
+@given(LAYOUTS, st.integers(0, 2**32), st.data())
+def test_damaged_payloads_are_refused_or_decode_to_something_harmless(
+    layout: PayloadLayout, seed: int, data
+) -> None:
+    damaged = bytearray(encode(layout, some_content(layout, seed)))
+    flips = data.draw(st.lists(st.integers(0, 8 * len(damaged) - 1), min_size=1, max_size=4, unique=True))
+    for bit in flips:
+        damaged[bit // 8] ^= 1 << bit % 8
+    _assert_refused_or_harmless(layout, bytes(damaged))
+
+
+@given(LAYOUTS, st.data())
+def test_any_bytes_behind_a_good_header_are_refused_or_harmless(layout: PayloadLayout, data) -> None:
+    size = layout.nbytes - len(layout.header)
+    _assert_refused_or_harmless(layout, layout.header + data.draw(st.binary(min_size=size, max_size=size)))
+
+
+@given(LAYOUTS, st.binary(max_size=400))
+def test_any_other_bytes_are_refused(layout: PayloadLayout, data: bytes) -> None:
+    with pytest.raises(HetnodeError) as caught:
+        decode(layout, data)
+    assert caught.value.code is ErrorCode.PAYLOAD_CORRUPT
+
+
+def _assert_refused_or_harmless(layout: PayloadLayout, data: bytes) -> None:
+    try:
+        content = decode(layout, data)
+    except HetnodeError as error:
+        if error.code is not ErrorCode.PAYLOAD_CORRUPT:
+            raise
+        return
+    for name, sparse in content.items():
+        tensor = layout.tensors[name]
+        assert torch.isfinite(sparse.values_s).all()
+        assert len(sparse.values_s) == tensor.sent
+        sparse.add_to(torch.zeros(tensor.numel), 1.0)
+        if sparse.indices_s is not None:
+            assert len(sparse.indices_s.unique()) == tensor.sent
+    assert encode(layout, content) == data, "there is one valid form for every content"
+
+
+def test_a_payload_for_other_shapes_or_another_codec_is_refused() -> None:
+    mine = PayloadLayout({"0.wq": (16, 16)}, OuterSpec(chunk=64, top_k=4))
+    data = encode(mine, some_content(mine, 0))
+    for other in (
+        PayloadLayout({"0.wk": (16, 16)}, mine.outer),
+        PayloadLayout({"0.wq": (8, 32)}, mine.outer),
+        PayloadLayout(mine.shapes, OuterSpec(chunk=64, top_k=4, layout="tiles")),
+        PayloadLayout(mine.shapes, OuterSpec(chunk=64, top_k=4, short_chunk="clip")),
+    ):
+        assert other.nbytes == mine.nbytes, "or the length alone would have told"
+        with pytest.raises(HetnodeError, match="header"):
+            decode(other, data)
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -1.0, -0.0])
+@pytest.mark.parametrize("options", [{}, {"quantizer": "1bit"}, {"codebook": "chunk"}], ids=str)
+def test_magnitudes_that_are_not_finite_and_positive_are_refused(
+    poison: float, options: dict[str, Any]
+) -> None:
+    layout = PayloadLayout({"0.wq": (64, 64)}, OuterSpec(**options))
+    sparse = some_content(layout, 0)["0.wq"]
+    assert sparse.magnitudes is not None
+    sparse.magnitudes[0] = poison
+    poisoned = sparse
+    with pytest.raises(HetnodeError) as caught:
+        decode(layout, encode(layout, {"0.wq": poisoned}))
+    assert caught.value.code is ErrorCode.PAYLOAD_CORRUPT
+
+
+@pytest.mark.parametrize("outer", [OuterSpec(top_k=0), OuterSpec(quantizer="none")])
+def test_values_that_are_not_finite_are_refused(outer: OuterSpec) -> None:
+    layout = PayloadLayout({"0.wq": (64, 64)}, outer)
+    sparse = some_content(layout, 0)["0.wq"]
+    sparse.codes_s[3] = math.nan
+    with pytest.raises(HetnodeError) as caught:
+        decode(layout, encode(layout, {"0.wq": sparse}))
+    assert caught.value.code is ErrorCode.PAYLOAD_CORRUPT
+
+
+ENTROPY = (math.log2(math.comb(4096, 32)) + 2 * 32) / 8
+"""Bytes that 32 of 4096 indices and as many codes of 2 bits need at least."""
+BYTES_PER_CHUNK = [
+    ({}, 44.0),
+    ({"indices": "enumerative"}, 33.375 + 8),
+    ({"quantizer": "1bit"}, 36 + 4.0),
+    ({"codebook": "chunk"}, 36 + 8 + 1.0),
+    ({"indices": "enumerative", "quantizer": "1bit", "codebook": "chunk"}, 33.375 + 4 + 1),
+    ({"quantizer": "none"}, 36 + 128.0),
+    ({"top_k": 0}, 4.0 * 4096),
+]
+
+
+def bytes_per_chunk(options: dict[str, Any]) -> float:
+    return next(nbytes for known, nbytes in BYTES_PER_CHUNK if known == options)
+
+
+@pytest.mark.parametrize(("options", "nbytes"), BYTES_PER_CHUNK, ids=str)
+def test_each_codec_takes_so_many_bytes_per_chunk(options: dict[str, Any], nbytes: float) -> None:
+    layout, less = (PayloadLayout({"head": (chunks, 4096)}, OuterSpec(**options)) for chunks in (1008, 1000))
+    assert (layout.nbytes - less.nbytes) / 8 == nbytes
+    magnitudes = {"2bit": 8, "1bit": 4, "none": 0}[layout.outer.quantizer] * (not layout.outer.dense)
+    assert layout.nbytes == 1008 * nbytes + 16 + magnitudes, "behind the header and the magnitudes"
+
+
+def test_the_enumerative_codec_is_within_a_third_of_a_percent_of_the_entropy() -> None:
+    assert 41.26 < ENTROPY < 41.28
+    assert bytes_per_chunk({"indices": "enumerative"}) < min(42.2, 1.003 * ENTROPY)
+
+
+@pytest.mark.parametrize("options", [{}, {"indices": "enumerative"}], ids=str)
+def test_all_that_is_not_chunks_is_below_one_percent_of_a_stage_of_ten_million(
+    options: dict[str, Any],
+) -> None:
+    """Header, magnitudes, short last chunks, and the signed descriptor that travels with the payload."""
+    spec = resolve("178m", overrides={"swarm.stages": 9, **{f"outer.{k}": v for k, v in options.items()}})
+    shapes = parameter_shapes(spec, 4)
+    parameters = sum(map(math.prod, shapes.values()))
+    assert 10e6 < parameters < 15e6
+    layout = PayloadLayout(shapes, spec.outer)
+    descriptor = PayloadDescriptor(
+        run=spec.run_id, stage=4, round=10**6, owner=PeerId("12D3KooW" + 44 * "x"), anchor_digest=64 * "a",
+        codec=layout.codec, weight=1.0, nbytes=layout.nbytes, sha256=64 * "b", signature=bytes(64),
+    )  # fmt: skip
+    envelope = len(descriptor_to_pb(descriptor).SerializeToString())
+    assert (layout.nbytes + envelope) / (parameters / 4096 * bytes_per_chunk(options)) < 1.01
+
+
+@pytest.mark.parametrize("options", [options for options, _ in BYTES_PER_CHUNK], ids=str)
+def test_the_form_of_every_codec_is_this(options: dict[str, Any]) -> None:
+    """A member that reads or writes another form belongs to another version."""
+    layout = PayloadLayout({"0.wq": (3, 4096), "norm_f": (129,)}, OuterSpec(**options))
+    content = {name: plain_content(tensor) for name, tensor in layout.tensors.items()}
+    data = encode(layout, content)
+    assert_same(content, decode(layout, data))
+    assert hashlib.sha256(data).hexdigest()[:16] == FORMS[layout.codec]
+
+
+def plain_content(layout: TensorLayout) -> SparseTensor:
+    """Content that no floating-point operation has touched."""
+    if layout.outer.dense:
+        return SparseTensor(None, torch.arange(layout.numel, dtype=torch.float32) / 8)
+    indices = [
+        block.start + chunk * block.chunks.size + i * (block.chunks.size // block.chunks.k)
+        for block in layout.blocks()
+        for chunk in range(block.chunks.count)
+        for i in range(block.chunks.k)
+    ]
+    numbers = torch.arange(len(indices))
+    if layout.outer.quantizer == "none":
+        return SparseTensor(torch.tensor(indices), numbers / 8)
+    magnitudes = torch.tensor([0.75, 1.5])[: MAGNITUDES[layout.outer.quantizer]]
+    codes = (numbers % (2 * len(magnitudes))).to(torch.uint8)
+    scales = None
+    if layout.outer.codebook == "chunk":
+        scales = torch.from_numpy(np.repeat(np.arange(len(layout.lengths_c)) * 50, layout.lengths_c)).byte()
+    return SparseTensor(torch.tensor(indices), codes, magnitudes, scales)
+
+
+FORMS = {
+    "ef2bit-v1:4096/32": "1d8e37fd14dc86fb",
+    "en2bit-v1:4096/32": "cd8bfb495b207d36",
+    "ef1bit-v1:4096/32": "6d65231fff05ac9a",
+    "ef2bit-v1:4096/32/scaled": "1a27456c694fff60",
+    "en1bit-v1:4096/32/scaled": "ec473a96debe5021",
+    "ef32-v1:4096/32": "cd36c09bc84616b4",
+    "dense32-v1": "6b776d96ad4971b6",
+}
+
+
+def test_codecs_are_named_with_their_parameters() -> None:
+    def codec(**outer) -> str:
+        return PayloadLayout({}, OuterSpec(**outer)).codec
+
+    assert codec() == "ef2bit-v1:4096/32"
+    assert codec(quantizer="none", layout="tiles", short_chunk="clip") == "ef32-v1:4096/32/tiles/clip"
+    assert codec(top_k=0, indices="enumerative", codebook="chunk") == "dense32-v1"
+    assert codec(indices="enumerative", quantizer="1bit", codebook="chunk") == "en1bit-v1:4096/32/scaled"
+    assert codec(quantizer="none", codebook="chunk") == codec(quantizer="none"), "values have no codebook"
+
+
+def test_unused_bits_of_the_codes_must_be_zero() -> None:
+    layout = PayloadLayout({"norm_f": (5,)}, OuterSpec(chunk=16, top_k=16, short_chunk="clip"))
+    data = encode(layout, some_content(layout, 0))
+    with pytest.raises(HetnodeError, match="unused bits"):
+        decode(layout, data[:-1] + bytes([data[-1] | 0x80]))

@@ -1,0 +1,48 @@
+"""Certificates as a coordinator would issue them, and what holds them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from coordinator.authority import Authority, open_authority
+from node.security.credentials import Credentials, RunCredentials, folder_of, new_tls_key
+from node.security.identity import Identity
+from protocol.trust.tls import tls_key_from_der
+from protocol.types import PeerId
+
+
+@cache
+def authority(name: str = "test-run") -> Authority:
+    """The same for the same name."""
+    with TemporaryDirectory() as folder:
+        return open_authority(Path(folder), name)
+
+
+def credentials(peer: str, issuer: Authority | None = None, ended: bool = False) -> Credentials:
+    """TLS credentials of `peer`; it believes the authority that issued them.
+
+    Args:
+        ended: the certificate's time has been over for a minute.
+    """
+    issuer = issuer or authority()
+    if ended:
+        issuer = replace(issuer, seconds=60.0, clock=lambda: time.time() - 120.0)
+    blank = Credentials(issuer.pem, b"", new_tls_key())
+    certificate = issuer.for_peer(PeerId(peer), tls_key_from_der(blank.public_key))
+    return replace(blank, certificate=certificate)
+
+
+def enrolled(
+    identity: Identity, run: str, coordinator: str = "nobody", issuer: Authority | None = None
+) -> RunCredentials:
+    """Credentials of `identity` for `run`, saved where a node looks for them."""
+    folder = folder_of(identity.path, run)
+    result = RunCredentials(
+        folder, run, "127.0.0.1:9", PeerId(coordinator), None, credentials(identity.peer, issuer)
+    )
+    result.save()
+    return result

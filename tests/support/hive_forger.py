@@ -1,0 +1,32 @@
+"""A DHT peer of the run without our validator, which writes into others' records.
+
+``python -m tests.support.hive_forger KEY ADDRESS IDENTITY CERTIFICATE AUTHORITY`` reads "SUBKEY HEX-OF-VALUE EXPIRES"
+lines, stores each under KEY, and prints whether any peer of the DHT accepted it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from hivemind import DHT
+
+from node.hive.authorizer import CertificateAuthorizer, signer_of
+
+if __name__ == "__main__":
+    key, address, *files = sys.argv[1:]
+    identity, certificate, authority = map(Path, files)
+    dht = DHT(
+        [address],
+        start=True,
+        nat_port_map=False,
+        identity_path=str(identity),
+        check_if_identity_free=False,
+        authorizer=CertificateAuthorizer(signer_of(identity), certificate, authority),
+    )
+    for line in sys.stdin:
+        subkey, value, expires = line.split()
+        # Never at the forger itself: only what honest peers keep counts.
+        stored = dht.store(key, bytes.fromhex(value), float(expires), subkey=subkey, exclude_self=True)
+        print(stored, flush=True)
+    dht.shutdown()

@@ -1,0 +1,59 @@
+"""A node in a process of its own.
+
+``python -m tests.support.hive_skewed FOLDER CERTIFICATE AUTHORITY OFFSET PEER ADDRESS``: its test gives it a clock
+that is wrong; it takes the coordinator's to be OFFSET seconds ahead. It joins the DHT at ADDRESS, where it
+publishes and looks for records, and prints whether it has found that of PEER. Then it exchanges a payload
+with PEER: the descriptors go over stdin and stdout as lines of hex. At last it prints how many payloads it
+holds, and waits for one more line before it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from node.hive.client import Hivemind
+from node.security.identity import open_identity
+from protocol.errors import HetnodeError
+from protocol.types import Group, PeerId
+from protocol.wire.records import descriptor_from_bytes, descriptor_to_bytes
+from tests.node.hive.test_hive import CAPACITY, KEEP_ROUNDS, PATIENT, RUN, canonical, describe, record_of
+
+
+async def main(
+    folder: Path, certificate: Path, authority: Path, offset: float, peer: PeerId, address: str
+) -> None:
+    identity = open_identity(folder / "skewed.key")
+    hivemind = await Hivemind.start(
+        identity=identity,
+        certificate=certificate,
+        authority=authority,
+        run=RUN,
+        initial_peers=[address],
+        clock_offset=offset,
+    )
+    try:
+        await hivemind.admit([identity.peer, peer])
+        await hivemind.host_stages({0: CAPACITY}, folder / "payloads", folder / "checkpoints", KEEP_ROUNDS)
+        await hivemind.publish(record_of(identity), ttl=60.0)
+        print(peer in await hivemind.lookup(), flush=True)
+        payload = bytes(100_000)
+        own = describe(identity, payload, 0, 1)
+        print(descriptor_to_bytes(own).hex(), flush=True)
+        theirs = descriptor_from_bytes(bytes.fromhex(await asyncio.to_thread(sys.stdin.readline)))
+        group = Group("group", canonical([own, theirs]))
+        gathered = await hivemind.exchange(0, 1, payload, own, group, expected=0, deadline=PATIENT)
+        print(len(gathered.held), flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+    finally:
+        await hivemind.close()
+
+
+if __name__ == "__main__":
+    folder, certificate, authority = map(Path, sys.argv[1:4])
+    offset, peer, address = sys.argv[4:]
+    try:
+        asyncio.run(main(folder, certificate, authority, float(offset), PeerId(peer), address))
+    except HetnodeError as error:
+        print(error.code.label, flush=True)

@@ -1,0 +1,332 @@
+"""Swarms of real processes whose nodes can be killed, stopped and started again, and what came of it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+from node.checkpoint import global_model
+from node.security.credentials import folder_of
+from node.views import run_history
+from protocol.errors import ExitCode
+from protocol.spec import RunSpec
+from protocol.types import Role
+from tests.support.faults import FaultPlan
+
+_POLL_SECONDS = 0.05
+COORDINATOR = "coordinator"
+
+
+@dataclass
+class Started:
+    """The latest process of a name, and all that it has started."""
+
+    process: subprocess.Popen[bytes]
+
+    def tree(self) -> list[psutil.Process]:
+        """It and its descendants, as many as live."""
+        with suppress(psutil.NoSuchProcess):
+            main = psutil.Process(self.process.pid)
+            return [main, *main.children(recursive=True)]
+        return []
+
+
+class ProcessSwarm:
+    """A coordinator and nodes, each its own tree of processes, below one folder. Use as a context manager.
+
+    Args:
+        folder: gets the run folder, one folder for each node, logs and fault reports.
+        members: the nodes, by name.
+        plan: what is to happen to them.
+    """
+
+    def __init__(
+        self, spec: RunSpec, folder: Path, members: dict[str, Role], plan: FaultPlan | None = None
+    ) -> None:
+        self.spec, self.folder, self.members = spec, folder, members
+        self.plan = plan or FaultPlan(folder / "faults")
+        self.run = folder / "run"
+        self.started: dict[str, Started] = {}
+        self.restarts = 0
+        self._seen: dict[int, psutil.Process] = {}
+        # A short path, because those of sockets must be; a folder of its own, to see what is left in it.
+        self._sockets = Path(tempfile.mkdtemp(prefix="t-"))
+        self._address, self._dht_port = "127.0.0.1:0", free_port()
+
+    def __enter__(self) -> Self:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        left = self.end()
+        shutil.rmtree(self._sockets, ignore_errors=True)
+        if kind is None:
+            assert not left, f"processes that outlived their node: {left}"
+
+    def start(self) -> None:
+        """Start coordinator and nodes."""
+        self.start_coordinator()
+        for name in self.members:
+            self.start_node(name)
+
+    def start_coordinator(self) -> None:
+        """Start it, again at the same address; return when nodes can join."""
+        file = self.folder / "run.toml"
+        file.write_text(self.spec.toml)
+        (self.run / "address").unlink(missing_ok=True)
+        self._spawn(
+            COORDINATOR,
+            (
+                *("coordinator", "--config", str(file), "--folder", str(self.run)),
+                *("--listen", self._address, "--enrolment-port", "0", "--dht-port", str(self._dht_port)),
+            ),
+            {},
+        )
+        self.wait_until((self.run / "address").exists, 60, "the coordinator to listen")
+        self._address = (self.run / "address").read_text().strip()
+
+    def start_node(self, name: str) -> None:
+        """Start a node: with an invite the first time, with its own credentials later."""
+        own = self.folder / name
+        key = own / "identity.key"
+        known = folder_of(key, self.spec.run_id)
+        if (known / "certificate.pem").exists():
+            where = [str(known)]
+            self.restarts += 1
+        else:
+            where = ["--invite-file", str(self._invite())]
+        self._spawn(
+            name,
+            (
+                *("join", *where, "--role", self.members[name].value, "--no-measure"),
+                *("--folder", str(own), "--identity", str(key), "--threads", "1"),
+                *("--listen", "127.0.0.1:0", "--advertise", "127.0.0.1"),
+            ),
+            self.plan.environment(name),
+        )
+
+    def is_running(self, name: str) -> bool:
+        return name in self.started and self.started[name].process.poll() is None
+
+    def status(self, name: str) -> int | None:
+        return self.started[name].process.poll()
+
+    def has_fallen(self, name: str, but: str = "nothing") -> bool:
+        """Whether a supervisor would start the node again: a signal has ended it, or it found no network.
+
+        AssertionError where it has ended in any other way than well, unless its last words say `but`.
+        """
+        status = self.status(name)
+        if status in (None, 0):
+            return False
+        assert status is not None
+        if status < 0 or status == ExitCode.NETWORK:
+            return True
+        words = self.log(name)[-3000:]
+        assert but in words, f"{name} ended with {status}:\n{words}"
+        return False
+
+    def kill(self, name: str) -> None:
+        """SIGKILL the main process; the others of its tree must see to themselves."""
+        self._note_trees()
+        self.started[name].process.kill()
+        self.started[name].process.wait()
+
+    def stop(self, name: str) -> None:
+        """SIGSTOP the whole tree."""
+        self._signal(name, signal.SIGSTOP)
+
+    def go_on(self, name: str) -> None:
+        """SIGCONT the whole tree."""
+        self._signal(name, signal.SIGCONT)
+
+    def end(self) -> list[str]:
+        """End everything; returns what was still there of trees whose main process had ended."""
+        self._note_trees()
+        orphans = [
+            process for process in self._seen.values() if _lives(process) and not self._has_main(process)
+        ]
+        # They see the end of their parent within a moment.
+        psutil.wait_procs(orphans, timeout=10)
+        left = [" ".join(process.cmdline()) for process in orphans if _lives(process)]
+        for process in self._seen.values():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        for started in self.started.values():
+            started.process.wait()
+        psutil.wait_procs(list(self._seen.values()), timeout=10)
+        return left
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
+        """Poll until `condition`; AssertionError with the logs after `seconds`."""
+        ends = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < ends, f"not within {seconds:.0f} s: {what}\n{self.last_words()}"
+            time.sleep(_POLL_SECONDS)
+
+    def wait_round(self, number: int, seconds: float) -> None:
+        """Wait until some stage of round `number` is decided."""
+        self.wait_until(lambda: self.round >= number, seconds, f"round {number}")
+
+    def wait_over(self, seconds: float, *names: str) -> None:
+        """Wait until these nodes, or all, have ended well."""
+        wanted = names or tuple(self.members)
+        self.wait_until(
+            lambda: not any(self.is_running(name) for name in wanted), seconds, f"the end of {wanted}"
+        )
+        failed = {name: self.status(name) for name in wanted if self.status(name) != 0}
+        assert not failed, f"{failed}\n{self.last_words()}"
+
+    def tend(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
+        """Start every node again that a signal has ended, until `condition`."""
+
+        def is_so() -> bool:
+            for name in self.members:
+                if (status := self.status(name)) is not None and status < 0:
+                    self.start_node(name)
+                assert status in (None, 0) or status < 0, (
+                    f"{name} ended with {status}\n{self.log(name)[-3000:]}"
+                )
+            return condition()
+
+        self.wait_until(is_so, seconds, what)
+
+    def tend_to_the_end(self, seconds: float) -> None:
+        """Start every node again that a signal has ended, until all have ended well."""
+        self.tend(lambda: not any(map(self.is_running, self.members)), seconds, "the end of all nodes")
+
+    def wait_fired(self, name: str, seconds: float, count: int = 1) -> None:
+        """Wait until `count` planned faults have struck the node."""
+        self.wait_until(
+            lambda: len(self.plan.fired(name)) >= count,
+            seconds,
+            f"fault {count} of {name}, of {list(map(str, self.plan.faults_of(name)))}",
+        )
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """The coordinator's metrics of one kind."""
+        return [each for each in run_history.read_events(self.run / "metrics.jsonl") if each["event"] == kind]
+
+    def decisions(self) -> list[dict[str, Any]]:
+        return self.events("decision")
+
+    @property
+    def round(self) -> int:
+        """The newest round of which some stage is decided; 0 before the first."""
+        return max((each["round"] for each in self.decisions()), default=0)
+
+    def peer(self, name: str) -> str:
+        """The peer id of a node that has joined."""
+        found = re.search(r"joined run .* peer (\w+),", self.log(name))
+        assert found is not None, f"{name} has not joined"
+        return found[1]
+
+    def contributions(self, name: str) -> set[int]:
+        """The rounds in whose commits a payload of the node counts, whatever the stage."""
+        peer = self.peer(name)
+        return {each["round"] for each in self.decisions() if peer in each["owners"]}
+
+    def times_lost(self, name: str) -> int:
+        """How often the coordinator has taken the node for lost."""
+        peer = self.peer(name)
+        return sum(each["change"] == "lost" and each["peer"] == peer for each in self.events("peer"))
+
+    def anchors(self, name: str) -> dict[int, str]:
+        """Digests of the anchors in the node's newest checkpoint, by stage."""
+        folder = global_model.latest(self.folder / name / "checkpoint")
+        assert folder is not None, f"{name} has no checkpoint"
+        found = global_model.read(folder)
+        assert found.round == self.spec.rounds, f"{name} ended with round {found.round}"
+        return {
+            stage: hashlib.sha256(
+                b"".join(tensors[name].numpy().tobytes() for name in sorted(tensors))
+            ).hexdigest()
+            for stage, tensors in found.stages.items()
+        }
+
+    def assert_one_truth(self, *names: str) -> None:
+        """All rounds decided, each once, and bit-equal final anchors on all nodes."""
+        keys = [(each["stage"], each["round"]) for each in self.decisions()]
+        assert len(keys) == len(set(keys)), "a round was decided twice"
+        assert len(keys) == self.spec.rounds * self.spec.swarm.stages, f"{len(keys)} decisions"
+        digests: dict[int, set[str]] = {stage: set() for stage in range(self.spec.swarm.stages)}
+        for name in names or self.members:
+            for stage, digest in self.anchors(name).items():
+                digests[stage].add(digest)
+        assert all(len(found) == 1 for found in digests.values()), f"anchors differ: {digests}"
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def last_words(self, most: int = 1500) -> str:
+        """The end of every log."""
+        return "\n".join(f"--- {name}\n{self.log(name)[-most:]}" for name in self.started)
+
+    def _spawn(self, name: str, arguments: Sequence[str], environment: dict[str, str]) -> None:
+        assert not self.is_running(name), name
+        clean = {key: value for key, value in os.environ.items() if not key.startswith("HETNODE_")}
+        with (self.folder / f"{name}.log").open("ab") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "node", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env={**clean, "TMPDIR": str(self._sockets), **environment},
+            )
+        self.started[name] = Started(process)
+
+    def _invite(self) -> Path:
+        """One invite for everybody."""
+        file = self.folder / "invite"
+        if not file.exists():
+            command = [sys.executable, "-m", "node.cli.main", "invite", "create", "--uses", "100"]
+            command += ["--folder", str(self.run), "--out", str(file)]
+            subprocess.run(command, check=True, capture_output=True, timeout=60)
+        return file
+
+    def _signal(self, name: str, number: int) -> None:
+        self._note_trees()
+        for process in self.started[name].tree():
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
+    def _note_trees(self) -> None:
+        for started in self.started.values():
+            for process in started.tree():
+                self._seen.setdefault(process.pid, process)
+
+    def _has_main(self, process: psutil.Process) -> bool:
+        """Whether it belongs to a tree whose main process lives."""
+        return any(process in started.tree() for started in self.started.values())
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _lives(process: psutil.Process) -> bool:
+    return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)

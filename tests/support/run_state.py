@@ -1,0 +1,254 @@
+"""Peers with real keys, and the commands and calls that a test makes in their name."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from coordinator.decide import Outcome, decide
+from coordinator.state.apply import apply
+from coordinator.state.commands import Attest, Command, Heartbeat, Join, Leave, Offer, Report, Start, Tick
+from coordinator.state.events import Event, PeerMeasured
+from coordinator.state.state import Phase, State
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec import RunSpec, resolve
+from protocol.trust.envelope import peer_id_of, sign_descriptor
+from protocol.types import PROTOCOL_VERSION, Capacity, Estimates, PayloadDescriptor, PeerId, Role
+
+
+@dataclass(frozen=True)
+class Keyed:
+    """A peer with a key of its own, the same for the same number."""
+
+    number: int
+    key: Ed25519PrivateKey = field(repr=False, compare=False)
+
+    @property
+    def peer(self) -> PeerId:
+        return peer_id_of(self.key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw))
+
+    def sign(self, message: bytes) -> bytes:
+        return self.key.sign(message)
+
+    def join(
+        self,
+        spec: RunSpec,
+        role: Role = Role.REPLICA,
+        endpoint: str = "127.0.0.1:9",
+        memory_bytes: int = 2**30,
+    ) -> Join:
+        return Join(PROTOCOL_VERSION, spec.hash, self.peer, role, Capacity("cpu", memory_bytes, 1), endpoint)
+
+    def payload(
+        self, spec: RunSpec, stage: int, round: int, anchor: str | None = None, weight: float = 1.0
+    ) -> PayloadDescriptor:
+        """A signed descriptor. By default all peers agree on the anchor of a (stage, round)."""
+        content = f"{self.number} {stage} {round}".encode()
+        unsigned = PayloadDescriptor(
+            run=spec.run_id,
+            stage=stage,
+            round=round,
+            owner=self.peer,
+            anchor_digest=anchor or anchor_of(stage, round - 1),
+            codec="sparse",
+            weight=weight,
+            nbytes=100,
+            sha256=hashlib.sha256(content).hexdigest(),
+        )
+        return sign_descriptor(unsigned, self.key.sign)
+
+
+def keyed(number: int) -> Keyed:
+    seed = hashlib.sha256(f"test peer {number}".encode()).digest()
+    return Keyed(number, Ed25519PrivateKey.from_private_bytes(seed))
+
+
+def anchor_of(stage: int, round: int) -> str:
+    """The digest that every honest peer attests after `round`."""
+    return hashlib.sha256(f"anchor {stage} {round}".encode()).hexdigest()
+
+
+def spec_of(
+    stages: int = 2, replicas: int = 2, pipelines: int = 0, rounds: int = 3, **overrides: Any
+) -> RunSpec:
+    """`overrides` as "section__field"."""
+    return resolve(
+        "nano",
+        overrides={
+            "rounds": rounds,
+            "swarm.stages": stages,
+            "swarm.replicas": replicas,
+            "swarm.pipelines": pipelines,
+            "model.layers": max(4, stages),
+            **{name.replace("__", "."): value for name, value in overrides.items()},
+        },
+    )
+
+
+ALL = [keyed(i) for i in range(12)]
+
+
+class Run:
+    """A coordinator without IO: commands go in, events are applied and kept, time moves when told to."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self.spec = spec
+        self.state = State.of(spec)
+        self.events: list[Event] = []
+        self.now = 1000.0
+
+    def send(self, command: Command) -> Outcome:
+        outcome = decide(self.state, self.spec, command, self.now)
+        for event in outcome.events:
+            self.happens(event)
+        return outcome
+
+    def happens(self, event: Event) -> None:
+        self.state = apply(self.state, event)
+        self.events.append(event)
+
+    def does(self, command: Command) -> tuple[Event, ...]:
+        """The events of a command that must not be refused."""
+        outcome = self.send(command)
+        assert outcome.refusal is None, outcome.refusal
+        return outcome.events
+
+    def refuses(self, command: Command, code: ErrorCode) -> HetnodeError:
+        """The refusal of a command, which must leave the state as it was, but for strikes and divergence."""
+        before = self.state
+        refusal = self.send(command).refusal
+        assert refusal is not None, command
+        assert refusal.code is code
+        unstruck = replace(self.state, strikes=before.strikes)
+        assert unstruck == before or code is ErrorCode.ANCHOR_DIVERGED
+        return refusal
+
+
+def tampered(descriptor: PayloadDescriptor) -> PayloadDescriptor:
+    """The same envelope around other bytes, under the old signature."""
+    return replace(descriptor, sha256="0" * 64)
+
+
+def started(
+    replicas: int = 2, pipelines: int = 0, stages: int = 2, rounds: int = 40, **overrides: Any
+) -> Run:
+    """As many peers as the run takes, full replicas first. `overrides` as "section__field"."""
+    spec = spec_of(stages, replicas, pipelines, rounds, **overrides)
+    run = Run(spec)
+    run.does(Start())
+    for i in range(replicas + pipelines * stages):
+        run.does(keyed(i).join(spec, Role.REPLICA if i < replicas else Role.STAGE))
+    assert run.state.phase is Phase.TRAINING
+    return run
+
+
+def attests(run: Run, peer: Keyed, number: int | None = None) -> None:
+    """`peer` follows up to `number`: it attests that anchor of every stage of its place."""
+    number = run.state.current_round - 1 if number is None else number
+    for stage in run.state.places[peer.peer].stages:
+        run.does(Attest(peer.peer, stage, number, "stage", anchor_of(stage, number)))
+
+
+def one_round(run: Run, followers: tuple[Keyed, ...] = (), done: Mapping[int, float] | None = None) -> None:
+    """Everybody who takes part offers, holds, reports and attests; `followers` attest.
+
+    `done` is by replica what its members have done of their H steps, where that is not all.
+    """
+    number, by_peer = run.state.current_round, {keyed(i).peer: keyed(i) for i in range(40)}
+    members = [
+        (by_peer[peer], seat.member.stages)
+        for peer, seat in run.state.seats[run.state.plan_for(number).epoch].items()
+        if run.state.takes_part(peer, number) and run.state.peers[peer].is_live
+    ]
+    for stage in range(run.spec.swarm.stages):
+        hosts = [peer for peer, stages in members if stage in stages]
+        payloads = tuple(
+            peer.payload(
+                run.spec, stage, number, weight=replica.weight * (done or {}).get(replica.index, 1.0)
+            )
+            for peer in hosts
+            for replica in [run.state.seat(peer.peer, number).replica]
+        )
+        for peer, payload in zip(hosts, payloads, strict=True):
+            run.does(Offer(peer.peer, payload))
+        for peer in hosts:
+            run.does(Report(peer.peer, stage, number, payloads))
+        for peer in hosts:
+            run.does(Attest(peer.peer, stage, number, "stage", anchor_of(stage, number)))
+    for peer in followers:
+        attests(run, peer, number)
+    assert run.state.current_round == number + 1
+
+
+def seated(run: Run, number: int | None = None) -> dict[int, list[str]]:
+    plan = run.state.plan_for(run.state.current_round if number is None else number)
+    return {replica.index: [member.peer for member in replica.members] for replica in plan.replicas}
+
+
+def dies(run: Run, *peers: Keyed) -> None:
+    for peer in peers:
+        run.does(Leave(peer.peer, "interrupted"))
+
+
+def passes(run: Run, seconds: float, *alive: Keyed) -> None:
+    end = run.now + seconds
+    while run.now < end:
+        run.now = min(end, run.now + 5)
+        for peer in alive:
+            run.does(Heartbeat(peer.peer, 1, 0))
+        run.does(Tick())
+
+
+def measures(
+    run: Run,
+    peer: Keyed,
+    flops: float = 0.0,
+    bandwidth: float = 0.0,
+    microbatch_seconds: float = 0.0,
+) -> None:
+    """`peer` tells what it can do: FLOP/s, bytes/s both ways, seconds of a microbatch of its replica."""
+    capacity = replace(run.state.peers[peer.peer].capacity, flops=flops, uplink=bandwidth, downlink=bandwidth)
+    run.happens(PeerMeasured(run.now, peer.peer, Estimates(capacity, microbatch_seconds)))
+
+
+def running(replicas: int = 2, pipelines: int = 0, **more: Any) -> Run:
+    """As `started`; the members have attested what they start from."""
+    run = started(replicas, pipelines, **more)
+    for peer in ALL:
+        if peer.peer in run.state.places:
+            attests(run, peer)
+    return run
+
+
+def rounds(run: Run, count: int = 1, asleep: tuple[Keyed, ...] = ()) -> None:
+    """Everybody who has a place trains or follows, but for those `asleep`."""
+    for _ in range(count):
+        number = run.state.current_round
+        one_round(run, tuple(peer for peer in ALL if _follows(run, peer, number) and peer not in asleep))
+
+
+def _follows(run: Run, peer: Keyed, number: int) -> bool:
+    known = run.state.peers.get(peer.peer)
+    has_place = known is not None and known.is_staying and peer.peer in run.state.places
+    return has_place and not run.state.takes_part(peer.peer, number)
+
+
+def joins(run: Run, *peers: Keyed, **more: Any) -> None:
+    for peer in peers:
+        run.does(peer.join(run.spec, Role.STAGE, **more))
+        attests(run, peer)
+
+
+def reason(run: Run) -> str:
+    return run.state.plans[-1].reason
+
+
+def place(run: Run, peer: Keyed) -> tuple[int, int]:
+    """Replica and position."""
+    kept = run.state.places[peer.peer]
+    return kept.replica, kept.position

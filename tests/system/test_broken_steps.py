@@ -1,0 +1,240 @@
+"""A member dies, hangs or is cut off inside an inner step: nothing of that step counts, all else goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+
+from coordinator.state.events import PeerRetreated
+from node.faults import Action, Moment
+from node.train.pipeline import moments_of
+from protocol.algorithm.microbatch_order import one_forward_one_backward
+from protocol.spec import RunSpec
+from protocol.types import Role
+from tests.support.faults import FaultPlan
+from tests.system.test_virtual_swarm import MIXED, PIPE, Play, contributions, plan, play, spec_of
+from tests.virtual.network import SILENCE_SECONDS
+from tests.virtual.swarm import VirtualSwarm
+from tests.virtual.worker import VirtualWorker
+
+__all__ = ["plan", "play"]
+
+ROUND, STEP = 2, 1
+"""Where the faults strike: when a step of this round is done already."""
+OF_A_STEP = [
+    Moment.PHASE,
+    Moment.WARM_UP,
+    Moment.FORWARD,
+    Moment.BACKWARD,
+    Moment.COOL_DOWN,
+    Moment.NORM,
+    Moment.APPLY,
+]
+TRIO = {"a": Role.REPLICA, "p": Role.STAGE, "q": Role.STAGE, "r": Role.STAGE}
+
+
+def microbatch_spec(members: Mapping[str, Role], rounds: int = 7, **overrides: object) -> RunSpec:
+    """So many microbatches that 1F1B has all its parts at each position."""
+    stages = sum(role is Role.STAGE for role in members.values())
+    shape = {"swarm.stages": 3, "swarm.pipelines": 1, "model.layers": 3} if stages == 3 else {}
+    fixed = {"inner.microbatches": 5, "recovery.checkpoint_every": 1, **shape}
+    return spec_of(members, rounds, **{**fixed, **overrides})
+
+
+@pytest.mark.parametrize(("position", "members"), [(0, 2), (1, 2), (0, 3), (1, 3), (2, 3)])
+def test_every_part_of_the_schedule_is_somewhere_in_a_step(position: int, members: int) -> None:
+    order = one_forward_one_backward(position, members, 8)
+    found = moments_of(order)
+    assert set(found) == {Moment.WARM_UP, Moment.FORWARD, Moment.BACKWARD, Moment.COOL_DOWN}
+    assert len(found) == len(order)
+
+
+def local_progress(swarm: VirtualSwarm, name: str) -> float:
+    """How far the parameters of the node are from its anchor."""
+    trainer = swarm.trainer(name)
+    return max(
+        float((parameter.detach() - trainer.outer[stage].anchor[key]).abs().max())
+        for stage, module in trainer.modules.items()
+        for key, parameter in module.canonical_parameters().items()
+    )
+
+
+def unfinished_work(swarm: VirtualSwarm, name: str) -> bool:
+    """Whether activations or gradients of a step are left in the node's worker."""
+    trainer = swarm.trainer(name)
+    gradients = any(parameter.grad is not None for parameter in trainer._parameters())
+    return bool(trainer._in_flight) or gradients or bool(trainer._step_losses)
+
+
+def places_and_moments() -> list[object]:
+    """Every moment at both ends of a chain, and one in the middle of a longer one.
+
+    Half of those of the upper end, and all but one of the lower, are among the slow tests.
+    """
+    moments = [*OF_A_STEP, Moment.VALIDATE]
+    quick = {"p": (Moment.FORWARD, Moment.BACKWARD, Moment.NORM, Moment.PHASE), "q": (Moment.BACKWARD,)}
+    ends = [
+        pytest.param(
+            *(MIXED, name, each),
+            id=f"{each}-of-{name}",
+            marks=[] if each in usual else [pytest.mark.slow],
+        )
+        for name, usual in quick.items()
+        for each in moments
+    ]
+    return [*ends, pytest.param(TRIO, "q", Moment.BACKWARD, id="in-the-middle")]
+
+
+@pytest.mark.parametrize(("members", "name", "moment"), places_and_moments())
+def test_a_member_killed_anywhere_in_a_step_costs_that_step_alone(
+    play: Play, plan: FaultPlan, members: Mapping[str, Role], name: str, moment: Moment
+) -> None:
+    in_a_step = moment is not Moment.VALIDATE
+    plan.fail_at(name, None, ROUND, moment, Action.KILL, step=STEP if in_a_step else None)
+    survivors = [other for other, role in members.items() if role is Role.STAGE and other != name]
+    full = [other for other, role in members.items() if role is Role.REPLICA]
+
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start()
+        await swarm.until_fired(name)
+        for survivor in survivors:
+            given_up = f"{survivor} gives its seat up"
+            await swarm.until(lambda _, who=survivor: who in retreated(swarm), given_up, seconds=30)
+            assert not unfinished_work(swarm, survivor)
+            if in_a_step:  # the validation comes after the commit, when nothing is learned beyond it
+                assert local_progress(swarm, survivor) > 0
+        swarm.start(name)
+        await swarm.until_over()
+        swarm.assert_one_truth()
+        for replica in full:
+            assert contributions(swarm, replica) == list(range(1, swarm.spec.rounds + 1))
+        for member in (name, *survivors):
+            rounds = contributions(swarm, member)
+            assert rounds[-1] == swarm.spec.rounds
+            assert (ROUND in rounds) is not in_a_step
+
+    play(scenario, members, microbatch_spec(members))
+
+
+def retreated(swarm: VirtualSwarm) -> dict[str, float]:
+    """Who has given up a seat, and when."""
+    names = {swarm.peer(name): name for name in swarm.nodes}
+    return {names[event.peer]: event.at for event in swarm.events if isinstance(event, PeerRetreated)}
+
+
+@pytest.mark.parametrize("moment", [Moment.FORWARD, Moment.NORM])
+def test_a_spare_takes_the_stage_of_a_member_that_died_in_a_step(
+    play: Play, plan: FaultPlan, moment: Moment
+) -> None:
+    plan.fail_at("q", None, ROUND, moment, Action.KILL, step=STEP)
+    members = {**MIXED, "spare-0": Role.STAGE, "spare-1": Role.STAGE}
+    # The loss is known while the next round runs; the one after it has the spare.
+    quick = {"timing.heartbeat": 0.5, "timing.lost_after": 1.5, "grouping.spares": 2}
+    spec = microbatch_spec(MIXED, 6, **quick)
+
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start(*MIXED)
+        await swarm.until_round(1)
+        swarm.start("spare-0", "spare-1")
+        await swarm.until_fired("q")
+        lost = swarm.state.places[swarm.peer("q")].stages
+        await swarm.until_over("a", "b", "p", "spare-0", "spare-1")
+        staying = ("a", "b", "p", "spare-0", "spare-1")
+        swarm.assert_one_truth(*staying)
+        for replica in ("a", "b"):
+            assert contributions(swarm, replica) == list(range(1, 7))
+        (stand_in,) = (name for name in ("spare-0", "spare-1") if contributions(swarm, name))
+        assert swarm.state.places[swarm.peer(stand_in)].stages == lost
+        assert contributions(swarm, "p")[-1] == contributions(swarm, stand_in)[-1] == 6
+        # It was warm, and had followed all the time.
+        assert contributions(swarm, stand_in)[0] <= ROUND + 2
+
+    play(scenario, members, spec)
+
+
+LINK_SECONDS = 8.0
+
+
+@pytest.mark.parametrize(
+    ("how", "moment"),
+    [
+        ("stopped", Moment.FORWARD),
+        ("cut off", Moment.BACKWARD),
+        ("cut off", Moment.NORM),
+        pytest.param("stopped", Moment.BACKWARD, marks=pytest.mark.slow),
+        pytest.param("stopped", Moment.NORM, marks=pytest.mark.slow),
+        pytest.param("cut off", Moment.FORWARD, marks=pytest.mark.slow),
+    ],
+)
+def test_a_neighbour_that_falls_silent_in_a_step_is_noticed_within_the_bound(
+    play: Play, plan: FaultPlan, how: str, moment: Moment
+) -> None:
+    seconds = 14.0 if how == "stopped" else 0.0
+    action = Action.STOP if how == "stopped" else Action.DELAY
+    plan.fail_at("q", None, ROUND, moment, action, step=STEP, seconds=seconds)
+    # A norm that is on its way when the connection is cut ends the step: p then waits in the one after it.
+    goes_on = how == "cut off" and moment is Moment.NORM
+    if goes_on:
+        plan.fail_at("p", None, ROUND, Moment.PHASE, Action.DELAY, step=STEP + 1, seconds=0.0)
+    bounds = {"timing.link": LINK_SECONDS, "timing.lost_after": 60.0}
+
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start()
+        await swarm.until_fired("q")
+        if how == "cut off":
+            swarm.network.part("p", "q")
+        await swarm.until(lambda _: "p" in retreated(swarm), "p notices", seconds=30)
+        (fired,) = swarm.plan.fired("p" if goes_on else "q")
+        waited = retreated(swarm)["p"] - fired.time
+        # What was on its way may still come; then nothing does for as long as a frame may take.
+        assert waited <= LINK_SECONDS + 1.0 < SILENCE_SECONDS
+        assert not unfinished_work(swarm, "p")
+        swarm.network.heal()
+        await swarm.until_over()
+        swarm.assert_one_truth()
+        assert contributions(swarm, "a") == list(range(1, 16))
+        assert contributions(swarm, "p")[-1] == 15
+
+    play(scenario, MIXED, microbatch_spec(MIXED, 15, **bounds))
+
+
+def test_a_member_that_is_back_within_a_round_has_its_old_stage_and_warm_moments(
+    play: Play, plan: FaultPlan
+) -> None:
+    plan.fail_at("q", None, ROUND, Moment.FORWARD, Action.KILL, step=STEP)
+
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start()
+        await swarm.until_fired("q")
+        place = swarm.state.places[swarm.peer("q")]
+        stage, former = place.stages.first, swarm.nodes["q"].worker
+        before = moments_of_stage(swarm, "q", stage)
+        swarm.start("q")
+        await swarm.until(lambda _: is_ready(swarm, "q", former), "q has loaded its checkpoint")
+        after = moments_of_stage(swarm, "q", stage)
+        # Those of the last round that was over: what it had done of this one is lost with its process.
+        assert after.steps == (ROUND - 1) * swarm.spec.inner.steps == before.steps - STEP
+        assert after.cold_steps is None
+        assert any(torch.count_nonzero(value) for value in after.first.values())
+        await swarm.until(lambda _: max(contributions(swarm, "q")) > ROUND, "a payload after its return")
+        assert swarm.state.places[swarm.peer("q")] == place
+        assert moments_of_stage(swarm, "q", stage).cold_steps is None
+        await swarm.until_over()
+        swarm.assert_one_truth()
+
+    play(scenario, PIPE, microbatch_spec(PIPE, 6))
+
+
+def is_ready(swarm: VirtualSwarm, name: str, former: VirtualWorker | None) -> bool:
+    """Whether the node has loaded something in its new life, in which `former` is no longer its worker."""
+    worker = swarm.nodes[name].worker
+    trainer = getattr(worker and worker.worker, "_trainer", None)
+    return worker is not former and trainer is not None and min(trainer.rounds.values()) > 0
+
+
+def moments_of_stage(swarm: VirtualSwarm, name: str, stage: int):  # type: ignore[no-untyped-def]
+    found = swarm.trainer(name)._optimizers[stage].moments
+    assert found is not None
+    return found

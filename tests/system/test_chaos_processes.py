@@ -1,0 +1,126 @@
+"""Faults in real processes: killed and stopped in the middle of things, they come back, and nothing forks."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from node.checkpoint import global_model
+from node.faults import Action, Moment
+from protocol.errors import ExitCode
+from protocol.spec import RunSpec, resolve
+from protocol.types import Role
+from tests.support.faults import FaultPlan
+from tests.support.processes import COORDINATOR, ProcessSwarm
+
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
+
+FULL = {"a": Role.REPLICA, "b": Role.REPLICA, "c": Role.REPLICA}
+MIXED = {"a": Role.REPLICA, "p": Role.STAGE, "q": Role.STAGE}
+
+
+def spec_of(members: dict[str, Role], rounds: int) -> RunSpec:
+    stages = sum(role is Role.STAGE for role in members.values())
+    return resolve(
+        "nano",
+        overrides={
+            "rounds": rounds,
+            # Rounds of half a second: a node that starts again in some of them misses not too many.
+            "inner.steps": 20,
+            "swarm.replicas": len(members) - stages,
+            "swarm.pipelines": stages // 2,
+            "recovery.checkpoint_every": 2,
+            "recovery.keep_rounds": 40,
+            "timing.heartbeat": 1.0,
+            "timing.lost_after": 6.0,
+            "timing.least_window": 3.0,
+        },
+    )
+
+
+@pytest.mark.slow  # the virtual swarm plays the same faults, and others here kill real nodes
+def test_killed_nodes_one_with_a_wrong_clock_come_back_and_nothing_forks(tmp_path: Path) -> None:
+    plan = FaultPlan(tmp_path / "faults")
+    plan.fail_at("a", None, 3, Moment.INNER_STEP, Action.SKEW, seconds=600.0)
+    plan.fail_at("a", 0, 3, Moment.PROPOSED, Action.KILL)
+    plan.fail_at("b", 0, 5, Moment.SENDING, Action.KILL)
+    plan.fail_at("c", 0, 7, Moment.GATHERED, Action.KILL)
+    with ProcessSwarm(spec_of(FULL, 26), tmp_path, FULL, plan) as swarm:
+        swarm.start()
+        swarm.tend_to_the_end(150)
+        plan.assert_all_fired()
+        swarm.assert_one_truth()
+        assert swarm.restarts == 3
+        # Its first life saw the clock jump; the second one began with it wrong.
+        assert swarm.log("a").count("this machine's clock is wrong by 600 s") == 1
+        assert all(26 in swarm.contributions(name) for name in FULL)
+
+
+@pytest.mark.slow  # as above
+def test_a_member_killed_inside_a_step_comes_back_and_the_full_replica_misses_nothing(tmp_path: Path) -> None:
+    plan = FaultPlan(tmp_path / "faults")
+    plan.fail_at("q", None, 3, Moment.COOL_DOWN, Action.KILL, step=5)
+    with ProcessSwarm(spec_of(MIXED, 22), tmp_path, MIXED, plan) as swarm:
+        swarm.start()
+        swarm.tend_to_the_end(150)
+        plan.assert_all_fired()
+        swarm.assert_one_truth()
+        assert swarm.restarts == 1
+        assert swarm.contributions("a") == set(range(1, 23))
+        assert all(22 in swarm.contributions(name) for name in MIXED)
+
+
+def test_nodes_that_are_asked_to_end_finish_their_round_and_leave_in_order(tmp_path: Path) -> None:
+    with ProcessSwarm(spec_of(FULL, 10_000), tmp_path, FULL) as swarm:
+        swarm.start()
+        swarm.wait_round(2, 90)
+        swarm.started["a"].process.send_signal(signal.SIGTERM)
+        swarm.wait_over(30, "a")  # with status 0
+        assert "finishes its round first" in swarm.log("a")
+        last = swarm.round
+        assert max(swarm.contributions("a")) >= last - 1
+        assert swarm.times_lost("a") == 0
+        command = [sys.executable, "-m", "node.cli.main", "leave", str(tmp_path / "b")]
+        left = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+        assert "the node has left" in left.stdout
+        swarm.wait_over(10, "b")
+        swarm.wait_round(last + 3, 60)
+        subprocess.run([*command[:-1], str(tmp_path / "c"), "--now"], check=True, timeout=60)
+        swarm.wait_until(lambda: swarm.status("c") == ExitCode.INTERRUPTED, 10, "the end of c")
+        assert global_model.latest(tmp_path / "c" / "checkpoint") is not None
+
+
+@pytest.mark.slow  # the virtual swarm plays the same faults in seconds, whatever the machine's speed
+@pytest.mark.timeout(480)
+def test_stopped_cut_off_and_killed_all_at_once_with_the_coordinator_they_come_back(tmp_path: Path) -> None:
+    plan = FaultPlan(tmp_path / "faults")
+    # It holds round 3 open while the coordinator is killed.
+    plan.fail_at("p", None, 3, Moment.MATCHED, Action.DELAY, seconds=1.0)
+    plan.fail_at("a", None, 6, Moment.INNER_STEP, Action.STOP, seconds=15.0)
+    with ProcessSwarm(spec_of(MIXED, 120), tmp_path, MIXED, plan) as swarm:
+        swarm.start()
+        swarm.wait_fired("p", 90)
+        swarm.kill(COORDINATOR)
+        swarm.start_coordinator()
+
+        swarm.wait_fired("a", 60)
+        swarm.wait_until(lambda: swarm.times_lost("a") == 1, 60, "the stopped node to be taken for lost")
+        missed = swarm.round
+        assert not swarm.contributions("a") & set(range(6, missed + 1))
+        swarm.wait_until(lambda: max(swarm.contributions("a")) > missed, 90, "a payload of who was stopped")
+
+        for name in (*MIXED, COORDINATOR):
+            swarm.kill(name)
+        cut = swarm.round + 5
+        plan.fail_at("a", None, cut, Moment.INNER_STEP, Action.PARTITION, seconds=11.0)
+        swarm.start_coordinator()
+        swarm.tend_to_the_end(360)
+        plan.assert_all_fired()
+        swarm.assert_one_truth()
+        assert swarm.restarts == len(MIXED)
+        assert not swarm.contributions("a") & {cut, cut + 1, cut + 2}
+        assert all(120 in swarm.contributions(name) for name in MIXED)

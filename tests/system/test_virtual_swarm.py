@@ -1,0 +1,582 @@
+"""What happens to a swarm on the internet, played on a virtual clock by production nodes: nothing forks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from coordinator.placement.initial_placement import short
+from coordinator.state.commands import Leave
+from coordinator.state.events import PayloadWithheld, PeerLost, PeerRetreated
+from coordinator.status.messages import sentence
+from node.faults import Action, Moment
+from node.net.coordinator_client import CoordinatorClient
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec import RunSpec, resolve
+from protocol.types import Lifecycle, Part, Role, StateRecord
+from tests.support.faults import FaultPlan
+from tests.virtual import swarm as virtual
+from tests.virtual.hive import VirtualHivemind
+from tests.virtual.network import here
+from tests.virtual.swarm import VirtualSwarm
+
+T = TypeVar("T")
+Scenario = Callable[[VirtualSwarm], Awaitable[T]]
+
+FULL = {"a": Role.REPLICA, "b": Role.REPLICA, "c": Role.REPLICA}
+TWO = {"a": Role.REPLICA, "b": Role.REPLICA}
+PIPE = {"p": Role.STAGE, "q": Role.STAGE}
+MIXED = {"a": Role.REPLICA, "b": Role.REPLICA, "p": Role.STAGE, "q": Role.STAGE}
+
+
+def spec_of(members: Mapping[str, Role], rounds: int = 6, **overrides: Any) -> RunSpec:
+    stages = [name for name, role in members.items() if role is Role.STAGE]
+    return resolve(
+        "nano",
+        overrides={
+            "rounds": rounds,
+            "swarm.stages": 2,
+            "swarm.replicas": len(members) - len(stages),
+            "swarm.pipelines": len(stages) // 2,
+            "recovery.checkpoint_every": 2,
+            "recovery.keep_rounds": 8,
+            "grouping.balance": False,  # the weights of payloads are as they were
+            **overrides,
+        },
+    )
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> FaultPlan:
+    return FaultPlan(tmp_path / "faults")
+
+
+class Play:
+    """Plays a scenario; the planned faults must have fired at its end."""
+
+    def __init__(self, folder: Path, plan: FaultPlan) -> None:
+        self._folder, self._plan = folder, plan
+
+    def __call__(
+        self,
+        scenario: Scenario[T],
+        members: Mapping[str, Role] = FULL,
+        spec: RunSpec | None = None,
+        **more: Any,
+    ) -> T:
+        return virtual.play(
+            scenario, spec or spec_of(members), self._folder, members, plan=self._plan, **more
+        )
+
+
+@pytest.fixture
+def play(tmp_path: Path, plan: FaultPlan) -> Play:
+    return Play(tmp_path, plan)
+
+
+async def return_after(swarm: VirtualSwarm, name: str, seconds: float) -> None:
+    """Wait for the planned end of a node and start it again `seconds` later."""
+    await swarm.until_fired(name)
+    await asyncio.sleep(seconds)
+    swarm.start(name)
+
+
+def contributions(swarm: VirtualSwarm, name: str) -> list[int]:
+    """The rounds in whose commits a payload of the node counts, whatever the stage."""
+    peer = swarm.peer(name)
+    return sorted(
+        {each.round for each in swarm.decisions for entry in each.entries if entry.descriptor.owner == peer}
+    )
+
+
+def test_an_undisturbed_swarm_commits_every_round_and_all_anchors_are_bit_equal(play: Play) -> None:
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start()
+        await swarm.until_over()
+        swarm.assert_one_truth()
+        assert swarm.committed(0) == swarm.committed(1) == [1, 2, 3, 4, 5, 6]
+        assert all(contributions(swarm, name) == [1, 2, 3, 4, 5, 6] for name in ("a", "b"))
+
+    play(scenario, MIXED)
+
+
+def test_the_same_seed_gives_the_same_run_to_the_last_event(tmp_path: Path) -> None:
+    async def scenario(swarm: VirtualSwarm) -> list[object]:
+        swarm.start()
+        await swarm.until_round(3)
+        return list(swarm.events)
+
+    def played(number: int, seed: int) -> list[object]:
+        return virtual.play(scenario, spec_of(MIXED), tmp_path / str(number), MIXED, seed=seed)
+
+    first = played(1, seed=1)
+    assert played(2, seed=1) == first
+    assert played(3, seed=2) != first
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [Moment.PROPOSED, Moment.MATCHED, Moment.SENDING, Moment.GATHERED, Moment.DECIDED, Moment.APPLIED],
+)
+def test_a_contributor_killed_around_its_payload_comes_back_and_nothing_forks(
+    play: Play, plan: FaultPlan, moment: Moment
+) -> None:
+    plan.fail_at("b", 0, 3, moment, Action.KILL)
+
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start()
+        await return_after(swarm, "b", 5)
+        await swarm.until_over()
+        swarm.assert_one_truth()
+        assert swarm.committed(0) == swarm.committed(1) == list(range(1, 9))
+        assert contributions(swarm, "b")[-1] == 8
+
+    play(scenario, spec=spec_of(FULL, rounds=8))
+
+
+@pytest.mark.parametrize("moment", [Moment.INNER_STEP, Moment.GATHERED, Moment.APPLIED])
+def test_a_member_of_a_pipeline_dies_and_the_replica_goes_on_when_it_is_back(
+    play: Play, plan: FaultPlan, moment: Moment
+) -> None:
+    plan.fail_at("q", None, 3, moment, Action.KILL)
+
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start()
+        await return_after(swarm, "q", 5)
+        await swarm.until_over()
+        swarm.assert_one_truth()
+        assert contributions(swarm, "a") == list(range(1, 11))
+        assert contributions(swarm, "q")[-1] == contributions(swarm, "p")[-1] == 10
+
+    play(scenario, MIXED, spec_of(MIXED, rounds=10))
+
+
+def test_a_suspended_node_is_fenced_and_catches_up(play: Play, plan: FaultPlan) -> None:
+    plan.fail_at("b", None, 3, Moment.INNER_STEP, Action.STOP, seconds=60)
+
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start()
+        await swarm.until_over()
+        swarm.assert_one_truth()
+        assert swarm.committed(0) == list(range(1, 31))
+        lost = [event.peer for event in swarm.events if isinstance(event, PeerLost)]
+        assert lost == [swarm.peer("b")]
+        rounds = contributions(swarm, "b")
+        assert set(rounds) < set(range(1, 31))
+        assert rounds[-1] == 30
+
+    play(scenario, spec=spec_of(FULL, rounds=30))
+
+
+def test_a_replica_that_is_cut_off_for_three_rounds_catches_up_by_replay(play: Play) -> None:
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start()
+        await swarm.until_round(3)
+        swarm.network.isolate("b")
+        await swarm.until_round(6)
+        swarm.network.heal()
+        await swarm.until_over()
+        swarm.assert_one_truth()
+        assert swarm.committed(0) == list(range(1, 13))
+        assert not {4, 5} & set(contributions(swarm, "b"))
+        assert contributions(swarm, "b")[-1] == 12
+
+    play(scenario, spec=spec_of(FULL, rounds=12))
+
+
+def test_replicas_that_cannot_call_each_other_get_payloads_through_a_third(play: Play) -> None:
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.network.close("a", "b")
+        swarm.start()
+        await swarm.until_over()
+        swarm.assert_one_truth()
+        assert swarm.committed(0) == swarm.committed(1) == [1, 2, 3, 4, 5, 6]
+
+    play(scenario)
+
+
+def test_a_replica_ten_times_slower_still_counts_and_holds_a_round_up_by_a_bounded_time(play: Play) -> None:
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.nodes["c"].speed = 0.1
+        swarm.start()
+        began = swarm.loop.time()
+        await swarm.until_round(6)
+        # One second a step: 10 s of work, at most 10 s more for the slow, and a little for the exchange.
+        assert (swarm.loop.time() - began) / 5 < 10 + 10 + 8
+        weights = [
+            entry.descriptor.weight
+            for each in swarm.decisions
+            for entry in each.entries
+            if entry.descriptor.owner == swarm.peer("c")
+        ]
+        assert weights
+        assert all(0 < weight < 0.5 for weight in weights)
+
+    play(scenario, spec=spec_of(FULL, **{"inner.steps": 10}))
+
+
+def test_calls_that_arrive_twice_change_nothing(play: Play) -> None:
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.rpc.duplicated = {"Match", "Report", "Attest", "AwaitDecision", "Heartbeat", "Leave", "Join"}
+        swarm.start()
+        await swarm.until_over()
+        swarm.assert_one_truth()
+        assert swarm.committed(0) == swarm.committed(1) == [1, 2, 3, 4, 5, 6]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("moment", [Moment.PROPOSED, Moment.MATCHED, Moment.GATHERED])
+def test_a_coordinator_killed_in_a_round_settles_that_round_when_it_is_back(
+    play: Play, plan: FaultPlan, moment: Moment
+) -> None:
+    plan.fail_at("a", 0, 3, moment, Action.DELAY, seconds=0.0)
+
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start()
+        await swarm.until_fired("a")
+        swarm.coordinator.kill()
+        await asyncio.sleep(10)
+        await swarm.coordinator.start()
+        await swarm.until_over()
+        swarm.assert_one_truth()
+        assert len(swarm.committed(0)) >= 5
+        assert not any(isinstance(event, PeerLost) for event in swarm.events)
+
+    play(scenario)
+
+
+def test_while_the_coordinator_is_away_for_long_replicas_train_up_to_a_bound_and_hold(play: Play) -> None:
+    spec = spec_of(FULL, rounds=4, **{"recovery.extra_steps": 6})
+
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start()
+        await swarm.until_round(3)
+        await asyncio.sleep(0.6)
+        swarm.coordinator.kill()
+        await asyncio.sleep(600)
+        await swarm.coordinator.start()
+        await swarm.until_over()
+        swarm.assert_one_truth()
+        lines = (swarm.folder / "coordinator" / "metrics.jsonl").read_text().splitlines()
+        measured = [
+            line for line in map(json.loads, lines) if line["event"] == "measurement" and line["round"]
+        ]
+        taken = {(line["peer"], line["round"]): (line["steps"], line["extra_steps"]) for line in measured}
+        assert {taken[swarm.peer(name), 3] for name in FULL} == {(spec.inner.steps, 6)}
+        assert {extra for (_, round_), (_, extra) in taken.items() if round_ != 3} == {0}
+
+    play(scenario, spec=spec)
+
+
+def test_the_only_holder_of_a_stage_dies_and_the_run_waits_for_it(play: Play, plan: FaultPlan) -> None:
+    plan.fail_at("q", None, 4, Moment.INNER_STEP, Action.KILL)
+    members = {"p": Role.STAGE, "q": Role.STAGE}
+
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start()
+        await swarm.until_fired("q")
+        await asyncio.sleep(300)
+        assert swarm.state.current_round == 4
+        swarm.start("q")
+        await swarm.until_over()
+        swarm.assert_one_truth()
+        assert swarm.committed(1)[-1] == 6
+
+    play(scenario, members)
+
+
+@pytest.mark.parametrize("with_coordinator", [False, True])
+def test_everybody_dies_at_once_and_everybody_returns(play: Play, with_coordinator: bool) -> None:
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start()
+        await swarm.until_round(4)
+        await asyncio.sleep(1)
+        swarm.kill(*MIXED)
+        if with_coordinator:
+            swarm.coordinator.kill()
+        await asyncio.sleep(120)
+        if with_coordinator:
+            await swarm.coordinator.start()
+        swarm.start()
+        await swarm.until_over()
+        swarm.assert_one_truth()
+        assert swarm.committed(0)[-1] == 8
+
+    play(scenario, MIXED, spec_of(MIXED, rounds=8))
+
+
+def test_a_newcomer_loads_a_checkpoint_replays_the_rest_and_contributes(play: Play) -> None:
+    members = {**FULL, "late": Role.REPLICA}
+
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start(*FULL)
+        await swarm.until_round(6)
+        swarm.start("late")
+        await swarm.until_over()
+        swarm.assert_one_truth()
+        assert contributions(swarm, "late")[-1] == 14
+        assert min(contributions(swarm, "late")) > 6
+
+    spec = spec_of(FULL, rounds=14, **{"recovery.keep_rounds": 6})
+    play(scenario, members, spec)
+
+
+def test_a_checkpoint_donor_whose_disk_lies_is_found_out_and_another_one_serves(play: Play) -> None:
+    members = {**FULL, "late": Role.REPLICA}
+
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start(*FULL)
+        await swarm.until_round(9)
+        for name in ("a", "b"):
+            for path in swarm.nodes[name].folder.glob("checkpoint/round-*/stage-*.safetensors"):
+                damaged = bytearray(path.read_bytes())
+                damaged[-1] ^= 1
+                path.write_bytes(damaged)
+        swarm.start("late")
+        await swarm.until_round(14)
+        await swarm.until_over()
+        swarm.assert_one_truth()
+        assert contributions(swarm, "late")[-1] == 18
+
+    play(scenario, members, spec_of(FULL, rounds=18, **{"recovery.keep_rounds": 6}))
+
+
+def test_a_full_disk_costs_a_checkpoint_and_nothing_else(play: Play, plan: FaultPlan) -> None:
+    plan.fail_at("b", None, 2, Moment.CHECKPOINT, Action.FULL)
+
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start()
+        await swarm.until_over()
+        swarm.assert_one_truth()
+        assert contributions(swarm, "b") == [1, 2, 3, 4, 5, 6]
+
+    play(scenario)
+
+
+def test_a_node_killed_while_it_writes_goes_on_from_the_checkpoint_before(
+    play: Play, plan: FaultPlan
+) -> None:
+    plan.fail_at("b", None, 4, Moment.CHECKPOINT, Action.KILL)
+
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start()
+        await return_after(swarm, "b", 3)
+        await swarm.until_over()
+        swarm.assert_one_truth()
+        assert contributions(swarm, "b")[-1] == 8
+
+    play(scenario, spec=spec_of(FULL, rounds=8))
+
+
+def test_a_bit_turned_in_a_live_anchor_is_noticed_within_a_round_and_mended(play: Play) -> None:
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start()
+        await swarm.until_round(4)
+        worker = swarm.nodes["b"].worker
+        assert worker is not None
+        worker.worker.flip_anchor_bit({"stage": 0}, ())
+        await swarm.until_round(6)
+        assert {event.peer for event in swarm.diverged()} == {swarm.peer("b")}
+        assert {event.round for event in swarm.diverged()} <= {3, 4}
+        await swarm.until_over()
+        swarm.assert_one_truth()
+        assert contributions(swarm, "b")[-1] == 12
+
+    play(scenario, spec=spec_of(FULL, rounds=12))
+
+
+def test_who_has_not_the_parameters_from_which_the_run_starts_is_told_so_as_it_joins(play: Play) -> None:
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start()
+        with pytest.raises(HetnodeError) as caught:
+            await swarm.until_over()
+        assert caught.value.code is ErrorCode.INITIAL_UNAVAILABLE
+        assert not swarm.decisions
+
+    play(scenario, spec=spec_of(FULL, initial=["0" * 64, "1" * 64]))
+
+
+def test_a_run_waits_with_a_reason_for_whoever_is_missing(play: Play) -> None:
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start()
+        await swarm.until_round(3)
+        swarm.kill(*FULL)
+        await asyncio.sleep(60)
+        lives = {peer.lifecycle for peer in swarm.state.peers.values()}
+        assert lives == {Lifecycle.GONE}
+        lacks = [
+            f"{place.replica} has lost {short(place.peer)} (stages 0-1)"
+            for place in sorted(swarm.state.places.values(), key=lambda place: place.replica)
+        ]
+        assert sentence(swarm.state, swarm.spec) == (
+            "waiting in round 3 of 6: no complete replica is left: "
+            f"replica-{lacks[0]}, replica-{lacks[1]}, replica-{lacks[2]}"
+        )
+
+    play(scenario)
+
+
+def test_nobody_is_admitted_once_the_run_is_over(play: Play) -> None:
+    members = {**FULL, "late": Role.REPLICA}
+
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start(*FULL)
+        await swarm.until_over()
+        swarm.start("late")
+        task = swarm.nodes["late"].task
+        assert task is not None
+        await asyncio.wait({task})
+        assert [error.code for error in swarm.nodes["late"].errors] == [ErrorCode.RUN_STARTED]
+
+    play(scenario, members, spec_of(FULL))
+
+
+def break_connections(swarm: VirtualSwarm, one: str, other: str) -> None:
+    """A router between them forgets what is open; what is new may be opened."""
+    for talk in list(swarm.network._talks):
+        if {talk.caller, talk.host} == {one, other}:
+            talk.break_off("the connection was reset")
+
+
+def retreats(swarm: VirtualSwarm) -> list[tuple[str, int]]:
+    """Who has given up a seat, and the epoch of its plan."""
+    names = {swarm.peer(name): name for name in swarm.nodes}
+    return [(names[event.peer], event.epoch) for event in swarm.events if isinstance(event, PeerRetreated)]
+
+
+@pytest.mark.parametrize("members", [PIPE, MIXED], ids=["alone", "beside others"])
+def test_a_link_that_breaks_while_the_coordinator_is_away_is_given_up_when_it_is_back(
+    play: Play, members: Mapping[str, Role]
+) -> None:
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start()
+        await swarm.until_round(2)
+        await asyncio.sleep(0.6)
+        swarm.coordinator.kill()
+        break_connections(swarm, "p", "q")
+        await asyncio.sleep(60)
+        await swarm.coordinator.start()
+        await swarm.until_over(seconds=3000)
+        swarm.assert_one_truth()
+        assert {epoch for _, epoch in retreats(swarm)} == {1}
+        assert contributions(swarm, "p")[-1] == contributions(swarm, "q")[-1] == 6
+
+    play(scenario, members, spec_of(members, rounds=6))
+
+
+def test_a_full_replica_that_lacks_one_payload_gives_up_its_seat_and_gets_another(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(VirtualHivemind, "fetch", failing_once("c", "fetch", ErrorCode.PAYLOAD_UNAVAILABLE))
+
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start()
+        await swarm.until_over(seconds=3000)
+        swarm.assert_one_truth()
+        assert retreats(swarm) == [("c", 1)]
+        assert not any(isinstance(event, PayloadWithheld) for event in swarm.events)
+        assert all(contributions(swarm, name)[-2:] == [5, 6] for name in FULL)
+
+    play(scenario)
+
+
+def failing_once(name: str, method: str, code: ErrorCode) -> Callable[..., Awaitable[Any]]:
+    """The method of VirtualHivemind, which fails at the first call of the node `name`."""
+    original, failed = getattr(VirtualHivemind, method), []
+
+    async def call(self: VirtualHivemind, *args: Any) -> Any:
+        if here() == name and not failed:
+            failed.append(True)
+            raise HetnodeError(code, "Nobody has it.", "A test.")
+        return await original(self, *args)
+
+    return call
+
+
+def test_the_seat_given_up_is_that_of_the_newest_plan_that_kept_the_replica(play: Play) -> None:
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start()
+        await swarm.until_round(2)
+        swarm.kill("b")
+        await swarm.until(lambda state: len(state.plans) == 2 and state.current_round >= 3)
+        await asyncio.sleep(1.6)
+        assert len(swarm.state.plans[1].replicas) == 2
+        break_connections(swarm, "p", "q")
+        await swarm.until_over("a", "p", "q", seconds=3000)
+        swarm.assert_one_truth("a", "p", "q")
+        assert sorted(retreats(swarm)) == [("p", 2), ("q", 2)]
+        assert not any(isinstance(event, PayloadWithheld) for event in swarm.events)
+        assert contributions(swarm, "p")[-1] == contributions(swarm, "q")[-1] == 7
+
+    play(scenario, MIXED, spec_of(MIXED, rounds=7))
+
+
+def test_a_part_of_a_checkpoint_that_nobody_gives_for_a_while_does_not_end_the_node(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, refused = VirtualHivemind.fetch_state, []
+
+    async def fetch_state(self: VirtualHivemind, record: StateRecord, *args: Any) -> None:
+        if record.stage == 1 and len(refused) < 9:
+            refused.append(record)
+            raise HetnodeError(ErrorCode.STATE_UNAVAILABLE, "No donor has it.", "A test.")
+        await original(self, record, *args)
+
+    monkeypatch.setattr(VirtualHivemind, "fetch_state", fetch_state)
+
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start()
+        await swarm.until_round(3)
+        swarm.kill("b")
+        await swarm.until_round(11)
+        swarm.start("b")
+        await swarm.until_over(seconds=3000)
+        swarm.assert_one_truth()
+        assert len(refused) == 9
+        assert contributions(swarm, "b")[-1] == 26
+
+    play(scenario, TWO, spec_of(TWO, rounds=26, **{"recovery.keep_rounds": 6}))
+
+
+@pytest.mark.parametrize(
+    "code", [ErrorCode.COORDINATOR_UNREACHABLE, ErrorCode.STATE_UNAVAILABLE, ErrorCode.UNKNOWN_PEER]
+)
+def test_what_fails_while_a_node_mends_its_anchors_is_mended_as_well(
+    play: Play, monkeypatch: pytest.MonkeyPatch, code: ErrorCode
+) -> None:
+    original, failed = CoordinatorClient.locate, []
+
+    async def locate(self: CoordinatorClient, stage: int, part: Part) -> tuple[StateRecord, ...]:
+        if failed == ["next"]:
+            failed.append("done")
+            if code is ErrorCode.UNKNOWN_PEER:
+                await here_too.coordinator.ledger.execute(Leave(here_too.peer("b"), "a test"))
+            else:
+                raise HetnodeError(code, "Nobody answers.", "A test.")
+        return await original(self, stage, part)
+
+    monkeypatch.setattr(CoordinatorClient, "locate", locate)
+    here_too: VirtualSwarm
+
+    async def scenario(swarm: VirtualSwarm) -> None:
+        nonlocal here_too
+        here_too = swarm
+        swarm.start()
+        await swarm.until_round(4)
+        worker = swarm.nodes["b"].worker
+        assert worker is not None
+        failed.append("next")
+        worker.worker.flip_anchor_bit({"stage": 0}, ())
+        await swarm.until_over(seconds=3000)
+        swarm.assert_one_truth()
+        assert failed == ["next", "done"]
+        assert {event.peer for event in swarm.diverged()} == {swarm.peer("b")}
+        assert contributions(swarm, "b")[-1] == 9
+
+    play(scenario, spec=spec_of(FULL, rounds=9))

@@ -94,13 +94,13 @@ class Tokens:
         }
         whole = spec.samples_per_round() * spec.model.context
         tokens = cls()
-        for round_, stages in owners.items():
-            plan = [each for each in plans if each["from_round"] <= round_][-1]
+        for round_number, stages in owners.items():
+            plan = [each for each in plans if each["from_round"] <= round_number][-1]
             for name, members in plan["replicas"].items():
                 tokens.assigned += whole
                 if all(found & set(members) for found in stages):
                     tokens.in_time += whole
-                elif (round_, name) in trained:
+                elif (round_number, name) in trained:
                     tokens.late += whole
                 else:
                     tokens.lost += whole
@@ -140,7 +140,7 @@ def real(seed: int, rounds: int, steps: int, minutes: float, folder: Path) -> No
         began, seen, opened, seconds = time.monotonic(), 0, time.monotonic(), 1.0
         while any(map(swarm.is_running, MEMBERS)) or campaign.back:
             now = time.monotonic()
-            if (open_round := swarm.round + 1) > seen:
+            if (open_round := swarm.round_number + 1) > seen:
                 if seen:
                     seconds = (now - opened) / (open_round - seen)
                 if now - began < 60 * minutes:
@@ -166,11 +166,11 @@ class Campaign:
         self._stops: list[float] = []
         self.back: dict[str, float] = {}
 
-    def plan(self, round_: int, kills: int, seconds: float) -> None:
+    def plan(self, round_number: int, kills: int, seconds: float) -> None:
         """Faults for round `round_`, which is open now; the one before took `seconds`."""
         now, chance = time.monotonic(), self._chance
         self._kills += [now + chance.uniform(0, seconds) for _ in range(kills)]
-        if chance.random() < STOPS_PER_ROUND and round_ < self._swarm.spec.rounds - 1:
+        if chance.random() < STOPS_PER_ROUND and round_number < self._swarm.spec.rounds - 1:
             self._stops.append(now + chance.uniform(0, seconds))
 
     def go_on(self) -> None:
@@ -224,7 +224,7 @@ class Campaign:
         return self._chance.choice(there) if there else None
 
     def _say(self, what: str) -> None:
-        print(f"round {self._swarm.round + 1}: {what}", flush=True)
+        print(f"round {self._swarm.round_number + 1}: {what}", flush=True)
 
 
 def _show(metrics: Path, spec: RunSpec, strikes: Strikes, in_time: Sequence[str]) -> None:

@@ -37,7 +37,7 @@ import psutil
 import uvloop
 
 from benchmarks.tables import Table
-from node.net.link import Link, LinkLimits, LinkServer, Place, dial, stream_options
+from node.net.link import Link, LinkEndpoint, LinkLimits, LinkServer, dial, stream_options
 from node.security.credentials import Credentials
 from protocol.errors import HetnodeError
 from protocol.trust.tls import tls_name
@@ -46,7 +46,7 @@ from protocol.wire.link_message import LinkMessage
 from tests.support.certificates import credentials
 
 UPPER, LOWER = (
-    Place("run", "hash", PeerId(name), 0, position) for position, name in enumerate(("upper", "lower"))
+    LinkEndpoint("run", "hash", PeerId(name), 0, position) for position, name in enumerate(("upper", "lower"))
 )
 LIMITS = LinkLimits(frame_bytes=8 << 20, waiting_frames=16)
 SERVICE = "hetnode.v1.StageLink"

@@ -115,7 +115,7 @@ def measure(run: Run) -> Result:
     """Train it to its end."""
     began = time.perf_counter()
     swarm = LocalSwarm(run.spec)
-    reports = [swarm.round() for _ in range(run.rounds)]
+    reports = [swarm.train_round() for _ in range(run.rounds)]
     return Result(
         run,
         tuple(swarm.validate()),

@@ -77,7 +77,7 @@ def round_seconds(events: Iterable[Mapping[str, Any]]) -> float:
             if not event["committed"]:
                 raise RuntimeError(f"round {event['round']} was aborted: {event['reason']}")
             decided[event["round"]] = max(event["time"], decided.get(event["round"], 0.0))
-    timed = [decided[round] for round in sorted(decided) if round >= _WARM_UP]
+    timed = [decided[round_number] for round_number in sorted(decided) if round_number >= _WARM_UP]
     if len(timed) < 2:
         raise RuntimeError(f"only {len(decided)} rounds were decided")
     return statistics.median(later - earlier for earlier, later in pairwise(timed))

@@ -18,7 +18,7 @@ import uvloop
 
 from benchmarks.paced_worker import PACE_VARIABLE
 from node.ipc.channel import Child, start_child
-from node.net.link import Link, LinkLimits, LinkServer, Place, dial
+from node.net.link import Link, LinkEndpoint, LinkLimits, LinkServer, dial
 from node.security.credentials import Credentials
 from node.train.pipeline import Pipeline
 from protocol.errors import ErrorCode
@@ -88,8 +88,8 @@ class PipelineMember:
     async def connect(self, endpoint: str | None) -> dict[str, Any]:
         """Open the links to both neighbours; the next member is dialled at `endpoint`."""
 
-        def place(position: int) -> Place:
-            return Place(self._spec.run_id, self._spec.hash, member_name(position), 0, position)
+        def place(position: int) -> LinkEndpoint:
+            return LinkEndpoint(self._spec.run_id, self._spec.hash, member_name(position), 0, position)
 
         here, limits = place(self._position), LinkLimits(frame_limit(self._spec), 16)
 
@@ -117,11 +117,11 @@ class PipelineMember:
         )
         return {}
 
-    async def train(self, round: int, k: int, steps: int, microbatches: int) -> dict[str, Any]:
+    async def train(self, round_number: int, k: int, steps: int, microbatches: int) -> dict[str, Any]:
         """So many inner steps. Answers the seconds of each, and of the passes of each."""
         spec, last = self._spec, self._members - 1
         replica = replica_of(spec, self._members, k, microbatches)
-        self._pipeline.adopt(Plan(round, round, 0, (replica,), ""), replica)
+        self._pipeline.adopt(Plan(round_number, round_number, 0, (replica,), ""), replica)
         await self._worker.call(
             "connect",
             {
@@ -130,18 +130,18 @@ class PipelineMember:
             },
         )
         samples = [0, spec.samples_per_round(microbatches)]
-        await self._worker.call("begin_round", {"round": round, "samples": samples})
+        await self._worker.call("begin_round", {"round": round_number, "samples": samples})
         results = []
         sent = self._pipeline.bytes_sent
         for step in range(steps):
             began = time.monotonic()
-            await self._pipeline.phase(round, step, True)
-            await self._pipeline.inner_step(round, step)
+            await self._pipeline.phase(round_number, step, True)
+            await self._pipeline.inner_step(round_number, step)
             seconds = time.monotonic() - began
             passes = (await self._worker.call("passes", {})).body["passes"]
             results.append({"seconds": seconds, "passes": passes})
-        await self._pipeline.phase(round, steps, False)
-        await self._pipeline.forget_before(round + 1)
+        await self._pipeline.phase(round_number, steps, False)
+        await self._pipeline.forget_before(round_number + 1)
         return {"steps": results, "bytes_sent": self._pipeline.bytes_sent - sent}
 
 

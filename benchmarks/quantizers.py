@@ -77,14 +77,14 @@ def measure(
 ) -> list[list[Squares]]:
     """By codec, then by round. The swarm goes on with its `own` codec."""
     found = []
-    for round_ in range(1, rounds[-1] + 1):
+    for round_number in range(1, rounds[-1] + 1):
         swarm.train()
-        if round_ in rounds:
+        if round_number in rounds:
             tensors = list(everything_to_send(swarm.replicas[0], own))
             found.append(
                 [sum((squares_of(each, codec) for each in tensors), Squares(0, 0, 0)) for codec in codecs]
             )
-            print(f"round {round_}", flush=True)
+            print(f"round {round_number}", flush=True)
         swarm.exchange()
     return [list(of_codec) for of_codec in zip(*found, strict=True)]
 
@@ -122,7 +122,7 @@ def table(quick: bool, top_k: int = 32) -> Table:
         (
             "quantizer",
             "codebook",
-            *(f"lost in round {round_}" for round_ in rounds),
+            *(f"lost in round {round_number}" for round_number in rounds),
             "bytes per chunk, Elias-Fano",
             "bytes per chunk, enumerative",
         ),

@@ -25,7 +25,7 @@ from protocol.trust.envelope import sign_descriptor
 from protocol.types import (
     PROTOCOL_VERSION,
     Capacity,
-    Group,
+    ExchangeGroup,
     PayloadDescriptor,
     PeerId,
     PeerRecord,
@@ -83,10 +83,10 @@ class RoundMember:
         )
         return {}
 
-    async def propose(self, round: int, sizes: Sequence[int]) -> dict[str, Any]:
+    async def propose(self, round_number: int, sizes: Sequence[int]) -> dict[str, Any]:
         """Make one payload for each stage. Answers their signed descriptors."""
         self._payloads = {stage: os.urandom(nbytes) for stage, nbytes in enumerate(sizes)}
-        return {"descriptors": [self._describe(round, stage).hex() for stage in self._payloads]}
+        return {"descriptors": [self._describe(round_number, stage).hex() for stage in self._payloads]}
 
     async def exchange(self, groups: Sequence[Sequence[str]], seconds: float) -> dict[str, Any]:
         """One round of all stages at once. Answers when it began and ended, and how many payloads it has."""
@@ -114,21 +114,21 @@ class RoundMember:
         own = next(each for each in descriptors if each.owner == self._identity.peer)
         gathered = await self._hivemind.exchange(
             stage,
-            own.round,
+            own.round_number,
             self._payloads[stage],
             own,
-            Group(f"group {own.round}", descriptors),
+            ExchangeGroup(f"group {own.round_number}", descriptors),
             expected=len(descriptors),
             deadline=seconds,
         )
         return len(gathered.held)
 
-    def _describe(self, round: int, stage: int) -> bytes:
+    def _describe(self, round_number: int, stage: int) -> bytes:
         payload = self._payloads[stage]
         unsigned = PayloadDescriptor(
             run=RUN,
             stage=stage,
-            round=round,
+            round_number=round_number,
             owner=self._identity.peer,
             anchor_digest=hashlib.sha256(b"anchor").hexdigest(),
             codec="ef2bit-v1:4096/32",

@@ -142,7 +142,7 @@ class Peers:
             self._p2pd.append(started["p2pd"])
         await self.ask({"do": "host", "peers": names, "capacity": capacity, "stages": self._stages})
 
-    async def round(self, sizes: Sequence[int]) -> tuple[float, float]:
+    async def run_round(self, sizes: Sequence[int]) -> tuple[float, float]:
         """One round of payloads of `sizes`: bytes on a replica's sockets, and seconds.
 
         Raises RuntimeError where somebody lacks a payload.
@@ -242,7 +242,7 @@ async def measure(
         results = []
         for case in cases:
             await homes.shape(case.bandwidth)
-            measured = [await peers.round(case.sizes) for _ in range(1 + rounds)][1:]
+            measured = [await peers.run_round(case.sizes) for _ in range(1 + rounds)][1:]
             nbytes, seconds = zip(*measured, strict=True)
             results.append(Result(case, replicas, statistics.mean(nbytes), statistics.median(seconds)))
         await homes.shape(math.inf)

@@ -27,7 +27,7 @@ from coordinator.authority import (
     write_bootstrap,
     write_operator,
 )
-from coordinator.command_loop import NEWS, Ledger, Stopped
+from coordinator.command_loop import NEWS, CommandLoop, Stopped
 from coordinator.metrics import MetricsFile
 from coordinator.state.apply import replay
 from coordinator.state.commands import Start
@@ -96,7 +96,7 @@ class Identity(Protocol):
 
 
 @dataclass(frozen=True)
-class Doors:
+class ListenAddresses:
     """Where the coordinator listens, as ``host:port``, and under which host others reach it.
 
     Port 0 takes a free one. `enrolment` None is the port after that of `api`. `advertise` None tells others
@@ -111,7 +111,7 @@ class Doors:
 async def run_coordinator(
     spec: RunSpec,
     folder: Path,
-    doors: Doors,
+    addresses: ListenAddresses,
     identity: Identity,
     start_bootstrap: Callable[[], Awaitable[Bootstrap]],
     on_ready: Callable[[str, str], None],
@@ -135,8 +135,8 @@ async def run_coordinator(
         HetnodeError: BAD_ADDRESS, PORT_IN_USE, RUN_FOLDER_IN_USE, STORE_CORRUPT, SPEC_MISMATCH with both
             hashes, or what `start_bootstrap` raises.
     """
-    host, port = _check_free(doors.api)
-    enrolment_host, enrolment_port = _check_free(doors.enrolment or f"{host}:{port and port + 1}")
+    host, port = _check_free(addresses.api)
+    enrolment_host, enrolment_port = _check_free(addresses.enrolment or f"{host}:{port and port + 1}")
     folder.mkdir(parents=True, exist_ok=True)
     async with AsyncExitStack() as stack:
         store = SqliteStore(folder / "coordinator.sqlite")
@@ -158,41 +158,42 @@ async def run_coordinator(
             metrics.record(event)
             _log(event)
 
-        ledger = Ledger(spec, store, state, observe, lambda text: log.info("%s", text))
-        serving = asyncio.create_task(ledger.run())
+        command_loop = CommandLoop(spec, store, state, observe, lambda text: log.info("%s", text))
+        serving = asyncio.create_task(command_loop.run())
         stack.push_async_callback(_wait_for_end, serving)
-        stack.callback(ledger.stop)
+        stack.callback(command_loop.stop)
         certificate = ServerCertificate(authority)
         api, newcomers = service.new_server(), enrollment.new_server()
         port = _bind(api, host, port, _credentials(certificate, authority, clients=True))
         enrolment_port = _bind(
             newcomers, enrolment_host, enrolment_port, _credentials(certificate, authority, clients=False)
         )
-        api_address = _address(doors.advertise or host, port)
-        enrolment_address = _address(doors.advertise or enrolment_host, enrolment_port)
-        access = Access(ledger)
+        api_address = _address(addresses.advertise or host, port)
+        enrolment_address = _address(addresses.advertise or enrolment_host, enrolment_port)
+        access = Access(command_loop)
         pb_grpc.add_CoordinatorServicer_to_server(  # type: ignore[no-untyped-call]
-            CoordinatorService(ledger, metrics, access, authority, identity.sign, bootstrap.addresses), api
+            CoordinatorService(command_loop, metrics, access, authority, identity.sign, bootstrap.addresses),
+            api,
         )
         pb_grpc.add_AdminServicer_to_server(  # type: ignore[no-untyped-call]
-            AdminService(ledger, access, authority.pin, api_address, enrolment_address), api
+            AdminService(command_loop, access, authority.pin, api_address, enrolment_address), api
         )
         pb_grpc.add_EnrollmentServicer_to_server(  # type: ignore[no-untyped-call]
-            EnrollmentService(ledger, authority, identity.peer, api_address), newcomers
+            EnrollmentService(command_loop, authority, identity.peer, api_address), newcomers
         )
-        await ledger.execute(Start())
+        await command_loop.execute(Start())
         for server in (api, newcomers):
             await server.start()
             stack.push_async_callback(server.stop, STOP_SECONDS)
-        stack.callback(ledger.stop)
+        stack.callback(command_loop.stop)
         write_operator(authority, folder)
         for keeping in (
             asyncio.create_task(_keep_certificates(authority, folder, identity.peer)),
-            asyncio.create_task(_keep_out_the_banned(ledger, bootstrap)),
+            asyncio.create_task(_keep_out_the_banned(command_loop, bootstrap)),
         ):
             stack.callback(keeping.cancel)
         on_ready(api_address, enrolment_address)
-        await _tick_until_over(ledger, serving)
+        await _tick_until_over(command_loop, serving)
 
 
 def restore(store: Store, spec: RunSpec) -> State:
@@ -213,7 +214,7 @@ def restore(store: Store, spec: RunSpec) -> State:
     return replay(State.of(spec), events)
 
 
-async def _keep_out_the_banned(ledger: Ledger, bootstrap: Bootstrap) -> None:
+async def _keep_out_the_banned(command_loop: CommandLoop, bootstrap: Bootstrap) -> None:
     """Tell the DHT peer of every change of the bans."""
     known = frozenset[PeerId]()
 
@@ -223,7 +224,7 @@ async def _keep_out_the_banned(ledger: Ledger, bootstrap: Bootstrap) -> None:
 
     with suppress(Stopped):
         while True:
-            known = await ledger.until(NEWS, changed)
+            known = await command_loop.until(NEWS, changed)
             try:
                 await bootstrap.admit((), known)
             except HetnodeError as error:
@@ -241,10 +242,10 @@ async def _keep_certificates(authority: Authority, folder: Path, peer: PeerId) -
             log.error("%s", error)
 
 
-async def _tick_until_over(ledger: Ledger, serving: asyncio.Task[None]) -> None:
-    while not _is_over(ledger):
+async def _tick_until_over(command_loop: CommandLoop, serving: asyncio.Task[None]) -> None:
+    while not _is_over(command_loop):
         try:
-            await ledger.tick()
+            await command_loop.tick()
         except Stopped:
             await _wait_for_end(serving)
             serving.result()  # why: the log could not be written
@@ -252,12 +253,12 @@ async def _tick_until_over(ledger: Ledger, serving: asyncio.Task[None]) -> None:
         await asyncio.sleep(TICK_SECONDS)
 
 
-def _is_over(ledger: Ledger) -> bool:
-    state = ledger.state
+def _is_over(command_loop: CommandLoop) -> bool:
+    state = command_loop.state
     if state.phase is not Phase.FINISHED:
         return False
     everybody_left = not any(peer.is_live for peer in state.peers.values())
-    return everybody_left or ledger.now() - max(state.finished_at, state.started_at) > LINGER_SECONDS
+    return everybody_left or command_loop.now() - max(state.finished_at, state.started_at) > LINGER_SECONDS
 
 
 async def _wait_for_end(serving: asyncio.Task[None]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from coordinator.decide import Outcome, decide
-from coordinator.state.apply import Draft
+from coordinator.state.apply import Transaction
 from coordinator.state.commands import Command, Start, Tick
 from coordinator.state.events import (
     AnchorDiverged,
@@ -47,12 +47,12 @@ Topic = tuple[str, int, int]
 NEWS: Topic = ("news", 0, 0)
 
 
-def group_topic(stage: int, number: int) -> Topic:
-    return ("group", stage, number)
+def group_topic(stage: int, round_number: int) -> Topic:
+    return ("group", stage, round_number)
 
 
-def decision_topic(stage: int, number: int) -> Topic:
-    return ("decision", stage, number)
+def decision_topic(stage: int, round_number: int) -> Topic:
+    return ("decision", stage, round_number)
 
 
 def steady_wall_clock(not_before: float = 0.0) -> Callable[[], float]:
@@ -72,7 +72,7 @@ class Stopped(Exception):
     """The coordinator is going away; whoever waits should ask its successor."""
 
 
-class Ledger:
+class CommandLoop:
     """The state of one run, in front of its store.
 
     Args:
@@ -194,22 +194,22 @@ class Ledger:
         return batch
 
     async def _serve(self, batch: list[tuple[Command, asyncio.Future[Outcome]]]) -> None:
-        draft = Draft(self.state)
+        transaction = Transaction(self.state)
         outcomes = []
         try:
             for command, _ in batch:
-                outcome = decide(draft.state, self.spec, command, self.now())
+                outcome = decide(transaction.state, self.spec, command, self.now())
                 for event in outcome.events:
-                    draft.add(event)
+                    transaction.add(event)
                 outcomes.append(outcome)
-            stored = [event for event in draft.events if not isinstance(event, PeerSeen)]
+            stored = [event for event in transaction.events if not isinstance(event, PeerSeen)]
             if stored:
                 await self._append(stored)
         except BaseException:
             for _, answer in batch:
                 _answer(answer, Stopped())
             raise
-        self.state = draft.state
+        self.state = transaction.state
         for event in stored:
             self._on_event(event, self.state)
         topics = {topic for event in stored for topic in _topics(event)}
@@ -246,9 +246,9 @@ def _topics(event: Event) -> tuple[Topic, ...]:
     """What an event is news for."""
     match event:
         case GroupClosed():
-            return (group_topic(event.stage, event.round),)
+            return (group_topic(event.stage, event.round_number),)
         case RoundCommitted() | RoundAborted():
-            key = (event.decision.stage, event.decision.round)
+            key = (event.decision.stage, event.decision.round_number)
             return (group_topic(*key), decision_topic(*key))
         case PlanAdopted() | RunFinished() | PeerBanned() | PeerQuarantined() | PeerUnbanned():
             return (NEWS,)

@@ -12,10 +12,10 @@ from typing import assert_never
 from coordinator.membership.invites import create, enroll, permitted_role, revoke
 from coordinator.membership.validation import bad_request, check_welcome, live_peer
 from coordinator.placement.initial_placement import Waiting, group, measuring, missing, needed
-from coordinator.placement.vacancies import Board, give_places
+from coordinator.placement.vacancies import Vacancies, give_places
 from coordinator.rounds.attestation import attest, has_attested_last, unattested, unconfirmed
 from coordinator.rounds.rounds import advance, offer, report, resume, withhold
-from coordinator.state.apply import Draft
+from coordinator.state.apply import Transaction
 from coordinator.state.commands import (
     Attest,
     Await,
@@ -78,12 +78,12 @@ class Outcome:
 
 def decide(state: State, spec: RunSpec, command: Command, now: float) -> Outcome:
     """What `command` leads to at time `now` (seconds, on the clock of the recorded events). Never raises."""
-    draft = Draft(state)
+    transaction = Transaction(state)
     try:
-        _obey(draft, spec, command, now)
+        _obey(transaction, spec, command, now)
     except HetnodeError as refusal:
-        return Outcome(tuple(draft.events), refusal)
-    return Outcome(tuple(draft.events))
+        return Outcome(tuple(transaction.events), refusal)
+    return Outcome(tuple(transaction.events))
 
 
 def check_compatible(spec: RunSpec, protocol_version: int, spec_hash: str) -> None:
@@ -106,13 +106,13 @@ def check_compatible(spec: RunSpec, protocol_version: int, spec_hash: str) -> No
         )
 
 
-def _obey(draft: Draft, spec: RunSpec, command: Command, now: float) -> None:  # noqa: PLR0912
+def _obey(transaction: Transaction, spec: RunSpec, command: Command, now: float) -> None:  # noqa: PLR0912
     match command:
         case Start():
-            draft.add(CoordinatorStarted(now))
+            transaction.add(CoordinatorStarted(now))
         case CreateInvite():
             create(
-                draft,
+                transaction,
                 command.invite,
                 command.secret_sha256,
                 command.uses,
@@ -121,55 +121,57 @@ def _obey(draft: Draft, spec: RunSpec, command: Command, now: float) -> None:  #
                 now,
             )
         case RevokeInvite():
-            revoke(draft, command.invite, now)
+            revoke(transaction, command.invite, now)
         case Enroll():
-            check_welcome(draft.state, command.peer)
-            enroll(draft, command.peer, command.invite, command.secret_sha256, now)
+            check_welcome(transaction.state, command.peer)
+            enroll(transaction, command.peer, command.invite, command.secret_sha256, now)
         case Ban():
-            _ban(draft, spec, command, now)
+            _ban(transaction, spec, command, now)
         case Unban():
-            if command.peer in draft.state.banned or command.peer in draft.state.quarantined:
-                draft.add(PeerUnbanned(now, command.peer))
+            if command.peer in transaction.state.banned or command.peer in transaction.state.quarantined:
+                transaction.add(PeerUnbanned(now, command.peer))
         case Join():
-            _join(draft, spec, command, now)
+            _join(transaction, spec, command, now)
         case Heartbeat():
-            live_peer(draft.state, command.peer)
-            draft.add(PeerSeen(now, command.peer, command.round, command.inner_step))
+            live_peer(transaction.state, command.peer)
+            transaction.add(PeerSeen(now, command.peer, command.round_number, command.inner_step))
             if command.estimates is not None:
-                _measured(draft, command.peer, command.estimates, now)
+                _measured(transaction, command.peer, command.estimates, now)
         case Leave():
-            _leave(draft, spec, command, now)
+            _leave(transaction, spec, command, now)
         case Drain():
-            if live_peer(draft.state, command.peer).is_staying:
-                draft.add(PeerDraining(now, command.peer, command.reason))
-                _membership_changed(draft, spec, now)
+            if live_peer(transaction.state, command.peer).is_staying:
+                transaction.add(PeerDraining(now, command.peer, command.reason))
+                _membership_changed(transaction, spec, now)
         case Retreat():
-            _retreat(draft, spec, command, now)
+            _retreat(transaction, spec, command, now)
         case Offer():
-            offer(draft, spec, command.peer, command.descriptor, now)
+            offer(transaction, spec, command.peer, command.descriptor, now)
         case Await():
-            withhold(draft, spec, command.peer, command.stage, command.round, command.withheld, now)
+            withhold(
+                transaction, spec, command.peer, command.stage, command.round_number, command.withheld, now
+            )
         case Report():
-            _report(draft, spec, command, now)
+            _report(transaction, spec, command, now)
         case Attest():
-            _attest(draft, spec, command, now)
+            _attest(transaction, spec, command, now)
         case Tick():
-            _tick(draft, spec, now)
+            _tick(transaction, spec, now)
         case _:
             assert_never(command)
 
 
-def _join(draft: Draft, spec: RunSpec, command: Join, now: float) -> None:
+def _join(transaction: Transaction, spec: RunSpec, command: Join, now: float) -> None:
     check_compatible(spec, command.protocol_version, command.spec_hash)
     _check_peer_id(command.peer)
-    check_welcome(draft.state, command.peer)
-    permitted = permitted_role(draft.state, command.peer)
+    check_welcome(transaction.state, command.peer)
+    permitted = permitted_role(transaction.state, command.peer)
     if permitted not in (None, command.role):
         raise bad_request(f"the invite of {command.peer} is for the role {permitted}, not {command.role}")
-    former = draft.state.peers.get(command.peer)
-    silent = _silence(draft.state, command.peer, now)
+    former = transaction.state.peers.get(command.peer)
+    silent = _silence(transaction.state, command.peer, now)
     if former is not None and former.is_live and silent <= _TAKEOVER_BEATS * spec.timing.heartbeat:
-        if _is_repeated(draft.state, former, command):
+        if _is_repeated(transaction.state, former, command):
             return
         raise HetnodeError(
             ErrorCode.ALREADY_ACTIVE,
@@ -177,47 +179,47 @@ def _join(draft: Draft, spec: RunSpec, command: Join, now: float) -> None:
             "Stop the other node of this identity; if it has just died, "
             f"try again in {_TAKEOVER_BEATS * spec.timing.heartbeat:g} s.",
         )
-    if draft.state.phase is Phase.FINISHED:
+    if transaction.state.phase is Phase.FINISHED:
         raise HetnodeError(
             ErrorCode.RUN_STARTED, "The run has finished.", "Join another run, or start one in a new folder."
         )
     if former is not None and former.is_live:
-        draft.add(PeerLost(now, command.peer, silent))
-    if draft.state.phase is Phase.GATHERING:
-        _require_room(draft.state, spec, command)
-    kept = draft.state.places.get(command.peer)
-    draft.add(PeerJoined(now, command.peer, command.role, command.capacity, command.endpoint))
-    if draft.state.phase is Phase.GATHERING:
-        _begin(draft, spec, now)
+        transaction.add(PeerLost(now, command.peer, silent))
+    if transaction.state.phase is Phase.GATHERING:
+        _require_room(transaction.state, spec, command)
+    kept = transaction.state.places.get(command.peer)
+    transaction.add(PeerJoined(now, command.peer, command.role, command.capacity, command.endpoint))
+    if transaction.state.phase is Phase.GATHERING:
+        _begin(transaction, spec, now)
     else:
-        place = Board(draft.state, spec).place_for(draft.state.peers[command.peer], kept)
+        place = Vacancies(transaction.state, spec).place_for(transaction.state.peers[command.peer], kept)
         if place is not None:
-            draft.add(PlaceGiven(now, place))
-    _membership_changed(draft, spec, now)
+            transaction.add(PlaceGiven(now, place))
+    _membership_changed(transaction, spec, now)
 
 
-def _begin(draft: Draft, spec: RunSpec, now: float) -> None:
+def _begin(transaction: Transaction, spec: RunSpec, now: float) -> None:
     """Start the run as soon as those who are there can form it, and have measured what they can carry."""
-    staying, estimates = draft.state.staying, draft.state.estimates
+    staying, estimates = transaction.state.staying, transaction.state.estimates
     if any(now < peer.joined_at + _SPEED_SECONDS for peer in measuring(staying, estimates)):
         return
     plan = group(staying, spec, 1, 1, 0, estimates)
     if isinstance(plan, Plan):
-        draft.add(PlanAdopted(now, plan))
-        give_places(draft, spec, now)
+        transaction.add(PlanAdopted(now, plan))
+        give_places(transaction, spec, now)
 
 
-def _measured(draft: Draft, peer: PeerId, estimates: Estimates, now: float) -> None:
+def _measured(transaction: Transaction, peer: PeerId, estimates: Estimates, now: float) -> None:
     """Record what `peer` has measured. It is stored, so who tells too often is not heard.
 
     While the run gathers, the next tick sees whether it can begin now.
     """
-    times, last = draft.state.tellings.get(peer, (0, now))
-    links = tuple(link for link in estimates.links if link.peer in draft.state.peers)
+    times, last = transaction.state.tellings.get(peer, (0, now))
+    links = tuple(link for link in estimates.links if link.peer in transaction.state.peers)
     heard = replace(estimates, links=links)
     too_soon = now < last + min(_LEAST_PAUSE * times, _LONGEST_PAUSE)
-    if not too_soon and heard != draft.state.estimates.get(peer):
-        draft.add(PeerMeasured(now, peer, heard))
+    if not too_soon and heard != transaction.state.estimates.get(peer):
+        transaction.add(PeerMeasured(now, peer, heard))
 
 
 def _silence(state: State, peer: PeerId, now: float) -> float:
@@ -233,15 +235,15 @@ def _check_peer_id(peer: PeerId) -> None:
         raise bad_request(str(error)) from None
 
 
-def _ban(draft: Draft, spec: RunSpec, command: Ban, now: float) -> None:
+def _ban(transaction: Transaction, spec: RunSpec, command: Ban, now: float) -> None:
     _check_peer_id(command.peer)
-    if command.peer in draft.state.banned:
+    if command.peer in transaction.state.banned:
         return
-    draft.add(PeerBanned(now, command.peer, command.reason))
-    known = draft.state.peers.get(command.peer)
+    transaction.add(PeerBanned(now, command.peer, command.reason))
+    known = transaction.state.peers.get(command.peer)
     if known is not None and known.is_live:
-        draft.add(PeerLeft(now, command.peer, f"banned: {command.reason}", finished=False))
-        _membership_changed(draft, spec, now)
+        transaction.add(PeerLeft(now, command.peer, f"banned: {command.reason}", finished=False))
+        _membership_changed(transaction, spec, now)
 
 
 def _is_repeated(state: State, former: Peer, command: Join) -> bool:
@@ -272,76 +274,85 @@ def _require_room(state: State, spec: RunSpec, command: Join) -> None:
     )
 
 
-def _leave(draft: Draft, spec: RunSpec, command: Leave, now: float) -> None:
-    known = draft.state.peers.get(command.peer)
+def _leave(transaction: Transaction, spec: RunSpec, command: Leave, now: float) -> None:
+    known = transaction.state.peers.get(command.peer)
     if known is not None and not known.is_live:
         return
-    live_peer(draft.state, command.peer)
-    finished = command.reason == FINISHED and has_attested_last(draft.state, spec, command.peer)
-    draft.add(PeerLeft(now, command.peer, command.reason, finished))
-    _membership_changed(draft, spec, now)
+    live_peer(transaction.state, command.peer)
+    finished = command.reason == FINISHED and has_attested_last(transaction.state, spec, command.peer)
+    transaction.add(PeerLeft(now, command.peer, command.reason, finished))
+    _membership_changed(transaction, spec, now)
 
 
-def _retreat(draft: Draft, spec: RunSpec, command: Retreat, now: float) -> None:
+def _retreat(transaction: Transaction, spec: RunSpec, command: Retreat, now: float) -> None:
     """Nobody waits for a replica that cannot go on. Of no effect after its plan, or without a seat in it."""
-    state = draft.state
+    state = transaction.state
     live_peer(state, command.peer)
     runs = state.plans and state.plan_for(state.current_round).epoch <= command.epoch <= state.plans[-1].epoch
-    has_seat = command.peer in state.seats.get(command.epoch, {})
+    has_seat = command.peer in state.assignments.get(command.epoch, {})
     if runs and has_seat and command.peer not in state.absent.get(command.epoch, ()):
-        draft.add(PeerRetreated(now, command.peer, command.epoch, command.reason))
-        _advance_all(draft, spec, now)
+        transaction.add(PeerRetreated(now, command.peer, command.epoch, command.reason))
+        _advance_all(transaction, spec, now)
 
 
-def _report(draft: Draft, spec: RunSpec, command: Report, now: float) -> None:
+def _report(transaction: Transaction, spec: RunSpec, command: Report, now: float) -> None:
     held, rejected = command.held, command.rejected
-    report(draft, spec, command.peer, command.stage, command.round, held, rejected, now)
+    report(transaction, spec, command.peer, command.stage, command.round_number, held, rejected, now)
 
 
-def _attest(draft: Draft, spec: RunSpec, command: Attest, now: float) -> None:
-    before = len(draft.events)
-    attest(draft, spec, command.peer, command.stage, command.round, command.part, command.digest, now)
-    if any(isinstance(event, AnchorDiverged) for event in draft.events[before:]):
-        _advance_all(draft, spec, now)
+def _attest(transaction: Transaction, spec: RunSpec, command: Attest, now: float) -> None:
+    before = len(transaction.events)
+    attest(
+        transaction,
+        spec,
+        command.peer,
+        command.stage,
+        command.round_number,
+        command.part,
+        command.digest,
+        now,
+    )
+    if any(isinstance(event, AnchorDiverged) for event in transaction.events[before:]):
+        _advance_all(transaction, spec, now)
     else:
-        resume(draft, spec, now)
-        _finish(draft, spec, now)
+        resume(transaction, spec, now)
+        _finish(transaction, spec, now)
 
 
-def _tick(draft: Draft, spec: RunSpec, now: float) -> None:
-    started_at = draft.state.started_at
-    before = len(draft.events)
-    for peer in draft.state.peers.values():
-        silent = now - max(draft.state.pulses[peer.peer].seen, started_at)
+def _tick(transaction: Transaction, spec: RunSpec, now: float) -> None:
+    started_at = transaction.state.started_at
+    before = len(transaction.events)
+    for peer in transaction.state.peers.values():
+        silent = now - max(transaction.state.pulses[peer.peer].seen, started_at)
         if peer.is_live and silent > spec.timing.lost_after:
-            draft.add(PeerLost(now, peer.peer, silent))
-    if len(draft.events) > before:
-        _membership_changed(draft, spec, now)
-    elif draft.state.phase is Phase.GATHERING:
-        if now < draft.state.latest_at + 2 * _SPEED_SECONDS:  # later nothing is new
-            _begin(draft, spec, now)
+            transaction.add(PeerLost(now, peer.peer, silent))
+    if len(transaction.events) > before:
+        _membership_changed(transaction, spec, now)
+    elif transaction.state.phase is Phase.GATHERING:
+        if now < transaction.state.latest_at + 2 * _SPEED_SECONDS:  # later nothing is new
+            _begin(transaction, spec, now)
     else:
-        _advance_all(draft, spec, now)
+        _advance_all(transaction, spec, now)
 
 
-def _membership_changed(draft: Draft, spec: RunSpec, now: float) -> None:
+def _membership_changed(transaction: Transaction, spec: RunSpec, now: float) -> None:
     """A place may have opened, for which a spare waits."""
-    if draft.state.phase is Phase.TRAINING:
-        give_places(draft, spec, now)
-    _advance_all(draft, spec, now)
+    if transaction.state.phase is Phase.TRAINING:
+        give_places(transaction, spec, now)
+    _advance_all(transaction, spec, now)
 
 
-def _advance_all(draft: Draft, spec: RunSpec, now: float) -> None:
+def _advance_all(transaction: Transaction, spec: RunSpec, now: float) -> None:
     """Who is gone is waited for no longer, at any stage, and who has come may end a stall."""
     for stage in range(spec.swarm.stages):
-        advance(draft, spec, stage, now)
-    resume(draft, spec, now)
-    _finish(draft, spec, now)
+        advance(transaction, spec, stage, now)
+    resume(transaction, spec, now)
+    _finish(transaction, spec, now)
 
 
-def _finish(draft: Draft, spec: RunSpec, now: float) -> None:
-    state = draft.state
+def _finish(transaction: Transaction, spec: RunSpec, now: float) -> None:
+    state = transaction.state
     all_decided = state.current_round > spec.rounds
     confirmed = all_decided and not unconfirmed(state, spec) and not unattested(state, spec)
     if state.phase is Phase.TRAINING and confirmed:
-        draft.add(RunFinished(now))
+        transaction.add(RunFinished(now))

@@ -65,7 +65,7 @@ class MetricsFile:
                 decision = event.decision
                 fields: dict[str, Any] = {
                     "stage": decision.stage,
-                    "round": decision.round,
+                    "round": decision.round_number,
                     "committed": decision.committed,
                     "owners": [entry.descriptor.owner for entry in decision.entries],
                     "payload_bytes": sum(entry.descriptor.nbytes for entry in decision.entries),
@@ -109,7 +109,7 @@ class MetricsFile:
                 fields = {"peer": event.peer, "change": "banned", "reason": event.reason}
                 self.write(event.at, "peer", fields)
             case PeerStruck():
-                fields = {"peer": event.peer, "change": "strike", "round": event.round}
+                fields = {"peer": event.peer, "change": "strike", "round": event.round_number}
                 self.write(event.at, "peer", {**fields, "reason": event.reason})
             case PeerQuarantined():
                 fields = {"peer": event.peer, "change": "quarantined", "strikes": event.strikes}
@@ -118,7 +118,7 @@ class MetricsFile:
                 fields = {
                     "peer": event.peer,
                     "stage": event.stage,
-                    "round": event.round,
+                    "round": event.round_number,
                     "part": event.part,
                     "digest": event.digest,
                     "expected": event.expected,

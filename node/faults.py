@@ -99,20 +99,20 @@ class Fault:
     at: Moment
     action: Action
     stage: int | None = None
-    round: int | None = None
+    round_number: int | None = None
     seconds: float = 0.0
     bytes_per_second: float = 0.0
     times: int = 1
     step: int | None = None
 
-    def fits(self, moment: Moment, round: int, stage: int | None, step: int | None = None) -> bool:
-        planned = ((self.round, round), (self.stage, stage), (self.step, step))
+    def fits(self, moment: Moment, round_number: int, stage: int | None, step: int | None = None) -> bool:
+        planned = ((self.round_number, round_number), (self.stage, stage), (self.step, step))
         return self.at is moment and all(wanted in (None, found) for wanted, found in planned)
 
     def __str__(self) -> str:
         where = "".join(
             f" {name} {value}"
-            for name, value in (("stage", self.stage), ("round", self.round), ("step", self.step))
+            for name, value in (("stage", self.stage), ("round", self.round_number), ("step", self.step))
             if value is not None
         )
         return f"{self.action} at {self.at}{where}"
@@ -126,7 +126,7 @@ class Fired:
     at: str
     action: str
     stage: int | None
-    round: int
+    round_number: int
     pid: int
     time: float
     seconds: float
@@ -137,7 +137,7 @@ class Killed(BaseException):
     """The process has ended. Only where a test plays the process is anything left to see it."""
 
 
-class Hands(Protocol):
+class ProcessControl(Protocol):
     """What strikes the processes of the node."""
 
     def kill(self) -> None:
@@ -160,18 +160,22 @@ class Script:
     """
 
     def __init__(
-        self, faults: Sequence[Fault], report: Path, hands: Hands, clock: Callable[[], float] = time.time
+        self,
+        faults: Sequence[Fault],
+        report: Path,
+        process_control: ProcessControl,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._faults, self._report = tuple(faults), report
-        self._hands, self._clock = hands, clock
+        self._process_control, self._clock = process_control, clock
         self._left: dict[int, int] = {}
         self._seen: tuple[int, int] = (0, 0)
         self._in_force: tuple[Fired, ...] = ()
 
     async def reach(
-        self, moment: Moment, round: int, stage: int | None, step: int | None = None
+        self, moment: Moment, round_number: int, stage: int | None, step: int | None = None
     ) -> Fault | None:
-        fault = self._strike(moment, round, stage, step)
+        fault = self._strike(moment, round_number, stage, step)
         if fault is None:
             return None
         if fault.action is Action.DELAY:
@@ -180,12 +184,12 @@ class Script:
             await asyncio.sleep(0)  # where a test plays the process, this is where it no longer runs
         return fault
 
-    def reach_now(self, moment: Moment, round: int, stage: int | None) -> Fault | None:
-        fault = self._strike(moment, round, stage, None)
+    def reach_now(self, moment: Moment, round_number: int, stage: int | None) -> Fault | None:
+        fault = self._strike(moment, round_number, stage, None)
         if fault is None:
             return None
         if fault.action is Action.DELAY:
-            self._hands.pause(fault.seconds)
+            self._process_control.pause(fault.seconds)
         elif self._act(fault) and fault.action is Action.KILL:
             raise Killed
         return fault
@@ -212,19 +216,19 @@ class Script:
     def _act(self, fault: Fault) -> bool:
         """Strike the node's processes, if that is the action."""
         if fault.action is Action.KILL:
-            self._hands.kill()
+            self._process_control.kill()
         elif fault.action is Action.STOP:
-            self._hands.stop(fault.seconds)
+            self._process_control.stop(fault.seconds)
         elif fault.action is Action.FULL:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         else:
             return False
         return True
 
-    def _strike(self, moment: Moment, round: int, stage: int | None, step: int | None) -> Fault | None:
+    def _strike(self, moment: Moment, round_number: int, stage: int | None, step: int | None) -> Fault | None:
         """The fault that strikes here; it is in the report now."""
         for number, fault in enumerate(self._faults):
-            if not fault.fits(moment, round, stage, step):
+            if not fault.fits(moment, round_number, stage, step):
                 continue
             if number not in self._left:
                 line = Fired(
@@ -232,7 +236,7 @@ class Script:
                     fault.at.value,
                     fault.action.value,
                     stage,
-                    round,
+                    round_number,
                     os.getpid(),
                     self._clock(),
                     fault.seconds,
@@ -265,7 +269,7 @@ def _from_environment() -> Script | None:
 
 
 async def reach(
-    moment: Moment, *, round: int, stage: int | None = None, step: int | None = None
+    moment: Moment, *, round_number: int, stage: int | None = None, step: int | None = None
 ) -> Fault | None:
     """Say that this node has come to `moment`. Returns the fault that struck, if any.
 
@@ -273,13 +277,13 @@ async def reach(
     DROP and CORRUPT are the caller's to act out.
     """
     script = _script.get(_of_process)
-    return None if script is None else await script.reach(moment, round, stage, step)
+    return None if script is None else await script.reach(moment, round_number, stage, step)
 
 
-def reach_now(moment: Moment, *, round: int, stage: int | None = None) -> Fault | None:
+def reach_now(moment: Moment, *, round_number: int, stage: int | None = None) -> Fault | None:
     """As :func:`reach`, where there is no event loop."""
     script = _script.get(_of_process)
-    return None if script is None else script.reach_now(moment, round, stage)
+    return None if script is None else script.reach_now(moment, round_number, stage)
 
 
 def is_cut_off() -> bool:

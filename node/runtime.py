@@ -18,17 +18,17 @@ from node.folder import locked, note_folder, settle_in
 from node.hive.client import Hivemind
 from node.ipc.channel import Child, start_child
 from node.measure.hardware import measure_capacity
-from node.measure.measure import Surroundings, known_speed, measure_coordinator, measure_speed
+from node.measure.measure import LinkProber, known_speed, measure_coordinator, measure_speed
 from node.net.coordinator_client import Admission, CoordinatorClient
 from node.net.directory import Directory
-from node.net.enrollment import enrol
+from node.net.enrollment import enroll
 from node.net.link import Links, LinkServer
 from node.net.live_estimates import LiveEstimates
 from node.net.membership import Membership, jittered
 from node.net.probe import probe_peer
 from node.security.credentials import RunCredentials, check_in_date, folder_of, load
 from node.security.identity import Identity
-from node.train.node_loop import End, Training
+from node.train.node_loop import End, NodeLoop
 from node.train.services import LocalData, Services
 from node.train.waiting import AskedToLeave, unless_asked
 from protocol.errors import ErrorCode, HetnodeError
@@ -198,12 +198,12 @@ async def _enter(
     if spec.initial is not None:
         await worker.call("require_initial", {"spec": spec.canonical_json, "initial": options.initial})
     log.info("joined run %s as %s, peer %s, spec %s", spec.run_id, role, identity.peer, spec.hash)
-    await faults.reach(Moment.JOINED, round=0)
+    await faults.reach(Moment.JOINED, round_number=0)
     if abs(admission.clock_offset) > _CLOCK_SECONDS:
         log.warning("this machine's clock is wrong by %.0f s", -admission.clock_offset)
     membership = Membership(coordinator, join, spec.timing.heartbeat, estimates)
-    server.keep_out(lambda: membership.standing.banned)
-    server.spare(lambda: membership.standing.trains(identity.peer))
+    server.keep_out(lambda: membership.run_view.banned)
+    server.spare(lambda: membership.run_view.trains(identity.peer))
     joined = _Joined(
         options,
         identity,
@@ -281,7 +281,7 @@ async def _train_in_place(node: _Joined, worker: Child, hivemind: Hivemind) -> t
         directory = Directory(hivemind, node.record, membership.estimates)
         background.append(group.create_task(directory.keep()))
         if options.measure:
-            surroundings = Surroundings(
+            prober = LinkProber(
                 identity.peer,
                 membership,
                 directory,
@@ -289,18 +289,18 @@ async def _train_in_place(node: _Joined, worker: Child, hivemind: Hivemind) -> t
                 lambda at, peer: probe_peer(at, peer, node.coordinator.credentials.tls),
                 is_stage=node.record.role is Role.STAGE,
             )
-            background.append(group.create_task(surroundings.keep()))
+            background.append(group.create_task(prober.keep()))
         services = Services(identity, worker, hivemind, node.coordinator, node.links, membership, directory)
         local = LocalData(
             device=options.device,
             source=options.source,
             tokenizer=options.tokenizer,
             initial=options.initial,
-            places=(str(options.folder.absolute()), *([options.initial] if options.initial else [])),
+            search_paths=(str(options.folder.absolute()), *([options.initial] if options.initial else [])),
             compile=options.compile,
             activation_checkpointing=options.activation_checkpointing,
         )
-        training = Training(node.spec, services, local, node.folder, node.leaving)
+        training = NodeLoop(node.spec, services, local, node.folder, node.leaving)
         try:
             end = await training.run()
             if end is not End.FINISHED:
@@ -336,7 +336,7 @@ async def _announce(leaving: asyncio.Event, coordinator: CoordinatorClient, memb
     """
     await leaving.wait()
     while True:
-        session = membership.standing.session
+        session = membership.run_view.session
         try:
             await coordinator.drain("asked to leave")
         except HetnodeError as error:
@@ -353,7 +353,7 @@ async def _credentials(options: NodeOptions, identity: Identity) -> RunCredentia
         credentials = load(folder_of(identity.path, options.run))
         check_in_date(credentials, time.time())
         return credentials
-    credentials = await enrol(options.invite, identity, _patience(options))
+    credentials = await enroll(options.invite, identity, _patience(options))
     log.info("enrolled in run %s; its credentials are in %s", credentials.run, credentials.folder)
     return credentials
 
@@ -381,7 +381,7 @@ def _patience(options: NodeOptions) -> float:
     return _UNKNOWN_SECONDS if options.invite else _KNOWN_SECONDS
 
 
-async def _keep_progress(training: Training, seconds: float | None) -> None:
+async def _keep_progress(training: NodeLoop, seconds: float | None) -> None:
     """As far as it can be within `seconds`: a supervisor leaves few to those whom it has asked to end."""
     try:
         async with asyncio.timeout(seconds):

@@ -166,7 +166,7 @@ class Replica:
 
 
 @dataclass(frozen=True)
-class Place:
+class ReservedAssignment:
     """The place that the coordinator keeps for `peer` in a later plan.
 
     Until that plan runs, the peer follows the rounds of `stages` and contributes nothing.
@@ -203,7 +203,7 @@ class PayloadDescriptor:
 
     run: str
     stage: int
-    round: int
+    round_number: int
     owner: PeerId
     anchor_digest: str
     codec: str
@@ -222,7 +222,7 @@ class Rejection:
 
 
 @dataclass(frozen=True)
-class Group:
+class ExchangeGroup:
     """The peers matched for one (stage, round), in canonical order (by owner).
 
     `seconds` is how long its members may take to gather the payloads; 0 leaves it to the spec.
@@ -251,7 +251,7 @@ class Decision:
     """
 
     stage: int
-    round: int
+    round_number: int
     committed: bool
     entries: tuple[ManifestEntry, ...]
     next_epoch: int
@@ -275,7 +275,7 @@ class StateRecord:
     run: str
     stage: int
     part: Part
-    round: int
+    round_number: int
     digest: str
     holders: tuple[PeerId, ...]
 
@@ -299,7 +299,7 @@ class FrameId:
     """Names one frame of one run; equal ids are the same work, so a repeated frame is dropped."""
 
     epoch: int
-    round: int
+    round_number: int
     step: int
     microbatch: int
     attempt: int

@@ -1,4 +1,8 @@
-"""The layering of the house: every room imports downward only, and pure rooms stay pure."""
+"""The layers of the house: a folder is a layer, and imports only go down.
+
+Each package lists its layers from the lowest to the highest. A module may import from its own folder and from
+folders in lower lines, never from a folder beside it in the same line or above.
+"""
 
 from __future__ import annotations
 
@@ -6,149 +10,213 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
-import pytest
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
+LAYERS = (
+    "protocol.errors protocol.types",
+    "protocol.spec",
+    "protocol.pb protocol.algorithm protocol.trust",
+    "protocol.wire",
+    # the coordinator: pure decisions, then IO, then its composition root
+    "coordinator.state",
+    "coordinator.membership coordinator.placement",
+    "coordinator.forecast coordinator.rounds",
+    "coordinator.decide coordinator.status",
+    "coordinator.authority coordinator.metrics coordinator.store",
+    "coordinator.command_loop",
+    "coordinator.api",
+    "coordinator.app",
+    # a node: pure rooms, then IO, then training, then its composition root
+    "node.faults node.security node.model",
+    "node.ipc node.data node.optimizer",
+    "node.checkpoint",
+    "node.generate node.transport node.folder",
+    "node.hive",
+    "node.net",
+    "node.measure node.worker",
+    "node.train node.experiment",
+    "node.runtime node.hugging_face",
+    # faces: they alone see both sides
+    "node.command_runner node.local_swarm",
+    "node.views",
+    "node.cli",
+    "node.__main__",
+)
+LEVEL = {name: level for level, line in enumerate(LAYERS) for name in line.split()}
 
-# Longest prefix wins. L0 words, L1 wire and math, L2 pure decisions, L3 IO, L4 roots, L5 faces.
-LAYERS = {
-    "protocol.errors": 0,
-    "protocol.types": 0,
-    "protocol.spec": 0,
-    "protocol": 1,
-    "node.model": 2,
-    "node.optimizer.schedule": 2,
-    "node.optimizer.inner": 2,
-    "node.optimizer.outer_stage": 2,
-    "node.data.shards": 2,
-    "coordinator": 2,
-    "coordinator.api.access": 3,
-    "coordinator.api.admin": 3,
-    "coordinator.api.rpc_handling": 3,
-    "coordinator.authority": 3,
-    "coordinator.api.enrollment": 3,
-    "coordinator.store": 3,
-    "coordinator.command_loop": 3,
-    "coordinator.metrics": 3,
-    "coordinator.api.service": 3,
-    "node.net": 3,
-    "node.data": 3,
-    "node.checkpoint.global_model": 3,
-    "node.checkpoint.files": 3,
-    "node.checkpoint.node_checkpoint": 3,
-    "node.checkpoint.parts": 3,
-    "node.checkpoint.private_state": 3,
-    "node.security.credentials": 3,
-    "node.faults": 3,
-    "node.folder": 3,
-    "node.generate": 3,
-    "node.measure.hardware": 3,
-    "node.hugging_face": 3,
-    "node.security.identity": 3,
-    "node.checkpoint.initial": 3,
-    "node.measure.measure": 3,
-    "coordinator.app": 4,
-    "node.experiment.evaluate": 4,
-    "node.experiment": 4,
-    "node.train": 4,
-    "node.runtime": 4,
-    "node.__main__": 5,
-    "node.cli.main": 5,
-    "node.cli.admin": 5,
-    "node.cli.experiment": 5,
-    "node.cli.leave": 5,
-    "node.cli.doctor": 5,
-    "node.cli.model": 5,
-    "node.cli.plan": 5,
-    "node.cli.spec": 5,
-    "node.cli.swarm": 5,
-    "node.cli.known_runs": 5,
-    "node.command_runner": 5,
-    "node.views.run_history": 5,
-    "node.local_swarm": 5,
-    "node.views": 5,
-}
+# Rooms that decide or calculate: time and randomness are arguments.
+PURE = [
+    "protocol.errors",
+    "protocol.types",
+    "protocol.spec",
+    "protocol.algorithm",
+    "protocol.trust",
+    "coordinator.state",
+    "coordinator.membership",
+    "coordinator.placement",
+    "coordinator.rounds",
+    "coordinator.forecast",
+    "coordinator.decide",
+    "coordinator.status",
+    "node.model",
+    "node.optimizer",
+]
 IMPURE = {"asyncio", "grpc", "time", "random", "socket", "subprocess", "threading"}
-# The refusals of gRPC calls are translated next to the other wire formats; it is the one room of L1 that
-# knows gRPC, and neither it nor protocol.pb is imported by anything pure.
-GRPC_ROOMS = {"protocol.wire.rpc_errors", "protocol.pb"}
+FACES = ("node.command_runner", "node.local_swarm", "node.views", "node.cli", "node.__main__")
+MOST_LOOSE_FILES = {"node": 8, "coordinator": 6, "protocol": 3}
 
 
-def modules() -> Iterator[tuple[str, Path]]:
+@cache
+def modules() -> dict[str, Path]:
+    """Every module of the three packages by name, but for generated code."""
+    found = {}
     for package in ("protocol", "coordinator", "node"):
         for path in sorted((ROOT / package).rglob("*.py")):
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-            if not name.startswith("protocol.pb"):
-                yield name, path
-
-
-def imports_of(path: Path) -> set[str]:
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+            if not name.startswith("protocol.pb."):
+                found[name] = path
     return found
 
 
-def layer_of(module: str) -> int | None:
-    parts = module.split(".")
-    for size in range(len(parts), 0, -1):
-        if (layer := LAYERS.get(".".join(parts[:size]))) is not None:
-            return layer
-    return None
+@cache
+def imports_of(module: str) -> frozenset[str]:
+    """The modules that `module` imports, anywhere in its file; ours by their full name."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(modules()[module].read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            full = (f"{node.module}.{alias.name}" for alias in node.names)
+            found |= {name if name in modules() else node.module for name in full}
+    return frozenset(found)
 
 
-MODULES = dict(modules())
+def folder_of(module: str) -> str:
+    """The first two parts of a module's name: its layer. A package itself, without code, has none."""
+    return ".".join(module.split(".")[:2])
 
 
-def is_module(name: str) -> bool:
-    return name in MODULES or any(module.startswith(f"{name}.") for module in MODULES)
+def own_imports() -> Iterator[tuple[str, str]]:
+    for module in modules():
+        for imported in imports_of(module):
+            if imported.split(".")[0] in ("node", "coordinator", "protocol"):
+                yield module, imported
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_imports_go_down_only(module: str) -> None:
-    own = layer_of(module)
-    if module in ("node", "coordinator", "protocol"):
-        return
-    assert own is not None, f"{module} has no layer: add it to LAYERS"
-    for imported in imports_of(MODULES[module]):
-        if is_module(imported) and imported not in ("node", "coordinator", "protocol"):
-            layer = layer_of(imported)
-            assert layer is not None
-            assert layer <= own, f"{module} (L{own}) imports {imported} (L{layer})"
+def test_every_folder_has_a_layer() -> None:
+    folders = {folder_of(module) for module in modules() if "." in module}
+    assert folders - LEVEL.keys() == set(), "add the folder to LAYERS"
+    assert LEVEL.keys() - folders == {"protocol.pb"} - folders, "LAYERS names a folder that is not there"
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_sides_meet_only_in_the_faces(module: str) -> None:
-    imported = imports_of(MODULES[module])
-    if module.startswith("coordinator"):
-        assert not [
-            name for name in imported if name.split(".")[0] in ("node", "torch", "hivemind", "datasets")
-        ]
-    if module.startswith("protocol"):
-        assert not [name for name in imported if name.split(".")[0] in ("node", "coordinator", "hivemind")]
-    if module.startswith("node") and layer_of(module) != 5:
-        assert not [name for name in imported if name.split(".")[0] == "coordinator"]
+def test_imports_go_down_only() -> None:
+    wrong = [
+        f"{module} imports {imported}"
+        for module, imported in own_imports()
+        if folder_of(module) != folder_of(imported) and LEVEL[folder_of(module)] <= LEVEL[folder_of(imported)]
+    ]
+    assert not wrong
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if (layer_of(name) or 0) <= 2])
-def test_pure_rooms_know_neither_time_nor_network(module: str) -> None:
-    if module in GRPC_ROOMS:
-        return
-    assert not {name.split(".")[0] for name in imports_of(MODULES[module])} & IMPURE
+def test_the_sides_meet_only_in_the_faces() -> None:
+    wrong = [
+        f"{module} imports {imported}"
+        for module, imported in own_imports()
+        for side, other in (("node", "coordinator"), ("coordinator", "node"), ("protocol", "node"))
+        if module.startswith(f"{side}.")
+        and imported.startswith(f"{other}.")
+        and folder_of(module) not in FACES
+    ]
+    assert not wrong
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_hivemind_lives_in_one_room_and_pickle_nowhere(module: str) -> None:
-    roots = {name.split(".")[0] for name in imports_of(MODULES[module])}
-    if not module.startswith("node.hive"):
-        assert "hivemind" not in roots
-    assert not roots & {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
-    assert "torch.load" not in MODULES[module].read_text()
+def test_no_circle_within_a_folder() -> None:
+    done: set[str] = set()
+
+    def visit(module: str, above: tuple[str, ...]) -> None:
+        assert module not in above, f"a circle: {' -> '.join((*above, module))}"
+        if module in done:
+            return
+        for imported in imports_of(module):
+            if imported in modules() and imported != module:
+                visit(imported, (*above, module))
+        done.add(module)
+
+    for module in modules():
+        visit(module, ())
+
+
+def test_pure_rooms_know_neither_time_nor_network() -> None:
+    wrong = [
+        f"{module} imports {imported}"
+        for module in modules()
+        if folder_of(module) in PURE
+        for imported in imports_of(module)
+        if imported.split(".")[0] in IMPURE
+    ]
+    assert not wrong
+
+
+def test_heavy_libraries_stay_in_their_rooms() -> None:
+    for module in modules():
+        roots = {name.split(".")[0] for name in imports_of(module)}
+        if folder_of(module) != "node.hive":
+            assert "hivemind" not in roots, f"{module} imports hivemind"
+        if module.startswith("coordinator"):
+            assert not roots & {"torch", "hivemind", "datasets"}, module
+        assert not roots & {"pickle", "cloudpickle", "dill", "shelve", "marshal"}, module
+        assert "torch.load" not in modules()[module].read_text(), module
+
+
+def test_no_module_hands_on_the_names_of_another() -> None:
+    """A name is imported from the module that defines it."""
+    defined: dict[str, set[str]] = {}
+    for module, path in modules().items():
+        names = defined[module] = set()
+        for node in ast.parse(path.read_text()).body:
+            for part in [node, *getattr(node, "body", [])] if isinstance(node, ast.If | ast.Try) else [node]:
+                if isinstance(part, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                    names.add(part.name)
+                elif isinstance(part, ast.Assign | ast.AnnAssign):
+                    targets = part.targets if isinstance(part, ast.Assign) else [part.target]
+                    names |= {
+                        name.id
+                        for target in targets
+                        for name in ast.walk(target)
+                        if isinstance(name, ast.Name)
+                    }
+    wrong = []
+    for module, path in modules().items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module in defined:
+                wrong += [
+                    f"{module}: {alias.name} from {node.module}"
+                    for alias in node.names
+                    if alias.name not in defined[node.module]
+                    and f"{node.module}.{alias.name}" not in modules()
+                ]
+    assert not wrong
+
+
+def test_few_loose_files() -> None:
+    for package, most in MOST_LOOSE_FILES.items():
+        loose = [path.name for path in (ROOT / package).glob("*.py") if path.name != "__init__.py"]
+        assert len(loose) <= most, f"{package}: {sorted(loose)}"
+
+
+def test_long_files_say_why() -> None:
+    """No file over 400 lines without a reason in its first lines, no function over 60."""
+    for module, path in modules().items():
+        text = path.read_text()
+        if len(text.splitlines()) > 400:
+            assert "One file because" in text[:1500], f"{module} has over 400 lines"
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                assert node.end_lineno is not None
+                assert node.end_lineno - node.lineno < 60, f"{module}.{node.name} has over 60 lines"
 
 
 def test_the_main_process_of_a_node_imports_neither_torch_nor_hivemind() -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from coordinator.command_loop import Ledger
+from coordinator.command_loop import CommandLoop
 from coordinator.membership.validation import check_welcome
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.rate_limit import RateLimit
@@ -22,10 +22,10 @@ _CALLS_PER_STAGE = 4
 class Access:
     """The doorkeeper of the coordinator's API. Every call goes through one of its methods before all else."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def __init__(self, command_loop: CommandLoop) -> None:
+        self._command_loop = command_loop
         # A host waits with one call for each of its stages, and may repeat one whose answer was lost.
-        self._most_calls = _SPARE_CALLS + _CALLS_PER_STAGE * ledger.spec.swarm.stages
+        self._most_calls = _SPARE_CALLS + _CALLS_PER_STAGE * command_loop.spec.swarm.stages
         self._calls: Counter[str] = Counter()
         self._joins = RateLimit(_JOINS_AT_ONCE, _JOINS_PER_SECOND)
 
@@ -43,7 +43,7 @@ class Access:
                 f"A call in the name of {claimed[:64]!r} came with the certificate of {holder[:96]!r}"
             )
         peer = PeerId(claimed)
-        check_welcome(self._ledger.state, peer)
+        check_welcome(self._command_loop.state, peer)
         with self._one_more(holder):
             yield peer
 
@@ -53,7 +53,7 @@ class Access:
         holder = identity_of(context)
         peer = peer_of(holder)
         if peer is not None:
-            check_welcome(self._ledger.state, peer)
+            check_welcome(self._command_loop.state, peer)
         elif holder != OPERATOR_URI:
             raise certificate_refused(f"A call came with the certificate of {holder[:96]!r}")
         with self._one_more(holder):
@@ -72,7 +72,7 @@ class Access:
 
     def check_join_rate(self, peer: PeerId) -> None:
         """Raises RATE_LIMITED where `peer` tries to join too often."""
-        if not self._joins.allows(peer, self._ledger.now()):
+        if not self._joins.allows(peer, self._command_loop.now()):
             raise rate_limited(f"Peer {peer} asks to join too often")
 
     @contextmanager

@@ -7,7 +7,7 @@ import secrets
 
 from coordinator.api.access import Access
 from coordinator.api.rpc_handling import Context, answering
-from coordinator.command_loop import Ledger
+from coordinator.command_loop import CommandLoop
 from coordinator.state import commands
 from coordinator.state.state import State
 from protocol.pb import hetnode_pb2 as pb
@@ -29,9 +29,9 @@ class AdminService(pb_grpc.AdminServicer):
     """
 
     def __init__(
-        self, ledger: Ledger, access: Access, pin: bytes, api_address: str, enrolment_address: str
+        self, command_loop: CommandLoop, access: Access, pin: bytes, api_address: str, enrolment_address: str
     ) -> None:
-        self._ledger = ledger
+        self._command_loop = command_loop
         self._access = access
         self._pin = pin
         self._addresses = (api_address, enrolment_address)
@@ -41,7 +41,7 @@ class AdminService(pb_grpc.AdminServicer):
         with self._access.of_operator(context):
             id, secret = secrets.token_hex(ID_BYTES), secrets.token_bytes(SECRET_BYTES)
             role = convert.role_from_pb(request.role) if request.role else None
-            await self._ledger.execute(
+            await self._command_loop.execute(
                 commands.CreateInvite(
                     invite=id,
                     secret_sha256=hashlib.sha256(secret).hexdigest(),
@@ -57,7 +57,7 @@ class AdminService(pb_grpc.AdminServicer):
     @answering
     async def ListInvites(self, request: pb.ListInvitesRequest, context: Context) -> pb.ListInvitesReply:
         with self._access.of_operator(context):
-            now = self._ledger.now()
+            now = self._command_loop.now()
             return pb.ListInvitesReply(
                 invites=[
                     pb.InviteStatus(
@@ -68,7 +68,7 @@ class AdminService(pb_grpc.AdminServicer):
                         role=invitation.role.value if invitation.role else "",
                         revoked=invitation.revoked,
                     )
-                    for invitation in self._ledger.state.invitations.values()
+                    for invitation in self._command_loop.state.invitations.values()
                 ]
             )
 
@@ -76,13 +76,13 @@ class AdminService(pb_grpc.AdminServicer):
     async def RevokeInvite(self, request: pb.RevokeInviteRequest, context: Context) -> pb.RevokeInviteReply:
         with self._access.of_operator(context):
             invite = convert.name_from_pb(request.id, "the invite")
-            await self._ledger.execute(commands.RevokeInvite(invite))
+            await self._command_loop.execute(commands.RevokeInvite(invite))
             return pb.RevokeInviteReply()
 
     @answering
     async def ListPeers(self, request: pb.ListPeersRequest, context: Context) -> pb.ListPeersReply:
         with self._access.of_operator(context):
-            state = self._ledger.state
+            state = self._command_loop.state
             everybody = dict.fromkeys((*state.enrolled, *state.peers, *state.banned))
             return pb.ListPeersReply(peers=[_enrolled_peer(state, peer) for peer in everybody])
 
@@ -90,13 +90,13 @@ class AdminService(pb_grpc.AdminServicer):
     async def Ban(self, request: pb.BanRequest, context: Context) -> pb.BanReply:
         with self._access.of_operator(context):
             reason = convert.sentence_from_pb(request.reason, "the reason")
-            await self._ledger.execute(commands.Ban(convert.peer_from_pb(request.peer), reason))
+            await self._command_loop.execute(commands.Ban(convert.peer_from_pb(request.peer), reason))
             return pb.BanReply()
 
     @answering
     async def Unban(self, request: pb.UnbanRequest, context: Context) -> pb.UnbanReply:
         with self._access.of_operator(context):
-            await self._ledger.execute(commands.Unban(convert.peer_from_pb(request.peer)))
+            await self._command_loop.execute(commands.Unban(convert.peer_from_pb(request.peer)))
             return pb.UnbanReply()
 
 

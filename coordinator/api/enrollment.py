@@ -12,14 +12,14 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from coordinator.api.access import rate_limited
 from coordinator.api.rpc_handling import Context, Decoding, answering
 from coordinator.authority import Authority
-from coordinator.command_loop import Ledger
+from coordinator.command_loop import CommandLoop
 from coordinator.decide import check_compatible
 from coordinator.membership.invites import permitted_role
 from coordinator.membership.validation import bad_request
 from coordinator.state import commands
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
-from protocol.trust.envelope import enrolment_message, is_signed_by, renewal_message
+from protocol.trust.envelope import enrollment_message, is_signed_by, renewal_message
 from protocol.trust.rate_limit import RateLimit
 from protocol.trust.tls import tls_key_from_der
 from protocol.types import PeerId
@@ -42,8 +42,10 @@ class EnrollmentService(pb_grpc.EnrollmentServicer):
         api_address: advertised ``host:port`` of the coordinator's API.
     """
 
-    def __init__(self, ledger: Ledger, authority: Authority, coordinator: PeerId, api_address: str) -> None:
-        self._ledger = ledger
+    def __init__(
+        self, command_loop: CommandLoop, authority: Authority, coordinator: PeerId, api_address: str
+    ) -> None:
+        self._command_loop = command_loop
         self._authority = authority
         self._coordinator = coordinator
         self._api_address = api_address
@@ -52,23 +54,23 @@ class EnrollmentService(pb_grpc.EnrollmentServicer):
 
     @answering
     async def Enroll(self, request: pb.EnrollRequest, context: Context) -> pb.EnrollReply:
-        now = self._ledger.now()
+        now = self._command_loop.now()
         source = source_of(context.peer())
         if not (self._by_source.allows(source, now) and self._in_all.allows(None, now)):
             raise rate_limited(f"Too many peers ask to be let in from {source}")
-        check_compatible(self._ledger.spec, request.protocol_version, "")
+        check_compatible(self._command_loop.spec, request.protocol_version, "")
         invite = convert.name_from_pb(request.invite_id, "the invite") if request.invite_id else ""
-        message = enrolment_message(self._authority.pin, request.tls_public_key, invite)
+        message = enrollment_message(self._authority.pin, request.tls_public_key, invite)
         peer, key = claimant(request.peer, request.tls_public_key, message, request.proof)
         secret_sha256 = hashlib.sha256(request.secret).hexdigest()
-        await self._ledger.execute(commands.Enroll(peer, invite, secret_sha256))
-        role = permitted_role(self._ledger.state, peer)
+        await self._command_loop.execute(commands.Enroll(peer, invite, secret_sha256))
+        role = permitted_role(self._command_loop.state, peer)
         return pb.EnrollReply(
             certificate_pem=self._authority.for_peer(peer, key),
             authority_pem=self._authority.pem,
             coordinator=self._coordinator,
             api_address=self._api_address,
-            run=self._ledger.spec.run_id,
+            run=self._command_loop.spec.run_id,
             role=role.value if role else "",
         )
 

@@ -20,7 +20,7 @@ from coordinator.api.access import Access
 from coordinator.api.enrollment import renew
 from coordinator.api.rpc_handling import Context, Decoding, answering, streaming
 from coordinator.authority import Authority
-from coordinator.command_loop import NEWS, Ledger, Topic, decision_topic, group_topic
+from coordinator.command_loop import NEWS, CommandLoop, Topic, decision_topic, group_topic
 from coordinator.membership.validation import bad_request, check_welcome, live_peer
 from coordinator.metrics import MetricsFile
 from coordinator.placement.eligibility import is_synced
@@ -33,7 +33,7 @@ from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.trust.envelope import Signer, spec_message
 from protocol.trust.tls import identity_of, peer_of
-from protocol.types import Decision, Group, Lifecycle, PeerId, Plan
+from protocol.types import Decision, ExchangeGroup, Lifecycle, PeerId, Plan
 from protocol.wire import convert
 from protocol.wire.probing import MAX_PROBE_SECONDS, ProbeDoor, answer_all, limited
 from protocol.wire.records import seal_plan, seal_state
@@ -73,15 +73,15 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     def __init__(
         self,
-        ledger: Ledger,
+        command_loop: CommandLoop,
         metrics: MetricsFile,
         access: Access,
         authority: Authority,
         sign: Signer,
         dht_peers: Sequence[str],
     ) -> None:
-        self._ledger = ledger
-        self._spec = ledger.spec
+        self._command_loop = command_loop
+        self._spec = command_loop.spec
         self._metrics = metrics
         self._access = access
         self._authority = authority
@@ -90,7 +90,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._spec_signature = sign(spec_message(self._spec.canonical_json))
         self._sealed_plans: dict[int, tuple[bytes, bytes]] = {}
         self._latest: dict[PeerId, pb.Measurement] = {}
-        self._probes = ProbeDoor(_PROBES_AT_ONCE, ledger.now)
+        self._probes = ProbeDoor(_PROBES_AT_ONCE, command_loop.now)
         self._news: _News | None = None
 
     @answering
@@ -99,7 +99,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             self._access.check_join_rate(peer)
             spec_hash = request.spec_hash[:64]
             decide.check_compatible(self._spec, request.protocol_version, spec_hash)
-            await self._ledger.execute(
+            await self._command_loop.execute(
                 commands.Join(
                     protocol_version=request.protocol_version,
                     spec_hash=spec_hash,
@@ -146,7 +146,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             return (news, epoch, update) if fresh else None
 
         with self._access.of_peer(context, request.peer) as peer:
-            live_peer(self._ledger.state, peer)
+            live_peer(self._command_loop.state, peer)
             finished = False
             while not finished:
                 told, epoch, update = await self._until(peer, NEWS, partial(update_for, peer))
@@ -172,25 +172,27 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             estimates = (
                 convert.estimates_from_pb(request.estimates) if request.HasField("estimates") else None
             )
-            await self._ledger.execute(commands.Heartbeat(peer, request.round, request.inner_step, estimates))
-        state = self._ledger.state
+            await self._command_loop.execute(
+                commands.Heartbeat(peer, request.round, request.inner_step, estimates)
+            )
+        state = self._command_loop.state
         closes = closes_at(state, self._spec)
         return pb.HeartbeatReply(
             round=state.current_round,
             closing=closes is not None,
-            closes_seconds=0.0 if closes is None else max(0.0, closes - self._ledger.now()),
+            closes_seconds=0.0 if closes is None else max(0.0, closes - self._command_loop.now()),
         )
 
     @answering
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
         with self._access.of_peer(context, request.peer) as peer:
-            await self._ledger.execute(commands.Leave(peer, _printable(request.reason)))
+            await self._command_loop.execute(commands.Leave(peer, _printable(request.reason)))
         return pb.LeaveReply()
 
     @answering
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainReply:
         with self._access.of_peer(context, request.peer) as peer:
-            await self._ledger.execute(commands.Drain(peer, _printable(request.reason)))
+            await self._command_loop.execute(commands.Drain(peer, _printable(request.reason)))
         return pb.DrainReply()
 
     @answering
@@ -200,7 +202,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         with self._access.of_member(context), self._probes.one_more(caller) as admit_data:
             try:
                 async with asyncio.timeout(MAX_PROBE_SECONDS):
-                    await answer_all(caller, requests, context.write, self._ledger.now, admit_data)
+                    await answer_all(caller, requests, context.write, self._command_loop.now, admit_data)
             except TimeoutError:
                 raise limited(f"it was not over after {MAX_PROBE_SECONDS:.0f} s") from None
             except (grpc.aio.BaseError, asyncio.InvalidStateError):
@@ -209,20 +211,22 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     @answering
     async def Retreat(self, request: pb.RetreatRequest, context: Context) -> pb.RetreatReply:
         with self._access.of_peer(context, request.peer) as peer:
-            await self._ledger.execute(commands.Retreat(peer, request.epoch, _printable(request.reason)))
+            await self._command_loop.execute(
+                commands.Retreat(peer, request.epoch, _printable(request.reason))
+            )
         return pb.RetreatReply()
 
     @answering
     async def Match(self, request: pb.MatchRequest, context: Context) -> pb.MatchReply:
         with self._access.of_peer(context, request.peer) as peer:
             descriptor = convert.descriptor_from_pb(request.descriptor)
-            await self._ledger.execute(commands.Offer(peer, descriptor))
-            key = (descriptor.stage, descriptor.round)
+            await self._command_loop.execute(commands.Offer(peer, descriptor))
+            key = (descriptor.stage, descriptor.round_number)
 
-            def closed(state: State) -> Group | None:
-                group = state.round(*key).group
+            def closed(state: State) -> ExchangeGroup | None:
+                group = state.round_of(*key).group
                 if group is None and key in state.decisions:
-                    return Group(f"{self._spec.run_id}/{key[0]}/{key[1]}", ())
+                    return ExchangeGroup(f"{self._spec.run_id}/{key[0]}/{key[1]}", ())
                 return group
 
             return convert.group_to_pb(await self._until(peer, group_topic(*key), closed))
@@ -232,20 +236,24 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         with self._access.of_peer(context, request.peer) as peer:
             held = convert.descriptors_from_pb(request.held)
             rejected = convert.rejections_from_pb(request.rejected)
-            await self._ledger.execute(commands.Report(peer, request.stage, request.round, held, rejected))
+            await self._command_loop.execute(
+                commands.Report(peer, request.stage, request.round, held, rejected)
+            )
             return await self._decision(peer, request.stage, request.round)
 
     @answering
     async def AwaitDecision(self, request: pb.AwaitDecisionRequest, context: Context) -> pb.DecisionReply:
         with self._access.of_peer(context, request.peer) as peer:
-            await self._ledger.execute(commands.Await(peer, request.stage, request.round, request.withheld))
+            await self._command_loop.execute(
+                commands.Await(peer, request.stage, request.round, request.withheld)
+            )
             return await self._decision(peer, request.stage, request.round)
 
-    async def _decision(self, peer: PeerId, stage: int, number: int) -> pb.DecisionReply:
+    async def _decision(self, peer: PeerId, stage: int, round_number: int) -> pb.DecisionReply:
         def made(state: State) -> Decision | None:
-            return state.decisions.get((stage, number))
+            return state.decisions.get((stage, round_number))
 
-        return convert.decision_to_pb(await self._until(peer, decision_topic(stage, number), made))
+        return convert.decision_to_pb(await self._until(peer, decision_topic(stage, round_number), made))
 
     async def _until(self, peer: PeerId, topic: Topic, ready: Callable[[State], T | None]) -> T:
         """As the ledger's, but only while `peer` is welcome."""
@@ -254,7 +262,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             check_welcome(state, peer)
             return ready(state)
 
-        return await self._ledger.until(topic, ready_for_peer)
+        return await self._command_loop.until(topic, ready_for_peer)
 
     def _sealed(self, plan: Plan) -> tuple[bytes, bytes]:
         """Each plan is signed once, however many peers watch."""
@@ -267,16 +275,16 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         with self._access.of_peer(context, request.peer) as peer:
             digest = convert.name_from_pb(request.digest, "the digest")
             part = convert.name_from_pb(request.part, "the part")
-            await self._ledger.execute(
+            await self._command_loop.execute(
                 commands.Attest(peer, request.stage, request.round, part=part, digest=digest)
             )
-        expected = settled_digest(self._ledger.state, request.stage, request.round, part) or digest
+        expected = settled_digest(self._command_loop.state, request.stage, request.round, part) or digest
         return pb.AttestReply(agrees=digest == expected, expected=expected)
 
     @answering
     async def Locate(self, request: pb.LocateRequest, context: Context) -> pb.LocateReply:
         with self._access.of_peer(context, request.peer) as peer:
-            state = self._ledger.state
+            state = self._command_loop.state
             live_peer(state, peer)
             records = locate(state, self._spec, request.stage, convert.part_from_pb(request.part))
             sealed = [seal_state(record, self._sign) for record in records]
@@ -287,18 +295,18 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     @answering
     async def Measure(self, request: pb.Measurement, context: Context) -> pb.MeasureReply:
         with self._access.of_peer(context, request.peer) as claimed:
-            state = self._ledger.state
+            state = self._command_loop.state
             peer = live_peer(state, claimed).peer
             # Round 0 is the model before its first round.
             in_run = request.round <= state.current_round
-            if not in_run or state.seat(peer, max(1, request.round)) is None:
+            if not in_run or state.assignment(peer, max(1, request.round)) is None:
                 raise bad_request(f"{peer} measured round {request.round}, in which it has no place")
             former = self._latest.get(peer)
             # One line for each member and round, however often a call is repeated.
             if former is None or former.round < request.round:
                 self._latest[peer] = request
                 fields = {field.name: getattr(request, field.name) for field in request.DESCRIPTOR.fields}
-                self._metrics.write(self._ledger.now(), "measurement", fields)
+                self._metrics.write(self._command_loop.now(), "measurement", fields)
         return pb.MeasureReply()
 
     @answering
@@ -307,7 +315,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             return self._status()
 
     def _status(self) -> pb.StatusReply:
-        state = self._ledger.state
+        state = self._command_loop.state
         return pb.StatusReply(
             run=self._spec.run_id,
             spec_json=self._spec.canonical_json,
@@ -324,10 +332,10 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         )
 
     def _peer_status(self, peer: Peer) -> pb.PeerStatus:
-        state = self._ledger.state
+        state = self._command_loop.state
         pulse = state.pulses[peer.peer]
-        seat, place = state.seat(peer.peer, state.current_round), state.places.get(peer.peer)
-        lifecycle, where = peer.lifecycle, "" if seat is None else str(seat)
+        assignment, place = state.assignment(peer.peer, state.current_round), state.places.get(peer.peer)
+        lifecycle, where = peer.lifecycle, "" if assignment is None else str(assignment)
         if lifecycle is Lifecycle.SYNCING and place is not None:
             where = f"replica-{place.replica}, {stages_of(place)}"
             if is_synced(state, place, state.current_round):
@@ -336,9 +344,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             peer=peer.peer,
             role=peer.role.value,
             lifecycle=lifecycle.value,
-            round=pulse.round,
+            round=pulse.round_number,
             inner_step=pulse.inner_step,
-            seen_seconds_ago=max(0.0, self._ledger.now() - pulse.seen),
+            seen_seconds_ago=max(0.0, self._command_loop.now() - pulse.seen),
             place=where,
             estimates=convert.estimates_to_pb(state.estimates[peer.peer]),
         )

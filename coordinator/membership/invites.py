@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 
 from coordinator.membership.validation import bad_request
-from coordinator.state.apply import Draft
+from coordinator.state.apply import Transaction
 from coordinator.state.events import InviteCreated, InviteRevoked, InviteUsed
 from coordinator.state.state import Invitation, State
 from protocol.errors import ErrorCode, HetnodeError
@@ -18,7 +18,7 @@ _ASK = "Ask the operator of the run for a new invite."
 
 
 def create(
-    draft: Draft,
+    transaction: Transaction,
     invite: str,
     secret_sha256: str,
     uses: int,
@@ -31,18 +31,18 @@ def create(
         raise bad_request(f"an invite for {uses} peers, not 1 to {MAX_USES}")
     if not 0 < valid_seconds <= MAX_VALID_SECONDS:
         raise bad_request(f"an invite for {valid_seconds:g} s, not up to {MAX_VALID_SECONDS:g}")
-    if invite in draft.state.invitations:
+    if invite in transaction.state.invitations:
         raise bad_request(f"the name {invite} is another invite's")
-    draft.add(InviteCreated(now, invite, secret_sha256, uses, now + valid_seconds, role))
+    transaction.add(InviteCreated(now, invite, secret_sha256, uses, now + valid_seconds, role))
 
 
-def revoke(draft: Draft, invite: str, now: float) -> None:
+def revoke(transaction: Transaction, invite: str, now: float) -> None:
     """Nobody new comes in with it; those it has let in stay. Raises INVITE_UNKNOWN."""
-    if not _known(draft.state, invite).revoked:
-        draft.add(InviteRevoked(now, invite))
+    if not _known(transaction.state, invite).revoked:
+        transaction.add(InviteRevoked(now, invite))
 
 
-def enroll(draft: Draft, peer: PeerId, invite: str, secret_sha256: str, now: float) -> None:
+def enroll(transaction: Transaction, peer: PeerId, invite: str, secret_sha256: str, now: float) -> None:
     """Let `peer` have certificates. The same peer may come again with its invite, or later without any.
 
     Raises:
@@ -50,10 +50,10 @@ def enroll(draft: Draft, peer: PeerId, invite: str, secret_sha256: str, now: flo
             for a peer without invite that was never let in.
     """
     if not invite:
-        if peer not in draft.state.enrolled:
+        if peer not in transaction.state.enrolled:
             raise HetnodeError(ErrorCode.UNKNOWN_PEER, f"Peer {peer} was never let into this run.", _ASK)
         return
-    invitation = _known(draft.state, invite)
+    invitation = _known(transaction.state, invite)
     if not hmac.compare_digest(secret_sha256, invitation.secret_sha256):
         raise _refused(ErrorCode.INVITE_FORGED, f"The secret of invite {invite} is another one.")
     if invitation.revoked:
@@ -66,7 +66,7 @@ def enroll(draft: Draft, peer: PeerId, invite: str, secret_sha256: str, now: flo
     if len(invitation.peers) >= invitation.uses:
         times = "once" if invitation.uses == 1 else f"{invitation.uses} times"
         raise _refused(ErrorCode.INVITE_USED, f"Invite {invite} could be used {times} and was.")
-    draft.add(InviteUsed(now, invite, peer))
+    transaction.add(InviteUsed(now, invite, peer))
 
 
 def permitted_role(state: State, peer: PeerId) -> Role | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coordinator.state.apply import Draft
+from coordinator.state.apply import Transaction
 from coordinator.state.events import PayloadRejected, PeerQuarantined, PeerStruck
 from coordinator.state.state import Round
 from protocol.types import PeerId, Rejection
@@ -23,32 +23,37 @@ _LEAST_ACCUSERS = 2
 
 
 def note_rejections(
-    draft: Draft, sender: PeerId, stage: int, number: int, rejected: Sequence[Rejection], now: float
+    transaction: Transaction,
+    sender: PeerId,
+    stage: int,
+    round_number: int,
+    rejected: Sequence[Rejection],
+    now: float,
 ) -> None:
     """Record what `sender` refused of the payloads on offer, each once; anything else is ignored."""
-    round = draft.state.round(stage, number)
+    round_state = transaction.state.round_of(stage, round_number)
     for rejection in rejected:
         owner = rejection.descriptor.owner
-        is_on_offer = round.offers.get(owner) == rejection.descriptor
-        if is_on_offer and owner != sender and sender not in round.rejections.get(owner, {}):
-            draft.add(PayloadRejected(now, stage, number, sender, owner, rejection.reason))
+        is_on_offer = round_state.offers.get(owner) == rejection.descriptor
+        if is_on_offer and owner != sender and sender not in round_state.rejections.get(owner, {}):
+            transaction.add(PayloadRejected(now, stage, round_number, sender, owner, rejection.reason))
 
 
-def judge(draft: Draft, number: int, round: Round, now: float) -> None:
+def judge(transaction: Transaction, round_number: int, round_state: Round, now: float) -> None:
     """Give a strike to every owner of whose payload enough of the group say that it cannot be used."""
-    group = [descriptor.owner for descriptor in round.group.descriptors] if round.group else []
-    for owner, reasons in sorted(round.rejections.items()):
-        witnesses = [peer for peer in group if peer != owner and peer in round.reports]
+    group = [descriptor.owner for descriptor in round_state.group.descriptors] if round_state.group else []
+    for owner, reasons in sorted(round_state.rejections.items()):
+        witnesses = [peer for peer in group if peer != owner and peer in round_state.reports]
         accusers = [peer for peer in witnesses if peer in reasons]
         if len(accusers) >= _LEAST_ACCUSERS and 2 * len(accusers) > len(witnesses):
-            strike(draft, owner, number, reasons[accusers[0]], now)
+            strike(transaction, owner, round_number, reasons[accusers[0]], now)
 
 
-def strike(draft: Draft, peer: PeerId, number: int, reason: str, now: float) -> None:
-    """Give `peer` its strike of round `number`, if it has none, and quarantine it if these are too many."""
-    if number in draft.state.strikes.get(peer, ()):
+def strike(transaction: Transaction, peer: PeerId, round_number: int, reason: str, now: float) -> None:
+    """Give `peer` its strike of round `round_number`, if it has none, and quarantine it if these are too many."""
+    if round_number in transaction.state.strikes.get(peer, ()):
         return
-    draft.add(PeerStruck(now, peer, number, reason))
-    recent = [each for each in draft.state.strikes[peer] if each > number - STRIKE_ROUNDS]
-    if len(recent) >= STRIKES_TO_QUARANTINE and draft.state.peers[peer].is_live:
-        draft.add(PeerQuarantined(now, peer, len(recent)))
+    transaction.add(PeerStruck(now, peer, round_number, reason))
+    recent = [each for each in transaction.state.strikes[peer] if each > round_number - STRIKE_ROUNDS]
+    if len(recent) >= STRIKES_TO_QUARANTINE and transaction.state.peers[peer].is_live:
+        transaction.add(PeerQuarantined(now, peer, len(recent)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.state.state import Peer, Phase, Seat, State
+from coordinator.state.state import Assignment, Peer, Phase, State
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec import RunSpec
 from protocol.trust.envelope import is_authentic
@@ -43,16 +43,16 @@ def live_peer(state: State, peer: PeerId) -> Peer:
     )
 
 
-def host_of(state: State, spec: RunSpec, peer: PeerId, stage: int, number: int) -> Seat:
+def host_of(state: State, spec: RunSpec, peer: PeerId, stage: int, round_number: int) -> Assignment:
     """The seat of `peer` as host of `stage` in a round that is open or decided. Raises BAD_REQUEST."""
-    if state.phase is Phase.GATHERING or not 1 <= number <= min(state.current_round, spec.rounds):
+    if state.phase is Phase.GATHERING or not 1 <= round_number <= min(state.current_round, spec.rounds):
         raise bad_request(
-            f"round {number} is not open; the run is in round {state.current_round} of {spec.rounds}"
+            f"round {round_number} is not open; the run is in round {state.current_round} of {spec.rounds}"
         )
-    seat = state.seat(peer, number)
-    if seat is None or stage not in seat.member.stages:
-        raise bad_request(f"{peer} does not host stage {stage} in round {number}")
-    return seat
+    assignment = state.assignment(peer, round_number)
+    if assignment is None or stage not in assignment.member.stages:
+        raise bad_request(f"{peer} does not host stage {stage} in round {round_number}")
+    return assignment
 
 
 def bad_request(cause: str) -> HetnodeError:
@@ -68,9 +68,9 @@ def check_descriptor(state: State, spec: RunSpec, descriptor: PayloadDescriptor)
     owner = descriptor.owner
     if descriptor.run != spec.run_id:
         raise bad_request(f"the payload of {owner} belongs to run {descriptor.run}, not {spec.run_id}")
-    seat = state.seat(owner, descriptor.round)
-    assert seat is not None, "only hosts of the stage get this far"
-    assigned = seat.replica.weight
+    assignment = state.assignment(owner, descriptor.round_number)
+    assert assignment is not None, "only hosts of the stage get this far"
+    assigned = assignment.replica.weight
     least = spec.recovery.least_share * assigned
     if not least * (1 - _ROUNDING) <= descriptor.weight <= assigned:
         raise bad_request(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from coordinator.placement.cost_model import memory_needed
 from coordinator.state.state import Peer, State
 from protocol.spec import RunSpec
-from protocol.types import Member, PeerId, Place, StageRange
+from protocol.types import Member, PeerId, ReservedAssignment, StageRange
 
 _MOST_DOUBLINGS = 6
 
 
-def is_synced(state: State, place: Place, from_round: int) -> bool:
+def is_synced(state: State, place: ReservedAssignment, from_round: int) -> bool:
     """Whether the peer of `place` can train from `from_round` on.
 
     It must have attested the anchors of its stages after the round before the last one: when the first stage

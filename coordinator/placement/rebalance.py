@@ -21,7 +21,7 @@ from coordinator.placement.initial_placement import links_between, listed, short
 from coordinator.placement.local_search import MOST_COMPARED, SECONDS, Search, seconds_per_microbatch
 from coordinator.state.state import KEPT_ROUNDS, State
 from protocol.spec import RunSpec
-from protocol.types import Member, PeerId, Place, Replica, Role
+from protocol.types import Member, PeerId, Replica, ReservedAssignment, Role
 
 MOST_SHARE = 8
 """A replica takes at most so many times the usual microbatches."""
@@ -90,7 +90,9 @@ class Tuner:
             and all(
                 self._is_measured(member.peer)
                 and is_synced(
-                    self._state, Place(member.peer, replica.index, i, member.stages), self._from_round
+                    self._state,
+                    ReservedAssignment(member.peer, replica.index, i, member.stages),
+                    self._from_round,
                 )
                 for i, member in enumerate(replica.members)
             )
@@ -98,7 +100,7 @@ class Tuner:
 
     def _spares(self) -> list[Member]:
         """Those that follow, and could train at once."""
-        seated = self._state.seats[self._state.plans[-1].epoch]
+        seated = self._state.assignments[self._state.plans[-1].epoch]
         return [
             Member(peer.peer, place.stages, peer.endpoint)
             for peer in sorted(self._state.staying, key=lambda each: each.peer)
@@ -284,12 +286,14 @@ def _delivered(state: State) -> dict[int, tuple[float, float]]:
     """By replica the weight of its last committed payload of stage 0, and the one that the plan gave it."""
     found = dict[int, tuple[float, float]]()
     newest = state.current_round
-    for number in range(newest, max(0, newest - KEPT_ROUNDS), -1):
-        decision = state.decisions.get((0, number))
+    for round_number in range(newest, max(0, newest - KEPT_ROUNDS), -1):
+        decision = state.decisions.get((0, round_number))
         for entry in decision.entries if decision else ():
-            seat = state.seat(entry.descriptor.owner, number)
-            if seat is not None:
-                found.setdefault(seat.replica.index, (entry.descriptor.weight, seat.replica.weight))
+            assignment = state.assignment(entry.descriptor.owner, round_number)
+            if assignment is not None:
+                found.setdefault(
+                    assignment.replica.index, (entry.descriptor.weight, assignment.replica.weight)
+                )
     return found
 
 

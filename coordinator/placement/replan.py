@@ -24,12 +24,12 @@ from coordinator.placement.initial_placement import Waiting, links_between, list
 from coordinator.placement.rebalance import Tuner
 from coordinator.state.state import State, stages_of
 from protocol.spec import RunSpec
-from protocol.types import Lifecycle, Member, PeerId, Place, Plan, Replica, Role
+from protocol.types import Lifecycle, Member, PeerId, Plan, Replica, ReservedAssignment, Role
 
 _MOST_LACKS = 2
 """So much is told of what one replica lacks."""
 
-Chain = tuple[Place, ...]
+Chain = tuple[ReservedAssignment, ...]
 """The places of a replica in order of position, each with the peer that is to have it."""
 
 
@@ -48,18 +48,18 @@ def regroup(
     """
     newest = state.plans[-1]
     chosen = _chosen(state, spec, from_round)
-    if not chosen.standing and not chosen.chains:
+    if not chosen.run_view and not chosen.chains:
         lacks = [*shortages(state, spec, from_round).values()]
         return Waiting(f"no complete replica is left: {listed(lacks)}")
     tuner = Tuner(state, spec, from_round)
     replicas = [
-        chosen.standing[index]
-        if index in chosen.standing
+        chosen.run_view[index]
+        if index in chosen.run_view
         else _replica(state, spec, index, chosen.chains[index])
-        for index in sorted([*chosen.standing, *chosen.chains])
+        for index in sorted([*chosen.run_view, *chosen.chains])
     ]
     # A replica that comes back with the same members needs a plan, too: under the newest one it is broken.
-    is_same = not chosen.chains and len(chosen.standing) == len(newest.replicas)
+    is_same = not chosen.chains and len(chosen.run_view) == len(newest.replicas)
     reasons = _reasons(state, chosen, from_round)
     replicas, faster = tuner.tuned(replicas, is_settled=is_same)
     if is_same and replicas == list(newest.replicas):
@@ -71,7 +71,7 @@ def regroup(
 class _Chosen:
     """The replicas that train next, by index: those that stand, and those that are put together anew."""
 
-    standing: Mapping[int, Replica]
+    run_view: Mapping[int, Replica]
     chains: Mapping[int, Chain] = field(default_factory=dict)
 
 
@@ -79,12 +79,12 @@ def _chosen(state: State, spec: RunSpec, from_round: int) -> _Chosen:
     """Nobody rests, is kept as a spare, or goes before its successor comes, where nobody else would train."""
     for lenient in (False, True):
         chosen = _choose(state, spec, from_round, lenient)
-        if chosen.standing or chosen.chains:
+        if chosen.run_view or chosen.chains:
             return chosen
-    return _Chosen(_standing(state, with_draining=True))
+    return _Chosen(_run_view(state, with_draining=True))
 
 
-def _standing(state: State, with_draining: bool) -> dict[int, Replica]:
+def _run_view(state: State, with_draining: bool) -> dict[int, Replica]:
     newest = state.plans[-1]
     absent = state.absent.get(newest.epoch, frozenset())
     return {
@@ -96,15 +96,15 @@ def _standing(state: State, with_draining: bool) -> dict[int, Replica]:
 
 
 def _choose(state: State, spec: RunSpec, from_round: int, lenient: bool) -> _Chosen:
-    standing = _standing(state, with_draining=False)
+    run_view = _run_view(state, with_draining=False)
     held = {
         (place.replica, place.position): place
         for place in state.places.values()
-        if place.replica not in standing and _is_ready(state, place, from_round, lenient)
+        if place.replica not in run_view and _is_ready(state, place, from_round, lenient)
     }
     # Who has trained before comes first, and takes its spares from those that come after it.
     waiting = sorted(
-        {place.replica for place in state.places.values()} - standing.keys(),
+        {place.replica for place in state.places.values()} - run_view.keys(),
         key=lambda index: (index not in state.seated, index),
     )
     complete = complete_chains(state, spec)
@@ -117,15 +117,15 @@ def _choose(state: State, spec: RunSpec, from_round: int, lenient: bool) -> _Cho
         spares.sort(key=lambda place: (place.replica in complete, -later[place.replica], place.position))
         chain = _filled(state, spec, index, held, spares)
         needs_no_spares = lenient or index in state.seated
-        if chain is None or not (needs_no_spares or _leaves_spares(state, spec, standing, chains, chain)):
+        if chain is None or not (needs_no_spares or _leaves_spares(state, spec, run_view, chains, chain)):
             continue
         chains[index] = chain
         taken = {place.peer for place in chain}
         held = {where: place for where, place in held.items() if place.peer not in taken}
-    return _Chosen(standing, chains)
+    return _Chosen(run_view, chains)
 
 
-def _is_ready(state: State, place: Place, from_round: int, lenient: bool) -> bool:
+def _is_ready(state: State, place: ReservedAssignment, from_round: int, lenient: bool) -> bool:
     has_rested = lenient or peer_rests_until(state, place.peer) <= from_round
     return has_rested and state.peers[place.peer].is_staying and is_synced(state, place, from_round)
 
@@ -134,19 +134,19 @@ def _filled(
     state: State,
     spec: RunSpec,
     index: int,
-    held: Mapping[tuple[int, int], Place],
-    spares: Sequence[Place],
+    held: Mapping[tuple[int, int], ReservedAssignment],
+    spares: Sequence[ReservedAssignment],
 ) -> Chain | None:
     """The chain of `index`: by position who holds the place, else the first of `spares` that can; or None."""
     layout = state.layout(index)
     is_whole = len(layout) == 1
-    options: list[list[Place]] = []
+    options: list[list[ReservedAssignment]] = []
     for position, stages in enumerate(layout):
         holder = held.get((index, position))
         found = [holder] if holder is not None else []
         if not found and not is_whole:
             found = [
-                Place(spare.peer, index, position, stages)
+                ReservedAssignment(spare.peer, index, position, stages)
                 for spare in spares
                 if spare.stages == stages and fits(state, spec, spare.peer, stages, len(layout) - position)
             ]
@@ -172,13 +172,13 @@ def _filled(
 def _leaves_spares(
     state: State,
     spec: RunSpec,
-    standing: Mapping[int, Replica],
+    run_view: Mapping[int, Replica],
     chains: Mapping[int, Chain],
     chain: Chain,
 ) -> bool:
     if len(chain) == 1:
         return True
-    seated = {member.peer for replica in standing.values() for member in replica.members}
+    seated = {member.peer for replica in run_view.values() for member in replica.members}
     seated |= {place.peer for each in (*chains.values(), chain) for place in each}
     left = sum(peer.role is Role.STAGE and peer.peer not in seated for peer in state.staying)
     return left >= spec.grouping.spares
@@ -210,7 +210,7 @@ def _reasons(state: State, chosen: _Chosen, from_round: int) -> list[str]:
             doing = "returns" if index in state.seated else "joins"
         changes.append(f"replica-{index} {doing}{with_whom}")
     reasons = [listed(changes)] if changes else []
-    dropped = [each for each in newest.replicas if each.index not in {*chosen.standing, *chosen.chains}]
+    dropped = [each for each in newest.replicas if each.index not in {*chosen.run_view, *chosen.chains}]
     for why, replicas in _by_cause(state, dropped).items():
         reasons.append(f"goes on without {listed(replicas)}, {why}")
     return reasons
@@ -255,9 +255,9 @@ def _by_cause(state: State, dropped: Sequence[Replica]) -> dict[str, list[str]]:
     return causes
 
 
-def complete_chains(state: State, spec: RunSpec) -> dict[int, list[Place]]:
+def complete_chains(state: State, spec: RunSpec) -> dict[int, list[ReservedAssignment]]:
     """By index the replicas whose places cover all stages with peers that stay, in order of position."""
-    chains: dict[int, list[Place]] = {}
+    chains: dict[int, list[ReservedAssignment]] = {}
     for place in state.places.values():
         if state.peers[place.peer].is_staying:
             chains.setdefault(place.replica, []).append(place)
@@ -271,7 +271,7 @@ def complete_chains(state: State, spec: RunSpec) -> dict[int, list[Place]]:
 
 def shortages(state: State, spec: RunSpec, from_round: int) -> dict[int, str]:
     """What keeps replicas (by index) from training from `from_round` on, such as "replica-1 has lost Qm"."""
-    chains: dict[int, dict[int, Place]] = {}
+    chains: dict[int, dict[int, ReservedAssignment]] = {}
     for place in state.places.values():
         chains.setdefault(place.replica, {})[place.position] = place
     found = {}

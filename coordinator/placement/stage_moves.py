@@ -10,18 +10,18 @@ from collections import Counter
 from collections.abc import Sequence
 
 from coordinator.placement.eligibility import peer_rests_until
-from coordinator.placement.vacancies import Board, Vacancy
-from coordinator.state.apply import Draft
+from coordinator.placement.vacancies import Vacancies, Vacancy
+from coordinator.state.apply import Transaction
 from coordinator.state.events import PlaceGiven
 from coordinator.state.state import Peer, State
 from protocol.spec import RunSpec
-from protocol.types import PeerId, Place, Role
+from protocol.types import PeerId, ReservedAssignment, Role
 
 _MOST_TRIED = 16
 """While nothing trains, it is tried to complete one of so many pipelines, those that lack fewest members."""
 
 
-def move_spares(draft: Draft, spec: RunSpec, now: float) -> None:
+def move_spares(transaction: Transaction, spec: RunSpec, now: float) -> None:
     """Give spares the places of lost or draining members of pipelines that have trained.
 
     To be called at the end of a round, when who was lost has had its time to come back. Nobody moves where as
@@ -29,8 +29,8 @@ def move_spares(draft: Draft, spec: RunSpec, now: float) -> None:
     within `grouping.settle_rounds` rounds. First move those whose pipeline never trained, of these who joined
     last; then those of a later pipeline that has stood still for as many rounds.
     """
-    state, board = draft.state, Board(draft.state, spec)
-    holes = [each for each in board.vacant if each.replica in state.seated and _is_pipeline(state, each)]
+    state, vacancies = transaction.state, Vacancies(transaction.state, spec)
+    holes = [each for each in vacancies.vacant if each.replica in state.seated and _is_pipeline(state, each)]
     if not holes:
         return
     idle = [(peer, state.places[peer.peer]) for peer in state.staying if _is_idle(state, peer)]
@@ -47,17 +47,17 @@ def move_spares(draft: Draft, spec: RunSpec, now: float) -> None:
             if has_trained and place.replica <= hole.replica:
                 continue
             is_spared = spares[place.stages] > wanted[place.stages]
-            if is_spared and not _is_last(state, hosts, place, hole) and board.suits(hole, peer):
-                draft.add(PlaceGiven(now, hole.given_to(place.peer)))
+            if is_spared and not _is_last(state, hosts, place, hole) and vacancies.suits(hole, peer):
+                transaction.add(PlaceGiven(now, hole.given_to(place.peer)))
                 movable.remove((peer, place))
                 spares[place.stages] -= 1
                 wanted[hole.stages] -= 1
                 wanted[place.stages] += has_trained
-                hosts, board = _hosts(draft.state), Board(draft.state, spec)
+                hosts, vacancies = _hosts(transaction.state), Vacancies(transaction.state, spec)
                 break
 
 
-def complete_a_pipeline(draft: Draft, spec: RunSpec, now: float) -> None:
+def complete_a_pipeline(transaction: Transaction, spec: RunSpec, now: float) -> None:
     """While nothing trains: give one pipeline all members that it lacks, whoever is there and wherever it is.
 
     No round ends meanwhile, so nobody is given time to come back, to settle or to rest. But nobody moves
@@ -65,12 +65,12 @@ def complete_a_pipeline(draft: Draft, spec: RunSpec, now: float) -> None:
     is with no live peer; or away from such. Of the pipelines that lack fewest, the one for which fewest peers
     have to move to other stages.
     """
-    state = draft.state
+    state = transaction.state
     hosts = _hosts(state)
     if not all(hosts[stage] for stage in range(state.stages)):
         return
     lacking: dict[int, list[Vacancy]] = {replica: [] for replica in state.layouts}
-    for hole in Board(state, spec).vacant:
+    for hole in Vacancies(state, spec).vacant:
         lacking[hole.replica].append(hole)
     if not all(lacking.values()):
         return
@@ -79,19 +79,19 @@ def complete_a_pipeline(draft: Draft, spec: RunSpec, now: float) -> None:
     ways = [_filling(state, spec, lacking[replica]) for replica in pipelines[:_MOST_TRIED]]
     possible = [places for places in ways if places is not None]
     for place in min(possible, key=lambda places: _moves(state, places), default=[]):
-        draft.add(PlaceGiven(now, place))
+        transaction.add(PlaceGiven(now, place))
 
 
-def _filling(state: State, spec: RunSpec, holes: Sequence[Vacancy]) -> list[Place] | None:
+def _filling(state: State, spec: RunSpec, holes: Sequence[Vacancy]) -> list[ReservedAssignment] | None:
     """The places that members of other pipelines get so that all `holes` of one are filled; None if not all.
 
     Into each comes, where there is one, somebody with its stages, else of those who never trained who came
     last.
     """
-    trial = Draft(state)
+    trial = Transaction(state)
     found = []
     for hole in holes:
-        board, hosts = Board(trial.state, spec), _hosts(trial.state)
+        vacancies, hosts = Vacancies(trial.state, spec), _hosts(trial.state)
         others = [
             (place.stages != hole.stages, place.replica in state.seated, -peer.arrival, peer, place)
             for peer in state.staying
@@ -103,7 +103,7 @@ def _filling(state: State, spec: RunSpec, holes: Sequence[Vacancy]) -> list[Plac
             (
                 peer
                 for *_, peer, place in others
-                if not _is_last(trial.state, hosts, place, hole) and board.suits(hole, peer)
+                if not _is_last(trial.state, hosts, place, hole) and vacancies.suits(hole, peer)
             ),
             None,
         )
@@ -114,7 +114,7 @@ def _filling(state: State, spec: RunSpec, holes: Sequence[Vacancy]) -> list[Plac
     return found
 
 
-def _moves(state: State, places: Sequence[Place]) -> int:
+def _moves(state: State, places: Sequence[ReservedAssignment]) -> int:
     """How many of those who get `places` have other stages now."""
     return sum(place.stages != state.places[place.peer].stages for place in places)
 
@@ -125,7 +125,7 @@ def _is_pipeline(state: State, vacancy: Vacancy) -> bool:
 
 def _is_idle(state: State, peer: Peer) -> bool:
     """Whether `peer` is a stage peer with a place that the newest plan does not need."""
-    seated = peer.peer in state.seats[state.plans[-1].epoch]
+    seated = peer.peer in state.assignments[state.plans[-1].epoch]
     rests = peer_rests_until(state, peer.peer) > state.current_round
     return peer.role is Role.STAGE and peer.peer in state.places and not seated and not rests
 
@@ -145,7 +145,7 @@ def _held(state: State, peer: PeerId) -> set[int]:
     return {stage for stage in place.stages if stage in state.synced.get(peer, {})}
 
 
-def _is_last(state: State, hosts: Counter[int], place: Place, hole: Vacancy) -> bool:
+def _is_last(state: State, hosts: Counter[int], place: ReservedAssignment, hole: Vacancy) -> bool:
     """Whether nobody else would have a stage any more that the peer of `place` would leave for `hole`."""
     held = _held(state, place.peer)
     left = set(place.stages) - set(hole.stages)
@@ -163,7 +163,7 @@ def _last_losses(state: State, holes: list[Vacancy]) -> dict[int, int]:
     return found
 
 
-def _has_settled(state: State, spec: RunSpec, place: Place, lost_in: dict[int, int]) -> bool:
+def _has_settled(state: State, spec: RunSpec, place: ReservedAssignment, lost_in: dict[int, int]) -> bool:
     """Whether its last move is long ago, and so is the loss for which its pipeline trains no more, if any."""
     settled = state.current_round - spec.grouping.settle_rounds
     if state.moved.get(place.peer, settled) > settled:

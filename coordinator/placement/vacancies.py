@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import cache
 
 from coordinator.placement.eligibility import can_be_neighbours, fits
-from coordinator.state.apply import Draft
+from coordinator.state.apply import Transaction
 from coordinator.state.events import PlaceGiven
 from coordinator.state.state import Peer, State
 from protocol.spec import RunSpec
-from protocol.types import PeerId, Place, Role, StageRange
+from protocol.types import PeerId, ReservedAssignment, Role, StageRange
 
 Where = tuple[int, int]
 """Replica and position."""
@@ -34,21 +34,21 @@ class Vacancy:
     def where(self) -> Where:
         return self.replica, self.position
 
-    def given_to(self, peer: PeerId) -> Place:
-        return Place(peer, self.replica, self.position, self.stages)
+    def given_to(self, peer: PeerId) -> ReservedAssignment:
+        return ReservedAssignment(peer, self.replica, self.position, self.stages)
 
 
-def give_places(draft: Draft, spec: RunSpec, now: float) -> None:
+def give_places(transaction: Transaction, spec: RunSpec, now: float) -> None:
     """Give every live peer without a place one that fits it, the earliest first. The others stay spares."""
-    spares = [each for each in draft.state.peers.values() if is_spare(draft.state, each)]
+    spares = [each for each in transaction.state.peers.values() if is_spare(transaction.state, each)]
     if not spares:
         return
-    board = Board(draft.state, spec)
+    vacancies = Vacancies(transaction.state, spec)
     for peer in sorted(spares, key=lambda each: each.arrival):
-        place = board.place_for(peer)
+        place = vacancies.place_for(peer)
         if place is not None:
-            draft.add(PlaceGiven(now, place))
-            board.give(place)
+            transaction.add(PlaceGiven(now, place))
+            vacancies.give(place)
 
 
 def is_spare(state: State, peer: Peer) -> bool:
@@ -56,7 +56,7 @@ def is_spare(state: State, peer: Peer) -> bool:
     return peer.is_staying and peer.peer not in state.places
 
 
-class Board:
+class Vacancies:
     """Who has which place of `state`, and which are vacant; :meth:`give` keeps it up to date.
 
     `vacant` are the places in existing replicas that nobody has had yet, or whose peer is gone; then those
@@ -84,7 +84,7 @@ class Board:
             return () if holder.finished else (False,)
         return () if holder.is_staying else (True,)
 
-    def place_for(self, peer: Peer, former: Place | None = None) -> Place | None:
+    def place_for(self, peer: Peer, former: ReservedAssignment | None = None) -> ReservedAssignment | None:
         """The place for `peer`, which has none; None where it fits nowhere.
 
         Its `former` one if that is still free, whatever its memory is by now. Else the lowest vacant one of
@@ -117,7 +117,7 @@ class Board:
         is_whole = peer.role is Role.REPLICA
         return (StageRange(0, self._spec.swarm.stages),) if is_whole else self._state.layout(replica)
 
-    def give(self, place: Place) -> None:
+    def give(self, place: ReservedAssignment) -> None:
         """`place` is its peer's from now on."""
         where = (place.replica, place.position)
         vacant = [each for each in self.vacant if each.where != where]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from coordinator.membership.validation import bad_request, live_peer
-from coordinator.state.apply import Draft
+from coordinator.state.apply import Transaction
 from coordinator.state.events import AnchorDiverged, DigestAttested
 from coordinator.state.state import State
 from protocol.spec import RunSpec
@@ -13,9 +13,16 @@ from protocol.types import Part, PeerId, StateRecord
 
 
 def attest(
-    draft: Draft, spec: RunSpec, sender: PeerId, stage: int, number: int, part: str, digest: str, now: float
+    transaction: Transaction,
+    spec: RunSpec,
+    sender: PeerId,
+    stage: int,
+    round_number: int,
+    part: str,
+    digest: str,
+    now: float,
 ) -> None:
-    """Note the digest of `sender`'s anchor after `number`, and name every peer whose anchor differs.
+    """Note the digest of `sender`'s anchor after `round_number`, and name every peer whose anchor differs.
 
     Whoever has a place attests its stages after every decision, whether it trains or follows. Round 0 stands
     for the anchor before the first round. Part EMBEDDING is attested for stage 0 by any of them, since all
@@ -25,76 +32,83 @@ def attest(
     Raises:
         HetnodeError: UNKNOWN_PEER or BAD_REQUEST.
     """
-    live_peer(draft.state, sender)
-    if not _holds(draft.state, sender, stage, number, part):
+    live_peer(transaction.state, sender)
+    if not _holds(transaction.state, sender, stage, round_number, part):
         raise bad_request(f"{sender} attests the {part} of stage {stage}, which it does not hold")
-    if number > 0 and (stage, number) not in draft.state.decisions:
-        raise bad_request(f"{sender} attests stage {stage} after round {number}, which is not decided")
-    if not draft.state.keeps_digests(number):
+    if round_number > 0 and (stage, round_number) not in transaction.state.decisions:
+        raise bad_request(f"{sender} attests stage {stage} after round {round_number}, which is not decided")
+    if not transaction.state.keeps_digests(round_number):
         return  # a peer that is catching up cannot know yet how far the others are
-    key = (stage, number, part)
-    if not _is_known(draft.state, sender, stage, number, part, digest):
-        draft.add(DigestAttested(now, stage, number, part, sender, digest))
-    expected = settled_digest(draft.state, stage, number, part)
+    key = (stage, round_number, part)
+    if not _is_known(transaction.state, sender, stage, round_number, part, digest):
+        transaction.add(DigestAttested(now, stage, round_number, part, sender, digest))
+    expected = settled_digest(transaction.state, stage, round_number, part)
     if expected is None:
         return
-    for peer, its_digest in draft.state.digests[key].items():
+    for peer, its_digest in transaction.state.digests[key].items():
         if its_digest != expected:
-            note_divergence(draft, now, stage, number, part, peer, its_digest, expected)
-        elif (peer, *key) in draft.state.diverged:
+            note_divergence(transaction, now, stage, round_number, part, peer, its_digest, expected)
+        elif (peer, *key) in transaction.state.diverged:
             # It was right all along, or is so again.
-            draft.add(DigestAttested(now, stage, number, part, peer, its_digest))
+            transaction.add(DigestAttested(now, stage, round_number, part, peer, its_digest))
 
 
-def _is_known(state: State, peer: PeerId, stage: int, number: int, part: str, digest: str) -> bool:
+def _is_known(state: State, peer: PeerId, stage: int, round_number: int, part: str, digest: str) -> bool:
     """Whether `peer` has said this since it joined."""
-    if state.digests.get((stage, number, part), {}).get(peer) != digest:
+    if state.digests.get((stage, round_number, part), {}).get(peer) != digest:
         return False
-    is_synced = part != Part.STAGE or state.synced.get(peer, {}).get(stage, -1) >= number
-    return is_synced or (peer, stage, number, part) in state.diverged
+    is_synced = part != Part.STAGE or state.synced.get(peer, {}).get(stage, -1) >= round_number
+    return is_synced or (peer, stage, round_number, part) in state.diverged
 
 
-def expected_digest(state: State, stage: int, number: int, part: str) -> str | None:
+def expected_digest(state: State, stage: int, round_number: int, part: str) -> str | None:
     """The digest that most peers attested; of equally many the one attested first. None before any."""
-    digests = state.digests.get((stage, number, part))
+    digests = state.digests.get((stage, round_number, part))
     return Counter(digests.values()).most_common(1)[0][0] if digests else None
 
 
-def settled_digest(state: State, stage: int, number: int, part: str) -> str | None:
+def settled_digest(state: State, stage: int, round_number: int, part: str) -> str | None:
     """The expected digest, once it is certain: an honest peer must not be condemned by whoever spoke first.
 
     None where another one has as many attesters, until everybody who takes part has attested.
     """
-    digests = state.digests.get((stage, number, part))
+    digests = state.digests.get((stage, round_number, part))
     if not digests:
         return None
     # Of equally many, whoever was found wrong before has no vote: a late liar overturns nothing.
-    sound = [d for peer, d in digests.items() if (peer, stage, number, part) not in state.diverged]
+    sound = [d for peer, d in digests.items() if (peer, stage, round_number, part) not in state.diverged]
     for votes in (list(digests.values()), sound):
         (first, most), *others = Counter(votes).most_common(2) or [("", 0)]
         if most and (not others or most > others[0][1]):
             return first
-    everybody_has_spoken = digests.keys() >= _who_attest(state, stage, number, part)
-    return expected_digest(state, stage, number, part) if everybody_has_spoken else None
+    everybody_has_spoken = digests.keys() >= _who_attest(state, stage, round_number, part)
+    return expected_digest(state, stage, round_number, part) if everybody_has_spoken else None
 
 
-def _who_attest(state: State, stage: int, number: int, part: str) -> set[PeerId]:
-    """The live members that took part in `number` and hold `part` of `stage`."""
+def _who_attest(state: State, stage: int, round_number: int, part: str) -> set[PeerId]:
+    """The live members that took part in `round_number` and hold `part` of `stage`."""
     return {
         member.peer
-        for replica in state.plan_for(number).replicas
+        for replica in state.plan_for(round_number).replicas
         for member in replica.members
         if (part == Part.EMBEDDING or stage in member.stages)
         and state.peers[member.peer].is_live
-        and state.takes_part(member.peer, number)
+        and state.takes_part(member.peer, round_number)
     }
 
 
 def note_divergence(
-    draft: Draft, now: float, stage: int, number: int, part: str, peer: PeerId, digest: str, expected: str
+    transaction: Transaction,
+    now: float,
+    stage: int,
+    round_number: int,
+    part: str,
+    peer: PeerId,
+    digest: str,
+    expected: str,
 ) -> None:
-    if (peer, stage, number, part) not in draft.state.diverged:
-        draft.add(AnchorDiverged(now, stage, number, part, peer, digest, expected))
+    if (peer, stage, round_number, part) not in transaction.state.diverged:
+        transaction.add(AnchorDiverged(now, stage, round_number, part, peer, digest, expected))
 
 
 def locate(state: State, spec: RunSpec, stage: int, part: Part) -> tuple[StateRecord, ...]:
@@ -106,22 +120,27 @@ def locate(state: State, spec: RunSpec, stage: int, part: Part) -> tuple[StateRe
     every = spec.recovery.checkpoint_every
     found = []
     for key, digests in state.digests.items():
-        number = key[1]
+        round_number = key[1]
         expected = expected_digest(state, *key)
-        if key != (stage, number, part) or number == 0 or number % every or expected is None:
+        if (
+            key != (stage, round_number, part)
+            or round_number == 0
+            or round_number % every
+            or expected is None
+        ):
             continue
         agreeing = [peer for peer, digest in digests.items() if digest == expected]
         holders = tuple(sorted(peer for peer in agreeing if state.peers[peer].is_live))
         if holders and len(agreeing) >= min(2, len(digests)):
-            found.append(StateRecord(spec.run_id, stage, part, number, expected, holders))
-    return tuple(sorted(found, key=lambda record: -record.round))
+            found.append(StateRecord(spec.run_id, stage, part, round_number, expected, holders))
+    return tuple(sorted(found, key=lambda record: -record.round_number))
 
 
 def has_attested_last(state: State, spec: RunSpec, peer: PeerId) -> bool:
     """Whether the work of `peer` is done: it has attested rightly all that it hosts after the last round."""
-    place, seat = state.places.get(peer), state.seat(peer, spec.rounds)
+    place, assignment = state.places.get(peer), state.assignment(peer, spec.rounds)
     # The place of a member that drains may be somebody else's already.
-    holder = place or (seat.member if seat else None)
+    holder = place or (assignment.member if assignment else None)
     rounds = state.synced.get(peer, {})
     return holder is not None and all(rounds.get(stage, -1) >= spec.rounds for stage in holder.stages)
 
@@ -141,15 +160,20 @@ def unconfirmed(state: State, spec: RunSpec) -> list[PeerId]:
 def unattested(state: State, spec: RunSpec) -> list[int]:
     """The stages whose anchor after the last round nobody has attested rightly."""
     attested = {
-        stage for rounds in state.synced.values() for stage, number in rounds.items() if number >= spec.rounds
+        stage
+        for rounds in state.synced.values()
+        for stage, round_number in rounds.items()
+        if round_number >= spec.rounds
     }
     return [stage for stage in range(spec.swarm.stages) if stage not in attested]
 
 
-def _holds(state: State, peer: PeerId, stage: int, number: int, part: str) -> bool:
+def _holds(state: State, peer: PeerId, stage: int, round_number: int, part: str) -> bool:
     """By its place, or by a seat that it had."""
-    seat, place = state.seat(peer, number), state.places.get(peer)
-    hosted = [holder.stages for holder in (seat.member if seat else None, place) if holder is not None]
+    assignment, place = state.assignment(peer, round_number), state.places.get(peer)
+    hosted = [
+        holder.stages for holder in (assignment.member if assignment else None, place) if holder is not None
+    ]
     if part == Part.EMBEDDING:
         return stage == 0 and bool(hosted)
     return part == Part.STAGE and any(stage in stages for stages in hosted)

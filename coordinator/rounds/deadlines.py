@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from coordinator.state.state import State
 from protocol.spec import RunSpec
-from protocol.types import Group
+from protocol.types import ExchangeGroup
 
 LEAST_GATHER_SECONDS = 5.0
 _MARGIN = 3.0
@@ -39,13 +39,13 @@ def gather_seconds(state: State, spec: RunSpec, stage: int, nbytes: int) -> floa
     measured as itself, so the next one is three times as long.
     """
     seconds_per_byte = [
-        round.gathered_in / sum(descriptor.nbytes for descriptor in round.group.descriptors)
-        for (its_stage, _), round in state.rounds.items()
+        round_state.gathered_in / sum(descriptor.nbytes for descriptor in round_state.group.descriptors)
+        for (its_stage, _), round_state in state.rounds.items()
         if its_stage == stage
-        and round.gathered_in > 0
-        and round.group is not None
+        and round_state.gathered_in > 0
+        and round_state.group is not None
         # Who is alone has nothing to gather.
-        and len(round.group.descriptors) > 1
+        and len(round_state.group.descriptors) > 1
     ]
     most = spec.timing.fetch
     if not seconds_per_byte:
@@ -53,6 +53,6 @@ def gather_seconds(state: State, spec: RunSpec, stage: int, nbytes: int) -> floa
     return min(max(_MARGIN * max(seconds_per_byte) * nbytes, LEAST_GATHER_SECONDS), most)
 
 
-def decide_seconds(spec: RunSpec, group: Group) -> float:
+def decide_seconds(spec: RunSpec, group: ExchangeGroup) -> float:
     """How long after `group` was closed its round is decided at the latest: gathering, and time to report."""
     return group.seconds + spec.timing.decide - spec.timing.fetch

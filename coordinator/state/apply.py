@@ -37,8 +37,17 @@ from coordinator.state.events import (
     RoundCommitted,
     RunFinished,
 )
-from coordinator.state.state import KEPT_ROUNDS, Invitation, Peer, Phase, Pulse, Round, Seat, State
-from protocol.types import Decision, Estimates, Group, Lifecycle, Part, PeerId, Place, Plan
+from coordinator.state.state import KEPT_ROUNDS, Assignment, Invitation, Peer, Phase, Pulse, Round, State
+from protocol.types import (
+    Decision,
+    Estimates,
+    ExchangeGroup,
+    Lifecycle,
+    Part,
+    PeerId,
+    Plan,
+    ReservedAssignment,
+)
 
 
 def replay(state: State, events: Iterable[Event]) -> State:
@@ -60,7 +69,7 @@ def _moved(state: State, event: Event) -> State:  # noqa: PLR0911, PLR0912
         case PeerJoined():
             return _join(state, event)
         case PeerSeen():
-            pulse = Pulse(event.at, event.round, event.inner_step, beating=True)
+            pulse = Pulse(event.at, event.round_number, event.inner_step, beating=True)
             return replace(state, pulses={**state.pulses, event.peer: pulse})
         case PeerMeasured():
             return replace(
@@ -90,19 +99,21 @@ def _moved(state: State, event: Event) -> State:  # noqa: PLR0911, PLR0912
         case PayloadOffered():
             return _offer(state, event)
         case PayloadWithheld():
-            round = state.round(event.stage, event.round)
-            return _with_round(state, event, replace(round, withheld=round.withheld | {event.peer}))
+            round_state = state.round_of(event.stage, event.round_number)
+            return _with_round(
+                state, event, replace(round_state, withheld=round_state.withheld | {event.peer})
+            )
         case GroupClosed():
             return _close(state, event)
         case HoldingsReported():
             return _report(state, event)
         case PayloadRejected():
-            round = state.round(event.stage, event.round)
-            reasons = {**round.rejections.get(event.owner, {}), event.peer: event.reason}
-            rejections = {**round.rejections, event.owner: reasons}
-            return _with_round(state, event, replace(round, rejections=rejections))
+            round_state = state.round_of(event.stage, event.round_number)
+            reasons = {**round_state.rejections.get(event.owner, {}), event.peer: event.reason}
+            rejections = {**round_state.rejections, event.owner: reasons}
+            return _with_round(state, event, replace(round_state, rejections=rejections))
         case PeerStruck():
-            rounds = (*state.strikes.get(event.peer, ()), event.round)
+            rounds = (*state.strikes.get(event.peer, ()), event.round_number)
             return replace(state, strikes={**state.strikes, event.peer: rounds})
         case PeerQuarantined():
             quarantined = state.quarantined | {event.peer}
@@ -119,7 +130,7 @@ def _moved(state: State, event: Event) -> State:  # noqa: PLR0911, PLR0912
             assert_never(event)
 
 
-class Draft:
+class Transaction:
     """A state in the making: what one command decides, event by event, each seen by the next step."""
 
     def __init__(self, state: State) -> None:
@@ -170,11 +181,11 @@ def _has_done_its_part(state: State, peer: PeerId) -> bool:
     """Whether no later plan seats `peer`, and its stages of the current round are decided."""
     if not state.plans:
         return True
-    seat = state.seat(peer, state.current_round)
-    decided = seat is None or all(
-        (stage, state.current_round) in state.decisions for stage in seat.member.stages
+    assignment = state.assignment(peer, state.current_round)
+    decided = assignment is None or all(
+        (stage, state.current_round) in state.decisions for stage in assignment.member.stages
     )
-    return decided and peer not in state.seats[state.plans[-1].epoch]
+    return decided and peer not in state.assignments[state.plans[-1].epoch]
 
 
 def _lapse(state: State, peer: PeerId) -> State:
@@ -186,7 +197,7 @@ def _lapse(state: State, peer: PeerId) -> State:
 
 def _retreat(state: State, event: PeerRetreated) -> State:
     absent = state.absent.get(event.epoch, frozenset())
-    replica = state.seats[event.epoch][event.peer].replica
+    replica = state.assignments[event.epoch][event.peer].replica
     is_newest = event.epoch == state.plans[-1].epoch
     # Nobody is to blame for the loss of a neighbour.
     if is_newest and not any(member.peer in absent for member in replica.members):
@@ -196,7 +207,7 @@ def _retreat(state: State, event: PeerRetreated) -> State:
     if last != state.current_round:  # its members give up one after the other
         retreats = {**state.retreats, replica.index: (times + 1, state.current_round)}
         state = replace(state, retreats=retreats)
-    has_later_seat = not is_newest and event.peer in state.seats[state.plans[-1].epoch]
+    has_later_seat = not is_newest and event.peer in state.assignments[state.plans[-1].epoch]
     return state if has_later_seat else _sync(state, event.peer)
 
 
@@ -208,7 +219,7 @@ def _unseat(state: State, peer: PeerId, only: int | None = None) -> State:
     absent = {
         epoch: state.absent.get(epoch, frozenset()) | {peer}
         for epoch in running
-        if peer in state.seats[epoch] and only in (None, epoch)
+        if peer in state.assignments[epoch] and only in (None, epoch)
     }
     return replace(state, absent={**state.absent, **absent}) if absent else state
 
@@ -220,7 +231,7 @@ def _sync(state: State, peer: PeerId) -> State:
     return replace(state, peers={**state.peers, peer: replace(known, lifecycle=Lifecycle.SYNCING)})
 
 
-def _place(state: State, place: Place) -> State:
+def _place(state: State, place: ReservedAssignment) -> State:
     where = (place.replica, place.position)
     others = {
         peer: former
@@ -269,36 +280,37 @@ def _invitation(state: State, event: InviteCreated | InviteUsed | InviteRevoked)
 
 def _adopt(state: State, plan: Plan, at: float) -> State:
     """The first plan starts round 1; one for the current round starts that round anew."""
-    seats = {
-        member.peer: Seat(replica, position)
+    assignments = {
+        member.peer: Assignment(replica, position)
         for replica in plan.replicas
         for position, member in enumerate(replica.members)
     }
     # Who has no seat any more still ends the round that it is in.
     is_later = plan.from_round > state.current_round > 0
     busy = {each for each in state.peers if is_later and state.takes_part(each, state.current_round)}
-    peers = _with_lifecycles(state, seats.keys(), seats.keys() | busy)
+    peers = _with_lifecycles(state, assignments.keys(), assignments.keys() | busy)
     layouts = {replica.index: tuple(each.stages for each in replica.members) for replica in plan.replicas}
     state = replace(
         state,
         phase=Phase.TRAINING,
         peers=peers,
-        places=_places_under(state, seats),
+        places=_places_under(state, assignments),
         plans=(*state.plans, plan),
         seated=state.seated | {replica.index for replica in plan.replicas},
         layouts={**state.layouts, **layouts},
-        tuned_at=plan.from_round if _is_tuned(state, plan, seats) else state.tuned_at,
+        tuned_at=plan.from_round if _is_tuned(state, plan, assignments) else state.tuned_at,
         current_round=state.current_round or plan.from_round,
     )
-    number = state.current_round
-    if plan.from_round == number:
-        rounds = {key: round for key, round in state.rounds.items() if key[1] != number}
+    round_number = state.current_round
+    if plan.from_round == round_number:
+        rounds = {key: round_state for key, round_state in state.rounds.items() if key[1] != round_number}
         state = replace(state, began_at=at, opened_at=None, rounds=rounds)
-    running = state.plan_for(number).epoch
-    oldest = state.plan_for(number - KEPT_ROUNDS).epoch
+    running = state.plan_for(round_number).epoch
+    oldest = state.plan_for(round_number - KEPT_ROUNDS).epoch
     return replace(
         state,
-        seats={epoch: each for epoch, each in state.seats.items() if epoch >= oldest} | {plan.epoch: seats},
+        assignments={epoch: each for epoch, each in state.assignments.items() if epoch >= oldest}
+        | {plan.epoch: assignments},
         absent={epoch: each for epoch, each in state.absent.items() if epoch >= running},
     )
 
@@ -314,15 +326,17 @@ def _with_lifecycles(state: State, seated: Set[PeerId], training: Set[PeerId]) -
     return peers
 
 
-def _places_under(state: State, seats: Mapping[PeerId, Seat]) -> dict[PeerId, Place]:
+def _places_under(state: State, assignments: Mapping[PeerId, Assignment]) -> dict[PeerId, ReservedAssignment]:
     """Who has a seat has that place. Whoever had it before gets one that was left, with the same stages.
 
     So a peer whose seat a spare has taken, gone or not, becomes a spare in its stead. The place of a draining
     member may be somebody else's already.
     """
     places = {
-        peer: Place(peer, seat.replica.index, seat.position, seat.member.stages)
-        for peer, seat in seats.items()
+        peer: ReservedAssignment(
+            peer, assignment.replica.index, assignment.position, assignment.member.stages
+        )
+        for peer, assignment in assignments.items()
         if state.peers[peer].is_staying
     }
     taken = {(place.replica, place.position) for place in places.values()}
@@ -345,7 +359,7 @@ def _places_under(state: State, seats: Mapping[PeerId, Seat]) -> dict[PeerId, Pl
     return places
 
 
-def _is_tuned(state: State, plan: Plan, seats: Mapping[PeerId, Seat]) -> bool:
+def _is_tuned(state: State, plan: Plan, assignments: Mapping[PeerId, Assignment]) -> bool:
     """Whether `plan` does otherwise with members that could have gone on as they did, or shares work anew."""
     if not state.plans:
         return False
@@ -368,70 +382,81 @@ def _is_tuned(state: State, plan: Plan, seats: Mapping[PeerId, Seat]) -> bool:
 
 def _offer(state: State, event: PayloadOffered) -> State:
     descriptor = event.descriptor
-    key = (descriptor.stage, descriptor.round)
-    round = state.round(*key)
-    offers = {**round.offers, descriptor.owner: descriptor}
+    key = (descriptor.stage, descriptor.round_number)
+    round_state = state.round_of(*key)
+    offers = {**round_state.offers, descriptor.owner: descriptor}
     opened_at = event.at if state.opened_at is None else state.opened_at
-    return replace(state, rounds={**state.rounds, key: replace(round, offers=offers)}, opened_at=opened_at)
+    return replace(
+        state, rounds={**state.rounds, key: replace(round_state, offers=offers)}, opened_at=opened_at
+    )
 
 
 def _close(state: State, event: GroupClosed) -> State:
-    round = state.round(event.stage, event.round)
-    descriptors = (round.offers[owner] for owner in sorted(round.offers))
+    round_state = state.round_of(event.stage, event.round_number)
+    descriptors = (round_state.offers[owner] for owner in sorted(round_state.offers))
     agreeing = tuple(d for d in descriptors if d.anchor_digest == event.anchor_digest)
-    group = Group(event.group_id, agreeing, event.seconds)
-    return _with_round(state, event, replace(round, group=group, closed_at=event.at))
+    group = ExchangeGroup(event.group_id, agreeing, event.seconds)
+    return _with_round(state, event, replace(round_state, group=group, closed_at=event.at))
 
 
 def _report(state: State, event: HoldingsReported) -> State:
-    round = state.round(event.stage, event.round)
-    gathered_in = round.gathered_in
-    if round.group is not None and round.closed_at >= state.started_at:
-        gathered_in = max(gathered_in, event.at - round.closed_at)
-    reports = {**round.reports, event.peer: frozenset(event.owners)}
-    return _with_round(state, event, replace(round, reports=reports, gathered_in=gathered_in))
+    round_state = state.round_of(event.stage, event.round_number)
+    gathered_in = round_state.gathered_in
+    if round_state.group is not None and round_state.closed_at >= state.started_at:
+        gathered_in = max(gathered_in, event.at - round_state.closed_at)
+    reports = {**round_state.reports, event.peer: frozenset(event.owners)}
+    return _with_round(state, event, replace(round_state, reports=reports, gathered_in=gathered_in))
 
 
 def _with_round(
-    state: State, event: PayloadWithheld | GroupClosed | HoldingsReported | PayloadRejected, round: Round
+    state: State,
+    event: PayloadWithheld | GroupClosed | HoldingsReported | PayloadRejected,
+    round_state: Round,
 ) -> State:
-    return replace(state, rounds={**state.rounds, (event.stage, event.round): round})
+    return replace(state, rounds={**state.rounds, (event.stage, event.round_number): round_state})
 
 
 def _decided(state: State, at: float, decision: Decision) -> State:
-    number = decision.round
+    round_number = decision.round_number
     state = replace(
         state,
-        decisions={**state.decisions, (decision.stage, number): decision},
+        decisions={**state.decisions, (decision.stage, round_number): decision},
         committed=state.committed + decision.committed,
         opened_at=at if state.opened_at is None else state.opened_at,
     )
     if state.retreats or state.lapses:
         state = _forgive(state, decision)
-    if any((stage, number) not in state.decisions for stage in range(state.stages)):
+    if any((stage, round_number) not in state.decisions for stage in range(state.stages)):
         return state
-    oldest = number + 1 - KEPT_ROUNDS
+    oldest = round_number + 1 - KEPT_ROUNDS
     state = replace(
         state,
-        current_round=number + 1,
+        current_round=round_number + 1,
         began_at=at,
         opened_at=None,
-        rounds={key: round for key, round in state.rounds.items() if key[1] >= oldest},
+        rounds={key: round_state for key, round_state in state.rounds.items() if key[1] >= oldest},
     )
     digests = {key: digests for key, digests in state.digests.items() if state.keeps_digests(key[1])}
     newest = state.plans[-1]
-    if newest.from_round == number + 1:
-        seats = state.seats[newest.epoch]
-        state = replace(state, peers=_with_lifecycles(state, frozenset(), seats.keys()))
+    if newest.from_round == round_number + 1:
+        assignments = state.assignments[newest.epoch]
+        state = replace(state, peers=_with_lifecycles(state, frozenset(), assignments.keys()))
     return replace(state, digests=digests)
 
 
 def _forgive(state: State, decision: Decision) -> State:
     """Whoever has contributed works."""
-    seats = {e.descriptor.owner: state.seat(e.descriptor.owner, decision.round) for e in decision.entries}
-    working = {seat.replica.index for seat in seats.values() if seat is not None}
+    assignments = {
+        e.descriptor.owner: state.assignment(e.descriptor.owner, decision.round_number)
+        for e in decision.entries
+    }
+    working = {assignment.replica.index for assignment in assignments.values() if assignment is not None}
     # A member with several stages has one payload for each.
-    once = {p for p, seat in seats.items() if seat is not None and decision.stage == seat.member.stages.first}
+    once = {
+        p
+        for p, assignment in assignments.items()
+        if assignment is not None and decision.stage == assignment.member.stages.first
+    }
     lapses = {
         peer: (times - (peer in once), last)
         for peer, (times, last) in state.lapses.items()
@@ -443,7 +468,7 @@ def _forgive(state: State, decision: Decision) -> State:
 
 def _attest(state: State, event: DigestAttested) -> State:
     """As if the digest were right: where it is not, the event that says so follows at once."""
-    key = (event.stage, event.round, event.part)
+    key = (event.stage, event.round_number, event.part)
     digests = state.digests.get(key, {})
     if digests.get(event.peer, event.digest) != event.digest:
         # Of two digests the one attested first is believed, and who changes its word comes last.
@@ -451,21 +476,21 @@ def _attest(state: State, event: DigestAttested) -> State:
     state = replace(state, digests={**state.digests, key: {**digests, event.peer: event.digest}})
     if event.part == Part.STAGE:
         rounds = state.synced.get(event.peer, {})
-        newest = max(event.round, rounds.get(event.stage, 0))
+        newest = max(event.round_number, rounds.get(event.stage, 0))
         state = replace(state, synced={**state.synced, event.peer: {**rounds, event.stage: newest}})
     if state.diverged:
         healed = {
             found
             for found in state.diverged
             if (found[0], found[1], found[3]) == (event.peer, event.stage, event.part)
-            and found[2] <= event.round
+            and found[2] <= event.round_number
         }
         state = replace(state, diverged=state.diverged - healed)
     return state
 
 
 def _diverge(state: State, event: AnchorDiverged) -> State:
-    found = (event.peer, event.stage, event.round, event.part)
+    found = (event.peer, event.stage, event.round_number, event.part)
     rounds = state.synced.get(event.peer, {})
     # Every member needs the embedding, whatever it hosts.
     still = {stage: n for stage, n in rounds.items() if event.part == Part.STAGE and stage != event.stage}

@@ -87,7 +87,7 @@ class Heartbeat:
     """`estimates` where they have changed."""
 
     peer: PeerId
-    round: int
+    round_number: int
     inner_step: int
     estimates: Estimates | None = None
 
@@ -107,7 +107,7 @@ class Await:
 
     peer: PeerId
     stage: int
-    round: int
+    round_number: int
     withheld: int = 0
 
 
@@ -115,7 +115,7 @@ class Await:
 class Report:
     peer: PeerId
     stage: int
-    round: int
+    round_number: int
     held: tuple[PayloadDescriptor, ...]
     rejected: tuple[Rejection, ...] = ()
 
@@ -124,7 +124,7 @@ class Report:
 class Attest:
     peer: PeerId
     stage: int
-    round: int
+    round_number: int
     part: str
     digest: str
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import GenericAlias
 from typing import Any, get_args
 
@@ -23,10 +24,20 @@ def _adapter(kind: type[Event]) -> TypeAdapter[Any]:
 _ADAPTERS = {kind.__name__: _adapter(kind) for kind in STORED_KINDS}
 
 
+def _renamed(value: Any, old: str, new: str) -> Any:
+    """JSON `value` with the key `old` called `new`: the log and the wire say "round" for a round's number."""
+    if isinstance(value, dict):
+        return {new if key == old else key: _renamed(item, old, new) for key, item in value.items()}
+    return [_renamed(item, old, new) for item in value] if isinstance(value, list) else value
+
+
 def encode(event: Event) -> tuple[str, str]:
     """Kind and JSON object of `event`. KeyError for the one kind that is not stored."""
     kind = type(event).__name__
-    return kind, _ADAPTERS[kind].dump_json((event,)).decode()[1:-1]
+    (fields,) = _ADAPTERS[kind].dump_python((event,), mode="json")
+    return kind, json.dumps(
+        _renamed(fields, "round_number", "round"), separators=(",", ":"), ensure_ascii=False
+    )
 
 
 def decode(kind: str, text: str) -> Event:
@@ -35,7 +46,10 @@ def decode(kind: str, text: str) -> Event:
     if adapter is None:
         raise ValueError(f"unknown kind of event '{kind}'")
     try:
-        event: Event = adapter.validate_json(f"[{text}]")[0]
+        fields = _renamed(json.loads(text), "round", "round_number")
+        event: Event = adapter.validate_json(json.dumps([fields]))[0]
     except ValidationError as error:
         raise ValueError(f"{kind} with {error.error_count()} bad fields") from None
+    except (ValueError, RecursionError):
+        raise ValueError(f"{kind} with bad fields: not JSON") from None
     return event

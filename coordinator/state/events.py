@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from protocol.types import Capacity, Decision, Estimates, PayloadDescriptor, PeerId, Place, Plan, Role
+from protocol.types import (
+    Capacity,
+    Decision,
+    Estimates,
+    PayloadDescriptor,
+    PeerId,
+    Plan,
+    ReservedAssignment,
+    Role,
+)
 
 
 @dataclass(frozen=True)
@@ -30,7 +39,7 @@ class PeerSeen:
 
     at: float
     peer: PeerId
-    round: int
+    round_number: int
     inner_step: int
 
 
@@ -82,7 +91,7 @@ class PlaceGiven:
     """`place` is kept for its peer from now on, and for nobody else who may have had it."""
 
     at: float
-    place: Place
+    place: ReservedAssignment
 
 
 @dataclass(frozen=True)
@@ -143,7 +152,7 @@ class PayloadWithheld:
 
     at: float
     stage: int
-    round: int
+    round_number: int
     peer: PeerId
 
 
@@ -156,7 +165,7 @@ class GroupClosed:
 
     at: float
     stage: int
-    round: int
+    round_number: int
     group_id: str
     anchor_digest: str
     seconds: float
@@ -166,7 +175,7 @@ class GroupClosed:
 class HoldingsReported:
     at: float
     stage: int
-    round: int
+    round_number: int
     peer: PeerId
     owners: tuple[PeerId, ...]
 
@@ -177,7 +186,7 @@ class PayloadRejected:
 
     at: float
     stage: int
-    round: int
+    round_number: int
     peer: PeerId
     owner: PeerId
     reason: str
@@ -189,7 +198,7 @@ class PeerStruck:
 
     at: float
     peer: PeerId
-    round: int
+    round_number: int
     reason: str
 
 
@@ -218,7 +227,7 @@ class RoundAborted:
 class DigestAttested:
     at: float
     stage: int
-    round: int
+    round_number: int
     part: str
     peer: PeerId
     digest: str
@@ -230,7 +239,7 @@ class AnchorDiverged:
 
     at: float
     stage: int
-    round: int
+    round_number: int
     part: str
     peer: PeerId
     digest: str

@@ -16,14 +16,14 @@ from protocol.types import (
     Capacity,
     Decision,
     Estimates,
-    Group,
+    ExchangeGroup,
     Lifecycle,
     Member,
     PayloadDescriptor,
     PeerId,
-    Place,
     Plan,
     Replica,
+    ReservedAssignment,
     Role,
     StageRange,
 )
@@ -77,13 +77,13 @@ class Pulse:
     """When a peer was last heard of, and how far it said it was; `beating` after its first heartbeat."""
 
     seen: float
-    round: int = 0
+    round_number: int = 0
     inner_step: int = 0
     beating: bool = False
 
 
 @dataclass(frozen=True)
-class Seat:
+class Assignment:
     """The place of a peer in a plan."""
 
     replica: Replica
@@ -97,7 +97,7 @@ class Seat:
         return f"{self.replica.name}, {stages_of(self.member)}"
 
 
-def stages_of(holder: Member | Place) -> str:
+def stages_of(holder: Member | ReservedAssignment) -> str:
     """Such as "stage 1" or "stages 0-3"."""
     return f"{'stage' if len(holder.stages) == 1 else 'stages'} {holder.stages}"
 
@@ -127,7 +127,7 @@ class Round:
 
     offers: Mapping[PeerId, PayloadDescriptor] = field(default_factory=dict)
     withheld: frozenset[PeerId] = frozenset()
-    group: Group | None = None
+    group: ExchangeGroup | None = None
     closed_at: float = 0.0
     reports: Mapping[PeerId, frozenset[PeerId]] = field(default_factory=dict)
     gathered_in: float = 0.0
@@ -174,9 +174,9 @@ class State:
     pulses: Mapping[PeerId, Pulse] = field(default_factory=dict, compare=False)
     estimates: Mapping[PeerId, Estimates] = field(default_factory=dict)
     tellings: Mapping[PeerId, tuple[int, float]] = field(default_factory=dict)
-    places: Mapping[PeerId, Place] = field(default_factory=dict)
+    places: Mapping[PeerId, ReservedAssignment] = field(default_factory=dict)
     plans: tuple[Plan, ...] = ()
-    seats: Mapping[int, Mapping[PeerId, Seat]] = field(default_factory=dict)
+    assignments: Mapping[int, Mapping[PeerId, Assignment]] = field(default_factory=dict)
     seated: frozenset[int] = frozenset()
     absent: Mapping[int, frozenset[PeerId]] = field(default_factory=dict)
     synced: Mapping[PeerId, Mapping[int, int]] = field(default_factory=dict)
@@ -236,26 +236,26 @@ class State:
             return tuple(StageRange(stage, stage + 1) for stage in range(self.stages))
         return min(used, key=lambda layout: (-used[layout], -len(layout), layout))
 
-    def round(self, stage: int, number: int) -> Round:
-        return self.rounds.get((stage, number), _NOTHING_YET)
+    def round_of(self, stage: int, round_number: int) -> Round:
+        return self.rounds.get((stage, round_number), _NOTHING_YET)
 
-    def plan_for(self, number: int) -> Plan:
-        """The plan under which round `number` runs; the first plan for rounds before it."""
+    def plan_for(self, round_number: int) -> Plan:
+        """The plan under which `round_number` runs; the first plan for rounds before it."""
         later_first = reversed(self.plans)
-        return next((plan for plan in later_first if plan.from_round <= number), self.plans[0])
+        return next((plan for plan in later_first if plan.from_round <= round_number), self.plans[0])
 
-    def seat(self, peer: PeerId, number: int) -> Seat | None:
-        """The seat of `peer` in round `number`, if it has one. Seats of long ago are forgotten."""
-        return self.seats.get(self.plan_for(number).epoch, {}).get(peer) if self.plans else None
+    def assignment(self, peer: PeerId, round_number: int) -> Assignment | None:
+        """The seat of `peer` in `round_number`, if it has one. Seats of long ago are forgotten."""
+        return self.assignments.get(self.plan_for(round_number).epoch, {}).get(peer) if self.plans else None
 
-    def takes_part(self, peer: PeerId, number: int) -> bool:
-        """Whether `peer` has a seat in round `number` and has kept it ever since the plan was made."""
-        epoch = self.plan_for(number).epoch if self.plans else 0
-        return peer in self.seats.get(epoch, {}) and peer not in self.absent.get(epoch, ())
+    def takes_part(self, peer: PeerId, round_number: int) -> bool:
+        """Whether `peer` has a seat in `round_number` and has kept it ever since the plan was made."""
+        epoch = self.plan_for(round_number).epoch if self.plans else 0
+        return peer in self.assignments.get(epoch, {}) and peer not in self.absent.get(epoch, ())
 
-    def complete_replicas(self, number: int) -> list[Replica]:
-        """The replicas of round `number` of which every member takes part."""
-        plan = self.plan_for(number)
+    def complete_replicas(self, round_number: int) -> list[Replica]:
+        """The replicas of `round_number` of which every member takes part."""
+        plan = self.plan_for(round_number)
         absent = self.absent.get(plan.epoch)
         if not absent:
             return list(plan.replicas)
@@ -265,12 +265,12 @@ class State:
             if not any(member.peer in absent for member in replica.members)
         ]
 
-    def keeps_digests(self, number: int) -> bool:
-        """Whether what is attested of the anchors after round `number` is still kept."""
-        if number >= self.current_round - KEPT_ROUNDS:
+    def keeps_digests(self, round_number: int) -> bool:
+        """Whether what is attested of the anchors after `round_number` is still kept."""
+        if round_number >= self.current_round - KEPT_ROUNDS:
             return True
         oldest = self.rounds_decided - KEPT_CHECKPOINTS * self.checkpoint_every
-        return number % self.checkpoint_every == 0 and number > oldest
+        return round_number % self.checkpoint_every == 0 and round_number > oldest
 
 
 _NOTHING_YET = Round()

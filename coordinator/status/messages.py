@@ -41,7 +41,7 @@ from coordinator.state.events import (
 )
 from coordinator.state.state import Phase, State, stages_of
 from protocol.spec import RunSpec
-from protocol.types import PeerId, Place
+from protocol.types import PeerId, ReservedAssignment
 
 
 def sentence(state: State, spec: RunSpec) -> str:
@@ -66,23 +66,25 @@ def _gathering(state: State, spec: RunSpec) -> str:
 
 
 def _training(state: State, spec: RunSpec) -> str:
-    number = state.current_round
-    if number > spec.rounds:
+    round_number = state.current_round
+    if round_number > spec.rounds:
         names = [f"of {peer}" for peer in unconfirmed(state, spec)]
         names = names or [f"of somebody at stage {stage}" for stage in unattested(state, spec)]
         return f"all {spec.rounds} rounds are decided, waiting for the last digests {listed(names)}"
     if is_stalled(state, spec):
-        why = listed([*shortages(state, spec, number).values()])
-        return f"waiting in round {number} of {spec.rounds}: no complete replica is left: {why}"
-    doing = f"training: round {number} of {spec.rounds}"
+        why = listed([*shortages(state, spec, round_number).values()])
+        return f"waiting in round {round_number} of {spec.rounds}: no complete replica is left: {why}"
+    doing = f"training: round {round_number} of {spec.rounds}"
     for stage in range(spec.swarm.stages):
-        round = state.round(stage, number)
-        if (stage, number) in state.decisions or not round.offers:
+        round_state = state.round_of(stage, round_number)
+        if (stage, round_number) in state.decisions or not round_state.offers:
             continue
-        if round.group is None:
-            return f"{doing}, waiting for {listed(missing_offers(state, stage, number))} at stage {stage}"
-        seats = [state.seat(peer, number) for peer in missing_reports(state, round)]
-        names = [seat.replica.name for seat in seats if seat is not None]
+        if round_state.group is None:
+            return (
+                f"{doing}, waiting for {listed(missing_offers(state, stage, round_number))} at stage {stage}"
+            )
+        assignments = [state.assignment(peer, round_number) for peer in missing_reports(state, round_state)]
+        names = [assignment.replica.name for assignment in assignments if assignment is not None]
         return f"{doing}, waiting for the reports of {listed(names)} at stage {stage}"
     return doing
 
@@ -111,7 +113,7 @@ def waiting_of(state: State, spec: RunSpec, peer: PeerId) -> str:
     return f"following the rounds of {stages_of(place)}: {why}"
 
 
-def _why_not_yet(state: State, spec: RunSpec, place: Place) -> str:
+def _why_not_yet(state: State, spec: RunSpec, place: ReservedAssignment) -> str:
     if place.replica not in state.seated and len(state.layout(place.replica)) > 1 and spec.grouping.spares:
         kept = counted(spec.grouping.spares, "stage peer")
         return f"the run keeps {kept} as spares before another pipeline trains"
@@ -127,7 +129,7 @@ def describe(event: Event) -> str:  # noqa: PLR0911, PLR0912
             where = event.endpoint or "no endpoint"
             return f"{event.peer} joined as {event.role.value} ({event.capacity.device}, {where})"
         case PeerSeen():
-            return f"{event.peer} is in round {event.round}, step {event.inner_step}"
+            return f"{event.peer} is in round {event.round_number}, step {event.inner_step}"
         case PeerMeasured():
             flops = f"{event.estimates.capacity.flops / 1e9:.1f} GFLOP/s"
             up, down = event.estimates.capacity.uplink, event.estimates.capacity.downlink
@@ -160,31 +162,31 @@ def describe(event: Event) -> str:  # noqa: PLR0911, PLR0912
             return f"plan {plan.epoch} from round {plan.from_round} on: {plan.reason}"
         case PayloadOffered():
             payload = event.descriptor
-            where = f"stage {payload.stage}, round {payload.round}"
+            where = f"stage {payload.stage}, round {payload.round_number}"
             return f"{payload.owner} offers {payload.nbytes} bytes for {where}"
         case PayloadWithheld():
-            return f"{event.peer} has nothing to offer for stage {event.stage}, round {event.round}"
+            return f"{event.peer} has nothing to offer for stage {event.stage}, round {event.round_number}"
         case GroupClosed():
-            return f"the group of stage {event.stage}, round {event.round} is closed"
+            return f"the group of stage {event.stage}, round {event.round_number} is closed"
         case HoldingsReported():
-            held = f"{len(event.owners)} payloads of stage {event.stage}, round {event.round}"
+            held = f"{len(event.owners)} payloads of stage {event.stage}, round {event.round_number}"
             return f"{event.peer} holds {held}"
         case PayloadRejected():
-            where = f"stage {event.stage}, round {event.round}"
+            where = f"stage {event.stage}, round {event.round_number}"
             return f"{event.peer} refuses the payload of {event.owner} for {where}: {event.reason}"
         case PeerStruck():
-            return f"{event.peer} gets a STRIKE in round {event.round}: {event.reason}"
+            return f"{event.peer} gets a STRIKE in round {event.round_number}: {event.reason}"
         case PeerQuarantined():
             return f"{event.peer} is in QUARANTINE after {event.strikes} strikes"
         case RoundCommitted() | RoundAborted():
             decision = event.decision
             outcome = "committed" if decision.committed else "aborted"
-            return f"round {decision.round} of stage {decision.stage} is {outcome}: {decision.reason}"
+            return f"round {decision.round_number} of stage {decision.stage} is {outcome}: {decision.reason}"
         case DigestAttested():
-            where = f"{event.part} {event.stage} after round {event.round}"
+            where = f"{event.part} {event.stage} after round {event.round_number}"
             return f"{event.peer} has {event.digest[:16]} as {where}"
         case AnchorDiverged():
-            where = f"{event.part} {event.stage} after round {event.round}"
+            where = f"{event.part} {event.stage} after round {event.round_number}"
             return f"{event.peer} DIVERGED: {event.digest} as {where}, the others have {event.expected}"
         case RunFinished():
             return "the run is finished"

@@ -39,7 +39,7 @@ _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 class Record(BaseModel):
     """Base of what stands in the JSON files of a checkpoint."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
 
 
 class SealedRecord(Record):
@@ -48,13 +48,13 @@ class SealedRecord(Record):
     checksum: str = ""
 
     def sealed(self) -> Self:
-        body = json.dumps(self.model_dump(exclude={"checksum"}), sort_keys=True).encode()
+        body = json.dumps(self.model_dump(exclude={"checksum"}, by_alias=True), sort_keys=True).encode()
         return self.model_copy(update={"checksum": hashlib.sha256(body).hexdigest()})
 
     @property
     def text(self) -> str:
         """The one form in which it is written."""
-        return self.model_dump_json(indent=2) + "\n"
+        return self.model_dump_json(indent=2, by_alias=True) + "\n"
 
 
 Sealed = TypeVar("Sealed", bound=SealedRecord)

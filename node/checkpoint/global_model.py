@@ -63,7 +63,7 @@ class Manifest(SealedRecord):
     format: Literal[1] = 1
     run_id: str
     spec_hash: str = Field(pattern=HEX_DIGEST)
-    round: int = Field(ge=0)
+    round_number: int = Field(ge=0, alias="round")
     stages: dict[int, AnchorEntry]
     embedding: AnchorEntry | None = None
 
@@ -76,7 +76,7 @@ class Checkpoint:
     """
 
     spec: RunSpec
-    round: int
+    round_number: int
     stages: Mapping[int, Parameters]
     embedding: Tensor | None = None
 
@@ -90,8 +90,8 @@ class Verified:
     manifest: Manifest
 
     @property
-    def round(self) -> int:
-        return self.manifest.round
+    def round_number(self) -> int:
+        return self.manifest.round_number
 
     def require_complete(self) -> None:
         """Raise CHECKPOINT_MISSING, naming the stages, unless it has every stage of its run."""
@@ -116,7 +116,7 @@ def _nothing(_: Path) -> None:
 def write(
     folder: Path,
     spec: RunSpec,
-    round: int,
+    round_number: int,
     stages: Mapping[int, Parameters],
     embedding: Tensor | None = None,
     beside: Callable[[Path], None] = _nothing,
@@ -135,12 +135,14 @@ def write(
         ValueError: names, dtypes or shapes are not those of the spec.
         OSError: the disk refuses for another reason; what stood at `folder` is unchanged.
     """
-    _publish(folder, spec, round, iter(stages.items()), embedding, beside)
+    _publish(folder, spec, round_number, iter(stages.items()), embedding, beside)
 
 
-def write_each(folder: Path, spec: RunSpec, round: int, stages: Iterable[tuple[int, Parameters]]) -> None:
+def write_each(
+    folder: Path, spec: RunSpec, round_number: int, stages: Iterable[tuple[int, Parameters]]
+) -> None:
     """As :func:`write`; `stages` are drawn one at a time, so that not all of them need be in memory."""
-    _publish(folder, spec, round, iter(stages), None, _nothing)
+    _publish(folder, spec, round_number, iter(stages), None, _nothing)
 
 
 def read(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
@@ -154,7 +156,7 @@ def read(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
     embedding = None
     if manifest.embedding is not None:
         embedding = _load(folder, manifest.embedding, embedding_shapes(spec), device)[EMBEDDING]
-    return Checkpoint(spec, manifest.round, stages, embedding)
+    return Checkpoint(spec, manifest.round_number, stages, embedding)
 
 
 def verify(folder: Path) -> Verified:
@@ -219,11 +221,11 @@ def assemble(parts: Sequence[Path], folder: Path) -> None:
     holder: dict[int, Path] = {}
     first, (spec, reference) = next(iter(verified.items()))
     for part, (_, manifest) in verified.items():
-        if (manifest.spec_hash, manifest.round) != (reference.spec_hash, reference.round):
+        if (manifest.spec_hash, manifest.round_number) != (reference.spec_hash, reference.round_number):
             raise corrupt(
                 part,
-                f"it is of run {manifest.run_id} after round {manifest.round}, "
-                f"but {first} is of run {reference.run_id} after round {reference.round}",
+                f"it is of run {manifest.run_id} after round {manifest.round_number}, "
+                f"but {first} is of run {reference.run_id} after round {reference.round_number}",
             )
         for stage, entry in manifest.stages.items():
             other = holder.setdefault(stage, part)
@@ -236,7 +238,7 @@ def assemble(parts: Sequence[Path], folder: Path) -> None:
     if missing := _missing(spec, holder):
         raise _missing_error(f"Of {spec.swarm.stages} stages, no part holds {_listed(missing)}")
     loaded = ((s, _load_stage(holder[s], spec, verified[holder[s]][1], s, "cpu")) for s in sorted(holder))
-    _publish(folder, spec, reference.round, loaded, None, _nothing)
+    _publish(folder, spec, reference.round_number, loaded, None, _nothing)
 
 
 def require_complete(checkpoint: Checkpoint) -> None:
@@ -247,7 +249,7 @@ def require_complete(checkpoint: Checkpoint) -> None:
 def _publish(
     folder: Path,
     spec: RunSpec,
-    round: int,
+    round_number: int,
     stages: Iterator[tuple[int, Parameters]],
     embedding: Tensor | None,
     beside: Callable[[Path], None],
@@ -265,7 +267,11 @@ def _publish(
         if embedding is not None:
             followed = _save(partial / _EMBEDDING_FILE, {EMBEDDING: embedding}, embedding_shapes(spec))
         manifest = Manifest(
-            run_id=spec.run_id, spec_hash=spec.hash, round=round, stages=entries, embedding=followed
+            run_id=spec.run_id,
+            spec_hash=spec.hash,
+            round_number=round_number,
+            stages=entries,
+            embedding=followed,
         )
         write_text(partial / _SPEC, spec.canonical_json)
         write_text(partial / _MANIFEST, manifest.sealed().text)

@@ -35,7 +35,7 @@ class Restored:
     `embedding` is None on a member that hosts stage 0, and where the checkpoint has none.
     """
 
-    round: int
+    round_number: int
     stages: Mapping[int, Parameters]
     embedding: Tensor | None
     private: Mapping[int, StageState] | None
@@ -48,7 +48,7 @@ def _nothing(_: Path) -> None:
 def write(
     folder: Path,
     spec: RunSpec,
-    round: int,
+    round_number: int,
     stages: Mapping[int, Parameters],
     embedding: Tensor | None,
     private: Mapping[int, StageState],
@@ -69,10 +69,12 @@ def write(
 
     def beside(partial: Path) -> None:
         midway(partial)
-        private_state.write(partial, spec, round, private)
+        private_state.write(partial, spec, round_number, private)
 
-    global_model.write(folder, spec, round, stages, embedding, beside)
-    older = [path for number, path in global_model.rounds_below(folder.parent).items() if number < round]
+    global_model.write(folder, spec, round_number, stages, embedding, beside)
+    older = [
+        path for number, path in global_model.rounds_below(folder.parent).items() if number < round_number
+    ]
     for path in older[keep - 1 :]:
         shutil.rmtree(path, ignore_errors=True)
 
@@ -95,8 +97,8 @@ def newest(root: Path, spec: RunSpec, stages: StageRange) -> Restored | None:
             log.warning("passing over %s: it is of another run, or has none of stages %s", folder, stages)
             continue
         embedding = None if 0 in stages else _embedding(found)
-        private = _private(folder, spec, found.round, hosted)
-        restored = Restored(found.round, hosted, embedding, private)
+        private = _private(folder, spec, found.round_number, hosted)
+        restored = Restored(found.round_number, hosted, embedding, private)
         if len(hosted) == len(stages) and (0 in stages or embedding is not None):
             return restored
         partial = partial or restored
@@ -108,9 +110,11 @@ def _embedding(found: global_model.Checkpoint) -> Tensor | None:
     return found.stages[0][EMBEDDING] if 0 in found.stages else found.embedding
 
 
-def _private(folder: Path, spec: RunSpec, round: int, stages: Iterable[int]) -> dict[int, StageState] | None:
+def _private(
+    folder: Path, spec: RunSpec, round_number: int, stages: Iterable[int]
+) -> dict[int, StageState] | None:
     try:
-        return private_state.read(folder, spec, round, stages)
+        return private_state.read(folder, spec, round_number, stages)
     except HetnodeError as error:
         log.warning("going on without error feedback and moments: %s", error)
         return None

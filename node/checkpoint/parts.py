@@ -40,9 +40,9 @@ class StoredPart:
     version: tuple[int, int]
 
 
-def find(folder: Path, stage: int, part: Part, round: int) -> StoredPart | None:
+def find(folder: Path, stage: int, part: Part, round_number: int) -> StoredPart | None:
     """The part in the checkpoint of `round` below `folder`; None where there is none that can be used."""
-    checkpoint = folder / f"round-{round:06d}"
+    checkpoint = folder / f"round-{round_number:06d}"
     whole = checkpoint / f"stage-{stage:02d}.safetensors"
     if part is Part.STAGE:
         return _open(whole)

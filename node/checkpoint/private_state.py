@@ -63,20 +63,20 @@ class _StageEntry(Record):
 class _Private(SealedRecord):
     format: Literal[1] = 1
     spec_hash: str = Field(pattern=HEX_DIGEST)
-    round: int = Field(ge=0)
+    round_number: int = Field(ge=0, alias="round")
     stages: dict[int, _StageEntry]
 
 
-def write(folder: Path, spec: RunSpec, round: int, stages: Mapping[int, StageState]) -> None:
+def write(folder: Path, spec: RunSpec, round_number: int, stages: Mapping[int, StageState]) -> None:
     """Write into the checkpoint `folder`, which is not in its place yet. Raises OSError."""
     place = folder / _FOLDER
     place.mkdir()
     entries = {stage: _save(place / _file_of(stage), state) for stage, state in stages.items()}
-    record = _Private(spec_hash=spec.hash, round=round, stages=entries)
+    record = _Private(spec_hash=spec.hash, round_number=round_number, stages=entries)
     write_text(place / _RECORD, record.sealed().text)
 
 
-def read(folder: Path, spec: RunSpec, round: int, stages: Iterable[int]) -> dict[int, StageState]:
+def read(folder: Path, spec: RunSpec, round_number: int, stages: Iterable[int]) -> dict[int, StageState]:
     """The state of `stages` that was written into the checkpoint `folder` after `round`, verified.
 
     Raises:
@@ -84,7 +84,7 @@ def read(folder: Path, spec: RunSpec, round: int, stages: Iterable[int]) -> dict
     """
     place = folder / _FOLDER
     record = read_sealed(place / _RECORD, _Private)
-    if (record.spec_hash, record.round) != (spec.hash, round):
+    if (record.spec_hash, record.round_number) != (spec.hash, round_number):
         raise corrupt(place / _RECORD, "it is of another run or round than the anchors")
     states = {}
     for stage in stages:

@@ -101,7 +101,7 @@ def peers_list(folder: Folder = None) -> None:
     """Show every peer that was let in, has joined, or is banned."""
     table = Table("peer", "invite", "role", "state")
     for peer in _asking(folder, lambda client: client.list_peers()):
-        table.add_row(peer.peer, peer.invite, peer.role, _standing(peer))
+        table.add_row(peer.peer, peer.invite, peer.role, _run_view(peer))
     Console().print(table)
 
 
@@ -136,7 +136,7 @@ def _asking(folder: Path | None, ask: Callable[[AdminClient], Awaitable[T]]) -> 
     return command_runner.run(call())
 
 
-def _standing(peer: pb.EnrolledPeer) -> str:
+def _run_view(peer: pb.EnrolledPeer) -> str:
     if peer.banned:
         return f"banned: {peer.reason}" if peer.reason else "banned"
     if peer.quarantined:

@@ -126,7 +126,7 @@ def coordinator(
     Tensors never pass through it, so a small machine will do. Prints the command that makes an invite; nodes
     join with an invite alone.
     """
-    from coordinator.app import Doors, run_coordinator  # noqa: PLC0415
+    from coordinator.app import ListenAddresses, run_coordinator  # noqa: PLC0415
     from node.hive.client import Hivemind  # noqa: PLC0415
     from node.security.identity import open_identity  # noqa: PLC0415
 
@@ -215,7 +215,13 @@ def coordinator(
     enrolment_door = None if enrolment_port is None else f"{host}:{enrolment_port}"
     command_runner.run(
         run_coordinator(
-            spec, folder, Doors(listen, enrolment_door, public), identity, start_bootstrap, ready, life
+            spec,
+            folder,
+            ListenAddresses(listen, enrolment_door, public),
+            identity,
+            start_bootstrap,
+            ready,
+            life,
         ),
         lifeline,
     )

@@ -129,13 +129,13 @@ def evaluate(
         "split": documents.value,
         "model": str(run),
         "run": None if _is_hugging_face(run) else spec.run_id,
-        "round": None if _is_hugging_face(run) else loaded.round,
+        "round": None if _is_hugging_face(run) else loaded.round_number,
     }
     if as_json:
         print(json.dumps({name: _in_json(value) for name, value in facts.items()}, allow_nan=False))
         return
     through = f" ({link})" if forward is Mode.COMPRESSED else ""
-    of_run = "" if _is_hugging_face(run) else f" (run {spec.run_id}, round {loaded.round})"
+    of_run = "" if _is_hugging_face(run) else f" (run {spec.run_id}, round {loaded.round_number})"
     print(f"model          {run}{of_run}")
     print(f"data           {source}, {documents.value}: {found.tokens:,} tokens, {found.bytes:,} bytes")
     print(f"forward mode   {forward.value}{through}")
@@ -163,10 +163,10 @@ def export(
         raise command_runner.bad_option(f"There is no dtype '{dtype}'.", f"Use one of: {', '.join(DTYPES)}.")
     most = _bytes(shard_size)
     stored = global_model.verify(global_model.find(run))
-    measured = _measured(run, stored.round)
+    measured = _measured(run, stored.round_number)
     path = _tokenizer_path(stored.spec, run, tokenizer)
     write_folder(stored, folder, DTYPES[dtype], most, path, measured)
-    print(f"the model of run {stored.spec.run_id} after round {stored.round} is in {folder}")
+    print(f"the model of run {stored.spec.run_id} after round {stored.round_number} is in {folder}")
 
 
 def import_model(
@@ -291,14 +291,17 @@ def _model_at(place: Path, device: torch.device) -> Checkpoint:
     return importing.read_model(published, spec, device)
 
 
-def _measured(run: Path, round_: int) -> Measured:
+def _measured(run: Path, round_number: int) -> Measured:
     """What ``metrics.jsonl`` in the run folder says up to this round, if it is there."""
     from node.hugging_face.export import Measured  # noqa: PLC0415
 
     events = run_history.read_events(run / "metrics.jsonl")
-    history = run_history.history_of(event for event in events if event.get("round", 0) <= round_)
+    history = run_history.history_of(event for event in events if event.get("round", 0) <= round_number)
     losses = {
-        replica.index: loss for replica in history.replicas for at, loss in replica.losses if at == round_
+        replica.index: loss
+        for replica in history.replicas
+        for at, loss in replica.losses
+        if at == round_number
     }
     return Measured({index: loss for index, loss in losses.items() if math.isfinite(loss)}, history.tokens)
 

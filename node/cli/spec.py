@@ -63,15 +63,15 @@ def spec_of(config: Path | None, preset: str | None, **overrides: Any) -> RunSpe
     return resolve(preset, config, {names.get(name, name): value for name, value in overrides.items()})
 
 
-def pinned(spec: RunSpec, *places: Path | None, tokenizer: str | None = None) -> RunSpec:
+def pinned(spec: RunSpec, *search_paths: Path | None, tokenizer: str | None = None) -> RunSpec:
     """Pin the tokenizer file by its hash, so that every node must have the same one.
 
     `tokenizer` is where it lies now, if that is elsewhere than the spec says; else one that is known by its
-    hash is looked for in `places`, too (node.data.tokenizer.find_tokenizer).
+    hash is looked for in `search_paths`, too (node.data.tokenizer.find_tokenizer).
     """
     from node.data.tokenizer import check_tokenizer, find_tokenizer, load_tokenizer  # noqa: PLC0415
 
-    tokenizer = tokenizer or find_tokenizer(spec.data, *places)
+    tokenizer = tokenizer or find_tokenizer(spec.data, *search_paths)
     if spec.data.tokenizer != "byte" and not spec.data.tokenizer_sha256:
         found = load_tokenizer(spec.data, tokenizer)
         spec = RunSpec.model_validate(

@@ -164,15 +164,15 @@ def load_tokenizer(data: DataSpec, path: str | None = None) -> Tokenizer:
         ) from None
 
 
-def find_tokenizer(data: DataSpec, *places: Path | None) -> str | None:
+def find_tokenizer(data: DataSpec, *search_paths: Path | None) -> str | None:
     """Where on this machine the run's tokenizer file is: where the spec says, or a ``tokenizer.json`` in one
-    of `places` or in a folder above it. A file with another hash is passed over.
+    of `search_paths` or in a folder above it. A file with another hash is passed over.
 
     None where there is none with the run's hash, or where the run has no tokenizer file with a hash.
     """
     if not data.tokenizer_sha256:
         return None
-    starts = [place.absolute() for place in places if place is not None]
+    starts = [path.absolute() for path in search_paths if path is not None]
     folders = [folder for start in starts for folder in (start, *start.parents)]
     for path in (Path(os.path.expanduser(data.tokenizer)), *(folder / TOKENIZER_FILE for folder in folders)):
         if _has_hash(path, data.tokenizer_sha256):

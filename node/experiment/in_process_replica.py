@@ -20,7 +20,7 @@ from node.data.stream import SampleStream
 from node.model.init import EMBEDDING
 from node.optimizer.outer_stage import WeightedPayload
 from node.worker.compute import Compute
-from node.worker.trainer import InnerResult, Message, Parts, Trainer
+from node.worker.trainer import InnerResult, Message, Trainer, TrainerFactories
 from protocol.spec import RunSpec
 from protocol.types import Dialer, Link, Member, PeerId, Plan, Replica, StageRange
 
@@ -55,7 +55,7 @@ class LocalReplica:
         replica: Replica,
         compute: Compute,
         stream: SampleStream,
-        parts: Parts = Parts(),  # noqa: B008  frozen
+        parts: TrainerFactories = TrainerFactories(),  # noqa: B008  frozen
     ) -> None:
         self.bytes_sent = 0
         self._spec, self._replica = spec, replica
@@ -76,9 +76,9 @@ class LocalReplica:
     def host_of(self, stage: int) -> Trainer:
         return self.members[self._replica.members.index(self._replica.host_of(stage))]
 
-    def begin_round(self, round_: int, samples: range) -> None:
+    def begin_round(self, round_number: int, samples: range) -> None:
         for member in self.members:
-            member.begin_round(round_, samples)
+            member.begin_round(round_number, samples)
 
     def train(self, steps: range) -> None:
         """These inner steps (0-based in their round), each with all its microbatches."""
@@ -112,7 +112,9 @@ class LocalReplica:
         offered = {stage: member.propose(stage) for member in self.members for stage in member.stages}
         return {stage: payload for stage, payload in offered.items() if payload is not None}
 
-    def settle(self, round_: int, outcomes: Sequence[tuple[Sequence[WeightedPayload], bool]]) -> list[str]:
+    def settle(
+        self, round_number: int, outcomes: Sequence[tuple[Sequence[WeightedPayload], bool]]
+    ) -> list[str]:
         """Bring all stages to the outcome of `round_`: what counts, in order, and whether ours is among it.
 
         A stage for which nothing counts stays as it was. Returns the digests of those that moved.
@@ -120,11 +122,11 @@ class LocalReplica:
         digests = []
         for stage, (payloads, mine_included) in enumerate(outcomes):
             if payloads:
-                digests.append(self.host_of(stage).commit(stage, round_, payloads, mine_included))
+                digests.append(self.host_of(stage).commit(stage, round_number, payloads, mine_included))
             else:
-                self.host_of(stage).abort(stage, round_)
-        tables = {member.commit_embedding(round_, outcomes[0][0]) for member in self.members[1:]}
-        assert tables <= {self.members[0].embedding_digest()}, f"embeddings differ after round {round_}"
+                self.host_of(stage).abort(stage, round_number)
+        tables = {member.commit_embedding(round_number, outcomes[0][0]) for member in self.members[1:]}
+        assert tables <= {self.members[0].embedding_digest()}, f"embeddings differ after round {round_number}"
         return digests
 
     def validate(self) -> float:
@@ -141,14 +143,14 @@ class LocalReplica:
         return {stage: state for member in self.members for stage, state in member.private_state.items()}
 
     def go_on_from(
-        self, round_: int, anchors: Mapping[int, Parameters], private: Mapping[int, StageState]
+        self, round_number: int, anchors: Mapping[int, Parameters], private: Mapping[int, StageState]
     ) -> None:
         """Take over the anchors after `round_` and what :attr:`private_state` was then; all is copied."""
         for member in self.members:
             stages = member.stages
             table = None if 0 in stages else anchors[0][EMBEDDING]
             own = {stage: anchors[stage] for stage in stages}
-            member.go_on_from(Restored(round_, own, table, {stage: private[stage] for stage in stages}))
+            member.go_on_from(Restored(round_number, own, table, {stage: private[stage] for stage in stages}))
 
     def share_anchors(self, anchors: dict[int, dict[str, Tensor]]) -> None:
         """As :meth:`Trainer.share_anchors`, with the other replicas that have settled the same rounds."""

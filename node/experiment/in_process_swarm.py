@@ -22,9 +22,9 @@ from node.checkpoint.private_state import StageState
 from node.data.stream import SampleStream, open_stream
 from node.experiment import swarm_checkpoint
 from node.experiment.in_process_replica import LocalReplica, average_gradients, plan_of
-from node.experiment.offload import Parking
+from node.experiment.offload import ReplicaOffload
 from node.experiment.swarm_checkpoint import Progress
-from node.experiment.variation import UNVARIED, Steering, Variation, weighted
+from node.experiment.variation import UNVARIED, Variation, VariationRunner, weighted
 from node.optimizer.outer_stage import WeightedPayload
 from node.worker.compute import Compute
 from node.worker.trainer import InnerResult
@@ -46,7 +46,7 @@ class RoundReport:
         link_bytes: payload bytes of all frames between members since the last report.
     """
 
-    round: int
+    round_number: int
     inner: tuple[InnerResult, ...]
     contributions: tuple[int, ...]
     payload_bytes: int
@@ -115,7 +115,7 @@ class LocalSwarm:
         self.position = 0
         self._spec, self._plan = spec, weighted(plan or plan_of(spec), variation)
         self._variation = variation
-        self._steering = steering = Steering(spec, variation)
+        self._steering = steering = VariationRunner(spec, variation)
         self._initial = initial = dict[int, dict[str, Tensor]]()
         planned = self._plan.replicas
 
@@ -125,20 +125,20 @@ class LocalSwarm:
             steering.watch(replica)
             return replica
 
-        seats = min(resident or len(planned), len(planned))
-        if variation.average_gradients and seats < len(planned):
+        assignments = min(resident or len(planned), len(planned))
+        if variation.average_gradients and assignments < len(planned):
             raise HetnodeError(
                 ErrorCode.BAD_OPTION,
                 "Replicas that average their gradients have to be in memory all at a time.",
                 "Leave out --resident, or average_gradients.",
             )
-        self.replicas = Parking(len(planned), build, seats, parked)
+        self.replicas = ReplicaOffload(len(planned), build, assignments, parked)
         self._steering.connect(0, self.replicas)
         self._phases: tuple[_Phase, ...] | None = None
         self._link_bytes = 0
         self._begin_round(1)
 
-    def round(self) -> RoundReport:
+    def train_round(self) -> RoundReport:
         """One whole round: inner phase and outer exchange."""
         self.train()
         return self.exchange()
@@ -153,15 +153,15 @@ class LocalSwarm:
     def exchange(self) -> RoundReport:
         """What counts is decided; all replicas train the steps that overlap, and commit it."""
         assert self._phases is not None, "a round is trained before it is exchanged"
-        round_, phases = self.position + 1, self._phases
+        round_number, phases = self.position + 1, self._phases
         outcomes = [self._decide(stage) for stage in range(self._spec.swarm.stages)]
-        if round_ < self._spec.rounds:
-            self._begin_round(round_ + 1)
-        self._settle(round_, outcomes)
-        self._steering.after_round(round_, self.replicas)
-        self.position, self._phases = round_, None
+        if round_number < self._spec.rounds:
+            self._begin_round(round_number + 1)
+        self._settle(round_number, outcomes)
+        self._steering.after_round(round_number, self.replicas)
+        self.position, self._phases = round_number, None
         report = RoundReport(
-            round_,
+            round_number,
             inner=tuple(phase.result for phase in phases),
             contributions=tuple(len(outcome.payloads) for outcome in outcomes),
             payload_bytes=sum(len(payload) for phase in phases for payload in phase.payloads.values()),
@@ -235,23 +235,23 @@ class LocalSwarm:
         terms = {"variation": self._variation.changes, "plan": repr(self._plan)}
         return hashlib.sha256(json.dumps(terms, sort_keys=True).encode()).hexdigest()
 
-    def _begin_round(self, round_: int) -> None:
+    def _begin_round(self, round_number: int) -> None:
         """Give out the samples of `round_` and, while the one before is exchanged, train what overlaps."""
-        self._trained = self._open_round(round_)
+        self._trained = self._open_round(round_number)
         if self._trained:
             for _ in self._trained_on(range(self._trained)):
                 pass
 
-    def _open_round(self, round_: int) -> int:
+    def _open_round(self, round_number: int) -> int:
         """Give out the samples of `round_`. Returns how many steps are trained before the exchange ends."""
-        overlap = self._spec.outer.overlap if round_ > 1 else 0
+        overlap = self._spec.outer.overlap if round_number > 1 else 0
         spec, plan = self._spec, self._plan
 
         def begin(position: int, replica: LocalReplica) -> None:
             if overlap:
                 replica.keep_training()
-            samples = sample_range(plan, spec, round_, plan.replicas[position].index)
-            replica.begin_round(round_, samples)
+            samples = sample_range(plan, spec, round_number, plan.replicas[position].index)
+            replica.begin_round(round_number, samples)
 
         self.replicas.each(begin)
         return overlap
@@ -308,7 +308,7 @@ class LocalSwarm:
             tuple((phases[each].payloads[stage], weights[each]) for each in counted), frozenset(counted)
         )
 
-    def _settle(self, round_: int, outcomes: Sequence[_Outcome]) -> None:
+    def _settle(self, round_number: int, outcomes: Sequence[_Outcome]) -> None:
         """Bring all replicas to the outcome of the round; then they have one anchor again."""
         self._initial.clear()  # all are built
         digests: list[list[str]] = []
@@ -316,8 +316,8 @@ class LocalSwarm:
 
         def settle(position: int, replica: LocalReplica) -> None:
             own = [(outcome.payloads, position in outcome.owners) for outcome in outcomes]
-            digests.append(replica.settle(round_, own))
-            assert digests[-1] == digests[0], f"anchors differ after round {round_}"
+            digests.append(replica.settle(round_number, own))
+            assert digests[-1] == digests[0], f"anchors differ after round {round_number}"
             replica.share_anchors(anchors)
 
         self.replicas.each(settle)

@@ -96,8 +96,8 @@ class Measurement:
             HetnodeError: DISK_FULL; the state that was saved before is as it was.
         """
         began = self._clock()
-        report = self._swarm.round()
-        done = report.round
+        report = self._swarm.train_round()
+        done = report.round_number
         is_due = done % self._planned.validate_every == 0 or done == self._trial.spec.rounds
         losses = tuple(map(finite, self._swarm.validate())) if is_due else ()
         record = RoundRecord(

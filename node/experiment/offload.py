@@ -21,7 +21,7 @@ from protocol.errors import ErrorCode, HetnodeError
 Action = Callable[[int, LocalReplica], None]
 
 
-class Parking(Sequence[LocalReplica]):
+class ReplicaOffload(Sequence[LocalReplica]):
     """Replicas in the order of the plan, of which at most `seats` are ready to compute at a time.
 
     Whoever takes one out of it gets it ready, and the one before may be parked for it: use one after the
@@ -39,14 +39,14 @@ class Parking(Sequence[LocalReplica]):
     """
 
     def __init__(
-        self, count: int, build: Callable[[int], LocalReplica], seats: int, folder: Path | None = None
+        self, count: int, build: Callable[[int], LocalReplica], assignments: int, folder: Path | None = None
     ) -> None:
-        self._count, self._build, self._seats, self._folder = count, build, seats, folder
+        self._count, self._build, self._seats, self._folder = count, build, assignments, folder
         self._all: dict[int, LocalReplica] = {}
         self._ready: list[int] = []
         self._places: dict[int, _Place] = {}
         self._postponed: defaultdict[int, list[Action]] = defaultdict(list)
-        for index in range(min(count, seats)):
+        for index in range(min(count, assignments)):
             self._bring(index)
 
     def each(self, action: Action) -> None:

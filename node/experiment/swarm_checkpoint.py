@@ -177,7 +177,7 @@ def _read(folder: Path, spec: RunSpec, terms: str) -> Saved:
         raise corrupt(folder, "it is of another run, or of a variation or plan that is another")
     found = global_model.read(folder / _ANCHORS)
     global_model.require_complete(found)
-    if (found.spec, found.round) != (spec, record.position):
+    if (found.spec, found.round_number) != (spec, record.position):
         raise corrupt(folder / _ANCHORS, "it is of another run or round")
 
     def private_of(index: int) -> dict[int, StageState]:

@@ -20,7 +20,7 @@ from torch import Tensor
 from node.experiment.boundary_statistics import Covariances, observe_boundaries, observe_gradients
 from node.experiment.in_process_replica import LocalReplica
 from node.experiment.row_wise import RowWiseAdamW
-from node.worker.trainer import Parts
+from node.worker.trainer import TrainerFactories
 from protocol.algorithm.subspace import LinkProjection, LinkTransform, Uncompressed, orthonormal_basis
 from protocol.spec import RunSpec
 from protocol.types import Plan
@@ -125,7 +125,7 @@ def weighted(plan: Plan, variation: Variation) -> Plan:
     return replace(plan, replicas=replicas)
 
 
-class Steering:
+class VariationRunner:
     """Carries out `variation` on the replicas of one swarm, which are built from :attr:`parts`.
 
     Raises ValueError as :func:`check`.
@@ -139,7 +139,7 @@ class Steering:
         self._spec, self._variation = spec, variation
         self._bases: dict[int, Tensor] = {}
         self._seen = Covariances()
-        self.parts = Parts(
+        self.parts = TrainerFactories(
             **({} if variation.adaptation else {"link": _frozen_link}),
             **({"adamw": _row_wise} if variation.row_wise_moments else {}),
         )
@@ -157,20 +157,20 @@ class Steering:
         if self._variation.weight_projection:
             _project_weights(replica, self._basis(0)[:, : self._spec.link.k])
 
-    def after_round(self, round_: int, replicas: Sequence[LocalReplica]) -> None:
+    def after_round(self, round_number: int, replicas: Sequence[LocalReplica]) -> None:
         """`round_` is committed on all `replicas`: links change where it is time."""
         every = self._variation.grassmann_every or self._variation.basis_every
-        if every and round_ % every == 0:
+        if every and round_number % every == 0:
             self._turn_bases()
-            self.connect(round_, replicas)
-        elif any(first == round_ + 1 for first, _ in self._variation.k_by_round):
-            self.connect(round_, replicas)
+            self.connect(round_number, replicas)
+        elif any(first == round_number + 1 for first, _ in self._variation.k_by_round):
+            self.connect(round_number, replicas)
 
-    def connect(self, round_: int, replicas: Sequence[LocalReplica]) -> None:
+    def connect(self, round_number: int, replicas: Sequence[LocalReplica]) -> None:
         """Give all links what they have after `round_`."""
         if not (self._bases or self._variation.k_by_round):
             return
-        k = self._k_after(round_)
+        k = self._k_after(round_number)
         for replica in replicas:
             boundaries = [member.stages.first for member in replica.members[1:]]
             replica.connect([k] * len(boundaries), [self._basis(boundary) for boundary in boundaries])
@@ -193,8 +193,8 @@ class Steering:
             return orthonormal_basis(self._spec.model.width, self._spec.seed)
         return self._bases[boundary]
 
-    def _k_after(self, round_: int) -> int:
-        reached = [k for first, k in self._variation.k_by_round if first <= round_ + 1]
+    def _k_after(self, round_number: int) -> int:
+        reached = [k for first, k in self._variation.k_by_round if first <= round_number + 1]
         return reached[-1] if reached else self._spec.link.k
 
     def _turn_bases(self) -> None:

@@ -29,7 +29,7 @@ class NotAdmitted(Exception):
     """The caller is not in the roster. It is told so."""
 
 
-class Roster:
+class AllowList:
     """The peers that may call, by base58 id. Empty at first: nobody may."""
 
     def __init__(self, peers: Iterable[str] = ()) -> None:
@@ -66,8 +66,8 @@ class Gated:
     roster ends at its next message.
     """
 
-    def __init__(self, servicer: Any, roster: Roster) -> None:
-        self._servicer, self._roster = servicer, roster
+    def __init__(self, servicer: Any, allow_list: AllowList) -> None:
+        self._servicer, self._allow_list = servicer, allow_list
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = getattr(self._servicer, name)
@@ -75,16 +75,16 @@ class Gated:
 
             @wraps(method)
             async def stream(request: Any, context: P2PContext) -> AsyncIterator[Any]:
-                self._roster.check(context)
+                self._allow_list.check(context)
                 async for message in method(request, context):
-                    self._roster.check(context)
+                    self._allow_list.check(context)
                     yield message
 
             return stream
 
         @wraps(method)
         async def call(request: Any, context: P2PContext) -> Any:
-            self._roster.check(context)
+            self._allow_list.check(context)
             return await method(request, context)
 
         return call

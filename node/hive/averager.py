@@ -28,7 +28,7 @@ from hivemind.averaging.group_info import GroupInfo
 from hivemind.p2p import P2P, PeerID
 from hivemind.utils import get_dht_time
 
-from node.hive.allow_list import Gated, Roster
+from node.hive.allow_list import AllowList, Gated
 from node.hive.lifetime import end_with_parent
 from node.hive.matchmaking import WINDOW_SECONDS, RoundMatchmaking, RoundStep
 from node.hive.payload_exchange import PayloadPeer, stage_prefix
@@ -37,7 +37,7 @@ from node.transport.payload_store import PayloadStore
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.trust.envelope import is_authentic, misfit
-from protocol.types import Group, PayloadDescriptor
+from protocol.types import ExchangeGroup, PayloadDescriptor
 from protocol.wire.convert import group_from_pb, state_from_pb
 from protocol.wire.records import descriptor_from_bytes, descriptor_to_bytes
 
@@ -78,7 +78,7 @@ class SparseAverager(DecentralizedAverager):
     _rpc_handlers = _stub_type = None
 
     def __init__(
-        self, dht: DHT, run: str, stage: int, storage: Storage, roster: Sequence[str], sockets: Path
+        self, dht: DHT, run: str, stage: int, storage: Storage, allow_list: Sequence[str], sockets: Path
     ) -> None:
         super().__init__(
             (),
@@ -92,7 +92,7 @@ class SparseAverager(DecentralizedAverager):
         # The run names the hash of its spec, and with it model and codec: members of other runs are refused.
         self.schema_hash = hashlib.sha256(self.prefix.encode()).digest()
         self._run_id, self._stage, self._storage, self._sockets = run, stage, storage, sockets
-        self._roster = Roster(roster)
+        self._allow_list = AllowList(allow_list)
         self._host_end, self._own_end = socket.socketpair()
         self._opened = threading.Event()
 
@@ -162,14 +162,14 @@ class SparseAverager(DecentralizedAverager):
         return Reply({})
 
     def _on_admit(self, body: Mapping[str, Any], _: Sequence[Buffer]) -> Reply:
-        self._roster.admit(body["peers"])
+        self._allow_list.admit(body["peers"])
         return Reply({})
 
     # In the averager process: on the event loop
 
     async def add_p2p_handlers(self, p2p: P2P, wrapper: object = None, **options: Any) -> None:
         """hivemind's hook, called by its event loop: nobody but the roster may call."""
-        await super().add_p2p_handlers(p2p, Gated(self, self._roster), **options)
+        await super().add_p2p_handlers(p2p, Gated(self, self._allow_list), **options)
 
     async def _open(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -182,14 +182,19 @@ class SparseAverager(DecentralizedAverager):
             self._p2p, self._run_id, self._stage, storage.capacity, store, storage.checkpoints
         )
         if not self.client_mode:
-            await self._payloads.serve(self._roster)
+            await self._payloads.serve(self._allow_list)
         self._matchmaking = RoundMatchmaking(
             self._p2p, self.schema_hash, self.dht, client_mode=self.client_mode, **self.matchmaking_kwargs
         )
         self._opened.set()
 
     async def _exchange(
-        self, payload: bytes, own: PayloadDescriptor, group: Group | None, expected: int, seconds: float
+        self,
+        payload: bytes,
+        own: PayloadDescriptor,
+        group: ExchangeGroup | None,
+        expected: int,
+        seconds: float,
     ) -> _Gathered:
         """One averaging step of hivemind."""
         ends = self._loop.time() + seconds
@@ -197,15 +202,15 @@ class SparseAverager(DecentralizedAverager):
         self._payloads.break_off()
         async with self._one_round:
             self._own, self._ends = own, ends
-            with self._payloads.exchange(own.round):
+            with self._payloads.exchange(own.round_number):
                 await self._payloads.hold(own, payload)
                 if group is None and expected < 2:
                     return [own], {}
                 return await self._step_with(group, expected, seconds)
 
-    async def _step_with(self, group: Group | None, expected: int, seconds: float) -> _Gathered:
+    async def _step_with(self, group: ExchangeGroup | None, expected: int, seconds: float) -> _Gathered:
         own = self._own
-        self._matchmaking.prepare(own.round, expected, None if group is None else _group_info(group))
+        self._matchmaking.prepare(own.round_number, expected, None if group is None else _group_info(group))
         step = RoundStep(
             scheduled_time=get_dht_time() + WINDOW_SECONDS,
             deadline=get_dht_time() + seconds / 2,  # of matchmaking; the other half is for the payloads
@@ -216,7 +221,7 @@ class SparseAverager(DecentralizedAverager):
         await self._step(step=step, future_for_init=self._loop.create_future())
         problem = step.exception()
         if problem is not None:
-            log.info("stage %d, round %d: nothing was exchanged: %s", self._stage, own.round, problem)
+            log.info("stage %d, round %d: nothing was exchanged: %s", self._stage, own.round_number, problem)
             return [own], {}
         gathered: _Gathered = step.result()
         return gathered
@@ -230,14 +235,14 @@ class SparseAverager(DecentralizedAverager):
             try:
                 descriptor = descriptor_from_bytes(gathered)
                 problem = _problem(descriptor, peer.to_base58(), own, self._storage.capacity)
-                if peer.to_base58() not in self._roster:
+                if peer.to_base58() not in self._allow_list:
                     problem = "it is not in the plan"
             except HetnodeError as error:
                 problem = error.cause
             if problem:
-                log.warning("left %s out of round %d: %s", peer, own.round, problem)
+                log.warning("left %s out of round %d: %s", peer, own.round_number, problem)
             elif misfits := misfit(descriptor, own):
-                log.warning("left %s out of round %d: %s", peer, own.round, misfits)
+                log.warning("left %s out of round %d: %s", peer, own.round_number, misfits)
                 refused[descriptor] = misfits
             else:
                 announced.setdefault(descriptor.owner, descriptor)
@@ -246,7 +251,7 @@ class SparseAverager(DecentralizedAverager):
         faults = await self._payloads.gather(own, others, remaining, push=self.client_mode)
         refused |= {announced[owner]: why for owner, why in faults.items()}
         store = self._payloads.store
-        held = [each for each in announced.values() if store.has(each.round, each.sha256)]
+        held = [each for each in announced.values() if store.has(each.round_number, each.sha256)]
         return held, refused
 
     @contextmanager
@@ -260,7 +265,7 @@ def _problem(descriptor: PayloadDescriptor, peer: str, own: PayloadDescriptor, c
     """Why what a groupmate announced cannot be part of the round of `own`; None if it can."""
     if descriptor.owner != peer:
         return "it announced the payload of another peer"
-    if (descriptor.run, descriptor.stage, descriptor.round) != (own.run, own.stage, own.round):
+    if (descriptor.run, descriptor.stage, descriptor.round_number) != (own.run, own.stage, own.round_number):
         return "it announced a payload of another run, stage or round"
     if descriptor.nbytes > capacity:
         return (
@@ -271,7 +276,7 @@ def _problem(descriptor: PayloadDescriptor, peer: str, own: PayloadDescriptor, c
     return None
 
 
-def _group_info(group: Group) -> GroupInfo:
+def _group_info(group: ExchangeGroup) -> GroupInfo:
     """The coordinator's group in the form in which hivemind's matchmaking would have found it."""
     # The owner of a descriptor that is not authentic need not even be a peer id.
     authentic = tuple(filter(is_authentic, group.descriptors))

@@ -26,7 +26,7 @@ from node.ipc.channel import Buffer, Child, Reply, start_child
 from node.security.identity import Identity
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import (
-    Group,
+    ExchangeGroup,
     ManifestEntry,
     PayloadDescriptor,
     PeerId,
@@ -225,10 +225,10 @@ class Hivemind:
     async def exchange(
         self,
         stage: int,
-        round: int,
+        round_number: int,
         payload: Buffer,
         descriptor: PayloadDescriptor,
-        group: Group | None,
+        group: ExchangeGroup | None,
         *,
         expected: int,
         deadline: float,
@@ -248,7 +248,7 @@ class Hivemind:
         Raises:
             HetnodeError: HIVEMIND_DIED.
         """
-        body = {"stage": stage, "round": round, "expected": expected, "deadline": deadline}
+        body = {"stage": stage, "round": round_number, "expected": expected, "deadline": deadline}
         blobs = [payload, descriptor_to_bytes(descriptor)]
         if group is not None:
             blobs.append(group_to_pb(group).SerializeToString())
@@ -260,7 +260,7 @@ class Hivemind:
             tuple(sorted(held, key=lambda each: each.owner)), tuple(map(Rejection, refused, reasons))
         )
 
-    async def fetch(self, stage: int, round: int, entry: ManifestEntry, deadline: float) -> bytes:
+    async def fetch(self, stage: int, round_number: int, entry: ManifestEntry, deadline: float) -> bytes:
         """The payload of a committed entry: held already, or fetched from any holder, by hash.
 
         `stage` need not be hosted here, but some stage must be. Any round will do that a holder still keeps;
@@ -270,7 +270,7 @@ class Hivemind:
             HetnodeError: PAYLOAD_UNAVAILABLE when no holder sent the right bytes within `deadline` seconds;
                 HIVEMIND_DIED.
         """
-        body = {"stage": stage, "round": round, "holders": list(entry.holders), "deadline": deadline}
+        body = {"stage": stage, "round": round_number, "holders": list(entry.holders), "deadline": deadline}
         reply = await self._call("fetch", body, descriptor_to_bytes(entry.descriptor), deadline=deadline)
         return bytes(reply.blobs[0])
 

@@ -53,7 +53,7 @@ class Host:
 
     def __init__(self) -> None:
         self._averagers: dict[int, SparseAverager] = {}
-        self._roster: tuple[str, ...] = ()
+        self._allow_list: tuple[str, ...] = ()
         # Calls come in several threads: each averager begins with the newest roster, or is told it.
         self._rostering = threading.Lock()
         self._ending = threading.Event()
@@ -105,7 +105,9 @@ class Host:
         for stage, capacity in ((int(stage), capacity) for stage, capacity in body["capacities"].items()):
             storage = Storage(capacity, payloads / f"stage-{stage:02d}", body["keep_rounds"], checkpoints)
             with self._rostering:
-                averager = SparseAverager(self._dht, self._run, stage, storage, self._roster, self._folder)
+                averager = SparseAverager(
+                    self._dht, self._run, stage, storage, self._allow_list, self._folder
+                )
                 averager.launch()
                 self._averagers[stage] = averager
         try:
@@ -159,10 +161,10 @@ class Host:
     def admit(self, body: Body, _: Blobs) -> Reply:
         """Who may call from now on: the averagers `peers`, the DHT everybody certified but `banned`."""
         with self._rostering:
-            roster = self._roster = tuple(body["peers"])
+            allow_list = self._allow_list = tuple(body["peers"])
             averagers = list(self._averagers.values())
         for averager in averagers:
-            averager.calls.call("admit", {"peers": roster})
+            averager.calls.call("admit", {"peers": allow_list})
         with _dht_answers():
             self._dht.keep_out(body["banned"], body["deadline"])
         return Reply({})

@@ -36,14 +36,14 @@ class RoundMatchmaking(Matchmaking):
         self.group_key_manager = _RoundKey(dht, prefix, "", None)
         self._matched: GroupInfo | None = None
 
-    def prepare(self, round: int, expected: int, matched: GroupInfo | None) -> None:
+    def prepare(self, round_number: int, expected: int, matched: GroupInfo | None) -> None:
         """Set up the next :meth:`look_for_group`.
 
         Args:
             expected: the group is complete, and starts at once, when it has this many peers.
             matched: the group that the coordinator closed; None searches the DHT.
         """
-        self.group_key_manager.group_bits = f"{round:b}"
+        self.group_key_manager.group_bits = f"{round_number:b}"
         self.target_group_size = self.potential_leaders.target_group_size = expected
         self._matched = matched
 

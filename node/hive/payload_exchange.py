@@ -17,8 +17,8 @@ from typing import Any, AsyncIterator  # noqa: UP035 - hivemind knows only typin
 from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 
 from node import faults
-from node.hive.allow_list import Gated, Roster
-from node.transport.checkpoint_transfer import StateShelf, fetch_state
+from node.hive.allow_list import AllowList, Gated
+from node.transport.checkpoint_transfer import CheckpointServer, fetch_state
 from node.transport.payload_store import PayloadStore
 from node.transport.transfer import (
     CHUNK_BYTES,
@@ -77,28 +77,28 @@ class PayloadPeer(ServicerBase):
         self._round = 0  # of the newest exchange
         self._to_ask: set[str] | None = set()  # owners that it has to ask yet; None: they are not known
         self._progress = asyncio.Event()  # set, and then replaced, when one of these two changes
-        self._shelf = StateShelf(checkpoints)
+        self._shelf = CheckpointServer(checkpoints)
         self.store = store
 
-    async def serve(self, roster: Roster) -> None:
+    async def serve(self, allow_list: AllowList) -> None:
         """Answer the peers of the roster from now on."""
         await self.add_p2p_handlers(
-            self._p2p, Gated(self, roster), namespace=stage_prefix(self._run, self._stage)
+            self._p2p, Gated(self, allow_list), namespace=stage_prefix(self._run, self._stage)
         )
 
     @contextmanager
-    def exchange(self, round: int) -> Iterator[None]:
+    def exchange(self, round_number: int) -> Iterator[None]:
         """Within, the own payload of `round` is given away after :meth:`gather` has asked for others'.
 
         All that two peers say to each other goes over one connection. A request behind a payload would wait
         for all of that, and a round would fill one direction of a link after the other. So a groupmate that
         asks before this peer has joined the group, or asked itself, waits a moment.
         """
-        self._advance(round, None)
+        self._advance(round_number, None)
         try:
             yield
         finally:
-            self._advance(round, set())
+            self._advance(round_number, set())
 
     async def gather(
         self, own: PayloadDescriptor, others: Sequence[PayloadDescriptor], seconds: float, push: bool
@@ -118,7 +118,7 @@ class PayloadPeer(ServicerBase):
         reasons: dict[str, dict[str, str]] = {descriptor.owner: {} for descriptor in others}
         owners = [descriptor.owner for descriptor in others]
         self._awaited = {descriptor.owner: descriptor for descriptor in others}
-        self._advance(own.round, set(owners))
+        self._advance(own.round_number, set(owners))
         work: list[Coroutine[Any, Any, object]] = [
             self._obtain(descriptor, [owner, *self._spread(set(owners) - {owner})], reasons[owner])
             for owner, descriptor in self._awaited.items()
@@ -132,10 +132,10 @@ class PayloadPeer(ServicerBase):
         finally:
             self.break_off()
             await asyncio.gather(*tasks, return_exceptions=True)
-        missing = [each for each in others if not self.store.has(each.round, each.sha256)]
+        missing = [each for each in others if not self.store.has(each.round_number, each.sha256)]
         for each in missing:
             tried = "; ".join(f"{holder}: {why}" for holder, why in reasons[each.owner].items())
-            where = f"stage {each.stage}, round {each.round}"
+            where = f"stage {each.stage}, round {each.round_number}"
             log.warning("%s: no payload of %s (%s)", where, each.owner, tried or "no answer in time")
         return {each.owner: self._faults[each.owner] for each in missing if each.owner in self._faults}
 
@@ -168,7 +168,7 @@ class PayloadPeer(ServicerBase):
             raise HetnodeError(
                 ErrorCode.PAYLOAD_UNAVAILABLE,
                 f"The payload {descriptor.sha256[:16]} of {descriptor.owner} (stage {descriptor.stage}, "
-                f"round {descriptor.round}) could not be had from its {len(holders)} holders: {tried}.",
+                f"round {descriptor.round_number}) could not be had from its {len(holders)} holders: {tried}.",
                 "Wait for a holder to come back; without this payload the round cannot be applied.",
             ) from None
 
@@ -204,12 +204,12 @@ class PayloadPeer(ServicerBase):
 
     async def hold(self, descriptor: PayloadDescriptor, payload: bytes) -> None:
         """On return the payload is in the store: on the disk, if that takes it."""
-        await asyncio.to_thread(self.store.put, descriptor.round, descriptor.sha256, payload)
+        await asyncio.to_thread(self.store.put, descriptor.round_number, descriptor.sha256, payload)
 
     async def _held(self, descriptor: PayloadDescriptor) -> bytes | None:
-        if not self.store.has(descriptor.round, descriptor.sha256):
+        if not self.store.has(descriptor.round_number, descriptor.sha256):
             return None
-        return await asyncio.to_thread(self.store.get, descriptor.round, descriptor.sha256)
+        return await asyncio.to_thread(self.store.get, descriptor.round_number, descriptor.sha256)
 
     async def _fetch_from(self, holder: str, descriptor: PayloadDescriptor) -> bytes:
         try:
@@ -259,7 +259,9 @@ class PayloadPeer(ServicerBase):
         """
 
         async def ask(donor: str, index: int, size: int) -> bytes:
-            wanted = StateRequest(stage=record.stage, part=record.part.value, round=record.round, index=index)
+            wanted = StateRequest(
+                stage=record.stage, part=record.part.value, round=record.round_number, index=index
+            )
             async with asyncio.timeout(_DIAL_SECONDS):
                 stream = await self._stub(donor, donors[donor]).rpc_state(wanted)
             async with aclosing(stream):
@@ -313,7 +315,7 @@ class PayloadPeer(ServicerBase):
         async def parts() -> AsyncIterator[PayloadChunk]:
             yield PayloadChunk(announced=descriptor_to_pb(own))
             pieces = (payload[start : start + CHUNK_BYTES] for start in range(0, len(payload), CHUNK_BYTES))
-            async for chunk in outgoing(pieces, own.round, own.stage):
+            async for chunk in outgoing(pieces, own.round_number, own.stage):
                 yield chunk
 
         reply = await self._stub(listener, own.stage).rpc_push(parts())
@@ -330,7 +332,7 @@ class PayloadPeer(ServicerBase):
             return PushReply(refusal=error.cause)
         if self._awaited.get(context.remote_id.to_base58()) != descriptor:
             return PushReply(refusal="this peer awaits no such payload from you now")
-        if self.store.has(descriptor.round, descriptor.sha256):
+        if self.store.has(descriptor.round_number, descriptor.sha256):
             return PushReply()
         with self._transfer(context.remote_id, f"push {descriptor.sha256}", 1) as allowed:
             if not allowed:
@@ -362,8 +364,8 @@ class PayloadPeer(ServicerBase):
         if self._to_ask:
             self._advance(self._round, self._to_ask - {owner})
 
-    def _advance(self, round: int, to_ask: set[str] | None) -> None:
-        self._round, self._to_ask = round, to_ask
+    def _advance(self, round_number: int, to_ask: set[str] | None) -> None:
+        self._round, self._to_ask = round_number, to_ask
         self._progress.set()
         self._progress = asyncio.Event()
 

@@ -24,7 +24,7 @@ class Facts:
     spec: Mapping[str, Any]
     run_id: str
     spec_hash: str
-    round: int
+    round_number: int
     dtype: str
     tokens: int
     losses: Mapping[int, float]
@@ -35,7 +35,7 @@ def card(facts: Facts) -> str:
     spec = facts.spec
     model, data, swarm = spec["model"], spec["data"], spec["swarm"]
     rows = {
-        "run": f"`{facts.run_id}`, after round {facts.round} of {spec['rounds']}",
+        "run": f"`{facts.run_id}`, after round {facts.round_number} of {spec['rounds']}",
         "specification": f"`{facts.spec_hash}` (sha-256)",
         "parameters": f"{_parameters(model):,}, {facts.dtype}",
         "shape": (
@@ -122,7 +122,9 @@ def _tokens(facts: Facts) -> str:
     spec, inner, swarm = facts.spec, facts.spec["inner"], facts.spec["swarm"]
     per_round = inner["steps"] * inner["microbatches"] * inner["microbatch_size"] * spec["model"]["context"]
     replicas = swarm["replicas"] + swarm["pipelines"]
-    return f"{facts.round * per_round * replicas:,} as planned (the run's measurements were not at hand)"
+    return (
+        f"{facts.round_number * per_round * replicas:,} as planned (the run's measurements were not at hand)"
+    )
 
 
 def _links(spec: Mapping[str, Any]) -> str:
@@ -148,4 +150,4 @@ def _losses(facts: Facts) -> str:
         for replica, loss in sorted(facts.losses.items())
     )
     table = f"| replica | loss | perplexity |\n|---|---|---|\n{rows}"
-    return f"After round {facts.round}, as the run measured it:\n\n{table}\n\n{how}"
+    return f"After round {facts.round_number}, as the run measured it:\n\n{table}\n\n{how}"

@@ -92,7 +92,7 @@ def export(
         spec=without_places(spec),
         run_id=spec.run_id,
         spec_hash=spec.hash,
-        round=stored.round,
+        round_number=stored.round_number,
         dtype=dtype.name,
         tokens=measured.tokens,
         losses=measured.losses,
@@ -159,7 +159,7 @@ def _record(stored: Verified, facts: Facts) -> dict[str, Any]:
         "format": 1,
         "run_id": facts.run_id,
         "spec_hash": facts.spec_hash,
-        "round": facts.round,
+        "round": facts.round_number,
         "anchor_digests": {
             str(stage): entry.anchor_digest for stage, entry in sorted(stored.manifest.stages.items())
         },

@@ -21,7 +21,7 @@ from node.ipc.channel import Child
 from node.net.coordinator_client import CoordinatorClient
 from node.net.directory import Directory
 from node.net.live_estimates import LiveEstimates
-from node.net.membership import Membership, Standing, jittered
+from node.net.membership import Membership, RunView, jittered
 from node.net.probe import Figures, Probe
 from protocol.algorithm.flops import microbatch_flops, tokens_of_microbatch
 from protocol.errors import ErrorCode, HetnodeError
@@ -149,13 +149,13 @@ async def measure_coordinator(coordinator: CoordinatorClient, estimates: LiveEst
 
 
 def candidates(
-    standing: Standing, endpoints: Mapping[str, str], me: PeerId, most: int = MOST_NEIGHBOURS
+    run_view: RunView, endpoints: Mapping[str, str], me: PeerId, most: int = MOST_NEIGHBOURS
 ) -> list[tuple[PeerId, str]]:
     """Whom to measure, and where they listen: those first whose stages lie next to this node's.
 
     The rest in an order of this node's own, so that not all measure the same ones.
     """
-    hosts, place = standing.hosts(), standing.place_of(me)
+    hosts, place = run_view.hosts(), run_view.place_of(me)
 
     def order(peer: PeerId) -> tuple[bool, bytes]:
         stages = hosts.get(peer)
@@ -166,11 +166,11 @@ def candidates(
         )
         return not is_next, hashlib.sha256(f"{me} {peer}".encode()).digest()
 
-    others = {PeerId(peer) for peer in endpoints} - standing.banned - {me}
+    others = {PeerId(peer) for peer in endpoints} - run_view.banned - {me}
     return [(peer, endpoints[peer]) for peer in sorted(others, key=order)[:most]]
 
 
-class Surroundings:
+class LinkProber:
     """Measures the ways to others beside the training, rarely and one at a time, while :meth:`keep` runs.
 
     Args:
@@ -212,7 +212,7 @@ class Surroundings:
         tried: set[PeerId] = set()
         for pause in _LOOKS:
             endpoints = await self._directory.endpoints()
-            for peer, endpoint in candidates(self._membership.standing, endpoints, self._me):
+            for peer, endpoint in candidates(self._membership.run_view, endpoints, self._me):
                 if self._trains or len(tried) == MOST_NEIGHBOURS:
                     return
                 if peer not in tried:
@@ -249,4 +249,4 @@ class Surroundings:
 
     @property
     def _trains(self) -> bool:
-        return self._membership.standing.trains(self._me)
+        return self._membership.run_view.trains(self._me)

@@ -35,13 +35,13 @@ from protocol.types import (
     Capacity,
     Decision,
     Estimates,
-    Group,
+    ExchangeGroup,
     Part,
     PayloadDescriptor,
     PeerId,
-    Place,
     Plan,
     Rejection,
+    ReservedAssignment,
     Role,
     StateRecord,
 )
@@ -107,7 +107,7 @@ class Pulse:
     `round` is the one that is open, `closes` in how many seconds it closes, if others wait for that already.
     """
 
-    round: int
+    round_number: int
     closes: float | None
 
 
@@ -123,8 +123,8 @@ class PlanNews:
     waiting: str
     finished: bool
     banned: frozenset[PeerId]
-    followers: tuple[Place, ...] = ()
-    round: int = 0
+    followers: tuple[ReservedAssignment, ...] = ()
+    round_number: int = 0
 
 
 class _Channel:
@@ -285,10 +285,14 @@ class CoordinatorClient:
             update.round,
         )
 
-    async def heartbeat(self, round_: int, inner_step: int, estimates: Estimates | None = None) -> Pulse:
+    async def heartbeat(
+        self, round_number: int, inner_step: int, estimates: Estimates | None = None
+    ) -> Pulse:
         """Say how far this node is, and what it has measured where that has changed."""
         told = None if estimates is None else convert.estimates_to_pb(estimates)
-        request = pb.HeartbeatRequest(peer=self._peer, round=round_, inner_step=inner_step, estimates=told)
+        request = pb.HeartbeatRequest(
+            peer=self._peer, round=round_number, inner_step=inner_step, estimates=told
+        )
         reply = await self._call("Heartbeat", request, _CALL_SECONDS)
         return Pulse(reply.round, reply.closes_seconds if reply.closing else None)
 
@@ -328,7 +332,7 @@ class CoordinatorClient:
         records = (open_state(each.record, each.signature, run, coordinator) for each in reply.states)
         return tuple(each for each in records if (each.stage, each.part) == (stage, part))
 
-    async def match(self, descriptor: PayloadDescriptor, deadline: float) -> Group:
+    async def match(self, descriptor: PayloadDescriptor, deadline: float) -> ExchangeGroup:
         """Offer a payload and wait for the group of its (stage, round)."""
         request = pb.MatchRequest(peer=self._peer, descriptor=convert.descriptor_to_pb(descriptor))
         return convert.group_from_pb(await self._call("Match", request, deadline))
@@ -336,7 +340,7 @@ class CoordinatorClient:
     async def report(
         self,
         stage: int,
-        round_: int,
+        round_number: int,
         held: Sequence[PayloadDescriptor],
         rejected: Sequence[Rejection],
         deadline: float,
@@ -345,28 +349,30 @@ class CoordinatorClient:
         request = pb.ReportRequest(
             peer=self._peer,
             stage=stage,
-            round=round_,
+            round=round_number,
             held=map(convert.descriptor_to_pb, held),
             rejected=map(convert.rejection_to_pb, rejected),
         )
         return convert.decision_from_pb(await self._call("Report", request, deadline))
 
-    async def await_decision(self, stage: int, round_: int, deadline: float, withheld: int = 0) -> Decision:
+    async def await_decision(
+        self, stage: int, round_number: int, deadline: float, withheld: int = 0
+    ) -> Decision:
         """Wait for the decision on a (stage, round) to which this peer does not contribute.
 
         `withheld`: the epoch under which it has a seat and nothing to offer; 0 where it only asks.
         """
-        request = pb.AwaitDecisionRequest(peer=self._peer, stage=stage, round=round_, withheld=withheld)
+        request = pb.AwaitDecisionRequest(peer=self._peer, stage=stage, round=round_number, withheld=withheld)
         return convert.decision_from_pb(await self._call("AwaitDecision", request, deadline))
 
-    async def attest(self, stage: int, round_: int, part: str, digest: str) -> None:
+    async def attest(self, stage: int, round_number: int, part: str, digest: str) -> None:
         """Report the anchor after `round_`. Raises ANCHOR_DIVERGED if others have another one."""
-        request = pb.AttestRequest(peer=self._peer, stage=stage, round=round_, part=part, digest=digest)
+        request = pb.AttestRequest(peer=self._peer, stage=stage, round=round_number, part=part, digest=digest)
         reply = await self._call("Attest", request, _CALL_SECONDS)
         if not reply.agrees:
             raise HetnodeError(
                 ErrorCode.ANCHOR_DIVERGED,
-                f"After round {round_} this node's {part} of stage {stage} has digest {digest[:16]}, the run "
+                f"After round {round_number} this node's {part} of stage {stage} has digest {digest[:16]}, the run "
                 f"has {reply.expected[:16]}.",
                 "It loads the anchor of the others before it contributes again.",
             )

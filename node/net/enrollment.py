@@ -15,7 +15,7 @@ from node.security.identity import Identity
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
-from protocol.trust.envelope import enrolment_message, public_key_of
+from protocol.trust.envelope import enrollment_message, public_key_of
 from protocol.trust.invite import Invite
 from protocol.trust.tls import COORDINATOR_NAME, authority_of, certified_peer, wrong_authority
 from protocol.types import PROTOCOL_VERSION, PeerId
@@ -26,7 +26,7 @@ _MAX_MESSAGE_BYTES = 64 << 10
 _RETRY_SECONDS = 0.5
 
 
-async def enrol(invite: Invite, identity: Identity, deadline: float) -> RunCredentials:
+async def enroll(invite: Invite, identity: Identity, deadline: float) -> RunCredentials:
     """Spend one use of `invite` on a certificate for `identity`, and keep it next to the identity's file.
 
     The same identity may repeat it, with a new TLS key each time, without spending another use.
@@ -109,7 +109,7 @@ async def _enroll(invite: Invite, identity: Identity, tls: Credentials) -> pb.En
         secret=invite.secret,
         peer=identity.peer,
         tls_public_key=public_key,
-        proof=identity.sign(enrolment_message(invite.pin, public_key, invite.id)),
+        proof=identity.sign(enrollment_message(invite.pin, public_key, invite.id)),
     )
     options = (
         ("grpc.ssl_target_name_override", COORDINATOR_NAME),

@@ -62,7 +62,7 @@ _HANDSHAKE_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
-class Place:
+class LinkEndpoint:
     """Where one end of a link stands: what both ends must agree on, and which member this is.
 
     `epoch` is that of the plan, `round` the first round for which the link is opened: members that have not
@@ -75,7 +75,7 @@ class Place:
     replica: int
     position: int
     epoch: int = 1
-    round: int = 1
+    round_number: int = 1
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Link:
 
     def __init__(
         self,
-        neighbour: Place,
+        neighbour: LinkEndpoint,
         read: Callable[[], Awaitable[Any]],
         write: Callable[[Any], Awaitable[None]],
         limits: LinkLimits,
@@ -174,7 +174,7 @@ class Link:
             raise HetnodeError(
                 ErrorCode.NEIGHBOUR_LOST,
                 f"{self._name} sent no {frame_id.kind.value} frame for microbatch {frame_id.microbatch} of "
-                f"inner step {frame_id.step} in round {frame_id.round} within {deadline:.0f} s.",
+                f"inner step {frame_id.step} in round {frame_id.round_number} within {deadline:.0f} s.",
                 "Check that neighbour's log and connection; timing.link in the run file sets the bound.",
             ) from None
         self._has_room.set()
@@ -191,9 +191,9 @@ class Link:
         with suppress(HetnodeError):
             await self.take(_FAREWELL, deadline)
 
-    async def drop_before(self, round_: int) -> None:
+    async def drop_before(self, round_number: int) -> None:
         """Forget frames of rounds before `round_`: stale work must never count."""
-        stale = [frame_id for frame_id in self._inbox if frame_id.round < round_]
+        stale = [frame_id for frame_id in self._inbox if frame_id.round_number < round_number]
         for frame_id in stale:
             del self._inbox[frame_id]
         self.frames_dropped += len(stale)
@@ -310,8 +310,8 @@ def _wake(waiters: Iterable[asyncio.Future[None]]) -> None:
 
 @dataclass(frozen=True)
 class _Expectation:
-    here: Place
-    neighbour: Place
+    here: LinkEndpoint
+    neighbour: LinkEndpoint
     limits: LinkLimits
     link: asyncio.Future[Link]
 
@@ -349,7 +349,9 @@ class LinkServer:
         await self._server.start()
         return bound
 
-    async def accept(self, here: Place, neighbour: Place, limits: LinkLimits, deadline: float) -> Link:
+    async def accept(
+        self, here: LinkEndpoint, neighbour: LinkEndpoint, limits: LinkLimits, deadline: float
+    ) -> Link:
         """The link that `neighbour` opens to `here`, waiting up to `deadline` seconds for it."""
         future: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
         async with self._expectations:
@@ -470,12 +472,14 @@ class Links:
         self._server, self._credentials, self._received = server, credentials, received
 
     async def dial(
-        self, endpoint: str, here: Place, neighbour: Place, limits: LinkLimits, deadline: float
+        self, endpoint: str, here: LinkEndpoint, neighbour: LinkEndpoint, limits: LinkLimits, deadline: float
     ) -> Link:
         """As :func:`dial`."""
         return await dial(endpoint, here, neighbour, limits, deadline, self._credentials(), self._received)
 
-    async def accept(self, here: Place, neighbour: Place, limits: LinkLimits, deadline: float) -> Link:
+    async def accept(
+        self, here: LinkEndpoint, neighbour: LinkEndpoint, limits: LinkLimits, deadline: float
+    ) -> Link:
         """As :meth:`LinkServer.accept`."""
         assert self._server is not None, "the plan lets only those accept that listen"
         return await self._server.accept(here, neighbour, limits, deadline)
@@ -483,8 +487,8 @@ class Links:
 
 async def dial(
     endpoint: str,
-    here: Place,
-    neighbour: Place,
+    here: LinkEndpoint,
+    neighbour: LinkEndpoint,
     limits: LinkLimits,
     deadline: float,
     credentials: Credentials,
@@ -554,7 +558,7 @@ async def _status_of(call: Any) -> grpc.RpcError:
     )
 
 
-def _name(place: Place) -> str:
+def _name(place: LinkEndpoint) -> str:
     return f"Member {place.position} of replica {place.replica} ({place.peer})"
 
 
@@ -587,7 +591,7 @@ async def _decoded(read: Awaitable[Any]) -> Any:
     return message
 
 
-def _hello(place: Place) -> pb.Hello:
+def _hello(place: LinkEndpoint) -> pb.Hello:
     return pb.Hello(
         protocol_version=PROTOCOL_VERSION,
         run=place.run,
@@ -596,7 +600,7 @@ def _hello(place: Place) -> pb.Hello:
         replica=place.replica,
         position=place.position,
         epoch=place.epoch,
-        round=place.round,
+        round=place.round_number,
     )
 
 
@@ -609,7 +613,7 @@ def _check_versions(hello: pb.Hello) -> None:
         )
 
 
-def _check_hello(hello: pb.Hello, expected: Place) -> None:
+def _check_hello(hello: pb.Hello, expected: LinkEndpoint) -> None:
     if hello.spec_hash != expected.spec_hash or hello.run != expected.run:
         raise HetnodeError(
             ErrorCode.SPEC_MISMATCH,
@@ -617,10 +621,10 @@ def _check_hello(hello: pb.Hello, expected: Place) -> None:
             f"{expected.run} with {expected.spec_hash}.",
             "Let both join through the same coordinator.",
         )
-    if (hello.epoch, hello.round) != (expected.epoch, expected.round):
+    if (hello.epoch, hello.round) != (expected.epoch, expected.round_number):
         raise _refusal(
             ErrorCode.UNKNOWN_PEER,
-            f"{expected.peer} is expected in round {expected.round} of plan {expected.epoch}, "
+            f"{expected.peer} is expected in round {expected.round_number} of plan {expected.epoch}, "
             f"not in round {hello.round} of plan {hello.epoch}",
         )
     if (hello.peer, hello.replica, hello.position) != (expected.peer, expected.replica, expected.position):
@@ -637,7 +641,7 @@ def _refusal(code: ErrorCode, why: str) -> HetnodeError:
     )
 
 
-def _unreachable(neighbour: Place, why: str) -> HetnodeError:
+def _unreachable(neighbour: LinkEndpoint, why: str) -> HetnodeError:
     return HetnodeError(
         ErrorCode.NEIGHBOUR_UNREACHABLE,
         f"{_name(neighbour)} cannot be reached: {why}.",

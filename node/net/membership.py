@@ -12,7 +12,7 @@ from typing import NoReturn, TypeVar
 from node.net.coordinator_client import CoordinatorClient, PlanNews
 from node.net.live_estimates import LiveEstimates
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.types import Capacity, PeerId, Place, Plan, Replica, StageRange
+from protocol.types import Capacity, PeerId, Plan, Replica, ReservedAssignment, StageRange
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -24,7 +24,7 @@ _RETRY_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Seat:
+class Assignment:
     """Where a plan puts this node."""
 
     plan: Plan
@@ -41,7 +41,7 @@ class Seat:
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunView:
     """What the coordinator has said last.
 
     `session` counts how often this node has joined; `round` is the one that is open. `followed` is the epoch
@@ -50,33 +50,35 @@ class Standing:
 
     session: int = 1
     plans: Mapping[int, Plan] = field(default_factory=dict)
-    followers: Mapping[PeerId, Place] = field(default_factory=dict)
+    followers: Mapping[PeerId, ReservedAssignment] = field(default_factory=dict)
     followed: Mapping[PeerId, int] = field(default_factory=dict)
     banned: frozenset[PeerId] = frozenset()
-    round: int = 0
+    round_number: int = 0
     finished: bool = False
 
     @property
     def newest(self) -> Plan | None:
         return self.plans[max(self.plans)] if self.plans else None
 
-    def plan_for(self, round_: int) -> Plan | None:
+    def plan_for(self, round_number: int) -> Plan | None:
         """The plan in force in `round_`, as far as plans are known."""
-        return next((p for _, p in sorted(self.plans.items(), reverse=True) if p.from_round <= round_), None)
+        return next(
+            (p for _, p in sorted(self.plans.items(), reverse=True) if p.from_round <= round_number), None
+        )
 
-    def seat_of(self, peer: PeerId, round_: int) -> Seat | None:
+    def assignment_of(self, peer: PeerId, round_number: int) -> Assignment | None:
         """Where `peer` trains in `round_`; None while it follows."""
-        plan = self.plan_for(round_)
+        plan = self.plan_for(round_number)
         replica = plan.replica_of(peer) if plan else None
         if plan is None or replica is None or plan.epoch <= self.followed.get(peer, 0):
             return None
-        return Seat(plan, replica, replica.position_of(peer))
+        return Assignment(plan, replica, replica.position_of(peer))
 
     def trains(self, peer: PeerId) -> bool:
         """Whether `peer` has a seat in the open round."""
-        return self.seat_of(peer, self.round) is not None
+        return self.assignment_of(peer, self.round_number) is not None
 
-    def place_of(self, peer: PeerId) -> Place | None:
+    def place_of(self, peer: PeerId) -> ReservedAssignment | None:
         """The place that `peer` has in the newest plan, or is to have in a later one."""
         if peer in self.followers:
             return self.followers[peer]
@@ -84,7 +86,7 @@ class Standing:
         if replica is None:
             return None
         position = replica.position_of(peer)
-        return Place(peer, replica.index, position, replica.members[position].stages)
+        return ReservedAssignment(peer, replica.index, position, replica.members[position].stages)
 
     def hosts(self) -> dict[PeerId, StageRange]:
         """The stages of all peers that host any now, or follow their rounds."""
@@ -125,7 +127,7 @@ class Membership:
         self._is_missed = False
         self._answered = self._now()
         self._closes: tuple[int, float] | None = None
-        self.standing = Standing()
+        self.run_view = RunView()
         self.estimates = estimates or LiveEstimates(Capacity("", 0, 0))
         self.progress = (0, 0)
         """(round, inner step) that heartbeats report."""
@@ -135,11 +137,11 @@ class Membership:
         """Seconds for which the coordinator has not answered, beyond the usual."""
         return max(0.0, self._now() - self._answered - 2 * self._heartbeat)
 
-    def closes_in(self, round_: int) -> float | None:
+    def closes_in(self, round_number: int) -> float | None:
         """Seconds until offers for `round_` close, as far as that is known; below 0 where they have."""
-        if self.standing.round > round_:
+        if self.run_view.round_number > round_number:
             return -1.0
-        if self._closes is None or self._closes[0] != round_:
+        if self._closes is None or self._closes[0] != round_number:
             return None
         return self._closes[1] - self._now()
 
@@ -150,16 +152,16 @@ class Membership:
             group.create_task(self._beat())
         raise AssertionError("membership tasks never end by themselves")
 
-    async def until(self, ready: Callable[[Standing], T | None]) -> T:
+    async def until(self, ready: Callable[[RunView], T | None]) -> T:
         """What `ready` makes of the standing, as soon as that is not None."""
         async with self._changed:
-            while (value := ready(self.standing)) is None:
+            while (value := ready(self.run_view)) is None:
                 await self._changed.wait()
             return value
 
     async def joined_after(self, session: int) -> None:
         """Return once this node has joined again since `session`."""
-        await self.until(lambda standing: True if standing.session > session else None)
+        await self.until(lambda run_view: True if run_view.session > session else None)
 
     async def rejoin(self, session: int) -> None:
         """Join again, once for all who found out that `session` is over; return when that is done.
@@ -167,7 +169,7 @@ class Membership:
         Raises HetnodeError when the coordinator will not have this node.
         """
         async with self._joining:
-            if self.standing.session > session:
+            if self.run_view.session > session:
                 return
             log.warning("the coordinator has taken this node for lost: joining again")
             while True:
@@ -182,7 +184,7 @@ class Membership:
             self._answered = self._now()
             # What was known of plans is of the former session; a new stream tells everything again.
             async with self._adopting:
-                await self._set(Standing(session + 1, banned=self.standing.banned))
+                await self._set(RunView(session + 1, banned=self.run_view.banned))
                 if self._stream is not None:
                     self._stream.cancel()
 
@@ -190,11 +192,11 @@ class Membership:
         """From now on `admit` hears of every change, and of how things stand, before anybody acts on it."""
         async with self._adopting:
             self._admit = admit
-            await self._tell(self.standing)
+            await self._tell(self.run_view)
 
     async def banned(self, peer: PeerId) -> HetnodeError:
         """Return, once `peer` is banned, the error with which a link to it ends."""
-        await self.until(lambda standing: True if peer in standing.banned else None)
+        await self.until(lambda run_view: True if peer in run_view.banned else None)
         return HetnodeError(
             ErrorCode.NEIGHBOUR_LOST,
             f"The operator has banned the neighbour {peer} from the run; its link is closed.",
@@ -202,8 +204,8 @@ class Membership:
         )
 
     async def _watch(self) -> None:
-        while not self.standing.finished:
-            session = self.standing.session
+        while not self.run_view.finished:
+            session = self.run_view.session
             self._stream = asyncio.create_task(self._take_all(), name="watch")
             try:
                 await asyncio.wait({self._stream})
@@ -236,7 +238,7 @@ class Membership:
     async def _take(self, news: PlanNews) -> None:
         """Adopt what is new; the averagers first, as others may act on it before this node."""
         async with self._adopting:
-            now = self.standing
+            now = self.run_view
             plans = now.plans if news.plan is None else {**now.plans, news.plan.epoch: news.plan}
             followers = {place.peer: place for place in news.followers}
             then = replace(
@@ -245,7 +247,7 @@ class Membership:
                 followers=followers,
                 followed={**now.followed, **dict.fromkeys(followers, max(plans, default=0))},
                 banned=news.banned,
-                round=max(now.round, news.round),
+                round_number=max(now.round_number, news.round_number),
                 finished=now.finished or news.finished,
             )
             for peer in then.banned - now.banned:
@@ -254,19 +256,19 @@ class Membership:
                 await self._tell(then)
             await self._set(then)
 
-    async def _set(self, standing: Standing) -> None:
+    async def _set(self, run_view: RunView) -> None:
         async with self._changed:
-            self.standing = standing
+            self.run_view = run_view
             self._changed.notify_all()
 
-    async def _tell(self, standing: Standing) -> None:
+    async def _tell(self, run_view: RunView) -> None:
         if self._admit is None:
             return
         # Two plans, because not all peers go over to the next one at the same moment.
-        newest = [standing.plans[epoch] for epoch in sorted(standing.plans)[-2:]]
+        newest = [run_view.plans[epoch] for epoch in sorted(run_view.plans)[-2:]]
         placed = {member.peer for plan in newest for replica in plan.replicas for member in replica.members}
         try:
-            await self._admit(placed | standing.followers.keys(), standing.banned)
+            await self._admit(placed | run_view.followers.keys(), run_view.banned)
         except HetnodeError as error:
             if error.code is not ErrorCode.DHT_UNREACHABLE:
                 raise
@@ -274,7 +276,7 @@ class Membership:
 
     async def _beat(self) -> None:
         while True:
-            session = self.standing.session
+            session = self.run_view.session
             try:
                 news = self.estimates.news(self._now())
                 pulse = await self._coordinator.heartbeat(*self.progress, news)
@@ -285,9 +287,9 @@ class Membership:
                     self._is_missed = False
                     log.info("the coordinator is back")
                 if pulse.closes is not None:
-                    self._closes = (pulse.round, self._answered + pulse.closes)
-                if pulse.round > self.standing.round:
-                    await self._set(replace(self.standing, round=pulse.round))
+                    self._closes = (pulse.round_number, self._answered + pulse.closes)
+                if pulse.round_number > self.run_view.round_number:
+                    await self._set(replace(self.run_view, round_number=pulse.round_number))
             except HetnodeError as error:
                 await self._bear(error, session)
             slept = self._now()

@@ -71,9 +71,9 @@ class InnerOptimizer:
         )
         self._cold_steps: int | None = None
 
-    def begin_round(self, round_: int) -> None:
+    def begin_round(self, round_number: int) -> None:
         """Before the first step of `round_`: fresh moments in a run that is past its first round are cold."""
-        if round_ > 1 and not self._adamw.state:
+        if round_number > 1 and not self._adamw.state:
             self._cold_steps = 0
 
     def step(self, rate: float) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from node import faults
 from node.faults import Moment
-from node.net.membership import Seat
+from node.net.membership import Assignment
 from node.train.pipeline import Pipeline
 from node.train.services import Services
 from protocol.algorithm.flops import microbatch_flops
@@ -36,30 +36,30 @@ class InnerLoop:
         self._spec, self._services, self._pipeline = spec, services, pipeline
         self._between_steps = between_steps
         self._step_seconds = 0.0
-        self._seat: Seat
+        self._assignment: Assignment
         self._samples: range
         self._start(0)
 
-    async def begin(self, seat: Seat, round_: int) -> None:
+    async def begin(self, assignment: Assignment, round_number: int) -> None:
         """Begin the inner phase of `round_` in `seat`; :meth:`train` is to follow."""
-        self._seat, self._samples = seat, self._samples_of(seat, round_)
-        body = {"round": round_, "samples": [self._samples.start, self._samples.stop]}
+        self._assignment, self._samples = assignment, self._samples_of(assignment, round_number)
+        body = {"round": round_number, "samples": [self._samples.start, self._samples.stop]}
         await self._services.worker.call("begin_round", body)
-        self._start(round_)
+        self._start(round_number)
 
-    async def go_on(self, seat: Seat) -> None:
+    async def go_on(self, assignment: Assignment) -> None:
         """Go on with the phase that was begun ahead, under a plan that has perhaps changed since.
 
         The steps that are left take their places in the samples of the new plan.
         """
-        self._seat, samples = seat, self._samples_of(seat, self.round)
+        self._assignment, samples = assignment, self._samples_of(assignment, self.round_number)
         if samples != self._samples:
             self._samples = samples
             await self._services.worker.call("assign", {"samples": [samples.start, samples.stop]})
 
-    def is_ahead_of(self, round_: int) -> bool:
+    def is_ahead_of(self, round_number: int) -> bool:
         """Whether any step of a later round than `round_` is trained."""
-        return self.round > round_ and self._done > 0
+        return self.round_number > round_number and self._done > 0
 
     async def train_ahead(self, steps: int) -> None:
         """The first `steps` steps of the phase, or as many as the round has time for."""
@@ -69,22 +69,24 @@ class InnerLoop:
         """What is left of H steps, or as many as the round has time for. Then the phase is over."""
         await self._train(None)
 
-    async def train_beyond(self, round_: int, step: int) -> None:
+    async def train_beyond(self, round_number: int, step: int) -> None:
         """One step more, `step` > H of `round_`, which is exchanged: it is none of the phase's H steps."""
         began = self._now()
-        await self._step(round_, step)
+        await self._step(round_number, step)
         self._beyond_seconds += self._now() - began
 
     async def end(self) -> dict[str, Any]:
         """What was measured of the phase, as the fields of a Measurement."""
-        spec, replica = self._spec, self._seat.replica
+        spec, replica = self._spec, self._assignment.replica
         result = (await self._services.worker.call("end_inner_phase", {})).body
         if result["skipped_steps"]:
             log.warning(
-                "round %d: %d steps had gradients that are not finite", self.round, result["skipped_steps"]
+                "round %d: %d steps had gradients that are not finite",
+                self.round_number,
+                result["skipped_steps"],
             )
         if result["steps"] < spec.inner.steps:
-            log.info("round %d: %d of %d steps", self.round, result["steps"], spec.inner.steps)
+            log.info("round %d: %d of %d steps", self.round_number, result["steps"], spec.inner.steps)
         self._estimate(result)
         return {
             "train_loss": result["loss"],
@@ -98,49 +100,49 @@ class InnerLoop:
             "link_bytes_dense": self._pipeline.dense_bytes_per_round,
         }
 
-    def _start(self, round_: int) -> None:
-        self.round, self.seconds = round_, 0.0
+    def _start(self, round_number: int) -> None:
+        self.round_number, self.seconds = round_number, 0.0
         self._done, self._is_over = 0, False  # steps of the phase; whether all members know that it ends
         self._microbatches, self._bytes_sent, self._beyond_seconds = 0, 0, 0.0
 
     async def _train(self, ahead: int | None) -> None:
         began, sent_before = self._now(), self._pipeline.bytes_sent
         while not self._is_over and self._done != ahead:
-            self._services.membership.progress = (self.round, self._done)
-            await faults.reach(Moment.INNER_STEP, round=self.round)
-            if not await self._pipeline.phase(self.round, self._done, self._has_time()):
+            self._services.membership.progress = (self.round_number, self._done)
+            await faults.reach(Moment.INNER_STEP, round_number=self.round_number)
+            if not await self._pipeline.phase(self.round_number, self._done, self._has_time()):
                 self._is_over = True
                 break
             step_began = self._now()
-            await self._step(self.round, self._done)
+            await self._step(self.round_number, self._done)
             self._step_seconds = self._now() - step_began
             self._done += 1
         self.seconds += self._now() - began
         self._bytes_sent += self._pipeline.bytes_sent - sent_before
 
-    async def _step(self, round_: int, step: int) -> None:
+    async def _step(self, round_number: int, step: int) -> None:
         async with self._between_steps:
-            await self._pipeline.inner_step(round_, step)
-        self._microbatches += self._spec.microbatches_of(self._seat.replica)
+            await self._pipeline.inner_step(round_number, step)
+        self._microbatches += self._spec.microbatches_of(self._assignment.replica)
 
     def _has_time(self) -> bool:
         """Whether this replica should train one more step of the phase before it offers its payloads."""
         if self._done >= self._spec.inner.steps:
             return False
-        closes = self._services.membership.closes_in(self.round)
+        closes = self._services.membership.closes_in(self.round_number)
         # One step's time more, because offering takes some, too.
         return closes is None or closes > 2 * self._step_seconds
 
     def _estimate(self, result: Mapping[str, Any]) -> None:
         """Learn from the phase how fast this node and its replica are."""
         estimates, done = self._services.membership.estimates, self._microbatches
-        stages = self._seat.replica.members[self._seat.position].stages
+        stages = self._assignment.replica.members[self._assignment.position].stages
         estimates.computed(done * microbatch_flops(self._spec, stages), result["compute_seconds"])
         seconds = self.seconds + self._beyond_seconds
-        estimates.replica_took(seconds / done if done and self._seat.is_first else 0.0)
+        estimates.replica_took(seconds / done if done and self._assignment.is_first else 0.0)
 
-    def _samples_of(self, seat: Seat, round_: int) -> range:
-        return sample_range(seat.plan, self._spec, round_, seat.replica.index)
+    def _samples_of(self, assignment: Assignment, round_number: int) -> range:
+        return sample_range(assignment.plan, self._spec, round_number, assignment.replica.index)
 
     @staticmethod
     def _now() -> float:

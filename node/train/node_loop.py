@@ -18,16 +18,16 @@ from pathlib import Path
 from node import faults
 from node.faults import Moment
 from node.folder import settle_stages
-from node.net.membership import Seat, Standing, jittered
+from node.net.membership import Assignment, RunView, jittered
 from node.train.outer_exchange import OuterExchange, run_is_over
 from node.train.recovery import Recovery
-from node.train.replica_session import Seated, Superseded
+from node.train.replica_session import ReplicaSession, Superseded
 from node.train.services import LocalData, Services
 from node.train.stage_info import Facts
 from node.train.waiting import AskedToLeave, unless_asked
 from protocol.errors import ErrorCode, HetnodeError, first_error
 from protocol.spec import RunSpec
-from protocol.types import PeerId, Place, StageRange
+from protocol.types import PeerId, ReservedAssignment, StageRange
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class _Moved(Exception):
     """This node's place now has other stages than those that it has built."""
 
 
-class Training:
+class NodeLoop:
     """Trains the stages of this node's place until the run's last round.
 
     Args:
@@ -93,7 +93,7 @@ class Training:
         self._checkpoints, self._payloads = folder / "checkpoint", folder / "payloads"
         self._kept = self._checkpoints
         self._between_steps = asyncio.Lock()
-        self._seat: Seat | None = None
+        self._assignment: Assignment | None = None
         self._left_epoch = 0  # no seat of a plan up to this one counts any more
         # What is known once this node has its place.
         self._stages: StageRange
@@ -121,7 +121,7 @@ class Training:
     async def _train_all_rounds(self) -> None:
         trouble: BaseException | None = None
         while self._exchange.position < self._spec.rounds:
-            session = self._services.membership.standing.session
+            session = self._services.membership.run_view.session
             try:
                 if trouble is not None:
                     await unless_asked(self._leaving, self._mend(trouble, session))
@@ -133,7 +133,7 @@ class Training:
                 self._check_place()
                 if _code_of(trouble) is ErrorCode.BAD_REQUEST:
                     await self._hear_of_move()
-                if self._services.membership.standing.finished and _code_of(trouble) in _AWAY:
+                if self._services.membership.run_view.finished and _code_of(trouble) in _AWAY:
                     raise run_is_over() from None
                 if not isinstance(trouble, Superseded) and _code_of(trouble) not in _MENDABLE:
                     raise
@@ -156,7 +156,7 @@ class Training:
         """Build the stages of this node's place and load their anchors."""
         spec, services = self._spec, self._services
         peer = services.identity.peer
-        place = await services.membership.until(lambda standing: _place_in(standing, peer))
+        place = await services.membership.until(lambda run_view: _place_in(run_view, peer))
         self._stages = place.stages
         settle_stages(self._folder, place.stages)
         log.info("this node's place is replica-%d, %s", place.replica, _words(place.stages))
@@ -205,14 +205,14 @@ class Training:
         attested = -1
         while exchange.position < self._spec.rounds:
             next_round = exchange.position + 1
-            at_tip = exchange.position >= membership.standing.round - 1
+            at_tip = exchange.position >= membership.run_view.round_number - 1
             if at_tip and attested < exchange.position and self._has_its_place:
                 await exchange.attest_all()
                 attested = exchange.position
             membership.progress = (next_round, 0)
-            await faults.reach(Moment.FOLLOWING, round=next_round)
-            self._seat = await self._seat_or_decision(next_round)
-            if self._seat is not None:
+            await faults.reach(Moment.FOLLOWING, round_number=next_round)
+            self._assignment = await self._seat_or_decision(next_round)
+            if self._assignment is not None:
                 return True
             await exchange.follow(next_round)
             await self._keep_if_due(next_round)
@@ -220,12 +220,12 @@ class Training:
 
     @property
     def _has_its_place(self) -> bool:
-        place = self._services.membership.standing.place_of(self._services.identity.peer)
+        place = self._services.membership.run_view.place_of(self._services.identity.peer)
         return place is not None and place.stages == self._stages
 
     def _check_place(self) -> None:
         """Raises _Moved where this node is to have other stages."""
-        place = self._services.membership.standing.place_of(self._services.identity.peer)
+        place = self._services.membership.run_view.place_of(self._services.identity.peer)
         if place is not None and place.stages != self._stages:
             raise _Moved(
                 f"this node moves from {_words(self._stages)} to {_words(place.stages)} of "
@@ -241,19 +241,19 @@ class Training:
             async with asyncio.timeout(_NEWS_SECONDS):
                 await self._services.membership.until(lambda _: self._check_place())
 
-    async def _seat_or_decision(self, round_: int) -> Seat | None:
+    async def _seat_or_decision(self, round_number: int) -> Assignment | None:
         """This node's seat in `round_` as soon as it has one; None as soon as the round is decided."""
         peer = self._services.identity.peer
 
-        def seat(standing: Standing) -> Seat | None:
-            if standing.round > round_:
+        def assignment(run_view: RunView) -> Assignment | None:
+            if run_view.round_number > round_number:
                 return None  # it is decided already
             self._check_place()
-            found = standing.seat_of(peer, round_)
+            found = run_view.assignment_of(peer, round_number)
             return found if found is not None and found.plan.epoch > self._left_epoch else None
 
-        seated = asyncio.create_task(self._services.membership.until(seat))
-        decided = asyncio.create_task(self._exchange.decision(self._stages.first, round_))
+        seated = asyncio.create_task(self._services.membership.until(assignment))
+        decided = asyncio.create_task(self._exchange.decision(self._stages.first, round_number))
         try:
             await asyncio.wait({seated, decided}, return_when=asyncio.FIRST_COMPLETED)
             if decided.done():
@@ -297,9 +297,9 @@ class Training:
         A seat that the coordinator still counted would be waited for in every round; so this goes on until
         the coordinator knows, without which this node could not follow either.
         """
-        if self._seat is None:
+        if self._assignment is None:
             return
-        epoch = self._seat.plan.epoch
+        epoch = self._assignment.plan.epoch
         self._left_epoch = max(self._left_epoch, epoch)
         code = _code_of(reason)
         words = str(reason) if code is None else code.label
@@ -311,19 +311,19 @@ class Training:
                 if error.code is not ErrorCode.COORDINATOR_UNREACHABLE:
                     break  # whom it has taken for lost, it does not wait for
             await asyncio.sleep(jittered(_RETRY_SECONDS))
-        self._seat = None
+        self._assignment = None
 
     async def _train(self) -> None:
         """Train in this node's seat until it is over."""
-        assert self._seat is not None, "only who is seated trains"
-        seat, first = self._seat, self._exchange.position + 1
+        assert self._assignment is not None, "only who is seated trains"
+        assignment, first = self._assignment, self._exchange.position + 1
         log.info(
             "%s: %s, %s, from round %d",
-            *(seat.plan.reason, seat.replica.name, _words(self._stages), first),
+            *(assignment.plan.reason, assignment.replica.name, _words(self._stages), first),
         )
-        seated = Seated(
+        seated = ReplicaSession(
             self._spec,
-            seat,
+            assignment,
             self._services,
             self._exchange,
             self._facts,
@@ -334,30 +334,32 @@ class Training:
         try:
             await seated.run()
         finally:
-            self._seat = seated.seat  # where it fails, this one is to be given up
-        self._seat = None
+            self._assignment = seated.assignment  # where it fails, this one is to be given up
+        self._assignment = None
 
     # What is kept
 
-    async def _keep_if_due(self, round_: int) -> None:
+    async def _keep_if_due(self, round_number: int) -> None:
         """A disk that is full costs a checkpoint, not the run."""
         every = self._spec.recovery.checkpoint_every
         # Rounds of long ago that are followed in a hurry need no checkpoint of their own.
-        is_old = round_ <= self._services.membership.standing.round - 2 * every
-        if round_ % every or is_old or not self._exchange.is_even:
+        is_old = round_number <= self._services.membership.run_view.round_number - 2 * every
+        if round_number % every or is_old or not self._exchange.is_even:
             return
         try:
-            await self._keep(round_)
+            await self._keep(round_number)
         except HetnodeError as error:
             if error.code is not ErrorCode.DISK_FULL:
                 raise
-            log.error("training goes on without a checkpoint of round %d: %s", round_, error)
+            log.error("training goes on without a checkpoint of round %d: %s", round_number, error)
 
-    async def _keep(self, round_: int) -> None:
+    async def _keep(self, round_number: int) -> None:
         """Write a checkpoint after `round_`, in which everything here is."""
-        folder = self._checkpoints / f"round-{round_:06d}"
+        folder = self._checkpoints / f"round-{round_number:06d}"
         async with self._between_steps:
-            await self._services.worker.call("write_checkpoint", {"folder": str(folder), "round": round_})
+            await self._services.worker.call(
+                "write_checkpoint", {"folder": str(folder), "round": round_number}
+            )
         self._kept = folder
 
 
@@ -369,8 +371,8 @@ def _code_of(error: BaseException) -> ErrorCode | None:
     return error.code if isinstance(error, HetnodeError) else None
 
 
-def _place_in(standing: Standing, peer: PeerId) -> Place | None:
+def _place_in(run_view: RunView, peer: PeerId) -> ReservedAssignment | None:
     """The place of `peer`, once it has one. Raises RUN_STARTED where the run ends before."""
-    if standing.finished:
+    if run_view.finished:
         raise run_is_over()
-    return standing.place_of(peer)
+    return run_view.place_of(peer)

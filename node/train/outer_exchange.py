@@ -30,7 +30,7 @@ from protocol.spec import RunSpec
 from protocol.trust.envelope import is_authentic, sign_descriptor
 from protocol.types import (
     Decision,
-    Group,
+    ExchangeGroup,
     ManifestEntry,
     Part,
     PayloadDescriptor,
@@ -112,13 +112,14 @@ class OuterExchange:
         """Learn from the worker what its anchors are; to be called after it has loaded any."""
         found = (await self._worker.call("digests", {})).body
         self._anchors = {
-            (int(stage), Part.STAGE): (round_, digest) for stage, (round_, digest) in found["stages"].items()
+            (int(stage), Part.STAGE): (round_number, digest)
+            for stage, (round_number, digest) in found["stages"].items()
         }
         self._anchors[0, Part.EMBEDDING] = (found["embedding"][0], found["embedding"][1])
         self._pending.clear()  # loading drops proposals
 
     async def contribute(
-        self, plan: Plan, round_: int, share: float, overlap: Overlap | None = None
+        self, plan: Plan, round_number: int, share: float, overlap: Overlap | None = None
     ) -> RoundOutcome:
         """Offer what was learned to round `round_`, and bring all that this member holds to its decision.
 
@@ -131,36 +132,36 @@ class OuterExchange:
         """
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(self._contribute(plan, stage, round_, share, overlap))
+                group.create_task(self._contribute(plan, stage, round_number, share, overlap))
                 for stage in self._stages
             ]
             if (0, Part.EMBEDDING) in self.parts:
-                group.create_task(self._settle(0, Part.EMBEDDING, round_, overlap=overlap))
+                group.create_task(self._settle(0, Part.EMBEDDING, round_number, overlap=overlap))
         outcomes = [task.result() for task in tasks]
         return RoundOutcome(
             next_epoch=outcomes[0][0].next_epoch,
             payload_bytes=sum(nbytes for _, nbytes in outcomes),
         )
 
-    async def follow(self, round_: int) -> None:
+    async def follow(self, round_number: int) -> None:
         """Bring all that this member holds to the decision of `round_` without a contribution.
 
         Raises HetnodeError as :meth:`contribute`.
         """
         async with asyncio.TaskGroup() as group:
             for stage, part in self.parts:
-                if self._anchors[stage, part][0] < round_:
-                    group.create_task(self._settle(stage, part, round_))
+                if self._anchors[stage, part][0] < round_number:
+                    group.create_task(self._settle(stage, part, round_number))
 
     async def attest_all(self) -> None:
         """Tell the coordinator what this member holds.
 
         Raises HetnodeError: ANCHOR_DIVERGED where the others hold something else.
         """
-        for (stage, part), (round_, digest) in list(self._anchors.items()):
-            await self._attest(stage, round_, part, digest)
+        for (stage, part), (round_number, digest) in list(self._anchors.items()):
+            await self._attest(stage, round_number, part, digest)
 
-    async def decision(self, stage: int, round_: int, withheld: int = 0) -> Decision:
+    async def decision(self, stage: int, round_number: int, withheld: int = 0) -> Decision:
         """The decision of (stage, round), however long that takes while the coordinator is there.
 
         Args:
@@ -168,25 +169,25 @@ class OuterExchange:
         """
         deadline = self._spec.timing.match_window + _ANSWER_SECONDS
         return await self._patiently(
-            lambda: self._coordinator.await_decision(stage, round_, deadline, withheld)
+            lambda: self._coordinator.await_decision(stage, round_number, deadline, withheld)
         )
 
     async def _contribute(
-        self, plan: Plan, stage: int, round_: int, share: float, overlap: Overlap | None
+        self, plan: Plan, stage: int, round_number: int, share: float, overlap: Overlap | None
     ) -> tuple[Decision, int]:
-        payload = await self._propose(stage, round_, share)
+        payload = await self._propose(stage, round_number, share)
         if overlap is not None:
             overlap.has_proposed(stage)
         if payload is None:
-            return await self._settle(stage, Part.STAGE, round_, plan.epoch, overlap), 0
-        mine = self._describe(plan, stage, round_, share, payload)
+            return await self._settle(stage, Part.STAGE, round_number, plan.epoch, overlap), 0
+        mine = self._describe(plan, stage, round_number, share, payload)
         self._pending[stage] = mine
-        await faults.reach(Moment.PROPOSED, round=round_, stage=stage)
+        await faults.reach(Moment.PROPOSED, round_number=round_number, stage=stage)
         group = await self._match(mine)
-        await faults.reach(Moment.MATCHED, round=round_, stage=stage)
+        await faults.reach(Moment.MATCHED, round_number=round_number, stage=stage)
         gathered = await self._hivemind.exchange(
             stage,
-            round_,
+            round_number,
             payload,
             mine,
             group,
@@ -196,18 +197,20 @@ class OuterExchange:
         known, rejected = await self._screen(plan, mine, payload, gathered.held)
         held = [descriptor for descriptor in gathered.held if descriptor in known]
         refused = sorted((*gathered.rejected, *rejected), key=lambda each: each.descriptor.owner)
-        await faults.reach(Moment.GATHERED, round=round_, stage=stage)
+        await faults.reach(Moment.GATHERED, round_number=round_number, stage=stage)
         seconds = self._spec.timing.decide + _ANSWER_SECONDS
         decision = await self._patiently(
-            lambda: self._coordinator.report(stage, round_, held, refused, seconds)
+            lambda: self._coordinator.report(stage, round_number, held, refused, seconds)
         )
         await self._apply(decision, Part.STAGE, known, overlap)
         return decision, len(payload)
 
-    async def _propose(self, stage: int, round_: int, share: float) -> bytes | None:
+    async def _propose(self, stage: int, round_number: int, share: float) -> bytes | None:
         """The payload of `stage`; None where there is nothing to offer, or too late."""
-        if share < self._spec.recovery.least_share or self._membership.standing.round > round_:
-            log.warning("round %d closed without this node: what it learned will count in the next", round_)
+        if share < self._spec.recovery.least_share or self._membership.run_view.round_number > round_number:
+            log.warning(
+                "round %d closed without this node: what it learned will count in the next", round_number
+            )
             return None
         async with self._between_steps:
             proposal = await self._worker.call("propose", {"stage": stage})
@@ -219,14 +222,14 @@ class OuterExchange:
         return bytes(proposal.blobs[0])
 
     def _describe(
-        self, plan: Plan, stage: int, round_: int, share: float, payload: bytes
+        self, plan: Plan, stage: int, round_number: int, share: float, payload: bytes
     ) -> PayloadDescriptor:
         replica = plan.replica_of(self._identity.peer)
         assert replica is not None, "this node trains under a plan that gives it a place"
         descriptor = PayloadDescriptor(
             run=self._spec.run_id,
             stage=stage,
-            round=round_,
+            round_number=round_number,
             owner=self._identity.peer,
             anchor_digest=self._anchors[stage, Part.STAGE][1],
             codec=self._facts.codecs[stage],
@@ -249,7 +252,7 @@ class OuterExchange:
                 rejected.append(Rejection(descriptor, problem))
             else:
                 entry = ManifestEntry(descriptor, (self._identity.peer,))  # it is here already
-                fetch = self._hivemind.fetch(mine.stage, mine.round, entry, _LOCAL_SECONDS)
+                fetch = self._hivemind.fetch(mine.stage, mine.round_number, entry, _LOCAL_SECONDS)
                 known[descriptor] = await fetch
         reply = await self._worker.call("screen", {"stage": mine.stage}, *known.values())
         for descriptor, problem in zip(list(known), reply.body["problems"], strict=True):
@@ -257,7 +260,7 @@ class OuterExchange:
                 del known[descriptor]
                 rejected.append(Rejection(descriptor, problem))
         for rejection in rejected:
-            where, owner = f"stage {mine.stage}, round {mine.round}", rejection.descriptor.owner
+            where, owner = f"stage {mine.stage}, round {mine.round_number}", rejection.descriptor.owner
             log.warning("%s: refused the payload of %s: %s", where, owner, rejection.reason)
         return known, rejected
 
@@ -273,19 +276,21 @@ class OuterExchange:
             return f"it has {descriptor.nbytes} bytes, every payload of this stage has {expected}"
         return ""
 
-    async def _match(self, mine: PayloadDescriptor) -> Group | None:
+    async def _match(self, mine: PayloadDescriptor) -> ExchangeGroup | None:
         """The coordinator's group; None where it is away, so that hivemind's own matchmaking is used."""
         try:
             return await self._coordinator.match(mine, self._spec.timing.match_window + _ANSWER_SECONDS)
         except HetnodeError as error:
             if error.code is not ErrorCode.COORDINATOR_UNREACHABLE:
                 raise
-            log.warning("matching round %d of stage %d through the DHT: %s", mine.round, mine.stage, error)
+            log.warning(
+                "matching round %d of stage %d through the DHT: %s", mine.round_number, mine.stage, error
+            )
             return None
 
-    async def _attest(self, stage: int, round_: int, part: Part, digest: str) -> None:
-        await self._patiently(lambda: self._coordinator.attest(stage, round_, part.value, digest))
-        await faults.reach(Moment.ATTESTED, round=round_, stage=stage)
+    async def _attest(self, stage: int, round_number: int, part: Part, digest: str) -> None:
+        await self._patiently(lambda: self._coordinator.attest(stage, round_number, part.value, digest))
+        await faults.reach(Moment.ATTESTED, round_number=round_number, stage=stage)
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeat a call, which the coordinator may safely hear twice, while the coordinator is away.
@@ -299,7 +304,7 @@ class OuterExchange:
                 if error.code is not ErrorCode.COORDINATOR_UNREACHABLE:
                     raise
                 away = self._membership.away
-                if self._membership.standing.finished:
+                if self._membership.run_view.finished:
                     raise run_is_over() from None
                 if away > self._spec.timing.outage:
                     raise HetnodeError(
@@ -310,9 +315,9 @@ class OuterExchange:
             await asyncio.sleep(jittered(_RETRY_SECONDS))
 
     async def _settle(
-        self, stage: int, part: Part, round_: int, withheld: int = 0, overlap: Overlap | None = None
+        self, stage: int, part: Part, round_number: int, withheld: int = 0, overlap: Overlap | None = None
     ) -> Decision:
-        decision = await self.decision(stage, round_, withheld)
+        decision = await self.decision(stage, round_number, withheld)
         await self._apply(decision, part, {}, overlap)
         return decision
 
@@ -324,28 +329,28 @@ class OuterExchange:
         overlap: Overlap | None,
     ) -> None:
         """Bring one anchor to `decision`, the next one, as soon as `overlap` is over, and attest it."""
-        stage, round_ = decision.stage, decision.round
+        stage, round_number = decision.stage, decision.round_number
         payloads = await self._collect(decision, known)
-        await faults.reach(Moment.DECIDED, round=round_, stage=stage)
+        await faults.reach(Moment.DECIDED, round_number=round_number, stage=stage)
         if overlap is not None:
             await overlap.until_trained()
         # Once begun it goes on to its end, whatever becomes of the caller: the worker and this object must
         # not come to differ about what is applied.
         await asyncio.shield(asyncio.create_task(self._move(decision, part, payloads)))
-        await faults.reach(Moment.APPLIED, round=round_, stage=stage)
-        if round_ >= self._membership.standing.round - 2:  # older ones interest nobody
+        await faults.reach(Moment.APPLIED, round_number=round_number, stage=stage)
+        if round_number >= self._membership.run_view.round_number - 2:  # older ones interest nobody
             for moved in self._moves(stage, part):
-                await self._attest(stage, round_, moved, self._anchors[stage, moved][1])
+                await self._attest(stage, round_number, moved, self._anchors[stage, moved][1])
 
     async def _move(self, decision: Decision, part: Part, payloads: Sequence[bytes]) -> None:
-        stage, round_ = decision.stage, decision.round
+        stage, round_number = decision.stage, decision.round_number
         async with self._between_steps:
-            if self._anchors[stage, part][0] >= round_:
+            if self._anchors[stage, part][0] >= round_number:
                 return
-            assert self._anchors[stage, part][0] == round_ - 1, "decisions are applied in their order"
+            assert self._anchors[stage, part][0] == round_number - 1, "decisions are applied in their order"
             apply = self._apply_to_embedding if part is Part.EMBEDDING else self._apply_to_stage
             for moved, digest in (await apply(decision, payloads)).items():
-                self._anchors[stage, moved] = (round_, digest)
+                self._anchors[stage, moved] = (round_number, digest)
 
     @staticmethod
     def _moves(stage: int, part: Part) -> tuple[Part, ...]:
@@ -354,17 +359,17 @@ class OuterExchange:
 
     async def _apply_to_stage(self, decision: Decision, payloads: Iterable[bytes]) -> dict[Part, str]:
         """The digests after it. Stage 0's change that of the embedding, too."""
-        stage, round_ = decision.stage, decision.round
+        stage, round_number = decision.stage, decision.round_number
         pending = self._pending.get(stage)
         if not decision.committed:
-            log.warning("round %d of stage %d was aborted: %s", round_, stage, decision.reason)
-            await self._worker.call("abort", {"stage": stage, "round": round_})
+            log.warning("round %d of stage %d was aborted: %s", round_number, stage, decision.reason)
+            await self._worker.call("abort", {"stage": stage, "round": round_number})
             self._pending.pop(stage, None)
             return {part: self._anchors[stage, part][1] for part in self._moves(stage, Part.STAGE)}
         mine_included = any(entry.descriptor == pending for entry in decision.entries)
         body = {
             "stage": stage,
-            "round": round_,
+            "round": round_number,
             "weights": [entry.descriptor.weight for entry in decision.entries],
             "mine_included": mine_included,
         }
@@ -380,13 +385,13 @@ class OuterExchange:
 
     async def _apply_to_embedding(self, decision: Decision, payloads: Iterable[bytes]) -> dict[Part, str]:
         weights = [entry.descriptor.weight for entry in decision.entries]  # none where it was aborted
-        body = {"round": decision.round, "weights": weights}
+        body = {"round": decision.round_number, "weights": weights}
         reply = await self._worker.call("commit_embedding", body, *payloads)
         return {Part.EMBEDDING: str(reply.body["embedding_digest"])}
 
     async def _collect(self, decision: Decision, known: Mapping[PayloadDescriptor, bytes]) -> list[bytes]:
         """The bytes of every entry of the manifest, in its order, each verified against its hash."""
-        standing, me = self._membership.standing, self._identity.peer
+        run_view, me = self._membership.run_view, self._identity.peer
 
         async def obtain(entry: ManifestEntry) -> bytes:
             descriptor = entry.descriptor
@@ -396,16 +401,16 @@ class OuterExchange:
             if descriptor.nbytes != expected or not is_authentic(descriptor):
                 raise HetnodeError(
                     ErrorCode.PAYLOAD_CORRUPT,
-                    f"Round {decision.round} was committed with a payload of {descriptor.nbytes} bytes, not "
+                    f"Round {decision.round_number} was committed with a payload of {descriptor.nbytes} bytes, not "
                     f"{expected}, or with one that {descriptor.owner} has not signed.",
                     "The coordinator cannot be trusted: leave this run and tell its operator.",
                 )
             # Whoever applied it holds it, too; those of the manifest may have gone since. Not everybody asks
             # the same one first.
-            holders: list[PeerId] = [*_spread(entry.holders, me), *standing.hosts_of(decision.stage)]
+            holders: list[PeerId] = [*_spread(entry.holders, me), *run_view.hosts_of(decision.stage)]
             anybody = replace(entry, holders=tuple(dict.fromkeys(holders)))
             return await self._hivemind.fetch(
-                decision.stage, decision.round, anybody, self._spec.timing.fetch
+                decision.stage, decision.round_number, anybody, self._spec.timing.fetch
             )
 
         return list(await asyncio.gather(*map(obtain, decision.entries)))

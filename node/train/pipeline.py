@@ -86,10 +86,10 @@ class Pipeline:
         self._order = tuple(zip(order, moments_of(order), strict=True))
         self._samples_per_round = self._spec.samples_per_round(microbatches)
 
-    async def forget_before(self, round_: int) -> None:
+    async def forget_before(self, round_number: int) -> None:
         """Drop frames of earlier rounds that nobody took."""
         for link in self._links:
-            await link.drop_before(round_)
+            await link.drop_before(round_number)
 
     async def part(self, seconds: float | None = None) -> None:
         """End the links in order, when the neighbours are done with them, too.
@@ -100,7 +100,7 @@ class Pipeline:
         patience = self._round_seconds if seconds is None else seconds
         await asyncio.gather(*(link.part(patience) for link in self._links))
 
-    async def phase(self, round_: int, step: int, wanted: bool, seconds: float | None = None) -> bool:
+    async def phase(self, round_number: int, step: int, wanted: bool, seconds: float | None = None) -> bool:
         """Whether inner step `step` (0-based in its round) is done: the same answer on all members.
 
         The first member decides; to be called before every step, and once more to end the inner phase.
@@ -111,8 +111,8 @@ class Pipeline:
                 may be busy with one (before the first step, after those that overlap, and from the spec's H
                 on), else as for any frame.
         """
-        await faults.reach(Moment.PHASE, round=round_, step=step)
-        frame_id = self._id(round_, step, 0, FrameKind.PHASE)
+        await faults.reach(Moment.PHASE, round_number=round_number, step=step)
+        frame_id = self._id(round_number, step, 0, FrameKind.PHASE)
         if self._upstream is not None:
             after_exchange = step in (0, self._spec.outer.overlap) or step >= self._spec.inner.steps
             patience = seconds or (self._round_seconds if after_exchange else self._frame_seconds)
@@ -121,7 +121,7 @@ class Pipeline:
             await self._downstream.send(_scalar_frame(frame_id, float(wanted)), self._frame_seconds)
         return wanted
 
-    async def inner_step(self, round_: int, step: int) -> None:
+    async def inner_step(self, round_number: int, step: int) -> None:
         """One inner step (0-based in its round): all microbatches, the global norm, one AdamW step.
 
         A step beyond the spec's H trains on the round's samples again, at the last step's learning rate.
@@ -131,29 +131,29 @@ class Pipeline:
             for operation, moment in self._order:
                 forward = operation.kind is OpKind.FORWARD
                 kind = FrameKind.FORWARD if forward else FrameKind.BACKWARD
-                frame_id = self._id(round_, step, operation.microbatch, kind)
+                frame_id = self._id(round_number, step, operation.microbatch, kind)
                 received = await self._take(self._upstream if forward else self._downstream, frame_id)
                 await slots.acquire()
-                await faults.reach(moment, round=round_, step=step)
+                await faults.reach(moment, round_number=round_number, step=step)
                 reply = self._compute(
                     operation.kind.value, {"step": step, "microbatch": operation.microbatch}, received
                 )
                 target = self._downstream if forward else self._upstream
                 group.create_task(self._pass_on(reply, frame_id, target, slots))
-        await faults.reach(Moment.NORM, round=round_, step=step)
-        norm = await self._agree_on_norm(round_, step)
-        await faults.reach(Moment.APPLY, round=round_, step=step)
+        await faults.reach(Moment.NORM, round_number=round_number, step=step)
+        norm = await self._agree_on_norm(round_number, step)
+        await faults.reach(Moment.APPLY, round_number=round_number, step=step)
         await self._worker.call("apply", {"step": step, "norm": norm})
 
-    async def validate(self, round_: int) -> float:
+    async def validate(self, round_number: int) -> float:
         """Forward passes over the validation samples. Returns the mean loss at the last member, else NaN."""
         slots = asyncio.Semaphore(_QUEUED_OPERATIONS)
         async with _failing_as_one() as group:
             for microbatch in range(self._spec.data.validation_batches):
-                frame_id = self._id(round_, 0, microbatch, FrameKind.EVALUATE)
+                frame_id = self._id(round_number, 0, microbatch, FrameKind.EVALUATE)
                 received = await self._take(self._upstream, frame_id)
                 await slots.acquire()
-                await faults.reach(Moment.VALIDATE, round=round_)
+                await faults.reach(Moment.VALIDATE, round_number=round_number)
                 reply = self._compute("evaluate", {"microbatch": microbatch}, received)
                 group.create_task(self._pass_on(reply, frame_id, self._downstream, slots))
         reply = await self._worker.call("end_validation", {})
@@ -163,8 +163,8 @@ class Pipeline:
     def _links(self) -> list[Link]:
         return [link for link in (self._upstream, self._downstream) if link is not None]
 
-    def _id(self, round_: int, step: int, microbatch: int, kind: FrameKind) -> FrameId:
-        return FrameId(self._epoch, round_, step, microbatch, 0, kind)
+    def _id(self, round_number: int, step: int, microbatch: int, kind: FrameKind) -> FrameId:
+        return FrameId(self._epoch, round_number, step, microbatch, 0, kind)
 
     async def _take(self, link: Link | None, frame_id: FrameId) -> Frame | None:
         if link is None:
@@ -192,12 +192,12 @@ class Pipeline:
             await link.send(frame, self._round_seconds)
         slots.release()  # only now: a neighbour that takes nothing must not make results pile up here
 
-    async def _agree_on_norm(self, round_: int, step: int) -> float:
+    async def _agree_on_norm(self, round_number: int, step: int) -> float:
         """The replica's global gradient norm: squares are summed upstream, the norm comes back downstream."""
         reply = await self._worker.call("squared_norm", {})
         squares = float(reply.body["squares"])
-        norm_id = self._id(round_, step, 0, FrameKind.NORM)
-        step_id = self._id(round_, step, 0, FrameKind.STEP)
+        norm_id = self._id(round_number, step, 0, FrameKind.NORM)
+        step_id = self._id(round_number, step, 0, FrameKind.STEP)
         below = await self._take(self._downstream, norm_id)
         if below is not None:
             squares += _scalar_of(below)

@@ -55,7 +55,7 @@ class Recovery:
             log.info(
                 "this node's checkpoint of round %d is loaded, %s its own progress", restored["round"], kept
             )
-        if self._exchange.position >= max(1, self._membership.standing.round):
+        if self._exchange.position >= max(1, self._membership.run_view.round_number):
             log.warning("this node's checkpoint is ahead of the run: starting from the parameters before it")
             await self._worker.call("load_initial", {})
             await self._exchange.refresh()
@@ -68,7 +68,7 @@ class Recovery:
         By default as many as others keep. Replaying keeps what this node has learned, jumping does not.
         """
         keep = self._spec.recovery.keep_rounds - 2  # the run goes on while this node replays
-        tip = await self._membership.until(lambda standing: standing.round or None) - 1
+        tip = await self._membership.until(lambda run_view: run_view.round_number or None) - 1
         if tip - self._exchange.position > min(most or keep, keep):
             try:
                 await self.jump_forward()
@@ -85,7 +85,9 @@ class Recovery:
         ahead = []
         for stage, part in self._exchange.parts:
             records = await self._coordinator.locate(stage, part)
-            newer = [record for record in records if record.round > self._exchange.round_of(stage, part)]
+            newer = [
+                record for record in records if record.round_number > self._exchange.round_of(stage, part)
+            ]
             if newer:
                 ahead.append(newer)
         if ahead:
@@ -134,16 +136,16 @@ class Recovery:
                 return
 
     async def _load(self, record: StateRecord) -> None:
-        hosts = self._membership.standing.hosts()
+        hosts = self._membership.run_view.hosts()
         holders = set(record.holders) & hosts.keys() - {self._peer}
         donors = {peer: hosts[peer].first for peer in holders}
         facts = self._facts.parts[record.stage, record.part]
         folder = self._folder / "incoming"
         folder.mkdir(parents=True, exist_ok=True)
-        file = folder / f"{record.part.value}-{record.stage:02d}-{record.round:06d}"
+        file = folder / f"{record.part.value}-{record.stage:02d}-{record.round_number:06d}"
         log.info(
             "loading %s %d of round %d (%d bytes) from %d peers",
-            *(record.part.value, record.stage, record.round, facts.nbytes, len(donors)),
+            *(record.part.value, record.stage, record.round_number, facts.nbytes, len(donors)),
         )
         await self._hivemind.fetch_state(record, donors, facts.nbytes, facts.header, file, _DOWNLOAD_SECONDS)
         await self._worker.call(
@@ -151,7 +153,7 @@ class Recovery:
             {
                 "stage": record.stage,
                 "part": record.part.value,
-                "round": record.round,
+                "round": record.round_number,
                 "file": str(file),
             },
         )

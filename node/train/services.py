@@ -31,13 +31,13 @@ class LocalData:
     """How this machine computes and where it finds what the spec names: None means as the spec says.
 
     `initial` is the checkpoint of the parameters before round 1, where the run starts from given ones. In
-    `places`, or above them, a tokenizer.json is looked for that is not where the spec says.
+    `search_paths`, or above them, a tokenizer.json is looked for that is not where the spec says.
     """
 
     device: str
     source: str | None
     tokenizer: str | None
     initial: str | None = None
-    places: tuple[str, ...] = ()
+    search_paths: tuple[str, ...] = ()
     compile: bool = False
     activation_checkpointing: bool = False

@@ -10,7 +10,7 @@ from protocol.types import Part, StageRange
 
 
 @dataclass(frozen=True)
-class PartFacts:
+class PartInfo:
     """Size in bytes and header (protocol.algorithm.digest) of something that this member holds."""
 
     nbytes: int
@@ -27,7 +27,7 @@ class Facts:
     codecs: Mapping[int, str]
     payload_bytes: Mapping[int, int]
     parameters: Mapping[int, int]
-    parts: Mapping[tuple[int, Part], PartFacts]
+    parts: Mapping[tuple[int, Part], PartInfo]
 
     @classmethod
     def of_build(cls, stages: StageRange, reply: Mapping[str, Any]) -> Facts:
@@ -41,7 +41,7 @@ class Facts:
             {0: reply["embedding_payload_bytes"], **by_stage("payload_bytes")},
             by_stage("parameters"),
             {
-                (each["stage"], Part(each["part"])): PartFacts(each["nbytes"], each["header"])
+                (each["stage"], Part(each["part"])): PartInfo(each["nbytes"], each["header"])
                 for each in reply["parts"]
             },
         )

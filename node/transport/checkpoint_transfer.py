@@ -29,7 +29,7 @@ Ask = Callable[[str, int, int], Awaitable[bytes]]
 """(donor, index as in a StateRequest, bytes that are due) -> exactly so many bytes. Raises anything."""
 
 
-class StateShelf:
+class CheckpointServer:
     """What this peer can hand on of the checkpoints below `folder`. Belongs to one event loop."""
 
     def __init__(self, folder: Path) -> None:
@@ -37,8 +37,8 @@ class StateShelf:
         self._hashes: dict[parts.StoredPart, bytes] = {}
         self._hashing = asyncio.Lock()  # one at a time: it takes a whole core
 
-    async def find(self, stage: int, part: Part, round: int) -> parts.StoredPart | None:
-        return await asyncio.to_thread(parts.find, self._folder, stage, part, round)
+    async def find(self, stage: int, part: Part, round_number: int) -> parts.StoredPart | None:
+        return await asyncio.to_thread(parts.find, self._folder, stage, part, round_number)
 
     async def pieces(self, part: parts.StoredPart, index: int) -> AsyncIterator[bytes]:
         """The answer to a StateRequest, from the disk piece by piece.
@@ -80,7 +80,7 @@ async def fetch_state(
     """
     known = Donors(donors)
     what = f"stage {record.stage}" if record.part is Part.STAGE else "the embedding"
-    name = f"{what} after round {record.round}"
+    name = f"{what} after round {record.round_number}"
     chunks = chunk_count(nbytes)
     missing = set(range(chunks))
     try:

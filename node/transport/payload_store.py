@@ -45,45 +45,47 @@ class PayloadStore:
         self._sweep()
         self._drop_old(max(self._written, default=0))
 
-    def put(self, round: int, sha256: str, payload: bytes) -> None:
+    def put(self, round_number: int, sha256: str, payload: bytes) -> None:
         """Hold `payload`, whose hash is `sha256`, at least until the next one is put. Never fails."""
-        if self.has(round, sha256):
+        if self.has(round_number, sha256):
             return
         try:
-            self._write(round, sha256, payload)
+            self._write(round_number, sha256, payload)
         except OSError as error:
             self._warn(error)
             with self._lock:
-                self._in_memory.setdefault(round, {})[sha256] = payload
+                self._in_memory.setdefault(round_number, {})[sha256] = payload
         else:
             with self._lock:
                 self._disk_refuses = False
-                self._written.setdefault(round, set()).add(sha256)
-        self._drop_old(round)
+                self._written.setdefault(round_number, set()).add(sha256)
+        self._drop_old(round_number)
 
-    def has(self, round: int, sha256: str) -> bool:
+    def has(self, round_number: int, sha256: str) -> bool:
         """Whether :meth:`get` will find it, unless the disk has lost or changed it."""
         with self._lock:
-            return sha256 in self._written.get(round, ()) or sha256 in self._in_memory.get(round, ())
+            return sha256 in self._written.get(round_number, ()) or sha256 in self._in_memory.get(
+                round_number, ()
+            )
 
-    def get(self, round: int, sha256: str) -> bytes | None:
+    def get(self, round_number: int, sha256: str) -> bytes | None:
         """The payload, if it is held and its bytes are still right."""
-        found = self.pieces(round, sha256, 1 << 20)
+        found = self.pieces(round_number, sha256, 1 << 20)
         try:
             return None if found is None else b"".join(found)
         except OSError:
             return None
 
-    def pieces(self, round: int, sha256: str, size: int) -> Iterator[bytes] | None:
+    def pieces(self, round_number: int, sha256: str, size: int) -> Iterator[bytes] | None:
         """As :meth:`get`, but at most `size` bytes at a time. OSError where the disk fails underway."""
         with self._lock:
-            payload = self._in_memory.get(round, {}).get(sha256)
-            is_written = sha256 in self._written.get(round, ())
+            payload = self._in_memory.get(round_number, {}).get(sha256)
+            is_written = sha256 in self._written.get(round_number, ())
         if payload is not None:
             return (payload[start : start + size] for start in range(0, len(payload), size))
         if not is_written:
             return None
-        path = self._path(round, sha256)
+        path = self._path(round_number, sha256)
         try:
             with path.open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() == sha256:
@@ -92,7 +94,7 @@ class PayloadStore:
         except OSError as error:
             log.warning("the payload %s cannot be read: %s", path, error)
         with self._lock:
-            self._written.get(round, set()).discard(sha256)
+            self._written.get(round_number, set()).discard(sha256)
         with suppress(OSError):
             path.unlink()
         return None
@@ -100,18 +102,20 @@ class PayloadStore:
     def forget(self, before_round: int) -> None:
         """Drop the rounds before `before_round`."""
         with self._lock:
-            old = [round for round in self._written if round < before_round]
-            for round in old:
-                del self._written[round]
+            old = [round_number for round_number in self._written if round_number < before_round]
+            for round_number in old:
+                del self._written[round_number]
             self._in_memory = {
-                round: held for round, held in self._in_memory.items() if round >= before_round
+                round_number: held
+                for round_number, held in self._in_memory.items()
+                if round_number >= before_round
             }
-        for round in old:
-            shutil.rmtree(self._round_folder(round), ignore_errors=True)
+        for round_number in old:
+            shutil.rmtree(self._round_folder(round_number), ignore_errors=True)
 
-    def _write(self, round: int, sha256: str, payload: bytes) -> None:
+    def _write(self, round_number: int, sha256: str, payload: bytes) -> None:
         """On return the payload is on the disk under its name, whatever happens next."""
-        path = self._path(round, sha256)
+        path = self._path(round_number, sha256)
         # Two threads may write the same payload.
         partial = path.with_name(f"{sha256}.{threading.get_ident()}{_PARTIAL}")
         is_new = not path.parent.exists()
@@ -134,8 +138,8 @@ class PayloadStore:
         with self._lock:
             newest = max((*self._written, *self._in_memory), default=0)
             first_in_memory = min(current, newest - _MEMORY_ROUNDS + 1)
-            for round in [each for each in self._in_memory if each < first_in_memory]:
-                del self._in_memory[round]
+            for round_number in [each for each in self._in_memory if each < first_in_memory]:
+                del self._in_memory[round_number]
         self.forget(min(current, newest - self._keep + 1))
 
     def _sweep(self) -> None:
@@ -165,11 +169,11 @@ class PayloadStore:
                 ),
             )
 
-    def _round_folder(self, round: int) -> Path:
-        return self._folder / f"round-{round:06d}"
+    def _round_folder(self, round_number: int) -> Path:
+        return self._folder / f"round-{round_number:06d}"
 
-    def _path(self, round: int, sha256: str) -> Path:
-        return self._round_folder(round) / sha256
+    def _path(self, round_number: int, sha256: str) -> Path:
+        return self._round_folder(round_number) / sha256
 
 
 def _read(path: Path, size: int) -> Iterator[bytes]:

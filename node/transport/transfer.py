@@ -27,7 +27,7 @@ class WrongBytes(TransferError):
     """What arrived cannot be the announced payload, however good the connection was."""
 
 
-async def outgoing(pieces: Iterator[bytes], round: int, stage: int) -> AsyncIterator[PayloadChunk]:
+async def outgoing(pieces: Iterator[bytes], round_number: int, stage: int) -> AsyncIterator[PayloadChunk]:
     """A payload on its way out. Its pieces are read in a thread of their own; OSError where that fails."""
     first = await asyncio.to_thread(next, pieces, b"")
     if not first:
@@ -36,7 +36,7 @@ async def outgoing(pieces: Iterator[bytes], round: int, stage: int) -> AsyncIter
     half = len(first) // 2
     if half:
         yield PayloadChunk(data=first[:half])
-    fault = await faults.reach(faults.Moment.SENDING, round=round, stage=stage)
+    fault = await faults.reach(faults.Moment.SENDING, round_number=round_number, stage=stage)
     rest = first[half:]
     if fault is not None and fault.action is faults.Action.DROP:
         return

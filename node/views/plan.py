@@ -124,8 +124,10 @@ def _replicas(spec: RunSpec, found: Forecast) -> Table:
 def _peers(found: Forecast) -> Table:
     table = Table("peer", "stages", "sends a day", "receives a day", "mean up", "mean down")
     per_day = found.per_day
-    seats = [(member, per_day[member.peer]) for each in found.replicas for member in each.replica.members]
-    for member, traffic in seats[:_MOST_ROWS]:
+    assignments = [
+        (member, per_day[member.peer]) for each in found.replicas for member in each.replica.members
+    ]
+    for member, traffic in assignments[:_MOST_ROWS]:
         up, down = (8e-6 * bytes_ / 86_400 for bytes_ in (traffic.sent, traffic.received))
         table.add_row(
             _short(member.peer),
@@ -135,7 +137,7 @@ def _peers(found: Forecast) -> Table:
             f"{up:.1f} Mb/s",
             f"{down:.1f} Mb/s",
         )
-    _say_how_many_more(table, len(seats))
+    _say_how_many_more(table, len(assignments))
     return table
 
 

@@ -59,7 +59,7 @@ LinkFactory = Callable[[int, Tensor, Tensor], LinkTransform]
 
 
 @dataclass(frozen=True)
-class Parts:
+class TrainerFactories:
     """What a trainer is built from: `initial` where the run starts from given parameters (node.checkpoint.initial), the
     rest where an experiment asks what another choice would do.
     """
@@ -133,7 +133,7 @@ class Trainer:
         stages: StageRange,
         compute: Compute = Compute(),  # noqa: B008  frozen
         stream: SampleStream | None = None,
-        parts: Parts = Parts(),
+        parts: TrainerFactories = TrainerFactories(),
     ) -> None:
         self.spec, self.stages, self._parts = spec, stages, parts
         self._compute, self.device = compute, compute.open()
@@ -213,7 +213,7 @@ class Trainer:
             link(k_downstream, basis_downstream),
         )
 
-    def begin_round(self, round_: int, samples: range) -> None:
+    def begin_round(self, round_number: int, samples: range) -> None:
         """Start the inner phase of `round_`.
 
         `samples` are the ordinals of this replica's samples in it; their number says how many microbatches an
@@ -222,8 +222,8 @@ class Trainer:
         self.abandon()
         self.assign(samples)
         for optimizer in self._optimizers.values():
-            optimizer.begin_round(round_)
-        self._reset_phase(round_)
+            optimizer.begin_round(round_number)
+        self._reset_phase(round_number)
 
     def assign(self, samples: range) -> None:
         """Go on with other `samples`, between two steps: the plan has changed since the inner phase began.
@@ -371,37 +371,39 @@ class Trainer:
             outer.remember(self._local(stage))
 
     def commit(
-        self, stage: int, round_: int, payloads: Sequence[tuple[bytes, float]], mine_included: bool
+        self, stage: int, round_number: int, payloads: Sequence[tuple[bytes, float]], mine_included: bool
     ) -> str:
         """Apply the (payload, weight) pairs committed in `round_`, in order. Returns the new anchor's digest.
 
         Raises HetnodeError PAYLOAD_CORRUPT; nothing has changed.
         """
-        assert round_ == self._rounds[stage] + 1, f"stage {stage} is after round {self._rounds[stage]}"
+        assert round_number == self._rounds[stage] + 1, f"stage {stage} is after round {self._rounds[stage]}"
         self.outer[stage].commit(payloads, mine_included, self._local(stage))
-        self._rounds[stage] = round_
+        self._rounds[stage] = round_number
         if stage == 0:
             self._refresh_links()
         return self.outer[stage].digest()
 
-    def commit_embedding(self, round_: int, payloads: Sequence[tuple[bytes, float]]) -> str:
+    def commit_embedding(self, round_number: int, payloads: Sequence[tuple[bytes, float]]) -> str:
         """Apply stage 0's committed update to the embedding kept here; none where the round was aborted.
 
         Returns the digest of the table.
         """
         assert self._follower is not None, "the host of stage 0 commits the whole stage"
-        assert round_ == self._embedding_round + 1, f"the embedding is after round {self._embedding_round}"
+        assert round_number == self._embedding_round + 1, (
+            f"the embedding is after round {self._embedding_round}"
+        )
         if payloads:
             self._follower.commit(payloads)
             self._refresh_links()
-        self._embedding_round = round_
+        self._embedding_round = round_number
         return self.embedding_digest()
 
-    def abort(self, stage: int, round_: int) -> None:
+    def abort(self, stage: int, round_number: int) -> None:
         """The round is aborted: anchor, error feedback and local parameters stay; the inner phase goes on."""
-        assert round_ == self._rounds[stage] + 1, f"stage {stage} is after round {self._rounds[stage]}"
+        assert round_number == self._rounds[stage] + 1, f"stage {stage} is after round {self._rounds[stage]}"
         self.outer[stage].abort()
-        self._rounds[stage] = round_
+        self._rounds[stage] = round_number
 
     def embedding_digest(self) -> str:
         """Digest of TE of the last committed round: equal on all members of all replicas."""
@@ -423,7 +425,7 @@ class Trainer:
             self._embedding_round = 0
         self._refresh_links()
 
-    def load_part(self, stage: int, part: Part, round_: int, file: Path) -> str:
+    def load_part(self, stage: int, part: Part, round_number: int, file: Path) -> str:
         """Take over a part of the anchor after `round_`. Returns its digest.
 
         Error feedback := 0, local := anchor, and the stage's moments start anew.
@@ -435,12 +437,12 @@ class Trainer:
             HetnodeError: CHECKPOINT_CORRUPT where their number is wrong or they cannot be read.
         """
         if part is Part.STAGE:
-            self._load_stage(stage, round_, _read_part(file, parameter_shapes(self.spec, stage)))
+            self._load_stage(stage, round_number, _read_part(file, parameter_shapes(self.spec, stage)))
             digest = self.outer[stage].digest()
         else:
             assert self._follower is not None, "the host of stage 0 loads the whole stage"
             self._follower.load(_read_part(file, embedding_shapes(self.spec))[EMBEDDING])
-            self._embedding_round = round_
+            self._embedding_round = round_number
             digest = self.embedding_digest()
         self._refresh_links()
         return digest
@@ -458,15 +460,15 @@ class Trainer:
     def go_on_from(self, found: Restored) -> None:
         """As :meth:`restore`, from what has been read and verified. Nothing of it is kept: all is copied."""
         for stage, anchor in found.stages.items():
-            self._load_stage(stage, found.round, anchor)
+            self._load_stage(stage, found.round_number, anchor)
             if found.private is not None:
                 self._resume(stage, found.private[stage])
         if self._follower is not None and found.embedding is not None:
             self._follower.load(found.embedding)
-            self._embedding_round = found.round
+            self._embedding_round = found.round_number
         self._refresh_links()
 
-    def write_checkpoint(self, folder: Path, round_: int, midway: Callable[[Path], None]) -> None:
+    def write_checkpoint(self, folder: Path, round_number: int, midway: Callable[[Path], None]) -> None:
         """Write anchors and private state after `round_` to `folder`, as :func:`node_checkpoint.write`.
 
         Call it between rounds: what local has learned since the anchor is kept, pending proposals are not.
@@ -474,13 +476,13 @@ class Trainer:
         Raises:
             HetnodeError: DISK_FULL; what was written before is untouched.
         """
-        behind = [stage for stage, done in self._rounds.items() if done != round_]
-        assert not behind, f"stages {behind} are not after round {round_}"
-        assert self.embedding_round == round_, f"the embedding is not after round {round_}"
+        behind = [stage for stage, done in self._rounds.items() if done != round_number]
+        assert not behind, f"stages {behind} are not after round {round_number}"
+        assert self.embedding_round == round_number, f"the embedding is not after round {round_number}"
         node_checkpoint.write(
             folder,
             self.spec,
-            round_,
+            round_number,
             {stage: outer.anchor for stage, outer in self.outer.items()},
             None if self._follower is None else self._follower.table_vd,
             self.private_state,
@@ -546,11 +548,11 @@ class Trainer:
         bits = anchor.view(-1)[:1].view(torch.int32)
         bits.bitwise_xor_(1)
 
-    def _load_stage(self, stage: int, round_: int, parameters: Mapping[str, Tensor]) -> None:
+    def _load_stage(self, stage: int, round_number: int, parameters: Mapping[str, Tensor]) -> None:
         self.abandon()
         self.outer[stage].load(parameters, self._local(stage))
         self._optimizers[stage].start_anew()
-        self._rounds[stage] = round_
+        self._rounds[stage] = round_number
 
     @torch.no_grad()
     def _resume(self, stage: int, state: StageState) -> None:
@@ -567,8 +569,8 @@ class Trainer:
         moved = {name: value for name, value in local.items() if not torch.equal(value, outer.anchor[name])}
         return StageState(outer.error, moved, self._optimizers[stage].moments)
 
-    def _reset_phase(self, round_: int) -> None:
-        self._round = round_
+    def _reset_phase(self, round_number: int) -> None:
+        self._round = round_number
         self._losses: list[Tensor] = []
         self._norm = math.nan
         self._steps = 0

@@ -28,7 +28,7 @@ from node.ipc.channel import Buffer, Handler, Reply, serve
 from node.model.init import embedding_shapes, parameter_count, parameter_shapes
 from node.worker.compute import Compute
 from node.worker.speed import free_memory, layer_speed
-from node.worker.trainer import Message, Parts, Trainer
+from node.worker.trainer import Message, Trainer, TrainerFactories
 from protocol.algorithm.digest import header_of, size_of
 from protocol.spec import RunSpec
 from protocol.types import DType, Part, StageRange, TensorHeader
@@ -72,11 +72,11 @@ class Worker:
         stages = StageRange(*body["stages"])
         stream = None
         if 0 in stages:
-            places = map(Path, body.get("places", ()))
+            search_paths = map(Path, body.get("search_paths", ()))
             stream = open_stream(
-                spec, body["source"], body["tokenizer"] or find_tokenizer(spec.data, *places)
+                spec, body["source"], body["tokenizer"] or find_tokenizer(spec.data, *search_paths)
             )
-        built_from = Parts(initial=initial_from(_given(body)))
+        built_from = TrainerFactories(initial=initial_from(_given(body)))
         self._trainer = Trainer(spec, stages, Compute.of(body), stream, built_from)
         outer = self._trainer.outer
         parts = [_part(stage, Part.STAGE, outer[stage].layout.shapes) for stage in stages]
@@ -153,8 +153,8 @@ class Worker:
 
     def commit(self, body: Body, blobs: Blobs) -> Reply:
         """Never between the first forward and the `apply` of an inner step."""
-        stage, round_ = body["stage"], body["round"]
-        digest = self._trainer.commit(stage, round_, _weighted(body, blobs), body["mine_included"])
+        stage, round_number = body["stage"], body["round"]
+        digest = self._trainer.commit(stage, round_number, _weighted(body, blobs), body["mine_included"])
         embedding = self._trainer.embedding_digest() if stage == 0 else None
         return Reply({"digest": digest, "embedding_digest": embedding})
 
@@ -186,7 +186,7 @@ class Worker:
         found = self._trainer.restore(Path(body["folder"]))
         if found is None:
             return Reply({"restored": False, "round": 0, "private": False})
-        return Reply({"restored": True, "round": found.round, "private": found.private is not None})
+        return Reply({"restored": True, "round": found.round_number, "private": found.private is not None})
 
     def forget_error(self, body: Body, _: Blobs) -> Reply:
         self._trainer.forget_error(body["stage"])
@@ -194,8 +194,10 @@ class Worker:
 
     def write_checkpoint(self, body: Body, _: Blobs) -> Reply:
         """Anchors and this node's own state to `folder`, its name ``round-NNNNNN``; the last two are kept."""
-        round_ = body["round"]
-        self._trainer.write_checkpoint(Path(body["folder"]), round_, partial(_fault_midway, round_))
+        round_number = body["round"]
+        self._trainer.write_checkpoint(
+            Path(body["folder"]), round_number, partial(_fault_midway, round_number)
+        )
         return Reply({})
 
     @contextmanager
@@ -213,9 +215,9 @@ class Worker:
         return Reply({})
 
 
-def _fault_midway(round_: int, folder: Path) -> None:
+def _fault_midway(round_number: int, folder: Path) -> None:
     """Scripted faults of a checkpoint that is being written; a bit turns in what is written already."""
-    fault = faults.reach_now(Moment.CHECKPOINT, round=round_)
+    fault = faults.reach_now(Moment.CHECKPOINT, round_number=round_number)
     if fault is not None and fault.action is Action.CORRUPT:
         with min(folder.glob("stage-*.safetensors")).open("r+b") as file:
             file.seek(-1, os.SEEK_END)

@@ -12,7 +12,7 @@ from protocol.spec import RunSpec
 from protocol.types import Plan
 
 
-def sample_range(plan: Plan, spec: RunSpec, round: int, replica_index: int) -> range:
+def sample_range(plan: Plan, spec: RunSpec, round_number: int, replica_index: int) -> range:
     """Ordinals that the replica with ``index == replica_index`` trains in `round`.
 
     Args:
@@ -26,7 +26,7 @@ def sample_range(plan: Plan, spec: RunSpec, round: int, replica_index: int) -> r
     if position is None:
         raise ValueError(f"plan {plan.epoch} has no replica {replica_index}")
     sizes = _samples_per_round(plan, spec)
-    first = next_first_sample(plan, spec, round) + sum(sizes[:position])
+    first = next_first_sample(plan, spec, round_number) + sum(sizes[:position])
     return range(first, first + sizes[position])
 
 

@@ -52,6 +52,7 @@ def is_signed_by(peer: str, message: bytes, signature: bytes) -> bool:
 def descriptor_message(descriptor: PayloadDescriptor) -> bytes:
     """The bytes that the owner signs: every field but the signature, in canonical JSON."""
     fields = asdict(descriptor)
+    fields["round"] = fields.pop("round_number")  # the name in the IDL is the one that is signed
     del fields["signature"]
     return b"hetnode payload 1\n" + json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
 
@@ -71,10 +72,10 @@ def misfit(descriptor: PayloadDescriptor, own: PayloadDescriptor) -> str:
 
     A replay is a misfit: the envelope names run, stage, round, and the anchor from which it starts.
     """
-    for name in ("run", "stage", "round", "codec"):
+    for name in ("run", "stage", "round_number", "codec"):
         theirs, ours = getattr(descriptor, name), getattr(own, name)
         if theirs != ours:
-            return f"its {name} is {theirs} instead of {ours}"
+            return f"its {name.removesuffix('_number')} is {theirs} instead of {ours}"
     if descriptor.anchor_digest != own.anchor_digest:
         theirs, ours = descriptor.anchor_digest[:16], own.anchor_digest[:16]
         return f"it starts from the anchor {theirs} instead of {ours}"
@@ -106,7 +107,7 @@ def state_message(run: str, record: bytes) -> bytes:
     return b"hetnode state 1\n" + run.encode() + b"\n" + record
 
 
-def enrolment_message(pin: bytes, tls_public_key: bytes, invite: str) -> bytes:
+def enrollment_message(pin: bytes, tls_public_key: bytes, invite: str) -> bytes:
     """The bytes by which a newcomer claims `tls_public_key` (DER) towards the authority of `pin`."""
     return b"hetnode enrolment 1\n" + pin + invite.encode() + b"\n" + tls_public_key
 

@@ -48,7 +48,7 @@ def pack_activation(name: str, tensor_blk: Tensor, dtype: WireDType) -> Packed:
     scale_bl = x_blk.abs().amax(dim=-1) / _INT8_PEAK
     # A token of zeros has scale 0; any divisor keeps its zeros.
     divisor_bl = torch.where(scale_bl > 0, scale_bl, 1.0)
-    steps_blk = (x_blk / divisor_bl.unsqueeze(-1)).round_().clamp_(-_INT8_PEAK, _INT8_PEAK).to(torch.int8)
+    steps_blk = (x_blk / divisor_bl.unsqueeze(-1)).round().clamp_(-_INT8_PEAK, _INT8_PEAK).to(torch.int8)
     return _int8_headers(name, shape), b"".join((_array(steps_blk).data, _array(scale_bl).data))
 
 

@@ -20,9 +20,9 @@ from protocol.types import (
     Dialer,
     DType,
     Estimates,
+    ExchangeGroup,
     FrameId,
     FrameKind,
-    Group,
     Link,
     LinkEstimate,
     ManifestEntry,
@@ -31,10 +31,10 @@ from protocol.types import (
     PayloadDescriptor,
     PeerId,
     PeerRecord,
-    Place,
     Plan,
     Rejection,
     Replica,
+    ReservedAssignment,
     Role,
     StageRange,
     StateRecord,
@@ -326,7 +326,7 @@ def replica_from_pb(message: pb.Replica) -> Replica:
     return Replica(message.index, members, links, message.weight, message.microbatches)
 
 
-def place_to_pb(place: Place) -> pb.Place:
+def place_to_pb(place: ReservedAssignment) -> pb.Place:
     return pb.Place(
         peer=place.peer,
         replica=place.replica,
@@ -336,11 +336,11 @@ def place_to_pb(place: Place) -> pb.Place:
 
 
 @_request
-def places_from_pb(messages: Sequence[pb.Place]) -> tuple[Place, ...]:
+def places_from_pb(messages: Sequence[pb.Place]) -> tuple[ReservedAssignment, ...]:
     """Places kept for peers, each named once."""
     _count(messages, "places of followers", MAX_FOLLOWERS)
     places = tuple(
-        Place(_peer(each.peer), each.replica, each.position, stage_range_from_pb(each.stages))
+        ReservedAssignment(_peer(each.peer), each.replica, each.position, stage_range_from_pb(each.stages))
         for each in messages
     )
     if len({place.peer for place in places}) != len(places):
@@ -382,7 +382,7 @@ def descriptor_to_pb(descriptor: PayloadDescriptor) -> pb.PayloadDescriptor:
     return pb.PayloadDescriptor(
         run=descriptor.run,
         stage=descriptor.stage,
-        round=descriptor.round,
+        round=descriptor.round_number,
         owner=descriptor.owner,
         anchor_digest=descriptor.anchor_digest,
         codec=descriptor.codec,
@@ -407,7 +407,7 @@ def descriptor_from_pb(message: pb.PayloadDescriptor) -> PayloadDescriptor:
     return PayloadDescriptor(
         run=text(message.run, "the run"),
         stage=message.stage,
-        round=message.round,
+        round_number=message.round,
         owner=_peer(message.owner),
         anchor_digest=text(message.anchor_digest, "the anchor digest"),
         codec=text(message.codec, "the codec"),
@@ -447,11 +447,11 @@ def _check_canonical(descriptors: Sequence[PayloadDescriptor]) -> None:
     owners = [descriptor.owner for descriptor in descriptors]
     if owners != sorted(owners):
         raise ValueError("payloads out of canonical order")
-    if len({(descriptor.stage, descriptor.round) for descriptor in descriptors}) > 1:
+    if len({(descriptor.stage, descriptor.round_number) for descriptor in descriptors}) > 1:
         raise ValueError("payloads of different stages or rounds")
 
 
-def group_to_pb(group: Group) -> pb.MatchReply:
+def group_to_pb(group: ExchangeGroup) -> pb.MatchReply:
     return pb.MatchReply(
         group_id=group.group_id,
         descriptors=map(descriptor_to_pb, group.descriptors),
@@ -460,12 +460,12 @@ def group_to_pb(group: Group) -> pb.MatchReply:
 
 
 @_request
-def group_from_pb(message: pb.MatchReply) -> Group:
+def group_from_pb(message: pb.MatchReply) -> ExchangeGroup:
     descriptors = descriptors_from_pb(message.descriptors)
     _check_canonical(descriptors)
     if not 0 <= message.seconds <= MAX_SECONDS:
         raise ValueError(f"a group that has {message.seconds} s to gather its payloads")
-    return Group(text(message.group_id, "the group id"), descriptors, message.seconds)
+    return ExchangeGroup(text(message.group_id, "the group id"), descriptors, message.seconds)
 
 
 @_request
@@ -478,7 +478,7 @@ def state_to_pb(record: StateRecord) -> pb.StateRecord:
         run=record.run,
         stage=record.stage,
         part=record.part.value,
-        round=record.round,
+        round=record.round_number,
         digest=record.digest,
         holders=record.holders,
     )
@@ -502,7 +502,7 @@ def state_from_pb(message: pb.StateRecord) -> StateRecord:
 def decision_to_pb(decision: Decision) -> pb.DecisionReply:
     return pb.DecisionReply(
         stage=decision.stage,
-        round=decision.round,
+        round=decision.round_number,
         committed=decision.committed,
         entries=[
             pb.ManifestEntry(descriptor=descriptor_to_pb(entry.descriptor), holders=entry.holders)
@@ -521,7 +521,7 @@ def decision_from_pb(message: pb.DecisionReply) -> Decision:
         raise ValueError(f"committed is {message.committed} with {len(message.entries)} payloads")
     descriptors = descriptors_from_pb([entry.descriptor for entry in message.entries])
     _check_canonical(descriptors)
-    if any((d.stage, d.round) != (message.stage, message.round) for d in descriptors):
+    if any((d.stage, d.round_number) != (message.stage, message.round) for d in descriptors):
         raise ValueError("a decision over payloads of another stage or round")
     entries = []
     for descriptor, entry in zip(descriptors, message.entries, strict=True):
@@ -531,7 +531,7 @@ def decision_from_pb(message: pb.DecisionReply) -> Decision:
         raise ValueError(f"a decision of stage {message.stage}")
     return Decision(
         stage=message.stage,
-        round=message.round,
+        round_number=message.round,
         committed=message.committed,
         entries=tuple(entries),
         next_epoch=message.next_epoch,
@@ -542,7 +542,7 @@ def decision_from_pb(message: pb.DecisionReply) -> Decision:
 def frame_id_to_pb(id: FrameId) -> pb.FrameId:
     return pb.FrameId(
         epoch=id.epoch,
-        round=id.round,
+        round=id.round_number,
         step=id.step,
         microbatch=id.microbatch,
         attempt=id.attempt,
@@ -554,7 +554,7 @@ def frame_id_to_pb(id: FrameId) -> pb.FrameId:
 def frame_id_from_pb(message: pb.FrameId) -> FrameId:
     return FrameId(
         epoch=message.epoch,
-        round=message.round,
+        round_number=message.round,
         step=message.step,
         microbatch=message.microbatch,
         attempt=message.attempt,

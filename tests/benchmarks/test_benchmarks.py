@@ -220,8 +220,8 @@ def test_an_unshaped_round_has_no_ideal() -> None:
     assert row[2:] == ("unshaped", "2.0", "2.0", "0.50 %", "", "0.50", "")
 
 
-def decision(round: int, time: float, stage: int = 0, committed: bool = True) -> dict[str, object]:
-    what = {"event": "decision", "stage": stage, "round": round, "reason": "no payloads"}
+def decision(round_number: int, time: float, stage: int = 0, committed: bool = True) -> dict[str, object]:
+    what = {"event": "decision", "stage": stage, "round": round_number, "reason": "no payloads"}
     return {**what, "time": time, "committed": committed}
 
 

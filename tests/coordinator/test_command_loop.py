@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from coordinator.command_loop import STALL_SECONDS, Ledger, steady_wall_clock
+from coordinator.command_loop import STALL_SECONDS, CommandLoop, steady_wall_clock
 from coordinator.state.state import State
 from coordinator.store import MemoryStore
 from protocol.types import Role
@@ -32,34 +32,36 @@ def clock() -> _Clock:
 
 
 @pytest.fixture
-async def ledger(clock: _Clock) -> AsyncIterator[Ledger]:
-    ledger = Ledger(SPEC, MemoryStore(), State.of(SPEC), lambda *_: None, lambda _: None, clock)
-    serving = asyncio.create_task(ledger.run())
-    await ledger.execute(keyed(1).join(SPEC, Role.REPLICA))
-    yield ledger
-    ledger.stop()
+async def command_loop(clock: _Clock) -> AsyncIterator[CommandLoop]:
+    command_loop = CommandLoop(SPEC, MemoryStore(), State.of(SPEC), lambda *_: None, lambda _: None, clock)
+    serving = asyncio.create_task(command_loop.run())
+    await command_loop.execute(keyed(1).join(SPEC, Role.REPLICA))
+    yield command_loop
+    command_loop.stop()
     await serving
 
 
-async def test_a_coordinator_that_did_not_run_declares_nobody_lost(ledger: Ledger, clock: _Clock) -> None:
+async def test_a_coordinator_that_did_not_run_declares_nobody_lost(
+    command_loop: CommandLoop, clock: _Clock
+) -> None:
     clock.now += 10 * SPEC.timing.lost_after
-    await ledger.tick()
-    assert ledger.state.peers[keyed(1).peer].is_live
+    await command_loop.tick()
+    assert command_loop.state.peers[keyed(1).peer].is_live
 
 
 async def test_a_peer_that_stays_silent_while_the_coordinator_runs_is_lost(
-    ledger: Ledger, clock: _Clock
+    command_loop: CommandLoop, clock: _Clock
 ) -> None:
     for _ in range(int(2 * SPEC.timing.lost_after / STALL_SECONDS) + 3):
         clock.now += STALL_SECONDS / 2
-        await ledger.tick()
-    assert not ledger.state.peers[keyed(1).peer].is_live
+        await command_loop.tick()
+    assert not command_loop.state.peers[keyed(1).peer].is_live
 
 
 def test_the_clock_of_a_ledger_is_by_default_the_wall_clock() -> None:
-    ledger = Ledger(SPEC, MemoryStore(), State.of(SPEC), lambda *_: None, lambda _: None)
-    before = ledger.now()
-    assert ledger.now() >= before > 1.7e9
+    command_loop = CommandLoop(SPEC, MemoryStore(), State.of(SPEC), lambda *_: None, lambda _: None)
+    before = command_loop.now()
+    assert command_loop.now() >= before > 1.7e9
 
 
 def test_time_goes_on_where_the_clock_was_set_back_while_the_coordinator_was_away() -> None:

@@ -57,16 +57,16 @@ def mixed() -> Run:
     return started(spec_of(2, 1, 1), Role.REPLICA, Role.STAGE, Role.STAGE)
 
 
-def settle(run: Run, stage: int, round: int, hosts: list) -> Decision:
+def settle(run: Run, stage: int, round_number: int, hosts: list) -> Decision:
     """All of `hosts` offer, hold everything, report, and attest."""
-    payloads = [host.payload(run.spec, stage, round) for host in hosts]
+    payloads = [host.payload(run.spec, stage, round_number) for host in hosts]
     for host, payload in zip(hosts, payloads, strict=True):
         run.does(Offer(host.peer, payload))
     for host in hosts:
-        run.does(Report(host.peer, stage, round, tuple(payloads)))
+        run.does(Report(host.peer, stage, round_number, tuple(payloads)))
     for host in hosts:
-        run.does(Attest(host.peer, stage, round, "stage", anchor_of(stage, round)))
-    return run.state.decisions[stage, round]
+        run.does(Attest(host.peer, stage, round_number, "stage", anchor_of(stage, round_number)))
+    return run.state.decisions[stage, round_number]
 
 
 class TestJoin:
@@ -149,7 +149,7 @@ class TestOffers:
         assert len(run.does(Offer(A.peer, A.payload(run.spec, 0, 1)))) == 1
         events = run.does(Offer(B.peer, B.payload(run.spec, 0, 1)))
         assert [type(event) for event in events] == [PayloadOffered, GroupClosed]
-        group = run.state.round(0, 1).group
+        group = run.state.round_of(0, 1).group
         assert group is not None
         assert [d.owner for d in group.descriptors] == sorted([A.peer, B.peer])
 
@@ -165,9 +165,9 @@ class TestOffers:
     def test_the_window_closes_the_group_without_the_slow(self, run: Run) -> None:
         run.does(Offer(A.peer, A.payload(run.spec, 0, 1)))
         beats(run, run.spec.timing.least_window - 1, A, B)
-        assert run.state.round(0, 1).group is None
+        assert run.state.round_of(0, 1).group is None
         beats(run, 1, A, B)
-        group = run.state.round(0, 1).group
+        group = run.state.round_of(0, 1).group
         assert group is not None
         assert [d.owner for d in group.descriptors] == [A.peer]
         assert run.does(Offer(B.peer, B.payload(run.spec, 0, 1))) == (), "a late offer is not an error"
@@ -214,7 +214,7 @@ class TestOffers:
         assert anchor_of(0, 0) in run.refuses(bad, ErrorCode.ANCHOR_DIVERGED).cause
         assert run.state.diverged == {(B.peer, 0, 0, "stage")}
         assert run.send(bad).events == ()
-        assert run.state.round(0, 1).offers.keys() == {A.peer}
+        assert run.state.round_of(0, 1).offers.keys() == {A.peer}
 
     def test_an_offer_from_another_anchor_than_was_attested_is_refused(self, run: Run) -> None:
         settle(run, 0, 1, [A, B])
@@ -226,7 +226,7 @@ class TestOffers:
         run.does(Offer(A.peer, A.payload(run.spec, 0, 1, anchor="other")))
         run.does(Attest(B.peer, 0, 0, "stage", anchor_of(0, 0)))
         run.does(Offer(B.peer, B.payload(run.spec, 0, 1)))
-        group = run.state.round(0, 1).group
+        group = run.state.round_of(0, 1).group
         assert group is not None
         assert [descriptor.owner for descriptor in group.descriptors] == [B.peer]
         assert run.state.diverged == {(A.peer, 0, 0, "stage")}
@@ -344,7 +344,7 @@ class TestDecisions:
         run.does(Attest(A.peer, 0, 0, "stage", anchor_of(0, 0)))
         held = (A.payload(run.spec, 0, 1), B.payload(run.spec, 0, 1, anchor="other"))
         run.does(Report(A.peer, 0, 1, held))
-        assert run.state.round(0, 1).reports == {A.peer: {A.peer}}
+        assert run.state.round_of(0, 1).reports == {A.peer: {A.peer}}
         assert run.state.diverged == {(B.peer, 0, 0, "stage")}
 
     def test_a_replica_without_payload_is_not_waited_for(self, run: Run) -> None:
@@ -364,7 +364,7 @@ class TestDecisions:
         run.does(Offer(A.peer, A.payload(run.spec, 0, 1)))
         assert run.does(Await(B.peer, 0, 1)) == ()
         run.does(Offer(B.peer, B.payload(run.spec, 0, 1)))
-        group = run.state.round(0, 1).group
+        group = run.state.round_of(0, 1).group
         assert group is not None
         assert {d.owner for d in group.descriptors} == {A.peer, B.peer}
 
@@ -514,7 +514,7 @@ class TestAnchors:
         for peer in (B, C, D):
             run.does(Offer(peer.peer, peer.payload(run.spec, 0, 1)))
         assert run.state.diverged == {(A.peer, 0, 0, "stage")}
-        group = run.state.round(0, 1).group
+        group = run.state.round_of(0, 1).group
         assert group is not None
         assert len(group.descriptors) == 3
 

@@ -52,7 +52,7 @@ from coordinator.state.state import Phase, State
 from coordinator.status.messages import sentence
 from protocol.algorithm.sampling import sample_range
 from protocol.spec import RunSpec
-from protocol.types import Decision, PayloadDescriptor, PeerId, Place, Plan, Role
+from protocol.types import Decision, PayloadDescriptor, PeerId, Plan, ReservedAssignment, Role
 from tests.support.run_state import Keyed, Run, anchor_of, keyed, measures, spec_of
 
 STAGES = 2
@@ -80,15 +80,15 @@ class CheckedRun(Run):
         assert self.state.current_round >= before.current_round
         if isinstance(event, RoundCommitted | RoundAborted):
             decision = event.decision
-            assert (decision.stage, decision.round) not in before.decisions
-            assert decision.next_epoch == self.state.plan_for(decision.round + 1).epoch
+            assert (decision.stage, decision.round_number) not in before.decisions
+            assert decision.next_epoch == self.state.plan_for(decision.round_number + 1).epoch
         if isinstance(event, PlanAdopted) and before.plans:
             self._is_sound(before, event.plan)
         if isinstance(event, PlaceGiven):
             self._has_room(event.place)
         self.had |= {(place.peer, place.replica, place.position) for place in self.state.places.values()}
 
-    def _has_room(self, place: Place) -> None:
+    def _has_room(self, place: ReservedAssignment) -> None:
         """Who had that very place before has it back, whatever its memory is by now."""
         memory = self.state.peers[place.peer].capacity.memory_bytes * (1 - self.spec.grouping.reserve)
         members_left = len(self.state.layout(place.replica)) - place.position
@@ -117,7 +117,7 @@ class CheckedRun(Run):
                     continue
                 assert known.is_staying
                 assert before.places[member.peer].stages == member.stages
-                self._has_room(Place(member.peer, replica.index, position, member.stages))
+                self._has_room(ReservedAssignment(member.peer, replica.index, position, member.stages))
                 for stage in member.stages:
                     assert before.synced.get(member.peer, {}).get(stage, -1) >= max(0, plan.from_round - 2)
         total = sum(map(self.spec.microbatches_of, plan.replicas))
@@ -180,7 +180,7 @@ class RandomRun(RuleBasedStateMachine):
 
     @rule(peer=who, held=st.lists(payloads, max_size=4), stage=stages)
     def report(self, peer: Keyed, held: list[PayloadDescriptor], stage: int) -> None:
-        number = held[0].round if held else self.number
+        number = held[0].round_number if held else self.number
         self._report(peer, held[0].stage if held else stage, number, tuple(held))
 
     def _report(self, peer: Keyed, stage: int, number: int, held: tuple[PayloadDescriptor, ...]) -> None:
@@ -189,8 +189,12 @@ class RandomRun(RuleBasedStateMachine):
             self.held[stage, number][peer.peer] |= {d.owner for d in held}
 
     def _hosts(self, stage: int, absent: set[Keyed]) -> list[Keyed]:
-        seats = [(peer, self.run.state.seat(peer.peer, self.number)) for peer in PEERS]
-        return [p for p, seat in seats if seat and stage in seat.member.stages and p not in absent]
+        assignments = [(peer, self.run.state.assignment(peer.peer, self.number)) for peer in PEERS]
+        return [
+            p
+            for p, assignment in assignments
+            if assignment and stage in assignment.member.stages and p not in absent
+        ]
 
     @precondition(lambda self: 1 <= self.number <= ROUNDS)
     @rule(stage=stages, absent=few, good=st.integers(0, 5))
@@ -203,15 +207,17 @@ class RandomRun(RuleBasedStateMachine):
 
     def _offer(self, peer: Keyed, stage: int, number: int, anchor: str | None) -> None:
         """With the weight that the plan gives it, if any."""
-        seat = self.run.state.seat(peer.peer, number)
-        payload = peer.payload(self.run.spec, stage, number, anchor, seat.replica.weight if seat else 1.0)
+        assignment = self.run.state.assignment(peer.peer, number)
+        payload = peer.payload(
+            self.run.spec, stage, number, anchor, assignment.replica.weight if assignment else 1.0
+        )
         self.run.send(Offer(peer.peer, payload))
 
     @precondition(lambda self: 1 <= self.number <= ROUNDS)
     @rule(stage=stages, absent=few, lacked=few)
     def hosts_report(self, stage: int, absent: set[Keyed], lacked: set[Keyed]) -> None:
         number = self.number
-        group = self.run.state.round(stage, number).group
+        group = self.run.state.round_of(stage, number).group
         lacked_ids = {peer.peer for peer in lacked}
         for peer in self._hosts(stage, absent) if group else []:
             held = tuple(d for d in group.descriptors if d.owner == peer.peer or d.owner not in lacked_ids)
@@ -382,7 +388,7 @@ class RandomRun(RuleBasedStateMachine):
     @invariant()
     def decisions_are_single_and_final(self) -> None:
         found = [e.decision for e in self.run.events if isinstance(e, RoundCommitted | RoundAborted)]
-        by_key = {(decision.stage, decision.round): decision for decision in found}
+        by_key = {(decision.stage, decision.round_number): decision for decision in found}
         assert len(by_key) == len(found)
         assert by_key == self.run.state.decisions
         for key, decision in self.decisions.items():
@@ -393,7 +399,7 @@ class RandomRun(RuleBasedStateMachine):
 
     def _is_founded(self, decision: Decision) -> None:
         """Checked once, in the state right after the decision."""
-        state, number = self.run.state, decision.round
+        state, number = self.run.state, decision.round_number
         offered = [e.descriptor for e in self.run.events if isinstance(e, PayloadOffered)]
         need = max(1, min(2, len(state.complete_replicas(number))))
         assert decision.committed == bool(decision.entries)
@@ -404,9 +410,9 @@ class RandomRun(RuleBasedStateMachine):
         assert len({e.descriptor.anchor_digest for e in decision.entries}) <= 1
         for entry in decision.entries:
             assert entry.descriptor in offered
-            seat = state.seat(entry.descriptor.owner, number)
-            assert seat is not None
-            assert decision.stage in seat.member.stages
+            assignment = state.assignment(entry.descriptor.owner, number)
+            assert assignment is not None
+            assert decision.stage in assignment.member.stages
             assert len(entry.holders) >= need
             for holder in entry.holders:
                 assert entry.descriptor.owner in self.held[decision.stage, number][holder]
@@ -416,10 +422,10 @@ class RandomRun(RuleBasedStateMachine):
         state = self.run.state
         places = [(place.replica, place.position) for place in state.places.values()]
         assert len(set(places)) == len(places)
-        for peer, seat in state.seats[len(state.plans)].items() if state.plans else ():
+        for peer, assignment in state.assignments[len(state.plans)].items() if state.plans else ():
             if state.takes_part(peer, state.plans[-1].from_round) and state.peers[peer].is_staying:
                 place = state.places[peer]
-                assert (place.replica, place.position) == (seat.replica.index, seat.position)
+                assert (place.replica, place.position) == (assignment.replica.index, assignment.position)
 
     @invariant()
     def plans_follow_one_another(self) -> None:

@@ -73,7 +73,7 @@ def test_kill_ends_the_process_at_the_planned_moment_and_the_report_says_so(plan
     assert output.splitlines() == ["round 1", "round 2"]
     plan.assert_all_fired()
     (fired,) = plan.fired("a")
-    assert (fired.at, fired.action, fired.stage, fired.round) == ("matched", "kill", 0, 2)
+    assert (fired.at, fired.action, fired.stage, fired.round_number) == ("matched", "kill", 0, 2)
 
 
 def test_what_has_fired_does_not_fire_again_after_a_restart(plan: FaultPlan) -> None:
@@ -120,7 +120,7 @@ def test_delay_holds_up_the_moment_alone(plan: FaultPlan) -> None:
         done: list[int] = []
 
         async def one(number: int) -> None:
-            await faults.reach(Moment.MATCHED, round=number, stage=0)
+            await faults.reach(Moment.MATCHED, round_number=number, stage=0)
             done.append(number)
 
         await asyncio.gather(one(1), one(2), one(3))

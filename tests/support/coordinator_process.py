@@ -19,7 +19,7 @@ from protocol.errors import HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.spec import RunSpec
-from protocol.trust.envelope import enrolment_message
+from protocol.trust.envelope import enrollment_message
 from protocol.trust.invite import Invite, decode
 from protocol.trust.tls import COORDINATOR_NAME
 from protocol.types import PROTOCOL_VERSION, Capacity, PeerId
@@ -85,19 +85,27 @@ class Running:
         reply: pb.JoinReply = await self.stub(who).Join(pb.JoinRequest(**(fields | changes)))
         return reply
 
-    def match(self, peer: Keyed, stage: int, round: int) -> asyncio.Task[pb.MatchReply]:
-        descriptor = convert.descriptor_to_pb(peer.payload(self.spec, stage, round))
+    def match(self, peer: Keyed, stage: int, round_number: int) -> asyncio.Task[pb.MatchReply]:
+        descriptor = convert.descriptor_to_pb(peer.payload(self.spec, stage, round_number))
         request = pb.MatchRequest(peer=peer.peer, descriptor=descriptor)
         return asyncio.ensure_future(self.stub(peer).Match(request))
 
-    def report(self, peer: Keyed, stage: int, round: int, *owners: Keyed) -> asyncio.Task[pb.DecisionReply]:
-        held = [convert.descriptor_to_pb(owner.payload(self.spec, stage, round)) for owner in owners]
-        request = pb.ReportRequest(peer=peer.peer, stage=stage, round=round, held=held)
+    def report(
+        self, peer: Keyed, stage: int, round_number: int, *owners: Keyed
+    ) -> asyncio.Task[pb.DecisionReply]:
+        held = [convert.descriptor_to_pb(owner.payload(self.spec, stage, round_number)) for owner in owners]
+        request = pb.ReportRequest(peer=peer.peer, stage=stage, round=round_number, held=held)
         return asyncio.ensure_future(self.stub(peer).Report(request))
 
-    async def attest(self, peer: Keyed, stage: int, round: int, digest: str | None = None) -> pb.AttestReply:
+    async def attest(
+        self, peer: Keyed, stage: int, round_number: int, digest: str | None = None
+    ) -> pb.AttestReply:
         request = pb.AttestRequest(
-            peer=peer.peer, stage=stage, round=round, part="stage", digest=digest or anchor_of(stage, round)
+            peer=peer.peer,
+            stage=stage,
+            round=round_number,
+            part="stage",
+            digest=digest or anchor_of(stage, round_number),
         )
         reply: pb.AttestReply = await self.stub(peer).Attest(request)
         return reply
@@ -118,11 +126,11 @@ class Running:
         reply: pb.StatusReply = await self.stub(None).Status(pb.StatusRequest())
         return reply
 
-    async def settle(self, stage: int, round: int, *peers: Keyed) -> list[pb.DecisionReply]:
-        await asyncio.gather(*(self.match(peer, stage, round) for peer in peers))
-        decisions = await asyncio.gather(*(self.report(peer, stage, round, *peers) for peer in peers))
+    async def settle(self, stage: int, round_number: int, *peers: Keyed) -> list[pb.DecisionReply]:
+        await asyncio.gather(*(self.match(peer, stage, round_number) for peer in peers))
+        decisions = await asyncio.gather(*(self.report(peer, stage, round_number, *peers) for peer in peers))
         for peer in peers:
-            assert (await self.attest(peer, stage, round)).agrees
+            assert (await self.attest(peer, stage, round_number)).agrees
         return decisions
 
     async def stop(self) -> None:
@@ -150,7 +158,7 @@ async def running(
         app.run_coordinator(
             spec,
             folder,
-            app.Doors(listen, enrolment="127.0.0.1:0"),
+            app.ListenAddresses(listen, enrolment="127.0.0.1:0"),
             OWNER,
             start_bootstrap,
             lambda *addresses: ready.set_result(addresses),
@@ -206,7 +214,7 @@ def enroll_request(who: Keyed, invite: Invite, /, **changes: Any) -> pb.EnrollRe
         "secret": invite.secret,
         "peer": who.peer,
         "tls_public_key": key,
-        "proof": who.sign(enrolment_message(invite.pin, key, invite.id)),
+        "proof": who.sign(enrollment_message(invite.pin, key, invite.id)),
     }
     return pb.EnrollRequest(**(fields | changes))
 

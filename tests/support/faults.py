@@ -17,13 +17,19 @@ class FaultPlan:
         self._faults: defaultdict[str, list[Fault]] = defaultdict(list)
 
     def fail_at(
-        self, member: str, stage: int | None, round: int | None, moment: Moment, action: Action, **more: Any
+        self,
+        member: str,
+        stage: int | None,
+        round_number: int | None,
+        moment: Moment,
+        action: Action,
+        **more: Any,
     ) -> FaultPlan:
         """Plan that `action` strikes `member` when it comes to `moment` of (stage, round); None fits all.
 
         `more`: the other fields of :class:`Fault`.
         """
-        self._faults[member].append(Fault(moment, action, stage, round, **more))
+        self._faults[member].append(Fault(moment, action, stage, round_number, **more))
         return self
 
     def faults_of(self, member: str) -> tuple[Fault, ...]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from node.hive.client import Hivemind
 from node.security.identity import open_identity
 from protocol.errors import HetnodeError
-from protocol.types import Group, PeerId
+from protocol.types import ExchangeGroup, PeerId
 from protocol.wire.records import descriptor_from_bytes, descriptor_to_bytes
 from tests.node.hive.test_hive import CAPACITY, KEEP_ROUNDS, PATIENT, RUN, canonical, describe, record_of
 
@@ -42,7 +42,7 @@ async def main(
         own = describe(identity, payload, 0, 1)
         print(descriptor_to_bytes(own).hex(), flush=True)
         theirs = descriptor_from_bytes(bytes.fromhex(await asyncio.to_thread(sys.stdin.readline)))
-        group = Group("group", canonical([own, theirs]))
+        group = ExchangeGroup("group", canonical([own, theirs]))
         gathered = await hivemind.exchange(0, 1, payload, own, group, expected=0, deadline=PATIENT)
         print(len(gathered.held), flush=True)
         await asyncio.to_thread(sys.stdin.readline)

@@ -43,7 +43,7 @@ def random_model(spec: RunSpec, seed: int = 0) -> dict[int, dict[str, Tensor]]:
     }
 
 
-def write_model(folder: Path, spec: RunSpec, round: int = 3) -> Path:
+def write_model(folder: Path, spec: RunSpec, round_number: int = 3) -> Path:
     """A run folder with a complete checkpoint of such a model; returns the checkpoint's folder."""
-    global_model.write(folder / "checkpoint", spec, round, random_model(spec))
+    global_model.write(folder / "checkpoint", spec, round_number, random_model(spec))
     return folder / "checkpoint"

@@ -187,7 +187,7 @@ class ProcessSwarm:
 
     def wait_round(self, number: int, seconds: float) -> None:
         """Wait until some stage of round `number` is decided."""
-        self.wait_until(lambda: self.round >= number, seconds, f"round {number}")
+        self.wait_until(lambda: self.round_number >= number, seconds, f"round {number}")
 
     def wait_over(self, seconds: float, *names: str) -> None:
         """Wait until these nodes, or all, have ended well."""
@@ -232,7 +232,7 @@ class ProcessSwarm:
         return self.events("decision")
 
     @property
-    def round(self) -> int:
+    def round_number(self) -> int:
         """The newest round of which some stage is decided; 0 before the first."""
         return max((each["round"] for each in self.decisions()), default=0)
 
@@ -257,7 +257,7 @@ class ProcessSwarm:
         folder = global_model.latest(self.folder / name / "checkpoint")
         assert folder is not None, f"{name} has no checkpoint"
         found = global_model.read(folder)
-        assert found.round == self.spec.rounds, f"{name} ended with round {found.round}"
+        assert found.round_number == self.spec.rounds, f"{name} ended with round {found.round_number}"
         return {
             stage: hashlib.sha256(
                 b"".join(tensors[name].numpy().tobytes() for name in sorted(tensors))

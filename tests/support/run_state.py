@@ -45,16 +45,16 @@ class Keyed:
         return Join(PROTOCOL_VERSION, spec.hash, self.peer, role, Capacity("cpu", memory_bytes, 1), endpoint)
 
     def payload(
-        self, spec: RunSpec, stage: int, round: int, anchor: str | None = None, weight: float = 1.0
+        self, spec: RunSpec, stage: int, round_number: int, anchor: str | None = None, weight: float = 1.0
     ) -> PayloadDescriptor:
         """A signed descriptor. By default all peers agree on the anchor of a (stage, round)."""
-        content = f"{self.number} {stage} {round}".encode()
+        content = f"{self.number} {stage} {round_number}".encode()
         unsigned = PayloadDescriptor(
             run=spec.run_id,
             stage=stage,
-            round=round,
+            round_number=round_number,
             owner=self.peer,
-            anchor_digest=anchor or anchor_of(stage, round - 1),
+            anchor_digest=anchor or anchor_of(stage, round_number - 1),
             codec="sparse",
             weight=weight,
             nbytes=100,
@@ -68,9 +68,9 @@ def keyed(number: int) -> Keyed:
     return Keyed(number, Ed25519PrivateKey.from_private_bytes(seed))
 
 
-def anchor_of(stage: int, round: int) -> str:
+def anchor_of(stage: int, round_number: int) -> str:
     """The digest that every honest peer attests after `round`."""
-    return hashlib.sha256(f"anchor {stage} {round}".encode()).hexdigest()
+    return hashlib.sha256(f"anchor {stage} {round_number}".encode()).hexdigest()
 
 
 def spec_of(
@@ -161,8 +161,8 @@ def one_round(run: Run, followers: tuple[Keyed, ...] = (), done: Mapping[int, fl
     """
     number, by_peer = run.state.current_round, {keyed(i).peer: keyed(i) for i in range(40)}
     members = [
-        (by_peer[peer], seat.member.stages)
-        for peer, seat in run.state.seats[run.state.plan_for(number).epoch].items()
+        (by_peer[peer], assignment.member.stages)
+        for peer, assignment in run.state.assignments[run.state.plan_for(number).epoch].items()
         if run.state.takes_part(peer, number) and run.state.peers[peer].is_live
     ]
     for stage in range(run.spec.swarm.stages):
@@ -172,7 +172,7 @@ def one_round(run: Run, followers: tuple[Keyed, ...] = (), done: Mapping[int, fl
                 run.spec, stage, number, weight=replica.weight * (done or {}).get(replica.index, 1.0)
             )
             for peer in hosts
-            for replica in [run.state.seat(peer.peer, number).replica]
+            for replica in [run.state.assignment(peer.peer, number).replica]
         )
         for peer, payload in zip(hosts, payloads, strict=True):
             run.does(Offer(peer.peer, payload))

@@ -81,7 +81,7 @@ def test_nodes_that_are_asked_to_end_finish_their_round_and_leave_in_order(tmp_p
         swarm.started["a"].process.send_signal(signal.SIGTERM)
         swarm.wait_over(30, "a")  # with status 0
         assert "finishes its round first" in swarm.log("a")
-        last = swarm.round
+        last = swarm.round_number
         assert max(swarm.contributions("a")) >= last - 1
         assert swarm.times_lost("a") == 0
         command = [sys.executable, "-m", "node.cli.main", "leave", str(tmp_path / "b")]
@@ -109,13 +109,13 @@ def test_stopped_cut_off_and_killed_all_at_once_with_the_coordinator_they_come_b
 
         swarm.wait_fired("a", 60)
         swarm.wait_until(lambda: swarm.times_lost("a") == 1, 60, "the stopped node to be taken for lost")
-        missed = swarm.round
+        missed = swarm.round_number
         assert not swarm.contributions("a") & set(range(6, missed + 1))
         swarm.wait_until(lambda: max(swarm.contributions("a")) > missed, 90, "a payload of who was stopped")
 
         for name in (*MIXED, COORDINATOR):
             swarm.kill(name)
-        cut = swarm.round + 5
+        cut = swarm.round_number + 5
         plan.fail_at("a", None, cut, Moment.INNER_STEP, Action.PARTITION, seconds=11.0)
         swarm.start_coordinator()
         swarm.tend_to_the_end(360)

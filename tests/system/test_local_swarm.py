@@ -115,7 +115,7 @@ def test_a_swarm_trains_commits_every_round_and_leaves_a_complete_run_folder(
     assert 0 < history.traffic.payload < history.traffic.payload_dense
     assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
     model = global_model.read(folder / "checkpoint")
-    assert (sorted(model.stages), model.round) == ([0, 1], 3)
+    assert (sorted(model.stages), model.round_number) == ([0, 1], 3)
     assert not mentioning(folder)
     generated = subprocess.run(
         [sys.executable, "-m", "node", "generate", str(folder), "--prompt", "def ", "--tokens", "5"],
@@ -176,7 +176,7 @@ def test_a_killed_swarm_leaves_no_process_behind_resumes_where_it_was_and_its_lo
     assert after[: len(losses)] == losses
     assert after[len(losses)][1] < 1.05 * losses[-1][1]  # not that of a model that starts anew
     assert history.replicas[0].last < losses[-1][1]
-    assert global_model.read(folder / "checkpoint").round == 14
+    assert global_model.read(folder / "checkpoint").round_number == 14
     assert before < 14
 
 

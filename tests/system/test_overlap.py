@@ -110,7 +110,7 @@ def books(monkeypatch: pytest.MonkeyPatch) -> Iterator[Books]:
         return propose(self, stage)
 
     def note_commit(
-        self: Trainer, stage: int, round_: int, payloads: list[tuple[bytes, float]], mine: bool
+        self: Trainer, stage: int, round_number: int, payloads: list[tuple[bytes, float]], mine: bool
     ) -> str:
         book, outer = books[here()], self.outer[stage]
         if mine:
@@ -122,13 +122,13 @@ def books(monkeypatch: pytest.MonkeyPatch) -> Iterator[Books]:
                 sent = torch.zeros_like(outer.anchor[name])
                 sparse.add_to(sent.view(-1), scale)
                 book.balance[stage, name] = book.balance[stage, name] - sent.double()
-        book.applied[round_, stage] = book.since.pop(stage, -1)
-        return commit(self, stage, round_, payloads, mine)
+        book.applied[round_number, stage] = book.since.pop(stage, -1)
+        return commit(self, stage, round_number, payloads, mine)
 
-    def note_abort(self: Trainer, stage: int, round_: int) -> None:
+    def note_abort(self: Trainer, stage: int, round_number: int) -> None:
         book = books[here()]
-        book.applied[round_, stage] = book.since.pop(stage, -1)
-        abort(self, stage, round_)
+        book.applied[round_number, stage] = book.since.pop(stage, -1)
+        abort(self, stage, round_number)
 
     def note_tokens(self: Trainer, step: int, microbatch: int) -> Any:
         if step < self.spec.inner.steps:
@@ -250,8 +250,8 @@ def test_the_update_comes_after_exactly_d_steps_on_full_and_on_pipeline_replicas
 ) -> None:
     spec = spec_of(MIXED, **LOSSLESS)
     if late:
-        for round_ in range(1, spec.rounds + 1):
-            plan.fail_at("a", 0, round_, Moment.GATHERED, Action.DELAY, seconds=7)
+        for round_number in range(1, spec.rounds + 1):
+            plan.fail_at("a", 0, round_number, Moment.GATHERED, Action.DELAY, seconds=7)
 
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start()
@@ -265,7 +265,9 @@ def test_the_update_comes_after_exactly_d_steps_on_full_and_on_pipeline_replicas
         found = measured_of(swarm)
         assert {(each["steps"], each["extra_steps"]) for each in found.values()} == {(4, 0)}
         # Seven seconds more for the exchange, of which the steps that overlap take two.
-        waited = [each["outer_seconds"] for (_, round_), each in found.items() if round_ < spec.rounds]
+        waited = [
+            each["outer_seconds"] for (_, round_number), each in found.items() if round_number < spec.rounds
+        ]
         assert all(4.5 < seconds < 7 if late else seconds < 1 for seconds in waited)
         assert all(4 <= each["inner_seconds"] < 6 for each in found.values())
         assert_balanced(swarm, books, *MIXED)
@@ -303,9 +305,9 @@ def reference(spec: RunSpec, replicas: int, ahead: int) -> dict[int, dict[str, T
         ]
         optimizers.append(torch.optim.AdamW(groups, betas=(inner.beta1, inner.beta2), eps=inner.epsilon))
 
-    def step(replica: int, round_: int, number: int) -> None:
+    def step(replica: int, round_number: int, number: int) -> None:
         size, per_round = inner.microbatch_size, spec.samples_per_round()
-        first = ((round_ - 1) * replicas + replica) * per_round + number * size
+        first = ((round_number - 1) * replicas + replica) * per_round + number * size
         tokens = torch.from_numpy(stream.read(range(first, first + size))).long()
         x = tokens[:, :-1]
         for stage in chains[replica]:
@@ -313,21 +315,21 @@ def reference(spec: RunSpec, replicas: int, ahead: int) -> dict[int, dict[str, T
         next_token_loss(x, tokens[:, 1:]).backward()
         torch.nn.utils.clip_grad_norm_(list(locals_[replica].values()), inner.clip_norm)
         for group in optimizers[replica].param_groups:
-            group["lr"] = learning_rate(inner, (round_ - 1) * inner.steps + number, spec.total_steps)
+            group["lr"] = learning_rate(inner, (round_number - 1) * inner.steps + number, spec.total_steps)
         optimizers[replica].step()
         optimizers[replica].zero_grad()
 
     done = 0
-    for round_ in range(1, spec.rounds + 1):
+    for round_number in range(1, spec.rounds + 1):
         for replica in range(replicas):
             for number in range(done, inner.steps):
-                step(replica, round_, number)
+                step(replica, round_number, number)
         sent = [{key: anchor[key] - value.detach() for key, value in named.items()} for named in locals_]
-        done = ahead if round_ < spec.rounds else 0
+        done = ahead if round_number < spec.rounds else 0
         covered = [{key: value.detach().clone() for key, value in named.items()} for named in locals_]
         for replica in range(replicas):
             for number in range(done):
-                step(replica, round_ + 1, number)
+                step(replica, round_number + 1, number)
         for key, value in anchor.items():
             value.sub_(spec.outer.learning_rate * sum(each[key] for each in sent) / replicas)
             for replica in range(replicas):
@@ -362,16 +364,16 @@ def holding_only_its_own(rounds: set[int], stage: int) -> Any:
     async def alone(
         self: VirtualHivemind,
         its_stage: int,
-        round: int,
+        round_number: int,
         payload: bytes,
         descriptor: PayloadDescriptor,
         *args: Any,
         **more: Any,
     ) -> Gathered:
-        if its_stage == stage and round in rounds:
+        if its_stage == stage and round_number in rounds:
             await self._stages[its_stage].hold(descriptor, bytes(payload))
             return Gathered((descriptor,), ())
-        return await exchange(self, its_stage, round, payload, descriptor, *args, **more)
+        return await exchange(self, its_stage, round_number, payload, descriptor, *args, **more)
 
     return alone
 
@@ -399,9 +401,9 @@ def test_a_replica_whose_payload_is_left_out_loses_nothing(
 ) -> None:
     exchange = VirtualHivemind.exchange
 
-    async def deaf(self: VirtualHivemind, stage: int, round: int, *args: Any, **more: Any) -> Gathered:
-        found = await exchange(self, stage, round, *args, **more)
-        if (here(), stage, round) in {("a", 0, 3), ("b", 0, 3)}:
+    async def deaf(self: VirtualHivemind, stage: int, round_number: int, *args: Any, **more: Any) -> Gathered:
+        found = await exchange(self, stage, round_number, *args, **more)
+        if (here(), stage, round_number) in {("a", 0, 3), ("b", 0, 3)}:
             kept = tuple(each for each in found.held if each.owner != here_too.peer("c"))
             return Gathered(kept, found.rejected)
         return found
@@ -472,9 +474,9 @@ def test_while_the_coordinator_is_away_replicas_train_the_overlap_and_then_up_to
         assert not any(isinstance(event, PeerLost | PeerRetreated) for event in swarm.events)
         found = measured_of(swarm)
         assert {each["steps"] for each in found.values()} == {spec.inner.steps}
-        extra = {each["extra_steps"] for (_, round_), each in found.items() if round_ == 3}
+        extra = {each["extra_steps"] for (_, round_number), each in found.items() if round_number == 3}
         assert extra == {6} if seconds == 600 else max(extra) <= 6
-        assert {each["extra_steps"] for (_, round_), each in found.items() if round_ != 3} == {0}
+        assert {each["extra_steps"] for (_, round_number), each in found.items() if round_number != 3} == {0}
         expected = {key: {steps} for key, steps in steps_before_the_update(spec).items()}
         for stage in (0, 1):
             expected[3, stage] = {AHEAD + steps for steps in extra}
@@ -526,7 +528,7 @@ def test_shares_of_the_microbatches_may_change_while_replicas_train_ahead(play: 
         swarm.assert_one_truth()
         assert swarm.committed(0) == list(range(1, 7))
         found = measured_of(swarm)
-        shares = {round_: found["c", round_]["microbatches"] for round_ in range(1, 7)}
+        shares = {round_number: found["c", round_number]["microbatches"] for round_number in range(1, 7)}
         assert shares[1] == 4
         assert shares[6] < 4
         assert all(contributions(swarm, name) == list(range(1, 7)) for name in FULL)
@@ -609,9 +611,9 @@ def test_who_comes_to_its_seat_has_nothing_to_overlap_with_and_is_in_step_from_t
         swarm.assert_one_truth()
         counted = contributions(swarm, "late")
         assert counted[-1] == 8
-        followed = {round_ for (round_, _), steps in books["late"].applied.items() if steps < 0}
+        followed = {round_number for (round_number, _), steps in books["late"].applied.items() if steps < 0}
         assert followed == set(range(min(r for r, _ in books["late"].applied), counted[0]))
-        assert {books["late"].applied[round_, 0] for round_ in counted[:-1]} == {AHEAD}
+        assert {books["late"].applied[round_number, 0] for round_number in counted[:-1]} == {AHEAD}
         assert {steps for name in TWO for steps in books[name].applied.values()} == {AHEAD, 0}
         assert_balanced(swarm, books, *members)
 
@@ -635,9 +637,11 @@ def test_a_checkpoint_written_in_the_overlap_holds_what_is_learned_beside_the_an
     play(scenario, PIPE, spec)
 
 
-def private_of(swarm: VirtualSwarm, name: str, round_: int) -> tuple[str, ...]:
+def private_of(swarm: VirtualSwarm, name: str, round_number: int) -> tuple[str, ...]:
     """The tensors of which the node's checkpoint after `round_` has local values beside the anchor."""
-    record = swarm.nodes[name].folder / "checkpoint" / f"round-{round_:06d}" / "private" / "private.json"
+    record = (
+        swarm.nodes[name].folder / "checkpoint" / f"round-{round_number:06d}" / "private" / "private.json"
+    )
     stages = json.loads(record.read_text())["stages"]
     return tuple(name for each in stages.values() for name in each["local"])
 

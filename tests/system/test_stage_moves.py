@@ -22,7 +22,7 @@ from node.runtime import Links
 from protocol.algorithm.sampling import sample_range
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec import RunSpec
-from protocol.types import Member, PeerId, Place, Plan, Replica, Role, StageRange
+from protocol.types import Member, PeerId, Plan, Replica, ReservedAssignment, Role, StageRange
 from tests.system.test_virtual_swarm import MIXED, Play, contributions, plan, play, spec_of
 from tests.virtual.hive import VirtualHivemind
 from tests.virtual.network import here
@@ -40,13 +40,13 @@ def bench_spec(rounds: int, **overrides: Any) -> RunSpec:
     return spec_of(shape, rounds, **{"grouping.spares": 2, "recovery.checkpoint_every": 1, **overrides})
 
 
-async def give_place(swarm: VirtualSwarm, place: Place) -> None:
+async def give_place(swarm: VirtualSwarm, place: ReservedAssignment) -> None:
     """As if the coordinator had decided it."""
-    ledger = swarm.coordinator.ledger
-    event = PlaceGiven(ledger.now(), place)
+    command_loop = swarm.coordinator.command_loop
+    event = PlaceGiven(command_loop.now(), place)
     swarm.coordinator.store.append([event])
-    ledger.state = apply(ledger.state, event)
-    ledger._wake(NEWS)
+    command_loop.state = apply(command_loop.state, event)
+    command_loop._wake(NEWS)
 
 
 def stages_of(swarm: VirtualSwarm, name: str) -> StageRange:
@@ -71,7 +71,7 @@ def test_a_node_takes_up_other_stages_without_being_started_again(play: Play) ->
         task, life = swarm.nodes["s"].task, swarm.nodes["s"].life
         here = swarm.state.places[swarm.peer("s")]
         other = StageRange(1 - here.stages.first, 2 - here.stages.first)
-        await give_place(swarm, Place(swarm.peer("s"), here.replica, other.first, other))
+        await give_place(swarm, ReservedAssignment(swarm.peer("s"), here.replica, other.first, other))
         await until_built(swarm, "s", other)
         folder = swarm.nodes["s"].folder
         aside = folder / f"stages-{here.stages}" / "checkpoint"
@@ -112,12 +112,12 @@ def test_a_move_outlasts_a_dht_that_is_away_and_goes_by_the_newest_admission(
         swarm.start("s")
         await swarm.until_round(4)
         peer = swarm.peer("s")
-        await swarm.coordinator.ledger.execute(Leave(peer, "forgotten"))
+        await swarm.coordinator.command_loop.execute(Leave(peer, "forgotten"))
         await swarm.until(lambda state: joins[peer] == 2 and peer in state.places)
         await swarm.until_round(swarm.state.current_round + 2)  # it follows again
         place = swarm.state.places[peer]
         other = StageRange(1 - place.stages.first, 2 - place.stages.first)
-        await give_place(swarm, Place(peer, place.replica, other.first, other))
+        await give_place(swarm, ReservedAssignment(peer, place.replica, other.first, other))
         await until_built(swarm, "s", other)
         assert entered == [("of join 1",), *[("of join 2",)] * 3]
         swarm.drain("s")
@@ -158,7 +158,7 @@ def test_who_is_refused_because_of_a_move_that_it_has_not_heard_of_moves(
         is_late = True
         place = swarm.state.places[swarm.peer("s")]
         other = StageRange(1 - place.stages.first, 2 - place.stages.first)
-        await give_place(swarm, Place(swarm.peer("s"), place.replica, other.first, other))
+        await give_place(swarm, ReservedAssignment(swarm.peer("s"), place.replica, other.first, other))
         await until_built(swarm, "s", other)
         assert refused == [ErrorCode.BAD_REQUEST]
         await swarm.until_over()
@@ -187,7 +187,7 @@ def test_who_is_asked_to_leave_while_it_cannot_move_does(play: Play, monkeypatch
         await swarm.until_round(4)
         place = swarm.state.places[swarm.peer("s")]
         other = StageRange(1 - place.stages.first, 2 - place.stages.first)
-        await give_place(swarm, Place(swarm.peer("s"), place.replica, other.first, other))
+        await give_place(swarm, ReservedAssignment(swarm.peer("s"), place.replica, other.first, other))
         await swarm.until(lambda _: starts["s"] > 2)
         swarm.drain("s")
         await swarm.until_over("s", seconds=5)
@@ -229,7 +229,7 @@ def test_who_is_moved_back_finds_what_it_had_kept(play: Play, monkeypatch: pytes
         await swarm.until_round(4)
         here = swarm.state.places[swarm.peer("s")]
         other = StageRange(1 - here.stages.first, 2 - here.stages.first)
-        await give_place(swarm, Place(swarm.peer("s"), here.replica, other.first, other))
+        await give_place(swarm, ReservedAssignment(swarm.peer("s"), here.replica, other.first, other))
         await until_built(swarm, "s", other)
         await swarm.until_round(7)
         await give_place(swarm, here)
@@ -316,7 +316,7 @@ def test_replicas_with_uneven_shares_of_the_batch_train_and_stay_equal(
         weights = {
             entry.descriptor.owner: entry.descriptor.weight
             for decision in swarm.decisions
-            if decision.round == 6 and decision.committed
+            if decision.round_number == 6 and decision.committed
             for entry in decision.entries
         }
         assert sorted(weights.values()) == [0.5, 1.0, 1.0, 1.5]  # both members of the pipeline weigh alike
@@ -330,10 +330,12 @@ def assert_samples_tile(swarm: VirtualSwarm) -> None:
     """Every sample of every round belongs to exactly one replica, in order, over all plans."""
     plans = [event.plan for event in swarm.events if isinstance(event, PlanAdopted)]
     expected = 0
-    for round_ in range(1, swarm.spec.rounds + 1):
-        running = max((plan for plan in plans if plan.from_round <= round_), key=lambda plan: plan.epoch)
+    for round_number in range(1, swarm.spec.rounds + 1):
+        running = max(
+            (plan for plan in plans if plan.from_round <= round_number), key=lambda plan: plan.epoch
+        )
         for replica in running.replicas:
-            samples = sample_range(running, swarm.spec, round_, replica.index)
+            samples = sample_range(running, swarm.spec, round_number, replica.index)
             assert samples.start == expected
             expected = samples.stop
     assert expected == 6 * 3 * swarm.spec.samples_per_round()

@@ -22,7 +22,7 @@ from node import faults
 from node.data.stream import SampleStream, open_stream
 from node.faults import Action, Fault, Moment, Script
 from node.ipc.channel import Buffer, Reply
-from node.net.link import Link, LinkLimits, Place
+from node.net.link import Link, LinkEndpoint, LinkLimits
 from node.train.pipeline import Pipeline
 from node.worker.trainer import Trainer
 from node.worker.worker import Worker, handlers
@@ -68,14 +68,14 @@ def inner_step(members: list[Trainer], step: int) -> None:
         member.apply(step, norm)
 
 
-def begin(members: list[Trainer], round_: int, index: int = 0) -> None:
-    first = (round_ * 10 + index) * SPEC.samples_per_round()
+def begin(members: list[Trainer], round_number: int, index: int = 0) -> None:
+    first = (round_number * 10 + index) * SPEC.samples_per_round()
     for member in members:
-        member.begin_round(round_, range(first, first + SPEC.samples_per_round()))
+        member.begin_round(round_number, range(first, first + SPEC.samples_per_round()))
 
 
-def inner_phase(members: list[Trainer], round_: int, index: int = 0) -> None:
-    begin(members, round_, index)
+def inner_phase(members: list[Trainer], round_number: int, index: int = 0) -> None:
+    begin(members, round_number, index)
     for step in range(SPEC.inner.steps):
         inner_step(members, step)
 
@@ -85,15 +85,17 @@ def proposals(members: list[Trainer]) -> dict[int, bytes]:
     return {stage: payload for stage, payload in found.items() if payload is not None}
 
 
-def commit(members: list[Trainer], round_: int, payloads: dict[int, list[bytes]], mine: bool) -> list[str]:
+def commit(
+    members: list[Trainer], round_number: int, payloads: dict[int, list[bytes]], mine: bool
+) -> list[str]:
     """Apply a round at all members; returns the digests by stage, and of each member's embedding."""
     digests = []
     for member in members:
         for stage in member.stages:
             weighted = [(payload, 1.0) for payload in payloads[stage]]
-            digests.append(member.commit(stage, round_, weighted, mine))
+            digests.append(member.commit(stage, round_number, weighted, mine))
         if not member.hosts_first:
-            member.commit_embedding(round_, [(payload, 1.0) for payload in payloads[0]])
+            member.commit_embedding(round_number, [(payload, 1.0) for payload in payloads[0]])
     return digests + sorted({member.embedding_digest() for member in members})
 
 
@@ -122,10 +124,10 @@ def test_a_replica_that_follows_two_rounds_and_then_joins_holds_the_same_anchors
     stream: SampleStream, members: int
 ) -> None:
     leader, follower = chain(stream, 1), chain(stream, members)
-    for round_ in (1, 2):
-        inner_phase(leader, round_)
+    for round_number in (1, 2):
+        inner_phase(leader, round_number)
         payloads = {stage: [payload] for stage, payload in proposals(leader).items()}
-        assert commit(leader, round_, payloads, True) == commit(follower, round_, payloads, False)
+        assert commit(leader, round_number, payloads, True) == commit(follower, round_number, payloads, False)
     for index, replica in enumerate((leader, follower)):
         inner_phase(replica, 3, index)
     both = [proposals(leader), proposals(follower)]
@@ -140,14 +142,14 @@ def test_what_is_restored_goes_on_exactly_as_if_it_had_never_stopped(
     stream: SampleStream, tmp_path: Path, members: int
 ) -> None:
     other, running = chain(stream, 1), chain(stream, members)
-    for round_ in (1, 2):
+    for round_number in (1, 2):
         for index, replica in enumerate((other, running)):
-            inner_phase(replica, round_, index)
+            inner_phase(replica, round_number, index)
         sent = [proposals(other), proposals(running)]
         # The second round leaves this replica out: it has progress that is not sent.
-        payloads = {stage: [each[stage] for each in sent[: 3 - round_]] for stage in sent[0]}
-        commit(other, round_, payloads, True)
-        commit(running, round_, payloads, round_ == 1)
+        payloads = {stage: [each[stage] for each in sent[: 3 - round_number]] for stage in sent[0]}
+        commit(other, round_number, payloads, True)
+        commit(running, round_number, payloads, round_number == 1)
     folders = [tmp_path / str(i) / "round-000002" for i in range(members)]
     for member, folder in zip(running, folders, strict=True):
         member.write_checkpoint(folder, 2, lambda _: None)
@@ -287,13 +289,13 @@ def learned_by(member: Trainer, stage: int) -> dict[tuple[int, str], Tensor]:
 
 def test_the_round_after_steps_beyond_h_is_a_usual_one(stream: SampleStream) -> None:
     (member,) = chain(stream, 1)
-    for round_ in (1, 2):
-        inner_phase([member], round_)
+    for round_number in (1, 2):
+        inner_phase([member], round_number)
         payloads = {stage: [payload] for stage, payload in proposals([member]).items()}
-        if round_ == 1:
+        if round_number == 1:
             member.keep_training()
             inner_step([member], SPEC.inner.steps + 1)
-        commit([member], round_, payloads, True)
+        commit([member], round_number, payloads, True)
     for name, value in state([member]).items():
         if name.startswith("local"):
             assert torch.equal(value, state([member])[name.replace("local", "anchor")])
@@ -481,8 +483,8 @@ class NoHands:
 def faulty(tmp_path: Path) -> Iterator[None]:
     """The disk is full in round 2, and turns a bit in round 3."""
     planned = [
-        Fault(Moment.CHECKPOINT, Action.FULL, round=2),
-        Fault(Moment.CHECKPOINT, Action.CORRUPT, round=3),
+        Fault(Moment.CHECKPOINT, Action.FULL, round_number=2),
+        Fault(Moment.CHECKPOINT, Action.CORRUPT, round_number=3),
     ]
     faults.use(Script(planned, tmp_path / "fired", NoHands()))
     yield
@@ -495,11 +497,11 @@ def test_scripted_faults_strike_a_checkpoint_that_is_being_written(tmp_path: Pat
     worker = Worker()
     body = {"spec": SPEC.canonical_json, "stages": [0, 2], "device": "cpu", "source": None, "tokenizer": None}
     worker.build(body, ())
-    for round_ in (1, 2, 3):
+    for round_number in (1, 2, 3):
         for stage in (0, 1):
-            worker.abort({"stage": stage, "round": round_}, ())
-        request = {"folder": str(tmp_path / "kept" / f"round-{round_:06d}"), "round": round_}
-        if round_ == 2:
+            worker.abort({"stage": stage, "round": round_number}, ())
+        request = {"folder": str(tmp_path / "kept" / f"round-{round_number:06d}"), "round": round_number}
+        if round_number == 2:
             with pytest.raises(HetnodeError) as caught:
                 worker.write_checkpoint(request, ())
             assert caught.value.code is ErrorCode.DISK_FULL
@@ -608,7 +610,7 @@ class Attempt:
         down, up = self.wires[: members - 1], self.wires[members - 1 :]
 
         def end(other: int, read: NoisyWire, write: NoisyWire) -> Link:
-            neighbour = Place(SPEC.run_id, SPEC.hash, replica.members[other].peer, 0, other, epoch)
+            neighbour = LinkEndpoint(SPEC.run_id, SPEC.hash, replica.members[other].peer, 0, other, epoch)
             return Link(neighbour, read.read, write.write, limits)
 
         above = [end(i + 1, up[i], down[i]) for i in range(members - 1)]

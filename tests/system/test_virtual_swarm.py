@@ -90,7 +90,12 @@ def contributions(swarm: VirtualSwarm, name: str) -> list[int]:
     """The rounds in whose commits a payload of the node counts, whatever the stage."""
     peer = swarm.peer(name)
     return sorted(
-        {each.round for each in swarm.decisions for entry in each.entries if entry.descriptor.owner == peer}
+        {
+            each.round_number
+            for each in swarm.decisions
+            for entry in each.entries
+            if entry.descriptor.owner == peer
+        }
     )
 
 
@@ -269,7 +274,7 @@ def test_while_the_coordinator_is_away_for_long_replicas_train_up_to_a_bound_and
         ]
         taken = {(line["peer"], line["round"]): (line["steps"], line["extra_steps"]) for line in measured}
         assert {taken[swarm.peer(name), 3] for name in FULL} == {(spec.inner.steps, 6)}
-        assert {extra for (_, round_), (_, extra) in taken.items() if round_ != 3} == {0}
+        assert {extra for (_, round_number), (_, extra) in taken.items() if round_number != 3} == {0}
 
     play(scenario, spec=spec)
 
@@ -383,7 +388,7 @@ def test_a_bit_turned_in_a_live_anchor_is_noticed_within_a_round_and_mended(play
         worker.worker.flip_anchor_bit({"stage": 0}, ())
         await swarm.until_round(6)
         assert {event.peer for event in swarm.diverged()} == {swarm.peer("b")}
-        assert {event.round for event in swarm.diverged()} <= {3, 4}
+        assert {event.round_number for event in swarm.diverged()} <= {3, 4}
         await swarm.until_over()
         swarm.assert_one_truth()
         assert contributions(swarm, "b")[-1] == 12
@@ -556,7 +561,7 @@ def test_what_fails_while_a_node_mends_its_anchors_is_mended_as_well(
         if failed == ["next"]:
             failed.append("done")
             if code is ErrorCode.UNKNOWN_PEER:
-                await here_too.coordinator.ledger.execute(Leave(here_too.peer("b"), "a test"))
+                await here_too.coordinator.command_loop.execute(Leave(here_too.peer("b"), "a test"))
             else:
                 raise HetnodeError(code, "Nobody answers.", "A test.")
         return await original(self, stage, part)

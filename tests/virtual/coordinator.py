@@ -11,7 +11,7 @@ from coordinator.api import service
 from coordinator.api.access import Access
 from coordinator.app import TICK_SECONDS, restore
 from coordinator.authority import open_authority
-from coordinator.command_loop import Ledger
+from coordinator.command_loop import CommandLoop
 from coordinator.decide import Start
 from coordinator.metrics import MetricsFile
 from coordinator.state.events import Event
@@ -42,13 +42,13 @@ class VirtualCoordinator:
         self._spec, self._folder, self._rpc, self._observe = spec, folder, rpc, observe
         self.store = MemoryStore()
         self.life: Life | None = None
-        self.ledger: Ledger
+        self.command_loop: CommandLoop
         folder.mkdir(parents=True, exist_ok=True)
         self.authority = open_authority(folder, spec.run_id)
 
     @property
     def state(self) -> State:
-        return self.ledger.state
+        return self.command_loop.state
 
     async def start(self) -> None:
         """Serve; returns when calls are answered."""
@@ -76,22 +76,22 @@ class VirtualCoordinator:
             metrics.record(event)
             self._observe(event, state)
 
-        self.ledger = ledger = Ledger(
+        self.command_loop = command_loop = CommandLoop(
             self._spec, self.store, state, tell, lambda text: log.info("%s", text), clock=clock
         )
         async with asyncio.TaskGroup() as group:
-            group.create_task(ledger.run())
+            group.create_task(command_loop.run())
             server = service.new_server()
             server.add_secure_port(ADDRESS, None)
             pb_grpc.add_CoordinatorServicer_to_server(  # type: ignore[no-untyped-call]
                 service.CoordinatorService(
-                    ledger, metrics, Access(ledger), self.authority, OWNER.sign, ("virtual",)
+                    command_loop, metrics, Access(command_loop), self.authority, OWNER.sign, ("virtual",)
                 ),
                 server,
             )
-            await ledger.execute(Start())
+            await command_loop.execute(Start())
             await server.start()
             serving.set_result(None)
             while True:
-                await ledger.tick()
+                await command_loop.tick()
                 await asyncio.sleep(TICK_SECONDS)

@@ -17,14 +17,22 @@ import grpc
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PHandlerError
 
-from node.hive.allow_list import Roster
+from node.hive.allow_list import AllowList
 from node.hive.client import Gathered
 from node.hive.payload_exchange import PayloadPeer
 from node.security.identity import Identity
 from node.transport.payload_store import PayloadStore
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.envelope import is_authentic, misfit
-from protocol.types import Group, ManifestEntry, PayloadDescriptor, PeerId, PeerRecord, Rejection, StateRecord
+from protocol.types import (
+    ExchangeGroup,
+    ManifestEntry,
+    PayloadDescriptor,
+    PeerId,
+    PeerRecord,
+    Rejection,
+    StateRecord,
+)
 from tests.virtual.network import here
 from tests.virtual.rpc import Coders, VirtualCall, VirtualChannel, VirtualGrpc, VirtualServer
 
@@ -138,7 +146,7 @@ class VirtualHivemind:
     def __init__(self, rpc: VirtualGrpc, dht: Dht, identity: Identity, run: str, client_mode: bool) -> None:
         self._rpc, self._dht, self._run, self._client_mode = rpc, dht, run, client_mode
         self._peer = identity.peer
-        self._roster = Roster()
+        self._allow_list = AllowList()
         self._p2p = VirtualP2P(rpc, dht, identity.peer)
         self._stages: dict[int, PayloadPeer] = {}
         self._capacities: Mapping[int, int] = {}
@@ -154,11 +162,11 @@ class VirtualHivemind:
             store = PayloadStore(payload_folder / f"stage-{stage:02d}", keep_rounds)
             peer = PayloadPeer(self._p2p, self._run, stage, capacity, store, checkpoint_folder)  # type: ignore[arg-type]
             if not self._client_mode:
-                await peer.serve(self._roster)
+                await peer.serve(self._allow_list)
             self._stages[stage] = peer
 
     async def admit(self, peers: Collection[PeerId], banned: Collection[PeerId] = ()) -> None:
-        self._roster.admit(sorted(set(peers) - set(banned)))
+        self._allow_list.admit(sorted(set(peers) - set(banned)))
 
     async def publish(self, record: PeerRecord, ttl: float) -> None:
         self._check_dht()
@@ -172,10 +180,10 @@ class VirtualHivemind:
     async def exchange(
         self,
         stage: int,
-        round: int,
+        round_number: int,
         payload: bytes,
         descriptor: PayloadDescriptor,
-        group: Group | None,
+        group: ExchangeGroup | None,
         *,
         expected: int,
         deadline: float,
@@ -190,7 +198,7 @@ class VirtualHivemind:
             members = list(group.descriptors)
         refused, others = {}, []
         for each in members:
-            if each.owner == self._peer or not self._is_usable(each, stage, round):
+            if each.owner == self._peer or not self._is_usable(each, stage, round_number):
                 continue
             if reason := misfit(each, descriptor):
                 refused[each] = reason
@@ -198,13 +206,13 @@ class VirtualHivemind:
                 others.append(each)
         faults = await peer.gather(descriptor, others, max(0.0, ends - clock()), push=self._client_mode)
         refused |= {each: faults[each.owner] for each in others if each.owner in faults}
-        held = [each for each in (descriptor, *others) if peer.store.has(each.round, each.sha256)]
+        held = [each for each in (descriptor, *others) if peer.store.has(each.round_number, each.sha256)]
         return Gathered(
             tuple(sorted(held, key=lambda each: each.owner)),
             tuple(Rejection(each, why) for each, why in refused.items()),
         )
 
-    async def fetch(self, stage: int, round: int, entry: ManifestEntry, deadline: float) -> bytes:
+    async def fetch(self, stage: int, round_number: int, entry: ManifestEntry, deadline: float) -> bytes:
         peer = self._stages.get(stage) or self._any_stage()
         return await peer.fetch(entry.descriptor, list(entry.holders), deadline)
 
@@ -232,11 +240,11 @@ class VirtualHivemind:
     def _any_stage(self) -> PayloadPeer:
         return next(iter(self._stages.values()))
 
-    def _is_usable(self, each: PayloadDescriptor, stage: int, round: int) -> bool:
-        fits = (each.run, each.stage, each.round) == (self._run, stage, round)
+    def _is_usable(self, each: PayloadDescriptor, stage: int, round_number: int) -> bool:
+        fits = (each.run, each.stage, each.round_number) == (self._run, stage, round_number)
         return (
             fits
-            and each.owner in self._roster
+            and each.owner in self._allow_list
             and is_authentic(each)
             and each.nbytes <= self._capacities[stage]
         )
@@ -245,7 +253,7 @@ class VirtualHivemind:
         self, mine: PayloadDescriptor, expected: int, seconds: float
     ) -> list[PayloadDescriptor]:
         """Those who look for a group for the same round, as hivemind's matchmaking would find them."""
-        looking = self._dht.looking[mine.stage, mine.round]
+        looking = self._dht.looking[mine.stage, mine.round_number]
         looking[mine.owner] = mine
         for _ in range(round(seconds / _LOOK_SECONDS)):
             if len(looking) >= expected:

@@ -234,7 +234,7 @@ class VirtualSwarm:
         return [event.decision for event in self.events if isinstance(event, RoundCommitted | RoundAborted)]
 
     def committed(self, stage: int = 0) -> list[int]:
-        return [each.round for each in self.decisions if each.committed and each.stage == stage]
+        return [each.round_number for each in self.decisions if each.committed and each.stage == stage]
 
     def diverged(self) -> list[AnchorDiverged]:
         return [event for event in self.events if isinstance(event, AnchorDiverged)]
@@ -248,7 +248,7 @@ class VirtualSwarm:
 
     def assert_one_truth(self, *names: str) -> None:
         """One decision per (stage, round), all rounds decided, and equal final anchors on all nodes."""
-        keys = [(each.stage, each.round) for each in self.decisions]
+        keys = [(each.stage, each.round_number) for each in self.decisions]
         assert len(keys) == len(set(keys)), "a round was decided twice"
         assert len(keys) == self.spec.rounds * self.spec.swarm.stages
         found: dict[int, dict[str, str]] = {}

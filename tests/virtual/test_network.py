@@ -15,13 +15,13 @@ import pytest
 from node import faults
 from node.faults import Action, Moment, Script
 from node.net.coordinator_client import CoordinatorClient
-from node.net.link import Link, LinkLimits, Links, LinkServer, Place
+from node.net.link import Link, LinkEndpoint, LinkLimits, Links, LinkServer
 from node.security.credentials import RunCredentials
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec import RunSpec
 from protocol.trust.envelope import sign_descriptor
 from protocol.trust.tls import peer_uri
-from protocol.types import Capacity, Frame, FrameId, FrameKind, Group, ManifestEntry, Role
+from protocol.types import Capacity, ExchangeGroup, Frame, FrameId, FrameKind, ManifestEntry, Role
 from tests.support.certificates import authority, credentials
 from tests.support.faults import FaultPlan
 from tests.support.run_state import Keyed, keyed, spec_of
@@ -59,8 +59,8 @@ class Machines:
         self.rpc.has_died(self.lives[name])
 
     def plan(self, name: str, plan: FaultPlan) -> None:
-        hands = KillingHands(self, name)
-        script = Script(plan.faults_of(name), plan.report_of(name), hands, loop().time)
+        process_control = KillingHands(self, name)
+        script = Script(plan.faults_of(name), plan.report_of(name), process_control, loop().time)
         self.lives[name].context.run(faults.use, script)
 
     def client(self, name: str) -> CoordinatorClient:
@@ -217,8 +217,8 @@ def test_calls_that_arrive_twice_are_done_twice_and_answered_once(play: Play) ->
     play(scenario)
 
 
-def place(machines: Machines, who: Keyed, position: int) -> Place:
-    return Place(machines.spec.run_id, machines.spec.hash, who.peer, 0, position)
+def place(machines: Machines, who: Keyed, position: int) -> LinkEndpoint:
+    return LinkEndpoint(machines.spec.run_id, machines.spec.hash, who.peer, 0, position)
 
 
 async def connected(machines: Machines) -> tuple[Link, Link]:
@@ -294,9 +294,9 @@ def payload_of(who: Keyed) -> bytes:
     return f"{who.number} 0 1".encode()
 
 
-def group_of(machines: Machines, *members: Keyed) -> Group:
+def group_of(machines: Machines, *members: Keyed) -> ExchangeGroup:
     described = sorted((described_by(machines, who) for who in members), key=lambda each: each.owner)
-    return Group("g", tuple(described))
+    return ExchangeGroup("g", tuple(described))
 
 
 def described_by(machines: Machines, who: Keyed) -> Any:
@@ -305,7 +305,7 @@ def described_by(machines: Machines, who: Keyed) -> Any:
 
 
 async def exchanging(
-    machines: Machines, name: str, group: Group, seconds: float = 10
+    machines: Machines, name: str, group: ExchangeGroup, seconds: float = 10
 ) -> tuple[set[str], int]:
     """What the machine holds afterwards, and how much it has refused."""
     who = NAMES[name]

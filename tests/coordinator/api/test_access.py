@@ -20,7 +20,7 @@ from protocol.errors import ErrorCode
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.spec import RunSpec
-from protocol.trust.envelope import enrolment_message, is_signed_by, renewal_message, spec_message
+from protocol.trust.envelope import enrollment_message, is_signed_by, renewal_message, spec_message
 from protocol.trust.invite import Invite
 from protocol.trust.tls import peer_uri
 from protocol.types import PROTOCOL_VERSION, PeerId
@@ -116,11 +116,11 @@ class TestTls:
             assert await failure_of(call) is grpc.StatusCode.UNAVAILABLE
 
 
-class TestEnrolment:
+class TestEnrollment:
     async def test_an_invite_gives_a_certificate_that_opens_the_api(self, run: Running) -> None:
         invite = await run.invite()
         key = new_key()
-        proof = A.sign(enrolment_message(invite.pin, spki(key), invite.id))
+        proof = A.sign(enrollment_message(invite.pin, spki(key), invite.id))
         reply = await run.enroll(A, invite, tls_public_key=spki(key), proof=proof)
         assert (reply.run, reply.api_address) == (run.spec.run_id, run.address)
         assert reply.coordinator == OWNER.peer
@@ -298,7 +298,7 @@ class TestCertificates:
             peer=A.peer, tls_public_key=key, proof=B.sign(renewal_message(run.authority.pin, key))
         )
         enrolment = pb.RenewRequest(
-            peer=A.peer, tls_public_key=key, proof=A.sign(enrolment_message(run.authority.pin, key, ""))
+            peer=A.peer, tls_public_key=key, proof=A.sign(enrollment_message(run.authority.pin, key, ""))
         )
         for request in (thief, enrolment):
             assert (await refusal_of(run.stub(A).Renew(request))).code is ErrorCode.BAD_REQUEST

@@ -20,7 +20,7 @@ from coordinator.authority import ServerCertificate
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.spec import RunSpec, resolve
-from protocol.types import Part, Place, StageRange, StateRecord
+from protocol.types import Part, ReservedAssignment, StageRange, StateRecord
 from protocol.wire import convert
 from protocol.wire.records import open_plan, open_state
 from tests.support.coordinator_process import BOOTSTRAP, OWNER, Running, refusal_of, running
@@ -103,7 +103,7 @@ async def test_a_late_joiner_is_named_to_everybody_as_a_follower_until_a_plan_se
     update = await watch.read()
     assert (list(update.followers), update.round) == ([], 1)
     await run.join(C)
-    place = Place(C.peer, 2, 0, StageRange(0, 2))
+    place = ReservedAssignment(C.peer, 2, 0, StageRange(0, 2))
     update = await watch.read()
     assert convert.places_from_pb(update.followers) == (place,)
     assert not update.signed_plan

@@ -59,7 +59,7 @@ def test_a_payload_that_the_group_refuses_is_dropped_and_costs_its_owner_a_strik
     decision = decided(run, HONEST)
     assert [entry.descriptor.owner for entry in decision.entries] == sorted(peer.peer for peer in HONEST)
     (strike,) = [event for event in run.events if isinstance(event, PeerStruck)]
-    assert (strike.peer, strike.round, strike.reason) == (BAD.peer, 1, WHY)
+    assert (strike.peer, strike.round_number, strike.reason) == (BAD.peer, 1, WHY)
     assert BAD.peer in describe(strike)
     assert WHY in describe(strike)
     assert run.state.peers[BAD.peer].is_live, "one strike is no quarantine"
@@ -143,10 +143,10 @@ def test_what_is_not_on_offer_cannot_be_refused_nor_twice_nor_by_its_owner(run: 
     )
     for rejection in nonsense:
         run.does(Report(A.peer, 0, 1, (payloads[A],), (rejection,)))
-    assert not run.state.round(0, 1).rejections
+    assert not run.state.round_of(0, 1).rejections
     for _ in range(3):
         run.does(Report(A.peer, 0, 1, (payloads[A],), (Rejection(payloads[BAD], WHY),)))
-    assert run.state.round(0, 1).rejections == {BAD.peer: {A.peer: WHY}}
+    assert run.state.round_of(0, 1).rejections == {BAD.peer: {A.peer: WHY}}
     assert sum(isinstance(event, PayloadRejected) for event in run.events) == 1
 
 
@@ -189,4 +189,4 @@ class TestWhatTheCoordinatorSeesItself:
         replayed = BAD.payload(run.spec, 0, 1)
         assert run.does(Offer(BAD.peer, replayed)) == (), "its round is over"
         run.refuses(Report(A.peer, 0, 2, (replayed,)), ErrorCode.BAD_REQUEST)
-        assert not run.state.round(0, 2).offers
+        assert not run.state.round_of(0, 2).offers

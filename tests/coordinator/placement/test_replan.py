@@ -20,7 +20,17 @@ from coordinator.state.events import PeerJoined, PlaceGiven, PlanAdopted, RoundA
 from coordinator.state.state import Phase, State
 from coordinator.status.messages import waiting_of
 from protocol.errors import ErrorCode
-from protocol.types import Dialer, Lifecycle, Link, Member, Place, Plan, Replica, Role, StageRange
+from protocol.types import (
+    Dialer,
+    Lifecycle,
+    Link,
+    Member,
+    Plan,
+    Replica,
+    ReservedAssignment,
+    Role,
+    StageRange,
+)
 from tests.support.run_state import (
     ALL,
     Keyed,
@@ -98,7 +108,7 @@ class TestSpares:
         rounds(run)
         assert (place(run, E), place(run, C)) == ((1, 1), (2, 1))
         joins(run, C)
-        assert run.state.places[C.peer] == Place(C.peer, 2, 1, StageRange(1, 2))
+        assert run.state.places[C.peer] == ReservedAssignment(C.peer, 2, 1, StageRange(1, 2))
         dies(run, E)
         rounds(run, 2)
         assert seated(run)[1] == [B.peer, C.peer]
@@ -241,7 +251,9 @@ class TestMoves:
         assert place(run, F) == (2, 1), "who was lost may come back within the round"
         rounds(run)
         assert seated(run) == {0: [A.peer]}
-        assert run.state.places[F.peer] == Place(F.peer, 1, 2, StageRange(2, 3)), "who joined last"
+        assert run.state.places[F.peer] == ReservedAssignment(F.peer, 1, 2, StageRange(2, 3)), (
+            "who joined last"
+        )
         assert place(run, E) == (2, 0)
         rounds(run, 2)
         assert seated(run)[1] == [B.peer, C.peer, F.peer]
@@ -287,7 +299,7 @@ class TestMoves:
         rounds(run, 8)
         dies(run, A, D)
         passes(run, 10, B, C)
-        assert run.state.places[C.peer] == Place(C.peer, 0, 0, StageRange(0, 1))
+        assert run.state.places[C.peer] == ReservedAssignment(C.peer, 0, 0, StageRange(0, 1))
         assert run.state.places[B.peer].stages == StageRange(1, 3)
         assert seated(run) == {0: [C.peer, B.peer]}
         rounds(run, 2)
@@ -327,7 +339,7 @@ class TestMoves:
     def test_who_moves_keeps_what_it_has_of_both_stages_and_no_more(self) -> None:
         run = formed((0, 1), (0, 2))
         rounds(run, 2)
-        run.happens(PlaceGiven(run.now, Place(C.peer, 0, 0, StageRange(0, 1))))
+        run.happens(PlaceGiven(run.now, ReservedAssignment(C.peer, 0, 0, StageRange(0, 1))))
         assert run.state.synced[C.peer] == {0: 2}
 
     def test_a_complete_bench_trains_where_nobody_else_does(self) -> None:
@@ -375,14 +387,14 @@ class TestDraining:
         drains(run, C)
         for peer in (A, B):
             run.does(Offer(peer.peer, peer.payload(run.spec, 0, 1)))
-        payloads = run.state.round(0, 1).group.descriptors
+        payloads = run.state.round_of(0, 1).group.descriptors
         for peer in (A, B):
             run.does(Report(peer.peer, 0, 1, payloads))
         assert run.state.plans[-1].from_round == 2
         assert [run.state.peers[peer.peer].lifecycle for peer in (B, C)] == ["training", "draining"]
         for peer in (A, C):
             run.does(Offer(peer.peer, peer.payload(run.spec, 1, 1)))
-        payloads = run.state.round(1, 1).group.descriptors
+        payloads = run.state.round_of(1, 1).group.descriptors
         for peer in (A, C):
             run.does(Report(peer.peer, 1, 1, payloads))
         assert len(run.state.decisions[1, 1].entries) == 2
@@ -433,7 +445,7 @@ class TestDraining:
         run.does(Leave(B.peer, "drained"))
         assert not run.state.lapses
         run.does(Offer(A.peer, payloads[1][0]))
-        assert run.state.round(1, 1).group is None, "the neighbour of who left is still waited for"
+        assert run.state.round_of(1, 1).group is None, "the neighbour of who left is still waited for"
         run.does(Offer(C.peer, payloads[1][1]))
         for peer in hosts[1]:
             run.does(Report(peer.peer, 1, 1, payloads[1]))

@@ -9,9 +9,9 @@ import pytest
 
 from coordinator.placement.cost_model import memory_needed
 from coordinator.placement.initial_placement import short
-from coordinator.placement.vacancies import Board, give_places
+from coordinator.placement.vacancies import Vacancies, give_places
 from coordinator.rounds.attestation import locate
-from coordinator.state.apply import Draft, apply, replay
+from coordinator.state.apply import Transaction, apply, replay
 from coordinator.state.commands import Attest, Await, Ban, Heartbeat, Leave, Offer, Report, Retreat, Start
 from coordinator.state.events import (
     PayloadWithheld,
@@ -26,7 +26,7 @@ from coordinator.state.state import KEPT_ROUNDS, Phase, State
 from coordinator.status.messages import sentence, waiting, waiting_of
 from protocol.algorithm.sampling import sample_range
 from protocol.errors import ErrorCode
-from protocol.types import Dialer, Lifecycle, Part, Place, Plan, Role, StageRange
+from protocol.types import Dialer, Lifecycle, Part, Plan, ReservedAssignment, Role, StageRange
 from tests.support.run_state import (
     Keyed,
     Run,
@@ -48,15 +48,15 @@ class TestPlaces:
     def test_the_first_plan_gives_everybody_in_it_a_place(self) -> None:
         run = started(1, 1)
         assert run.state.places == {
-            A.peer: Place(A.peer, 0, 0, StageRange(0, 2)),
-            B.peer: Place(B.peer, 1, 0, StageRange(0, 1)),
-            C.peer: Place(C.peer, 1, 1, StageRange(1, 2)),
+            A.peer: ReservedAssignment(A.peer, 0, 0, StageRange(0, 2)),
+            B.peer: ReservedAssignment(B.peer, 1, 0, StageRange(0, 1)),
+            C.peer: ReservedAssignment(C.peer, 1, 1, StageRange(1, 2)),
         }
 
     def test_a_full_replica_that_comes_late_follows_under_a_new_index(self) -> None:
         run = started(1, 1)
         _, given = run.does(D.join(run.spec))
-        assert given == PlaceGiven(run.now, Place(D.peer, 2, 0, StageRange(0, 2)))
+        assert given == PlaceGiven(run.now, ReservedAssignment(D.peer, 2, 0, StageRange(0, 2)))
         assert run.state.peers[D.peer].lifecycle is Lifecycle.SYNCING
 
     def test_stage_peers_that_come_late_form_a_pipeline_of_one_stage_each(self) -> None:
@@ -71,17 +71,17 @@ class TestPlaces:
         run = started(1, 2)
         dies(run, C, D)
         run.does(D.join(run.spec, Role.STAGE))
-        assert run.state.places[D.peer] == Place(D.peer, 2, 0, StageRange(0, 1))
+        assert run.state.places[D.peer] == ReservedAssignment(D.peer, 2, 0, StageRange(0, 1))
 
     def test_a_newcomer_takes_the_lowest_place_whose_peer_is_lost(self) -> None:
         run = started(1, 2)
         dies(run, C, D)
         newcomer = keyed(9)
         run.does(newcomer.join(run.spec, Role.STAGE))
-        assert run.state.places[newcomer.peer] == Place(newcomer.peer, 1, 1, StageRange(1, 2))
+        assert run.state.places[newcomer.peer] == ReservedAssignment(newcomer.peer, 1, 1, StageRange(1, 2))
         assert C.peer not in run.state.places
         run.does(C.join(run.spec, Role.STAGE))
-        assert run.state.places[C.peer] == Place(C.peer, 2, 0, StageRange(0, 1))
+        assert run.state.places[C.peer] == ReservedAssignment(C.peer, 2, 0, StageRange(0, 1))
 
     def test_a_place_is_for_its_role_alone(self) -> None:
         run = started(1, 1)
@@ -89,7 +89,7 @@ class TestPlaces:
         run.does(D.join(run.spec, Role.STAGE))
         assert run.state.places[D.peer].replica == 2
         run.does(E.join(run.spec, Role.REPLICA))
-        assert run.state.places[E.peer] == Place(E.peer, 0, 0, StageRange(0, 2))
+        assert run.state.places[E.peer] == ReservedAssignment(E.peer, 0, 0, StageRange(0, 2))
 
     def test_neighbours_without_endpoints_leave_one_of_them_a_spare_until_a_place_opens(self) -> None:
         run = started(1, 0)
@@ -101,8 +101,8 @@ class TestPlaces:
         *_, given = run.does(Leave(B.peer, "interrupted"))
         assert isinstance(given, PlaceGiven)
         assert run.state.places == {
-            A.peer: Place(A.peer, 0, 0, StageRange(0, 2)),
-            C.peer: Place(C.peer, 1, 0, StageRange(0, 1)),
+            A.peer: ReservedAssignment(A.peer, 0, 0, StageRange(0, 2)),
+            C.peer: ReservedAssignment(C.peer, 1, 0, StageRange(0, 1)),
         }
 
     def test_a_spare_founds_the_next_pipeline_when_the_one_before_it_is_full(self) -> None:
@@ -118,7 +118,7 @@ class TestPlaces:
         run.does(C.join(run.spec, Role.REPLICA))
         assert run.state.places[C.peer].replica == 2
         run.does(D.join(run.spec, Role.STAGE))
-        assert run.state.places[D.peer] == Place(D.peer, 1, 1, StageRange(1, 2))
+        assert run.state.places[D.peer] == ReservedAssignment(D.peer, 1, 1, StageRange(1, 2))
 
     @pytest.mark.parametrize("at_first", [0, 2**30])
     def test_who_comes_back_gets_its_place_back_whatever_its_memory_is_by_now(self, at_first: int) -> None:
@@ -153,7 +153,11 @@ class TestPlaces:
             run.does(peer.join(run.spec, Role.STAGE, memory_bytes=weak))
         places = [run.state.places.get(peer.peer) for peer in (C, D, E)]
         last = StageRange(1, 2)
-        assert places == [Place(C.peer, 1, 1, last), Place(D.peer, 2, 1, last), None]
+        assert places == [
+            ReservedAssignment(C.peer, 1, 1, last),
+            ReservedAssignment(D.peer, 2, 1, last),
+            None,
+        ]
         one_round(run)
         run.does(keyed(6).join(run.spec, Role.STAGE))
         assert run.state.places[keyed(6).peer].replica == 1
@@ -167,15 +171,17 @@ class TestPlaces:
             run.does(peer.join(run.spec, role, endpoint, memory_bytes=10**6 * (1 + number % 4)))
         dies(run, C)
         kept = {peer.peer: run.state.places[peer.peer] for peer in (A, B)}
-        draft = Draft(replace(run.state, places=kept, layouts={i: run.state.layouts[i] for i in (0, 1)}))
-        one_by_one = draft.state
-        give_places(draft, run.spec, run.now)
+        transaction = Transaction(
+            replace(run.state, places=kept, layouts={i: run.state.layouts[i] for i in (0, 1)})
+        )
+        one_by_one = transaction.state
+        give_places(transaction, run.spec, run.now)
         for peer in spares:
-            place = Board(one_by_one, run.spec).place_for(one_by_one.peers[peer.peer])
+            place = Vacancies(one_by_one, run.spec).place_for(one_by_one.peers[peer.peer])
             if place is not None:
                 one_by_one = apply(one_by_one, PlaceGiven(run.now, place))
-        assert draft.state == one_by_one
-        assert len({event.place.replica for event in draft.events}) > 2
+        assert transaction.state == one_by_one
+        assert len({event.place.replica for event in transaction.events}) > 2
 
     def test_the_place_of_a_banned_peer_is_free(self) -> None:
         run = started(1, 1)
@@ -381,7 +387,7 @@ class TestRetreat:
         run.does(Offer(A.peer, A.payload(run.spec, 0, 1)))
         events = run.does(Retreat(B.peer, 1, "neighbour-lost"))
         assert isinstance(events[0], PeerRetreated)
-        assert run.state.round(0, 1).group is not None
+        assert run.state.round_of(0, 1).group is not None
         assert run.state.peers[B.peer].lifecycle is Lifecycle.SYNCING
         assert run.state.places[B.peer].replica == 1
         assert run.does(Retreat(B.peer, 1, "again")) == ()
@@ -478,7 +484,7 @@ class TestLocate:
         for _ in range(35):
             one_round(run)
         records = locate(run.state, run.spec, 0, Part.STAGE)
-        assert [record.round for record in records] == [30, 20, 10]
+        assert [record.round_number for record in records] == [30, 20, 10]
         assert records[0].digest == anchor_of(0, 30)
         assert set(records[0].holders) == {A.peer, B.peer, C.peer}
         assert locate(run.state, run.spec, 0, Part.EMBEDDING) == ()

@@ -7,7 +7,7 @@ import pytest
 from coordinator.rounds.deadlines import LEAST_GATHER_SECONDS, closes_at, decide_seconds, gather_seconds
 from coordinator.state.commands import Attest, Heartbeat, Offer, Report, Start, Tick
 from coordinator.state.state import KEPT_ROUNDS
-from protocol.types import Group
+from protocol.types import ExchangeGroup
 from tests.support.run_state import Keyed, Run, anchor_of, keyed, spec_of
 
 A, B = keyed(0), keyed(1)
@@ -66,9 +66,9 @@ class TestClosing:
         offers(run, A)
         assert closes_at(run.state, run.spec) == pytest.approx(run.now + wait)
         passes(run, wait - 0.5)
-        assert run.state.round(0, 1).group is None
+        assert run.state.round_of(0, 1).group is None
         passes(run, 0.5)
-        assert run.state.round(0, 1).group is not None
+        assert run.state.round_of(0, 1).group is not None
 
     def test_every_round_is_measured_from_its_own_beginning(self, run: Run) -> None:
         passes(run, 1000)
@@ -83,13 +83,13 @@ class TestClosing:
         run.does(Start())
         run.does(Tick())
         assert closes_at(run.state, run.spec) == run.now + run.spec.timing.least_window
-        assert run.state.round(0, 1).group is None
+        assert run.state.round_of(0, 1).group is None
 
 
 class TestGathering:
     def test_before_anything_is_measured_it_may_take_as_long_as_the_spec_says(self, run: Run) -> None:
         offers(run, A, B)
-        group = run.state.round(0, 1).group
+        group = run.state.round_of(0, 1).group
         assert group is not None
         assert group.seconds == run.spec.timing.fetch
 
@@ -121,7 +121,7 @@ class TestGathering:
         self, run: Run
     ) -> None:
         timing = run.spec.timing
-        assert decide_seconds(run.spec, Group("g", (), timing.fetch)) == timing.decide
+        assert decide_seconds(run.spec, ExchangeGroup("g", (), timing.fetch)) == timing.decide
         one_round(run, gathered_in=0.5)
         offers(run, A, B)
         run.does(Report(A.peer, 0, 2, tuple(peer.payload(run.spec, 0, 2) for peer in (A, B))))

@@ -44,9 +44,9 @@ def _refusal(folder: Path) -> HetnodeError:
     return caught.value
 
 
-def _assert_holds(folder: Path, stages: dict[int, dict[str, Tensor]], round: int = ROUND) -> None:
+def _assert_holds(folder: Path, stages: dict[int, dict[str, Tensor]], round_number: int = ROUND) -> None:
     found = global_model.read(folder)
-    assert (found.spec, found.round) == (SPEC, round)
+    assert (found.spec, found.round_number) == (SPEC, round_number)
     assert found.stages.keys() == stages.keys()
     for number, parameters in stages.items():
         assert list(found.stages[number]) == list(parameters)
@@ -278,8 +278,8 @@ def test_what_others_write_beside_a_folder_is_left_alone(tmp_path: Path) -> None
 
 def test_the_latest_checkpoint_is_the_highest_round_that_holds(folder: Path) -> None:
     root = folder.parent
-    for round in (3, 20, 1_000_000):
-        global_model.write(root / f"round-{round:06d}", SPEC, round, _stages(0))
+    for round_number in (3, 20, 1_000_000):
+        global_model.write(root / f"round-{round_number:06d}", SPEC, round_number, _stages(0))
     (root / "round-000099").mkdir()
     (root / "round-nonsense").mkdir()
     (root / "notes.txt").write_text("kept")
@@ -293,8 +293,8 @@ def test_no_checkpoint_is_latest_where_there_is_none(tmp_path: Path) -> None:
     assert global_model.latest(tmp_path / "nowhere") is None
 
 
-def _part(folder: Path, *stages: int, round: int = ROUND, spec: RunSpec = SPEC) -> Path:
-    global_model.write(folder, spec, round, _stages(*stages, spec=spec))
+def _part(folder: Path, *stages: int, round_number: int = ROUND, spec: RunSpec = SPEC) -> Path:
+    global_model.write(folder, spec, round_number, _stages(*stages, spec=spec))
     return folder
 
 
@@ -321,7 +321,7 @@ def test_missing_stages_are_named(tmp_path: Path) -> None:
 
 def test_parts_of_another_round_or_run_do_not_mix(tmp_path: Path) -> None:
     first = _part(tmp_path / "a", 0, 1)
-    other_round = _part(tmp_path / "b", 2, round=ROUND + 1)
+    other_round = _part(tmp_path / "b", 2, round_number=ROUND + 1)
     other_run = _part(tmp_path / "c", 2, spec=SPEC.model_copy(update={"seed": 1}))
     for other in (other_round, other_run):
         error = _assembly_refusal([first, other], tmp_path / "whole")

@@ -33,20 +33,20 @@ SPEC = resolve("nano", overrides={"model.layers": 3, "swarm.stages": 3, "model.v
 HOSTED = StageRange(1, 3)
 
 
-def _anchors(round: int) -> dict[int, dict[str, Tensor]]:
+def _anchors(round_number: int) -> dict[int, dict[str, Tensor]]:
     return {
-        stage: {name: tensor + round for name, tensor in initial_parameters(SPEC, stage).items()}
+        stage: {name: tensor + round_number for name, tensor in initial_parameters(SPEC, stage).items()}
         for stage in HOSTED
     }
 
 
-def _embedding(round: int) -> Tensor:
-    return initial_parameters(SPEC, 0)["emb"] + round
+def _embedding(round_number: int) -> Tensor:
+    return initial_parameters(SPEC, 0)["emb"] + round_number
 
 
-def _private(round: int) -> dict[int, StageState]:
+def _private(round_number: int) -> dict[int, StageState]:
     """Stage 1 has learned something and has moments, stage 2 has neither."""
-    anchors = _anchors(round)
+    anchors = _anchors(round_number)
     error = {stage: {name: tensor * 0.5 for name, tensor in anchors[stage].items()} for stage in HOSTED}
     first = {name: tensor * 2 for name, tensor in anchors[1].items()}
     second = {name: tensor * tensor for name, tensor in anchors[1].items()}
@@ -57,9 +57,11 @@ def _private(round: int) -> dict[int, StageState]:
     }
 
 
-def _write(root: Path, round: int) -> Path:
-    folder = root / f"round-{round:06d}"
-    node_checkpoint.write(folder, SPEC, round, _anchors(round), _embedding(round), _private(round))
+def _write(root: Path, round_number: int) -> Path:
+    folder = root / f"round-{round_number:06d}"
+    node_checkpoint.write(
+        folder, SPEC, round_number, _anchors(round_number), _embedding(round_number), _private(round_number)
+    )
     return folder
 
 
@@ -68,16 +70,16 @@ def _assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def _assert_holds(found: Restored | None, round: int, private: bool = True) -> None:
+def _assert_holds(found: Restored | None, round_number: int, private: bool = True) -> None:
     assert found is not None
-    assert found.round == round
-    for stage, parameters in _anchors(round).items():
+    assert found.round_number == round_number
+    for stage, parameters in _anchors(round_number).items():
         _assert_same(dict(found.stages[stage]), parameters)
     assert found.embedding is not None
-    assert torch.equal(found.embedding, _embedding(round))
+    assert torch.equal(found.embedding, _embedding(round_number))
     assert (found.private is not None) == private
     for stage, state in (found.private or {}).items():
-        expected = _private(round)[stage]
+        expected = _private(round_number)[stage]
         _assert_same(dict(state.error), dict(expected.error))
         _assert_same(dict(state.local), dict(expected.local))
         assert (state.moments is None) == (expected.moments is None)
@@ -97,8 +99,8 @@ def test_there_is_nothing_to_restore_where_nothing_was_written(tmp_path: Path) -
 
 
 def test_the_one_before_is_kept_and_older_ones_are_removed(tmp_path: Path) -> None:
-    for round in (9, 10, 20, 100):
-        _write(tmp_path, round)
+    for round_number in (9, 10, 20, 100):
+        _write(tmp_path, round_number)
     (tmp_path / "round-000001").mkdir()  # not ours
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "round-000001",
@@ -121,7 +123,7 @@ def test_who_was_moved_finds_what_it_has_of_its_new_stages(tmp_path: Path) -> No
     _write(tmp_path, 10)
     found = node_checkpoint.newest(tmp_path, SPEC, StageRange(0, 2))
     assert found is not None
-    assert (found.round, found.stages.keys(), found.embedding) == (10, {1}, None)
+    assert (found.round_number, found.stages.keys(), found.embedding) == (10, {1}, None)
     assert found.private is not None
     assert found.private.keys() == {1}
     alone = node_checkpoint.newest(tmp_path, SPEC, StageRange(2, 3))

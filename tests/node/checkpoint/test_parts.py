@@ -28,8 +28,8 @@ TENSORS = {
 }
 
 
-def write(folder: Path, name: str, tensors: Mapping[str, Tensor], round: int = 3) -> Path:
-    path = folder / f"round-{round:06d}" / name
+def write(folder: Path, name: str, tensors: Mapping[str, Tensor], round_number: int = 3) -> Path:
+    path = folder / f"round-{round_number:06d}" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file(dict(tensors), path)
     return path

@@ -24,7 +24,7 @@ from node.experiment.in_process_replica import LocalReplica, plan_of
 from node.generate import validation_loss, whole_model
 from node.model.stage import next_token_loss
 from node.worker.compute import Compute
-from node.worker.trainer import Parts
+from node.worker.trainer import TrainerFactories
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec import RunSpec, resolve
 from tests.support.models import random_model
@@ -113,7 +113,9 @@ def test_the_figures_are_those_of_the_plain_model(corpus: Path) -> None:
 @pytest.mark.parametrize("overrides", [{}, {"swarm.members": 2}, {"link.dtype": "int8"}, {"link.k": 0}])
 def test_the_compressed_mode_is_that_of_a_pipeline(corpus: Path, overrides: dict[str, object]) -> None:
     model = _model(corpus, **{"data.validation_batches": 3, "swarm.replicas": 0, **overrides})
-    parts = Parts(initial=lambda _, stage: {name: t.clone() for name, t in model.stages[stage].items()})
+    parts = TrainerFactories(
+        initial=lambda _, stage: {name: t.clone() for name, t in model.stages[stage].items()}
+    )
     pipeline = plan_of(model.spec).replicas[0]
     assert len(pipeline.members) == model.spec.swarm.chain_length
     expected = LocalReplica(model.spec, pipeline, Compute(), open_stream(model.spec), parts).validate()

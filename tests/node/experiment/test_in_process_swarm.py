@@ -70,9 +70,9 @@ def test_the_plan_has_the_replicas_of_the_spec_and_its_members_tile_the_stages()
 def test_anchors_are_bit_equal_over_all_replicas_after_every_round(dtype: str, overlap: int) -> None:
     swarm = LocalSwarm(mixed(**{"link.dtype": dtype, "outer.overlap": overlap}))
     seen = set()
-    for round_ in range(1, 4):
-        report = swarm.round()
-        assert report.round == swarm.position == round_
+    for round_number in range(1, 4):
+        report = swarm.train_round()
+        assert report.round_number == swarm.position == round_number
         assert report.contributions == (3, 3, 3, 3)
         first, *others = anchors(swarm)
         assert all(other == first for other in others)
@@ -85,7 +85,7 @@ def test_the_same_spec_gives_the_same_bits_again() -> None:
     runs = []
     for _ in range(2):
         swarm = LocalSwarm(mixed(**{"outer.overlap": 1}))
-        runs.append(([swarm.round() for _ in range(2)], swarm.validate(), anchors(swarm)))
+        runs.append(([swarm.train_round() for _ in range(2)], swarm.validate(), anchors(swarm)))
     assert runs[0] == runs[1]
 
 
@@ -113,7 +113,7 @@ def test_one_full_replica_with_dense_exchange_equals_the_plain_loop() -> None:
     spec = spec_of(**dense, rounds=3)
     expected_losses, expected = plain_loop(spec, rounds=3)
     swarm = LocalSwarm(spec)
-    losses = [swarm.round().train_loss for _ in range(3)]
+    losses = [swarm.train_round().train_loss for _ in range(3)]
     per_round = [sum(pair) / 2 for pair in zip(expected_losses[::2], expected_losses[1::2], strict=True)]
     assert losses == pytest.approx(per_round, rel=1e-4)
     for name, value in parameters(swarm).items():
@@ -127,12 +127,12 @@ def test_overlap_delays_the_update_by_so_many_steps_and_the_last_round_ends_on_t
         LocalSwarm(spec_of(**dense, rounds=3, **{"outer.overlap": overlap, "inner.steps": 4}))
         for overlap in (0, 3)
     )
-    for round_ in range(1, 4):
-        usual.round()
-        overlapped.round()
+    for round_number in range(1, 4):
+        usual.train_round()
+        overlapped.train_round()
         # What was learned in the overlapping steps is not in the anchor yet.
         assert _is_at_anchor(usual)
-        assert _is_at_anchor(overlapped) == (round_ == 3)
+        assert _is_at_anchor(overlapped) == (round_number == 3)
     expected = parameters(usual)
     for name, value in parameters(overlapped).items():
         torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=1e-5, msg=name)
@@ -151,7 +151,7 @@ def _is_at_anchor(swarm: LocalSwarm) -> bool:
 def test_links_carry_what_the_codec_of_activations_says_and_full_replicas_send_nothing() -> None:
     spec = mixed(**{"link.k": 8, "link.dtype": "bf16", "swarm.replicas": 1})
     swarm = LocalSwarm(spec)
-    report = swarm.round()
+    report = swarm.train_round()
     assert swarm.replicas[0].bytes_sent == 0
     frames = spec.inner.steps * spec.inner.microbatches * 3  # over three links
     tokens = spec.inner.microbatch_size * spec.model.context
@@ -160,17 +160,17 @@ def test_links_carry_what_the_codec_of_activations_says_and_full_replicas_send_n
     payload = sum(outer.layout.nbytes for outer in swarm.replicas[0].members[0].outer.values())
     assert report.payload_bytes == 2 * payload
     swarm.validate()
-    assert swarm.round().link_bytes == report.link_bytes
+    assert swarm.train_round().link_bytes == report.link_bytes
 
 
 def test_a_replica_that_left_the_finite_numbers_contributes_nothing_and_starts_again() -> None:
     swarm = LocalSwarm(mixed())
-    swarm.round()
+    swarm.train_round()
     with torch.no_grad():
         swarm.replicas[1].members[0].modules[0].canonical_parameters()["0.wq"][0, 0] = float("nan")
-    assert swarm.round().contributions == (2, 2, 2, 2)
+    assert swarm.train_round().contributions == (2, 2, 2, 2)
     assert len(set(map(tuple, anchors(swarm)))) == 1
-    assert swarm.round().contributions == (3, 3, 3, 3)
+    assert swarm.train_round().contributions == (3, 3, 3, 3)
 
 
 def test_any_member_that_left_the_finite_numbers_starts_again_at_the_end_of_its_phase() -> None:
@@ -190,9 +190,9 @@ def test_a_round_without_contributions_leaves_the_anchors_as_they_were() -> None
     before = anchors(swarm)
     with torch.no_grad():
         swarm.replicas[0].members[0].modules[0].canonical_parameters()["0.wq"][0, 0] = float("nan")
-    assert swarm.round().contributions == (0, 0, 0, 0)
+    assert swarm.train_round().contributions == (0, 0, 0, 0)
     assert anchors(swarm) == before
-    assert swarm.round().contributions == (1, 1, 1, 1)
+    assert swarm.train_round().contributions == (1, 1, 1, 1)
 
 
 def test_replicas_may_have_links_of_unlike_width() -> None:
@@ -201,14 +201,14 @@ def test_replicas_may_have_links_of_unlike_width() -> None:
     wide, narrow = plan.replicas
     narrow = replace(narrow, links=tuple(replace(link, k=2) for link in narrow.links))
     swarm = LocalSwarm(spec, plan=replace(plan, replicas=(wide, narrow)))
-    swarm.round()
+    swarm.train_round()
     assert swarm.replicas[1].bytes_sent < swarm.replicas[0].bytes_sent
     assert len(set(swarm.validate())) == 2
 
 
 def test_the_quantizer_benchmark_measures_what_proposals_are_made_from() -> None:
     swarm = LocalSwarm(mixed())
-    swarm.round()
+    swarm.train_round()
     swarm.train()
     trainer = swarm.replicas[0].members[0]
     outer, local = trainer.outer[1], trainer.modules[1].canonical_parameters()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from node.data.stream import SampleStream, open_stream
 from node.experiment.in_process_replica import LocalReplica, plan_of
 from node.experiment.in_process_swarm import LocalSwarm, RoundReport
-from node.experiment.offload import Parking
+from node.experiment.offload import ReplicaOffload
 from node.experiment.variation import Variation
 from node.worker.compute import Compute
 from protocol.errors import ErrorCode, HetnodeError
@@ -85,7 +85,7 @@ def same_bits(one: LocalSwarm, other: LocalSwarm) -> bool:
 
 
 def train(swarm: LocalSwarm, rounds: int) -> list[tuple[RoundReport, list[float]]]:
-    return [(swarm.round(), swarm.validate()) for _ in range(rounds)]
+    return [(swarm.train_round(), swarm.validate()) for _ in range(rounds)]
 
 
 # Saved and restored
@@ -135,7 +135,7 @@ def test_what_a_variation_has_learned_is_kept(
 def test_a_later_state_takes_the_place_of_an_earlier_one(tmp_path: Path, stream: SampleStream) -> None:
     swarm = LocalSwarm(couple(), stream=stream)
     for _ in range(2):
-        swarm.round()
+        swarm.train_round()
         swarm.save(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["round-000002"]
 
@@ -146,7 +146,7 @@ def test_nothing_is_restored_where_nothing_was_saved_or_it_is_of_something_else(
     spec = couple()
     swarm = LocalSwarm(spec, stream=stream)
     assert not swarm.restore(tmp_path / "nothing")
-    swarm.round()
+    swarm.train_round()
     swarm.save(tmp_path)
     others = [
         LocalSwarm(couple(**{"inner.steps": 2}), stream=stream),
@@ -180,7 +180,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory, stream: SampleStream) -> tup
     """A swarm before its first round, and the place where one like it was saved after a round."""
     folder = tmp_path_factory.mktemp("saved")
     swarm = LocalSwarm(couple(), stream=stream, variation=Variation(basis_every=3))
-    swarm.round()
+    swarm.train_round()
     swarm.save(folder)
     return LocalSwarm(couple(), stream=stream, variation=Variation(basis_every=3)), folder
 
@@ -244,7 +244,7 @@ def test_a_parked_replica_with_nothing_to_give_or_that_is_screened_out_goes_on_a
         with torch.no_grad():
             first = swarm.replicas[victim].host_of(1).modules[1].canonical_parameters()["1.wq"]
             first[0, 0] = float("nan")
-    reports = [swarm.round() for swarm in (usual, bounded)]
+    reports = [swarm.train_round() for swarm in (usual, bounded)]
     assert reports[0].contributions == reports[1].contributions
     assert min(reports[0].contributions) == 2
     assert same_bits(bounded, usual)
@@ -255,7 +255,7 @@ def test_a_parked_replica_with_nothing_to_give_or_that_is_screened_out_goes_on_a
     for swarm in (usual, bounded):
         monkeypatch.setattr(swarm.replicas[2].members[0], "screen", refuse)
         monkeypatch.setattr(swarm.replicas[2].members[1], "screen", refuse)
-    second = [swarm.round() for swarm in (usual, bounded)]
+    second = [swarm.train_round() for swarm in (usual, bounded)]
     assert second[0] == second[1]
     assert second[0].contributions == (2, 2, 3, 3)
     assert same_bits(bounded, usual)
@@ -269,9 +269,9 @@ def test_a_round_that_is_aborted_leaves_parked_replicas_as_ready_ones(
         monkeypatch.setattr(
             swarm.replicas[1].members[0], "screen", lambda _, payloads: ["refused"] * len(payloads)
         )
-        assert swarm.round().contributions == (0, 2, 2, 2)
+        assert swarm.train_round().contributions == (0, 2, 2, 2)
         monkeypatch.undo()
-        swarm.round()
+        swarm.train_round()
     assert same_bits(bounded, usual)
 
 
@@ -306,7 +306,7 @@ def held(replica: LocalReplica) -> int:
 
 def test_a_parked_replica_holds_nothing_and_all_hold_one_anchor(stream: SampleStream) -> None:
     swarm = LocalSwarm(couple(), stream=stream, resident=1)
-    swarm.round()
+    swarm.train_round()
     swarm.validate()
     replicas = swarm.replicas._all
     assert [held(replicas[index]) > 0 for index in range(2)] == [False, True]
@@ -317,11 +317,11 @@ def test_a_parked_replica_holds_nothing_and_all_hold_one_anchor(stream: SampleSt
 
 @settings(max_examples=25, deadline=None)
 @given(
-    seats=st.integers(1, 4),
+    assignments=st.integers(1, 4),
     uses=st.lists(st.one_of(st.integers(0, 3), st.none()), max_size=12),
 )
 def test_what_is_done_to_all_is_done_to_each_in_order_before_it_is_used(
-    seats: int, uses: list[int | None]
+    assignments: int, uses: list[int | None]
 ) -> None:
     spec = mixed(**{"swarm.replicas": 4, "swarm.pipelines": 0, "model.layers": 4})
     done: dict[int, list[int]] = {index: [] for index in range(4)}
@@ -331,7 +331,7 @@ def test_what_is_done_to_all_is_done_to_each_in_order_before_it_is_used(
         built.append(index)
         return _Light(index)  # type: ignore[return-value]
 
-    parking = Parking(len(plan_of(spec).replicas), build, seats)
+    parking = ReplicaOffload(len(plan_of(spec).replicas), build, assignments)
     wanted = 0
     for use in uses:
         if use is None:
@@ -343,7 +343,7 @@ def test_what_is_done_to_all_is_done_to_each_in_order_before_it_is_used(
             assert replica.tensors.tolist() == [use]  # type: ignore[attr-defined]
             assert done[use] == list(range(1, wanted + 1))
             ready = [each for each in parking._all.values() if each.tensors.numel()]  # type: ignore[attr-defined]
-            assert len(ready) <= seats
+            assert len(ready) <= assignments
     assert len(set(built)) == len(built)
 
 
@@ -357,6 +357,6 @@ class _Light:
 
 def test_how_a_swarm_computes_is_no_part_of_what_it_is(tmp_path: Path, stream: SampleStream) -> None:
     swarm = LocalSwarm(couple(), stream=stream)
-    swarm.round()
+    swarm.train_round()
     swarm.save(tmp_path)
     assert LocalSwarm(couple(), Compute(activation_checkpointing=True), stream).restore(tmp_path)

@@ -58,7 +58,7 @@ def test_the_default_changes_nothing_and_only_changes_are_written_down() -> None
         "k_by_round": [[1, 4]],
     }
     usual, same = LocalSwarm(mixed()), LocalSwarm(mixed(), variation=Variation())
-    assert usual.round() == same.round()
+    assert usual.train_round() == same.train_round()
 
 
 def test_links_change_for_one_reason_only() -> None:
@@ -87,7 +87,7 @@ def test_no_replica_weighs_more_where_gradients_are_averaged() -> None:
 def test_without_adaptation_the_links_keep_the_table_that_they_began_with(adaptation: bool) -> None:
     swarm = LocalSwarm(mixed(), variation=Variation(adaptation=adaptation))
     before = links(swarm.replicas[-1])[0].perpendicular_vd.clone()
-    swarm.round()
+    swarm.train_round()
     assert is_frozen(swarm) == [adaptation]
     ends = [link.perpendicular_vd for link in links(swarm.replicas[-1])]
     ends += [member._upstream.perpendicular_vd for member in swarm.replicas[-1].members[1:]]
@@ -119,7 +119,7 @@ def test_averaged_gradients_are_the_mean_and_keep_replicas_together() -> None:
     for name, value in merged.items():
         torch.testing.assert_close(value, means[name] * min(1.0, 1.0 / norm), rtol=1e-3, atol=1e-6, msg=name)
     swarm.exchange()
-    swarm.round()
+    swarm.train_round()
 
 
 def _live(replica: LocalReplica) -> dict[str, nn.Parameter]:
@@ -179,7 +179,7 @@ def test_row_wise_moments_share_one_rate_among_all_that_one_input_adds() -> None
     expected = -0.01 * weight.grad / weight.grad.square().mean(0).sqrt()
     torch.testing.assert_close(weight.detach(), expected)
     swarm = LocalSwarm(mixed(), variation=Variation(row_wise_moments=True))
-    swarm.round()
+    swarm.train_round()
     moments = swarm.replicas[0].members[0]._optimizers[0].moments
     assert moments is not None
     assert torch.equal(moments.second["0.wo"][0], moments.second["0.wo"][1])
@@ -211,7 +211,7 @@ def test_links_turn_at_their_rounds_alike_in_all_pipelines_and_on_both_ends(vari
     swarm = LocalSwarm(mixed(), variation=variation)
     bases = [links(swarm.replicas[2])[0].basis_dk]
     for _ in range(4):
-        swarm.round()
+        swarm.train_round()
         bases.append(links(swarm.replicas[2])[0].basis_dk)
         for one, other in zip(links(swarm.replicas[2]), links(swarm.replicas[3]), strict=True):
             assert torch.equal(one.basis_dk, other.basis_dk)
@@ -258,22 +258,25 @@ def test_full_replicas_may_weigh_more() -> None:
     swarm = LocalSwarm(mixed(), variation=Variation(full_weight=3))
     assert [replica.weight for replica in swarm._plan.replicas] == [3, 3, 1, 1]
     usual = LocalSwarm(mixed())
-    swarm.round()
-    usual.round()
+    swarm.train_round()
+    usual.train_round()
     assert not torch.equal(parameters(swarm.replicas[0])["0.wq"], parameters(usual.replicas[0])["0.wq"])
 
 
 def test_links_have_the_width_of_their_round() -> None:
     swarm = LocalSwarm(mixed(), variation=Variation(k_by_round=((1, 4), (3, 12))))
-    reports = [swarm.round() for _ in range(4)]
-    narrow, wide = LocalSwarm(mixed(**{"link.k": 4})).round(), LocalSwarm(mixed(**{"link.k": 12})).round()
+    reports = [swarm.train_round() for _ in range(4)]
+    narrow, wide = (
+        LocalSwarm(mixed(**{"link.k": 4})).train_round(),
+        LocalSwarm(mixed(**{"link.k": 12})).train_round(),
+    )
     assert [report.link_bytes for report in reports] == [narrow.link_bytes] * 2 + [wide.link_bytes] * 2
 
 
 def test_what_steers_can_be_kept_and_taken_up_again() -> None:
     first = LocalSwarm(mixed(), variation=Variation(basis_every=2))
     for _ in range(3):
-        first.round()
+        first.train_round()
     second = LocalSwarm(mixed(), variation=Variation(basis_every=2))
     second._steering.restore(first._steering.state)
     second._steering.connect(3, second.replicas)

@@ -29,7 +29,7 @@ from protocol.trust.envelope import sign_descriptor
 from protocol.types import (
     PROTOCOL_VERSION,
     Capacity,
-    Group,
+    ExchangeGroup,
     ManifestEntry,
     PayloadDescriptor,
     PeerId,
@@ -58,8 +58,8 @@ class Node:
     identity: Identity
     hivemind: Hivemind
 
-    def descriptor(self, payload: bytes, stage: int, round: int) -> PayloadDescriptor:
-        return describe(self.identity, payload, stage, round)
+    def descriptor(self, payload: bytes, stage: int, round_number: int) -> PayloadDescriptor:
+        return describe(self.identity, payload, stage, round_number)
 
     async def exchange(
         self,
@@ -71,10 +71,10 @@ class Node:
     ) -> tuple[PayloadDescriptor, ...]:
         gathered = await self.hivemind.exchange(
             descriptor.stage,
-            descriptor.round,
+            descriptor.round_number,
             payload,
             descriptor,
-            None if group is None else Group("group", tuple(canonical(group))),
+            None if group is None else ExchangeGroup("group", tuple(canonical(group))),
             expected=expected,
             deadline=deadline,
         )
@@ -82,7 +82,7 @@ class Node:
 
     async def fetch(self, descriptor: PayloadDescriptor, *holders: Node, deadline: float = PATIENT) -> bytes:
         entry = ManifestEntry(descriptor, tuple(holder.identity.peer for holder in holders))
-        return await self.hivemind.fetch(descriptor.stage, descriptor.round, entry, deadline)
+        return await self.hivemind.fetch(descriptor.stage, descriptor.round_number, entry, deadline)
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,11 @@ class Network:
     carol: Node
 
 
-def describe(identity: Identity, payload: bytes, stage: int, round: int) -> PayloadDescriptor:
+def describe(identity: Identity, payload: bytes, stage: int, round_number: int) -> PayloadDescriptor:
     unsigned = PayloadDescriptor(
         run=RUN,
         stage=stage,
-        round=round,
+        round_number=round_number,
         owner=identity.peer,
         anchor_digest="anchor",
         codec="test",
@@ -123,7 +123,7 @@ async def start_node(
     stages: Sequence[int],
     initial_peers: Sequence[str] = (),
     client_mode: bool = False,
-    roster: Sequence[PeerId] = (),
+    allow_list: Sequence[PeerId] = (),
     payloads: Path | None = None,
 ) -> Node:
     """Its checkpoints are in `folder`, under its name; so are its payloads, unless told otherwise."""
@@ -133,7 +133,7 @@ async def start_node(
         stages,
         initial_peers,
         client_mode,
-        roster,
+        allow_list,
         payloads,
     )
 
@@ -144,7 +144,7 @@ async def start_as(
     stages: Sequence[int],
     initial_peers: Sequence[str] = (),
     client_mode: bool = False,
-    roster: Sequence[PeerId] = (),
+    allow_list: Sequence[PeerId] = (),
     payloads: Path | None = None,
     listen_port: int = 0,
 ) -> Node:
@@ -157,7 +157,7 @@ async def start_as(
         listen_port=listen_port,
     )
     if stages:
-        await hivemind.admit(roster)
+        await hivemind.admit(allow_list)
         await hivemind.host_stages(
             dict.fromkeys(stages, CAPACITY),
             payloads or folder / "payloads",
@@ -246,12 +246,12 @@ async def test_an_empty_payload_and_one_of_a_single_chunk_are_gathered(network: 
 async def test_a_payload_that_is_not_what_its_owner_announced_is_held_by_nobody_else(
     network: Network, served: str
 ) -> None:
-    round = {"other bytes": 3, "too few bytes": 4, "too many bytes": 5}[served]
+    round_number = {"other bytes": 3, "too few bytes": 4, "too many bytes": 5}[served]
     good, announced = os.urandom(300_000), os.urandom(300_000)
     bad = {"other bytes": bytes(300_000), "too few bytes": announced[:-1], "too many bytes": announced + b"x"}
     nodes = (network.alice, network.bob)
-    descriptors = [node.descriptor(good, 1, round) for node in nodes]
-    corrupt = network.carol.descriptor(announced, 1, round)
+    descriptors = [node.descriptor(good, 1, round_number) for node in nodes]
+    corrupt = network.carol.descriptor(announced, 1, round_number)
     group = [*descriptors, corrupt]
     *held, held_by_corrupt = await asyncio.gather(
         *(node.exchange(good, own, group, BRIEF) for node, own in zip(nodes, descriptors, strict=True)),
@@ -325,7 +325,7 @@ async def test_a_node_without_any_stage_cannot_fetch(network: Network) -> None:
 
 
 async def test_old_rounds_are_forgotten(network: Network) -> None:
-    old, new = (network.alice.descriptor(b"payload", 1, round) for round in (10, 11))
+    old, new = (network.alice.descriptor(b"payload", 1, round_number) for round_number in (10, 11))
     await network.alice.exchange(b"payload", old, [old])
     await network.alice.exchange(b"payload", new, [new])
     await network.alice.hivemind.forget(before_round=11)
@@ -339,9 +339,9 @@ async def test_without_a_coordinator_one_group_of_the_known_size_forms_through_t
 ) -> None:
     nodes = (network.alice, network.bob, network.carol)
     payloads = [os.urandom(300_000) for _ in nodes]
-    for round in (12, 13):
+    for round_number in (12, 13):
         descriptors = [
-            node.descriptor(payload, 1, round) for node, payload in zip(nodes, payloads, strict=True)
+            node.descriptor(payload, 1, round_number) for node, payload in zip(nodes, payloads, strict=True)
         ]
         held = await asyncio.gather(
             *(
@@ -356,14 +356,16 @@ async def test_without_a_coordinator_one_group_of_the_known_size_forms_through_t
 async def test_what_does_not_fit_is_left_out_of_a_group_found_through_the_dht(
     network: Network, fault: str
 ) -> None:
-    round = {"stage": 17, "signature": 18}[fault]
-    own = network.alice.descriptor(b"payload", 1, round)
-    theirs = network.bob.descriptor(b"payload", 0 if fault == "stage" else 1, round)
+    round_number = {"stage": 17, "signature": 18}[fault]
+    own = network.alice.descriptor(b"payload", 1, round_number)
+    theirs = network.bob.descriptor(b"payload", 0 if fault == "stage" else 1, round_number)
     if fault == "signature":
         theirs = replace(theirs, weight=5.0)
     held, _ = await asyncio.gather(
         network.alice.exchange(b"payload", own, None, expected=2),
-        network.bob.hivemind.exchange(1, round, b"payload", theirs, None, expected=2, deadline=PATIENT),
+        network.bob.hivemind.exchange(
+            1, round_number, b"payload", theirs, None, expected=2, deadline=PATIENT
+        ),
     )
     assert held == (own,)
 

@@ -19,9 +19,9 @@ class Averager:
     on_launch: Any
 
     def __init__(
-        self, _dht: object, _run: str, _stage: int, _storage: object, roster: Any, _: object
+        self, _dht: object, _run: str, _stage: int, _storage: object, allow_list: Any, _: object
     ) -> None:
-        self.roster = tuple(roster)
+        self.allow_list = tuple(allow_list)
         self.calls = SimpleNamespace(call=self._call)
 
     def launch(self) -> None:
@@ -32,7 +32,7 @@ class Averager:
 
     def _call(self, name: str, body: dict[str, Any]) -> None:
         assert name == "admit"
-        self.roster = tuple(body["peers"])
+        self.allow_list = tuple(body["peers"])
 
 
 def test_a_roster_that_comes_while_averagers_are_forked_reaches_all_of_them(
@@ -62,4 +62,4 @@ def test_a_roster_that_comes_while_averagers_are_forked_reaches_all_of_them(
     host.host_stages(body, ())
     admitting[0].join(10)
     averagers = [host._averagers[stage] for stage in range(3)]
-    assert [averager.roster for averager in averagers] == 3 * [("newcomer",)]  # type: ignore[attr-defined]
+    assert [averager.allow_list for averager in averagers] == 3 * [("newcomer",)]  # type: ignore[attr-defined]

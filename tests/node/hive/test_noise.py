@@ -35,7 +35,7 @@ async def test_random_bytes_of_a_member_end_nothing_and_the_next_round_is_gather
         noisy = open_identity(tmp_path / "noisy.key")
         for node in (alice, bob):
             await node.hivemind.admit([alice.identity.peer, bob.identity.peer, noisy.peer])
-        await _gathered(alice, bob, round=1)
+        await _gathered(alice, bob, round_number=1)
         for node in (alice, bob):
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "tests.support.hive_noise"),
@@ -44,16 +44,16 @@ async def test_random_bytes_of_a_member_end_nothing_and_the_next_round_is_gather
             )
             output, _ = await process.communicate()
             assert list(map(int, output.split())) == [2 * TIMES] * len(CALLS) + [0]
-        await _gathered(alice, bob, round=2)
+        await _gathered(alice, bob, round_number=2)
         for child in psutil.Process().children():
             tree = [child, *child.children(recursive=True)]
             assert sum(each.memory_info().rss for each in tree) < MOST_BYTES
 
 
-async def _gathered(alice: Node, bob: Node, round: int) -> None:
+async def _gathered(alice: Node, bob: Node, round_number: int) -> None:
     payload = os.urandom(100_000)
-    group = canonical([node.descriptor(payload, 0, round) for node in (alice, bob)])
+    group = canonical([node.descriptor(payload, 0, round_number) for node in (alice, bob)])
     held = await asyncio.gather(
-        *(node.exchange(payload, node.descriptor(payload, 0, round), group) for node in (alice, bob))
+        *(node.exchange(payload, node.descriptor(payload, 0, round_number), group) for node in (alice, bob))
     )
     assert held == [group, group]

@@ -118,18 +118,21 @@ async def test_an_exchange_that_comes_to_nothing_holds_nothing_back(bench: Bench
 
 
 async def test_what_is_no_payload_of_this_peer_yet_to_come_is_answered_at_once(bench: Bench) -> None:
-    other, older = bench.theirs, replace(bench.mine, round=4)
+    other, older = bench.theirs, replace(bench.mine, round_number=4)
     with bench.peer.exchange(5):
         await bench.peer.hold(older, PAYLOAD)
         assert await bench.answer(older) == PAYLOAD
         assert "does not hold" in str(await bench.answer(other))
-        assert "does not hold" in str(await bench.answer(replace(bench.mine, round=3)))
+        assert "does not hold" in str(await bench.answer(replace(bench.mine, round_number=3)))
 
 
 async def test_no_peer_keeps_more_than_two_requests_waiting(bench: Bench) -> None:
-    waiting = [bench.answer(replace(bench.mine, round=round, sha256=f"{round:064x}")) for round in (6, 7)]
+    waiting = [
+        bench.answer(replace(bench.mine, round_number=round_number, sha256=f"{round_number:064x}"))
+        for round_number in (6, 7)
+    ]
     await pass_turns()
-    assert "does not hold" in str(await bench.answer(replace(bench.mine, round=8)))
+    assert "does not hold" in str(await bench.answer(replace(bench.mine, round_number=8)))
     assert not any(task.done() for task in waiting)
     for task in waiting:
         task.cancel()

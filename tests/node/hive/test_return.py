@@ -96,11 +96,13 @@ async def kill(node: Node) -> None:
     await node.hivemind.close()
 
 
-async def exchange(swarm: Swarm, *names: str, round: int) -> None:
+async def exchange(swarm: Swarm, *names: str, round_number: int) -> None:
     """They gather each other's payloads."""
     nodes = [swarm[name] for name in names]
     payloads = [os.urandom(300_000) for _ in nodes]
-    descriptors = [node.descriptor(payload, 0, round) for node, payload in zip(nodes, payloads, strict=True)]
+    descriptors = [
+        node.descriptor(payload, 0, round_number) for node, payload in zip(nodes, payloads, strict=True)
+    ]
     held = await asyncio.gather(
         *(
             node.exchange(payload, own, descriptors)
@@ -116,13 +118,13 @@ async def test_a_peer_that_was_killed_comes_back_on_another_port_and_serves_what
     payload = os.urandom(300_000)
     wanted = swarm["bob"].descriptor(payload, 0, 1)
     await swarm["bob"].exchange(payload, wanted, [wanted])
-    await exchange(swarm, "alice", "bob", round=2)
+    await exchange(swarm, "alice", "bob", round_number=2)
     before = swarm["bob"].hivemind.addresses
     await kill(swarm["bob"])
     await swarm.restart("bob")
     assert swarm["bob"].hivemind.addresses != before
     assert await swarm["alice"].fetch(wanted, swarm["bob"]) == payload
-    await exchange(swarm, "alice", "bob", round=3)
+    await exchange(swarm, "alice", "bob", round_number=3)
 
 
 async def test_an_exchange_that_waits_in_vain_ends_when_the_next_round_begins(swarm: Swarm) -> None:
@@ -132,7 +134,7 @@ async def test_an_exchange_that_waits_in_vain_ends_when_the_next_round_begins(sw
     waiting = asyncio.create_task(alice.exchange(b"payload", own, [own, missing], deadline=600.0))
     assert await bob.fetch(own, alice) == b"payload"  # so it has begun
     async with asyncio.timeout(PATIENT):
-        await exchange(swarm, "alice", "bob", round=5)
+        await exchange(swarm, "alice", "bob", round_number=5)
         assert await waiting == (own,)
 
 

@@ -112,7 +112,7 @@ def test_nothing_but_the_rounding_of_weights_differs(
         for stage, parameters in whole.stages.items()
     }
     with torch.inference_mode():
-        ours = whole_model(global_model.Checkpoint(whole.spec, whole.round, rounded))(ids)
+        ours = whole_model(global_model.Checkpoint(whole.spec, whole.round_number, rounded))(ids)
     theirs = _their_logits(_load(tmp_path / "hf", dtype=torch.float32), ids)
     assert (ours - theirs).abs().max() < 1e-4
 

@@ -32,7 +32,7 @@ from node.hugging_face.importing import import_model, inspect, tokenizer_of
 from node.hugging_face.llama import config_of, published_name
 from node.hugging_face.weights import DTYPES
 from node.worker.compute import Compute
-from node.worker.trainer import Parts
+from node.worker.trainer import TrainerFactories
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec import RunSpec, resolve
 from tests.support.models import PLAIN, random_model, write_model
@@ -87,7 +87,7 @@ def test_what_was_exported_comes_back_bit_for_bit(
 
 def test_a_replica_starts_where_the_imported_model_stands(folder: Path, tmp_path: Path) -> None:
     spec = _import(folder, tmp_path / "new")
-    parts = Parts(initial=initial_from(tmp_path / "new"))
+    parts = TrainerFactories(initial=initial_from(tmp_path / "new"))
     model = global_model.read(tmp_path / "new" / "checkpoint")
     stream = open_stream(spec)
     for replica, mode in zip(plan_of(spec).replicas, (Mode.UNCOMPRESSED, Mode.COMPRESSED), strict=True):

@@ -123,7 +123,7 @@ def test_a_worker_finds_the_tokenizer_in_the_places_of_its_node(mine: Path) -> N
     with pytest.raises(HetnodeError) as caught:
         _build(Worker(), spec, (0, 1), initial=str(mine))
     assert caught.value.code is ErrorCode.TOKENIZER_UNREADABLE
-    _build(Worker(), spec, (0, 1), initial=str(mine), places=[str(mine)])
+    _build(Worker(), spec, (0, 1), initial=str(mine), search_paths=[str(mine)])
 
 
 def test_a_swarm_keeps_the_tokenizer_in_its_folder_above_its_nodes(
@@ -159,7 +159,7 @@ def test_a_swarm_goes_on_only_with_its_parameters_and_is_told_where_they_are_now
 
 
 def test_a_worker_starts_from_the_given_parameters_and_comes_back_to_them(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "run", PLAIN, round=0)
+    model = write_model(tmp_path / "run", PLAIN, round_number=0)
     export(global_model.verify(model), tmp_path / "bytes", DTYPES["fp32"], 10**9)
     spec = import_model(inspect(tmp_path / "bytes"), PLAIN, tmp_path / "mine")
     assert spec.initial == tuple(anchor_digest(stage) for stage in random_model(PLAIN).values())

@@ -16,7 +16,7 @@ from node.ipc.channel import Reply
 from node.measure import measure
 from node.measure.measure import (
     MOST_NEIGHBOURS,
-    Surroundings,
+    LinkProber,
     candidates,
     in_words,
     known_speed,
@@ -26,14 +26,23 @@ from node.measure.measure import (
 )
 from node.model.init import parameter_count
 from node.net.live_estimates import LiveEstimates
-from node.net.membership import Standing
+from node.net.membership import RunView
 from node.net.probe import Figures
 from node.worker import speed
 from node.worker.worker import Worker
 from protocol.algorithm.flops import layer_flops, microbatch_flops, tokens_of_microbatch
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec import RunSpec, resolve
-from protocol.types import Capacity, LinkEstimate, Member, PeerId, Place, Plan, Replica, StageRange
+from protocol.types import (
+    Capacity,
+    LinkEstimate,
+    Member,
+    PeerId,
+    Plan,
+    Replica,
+    ReservedAssignment,
+    StageRange,
+)
 from tests.virtual.loop import run as run_virtually
 
 SPEC = resolve("nano")
@@ -191,36 +200,36 @@ def test_words_say_what_is_known_and_nothing_else() -> None:
 # Who is measured
 
 
-def placed(**stages: int) -> Standing:
+def placed(**stages: int) -> RunView:
     """Peers with one stage each."""
     followers = {
-        PeerId(peer): Place(PeerId(peer), 0, stage, StageRange(stage, stage + 1))
+        PeerId(peer): ReservedAssignment(PeerId(peer), 0, stage, StageRange(stage, stage + 1))
         for peer, stage in stages.items()
     }
-    return Standing(followers=followers)
+    return RunView(followers=followers)
 
 
 ENDPOINTS = {name: f"{name}:1" for name in ("me", "a", "b", "c", "d", "e", "f")}
 
 
 def test_those_next_to_this_nodes_place_are_measured_first() -> None:
-    standing = placed(me=2, a=0, b=1, c=2, d=3, e=0)
-    found = candidates(standing, ENDPOINTS, ME)
+    run_view = placed(me=2, a=0, b=1, c=2, d=3, e=0)
+    found = candidates(run_view, ENDPOINTS, ME)
     assert len(found) == MOST_NEIGHBOURS
     assert {peer for peer, _ in found[:2]} == {"b", "d"}
     assert all(endpoint == f"{peer}:1" for peer, endpoint in found)
 
 
 def test_a_node_measures_neither_itself_nor_the_banned_nor_whoever_only_dials() -> None:
-    standing = Standing(banned=frozenset({PeerId("a")}))
-    found = {peer for peer, _ in candidates(standing, {"me": "me:1", "a": "a:1", "b": "b:1"}, ME)}
+    run_view = RunView(banned=frozenset({PeerId("a")}))
+    found = {peer for peer, _ in candidates(run_view, {"me": "me:1", "a": "a:1", "b": "b:1"}, ME)}
     assert found == {"b"}
 
 
 def test_not_all_measure_the_same_ones() -> None:
     endpoints = {f"peer-{number}": "h:1" for number in range(50)}
     chosen = {
-        tuple(peer for peer, _ in candidates(Standing(), endpoints, PeerId(f"peer-{number}")))
+        tuple(peer for peer, _ in candidates(RunView(), endpoints, PeerId(f"peer-{number}")))
         for number in range(10)
     }
     assert len(chosen) == 10
@@ -247,7 +256,7 @@ class Around:
 
     def __init__(self, capacity: Capacity = CAPACITY) -> None:
         self.estimates = LiveEstimates(capacity)
-        self.standing = Standing()
+        self.run_view = RunView()
         self.known: dict[str, str] = {}
         self.figures = Figures(0.01, 1e6, 2e6)
         self.refused: set[str] = set()
@@ -271,7 +280,7 @@ class Around:
 
     def watch(self, is_stage: bool = True) -> asyncio.Task[Any]:
         here: Any = self
-        return asyncio.create_task(Surroundings(ME, here, here, here, self.probe, is_stage).keep())
+        return asyncio.create_task(LinkProber(ME, here, here, here, self.probe, is_stage).keep())
 
 
 async def stopped(task: asyncio.Task[Any]) -> None:
@@ -322,7 +331,9 @@ def test_a_node_that_trains_measures_nobody(is_known: bool) -> None:
         around = Around(measured_capacity() if is_known else CAPACITY)
         around.known = {"a": "a:1", "b": "b:1"}
         member = Member(ME, StageRange(0, 2), "")
-        around.standing = Standing(plans={1: Plan(1, 1, 0, (Replica(0, (member,), ()),), "because")}, round=1)
+        around.run_view = RunView(
+            plans={1: Plan(1, 1, 0, (Replica(0, (member,), ()),), "because")}, round_number=1
+        )
         watching = around.watch()
         await asyncio.sleep(40)
         assert around.opened == []

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from node.net.coordinator_client import CoordinatorClient, PlanNews, fetch_status
-from node.net.enrollment import enrol
+from node.net.enrollment import enroll
 from node.security import credentials as kept
 from node.security.credentials import RunCredentials
 from node.security.identity import Identity, open_identity
@@ -43,7 +43,7 @@ def identity(tmp_path: Path) -> Identity:
 
 
 async def enrolled(run: Running, identity: Identity) -> RunCredentials:
-    return await enrol(await run.invite(), identity, 10)
+    return await enroll(await run.invite(), identity, 10)
 
 
 async def join(client: CoordinatorClient) -> None:
@@ -100,17 +100,17 @@ async def test_damaged_credentials_ask_for_an_invite(run: Running, identity: Ide
 
 
 async def test_an_invite_for_one_role_is_remembered(run: Running, identity: Identity) -> None:
-    credentials = await enrol(await run.invite(role="replica"), identity, 10)
+    credentials = await enroll(await run.invite(role="replica"), identity, 10)
     assert credentials.role is kept.load(credentials.folder).role is Role.REPLICA
 
 
 async def test_an_authority_other_than_the_invites_is_told_nothing(run: Running, identity: Identity) -> None:
     invite = await run.invite()
     with pytest.raises(HetnodeError) as refused:
-        await enrol(replace(invite, pin=bytes(32)), identity, 10)
+        await enroll(replace(invite, pin=bytes(32)), identity, 10)
     assert refused.value.code is ErrorCode.WRONG_AUTHORITY
     assert not kept.exist(kept.folder_of(identity.path, run.spec.run_id))
-    await enrol(invite, identity, 10)  # its one use is not spent
+    await enroll(invite, identity, 10)  # its one use is not spent
 
 
 @pytest.mark.parametrize("answering", ["silence", "something else"])
@@ -127,7 +127,7 @@ async def test_whatever_else_listens_there_is_no_coordinator(
         port = server.sockets[0].getsockname()[1]
         invite = replace(await run.invite(), enrolment=f"127.0.0.1:{port}")
         with pytest.raises(HetnodeError) as refused:
-            await enrol(invite, identity, 1.0)
+            await enroll(invite, identity, 1.0)
     expected = {
         "silence": ErrorCode.COORDINATOR_UNREACHABLE,
         "something else": ErrorCode.WRONG_AUTHORITY,
@@ -156,7 +156,7 @@ async def test_who_carries_the_right_authority_but_is_not_certified_by_it_is_tol
     await server.start()
     invite = replace(await run.invite(), enrolment=f"127.0.0.1:{port}")
     with pytest.raises(HetnodeError) as refused:
-        await enrol(invite, identity, 10)
+        await enroll(invite, identity, 10)
     await server.stop(None)
     assert refused.value.code is ErrorCode.WRONG_AUTHORITY
     assert not service.asked

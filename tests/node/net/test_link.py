@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from node.net import link
-from node.net.link import Link, LinkLimits, LinkServer, Place, dial
+from node.net.link import Link, LinkEndpoint, LinkLimits, LinkServer, dial
 from node.security.channels import open_channel, server_credentials
 from node.security.credentials import Credentials
 from protocol.errors import ErrorCode, HetnodeError
@@ -24,8 +24,8 @@ from tests.support.certificates import credentials
 
 UPPER_SHOWS, LOWER_SHOWS, LIAR_SHOWS = credentials("upper"), credentials("lower"), credentials("liar")
 LIMITS = LinkLimits(frame_bytes=8 * CHUNK_BYTES, waiting_frames=4)
-UPPER = Place("run", "hash", PeerId("upper"), 0, 0)
-LOWER = Place("run", "hash", PeerId("lower"), 0, 1)
+UPPER = LinkEndpoint("run", "hash", PeerId("upper"), 0, 0)
+LOWER = LinkEndpoint("run", "hash", PeerId("lower"), 0, 1)
 
 
 def frame(microbatch: int, size: int, kind: FrameKind = FrameKind.FORWARD) -> Frame:
@@ -33,7 +33,7 @@ def frame(microbatch: int, size: int, kind: FrameKind = FrameKind.FORWARD) -> Fr
     return Frame(frame_id, (TensorHeader("t", DType.U8, (size,)),), bytes([microbatch]) * size)
 
 
-def greeting_of(place: Place) -> pb.LinkMessage:
+def greeting_of(place: LinkEndpoint) -> pb.LinkMessage:
     """What that end of a link says first."""
     hello = pb.Hello(
         protocol_version=PROTOCOL_VERSION,
@@ -43,7 +43,7 @@ def greeting_of(place: Place) -> pb.LinkMessage:
         replica=place.replica,
         position=place.position,
         epoch=place.epoch,
-        round=place.round,
+        round=place.round_number,
     )
     return pb.LinkMessage(hello=hello)
 
@@ -204,10 +204,12 @@ async def test_members_that_are_not_equally_far_are_not_connected_until_they_are
     server: tuple[LinkServer, str],
 ) -> None:
     accepting, address = server
-    upper, lower = replace(UPPER, round=5), replace(LOWER, round=5)
+    upper, lower = replace(UPPER, round_number=5), replace(LOWER, round_number=5)
     accept = asyncio.create_task(accepting.accept(lower, upper, LIMITS, 10))
     with pytest.raises(HetnodeError) as early:
-        await dial(address, replace(UPPER, round=4), replace(LOWER, round=4), LIMITS, 1, UPPER_SHOWS)
+        await dial(
+            address, replace(UPPER, round_number=4), replace(LOWER, round_number=4), LIMITS, 1, UPPER_SHOWS
+        )
     assert early.value.code is ErrorCode.NEIGHBOUR_UNREACHABLE
     assert not accept.done()
     for end in await asyncio.gather(dial(address, upper, lower, LIMITS, 10, UPPER_SHOWS), accept):
@@ -220,7 +222,7 @@ async def test_a_bad_message_closes_that_stream_only(server: tuple[LinkServer, s
     good = await asyncio.gather(
         dial(address, UPPER, LOWER, LIMITS, 10, UPPER_SHOWS), accepting.accept(LOWER, UPPER, LIMITS, 10)
     )
-    liar = Place("run", "hash", PeerId("liar"), 1, 0)
+    liar = LinkEndpoint("run", "hash", PeerId("liar"), 1, 0)
     accept = asyncio.create_task(accepting.accept(LOWER, liar, LIMITS, 10))
     async with channel_of(LIAR_SHOWS, address) as channel:
         call = pb_grpc.StageLinkStub(channel).Exchange()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from coordinator.placement.cost_model import message_bytes
-from node.net.link import Link, LinkLimits, Place
+from node.net.link import Link, LinkEndpoint, LinkLimits
 from node.net.live_estimates import LEAST_FRAME_BYTES
 from protocol.spec import RunSpec, resolve
 from protocol.types import DType, Frame, FrameId, FrameKind, PeerId, TensorHeader
@@ -29,7 +29,7 @@ async def written(frames: list[Frame]) -> list[LinkMessage]:
     async def read() -> LinkMessage:
         return await asyncio.get_running_loop().create_future()
 
-    link = Link(Place("run", "hash", PeerId("peer"), 0, 1), read, write, LinkLimits(2**24, 1))
+    link = Link(LinkEndpoint("run", "hash", PeerId("peer"), 0, 1), read, write, LinkLimits(2**24, 1))
     for frame in frames:
         await link.send(frame, 10)
     await link.close()
@@ -97,7 +97,7 @@ async def test_what_a_link_says_it_has_sent_is_what_it_wrote() -> None:
     async def read() -> LinkMessage:
         return await asyncio.get_running_loop().create_future()
 
-    link = Link(Place("run", "hash", PeerId("peer"), 0, 1), read, write, LinkLimits(2**24, 1))
+    link = Link(LinkEndpoint("run", "hash", PeerId("peer"), 0, 1), read, write, LinkLimits(2**24, 1))
     await link.send(frame, 10)
     await link.close()
     envelopes = 16  # the keys and lengths of headers and chunks

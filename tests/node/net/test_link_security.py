@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from node.net.link import Link, LinkLimits, LinkServer, Place, dial
+from node.net.link import Link, LinkEndpoint, LinkLimits, LinkServer, dial
 from node.security.channels import open_channel
 from node.security.credentials import Credentials
 from protocol.errors import ErrorCode, HetnodeError
@@ -24,8 +24,8 @@ from protocol.wire.rpc_errors import error_from_rpc
 from tests.support.certificates import authority, credentials
 
 LIMITS = LinkLimits(frame_bytes=8 * CHUNK_BYTES, waiting_frames=4)
-UPPER = Place("run", "hash", PeerId("upper"), 0, 0)
-LOWER = Place("run", "hash", PeerId("lower"), 0, 1)
+UPPER = LinkEndpoint("run", "hash", PeerId("upper"), 0, 0)
+LOWER = LinkEndpoint("run", "hash", PeerId("lower"), 0, 1)
 FRAME = Frame(
     FrameId(1, 1, 0, 1, 0, FrameKind.FORWARD), (TensorHeader("t", DType.U8, (100,)),), bytes([7]) * 100
 )

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.net import link
-from node.net.link import Link, LinkLimits, Place, Received
+from node.net.link import Link, LinkEndpoint, LinkLimits, Received
 from node.net.live_estimates import LEAST_FRAME_BYTES, FrameRate, LiveEstimates
 from protocol.types import (
     Capacity,
@@ -120,8 +120,8 @@ class Narrow:
     def ends(self, received: Received, waiting_frames: int = 8) -> tuple[Link, Link]:
         """The sending link, and the receiving one."""
         limits = LinkLimits(2**23, waiting_frames)
-        sender = Link(Place("run", "hash", B, 0, 1), self.nothing, self.write, limits)
-        return sender, Link(Place("run", "hash", A, 0, 0), self.read, self.nothing, limits, received)
+        sender = Link(LinkEndpoint("run", "hash", B, 0, 1), self.nothing, self.write, limits)
+        return sender, Link(LinkEndpoint("run", "hash", A, 0, 0), self.read, self.nothing, limits, received)
 
 
 def frame(microbatch: int, size: int) -> Frame:

@@ -12,16 +12,16 @@ from typing import Any, TypeVar
 import pytest
 
 from node.net.coordinator_client import PlanNews, Pulse
-from node.net.membership import Membership, Standing
+from node.net.membership import Membership, RunView
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.types import Estimates, Member, PeerId, Place, Plan, Replica, StageRange
+from protocol.types import Estimates, Member, PeerId, Plan, Replica, ReservedAssignment, StageRange
 from tests.virtual.loop import Life, VirtualLoop, run, start
 
 T = TypeVar("T")
 
 ME, OTHER = PeerId("me"), PeerId("other")
 STAGES = StageRange(0, 1)
-PLACE = Place(ME, 0, 0, STAGES)
+PLACE = ReservedAssignment(ME, 0, 0, STAGES)
 HEARTBEAT = 2.0
 AWAY = HetnodeError(ErrorCode.COORDINATOR_UNREACHABLE, "No connection.", "Wait.")
 LOST = HetnodeError(ErrorCode.UNKNOWN_PEER, "It was silent for too long.", "Join again.")
@@ -32,12 +32,14 @@ def plan_of(epoch: int, from_round: int, *peers: PeerId) -> Plan:
     return Plan(epoch, from_round, 0, tuple(replicas), "a test")
 
 
-def news(plan: Plan | None = None, *followers: Place, round: int = 1, **more: Any) -> PlanNews:
+def news(
+    plan: Plan | None = None, *followers: ReservedAssignment, round_number: int = 1, **more: Any
+) -> PlanNews:
     return PlanNews(
         plan,
         **{"waiting": "", "finished": False, "banned": frozenset(), **more},
         followers=followers,
-        round=round,
+        round_number=round_number,
     )
 
 
@@ -64,7 +66,9 @@ class Coordinator:
                 raise told
             yield told
 
-    async def heartbeat(self, round: int, inner_step: int, estimates: Estimates | None = None) -> Pulse:
+    async def heartbeat(
+        self, round_number: int, inner_step: int, estimates: Estimates | None = None
+    ) -> Pulse:
         self._called("heartbeat")
         return self.pulse
 
@@ -99,29 +103,29 @@ def play(scenario: Scenario[T]) -> T:
     return run(main())
 
 
-async def hears(coordinator: Coordinator, membership: Membership, *told: PlanNews) -> Standing:
+async def hears(coordinator: Coordinator, membership: Membership, *told: PlanNews) -> RunView:
     """The standing after the node has heard all of `told`."""
     for each in told:
         coordinator.tell(each)
     await asyncio.sleep(0.1)
-    return membership.standing
+    return membership.run_view
 
 
-def epochs(standing: Standing) -> list[int]:
-    return sorted(standing.plans)
+def epochs(run_view: RunView) -> list[int]:
+    return sorted(run_view.plans)
 
 
 def test_a_seat_counts_from_the_plans_round_on() -> None:
     async def scenario(coordinator: Coordinator, membership: Membership) -> None:
-        plans = [news(plan_of(1, 1, ME, OTHER)), news(plan_of(2, 5, OTHER), PLACE, round=4)]
-        standing = await hears(coordinator, membership, plans[0])
-        assert standing.seat_of(ME, 1) is not None
-        assert standing.place_of(ME) == PLACE
-        standing = await hears(coordinator, membership, plans[1])
-        assert standing.seat_of(OTHER, 4) is not None
-        assert standing.seat_of(ME, 5) is None
-        assert standing.place_of(ME) == PLACE
-        assert standing.hosts_of(0) == [ME, OTHER]
+        plans = [news(plan_of(1, 1, ME, OTHER)), news(plan_of(2, 5, OTHER), PLACE, round_number=4)]
+        run_view = await hears(coordinator, membership, plans[0])
+        assert run_view.assignment_of(ME, 1) is not None
+        assert run_view.place_of(ME) == PLACE
+        run_view = await hears(coordinator, membership, plans[1])
+        assert run_view.assignment_of(OTHER, 4) is not None
+        assert run_view.assignment_of(ME, 5) is None
+        assert run_view.place_of(ME) == PLACE
+        assert run_view.hosts_of(0) == [ME, OTHER]
 
     play(scenario)
 
@@ -129,35 +133,38 @@ def test_a_seat_counts_from_the_plans_round_on() -> None:
 def test_the_seat_of_who_follows_is_stale_and_stays_so_until_a_later_plan() -> None:
     async def scenario(coordinator: Coordinator, membership: Membership) -> None:
         first = plan_of(1, 1, ME, OTHER)
-        standing = await hears(coordinator, membership, news(first, PLACE))
-        assert standing.seat_of(ME, 1) is None
-        assert standing.seat_of(OTHER, 1) is not None
-        standing = await hears(coordinator, membership, news(first), news(None))
-        assert not standing.followers
-        assert standing.seat_of(ME, 1) is None, "it had no part in that plan, whatever it stands in now"
-        standing = await hears(coordinator, membership, news(plan_of(2, 1, ME, OTHER)))
-        seat = standing.seat_of(ME, 1)
-        assert seat is not None
-        assert seat.plan.epoch == 2
+        run_view = await hears(coordinator, membership, news(first, PLACE))
+        assert run_view.assignment_of(ME, 1) is None
+        assert run_view.assignment_of(OTHER, 1) is not None
+        run_view = await hears(coordinator, membership, news(first), news(None))
+        assert not run_view.followers
+        assert run_view.assignment_of(ME, 1) is None, "it had no part in that plan, whatever it stands in now"
+        run_view = await hears(coordinator, membership, news(plan_of(2, 1, ME, OTHER)))
+        assignment = run_view.assignment_of(ME, 1)
+        assert assignment is not None
+        assert assignment.plan.epoch == 2
 
     play(scenario)
 
 
 def test_joining_again_forgets_the_plans_and_hears_them_anew() -> None:
     async def scenario(coordinator: Coordinator, membership: Membership) -> None:
-        old = [news(plan_of(1, 1, ME, OTHER)), news(plan_of(2, 4, ME), round=4, banned=frozenset({OTHER}))]
-        standing = await hears(coordinator, membership, *old)
-        assert (standing.session, epochs(standing), standing.round) == (1, [1, 2], 4)
-        await membership.rejoin(standing.session)
-        standing = membership.standing
-        assert (standing.session, epochs(standing), standing.round) == (2, [], 0)
-        assert standing.seat_of(ME, 4) is None
-        assert standing.place_of(ME) is None
-        assert standing.banned == {OTHER}, "nobody deals with it, until the coordinator has said otherwise"
+        old = [
+            news(plan_of(1, 1, ME, OTHER)),
+            news(plan_of(2, 4, ME), round_number=4, banned=frozenset({OTHER})),
+        ]
+        run_view = await hears(coordinator, membership, *old)
+        assert (run_view.session, epochs(run_view), run_view.round_number) == (1, [1, 2], 4)
+        await membership.rejoin(run_view.session)
+        run_view = membership.run_view
+        assert (run_view.session, epochs(run_view), run_view.round_number) == (2, [], 0)
+        assert run_view.assignment_of(ME, 4) is None
+        assert run_view.place_of(ME) is None
+        assert run_view.banned == {OTHER}, "nobody deals with it, until the coordinator has said otherwise"
         await asyncio.sleep(2)
         assert len(coordinator.calls["watch"]) == 2
-        standing = await hears(coordinator, membership, news(plan_of(3, 9, ME), PLACE, round=8))
-        assert (epochs(standing), standing.round) == ([3], 8)
+        run_view = await hears(coordinator, membership, news(plan_of(3, 9, ME), PLACE, round_number=8))
+        assert (epochs(run_view), run_view.round_number) == ([3], 8)
 
     play(scenario)
 
@@ -170,7 +177,7 @@ def test_all_who_find_out_that_the_session_is_over_join_once() -> None:
         await asyncio.sleep(10)
         await membership.rejoin(1)
         assert len(coordinator.calls["join"]) == 1
-        assert membership.standing.session == 2
+        assert membership.run_view.session == 2
 
     play(scenario)
 
@@ -182,7 +189,7 @@ def test_who_was_taken_for_lost_joins_again_by_itself(call: str) -> None:
         if call == "watch":
             coordinator.tell(LOST)
         assert (
-            await membership.until(lambda standing: standing.session if standing.session > 1 else None) == 2
+            await membership.until(lambda run_view: run_view.session if run_view.session > 1 else None) == 2
         )
 
     play(scenario)
@@ -218,7 +225,7 @@ def test_retries_are_jittered_so_that_nodes_do_not_come_in_step(call: str, secon
         coordinator.trouble = {}
         if joining is not None:
             await joining
-            assert membership.standing.session == 2
+            assert membership.run_view.session == 2
 
     play(scenario)
 
@@ -265,7 +272,7 @@ def test_a_node_that_was_suspended_does_not_take_the_coordinator_for_away() -> N
 def test_a_heartbeat_says_when_offers_close_and_which_round_is_open() -> None:
     async def scenario(coordinator: Coordinator, membership: Membership) -> None:
         coordinator.pulse = Pulse(7, 10.0)
-        await membership.until(lambda standing: standing.round == 7 or None)
+        await membership.until(lambda run_view: run_view.round_number == 7 or None)
         assert membership.closes_in(7) == pytest.approx(10.0)
         assert membership.closes_in(8) is None
         assert (membership.closes_in(6) or 0) < 0
@@ -280,15 +287,15 @@ def test_the_averagers_hear_of_peers_before_anybody_acts_on_it() -> None:
         told: list[tuple[Set[PeerId], list[int]]] = []
 
         async def admit(peers: Set[PeerId], banned: Set[PeerId]) -> None:
-            told.append((peers, epochs(membership.standing)))
+            told.append((peers, epochs(membership.run_view)))
             if len(told) == 2:
                 raise HetnodeError(ErrorCode.DHT_UNREACHABLE, "Nobody is there.", "Wait.")
 
         await membership.attach(admit)
         plans = [plan_of(1, 1, OTHER), plan_of(2, 3, ME)]
-        standing = await hears(coordinator, membership, *(news(plan) for plan in plans), news(plans[1]))
+        run_view = await hears(coordinator, membership, *(news(plan) for plan in plans), news(plans[1]))
         assert told == [(set(), []), ({OTHER}, []), ({ME, OTHER}, [1])]
-        assert epochs(standing) == [1, 2], "a DHT that is away keeps no plan from this node"
+        assert epochs(run_view) == [1, 2], "a DHT that is away keeps no plan from this node"
 
     play(scenario)
 

@@ -78,13 +78,13 @@ def test_replicas_that_apply_the_same_rounds_stay_equal_in_every_bit(codec: dict
     replicas = [Replica(spec, seed) for seed in range(3)]
     follower = EmbeddingFollower(spec, initial_parameters(spec, 0)["emb"])
     digests = {replicas[0].outer.digest()}
-    for round_ in range(4):
+    for round_number in range(4):
         payloads = []
         for replica in replicas:
             replica.train()
-            payloads.append((replica.propose(), 1.0 + round_))
+            payloads.append((replica.propose(), 1.0 + round_number))
         # In round 2 the manifest leaves out the last replica.
-        included = 2 if round_ == 2 else 3
+        included = 2 if round_number == 2 else 3
         for index, replica in enumerate(replicas):
             replica.outer.commit(payloads[:included], index < included, replica.local)
         follower.commit(payloads[:included])

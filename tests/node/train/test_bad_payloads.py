@@ -98,7 +98,7 @@ class Round:
         descriptor = PayloadDescriptor(
             run=SPEC.run_id,
             stage=0,
-            round=self.number,
+            round_number=self.number,
             owner=self.bad.identity.peer,
             anchor_digest=str(digest),
             codec=self.codec,
@@ -115,7 +115,7 @@ class Round:
         gathered = await bad.hivemind.exchange(
             0, self.number, served, descriptor, group, expected=3, deadline=SPEC.timing.fetch
         )
-        await bad.coordinator.report(0, descriptor.round, gathered.held, (), PATIENT)
+        await bad.coordinator.report(0, descriptor.round_number, gathered.held, (), PATIENT)
 
     async def is_refused(self, descriptor: PayloadDescriptor, code: ErrorCode) -> None:
         """The bad one offers `descriptor`, is refused, and then lets the others go on."""
@@ -197,7 +197,7 @@ async def _membership(peer: Peer, stack: AsyncExitStack) -> Membership:
     membership = Membership(peer.coordinator, join, SPEC.timing.heartbeat)
     keeping = asyncio.create_task(membership.keep())
     stack.callback(keeping.cancel)
-    await membership.until(lambda standing: standing.newest)
+    await membership.until(lambda run_view: run_view.newest)
     return membership
 
 

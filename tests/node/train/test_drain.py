@@ -21,7 +21,7 @@ from node.command_runner import LEAVE, LEAVE_AT_ONCE
 from node.folder import locked, note_folder, noted_folder, runner_of, settle_in
 from node.net.coordinator_client import CoordinatorClient
 from node.net.link import Link
-from node.net.membership import Membership, Standing
+from node.net.membership import Membership, RunView
 from node.runtime import _announce
 from node.security import credentials
 from node.train.pipeline import Pipeline
@@ -86,10 +86,10 @@ def test_who_is_asked_too_late_for_the_next_plan_parts_from_its_neighbours(
     parted: list[str] = []
 
     async def scenario(swarm: VirtualSwarm) -> None:
-        async def ask_then_validate(self: Pipeline, round_: int) -> float:
-            if (here(), round_) == ("p", 3):
+        async def ask_then_validate(self: Pipeline, round_number: int) -> float:
+            if (here(), round_number) == ("p", 3):
                 swarm.drain("p")
-            return await validate(self, round_)
+            return await validate(self, round_number)
 
         async def note_then_part(self: Link, deadline: float) -> None:
             parted.append(here())
@@ -226,7 +226,7 @@ async def test_whoever_has_joined_anew_says_again_that_it_is_about_to_leave() ->
     async with asyncio.timeout(10):
         for session in (2, 3, 4):
             await told.get()
-            await membership._set(Standing(session))
+            await membership._set(RunView(session))
         await told.get()
     announcing.cancel()
 

@@ -23,23 +23,23 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> PayloadStore:
     return PayloadStore(tmp_path if request.param == "on disk" else FULL, keep_rounds=3)
 
 
-def put(store: PayloadStore, round: int, payload: bytes) -> str:
+def put(store: PayloadStore, round_number: int, payload: bytes) -> str:
     sha256 = hashlib.sha256(payload).hexdigest()
-    store.put(round, sha256, payload)
+    store.put(round_number, sha256, payload)
     return sha256
 
 
 def rounds_of(store: PayloadStore, rounds: Iterable[int], sha256: str) -> list[int]:
-    return [round for round in rounds if store.get(round, sha256) is not None]
+    return [round_number for round_number in rounds if store.get(round_number, sha256) is not None]
 
 
 def test_a_payload_is_found_under_its_round_and_hash_alone(store: PayloadStore) -> None:
     sha256 = put(store, 1, b"payload")
     assert store.has(1, sha256)
     assert store.get(1, sha256) == b"payload"
-    for round, other in ((1, "0" * 64), (2, sha256)):
-        assert not store.has(round, other)
-        assert store.get(round, other) is None
+    for round_number, other in ((1, "0" * 64), (2, sha256)):
+        assert not store.has(round_number, other)
+        assert store.get(round_number, other) is None
 
 
 @pytest.mark.parametrize("size", [0, 1, 99, 100, 101, 250])
@@ -51,16 +51,16 @@ def test_a_payload_comes_in_pieces_of_at_most_the_size_asked_for(store: PayloadS
 
 
 def test_forgetting_drops_the_rounds_before(store: PayloadStore) -> None:
-    for round in (2, 3):
-        sha256 = put(store, round, b"payload")
+    for round_number in (2, 3):
+        sha256 = put(store, round_number, b"payload")
     store.forget(before_round=3)
     assert rounds_of(store, (2, 3), sha256) == [3]
 
 
 def test_only_the_newest_rounds_are_kept_in_whatever_order_they_come(tmp_path: Path) -> None:
     store = PayloadStore(tmp_path, keep_rounds=3)
-    for round in (5, 9, 1, 7, 8):
-        sha256 = put(store, round, b"payload")
+    for round_number in (5, 9, 1, 7, 8):
+        sha256 = put(store, round_number, b"payload")
     assert rounds_of(store, range(10), sha256) == [7, 8, 9]
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "round-000007",
@@ -71,8 +71,8 @@ def test_only_the_newest_rounds_are_kept_in_whatever_order_they_come(tmp_path: P
 
 def test_a_payload_of_an_old_round_is_held_until_the_next_one_comes(tmp_path: Path) -> None:
     store = PayloadStore(tmp_path, keep_rounds=3)
-    for round in (9, 1):
-        sha256 = put(store, round, b"payload")
+    for round_number in (9, 1):
+        sha256 = put(store, round_number, b"payload")
     assert rounds_of(store, (1, 9), sha256) == [1, 9]
     put(store, 8, b"payload")
     assert rounds_of(store, (1, 8, 9), sha256) == [8, 9]
@@ -80,16 +80,20 @@ def test_a_payload_of_an_old_round_is_held_until_the_next_one_comes(tmp_path: Pa
 
 def test_rounds_without_payloads_count_as_rounds(tmp_path: Path) -> None:
     store = PayloadStore(tmp_path, keep_rounds=3)
-    for round in (1, 5):
-        sha256 = put(store, round, b"payload")
+    for round_number in (1, 5):
+        sha256 = put(store, round_number, b"payload")
     assert rounds_of(store, (1, 5), sha256) == [5]
 
 
 def test_a_new_store_on_the_same_folder_holds_what_was_held(tmp_path: Path) -> None:
     first = PayloadStore(tmp_path, keep_rounds=3)
-    held = {(round, put(first, round, payload)): payload for round in (4, 5) for payload in (b"a", b"b")}
+    held = {
+        (round_number, put(first, round_number, payload)): payload
+        for round_number in (4, 5)
+        for payload in (b"a", b"b")
+    }
     again = PayloadStore(tmp_path, keep_rounds=3)
-    assert {(round, sha256): again.get(round, sha256) for round, sha256 in held} == held
+    assert {(round_number, sha256): again.get(round_number, sha256) for round_number, sha256 in held} == held
     assert rounds_of(PayloadStore(tmp_path, keep_rounds=1), (4, 5), next(iter(held))[1]) == [5]
 
 
@@ -133,10 +137,14 @@ def test_a_full_disk_is_told_once_and_the_round_goes_on_from_memory(
     store = PayloadStore(tmp_path, keep_rounds=9)
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
         patch.setattr(os, "fsync", _full)
-        hashes = [put(store, round, bytes([round])) for round in (1, 2, 3)]
+        hashes = [put(store, round_number, bytes([round_number])) for round_number in (1, 2, 3)]
     assert [record.getMessage().split()[0] for record in caplog.records] == ["[disk-full]"]
     # Memory is for the rounds under way only.
-    assert [store.get(round, sha256) for round, sha256 in enumerate(hashes, 1)] == [None, b"\2", b"\3"]
+    assert [store.get(round_number, sha256) for round_number, sha256 in enumerate(hashes, 1)] == [
+        None,
+        b"\2",
+        b"\3",
+    ]
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
     sha256 = put(store, 4, b"payload")
     assert PayloadStore(tmp_path, keep_rounds=9).get(4, sha256) == b"payload"

@@ -8,10 +8,10 @@ from node.views.status import replica_table
 from protocol.pb import hetnode_pb2 as pb
 
 
-def measured(peer: str, round_: int, position: int, sent: int) -> pb.Measurement:
+def measured(peer: str, round_number: int, position: int, sent: int) -> pb.Measurement:
     return pb.Measurement(
         peer=peer,
-        round=round_,
+        round=round_number,
         replica=1,
         position=position,
         complete=position == 1,

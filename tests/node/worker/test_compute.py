@@ -119,7 +119,7 @@ def test_a_checkpointed_swarm_has_the_bits_of_another(stream: SampleStream) -> N
     spec = spec_of_two(**{"swarm.replicas": 1, "swarm.pipelines": 1})
     usual, other = LocalSwarm(spec, stream=stream), LocalSwarm(spec, CHECKPOINTED, stream)
     for _ in range(2):
-        assert other.round() == usual.round()
+        assert other.train_round() == usual.train_round()
         assert other.validate() == usual.validate()
 
 
@@ -155,9 +155,9 @@ def test_compiled_blocks_give_the_same_gradients_and_keep_their_parameters(
 def test_one_graph_serves_all_blocks_of_all_replicas(stream: SampleStream) -> None:
     torch._dynamo.utils.counters.clear()
     swarm = LocalSwarm(spec_of_two(**{"swarm.pipelines": 1}), Compute(compile=True), stream)
-    swarm.round()
+    swarm.train_round()
     swarm.validate()
-    swarm.round()
+    swarm.train_round()
     # Training of full replicas, and of members that get activations: theirs is wanted, and evaluation.
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     assert graphs <= 3

@@ -24,10 +24,10 @@ from protocol.wire.payload_codec import decode
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-def train(spec: RunSpec, members: list[Trainer], round_: int, first: int) -> float:
+def train(spec: RunSpec, members: list[Trainer], round_number: int, first: int) -> float:
     """One inner phase of a replica whose members hand their messages over directly."""
     for member in members:
-        member.begin_round(round_, range(first, first + spec.samples_per_round()))
+        member.begin_round(round_number, range(first, first + spec.samples_per_round()))
     for step in range(spec.inner.steps):
         for microbatch in range(spec.inner.microbatches):
             message = None
@@ -86,7 +86,7 @@ def test_compiled_and_checkpointed_members_learn_what_others_learn() -> None:
     losses = []
     for compute in computes:
         swarm = LocalSwarm(spec, compute, resident=1)
-        reports = [swarm.round() for _ in range(2)]
+        reports = [swarm.train_round() for _ in range(2)]
         losses.append([*(report.train_loss for report in reports), *swarm.validate()])
         assert all(report.contributions == (2,) * spec.swarm.stages for report in reports)
     for other in losses[1:]:
@@ -96,7 +96,7 @@ def test_compiled_and_checkpointed_members_learn_what_others_learn() -> None:
 def test_a_swarm_saved_on_a_gpu_is_restored_with_the_same_bits(tmp_path: Path) -> None:
     spec = resolve("nano", overrides={"swarm.replicas": 1, "swarm.pipelines": 1, "rounds": 2})
     swarm, other = LocalSwarm(spec, Compute("cuda"), resident=1), LocalSwarm(spec, Compute("cuda"))
-    swarm.round()
+    swarm.train_round()
     swarm.save(tmp_path)
     assert other.restore(tmp_path)
     assert other.position == 1
@@ -121,7 +121,7 @@ def test_replicas_that_wait_are_not_in_the_memory_of_the_gpu() -> None:
         gc.collect()
         before = torch.cuda.memory_allocated()
         swarm = LocalSwarm(spec, Compute("cuda"), resident=resident)
-        swarm.round()
+        swarm.train_round()
         swarm.validate()
         return torch.cuda.memory_allocated() - before
 
@@ -136,8 +136,8 @@ def spec_stages(spec: RunSpec) -> range:
 def test_replicas_on_gpu_and_cpu_learn_alike_and_hold_the_same_anchor(dtype: str) -> None:
     spec = resolve("nano", overrides={"link.dtype": dtype, "inner.steps": 5, "rounds": 3})
     replicas = [replica(spec, "cpu", 1), replica(spec, "cuda", 1), replica(spec, "cuda", 2)]
-    for round_ in range(1, 4):
-        losses = [train(spec, members, round_, 1000 * round_) for members in replicas]
+    for round_number in range(1, 4):
+        losses = [train(spec, members, round_number, 1000 * round_number) for members in replicas]
         assert losses[0] == pytest.approx(losses[1], rel=0.05)
         assert losses[0] == pytest.approx(losses[2], rel=0.05)
         for stage in range(spec.swarm.stages):
@@ -145,9 +145,11 @@ def test_replicas_on_gpu_and_cpu_learn_alike_and_hold_the_same_anchor(dtype: str
             proposals = [host.propose(stage) for host in hosts]
             payloads = [(payload, 1.0) for payload in proposals if payload is not None]
             assert len(payloads) == 3
-            assert len({host.commit(stage, round_, payloads, mine_included=True) for host in hosts}) == 1
+            assert (
+                len({host.commit(stage, round_number, payloads, mine_included=True) for host in hosts}) == 1
+            )
             if stage == 0:
-                replicas[2][1].commit_embedding(round_, payloads)
+                replicas[2][1].commit_embedding(round_number, payloads)
         assert len({member.embedding_digest() for members in replicas for member in members}) == 1
         for members in replicas:
             for member in members:

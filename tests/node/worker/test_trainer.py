@@ -22,7 +22,7 @@ import torch
 from node.data.stream import open_stream
 from node.ipc.channel import Buffer, Reply
 from node.model.stage import Stage, next_token_loss
-from node.net.link import LinkLimits, LinkServer, Place, dial
+from node.net.link import LinkEndpoint, LinkLimits, LinkServer, dial
 from node.optimizer.schedule import learning_rate
 from node.security.credentials import Credentials
 from node.train.pipeline import Pipeline
@@ -105,7 +105,7 @@ class RunningReplica:
         await self.connect()
         limits = LinkLimits(frame_limit(self.spec), 12)
         places = [
-            Place(self.spec.run_id, self.spec.hash, member.peer, self.replica.index, position)
+            LinkEndpoint(self.spec.run_id, self.spec.hash, member.peer, self.replica.index, position)
             for position, member in enumerate(self.replica.members)
         ]
         upstream: list[Any] = [None]
@@ -142,24 +142,24 @@ class RunningReplica:
         for pipeline in self.pipelines:
             pipeline.adopt(self.plan, replica)
 
-    async def inner_phase(self, round_: int, first_sample: int) -> float:
+    async def inner_phase(self, round_number: int, first_sample: int) -> float:
         """Train one round; returns the mean training loss."""
         microbatches = self.spec.microbatches_of(self.replica)
         samples = [first_sample, first_sample + self.spec.samples_per_round(microbatches)]
 
         async def member(pipeline: Pipeline, worker: ThreadWorker) -> float:
-            await worker.call("begin_round", {"round": round_, "samples": samples})
+            await worker.call("begin_round", {"round": round_number, "samples": samples})
             for step in count():
-                if not await pipeline.phase(round_, step, step < self.spec.inner.steps):
+                if not await pipeline.phase(round_number, step, step < self.spec.inner.steps):
                     break
-                await pipeline.inner_step(round_, step)
+                await pipeline.inner_step(round_number, step)
             return float((await worker.call("end_inner_phase", {})).body["loss"])
 
         losses = await asyncio.gather(*map(member, self.pipelines, self.workers))
         return losses[-1]
 
-    async def validate(self, round_: int) -> float:
-        return (await asyncio.gather(*(pipeline.validate(round_) for pipeline in self.pipelines)))[-1]
+    async def validate(self, round_number: int) -> float:
+        return (await asyncio.gather(*(pipeline.validate(round_number) for pipeline in self.pipelines)))[-1]
 
     def trainer_of(self, stage: int) -> Trainer:
         return next(worker.trainer for worker in self.workers if stage in worker.trainer.stages)
@@ -173,13 +173,13 @@ class RunningReplica:
         }
 
     def commit(
-        self, stage: int, round_: int, payloads: list[tuple[bytes, float]], mine_included: bool = True
+        self, stage: int, round_number: int, payloads: list[tuple[bytes, float]], mine_included: bool = True
     ) -> str:
-        digest = self.trainer_of(stage).commit(stage, round_, payloads, mine_included)
+        digest = self.trainer_of(stage).commit(stage, round_number, payloads, mine_included)
         if stage == 0:
             for worker in self.workers:
                 if not worker.trainer.hosts_first:
-                    worker.trainer.commit_embedding(round_, payloads)
+                    worker.trainer.commit_embedding(round_number, payloads)
         return digest
 
 
@@ -370,15 +370,15 @@ async def test_anchors_of_full_and_pipeline_replicas_are_bit_equal_after_every_r
         replicas = [RunningReplica(spec, 1, 0), RunningReplica(spec, 2, 1), RunningReplica(spec, 4, 2)]
         for replica in replicas:
             await replica.start(stack)
-        for round_ in range(1, 4):
+        for round_number in range(1, 4):
             for number, replica in enumerate(replicas):
-                first = ((round_ - 1) * len(replicas) + number) * spec.samples_per_round()
-                await replica.inner_phase(round_, first)
+                first = ((round_number - 1) * len(replicas) + number) * spec.samples_per_round()
+                await replica.inner_phase(round_number, first)
             for stage in range(spec.swarm.stages):
                 proposals = [replica.trainer_of(stage).propose(stage) for replica in replicas]
                 payloads = [(proposal, 1.0) for proposal in proposals if proposal is not None]
                 assert len(payloads) == 3
-                assert len({replica.commit(stage, round_, payloads) for replica in replicas}) == 1
+                assert len({replica.commit(stage, round_number, payloads) for replica in replicas}) == 1
             embeddings = {
                 worker.trainer.embedding_digest() for replica in replicas for worker in replica.workers
             }
@@ -392,12 +392,14 @@ async def test_one_full_replica_with_dense_exchange_equals_the_plain_loop() -> N
     async with AsyncExitStack() as stack:
         replica = RunningReplica(spec, 1)
         await replica.start(stack)
-        for round_ in range(1, 4):
-            losses.append(await replica.inner_phase(round_, (round_ - 1) * spec.samples_per_round()))
+        for round_number in range(1, 4):
+            losses.append(
+                await replica.inner_phase(round_number, (round_number - 1) * spec.samples_per_round())
+            )
             for stage in range(spec.swarm.stages):
                 proposal = replica.trainer_of(stage).propose(stage)
                 assert proposal is not None
-                replica.commit(stage, round_, [(proposal, 1.0)])
+                replica.commit(stage, round_number, [(proposal, 1.0)])
     per_round = [sum(pair) / 2 for pair in zip(expected_losses[::2], expected_losses[1::2], strict=True)]
     assert losses == pytest.approx(per_round, rel=1e-4)
     for name, parameter in replica.parameters().items():

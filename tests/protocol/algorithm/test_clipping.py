@@ -322,7 +322,7 @@ class TestEnvelope:
         [
             ({"run": "other"}, "run"),
             ({"stage": 0}, "stage"),
-            ({"round": 6}, "round is 6 instead of 7"),
+            ({"round_number": 6}, "round is 6 instead of 7"),
             ({"codec": "dense32-v1"}, "codec"),
             ({"anchor_digest": "b" * 64}, "anchor"),
         ],

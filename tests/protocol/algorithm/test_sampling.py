@@ -37,9 +37,9 @@ def test_successive_plans_assign_every_ordinal_exactly_once(
     first_sample, from_round = start, 3
     for epoch, (shares, rounds) in enumerate(phases):
         plan = _plan(shares, first_sample, from_round, epoch)
-        for round in range(from_round, from_round + rounds):
+        for round_number in range(from_round, from_round + rounds):
             for index in shares:
-                assigned += sample_range(plan, TEN, round, index)
+                assigned += sample_range(plan, TEN, round_number, index)
         from_round += rounds
         first_sample = next_first_sample(plan, TEN, from_round)
     assert sorted(assigned) == list(range(start, start + len(assigned)))

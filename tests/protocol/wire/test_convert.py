@@ -21,9 +21,9 @@ from protocol.types import (
     Dialer,
     DType,
     Estimates,
+    ExchangeGroup,
     FrameId,
     FrameKind,
-    Group,
     Link,
     LinkEstimate,
     ManifestEntry,
@@ -81,12 +81,12 @@ def plans(draw: st.DrawFn) -> Plan:
 @st.composite
 def descriptor_lists(draw: st.DrawFn, least: int = 0) -> tuple[PayloadDescriptor, ...]:
     """In canonical order, all of one stage and round."""
-    stage, round = draw(st.integers(0, 511)), draw(naturals)
+    stage, round_number = draw(st.integers(0, 511)), draw(naturals)
     return tuple(
         PayloadDescriptor(
             draw(words),
             stage,
-            round,
+            round_number,
             owner,
             draw(words),
             draw(words),
@@ -104,8 +104,10 @@ def decisions(draw: st.DrawFn) -> Decision:
     descriptors = draw(descriptor_lists())
     holders = st.lists(peers, min_size=1, max_size=3).map(tuple)
     entries = tuple(ManifestEntry(descriptor, draw(holders)) for descriptor in descriptors)
-    stage, round = (descriptors[0].stage, descriptors[0].round) if descriptors else (0, draw(naturals))
-    return Decision(stage, round, bool(entries), entries, draw(naturals), draw(words))
+    stage, round_number = (
+        (descriptors[0].stage, descriptors[0].round_number) if descriptors else (0, draw(naturals))
+    )
+    return Decision(stage, round_number, bool(entries), entries, draw(naturals), draw(words))
 
 
 @pytest.mark.parametrize(
@@ -121,7 +123,7 @@ def decisions(draw: st.DrawFn) -> Decision:
             convert.descriptor_to_pb,
             convert.descriptor_from_pb,
         ),
-        (st.builds(Group, words, descriptor_lists()), convert.group_to_pb, convert.group_from_pb),
+        (st.builds(ExchangeGroup, words, descriptor_lists()), convert.group_to_pb, convert.group_from_pb),
         (decisions(), convert.decision_to_pb, convert.decision_from_pb),
         (
             descriptor_lists(1).map(lambda found: Rejection(found[0], "not finite")),

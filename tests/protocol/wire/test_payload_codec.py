@@ -185,7 +185,7 @@ def test_all_that_is_not_chunks_is_below_one_percent_of_a_stage_of_ten_million(
     assert 10e6 < parameters < 15e6
     layout = PayloadLayout(shapes, spec.outer)
     descriptor = PayloadDescriptor(
-        run=spec.run_id, stage=4, round=10**6, owner=PeerId("12D3KooW" + 44 * "x"), anchor_digest=64 * "a",
+        run=spec.run_id, stage=4, round_number=10**6, owner=PeerId("12D3KooW" + 44 * "x"), anchor_digest=64 * "a",
         codec=layout.codec, weight=1.0, nbytes=layout.nbytes, sha256=64 * "b", signature=bytes(64),
     )  # fmt: skip
     envelope = len(descriptor_to_pb(descriptor).SerializeToString())

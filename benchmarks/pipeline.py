@@ -39,7 +39,8 @@ from benchmarks import tables
 from benchmarks.asking import ask
 from benchmarks.pipeline_member import member_name
 from benchmarks.shaping import Namespaces, Relays, Shaper
-from coordinator.placement.cost_model import LinkTime, message_bytes, step_time
+from coordinator.placement.cost_model import message_bytes
+from coordinator.placement.schedule import LinkTime, step_time
 from protocol.spec import RunSpec, resolve
 from tests.support.certificates import credentials
 

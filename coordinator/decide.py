@@ -11,7 +11,7 @@ from typing import assert_never
 
 from coordinator.membership.invites import create, enroll, permitted_role, revoke
 from coordinator.membership.validation import bad_request, check_welcome, live_peer
-from coordinator.placement.initial_placement import Waiting, group, measuring, missing, needed
+from coordinator.placement.initial_placement import group, measuring, missing, needed
 from coordinator.placement.vacancies import Vacancies, give_places
 from coordinator.rounds.attestation import attest, has_attested_last, unattested, unconfirmed
 from coordinator.rounds.rounds import advance, offer, report, resume, withhold
@@ -53,6 +53,7 @@ from coordinator.state.events import (
     RunFinished,
 )
 from coordinator.state.state import Peer, Phase, State
+from coordinator.state.text import Waiting
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec import RunSpec
 from protocol.trust.envelope import public_key_of

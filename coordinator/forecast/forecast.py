@@ -24,10 +24,11 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from coordinator.placement.cost_model import Survey, chain_time, compute_seconds, link_time, message_bytes
-from coordinator.placement.initial_placement import Waiting, group, survey_of
+from coordinator.placement.initial_placement import group, survey_of
 from coordinator.placement.rebalance import fair_shares, largest_share
 from coordinator.placement.schedule import LinkTime, StepTime, step_time
 from coordinator.state.state import Peer
+from coordinator.state.text import Waiting
 from protocol.spec import RunSpec
 from protocol.types import PeerId, Replica
 

@@ -8,16 +8,10 @@ from functools import lru_cache
 from itertools import accumulate, combinations, pairwise, permutations
 from math import comb, factorial, inf
 
-from coordinator.placement.cost_model import (
-    LinkTime,
-    Survey,
-    link_time,
-    memory_needed,
-    message_bytes,
-    microbatch_flops,
-    step_seconds,
-)
+from coordinator.placement.cost_model import Survey, link_time, memory_needed, message_bytes
+from coordinator.placement.schedule import LinkTime, step_seconds
 from coordinator.state.state import Peer
+from protocol.algorithm.flops import microbatch_flops
 from protocol.algorithm.microbatch_order import most_in_flight
 from protocol.spec import RunSpec
 from protocol.types import Capacity, StageRange

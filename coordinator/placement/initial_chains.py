@@ -23,7 +23,8 @@ from itertools import combinations
 from math import comb, inf
 
 from coordinator.placement.chain_search import Arrangement, Arranger
-from coordinator.placement.cost_model import StepTime, Survey, chain_time, choose_k, memory_needed
+from coordinator.placement.cost_model import Survey, chain_time, choose_k, memory_needed
+from coordinator.placement.schedule import StepTime
 from coordinator.state.state import Peer
 from coordinator.state.text import Waiting, counted
 from protocol.spec import RunSpec

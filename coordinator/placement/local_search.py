@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from coordinator.placement.cost_model import Survey, compute_seconds, link_time, message_bytes, step_seconds
+from coordinator.placement.cost_model import Survey, compute_seconds, link_time, message_bytes
 from coordinator.placement.eligibility import can_be_neighbours
-from coordinator.placement.initial_placement import links_between, short
+from coordinator.placement.initial_placement import links_between
+from coordinator.placement.schedule import step_seconds
+from coordinator.state.text import short
 from protocol.spec import RunSpec
 from protocol.types import Member, Replica
 

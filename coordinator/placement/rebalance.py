@@ -17,9 +17,10 @@ from math import ceil, floor
 
 from coordinator.placement.cost_model import Survey, choose_k, compute_seconds, message_bytes
 from coordinator.placement.eligibility import fits, is_synced, peer_rests_until
-from coordinator.placement.initial_placement import links_between, listed, short
+from coordinator.placement.initial_placement import links_between
 from coordinator.placement.local_search import MOST_COMPARED, SECONDS, Search, seconds_per_microbatch
 from coordinator.state.state import KEPT_ROUNDS, State
+from coordinator.state.text import listed, short
 from protocol.spec import RunSpec
 from protocol.types import Member, PeerId, Replica, ReservedAssignment, Role
 

@@ -20,9 +20,10 @@ from coordinator.placement.eligibility import (
     peer_rests_until,
     rests_until,
 )
-from coordinator.placement.initial_placement import Waiting, links_between, listed, short
+from coordinator.placement.initial_placement import links_between
 from coordinator.placement.rebalance import Tuner
 from coordinator.state.state import State, stages_of
+from coordinator.state.text import Waiting, listed, short
 from protocol.spec import RunSpec
 from protocol.types import Lifecycle, Member, PeerId, Plan, Replica, ReservedAssignment, Role
 

@@ -13,7 +13,6 @@ from dataclasses import replace
 
 from coordinator.membership.strikes import judge, note_rejections, strike
 from coordinator.membership.validation import bad_request, check_descriptor, host_of, live_peer
-from coordinator.placement.initial_placement import listed
 from coordinator.placement.replan import regroup
 from coordinator.placement.stage_moves import complete_a_pipeline, move_spares
 from coordinator.rounds.attestation import note_divergence, settled_digest
@@ -29,6 +28,7 @@ from coordinator.state.events import (
     RoundCommitted,
 )
 from coordinator.state.state import Phase, Round, State
+from coordinator.state.text import listed
 from protocol.algorithm.sampling import next_first_sample
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec import RunSpec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from coordinator.placement.initial_placement import Waiting, counted, group, listed, measuring, missing, short
+from coordinator.placement.initial_placement import group, measuring, missing
 from coordinator.placement.replan import shortages
 from coordinator.placement.vacancies import is_spare
 from coordinator.rounds.attestation import unattested, unconfirmed
@@ -40,6 +40,7 @@ from coordinator.state.events import (
     RunFinished,
 )
 from coordinator.state.state import Phase, State, stages_of
+from coordinator.state.text import Waiting, counted, listed, short
 from protocol.spec import RunSpec
 from protocol.types import PeerId, ReservedAssignment
 

@@ -15,8 +15,8 @@ from rich.console import Console
 
 from coordinator.forecast.forecast import forecast, proposed
 from coordinator.forecast.sweeps import scaling, utilization_against_bandwidth
-from coordinator.placement.initial_placement import Waiting
 from coordinator.state.state import Peer
+from coordinator.state.text import Waiting
 from node.cli.spec import Config, LinkK, Preset, Stages, Steps, spec_of
 from node.command_runner import bad_option
 from node.folder import usable

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from coordinator.command_loop import NEWS
-from coordinator.placement.initial_placement import Waiting, group
+from coordinator.placement.initial_placement import group
 from coordinator.state.apply import apply
 from coordinator.state.commands import Leave
 from coordinator.state.events import PeerJoined, PlaceGiven, PlanAdopted
+from coordinator.state.text import Waiting
 from node.net.coordinator_client import Admission, CoordinatorClient, PlanNews
+from node.net.link import Links
 from node.net.membership import Membership
-from node.runtime import Links
 from protocol.algorithm.sampling import sample_range
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec import RunSpec

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from coordinator.placement.initial_placement import short
 from coordinator.state.commands import Leave
 from coordinator.state.events import PayloadWithheld, PeerLost, PeerRetreated
+from coordinator.state.text import short
 from coordinator.status.messages import sentence
 from node.faults import Action, Moment
 from node.net.coordinator_client import CoordinatorClient

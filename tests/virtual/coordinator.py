@@ -12,8 +12,8 @@ from coordinator.api.access import Access
 from coordinator.app import TICK_SECONDS, restore
 from coordinator.authority import open_authority
 from coordinator.command_loop import CommandLoop
-from coordinator.decide import Start
 from coordinator.metrics import MetricsFile
+from coordinator.state.commands import Start
 from coordinator.state.events import Event
 from coordinator.state.state import State
 from coordinator.status.messages import describe

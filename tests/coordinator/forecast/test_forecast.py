@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from coordinator.forecast.forecast import Traffic, forecast, proposed, shared_out
 from coordinator.forecast.sweeps import scaling, utilization_against_bandwidth
-from coordinator.placement.cost_model import Survey, message_bytes, microbatch_flops
-from coordinator.placement.initial_placement import Waiting, links_between
+from coordinator.placement.cost_model import Survey, message_bytes
+from coordinator.placement.initial_placement import links_between
 from coordinator.state.state import Peer
+from coordinator.state.text import Waiting
+from protocol.algorithm.flops import microbatch_flops
 from protocol.spec import RunSpec, resolve
 from protocol.types import Capacity, Lifecycle, Member, PeerId, Replica, Role, StageRange
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from coordinator.state.commands import Retreat
 from coordinator.status.messages import waiting_of
-from tests.coordinator.placement.test_vacancies import A, C, attests, one_round, passes, started
-from tests.support.run_state import Run
+from tests.coordinator.placement.test_vacancies import A, C
+from tests.support.run_state import Run, attests, one_round, passes, started
 
 
 def gives_up(run: Run) -> None:

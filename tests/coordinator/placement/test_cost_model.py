@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from coordinator.placement import schedule
 from coordinator.placement.cost_model import (
-    LinkTime,
     Survey,
     chain_time,
     choose_k,
@@ -23,15 +22,14 @@ from coordinator.placement.cost_model import (
     link_time,
     memory_needed,
     message_bytes,
-    microbatch_flops,
     stage_parameters,
-    step_seconds,
-    step_time,
 )
+from coordinator.placement.schedule import LinkTime, step_seconds, step_time
 from node.ipc.channel import Reply
 from node.model.init import parameter_count
 from node.model.stage import Stage, next_token_loss
 from node.train.pipeline import Pipeline
+from protocol.algorithm.flops import microbatch_flops
 from protocol.spec import PRESETS, RunSpec, resolve
 from protocol.types import (
     Capacity,

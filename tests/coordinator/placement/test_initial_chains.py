@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from coordinator.placement import initial_chains
 from coordinator.placement.chain_search import least_seconds
-from coordinator.placement.cost_model import LinkTime, Survey, chain_time, memory_needed, step_seconds
+from coordinator.placement.cost_model import Survey, chain_time, memory_needed
 from coordinator.placement.initial_chains import Chain, form
+from coordinator.placement.schedule import LinkTime, step_seconds
 from coordinator.state.state import Peer
 from coordinator.state.text import Waiting
 from protocol.spec import RunSpec, resolve

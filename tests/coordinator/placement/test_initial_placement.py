@@ -8,8 +8,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.placement.initial_placement import Waiting, group, missing, needed
+from coordinator.placement.initial_placement import group, missing, needed
 from coordinator.state.state import Peer
+from coordinator.state.text import Waiting
 from protocol.spec import RunSpec, resolve
 from protocol.types import (
     Capacity,

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from coordinator.placement import local_search, rebalance
 from coordinator.placement.cost_model import Survey
-from coordinator.placement.initial_placement import short
 from coordinator.placement.rebalance import MOST_SHARE, fair_shares
 from coordinator.state.commands import Offer
+from coordinator.state.text import short
 from protocol.algorithm.sampling import sample_range
 from protocol.errors import ErrorCode
 from protocol.types import Member, Role

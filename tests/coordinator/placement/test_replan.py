@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from coordinator.placement.cost_model import memory_needed
 from coordinator.placement.eligibility import is_synced, peer_rests_until
-from coordinator.placement.initial_placement import links_between, short
+from coordinator.placement.initial_placement import links_between
 from coordinator.placement.replan import regroup
 from coordinator.state.apply import replay
 from coordinator.state.commands import Attest, Drain, Leave, Offer, Report, Retreat
 from coordinator.state.events import PeerJoined, PlaceGiven, PlanAdopted, RoundAborted
 from coordinator.state.state import Phase, State
+from coordinator.state.text import short
 from coordinator.status.messages import waiting_of
 from protocol.errors import ErrorCode
 from protocol.types import (

@@ -8,7 +8,6 @@ from itertools import pairwise
 import pytest
 
 from coordinator.placement.cost_model import memory_needed
-from coordinator.placement.initial_placement import short
 from coordinator.placement.vacancies import Vacancies, give_places
 from coordinator.rounds.attestation import locate
 from coordinator.state.apply import Transaction, apply, replay
@@ -23,6 +22,7 @@ from coordinator.state.events import (
     RoundAborted,
 )
 from coordinator.state.state import KEPT_ROUNDS, Phase, State
+from coordinator.state.text import short
 from coordinator.status.messages import sentence, waiting, waiting_of
 from protocol.algorithm.sampling import sample_range
 from protocol.errors import ErrorCode

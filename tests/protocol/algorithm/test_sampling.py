@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.data.shards import next_first_sample, place, sample_range
+from node.data.shards import place
+from protocol.algorithm.sampling import next_first_sample, sample_range
 from protocol.spec import resolve
 from protocol.types import Member, PeerId, Plan, Replica, StageRange
 

@@ -257,7 +257,7 @@ async def _enter_dht(node: _Joined, processes: AsyncExitStack) -> Hivemind:
     """A place in the hivemind network, which `processes` ends."""
     options, admission, credentials = node.options, node.admission(), node.coordinator.credentials
     hivemind = await Hivemind.start(
-        identity=node.security.identity,
+        identity=node.identity,
         certificate=credentials.certificate_file,
         authority=credentials.authority_file,
         run=node.spec.run_id,
@@ -274,7 +274,7 @@ async def _enter_dht(node: _Joined, processes: AsyncExitStack) -> Hivemind:
 
 async def _train_in_place(node: _Joined, worker: Child, hivemind: Hivemind) -> tuple[End, Path]:
     """Train in the place that this node has; how that has ended, and where its checkpoint is."""
-    options, identity, membership = node.options, node.security.identity, node.membership
+    options, identity, membership = node.options, node.identity, node.membership
     async with asyncio.TaskGroup() as group:
         background = [group.create_task(_guard(worker))]
         await membership.attach(hivemind.admit)

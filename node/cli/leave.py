@@ -161,15 +161,15 @@ async def _farewell(node: Node) -> None:
     from node.net.coordinator_client import CoordinatorClient  # noqa: PLC0415
     from node.security.identity import open_identity  # noqa: PLC0415
 
-    if node.security.credentials is None or node.security.identity is None:
+    if node.credentials is None or node.identity is None:
         raise HetnodeError(
             ErrorCode.NO_CREDENTIALS,
             f"No node runs in {node.folder}, and its credentials are not among this user's.",
             "Name the folder of its credentials: that of its --identity, NAME.runs/RUN.",
         )
-    known = credentials.load(node.security.credentials)
+    known = credentials.load(node.credentials)
     credentials.check_in_date(known, time.time())
-    coordinator = CoordinatorClient(known, open_identity(node.security.identity))
+    coordinator = CoordinatorClient(known, open_identity(node.identity))
     try:
         await coordinator.leave("left by hand")
     except HetnodeError as error:

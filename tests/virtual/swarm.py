@@ -290,7 +290,7 @@ class VirtualSwarm:
             invite=None, run=self.spec.run_id, role=node.role, folder=node.folder, advertise=node.name
         )
         try:
-            return await run_node(options, node.security.identity, node.leaving)
+            return await run_node(options, node.identity, node.leaving)
         except (HetnodeError, BaseExceptionGroup) as error:
             first = first_error(error)
             if isinstance(first, HetnodeError):

@@ -203,9 +203,9 @@ async def network(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Net
 async def admit(network: Network, *others: Node, banned: Sequence[Node] = ()) -> None:
     """The plan has places for alice, bob, carol and the others."""
     members = (network.alice, network.bob, network.carol)
-    peers = [node.security.identity.peer for node in (*members, *others)]
+    peers = [node.identity.peer for node in (*members, *others)]
     for node in members:
-        await node.hivemind.admit(peers, [node.security.identity.peer for node in banned])
+        await node.hivemind.admit(peers, [node.identity.peer for node in banned])
 
 
 async def test_the_peer_id_is_the_one_that_libp2p_derives(network: Network) -> None:
@@ -385,7 +385,7 @@ async def test_a_peer_that_nobody_can_dial_takes_part(network: Network, tmp_path
     try:
         assert dialer.hivemind.addresses == ()
         await admit(network, dialer)
-        await dialer.hivemind.admit([node.security.identity.peer for node in (*others, dialer)])
+        await dialer.hivemind.admit([node.identity.peer for node in (*others, dialer)])
         nodes = (*others, dialer)
         payloads = [os.urandom(CAPACITY) for _ in nodes]
         descriptors = [node.descriptor(payload, 1, 16) for node, payload in zip(nodes, payloads, strict=True)]

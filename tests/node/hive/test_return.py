@@ -58,7 +58,7 @@ class Swarm:
         return self.bootstrap.hivemind.addresses
 
     async def admit(self) -> None:
-        peers = [node.security.identity.peer for node in self.nodes.values()]
+        peers = [node.identity.peer for node in self.nodes.values()]
         for node in self.nodes.values():
             await node.hivemind.admit(peers)
 

@@ -28,8 +28,8 @@ from protocol.trust.tls import (
     tls_key_from_der,
     tls_name,
 )
+from tests.builders import keyed
 from tests.support.coordinator_process import new_key, spki
-from tests.support.run_state import keyed
 
 A = keyed(0)
 

@@ -12,7 +12,7 @@ from coordinator.command_loop import STALL_SECONDS, CommandLoop, steady_wall_clo
 from coordinator.state.state import State
 from coordinator.store import MemoryStore
 from protocol.types import Role
-from tests.support.run_state import keyed, spec_of
+from tests.builders import keyed, spec_of
 
 SPEC = spec_of(replicas=2)
 

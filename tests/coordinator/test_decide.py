@@ -31,7 +31,8 @@ from protocol.algorithm.sampling import sample_range
 from protocol.errors import ErrorCode
 from protocol.spec import RunSpec
 from protocol.types import PROTOCOL_VERSION, Decision, Estimates, Lifecycle, LinkEstimate, PeerId, Role
-from tests.support.run_state import Keyed, Run, anchor_of, keyed, spec_of, tampered
+from tests.builders import Keyed, anchor_of, keyed, spec_of, tampered
+from tests.support.coordinator_run import Run
 
 A, B, C, D = (keyed(i) for i in range(4))
 
@@ -39,9 +40,9 @@ A, B, C, D = (keyed(i) for i in range(4))
 def started(spec: RunSpec, *roles: Role) -> Run:
     """A run whose peers A, B, ... have joined in these roles."""
     run = Run(spec)
-    run.does(Start())
+    run.accept(Start())
     for i, role in enumerate(roles):
-        run.does(keyed(i).join(spec, role))
+        run.accept(keyed(i).join(spec, role))
     return run
 
 
@@ -61,11 +62,11 @@ def settle(run: Run, stage: int, round_number: int, hosts: list) -> Decision:
     """All of `hosts` offer, hold everything, report, and attest."""
     payloads = [host.payload(run.spec, stage, round_number) for host in hosts]
     for host, payload in zip(hosts, payloads, strict=True):
-        run.does(Offer(host.peer, payload))
+        run.accept(Offer(host.peer, payload))
     for host in hosts:
-        run.does(Report(host.peer, stage, round_number, tuple(payloads)))
+        run.accept(Report(host.peer, stage, round_number, tuple(payloads)))
     for host in hosts:
-        run.does(Attest(host.peer, stage, round_number, "stage", anchor_of(stage, round_number)))
+        run.accept(Attest(host.peer, stage, round_number, "stage", anchor_of(stage, round_number)))
     return run.state.decisions[stage, round_number]
 
 
@@ -73,70 +74,70 @@ class TestJoin:
     def test_another_protocol_version_is_refused_with_both_versions(self) -> None:
         run = Run(spec_of())
         wrong = replace(A.join(run.spec), protocol_version=7, spec_hash="also wrong", peer=PeerId("?"))
-        cause = run.refuses(wrong, ErrorCode.VERSION_MISMATCH).cause
+        cause = run.refuse(wrong, ErrorCode.VERSION_MISMATCH).cause
         assert f"version {PROTOCOL_VERSION}" in cause
         assert "7" in cause
 
     def test_another_spec_is_refused_with_both_full_hashes(self) -> None:
         run, other = Run(spec_of()), spec_of(rounds=9)
-        cause = run.refuses(replace(A.join(run.spec), spec_hash=other.hash), ErrorCode.SPEC_MISMATCH).cause
+        cause = run.refuse(replace(A.join(run.spec), spec_hash=other.hash), ErrorCode.SPEC_MISMATCH).cause
         assert run.spec.hash in cause
         assert other.hash in cause
 
     def test_a_node_without_spec_is_accepted(self) -> None:
         run = Run(spec_of())
-        assert run.does(replace(A.join(run.spec), spec_hash=""))
+        assert run.accept(replace(A.join(run.spec), spec_hash=""))
 
     @pytest.mark.parametrize("name", ["", "peer", "1" * 65, A.peer[:-1], "0OIl"])
     def test_a_name_that_is_no_peer_id_is_refused(self, name: str) -> None:
         run = Run(spec_of())
-        run.refuses(replace(A.join(run.spec), peer=PeerId(name)), ErrorCode.BAD_REQUEST)
+        run.refuse(replace(A.join(run.spec), peer=PeerId(name)), ErrorCode.BAD_REQUEST)
 
     def test_a_live_peer_cannot_join_twice_but_a_gone_one_can_return_before_the_start(self) -> None:
         run = Run(spec_of())
-        run.does(A.join(run.spec))
-        run.refuses(A.join(run.spec, Role.STAGE), ErrorCode.ALREADY_ACTIVE)
-        run.does(Heartbeat(A.peer, 0, 0))
-        run.refuses(A.join(run.spec), ErrorCode.ALREADY_ACTIVE)
-        run.does(Leave(A.peer, "changed my mind"))
-        run.does(A.join(run.spec))
+        run.accept(A.join(run.spec))
+        run.refuse(A.join(run.spec, Role.STAGE), ErrorCode.ALREADY_ACTIVE)
+        run.accept(Heartbeat(A.peer, 0, 0))
+        run.refuse(A.join(run.spec), ErrorCode.ALREADY_ACTIVE)
+        run.accept(Leave(A.peer, "changed my mind"))
+        run.accept(A.join(run.spec))
         assert run.state.peers[A.peer].arrival == 2
 
     def test_a_surplus_peer_is_told_what_is_missing(self) -> None:
         run = Run(spec_of(2, 1, 1))
-        run.does(A.join(run.spec))
-        refusal = run.refuses(B.join(run.spec), ErrorCode.RUN_FULL)
+        run.accept(A.join(run.spec))
+        refusal = run.refuse(B.join(run.spec), ErrorCode.RUN_FULL)
         assert "2 more stage peers (0 of 2 here)" in refusal.cause
 
     def test_one_more_stage_peer_is_taken_where_two_could_not_be_neighbours(self) -> None:
         run = Run(spec_of(2, 0, 1))
-        run.does(A.join(run.spec, Role.STAGE, endpoint=""))
-        run.does(B.join(run.spec, Role.STAGE, endpoint=""))
-        run.refuses(C.join(run.spec, Role.STAGE, endpoint=""), ErrorCode.RUN_FULL)
-        run.does(C.join(run.spec, Role.STAGE))
+        run.accept(A.join(run.spec, Role.STAGE, endpoint=""))
+        run.accept(B.join(run.spec, Role.STAGE, endpoint=""))
+        run.refuse(C.join(run.spec, Role.STAGE, endpoint=""), ErrorCode.RUN_FULL)
+        run.accept(C.join(run.spec, Role.STAGE))
         assert [m.peer for m in run.state.plans[0].replicas[0].members] == [A.peer, C.peer]
 
     def test_a_peer_heard_of_within_two_heartbeats_is_another_node_of_that_identity(self, run: Run) -> None:
-        run.does(Heartbeat(A.peer, 0, 0))
+        run.accept(Heartbeat(A.peer, 0, 0))
         run.now += 2 * run.spec.timing.heartbeat
-        run.refuses(A.join(run.spec), ErrorCode.ALREADY_ACTIVE)
+        run.refuse(A.join(run.spec), ErrorCode.ALREADY_ACTIVE)
         run.now += 0.1
-        lost, joined, *_ = run.does(A.join(run.spec))
+        lost, joined, *_ = run.accept(A.join(run.spec))
         assert isinstance(lost, PeerLost)
         assert isinstance(joined, PeerJoined)
 
     def test_a_join_whose_answer_was_lost_may_be_repeated(self) -> None:
         run = Run(spec_of())
-        run.does(A.join(run.spec))
-        assert run.does(A.join(run.spec)) == ()
-        run.does(B.join(run.spec))
-        assert run.does(B.join(run.spec)) == ()
+        run.accept(A.join(run.spec))
+        assert run.accept(A.join(run.spec)) == ()
+        run.accept(B.join(run.spec))
+        assert run.accept(B.join(run.spec)) == ()
 
     def test_the_last_peer_needed_starts_the_run_in_the_same_step(self) -> None:
         run = Run(spec_of())
-        run.does(A.join(run.spec))
+        run.accept(A.join(run.spec))
         assert run.state.phase is Phase.GATHERING
-        joined, adopted = run.does(B.join(run.spec))
+        joined, adopted = run.accept(B.join(run.spec))
         assert isinstance(joined, PeerJoined)
         assert isinstance(adopted, PlanAdopted)
         assert (adopted.plan.epoch, adopted.plan.from_round, adopted.plan.first_sample) == (1, 1, 0)
@@ -146,8 +147,8 @@ class TestJoin:
 
 class TestOffers:
     def test_the_group_closes_with_the_last_offer_in_canonical_order(self, run: Run) -> None:
-        assert len(run.does(Offer(A.peer, A.payload(run.spec, 0, 1)))) == 1
-        events = run.does(Offer(B.peer, B.payload(run.spec, 0, 1)))
+        assert len(run.accept(Offer(A.peer, A.payload(run.spec, 0, 1)))) == 1
+        events = run.accept(Offer(B.peer, B.payload(run.spec, 0, 1)))
         assert [type(event) for event in events] == [PayloadOffered, GroupClosed]
         group = run.state.round_of(0, 1).group
         assert group is not None
@@ -155,31 +156,31 @@ class TestOffers:
 
     def test_the_same_offer_again_changes_nothing(self, run: Run) -> None:
         offer = Offer(A.peer, A.payload(run.spec, 0, 1))
-        run.does(offer)
-        assert run.does(offer) == ()
+        run.accept(offer)
+        assert run.accept(offer) == ()
 
     def test_another_payload_of_the_same_peer_is_refused(self, run: Run) -> None:
-        run.does(Offer(A.peer, A.payload(run.spec, 0, 1)))
-        run.refuses(Offer(A.peer, A.payload(run.spec, 0, 1, weight=2.0)), ErrorCode.BAD_REQUEST)
+        run.accept(Offer(A.peer, A.payload(run.spec, 0, 1)))
+        run.refuse(Offer(A.peer, A.payload(run.spec, 0, 1, weight=2.0)), ErrorCode.BAD_REQUEST)
 
     def test_the_window_closes_the_group_without_the_slow(self, run: Run) -> None:
-        run.does(Offer(A.peer, A.payload(run.spec, 0, 1)))
+        run.accept(Offer(A.peer, A.payload(run.spec, 0, 1)))
         beats(run, run.spec.timing.least_window - 1, A, B)
         assert run.state.round_of(0, 1).group is None
         beats(run, 1, A, B)
         group = run.state.round_of(0, 1).group
         assert group is not None
         assert [d.owner for d in group.descriptors] == [A.peer]
-        assert run.does(Offer(B.peer, B.payload(run.spec, 0, 1))) == (), "a late offer is not an error"
+        assert run.accept(Offer(B.peer, B.payload(run.spec, 0, 1))) == (), "a late offer is not an error"
 
     def test_a_lost_peer_is_waited_for_no_longer(self, run: Run) -> None:
-        run.does(Offer(A.peer, A.payload(run.spec, 0, 1)))
-        events = run.does(Leave(B.peer, "interrupted"))
+        run.accept(Offer(A.peer, A.payload(run.spec, 0, 1)))
+        events = run.accept(Leave(B.peer, "interrupted"))
         assert isinstance(events[-1], GroupClosed)
 
     @pytest.mark.parametrize("weight", [0.0, -1.0, float("inf"), float("nan"), 1e7])
     def test_a_weight_that_would_spoil_the_mean_is_refused(self, run: Run, weight: float) -> None:
-        run.refuses(Offer(A.peer, A.payload(run.spec, 0, 1, weight=weight)), ErrorCode.BAD_REQUEST)
+        run.refuse(Offer(A.peer, A.payload(run.spec, 0, 1, weight=weight)), ErrorCode.BAD_REQUEST)
 
     def test_what_is_forged_foreign_or_too_large_is_refused(self, run: Run) -> None:
         good = A.payload(run.spec, 0, 1)
@@ -193,25 +194,25 @@ class TestOffers:
             Offer(A.peer, A.payload(run.spec, 0, 2)),
             Offer(A.peer, A.payload(run.spec, 0, 0)),
         ):
-            run.refuses(bad, ErrorCode.BAD_REQUEST)
-        run.refuses(Offer(C.peer, C.payload(run.spec, 0, 1)), ErrorCode.UNKNOWN_PEER)
+            run.refuse(bad, ErrorCode.BAD_REQUEST)
+        run.refuse(Offer(C.peer, C.payload(run.spec, 0, 1)), ErrorCode.UNKNOWN_PEER)
 
     def test_only_the_host_of_a_stage_offers_for_it(self, mixed: Run) -> None:
-        mixed.refuses(Offer(B.peer, B.payload(mixed.spec, 1, 1)), ErrorCode.BAD_REQUEST)
+        mixed.refuse(Offer(B.peer, B.payload(mixed.spec, 1, 1)), ErrorCode.BAD_REQUEST)
 
     def test_the_next_round_opens_when_every_stage_is_decided(self, run: Run) -> None:
         settle(run, 0, 1, [A, B])
-        run.refuses(Offer(A.peer, A.payload(run.spec, 0, 2)), ErrorCode.BAD_REQUEST)
+        run.refuse(Offer(A.peer, A.payload(run.spec, 0, 2)), ErrorCode.BAD_REQUEST)
         settle(run, 1, 1, [A, B])
-        run.does(Offer(A.peer, A.payload(run.spec, 0, 2)))
+        run.accept(Offer(A.peer, A.payload(run.spec, 0, 2)))
 
     def test_an_offer_from_another_anchor_than_the_settled_is_refused_and_recorded_once(
         self, run: Run
     ) -> None:
-        run.does(Attest(A.peer, 0, 0, "stage", anchor_of(0, 0)))
-        run.does(Offer(A.peer, A.payload(run.spec, 0, 1)))
+        run.accept(Attest(A.peer, 0, 0, "stage", anchor_of(0, 0)))
+        run.accept(Offer(A.peer, A.payload(run.spec, 0, 1)))
         bad = Offer(B.peer, B.payload(run.spec, 0, 1, anchor="other"))
-        assert anchor_of(0, 0) in run.refuses(bad, ErrorCode.ANCHOR_DIVERGED).cause
+        assert anchor_of(0, 0) in run.refuse(bad, ErrorCode.ANCHOR_DIVERGED).cause
         assert run.state.diverged == {(B.peer, 0, 0, "stage")}
         assert run.send(bad).events == ()
         assert run.state.round_of(0, 1).offers.keys() == {A.peer}
@@ -219,13 +220,13 @@ class TestOffers:
     def test_an_offer_from_another_anchor_than_was_attested_is_refused(self, run: Run) -> None:
         settle(run, 0, 1, [A, B])
         settle(run, 1, 1, [A, B])
-        run.refuses(Offer(A.peer, A.payload(run.spec, 0, 2, anchor="other")), ErrorCode.ANCHOR_DIVERGED)
-        run.does(Offer(B.peer, B.payload(run.spec, 0, 2)))
+        run.refuse(Offer(A.peer, A.payload(run.spec, 0, 2, anchor="other")), ErrorCode.ANCHOR_DIVERGED)
+        run.accept(Offer(B.peer, B.payload(run.spec, 0, 2)))
 
     def test_a_group_never_mixes_anchors_even_if_attestations_come_after_offers(self, run: Run) -> None:
-        run.does(Offer(A.peer, A.payload(run.spec, 0, 1, anchor="other")))
-        run.does(Attest(B.peer, 0, 0, "stage", anchor_of(0, 0)))
-        run.does(Offer(B.peer, B.payload(run.spec, 0, 1)))
+        run.accept(Offer(A.peer, A.payload(run.spec, 0, 1, anchor="other")))
+        run.accept(Attest(B.peer, 0, 0, "stage", anchor_of(0, 0)))
+        run.accept(Offer(B.peer, B.payload(run.spec, 0, 1)))
         group = run.state.round_of(0, 1).group
         assert group is not None
         assert [descriptor.owner for descriptor in group.descriptors] == [B.peer]
@@ -242,20 +243,20 @@ class TestDecisions:
 
     def test_a_payload_that_only_its_owner_holds_is_left_out(self, run: Run) -> None:
         a, b = A.payload(run.spec, 0, 1), B.payload(run.spec, 0, 1)
-        run.does(Offer(A.peer, a))
-        run.does(Offer(B.peer, b))
-        run.does(Report(A.peer, 0, 1, (a,)))
-        run.does(Report(B.peer, 0, 1, (a, b)))
+        run.accept(Offer(A.peer, a))
+        run.accept(Offer(B.peer, b))
+        run.accept(Report(A.peer, 0, 1, (a,)))
+        run.accept(Report(B.peer, 0, 1, (a, b)))
         decision = run.state.decisions[0, 1]
         assert [entry.descriptor for entry in decision.entries] == [a]
         assert "replica-1" in decision.reason
 
     def test_nothing_held_by_two_aborts_with_a_sentence(self, run: Run) -> None:
         a, b = A.payload(run.spec, 0, 1), B.payload(run.spec, 0, 1)
-        run.does(Offer(A.peer, a))
-        run.does(Offer(B.peer, b))
-        run.does(Report(A.peer, 0, 1, (a,)))
-        (_, event) = run.does(Report(B.peer, 0, 1, (b,)))
+        run.accept(Offer(A.peer, a))
+        run.accept(Offer(B.peer, b))
+        run.accept(Report(A.peer, 0, 1, (a,)))
+        (_, event) = run.accept(Report(B.peer, 0, 1, (b,)))
         assert isinstance(event, RoundAborted)
         assert event.decision.entries == ()
         assert event.decision.reason == (
@@ -268,10 +269,10 @@ class TestDecisions:
         hosts = [A, B, C, D]
         payloads = [host.payload(run.spec, 0, 1) for host in hosts]
         for host, payload in zip(hosts, payloads, strict=True):
-            run.does(Offer(host.peer, payload))
+            run.accept(Offer(host.peer, payload))
         for host in hosts:
             held = payloads if host in hosts[:holding] else payloads[1:]
-            run.does(Report(host.peer, 0, 1, tuple(held)))
+            run.accept(Report(host.peer, 0, 1, tuple(held)))
         decision = run.state.decisions[0, 1]
         expected = payloads if holding == 3 else payloads[1:]
         assert {entry.descriptor.owner for entry in decision.entries} == {each.owner for each in expected}
@@ -281,19 +282,19 @@ class TestDecisions:
         run = started(spec_of(1, 4), *[Role.REPLICA] * 4)
         payloads = {host: host.payload(run.spec, 0, 1) for host in (A, B, C, D)}
         for host, payload in payloads.items():
-            run.does(Offer(host.peer, payload))
+            run.accept(Offer(host.peer, payload))
         for side in ((A, B), (C, D)):
             for host in side:
-                run.does(Report(host.peer, 0, 1, tuple(payloads[each] for each in side)))
+                run.accept(Report(host.peer, 0, 1, tuple(payloads[each] for each in side)))
         assert run.state.decisions[0, 1].entries == ()
 
     def test_those_who_have_not_reported_do_not_count_against_a_payload(self) -> None:
         run = started(spec_of(1, 4), *[Role.REPLICA] * 4)
         payloads = tuple(host.payload(run.spec, 0, 1) for host in (A, B, C, D))
         for host, payload in zip((A, B, C, D), payloads, strict=True):
-            run.does(Offer(host.peer, payload))
+            run.accept(Offer(host.peer, payload))
         for host in (A, B):
-            run.does(Report(host.peer, 0, 1, payloads))
+            run.accept(Report(host.peer, 0, 1, payloads))
         beats(run, run.spec.timing.decide, A, B, C, D)
         assert len(run.state.decisions[0, 1].entries) == 4
 
@@ -303,9 +304,9 @@ class TestDecisions:
 
     def test_the_deadline_decides_without_the_silent(self, run: Run) -> None:
         a, b = A.payload(run.spec, 0, 1), B.payload(run.spec, 0, 1)
-        run.does(Offer(A.peer, a))
-        run.does(Offer(B.peer, b))
-        run.does(Report(A.peer, 0, 1, (a, b)))
+        run.accept(Offer(A.peer, a))
+        run.accept(Offer(B.peer, b))
+        run.accept(Report(A.peer, 0, 1, (a, b)))
         beats(run, run.spec.timing.decide - 1, A, B)
         assert (0, 1) not in run.state.decisions
         beats(run, 1, A, B)
@@ -313,66 +314,66 @@ class TestDecisions:
 
     def test_the_survivor_commits_what_it_holds_when_the_other_is_lost(self, run: Run) -> None:
         a, b = A.payload(run.spec, 0, 1), B.payload(run.spec, 0, 1)
-        run.does(Offer(A.peer, a))
-        run.does(Offer(B.peer, b))
-        run.does(Report(A.peer, 0, 1, (a, b)))
-        run.does(Leave(B.peer, "interrupted"))
+        run.accept(Offer(A.peer, a))
+        run.accept(Offer(B.peer, b))
+        run.accept(Report(A.peer, 0, 1, (a, b)))
+        run.accept(Leave(B.peer, "interrupted"))
         decision = run.state.decisions[0, 1]
         assert [entry.holders for entry in decision.entries] == [(A.peer,), (A.peer,)]
 
     def test_a_late_or_repeated_report_never_changes_a_decision(self, run: Run) -> None:
         decision = settle(run, 0, 1, [A, B])
-        assert run.does(Report(A.peer, 0, 1, ())) == ()
+        assert run.accept(Report(A.peer, 0, 1, ())) == ()
         assert run.state.decisions[0, 1] is decision
 
     def test_a_report_of_what_is_not_in_the_group_is_refused(self, run: Run) -> None:
         a = A.payload(run.spec, 0, 1)
-        run.does(Offer(A.peer, a))
-        run.does(Offer(B.peer, B.payload(run.spec, 0, 1)))
-        run.refuses(Report(A.peer, 0, 1, (tampered(a),)), ErrorCode.BAD_REQUEST)
-        run.refuses(Report(A.peer, 0, 1, (a, a)), ErrorCode.BAD_REQUEST)
+        run.accept(Offer(A.peer, a))
+        run.accept(Offer(B.peer, B.payload(run.spec, 0, 1)))
+        run.refuse(Report(A.peer, 0, 1, (tampered(a),)), ErrorCode.BAD_REQUEST)
+        run.refuse(Report(A.peer, 0, 1, (a, a)), ErrorCode.BAD_REQUEST)
 
     def test_reports_count_as_offers_when_the_peers_matched_without_the_coordinator(self, run: Run) -> None:
         held = (A.payload(run.spec, 0, 1), B.payload(run.spec, 0, 1))
-        run.refuses(Report(A.peer, 0, 1, (tampered(held[0]),)), ErrorCode.BAD_REQUEST)
-        run.refuses(Report(A.peer, 0, 1, (C.payload(run.spec, 0, 1),)), ErrorCode.BAD_REQUEST)
-        run.does(Report(A.peer, 0, 1, held))
-        run.does(Report(B.peer, 0, 1, held))
+        run.refuse(Report(A.peer, 0, 1, (tampered(held[0]),)), ErrorCode.BAD_REQUEST)
+        run.refuse(Report(A.peer, 0, 1, (C.payload(run.spec, 0, 1),)), ErrorCode.BAD_REQUEST)
+        run.accept(Report(A.peer, 0, 1, held))
+        run.accept(Report(B.peer, 0, 1, held))
         assert len(run.state.decisions[0, 1].entries) == 2
 
     def test_a_reported_payload_of_a_diverged_anchor_is_left_out_and_its_owner_named(self, run: Run) -> None:
-        run.does(Attest(A.peer, 0, 0, "stage", anchor_of(0, 0)))
+        run.accept(Attest(A.peer, 0, 0, "stage", anchor_of(0, 0)))
         held = (A.payload(run.spec, 0, 1), B.payload(run.spec, 0, 1, anchor="other"))
-        run.does(Report(A.peer, 0, 1, held))
+        run.accept(Report(A.peer, 0, 1, held))
         assert run.state.round_of(0, 1).reports == {A.peer: {A.peer}}
         assert run.state.diverged == {(B.peer, 0, 0, "stage")}
 
     def test_a_replica_without_payload_is_not_waited_for(self, run: Run) -> None:
-        run.does(Offer(A.peer, A.payload(run.spec, 0, 1)))
-        *_, closed = run.does(Await(B.peer, 0, 1, withheld=1))
+        run.accept(Offer(A.peer, A.payload(run.spec, 0, 1)))
+        *_, closed = run.accept(Await(B.peer, 0, 1, withheld=1))
         assert isinstance(closed, GroupClosed)
 
     def test_a_round_without_any_payload_is_aborted_at_once(self, run: Run) -> None:
-        run.does(Await(A.peer, 0, 1, withheld=1))
-        assert run.does(Await(A.peer, 0, 1, withheld=1)) == ()
-        *_, aborted = run.does(Await(B.peer, 0, 1, withheld=1))
+        run.accept(Await(A.peer, 0, 1, withheld=1))
+        assert run.accept(Await(A.peer, 0, 1, withheld=1)) == ()
+        *_, aborted = run.accept(Await(B.peer, 0, 1, withheld=1))
         assert isinstance(aborted, RoundAborted)
         assert aborted.decision.reason == "no replica had a payload to offer"
 
     def test_who_only_asks_may_offer_yet_and_is_waited_for(self, run: Run) -> None:
-        assert run.does(Await(B.peer, 0, 1)) == ()
-        run.does(Offer(A.peer, A.payload(run.spec, 0, 1)))
-        assert run.does(Await(B.peer, 0, 1)) == ()
-        run.does(Offer(B.peer, B.payload(run.spec, 0, 1)))
+        assert run.accept(Await(B.peer, 0, 1)) == ()
+        run.accept(Offer(A.peer, A.payload(run.spec, 0, 1)))
+        assert run.accept(Await(B.peer, 0, 1)) == ()
+        run.accept(Offer(B.peer, B.payload(run.spec, 0, 1)))
         group = run.state.round_of(0, 1).group
         assert group is not None
         assert {d.owner for d in group.descriptors} == {A.peer, B.peer}
 
     def test_asking_for_the_decision_of_another_stage_promises_nothing(self, mixed: Run) -> None:
-        assert mixed.does(Await(C.peer, 0, 1, withheld=1)) == ()
-        mixed.refuses(Await(C.peer, 2, 1, withheld=1), ErrorCode.BAD_REQUEST)
-        mixed.refuses(Await(C.peer, 0, 4, withheld=1), ErrorCode.BAD_REQUEST)
-        mixed.refuses(Await(D.peer, 0, 1, withheld=1), ErrorCode.UNKNOWN_PEER)
+        assert mixed.accept(Await(C.peer, 0, 1, withheld=1)) == ()
+        mixed.refuse(Await(C.peer, 2, 1, withheld=1), ErrorCode.BAD_REQUEST)
+        mixed.refuse(Await(C.peer, 0, 4, withheld=1), ErrorCode.BAD_REQUEST)
+        mixed.refuse(Await(D.peer, 0, 1, withheld=1), ErrorCode.UNKNOWN_PEER)
 
     def test_a_stage_for_which_nobody_offers_does_not_hold_up_the_others(self, run: Run) -> None:
         settle(run, 0, 1, [A, B])
@@ -401,36 +402,36 @@ def beats(run: Run, seconds: float, *peers: object) -> None:
     while run.now < end:
         run.now = min(end, run.now + run.spec.timing.lost_after / 2)
         for peer in peers:
-            run.does(Heartbeat(peer.peer, 1, 1))
-        run.does(Tick())
+            run.accept(Heartbeat(peer.peer, 1, 1))
+        run.accept(Tick())
 
 
 class TestLosses:
     def test_a_silent_peer_is_lost_and_a_beating_one_is_not(self, run: Run) -> None:
         run.now += run.spec.timing.lost_after / 2
-        run.does(Heartbeat(A.peer, 1, 3))
+        run.accept(Heartbeat(A.peer, 1, 3))
         run.now += run.spec.timing.lost_after / 2 + 1
-        (lost,) = run.does(Tick())
+        (lost,) = run.accept(Tick())
         assert isinstance(lost, PeerLost)
         assert lost.peer == B.peer
-        assert run.does(Tick()) == ()
-        run.refuses(Heartbeat(B.peer, 1, 3), ErrorCode.UNKNOWN_PEER)
+        assert run.accept(Tick()) == ()
+        run.refuse(Heartbeat(B.peer, 1, 3), ErrorCode.UNKNOWN_PEER)
         assert run.state.pulses[A.peer].inner_step == 3
 
     def test_a_restart_of_the_coordinator_gives_everybody_the_full_time_again(self, run: Run) -> None:
-        run.does(Offer(A.peer, A.payload(run.spec, 0, 1)))
+        run.accept(Offer(A.peer, A.payload(run.spec, 0, 1)))
         run.now += 1000
-        run.does(Start())
-        assert run.does(Tick()) == ()
+        run.accept(Start())
+        assert run.accept(Tick()) == ()
 
     def test_the_replica_is_dropped_from_the_next_round_on(self, mixed: Run) -> None:
-        mixed.does(Leave(C.peer, "interrupted"))
+        mixed.accept(Leave(C.peer, "interrupted"))
         assert len(mixed.state.plans) == 1
         a, b = A.payload(mixed.spec, 0, 1), B.payload(mixed.spec, 0, 1)
-        mixed.does(Offer(B.peer, b))
-        mixed.does(Offer(A.peer, a))
-        mixed.does(Report(B.peer, 0, 1, (a, b)))
-        *_, adopted, committed = mixed.does(Report(A.peer, 0, 1, (a, b)))
+        mixed.accept(Offer(B.peer, b))
+        mixed.accept(Offer(A.peer, a))
+        mixed.accept(Report(B.peer, 0, 1, (a, b)))
+        *_, adopted, committed = mixed.accept(Report(A.peer, 0, 1, (a, b)))
         assert isinstance(adopted, PlanAdopted)
         assert isinstance(committed, RoundCommitted)
         plan = adopted.plan
@@ -439,23 +440,23 @@ class TestLosses:
         assert "replica-1" in plan.reason
         assert len(committed.decision.entries) == 2, "what the lost pipeline had finished still counts"
         assert settle(mixed, 1, 1, [A]).next_epoch == 2
-        mixed.refuses(Offer(B.peer, B.payload(mixed.spec, 0, 2)), ErrorCode.BAD_REQUEST)
+        mixed.refuse(Offer(B.peer, B.payload(mixed.spec, 0, 2)), ErrorCode.BAD_REQUEST)
 
     def test_a_loss_after_the_first_decision_of_a_round_waits_for_the_next(self, mixed: Run) -> None:
         settle(mixed, 0, 1, [A, B])
-        mixed.does(Leave(C.peer, "interrupted"))
+        mixed.accept(Leave(C.peer, "interrupted"))
         assert settle(mixed, 1, 1, [A]).next_epoch == 1
         assert settle(mixed, 0, 2, [A]).next_epoch == 2
         assert mixed.state.plans[1].from_round == 3
 
     def test_without_a_complete_replica_the_run_waits_and_says_so(self, run: Run) -> None:
-        run.does(Leave(A.peer, "interrupted"))
-        run.does(Leave(B.peer, "interrupted"))
+        run.accept(Leave(A.peer, "interrupted"))
+        run.accept(Leave(B.peer, "interrupted"))
         assert run.state.phase is Phase.TRAINING
         assert "no complete replica is left" in sentence(run.state, run.spec)
 
     def test_sample_ranges_go_on_without_gap_over_a_change_of_plan(self, mixed: Run) -> None:
-        mixed.does(Leave(C.peer, "interrupted"))
+        mixed.accept(Leave(C.peer, "interrupted"))
         settle(mixed, 0, 1, [A])
         size = mixed.spec.samples_per_round()
         first, second = mixed.state.plans
@@ -471,9 +472,9 @@ class TestAnchors:
         assert not run.state.diverged
 
     def test_of_two_the_first_is_believed_once_both_have_spoken(self, run: Run) -> None:
-        run.does(Attest(A.peer, 0, 0, "stage", "one"))
+        run.accept(Attest(A.peer, 0, 0, "stage", "one"))
         assert settled_digest(run.state, 0, 0, "stage") == "one", "nobody contradicts it yet"
-        (_, event) = run.does(Attest(B.peer, 0, 0, "stage", "another"))
+        (_, event) = run.accept(Attest(B.peer, 0, 0, "stage", "another"))
         assert isinstance(event, AnchorDiverged)
         assert (event.peer, event.digest, event.expected) == (B.peer, "another", "one")
         assert run.state.peers[B.peer].lifecycle is Lifecycle.SYNCING
@@ -481,11 +482,11 @@ class TestAnchors:
     @pytest.mark.parametrize("replicas", [3, 4])
     def test_the_first_attester_condemns_nobody_before_a_majority_has_spoken(self, replicas: int) -> None:
         run = started(spec_of(1, replicas), *[Role.REPLICA] * replicas)
-        assert len(run.does(Attest(A.peer, 0, 0, "stage", "wrong"))) == 1
-        assert len(run.does(Attest(B.peer, 0, 0, "stage", "right"))) == 1
+        assert len(run.accept(Attest(A.peer, 0, 0, "stage", "wrong"))) == 1
+        assert len(run.accept(Attest(B.peer, 0, 0, "stage", "right"))) == 1
         assert settled_digest(run.state, 0, 0, "stage") is None
         assert {peer.lifecycle for peer in run.state.peers.values()} == {Lifecycle.TRAINING}
-        _, event = run.does(Attest(C.peer, 0, 0, "stage", "right"))
+        _, event = run.accept(Attest(C.peer, 0, 0, "stage", "right"))
         assert isinstance(event, AnchorDiverged)
         assert (event.peer, event.expected) == (A.peer, "right")
         assert settled_digest(run.state, 0, 0, "stage") == "right"
@@ -496,23 +497,23 @@ class TestAnchors:
     def test_those_who_are_gone_are_not_waited_for_to_settle_a_digest(self) -> None:
         run = started(spec_of(1, 4), *[Role.REPLICA] * 4)
         for peer in (C, D):
-            run.does(Leave(peer.peer, "interrupted"))
-        run.does(Attest(A.peer, 0, 0, "stage", "one"))
-        _, event = run.does(Attest(B.peer, 0, 0, "stage", "another"))
+            run.accept(Leave(peer.peer, "interrupted"))
+        run.accept(Attest(A.peer, 0, 0, "stage", "one"))
+        _, event = run.accept(Attest(B.peer, 0, 0, "stage", "another"))
         assert isinstance(event, AnchorDiverged)
         assert event.peer == B.peer
 
     def test_a_late_liar_does_not_overturn_what_was_settled(self) -> None:
         run = started(spec_of(1, 4), *[Role.REPLICA] * 4)
         for peer, digest in ((A, "wrong"), (B, "right"), (C, "right"), (D, "wrong")):
-            run.does(Attest(peer.peer, 0, 0, "stage", digest))
+            run.accept(Attest(peer.peer, 0, 0, "stage", digest))
         assert run.state.diverged == {(A.peer, 0, 0, "stage"), (D.peer, 0, 0, "stage")}
 
     def test_the_first_offer_condemns_nobody_while_no_anchor_is_settled(self) -> None:
         run = started(spec_of(1, 4), *[Role.REPLICA] * 4)
-        run.does(Offer(A.peer, A.payload(run.spec, 0, 1, anchor="other")))
+        run.accept(Offer(A.peer, A.payload(run.spec, 0, 1, anchor="other")))
         for peer in (B, C, D):
-            run.does(Offer(peer.peer, peer.payload(run.spec, 0, 1)))
+            run.accept(Offer(peer.peer, peer.payload(run.spec, 0, 1)))
         assert run.state.diverged == {(A.peer, 0, 0, "stage")}
         group = run.state.round_of(0, 1).group
         assert group is not None
@@ -520,12 +521,12 @@ class TestAnchors:
 
     def test_a_condemned_peer_is_healed_when_the_majority_turns_out_to_be_its(self) -> None:
         run = started(spec_of(1, 3), *[Role.REPLICA] * 3)
-        run.does(Leave(C.peer, "interrupted"))
-        run.does(Attest(A.peer, 0, 0, "stage", "wrong"))
-        run.does(Attest(B.peer, 0, 0, "stage", "right"))
+        run.accept(Leave(C.peer, "interrupted"))
+        run.accept(Attest(A.peer, 0, 0, "stage", "wrong"))
+        run.accept(Attest(B.peer, 0, 0, "stage", "right"))
         assert run.state.diverged == {(B.peer, 0, 0, "stage")}
-        run.does(C.join(run.spec))
-        _, event, healed = run.does(Attest(C.peer, 0, 0, "stage", "right"))
+        run.accept(C.join(run.spec))
+        _, event, healed = run.accept(Attest(C.peer, 0, 0, "stage", "right"))
         assert isinstance(event, AnchorDiverged)
         assert (event.peer, event.expected) == (A.peer, "right")
         assert isinstance(healed, DigestAttested)
@@ -533,12 +534,12 @@ class TestAnchors:
         assert run.state.synced == {A.peer: {}, B.peer: {0: 0}, C.peer: {0: 0}}
 
     def test_every_member_attests_the_embedding_but_only_hosts_their_stage(self, mixed: Run) -> None:
-        mixed.does(Attest(C.peer, 0, 0, "embedding", "digest"))
+        mixed.accept(Attest(C.peer, 0, 0, "embedding", "digest"))
         for stage, part in ((0, "stage"), (1, "embedding"), (1, "optimizer"), (-1, "embedding")):
-            mixed.refuses(Attest(C.peer, stage, 0, part, "digest"), ErrorCode.BAD_REQUEST)
+            mixed.refuse(Attest(C.peer, stage, 0, part, "digest"), ErrorCode.BAD_REQUEST)
 
     def test_only_what_is_decided_can_be_attested(self, run: Run) -> None:
-        run.refuses(Attest(A.peer, 0, 1, "stage", "digest"), ErrorCode.BAD_REQUEST)
+        run.refuse(Attest(A.peer, 0, 1, "stage", "digest"), ErrorCode.BAD_REQUEST)
 
 
 class TestEnd:
@@ -547,33 +548,33 @@ class TestEnd:
             settle(mixed, 0, number, [A, B])
             settle(mixed, 1, number, [A, C])
         settle(mixed, 0, 3, [A, B])
-        mixed.does(Leave(B.peer, "finished"))
+        mixed.accept(Leave(B.peer, "finished"))
         assert not mixed.state.peers[B.peer].is_lost
         a, c = A.payload(mixed.spec, 1, 3), C.payload(mixed.spec, 1, 3)
-        assert len(mixed.does(Offer(A.peer, a))) == 1, "a member that is done does not break its replica"
-        mixed.does(Offer(C.peer, c))
-        mixed.does(Report(A.peer, 1, 3, (a, c)))
-        mixed.does(Report(C.peer, 1, 3, (a, c)))
-        mixed.does(Attest(A.peer, 1, 3, "stage", anchor_of(1, 3)))
+        assert len(mixed.accept(Offer(A.peer, a))) == 1, "a member that is done does not break its replica"
+        mixed.accept(Offer(C.peer, c))
+        mixed.accept(Report(A.peer, 1, 3, (a, c)))
+        mixed.accept(Report(C.peer, 1, 3, (a, c)))
+        mixed.accept(Attest(A.peer, 1, 3, "stage", anchor_of(1, 3)))
         assert mixed.state.phase is Phase.TRAINING
-        *_, event = mixed.does(Attest(C.peer, 1, 3, "stage", anchor_of(1, 3)))
+        *_, event = mixed.accept(Attest(C.peer, 1, 3, "stage", anchor_of(1, 3)))
         assert isinstance(event, RunFinished)
-        mixed.does(Leave(A.peer, "finished"))
+        mixed.accept(Leave(A.peer, "finished"))
         assert not mixed.state.absent
-        mixed.refuses(D.join(mixed.spec), ErrorCode.RUN_STARTED)
-        mixed.refuses(Offer(C.peer, C.payload(mixed.spec, 1, 4)), ErrorCode.BAD_REQUEST)
+        mixed.refuse(D.join(mixed.spec), ErrorCode.RUN_STARTED)
+        mixed.refuse(Offer(C.peer, C.payload(mixed.spec, 1, 4)), ErrorCode.BAD_REQUEST)
 
     def test_a_member_that_dies_before_its_last_word_does_not_hold_up_the_end(self, run: Run) -> None:
         for number in (1, 2, 3):
             for stage in (0, 1):
                 payloads = [host.payload(run.spec, stage, number) for host in (A, B)]
                 for host, payload in zip((A, B), payloads, strict=True):
-                    run.does(Offer(host.peer, payload))
+                    run.accept(Offer(host.peer, payload))
                 for host in (A, B):
-                    run.does(Report(host.peer, stage, number, tuple(payloads)))
-                run.does(Attest(A.peer, stage, number, "stage", anchor_of(stage, number)))
+                    run.accept(Report(host.peer, stage, number, tuple(payloads)))
+                run.accept(Attest(A.peer, stage, number, "stage", anchor_of(stage, number)))
         assert run.state.phase is Phase.TRAINING
-        run.does(Leave(B.peer, "finished"))
+        run.accept(Leave(B.peer, "finished"))
         assert run.state.peers[B.peer].is_lost, "it left without attesting"
         assert run.state.phase is Phase.FINISHED
 
@@ -582,23 +583,23 @@ class TestSentences:
     def test_every_phase_says_what_it_waits_for(self) -> None:
         spec = spec_of(2, 1, 1)
         run = Run(spec)
-        run.does(A.join(spec, Role.STAGE))
+        run.accept(A.join(spec, Role.STAGE))
         assert sentence(run.state, spec) == (
             "waiting for 1 more stage peer (1 of 2 here) and 1 more full replica (0 of 1 here)"
         )
-        run.does(B.join(spec, Role.STAGE))
-        run.does(C.join(spec, Role.REPLICA))
+        run.accept(B.join(spec, Role.STAGE))
+        run.accept(C.join(spec, Role.REPLICA))
         assert sentence(run.state, spec) == "training: round 1 of 3"
-        run.does(Offer(C.peer, C.payload(spec, 0, 1)))
+        run.accept(Offer(C.peer, C.payload(spec, 0, 1)))
         assert sentence(run.state, spec) == "training: round 1 of 3, waiting for replica-1 at stage 0"
-        run.does(Offer(A.peer, A.payload(spec, 0, 1)))
+        run.accept(Offer(A.peer, A.payload(spec, 0, 1)))
         assert "waiting for the reports of" in sentence(run.state, spec)
 
 
 def test_heartbeats_leave_no_trace_but_everything_else_replays(mixed: Run) -> None:
     settle(mixed, 0, 1, [A, B])
     beats(mixed, 5, A, B, C)
-    mixed.does(Leave(C.peer, "interrupted"))
+    mixed.accept(Leave(C.peer, "interrupted"))
     settle(mixed, 1, 1, [A])
     stored = [event for event in mixed.events if not isinstance(event, PeerSeen)]
     assert len(stored) < len(mixed.events)
@@ -610,15 +611,15 @@ class TestMeasured:
 
     def told(self, run: Run, peer: Keyed, flops: float, *links: LinkEstimate) -> tuple[Event, ...]:
         capacity = replace(run.state.peers[peer.peer].capacity, flops=flops)
-        return run.does(Heartbeat(peer.peer, 1, 0, Estimates(capacity, 0.0, links)))
+        return run.accept(Heartbeat(peer.peer, 1, 0, Estimates(capacity, 0.0, links)))
 
     def gathered(self, *flops: float) -> Run:
         """Stage peers that have measured their lines; their speeds may follow."""
         run = Run(spec_of(3, 0, 1, swarm__members=2))
-        run.does(Start())
+        run.accept(Start())
         for i, each in enumerate(flops):
             join = keyed(i).join(run.spec, Role.STAGE)
-            run.does(replace(join, capacity=replace(join.capacity, uplink=1e6, downlink=1e6, flops=each)))
+            run.accept(replace(join, capacity=replace(join.capacity, uplink=1e6, downlink=1e6, flops=each)))
         return run
 
     def test_the_run_begins_when_those_who_measure_have_told_their_speed(self) -> None:
@@ -626,32 +627,32 @@ class TestMeasured:
         assert run.state.phase is Phase.GATHERING
         assert "measured speed of" in sentence(run.state, run.spec)
         self.told(run, B, 1e9)
-        run.does(Tick())
+        run.accept(Tick())
         assert run.state.phase is Phase.TRAINING
 
     def test_the_run_begins_without_a_speed_that_never_comes(self) -> None:
         run = self.gathered(1e9, 0.0)
         run.now += 19.0
-        run.does(Heartbeat(A.peer, 0, 0))
-        run.does(Heartbeat(B.peer, 0, 0))
-        run.does(Tick())
+        run.accept(Heartbeat(A.peer, 0, 0))
+        run.accept(Heartbeat(B.peer, 0, 0))
+        run.accept(Tick())
         assert run.state.phase is Phase.GATHERING
         run.now += 2.0
-        run.does(Tick())
+        run.accept(Tick())
         assert run.state.phase is Phase.TRAINING
 
     def test_who_is_left_over_when_the_run_begins_has_a_place_on_the_bench(self) -> None:
         run = self.gathered(1e9, 0.0)
         join = C.join(run.spec, Role.STAGE)
-        run.refuses(replace(join, capacity=replace(join.capacity, uplink=1e6)), ErrorCode.RUN_FULL)
+        run.refuse(replace(join, capacity=replace(join.capacity, uplink=1e6)), ErrorCode.RUN_FULL)
         run = Run(spec_of(3, 0, 1, swarm__members=3))
-        run.does(Start())
+        run.accept(Start())
         for i in range(3):
             join = keyed(i).join(run.spec, Role.STAGE)
-            run.does(replace(join, capacity=replace(join.capacity, uplink=1e9, downlink=1e9)))
+            run.accept(replace(join, capacity=replace(join.capacity, uplink=1e9, downlink=1e9)))
         for peer, flops in ((A, 1e12), (B, 1e12), (C, 1e6)):
             self.told(run, peer, flops)
-        run.does(Tick())
+        run.accept(Tick())
         assert run.state.plans[-1].replica_of(C.peer) is None
         assert C.peer in run.state.places
 

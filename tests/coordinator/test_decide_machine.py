@@ -53,7 +53,8 @@ from coordinator.status.messages import sentence
 from protocol.algorithm.sampling import sample_range
 from protocol.spec import RunSpec
 from protocol.types import Decision, PayloadDescriptor, PeerId, Plan, ReservedAssignment, Role
-from tests.support.run_state import Keyed, Run, anchor_of, keyed, measures, spec_of
+from tests.builders import Keyed, anchor_of, keyed, spec_of
+from tests.support.coordinator_run import Run, measure
 
 STAGES = 2
 ROUNDS = 6
@@ -74,9 +75,9 @@ class CheckedRun(Run):
         super().__init__(spec)
         self.had: set[tuple[PeerId, int, int]] = set()
 
-    def happens(self, event: Event) -> None:
+    def apply(self, event: Event) -> None:
         before = self.state
-        super().happens(event)
+        super().apply(event)
         assert self.state.current_round >= before.current_round
         if isinstance(event, RoundCommitted | RoundAborted):
             decision = event.decision
@@ -139,12 +140,12 @@ class RandomRun(RuleBasedStateMachine):
         options = {"grouping__spares": spares, "grouping__settle_rounds": 1, "inner__microbatches": 3}
         links = {"link__least_k": 2, "link__most_k": 16}
         self.run = CheckedRun(spec_of(STAGES, 2, 1, ROUNDS, **options, **links))
-        self.run.does(Start())
+        self.run.accept(Start())
         self.decisions: dict[tuple[int, int], Decision] = {}
         self.held: dict[tuple[int, int], dict[PeerId, set[PeerId]]] = defaultdict(lambda: defaultdict(set))
         if gathered:
             for peer, role in list(zip(PEERS, ROLES, strict=True))[:4]:
-                self.run.does(peer.join(self.run.spec, role))
+                self.run.accept(peer.join(self.run.spec, role))
         return multiple()
 
     @property
@@ -162,7 +163,7 @@ class RandomRun(RuleBasedStateMachine):
 
     @rule(peer=who, ban=st.sampled_from([False] * 3 + [True]))
     def ban_or_unban(self, peer: Keyed, ban: bool) -> None:
-        self.run.does(Ban(peer.peer, "a test") if ban else Unban(peer.peer))
+        self.run.accept(Ban(peer.peer, "a test") if ban else Unban(peer.peer))
 
     @invariant()
     def nobody_banned_takes_part(self) -> None:
@@ -291,7 +292,7 @@ class RandomRun(RuleBasedStateMachine):
     def measure(self, peer: Keyed, flops: float, bandwidth: float, seconds: float) -> None:
         known = self.run.state.peers.get(peer.peer)
         if known is not None and known.is_live:
-            measures(self.run, peer, flops, bandwidth, seconds)
+            measure(self.run, peer, flops, bandwidth, seconds)
 
     @rule(seed=st.integers(0, 255))
     def everybody_measures(self, seed: int) -> None:
@@ -342,7 +343,7 @@ class RandomRun(RuleBasedStateMachine):
                 beat = self.run.send(Heartbeat(peer.peer, number, 0))
                 if beat.refusal is not None:
                     self.run.send(peer.join(self.run.spec, ROLES[peer.number], endpoint or "h:1"))
-            self.run.does(Tick())
+            self.run.accept(Tick())
             for peer in PEERS:
                 self._follow(peer, number - 1)
             for stage in range(STAGES):
@@ -375,7 +376,7 @@ class RandomRun(RuleBasedStateMachine):
         for peer in PEERS:
             if peer not in dead:
                 self.run.send(Heartbeat(peer.peer, self.number, 0))
-        self.run.does(Tick())
+        self.run.accept(Tick())
 
     @rule()
     def the_coordinator_restarts(self) -> None:
@@ -383,7 +384,7 @@ class RandomRun(RuleBasedStateMachine):
         state = replay(State.of(self.run.spec), (decode(kind, text) for kind, text in stored))
         assert state == self.run.state
         self.run.state = state
-        self.run.does(Start())
+        self.run.accept(Start())
 
     @invariant()
     def decisions_are_single_and_final(self) -> None:

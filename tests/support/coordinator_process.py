@@ -25,7 +25,7 @@ from protocol.trust.tls import COORDINATOR_NAME
 from protocol.types import PROTOCOL_VERSION, Capacity, PeerId
 from protocol.wire import convert
 from protocol.wire.rpc_errors import error_from_rpc
-from tests.support.run_state import Keyed, anchor_of, keyed
+from tests.builders import Keyed, anchor_of, keyed
 
 BOOTSTRAP = "/ip4/127.0.0.1/tcp/1/p2p/bootstrap"
 OWNER = keyed(1000)

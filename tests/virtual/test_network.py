@@ -22,9 +22,9 @@ from protocol.spec import RunSpec
 from protocol.trust.envelope import sign_descriptor
 from protocol.trust.tls import peer_uri
 from protocol.types import Capacity, ExchangeGroup, Frame, FrameId, FrameKind, ManifestEntry, Role
+from tests.builders import Keyed, keyed, spec_of
 from tests.support.certificates import authority, credentials
 from tests.support.faults import FaultPlan
-from tests.support.run_state import Keyed, keyed, spec_of
 from tests.virtual.coordinator import ADDRESS, OWNER, VirtualCoordinator
 from tests.virtual.hive import Dht, VirtualHivemind
 from tests.virtual.loop import BEGINNING, Life, VirtualLoop, run, start

@@ -24,6 +24,7 @@ from protocol.trust.envelope import enrollment_message, is_signed_by, renewal_me
 from protocol.trust.invite import Invite
 from protocol.trust.tls import peer_uri
 from protocol.types import PROTOCOL_VERSION, PeerId
+from tests.builders import Keyed, keyed, spec_of
 from tests.support.coordinator_process import (
     OWNER,
     Running,
@@ -36,7 +37,6 @@ from tests.support.coordinator_process import (
     running,
     spki,
 )
-from tests.support.run_state import Keyed, keyed, spec_of
 
 A, B, C = (keyed(i) for i in range(3))
 NOBODY = Invite("h:1", "h:1", bytes(32), "00" * 6, bytes(16))

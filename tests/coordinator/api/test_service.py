@@ -23,8 +23,8 @@ from protocol.spec import RunSpec, resolve
 from protocol.types import Part, ReservedAssignment, StageRange, StateRecord
 from protocol.wire import convert
 from protocol.wire.records import open_plan, open_state
+from tests.builders import anchor_of, keyed, spec_of, tampered
 from tests.support.coordinator_process import BOOTSTRAP, OWNER, Running, refusal_of, running
-from tests.support.run_state import anchor_of, keyed, spec_of, tampered
 
 A, B, C = (keyed(i) for i in range(3))
 

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 from coordinator.state.commands import Retreat
 from coordinator.status.messages import waiting_of
-from tests.coordinator.placement.test_vacancies import A, C
-from tests.support.run_state import Run, attests, one_round, passes, started
+from tests.builders import keyed
+from tests.support.coordinator_run import Run, attest, pass_time, play_round, started
+
+A, C = keyed(0), keyed(2)
 
 
 def gives_up(run: Run) -> None:
-    run.does(Retreat(C.peer, run.state.plans[-1].epoch, "neighbour-lost"))
+    run.accept(Retreat(C.peer, run.state.plans[-1].epoch, "neighbour-lost"))
 
 
 def rounds_until_seated(run: Run) -> int:
     waited = 0
     while not run.state.takes_part(C.peer, run.state.current_round):
-        attests(run, C)
-        one_round(run, followers=(C,))
+        attest(run, C)
+        play_round(run, followers=(C,))
         waited += 1
     return waited
 
 
 def test_each_failure_in_a_row_makes_a_replica_rest_longer() -> None:
     run = started(3, rounds=60)
-    one_round(run)
+    play_round(run)
     pauses = []
     for _ in range(4):
         gives_up(run)
@@ -36,29 +38,29 @@ def test_each_failure_in_a_row_makes_a_replica_rest_longer() -> None:
 def test_a_payload_in_a_commit_ends_the_count() -> None:
     run = started(3, rounds=60)
     for _ in range(2):
-        one_round(run)
+        play_round(run)
         gives_up(run)
         rounds_until_seated(run)
-    one_round(run)
+    play_round(run)
     assert not run.state.retreats
 
 
 def test_it_is_told_why_it_rests() -> None:
     run = started(3, rounds=60)
-    one_round(run)
+    play_round(run)
     for _ in range(2):
         gives_up(run)
         rounds_until_seated(run)
     gives_up(run)
-    attests(run, C)
-    one_round(run, followers=(C,))
+    attest(run, C)
+    play_round(run, followers=(C,))
     assert "rests until round" in waiting_of(run.state, run.spec, C.peer)
 
 
 def test_the_only_replica_tries_again_at_once() -> None:
     run = started(1, rounds=60)
     for _ in range(4):
-        run.does(Retreat(A.peer, run.state.plans[-1].epoch, "payload-unavailable"))
-        attests(run, A)
-        passes(run, 3 * run.spec.timing.heartbeat, A)
+        run.accept(Retreat(A.peer, run.state.plans[-1].epoch, "payload-unavailable"))
+        attest(run, A)
+        pass_time(run, 3 * run.spec.timing.heartbeat, A)
         assert run.state.takes_part(A.peer, run.state.current_round)

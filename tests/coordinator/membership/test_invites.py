@@ -8,7 +8,8 @@ from coordinator.state.commands import Ban, CreateInvite, Enroll, Offer, Report,
 from coordinator.state.events import InviteUsed, PeerBanned, PeerLeft, PlanAdopted, RoundCommitted
 from protocol.errors import ErrorCode
 from protocol.types import PeerId, Role
-from tests.support.run_state import Run, keyed, spec_of
+from tests.builders import keyed, spec_of
+from tests.support.coordinator_run import Run
 
 A, B, C = (keyed(i) for i in range(3))
 SECRET, OTHER = "a" * 64, "b" * 64
@@ -16,84 +17,84 @@ SECRET, OTHER = "a" * 64, "b" * 64
 
 def with_invite(uses: int = 1, seconds: float = 60.0, role: Role | None = None) -> Run:
     run = Run(spec_of(stages=1))
-    run.does(Start())
-    run.does(CreateInvite("invite", SECRET, uses, seconds, role))
+    run.accept(Start())
+    run.accept(CreateInvite("invite", SECRET, uses, seconds, role))
     return run
 
 
 def test_an_invite_is_good_until_the_moment_it_expires() -> None:
     run = with_invite(uses=2, seconds=60.0)
     run.now += 59.999
-    run.does(Enroll(A.peer, "invite", SECRET))
+    run.accept(Enroll(A.peer, "invite", SECRET))
     run.now += 0.001
-    run.refuses(Enroll(B.peer, "invite", SECRET), ErrorCode.INVITE_EXPIRED)
+    run.refuse(Enroll(B.peer, "invite", SECRET), ErrorCode.INVITE_EXPIRED)
 
 
 def test_every_reason_to_refuse_an_invite_has_a_code_of_its_own() -> None:
     run = with_invite()
-    run.refuses(Enroll(A.peer, "another", SECRET), ErrorCode.INVITE_UNKNOWN)
-    run.refuses(Enroll(A.peer, "invite", OTHER), ErrorCode.INVITE_FORGED)
-    run.refuses(Enroll(A.peer, "", ""), ErrorCode.UNKNOWN_PEER)
-    run.does(Enroll(A.peer, "invite", SECRET))
-    run.refuses(Enroll(B.peer, "invite", SECRET), ErrorCode.INVITE_USED)
-    run.does(RevokeInvite("invite"))
-    run.refuses(Enroll(B.peer, "invite", SECRET), ErrorCode.INVITE_REVOKED)
-    run.refuses(RevokeInvite("another"), ErrorCode.INVITE_UNKNOWN)
+    run.refuse(Enroll(A.peer, "another", SECRET), ErrorCode.INVITE_UNKNOWN)
+    run.refuse(Enroll(A.peer, "invite", OTHER), ErrorCode.INVITE_FORGED)
+    run.refuse(Enroll(A.peer, "", ""), ErrorCode.UNKNOWN_PEER)
+    run.accept(Enroll(A.peer, "invite", SECRET))
+    run.refuse(Enroll(B.peer, "invite", SECRET), ErrorCode.INVITE_USED)
+    run.accept(RevokeInvite("invite"))
+    run.refuse(Enroll(B.peer, "invite", SECRET), ErrorCode.INVITE_REVOKED)
+    run.refuse(RevokeInvite("another"), ErrorCode.INVITE_UNKNOWN)
 
 
 def test_an_enrolment_whose_answer_was_lost_may_be_repeated_at_no_cost() -> None:
     run = with_invite(uses=2)
-    assert run.does(Enroll(A.peer, "invite", SECRET)) == (InviteUsed(run.now, "invite", A.peer),)
-    assert run.does(Enroll(A.peer, "invite", SECRET)) == ()
-    assert run.does(Enroll(A.peer, "", "")) == ()
-    run.does(Enroll(B.peer, "invite", SECRET))
+    assert run.accept(Enroll(A.peer, "invite", SECRET)) == (InviteUsed(run.now, "invite", A.peer),)
+    assert run.accept(Enroll(A.peer, "invite", SECRET)) == ()
+    assert run.accept(Enroll(A.peer, "", "")) == ()
+    run.accept(Enroll(B.peer, "invite", SECRET))
 
 
 def test_the_last_invite_of_a_peer_sets_its_role() -> None:
     run = with_invite(role=Role.STAGE)
-    run.does(CreateInvite("replica", SECRET, 1, 60.0, Role.REPLICA))
-    run.does(Enroll(A.peer, "invite", SECRET))
-    run.refuses(A.join(run.spec), ErrorCode.BAD_REQUEST)
-    run.does(Enroll(A.peer, "replica", SECRET))
-    run.does(A.join(run.spec))
+    run.accept(CreateInvite("replica", SECRET, 1, 60.0, Role.REPLICA))
+    run.accept(Enroll(A.peer, "invite", SECRET))
+    run.refuse(A.join(run.spec), ErrorCode.BAD_REQUEST)
+    run.accept(Enroll(A.peer, "replica", SECRET))
+    run.accept(A.join(run.spec))
 
 
 def test_two_invites_have_two_names() -> None:
     run = with_invite()
-    run.refuses(CreateInvite("invite", OTHER, 1, 60.0, None), ErrorCode.BAD_REQUEST)
+    run.refuse(CreateInvite("invite", OTHER, 1, 60.0, None), ErrorCode.BAD_REQUEST)
 
 
 @pytest.mark.parametrize(("uses", "seconds"), [(0, 1.0), (10_001, 1.0), (1, 0.0), (1, -1.0), (1, 1e9)])
 def test_an_invite_without_bounds_cannot_be_made(uses: int, seconds: float) -> None:
     run = Run(spec_of())
-    run.refuses(CreateInvite("invite", SECRET, uses, seconds, None), ErrorCode.BAD_REQUEST)
+    run.refuse(CreateInvite("invite", SECRET, uses, seconds, None), ErrorCode.BAD_REQUEST)
 
 
 def test_the_round_of_the_others_goes_on_without_a_banned_peer() -> None:
     run = Run(spec_of(stages=1, replicas=3, rounds=1))
-    run.does(Start())
+    run.accept(Start())
     for who in (A, B, C):
-        run.does(who.join(run.spec))
+        run.accept(who.join(run.spec))
     assert any(isinstance(event, PlanAdopted) for event in run.events)
     payloads = tuple(who.payload(run.spec, 0, 1) for who in (A, B))
     for who, payload in zip((A, B), payloads, strict=True):
-        run.does(Offer(who.peer, payload))
-    banned = run.does(Ban(C.peer, "sends noise"))
+        run.accept(Offer(who.peer, payload))
+    banned = run.accept(Ban(C.peer, "sends noise"))
     assert [type(event) for event in banned[:2]] == [PeerBanned, PeerLeft]
     for who in (A, B):
-        run.does(Report(who.peer, 0, 1, payloads))
+        run.accept(Report(who.peer, 0, 1, payloads))
     (commit,) = (event for event in run.events if isinstance(event, RoundCommitted))
     assert {entry.descriptor.owner for entry in commit.decision.entries} == {A.peer, B.peer}
-    run.refuses(Offer(C.peer, C.payload(run.spec, 0, 1)), ErrorCode.BANNED)
+    run.refuse(Offer(C.peer, C.payload(run.spec, 0, 1)), ErrorCode.BANNED)
 
 
 def test_a_ban_comes_before_every_other_reason_and_can_be_lifted() -> None:
     run = with_invite()
-    run.does(Ban(A.peer, ""))
-    assert run.does(Ban(A.peer, "again")) == ()
-    run.refuses(Enroll(A.peer, "invite", OTHER), ErrorCode.BANNED)
-    assert "no reason was given" in run.refuses(A.join(run.spec), ErrorCode.BANNED).cause
-    run.does(Unban(A.peer))
-    assert run.does(Unban(A.peer)) == ()
-    run.does(A.join(run.spec))
-    run.refuses(Ban(PeerId("nobody"), ""), ErrorCode.BAD_REQUEST)
+    run.accept(Ban(A.peer, ""))
+    assert run.accept(Ban(A.peer, "again")) == ()
+    run.refuse(Enroll(A.peer, "invite", OTHER), ErrorCode.BANNED)
+    assert "no reason was given" in run.refuse(A.join(run.spec), ErrorCode.BANNED).cause
+    run.accept(Unban(A.peer))
+    assert run.accept(Unban(A.peer)) == ()
+    run.accept(A.join(run.spec))
+    run.refuse(Ban(PeerId("nobody"), ""), ErrorCode.BAD_REQUEST)

@@ -11,7 +11,8 @@ from coordinator.state.events import PayloadRejected, PeerQuarantined, PeerStruc
 from coordinator.status.messages import describe
 from protocol.errors import ErrorCode
 from protocol.types import Decision, PayloadDescriptor, Rejection
-from tests.support.run_state import Keyed, Run, anchor_of, keyed, spec_of, tampered
+from tests.builders import Keyed, anchor_of, keyed, spec_of, tampered
+from tests.support.coordinator_run import Run
 
 A, B, C, BAD = (keyed(i) for i in range(4))
 HONEST = (A, B, C)
@@ -27,9 +28,9 @@ def run() -> Run:
 
 def started(*peers: Keyed) -> Run:
     run = Run(spec_of(stages=1, replicas=len(peers), rounds=ROUNDS))
-    run.does(Start())
+    run.accept(Start())
     for peer in peers:
-        run.does(peer.join(run.spec))
+        run.accept(peer.join(run.spec))
     return run
 
 
@@ -37,7 +38,7 @@ def offered(run: Run, *peers: Keyed) -> dict[Keyed, PayloadDescriptor]:
     number = run.state.current_round
     payloads = {peer: peer.payload(run.spec, 0, number) for peer in peers}
     for peer, payload in payloads.items():
-        run.does(Offer(peer.peer, payload))
+        run.accept(Offer(peer.peer, payload))
     return payloads
 
 
@@ -48,10 +49,10 @@ def decided(run: Run, accusers: tuple[Keyed, ...], honest: tuple[Keyed, ...] = H
     for peer in (*honest, BAD):
         rejected = (Rejection(payloads[BAD], WHY),) if peer in accusers else ()
         held = tuple(d for owner, d in payloads.items() if not (rejected and owner is BAD))
-        run.does(Report(peer.peer, 0, number, held, rejected))
+        run.accept(Report(peer.peer, 0, number, held, rejected))
     for peer in honest:
         if run.state.peers[peer.peer].is_live:
-            run.does(Attest(peer.peer, 0, number, "stage", anchor_of(0, number)))
+            run.accept(Attest(peer.peer, 0, number, "stage", anchor_of(0, number)))
     return run.state.decisions[0, number]
 
 
@@ -80,11 +81,11 @@ def test_repeated_strikes_end_in_quarantine_and_the_others_go_on(run: Run) -> No
         peer.peer for peer in HONEST
     ]
     for command in (Heartbeat(BAD.peer, 1, 0), Offer(BAD.peer, BAD.payload(run.spec, 0, number))):
-        assert "rounds 1, 2, 3" in run.refuses(command, ErrorCode.QUARANTINED).cause
-    run.refuses(BAD.join(run.spec), ErrorCode.QUARANTINED)
+        assert "rounds 1, 2, 3" in run.refuse(command, ErrorCode.QUARANTINED).cause
+    run.refuse(BAD.join(run.spec), ErrorCode.QUARANTINED)
     payloads = offered(run, *HONEST)
     for peer in HONEST:
-        run.does(Report(peer.peer, 0, number, tuple(payloads.values())))
+        run.accept(Report(peer.peer, 0, number, tuple(payloads.values())))
     assert len(run.state.decisions[0, number].entries) == 3
     assert replay(Run(run.spec).state, run.events) == run.state
 
@@ -92,10 +93,10 @@ def test_repeated_strikes_end_in_quarantine_and_the_others_go_on(run: Run) -> No
 def test_the_operator_can_lift_a_quarantine(run: Run) -> None:
     for _ in range(STRIKES_TO_QUARANTINE):
         decided(run, HONEST)
-    run.does(Unban(BAD.peer))
+    run.accept(Unban(BAD.peer))
     assert not run.state.quarantined
     assert not run.state.strikes
-    run.refuses(Heartbeat(BAD.peer, 1, 0), ErrorCode.UNKNOWN_PEER)
+    run.refuse(Heartbeat(BAD.peer, 1, 0), ErrorCode.UNKNOWN_PEER)
 
 
 @pytest.mark.parametrize("accusers", [(A,), ()], ids=["one", "none"])
@@ -126,9 +127,9 @@ def test_of_two_replicas_the_bad_payload_is_dropped_without_a_strike() -> None:
 def test_a_bad_peer_that_refuses_everybody_changes_nothing(run: Run) -> None:
     payloads = offered(run, *HONEST, BAD)
     lies = tuple(Rejection(payloads[peer], "I do not like it") for peer in HONEST)
-    run.does(Report(BAD.peer, 0, 1, (payloads[BAD],), lies))
+    run.accept(Report(BAD.peer, 0, 1, (payloads[BAD],), lies))
     for peer in HONEST:
-        run.does(Report(peer.peer, 0, 1, tuple(payloads.values())))
+        run.accept(Report(peer.peer, 0, 1, tuple(payloads.values())))
     assert len(run.state.decisions[0, 1].entries) == 4
     assert not run.state.strikes
 
@@ -142,10 +143,10 @@ def test_what_is_not_on_offer_cannot_be_refused_nor_twice_nor_by_its_owner(run: 
         Rejection(payloads[A], WHY),
     )
     for rejection in nonsense:
-        run.does(Report(A.peer, 0, 1, (payloads[A],), (rejection,)))
+        run.accept(Report(A.peer, 0, 1, (payloads[A],), (rejection,)))
     assert not run.state.round_of(0, 1).rejections
     for _ in range(3):
-        run.does(Report(A.peer, 0, 1, (payloads[A],), (Rejection(payloads[BAD], WHY),)))
+        run.accept(Report(A.peer, 0, 1, (payloads[A],), (Rejection(payloads[BAD], WHY),)))
     assert run.state.round_of(0, 1).rejections == {BAD.peer: {A.peer: WHY}}
     assert sum(isinstance(event, PayloadRejected) for event in run.events) == 1
 
@@ -154,31 +155,31 @@ class TestWhatTheCoordinatorSeesItself:
     def test_an_offer_that_no_honest_peer_makes_costs_one_strike_a_round(self, run: Run) -> None:
         good = BAD.payload(run.spec, 0, 1)
         for bad in (tampered(good), BAD.payload(run.spec, 0, 1, weight=1.5)):
-            run.refuses(Offer(BAD.peer, bad), ErrorCode.BAD_REQUEST)
+            run.refuse(Offer(BAD.peer, bad), ErrorCode.BAD_REQUEST)
         assert run.state.strikes == {BAD.peer: (1,)}
 
     def test_a_weight_beyond_the_one_assigned_is_refused_and_a_smaller_one_taken(self, run: Run) -> None:
         heavy = Offer(BAD.peer, BAD.payload(run.spec, 0, 1, weight=1.0001))
-        cause = run.refuses(heavy, ErrorCode.BAD_REQUEST).cause
+        cause = run.refuse(heavy, ErrorCode.BAD_REQUEST).cause
         assert "it may have 0.1 to 1.0" in cause
-        run.does(Offer(A.peer, A.payload(run.spec, 0, 1, weight=0.5)))
+        run.accept(Offer(A.peer, A.payload(run.spec, 0, 1, weight=0.5)))
 
     def test_a_weight_below_the_least_share_is_refused_and_the_least_one_taken(self, run: Run) -> None:
         least = run.spec.recovery.least_share
         light = Offer(BAD.peer, BAD.payload(run.spec, 0, 1, weight=0.99 * least))
-        run.refuses(light, ErrorCode.BAD_REQUEST)
-        run.does(Offer(A.peer, A.payload(run.spec, 0, 1, weight=least)))
+        run.refuse(light, ErrorCode.BAD_REQUEST)
+        run.accept(Offer(A.peer, A.payload(run.spec, 0, 1, weight=least)))
 
     def test_two_payloads_for_one_round_are_proof_enough(self, run: Run) -> None:
         """The coordinator is shown one, the peers, which matched without it, the other."""
         payloads = offered(run, *HONEST, BAD)
         other = BAD.payload(run.spec, 0, 1, weight=0.5)
         for peer in HONEST:
-            run.does(Report(peer.peer, 0, 1, (*(payloads[each] for each in HONEST), other)))
+            run.accept(Report(peer.peer, 0, 1, (*(payloads[each] for each in HONEST), other)))
         run.now += run.spec.timing.decide
         for peer in (*HONEST, BAD):
-            run.does(Heartbeat(peer.peer, 1, 0))
-        run.does(Tick())
+            run.accept(Heartbeat(peer.peer, 1, 0))
+        run.accept(Tick())
         decision = run.state.decisions[0, 1]
         assert BAD.peer not in [entry.descriptor.owner for entry in decision.entries]
         assert len(decision.entries) == 3
@@ -187,6 +188,6 @@ class TestWhatTheCoordinatorSeesItself:
     def test_a_replayed_payload_never_counts(self, run: Run) -> None:
         decided(run, ())
         replayed = BAD.payload(run.spec, 0, 1)
-        assert run.does(Offer(BAD.peer, replayed)) == (), "its round is over"
-        run.refuses(Report(A.peer, 0, 2, (replayed,)), ErrorCode.BAD_REQUEST)
+        assert run.accept(Offer(BAD.peer, replayed)) == (), "its round is over"
+        run.refuse(Report(A.peer, 0, 2, (replayed,)), ErrorCode.BAD_REQUEST)
         assert not run.state.round_of(0, 2).offers

@@ -24,7 +24,7 @@ from protocol.types import (
     StageRange,
 )
 from protocol.wire.convert import plan_from_pb, plan_to_pb
-from tests.support.run_state import keyed
+from tests.builders import keyed
 
 
 def peer(arrival: int, role: Role, endpoint: bool = True, live: bool = True) -> Peer:

@@ -18,20 +18,20 @@ from coordinator.state.text import short
 from protocol.algorithm.sampling import sample_range
 from protocol.errors import ErrorCode
 from protocol.types import Member, Role
-from tests.support.run_state import (
+from tests.builders import Keyed
+from tests.support.coordinator_run import (
     ALL,
-    Keyed,
     Run,
-    attests,
-    dies,
-    joins,
-    measures,
-    one_round,
-    place,
-    reason,
-    rounds,
-    running,
-    seated,
+    attest,
+    join,
+    latest_reason,
+    leave,
+    measure,
+    members_by_replica,
+    play_round,
+    play_rounds,
+    slot_of,
+    started_and_attested,
 )
 
 A, B, C, D, E, F, G, H = ALL[:8]
@@ -41,69 +41,72 @@ class TestSpeed:
     """FLOP/s by which pipelines of unlike members gain if like comes to like."""
 
     def mixed(self, **more: Any) -> Run:
-        run = running(0, 2, grouping__balance=True, **more)
+        run = started_and_attested(0, 2, grouping__balance=True, **more)
         for peer, flops in ((A, 1e9), (B, 1e8), (C, 1e8), (D, 1e9)):
-            measures(run, peer, flops)
-        rounds(run)
+            measure(run, peer, flops)
+        play_rounds(run)
         assert len(run.state.plans) == 1, "nothing was committed before"
         return run
 
     def test_like_comes_to_like_where_the_step_gets_shorter_by_the_margin(self) -> None:
         run = self.mixed()
-        rounds(run, 1)
-        chains = seated(run)
+        play_rounds(run, 1)
+        chains = members_by_replica(run)
         assert sorted(map(sorted, chains.values())) == sorted(
             map(sorted, ([A.peer, D.peer], [C.peer, B.peer]))
         )
         assert (
             "change places between replica-0 and replica-1: their step, at fair shares, falls from"
-            in reason(run)
+            in latest_reason(run)
         )
         assert all(run.state.takes_part(peer.peer, 3) for peer in (A, B, C, D))
         assert sum(run.spec.microbatches_of(replica) for replica in run.state.plans[-1].replicas) == 4
 
     def test_nobody_changes_places_for_less_than_the_margin(self) -> None:
         run = self.mixed(grouping__margin=0.9)
-        rounds(run, 3)
-        assert seated(run) == {0: [A.peer, B.peer], 1: [C.peer, D.peer]}
+        play_rounds(run, 3)
+        assert members_by_replica(run) == {0: [A.peer, B.peer], 1: [C.peer, D.peer]}
 
     def test_the_swarm_settles_between_two_such_changes(self) -> None:
         run = self.mixed(grouping__settle_rounds=4)
-        rounds(run)
+        play_rounds(run)
         assert run.state.tuned_at == 3
         flops = {peer: 1e9 if i % 2 else 1e8 for i, peer in enumerate(_chain_order(run))}
         for peer, value in flops.items():
-            measures(run, keyed_of(peer), value)
-        rounds(run, 3)
+            measure(run, keyed_of(peer), value)
+        play_rounds(run, 3)
         assert len(run.state.plans) == 2
-        rounds(run)
+        play_rounds(run)
         assert len(run.state.plans) == 3
 
     def test_no_speed_is_sought_while_members_come_or_go(self) -> None:
         run = self.mixed()
-        joins(run, E)
-        run.does(F.join(run.spec, Role.REPLICA))
-        attests(run, F)
-        rounds(run)
-        assert (seated(run)[0], seated(run)[1]) == ([A.peer, B.peer], [C.peer, D.peer])
-        rounds(run)
-        assert seated(run)[0] != [A.peer, B.peer]
+        join(run, E)
+        run.accept(F.join(run.spec, Role.REPLICA))
+        attest(run, F)
+        play_rounds(run)
+        assert (members_by_replica(run)[0], members_by_replica(run)[1]) == (
+            [A.peer, B.peer],
+            [C.peer, D.peer],
+        )
+        play_rounds(run)
+        assert members_by_replica(run)[0] != [A.peer, B.peer]
 
     def test_a_faster_spare_takes_the_seat_of_a_slow_member(self) -> None:
-        run = running(0, 1, grouping__spares=9)
+        run = started_and_attested(0, 1, grouping__spares=9)
         for peer, flops in ((A, 1e9), (B, 1e8)):
-            measures(run, peer, flops)
-        joins(run, C, D)
+            measure(run, peer, flops)
+        join(run, C, D)
         for peer in (C, D):
-            measures(run, peer, 1e9)
-        rounds(run, 2)
-        assert seated(run)[0] == [A.peer, D.peer]
-        assert f"{short(D.peer)} takes the place of {short(B.peer)} in replica-0" in reason(run)
-        assert place(run, B) == (1, 1)
+            measure(run, peer, 1e9)
+        play_rounds(run, 2)
+        assert members_by_replica(run)[0] == [A.peer, D.peer]
+        assert f"{short(D.peer)} takes the place of {short(B.peer)} in replica-0" in latest_reason(run)
+        assert slot_of(run, B) == (1, 1)
 
     def test_without_measurements_nothing_moves(self) -> None:
-        run = running(1, 2)
-        rounds(run, 4)
+        run = started_and_attested(1, 2)
+        play_rounds(run, 4)
         assert len(run.state.plans) == 1
 
 
@@ -117,50 +120,50 @@ def keyed_of(peer: str) -> Keyed:
 
 class TestK:
     def test_k_falls_on_a_slow_link_one_rung_at_a_time_and_says_why(self) -> None:
-        run = running(0, 1, link__k=16, link__least_k=4, link__most_k=16)
+        run = started_and_attested(0, 1, link__k=16, link__least_k=4, link__most_k=16)
         for peer in (A, B):
-            measures(run, peer, 1e9, bandwidth=1e4)
-        rounds(run)
+            measure(run, peer, 1e9, bandwidth=1e4)
+        play_rounds(run)
         plan = run.state.plans[-1]
         assert [link.k for link in plan.replicas[0].links] == [8]
         assert plan.reason.startswith(
             f"k of the link {short(A.peer)} -> {short(B.peer)} falls 16 -> 8: 0.1 Mb/s"
         )
         assert "computing takes" in plan.reason
-        rounds(run, 2)
+        play_rounds(run, 2)
         assert [link.k for link in run.state.plans[-1].replicas[0].links] == [4]
         assert len(run.state.plans) == 3
 
     def test_k_rises_on_a_fast_link(self) -> None:
-        run = running(0, 1, link__k=4, link__least_k=4, link__most_k=8)
+        run = started_and_attested(0, 1, link__k=4, link__least_k=4, link__most_k=8)
         for peer in (A, B):
-            measures(run, peer, 1e6, bandwidth=1e9)
-        rounds(run)
-        assert "rises 4 -> 8" in reason(run)
-        rounds(run, 3)
+            measure(run, peer, 1e6, bandwidth=1e9)
+        play_rounds(run)
+        assert "rises 4 -> 8" in latest_reason(run)
+        play_rounds(run, 3)
         assert len(run.state.plans) == 2
 
     def test_k_stays_where_the_run_does_not_adapt_it(self) -> None:
-        run = running(0, 1)
+        run = started_and_attested(0, 1)
         for peer in (A, B):
-            measures(run, peer, 1e9, bandwidth=1e4)
-        rounds(run, 2)
+            measure(run, peer, 1e9, bandwidth=1e4)
+        play_rounds(run, 2)
         assert len(run.state.plans) == 1
 
     def test_a_chain_too_long_to_look_at_keeps_its_k_and_the_others_take_turns(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        run = running(0, 3, rounds=60, link__k=16, link__least_k=8, link__most_k=16)
+        run = started_and_attested(0, 3, rounds=60, link__k=16, link__least_k=8, link__most_k=16)
         for peer in ALL[:6]:
-            measures(run, peer, 1e9, bandwidth=1e4)
+            measure(run, peer, 1e9, bandwidth=1e4)
         effort = 2 * 4 * 1 * 2 * run.spec.inner.microbatches
         monkeypatch.setattr(rebalance, "_MOST_OPERATIONS", effort - 1)
-        rounds(run)
+        play_rounds(run)
         assert self.ks(run) == [16, 16, 16]
         monkeypatch.setattr(rebalance, "_MOST_OPERATIONS", effort)
-        rounds(run)
+        play_rounds(run)
         assert sorted(self.ks(run)) == [8, 16, 16]
-        rounds(run, 2)
+        play_rounds(run, 2)
         assert self.ks(run) == [8, 8, 8]
 
     def ks(self, run: Run) -> list[int]:
@@ -169,7 +172,7 @@ class TestK:
 
 class TestSearch:
     def test_who_cannot_be_where_it_is_tried_counts_as_well(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        run = running(0, 4, stages=2)
+        run = started_and_attested(0, 4, stages=2)
         replicas = run.state.plans[-1].replicas
         capacities = {peer.peer: replace(run.state.peers[peer.peer].capacity, flops=1e9) for peer in ALL[:8]}
         tried: list[Member] = []
@@ -186,140 +189,140 @@ class TestSearch:
 class TestShares:
     def tells(self, run: Run, *seconds: float) -> None:
         for replica, each in zip(run.state.plans[-1].replicas, seconds, strict=True):
-            measures(run, keyed_of(replica.members[0].peer), microbatch_seconds=each)
+            measure(run, keyed_of(replica.members[0].peer), microbatch_seconds=each)
 
     def shares(self, run: Run) -> list[int]:
         return [run.spec.microbatches_of(replica) for replica in run.state.plans[-1].replicas]
 
     def test_faster_replicas_take_more_and_weigh_more_and_the_total_is_kept(self) -> None:
-        run = running(2, 1, inner__microbatches=4)
+        run = started_and_attested(2, 1, inner__microbatches=4)
         self.tells(run, 1.0, 2.0, 3.0)
-        rounds(run)
+        play_rounds(run)
         assert self.shares(run) == [4, 4, 4], "nobody has delivered anything before"
-        rounds(run)
+        play_rounds(run)
         assert self.shares(run) == [6, 4, 2]
         assert [each.weight for each in run.state.plans[-1].replicas] == [6 / 4, 1.0, 2 / 4]
-        assert reason(run) == (
+        assert latest_reason(run) == (
             "of the microbatches of a step replica-0 takes 6 instead of 4, replica-2 takes 2 instead of 4: "
             "the slowest step falls from 12 s to 8 s"
         )
-        rounds(run)
+        play_rounds(run)
         assert {e.descriptor.weight for e in run.state.decisions[0, 3].entries} == {6 / 4, 1.0, 2 / 4}
-        run.refuses(Offer(A.peer, A.payload(run.spec, 0, 4, weight=2.0)), ErrorCode.BAD_REQUEST)
+        run.refuse(Offer(A.peer, A.payload(run.spec, 0, 4, weight=2.0)), ErrorCode.BAD_REQUEST)
 
     def test_all_speeds_must_be_known(self) -> None:
-        run = running(3, inner__microbatches=4)
-        measures(run, A, microbatch_seconds=1.0)
-        measures(run, B, microbatch_seconds=4.0)
-        rounds(run, 2)
+        run = started_and_attested(3, inner__microbatches=4)
+        measure(run, A, microbatch_seconds=1.0)
+        measure(run, B, microbatch_seconds=4.0)
+        play_rounds(run, 2)
         assert len(run.state.plans) == 1
 
     @pytest.mark.parametrize("options", [{"grouping__balance": False}, {"grouping__margin": 0.6}])
     def test_shares_stay_equal_where_it_is_not_wanted_or_not_worth_it(
         self, options: Mapping[str, object]
     ) -> None:
-        run = running(2, inner__microbatches=4, **options)
+        run = started_and_attested(2, inner__microbatches=4, **options)
         self.tells(run, 1.0, 2.0)
-        rounds(run, 2)
+        play_rounds(run, 2)
         assert len(run.state.plans) == 1
 
     def test_a_replica_more_or_less_means_new_shares(self) -> None:
-        run = running(3, inner__microbatches=4)
+        run = started_and_attested(3, inner__microbatches=4)
         self.tells(run, 1.0, 1.0, 2.0)
-        rounds(run, 2)
+        play_rounds(run, 2)
         assert self.shares(run) == [5, 5, 2]
-        dies(run, C)
-        rounds(run)
+        leave(run, C)
+        play_rounds(run)
         assert self.shares(run) == [4, 4]
-        run.does(D.join(run.spec))
-        attests(run, D)
-        rounds(run)
+        run.accept(D.join(run.spec))
+        attest(run, D)
+        play_rounds(run)
         assert self.shares(run) == [4, 4, 4]
 
     def test_who_only_claims_to_be_fast_gets_no_more_than_half_and_that_step_by_step(self) -> None:
-        run = running(6, inner__microbatches=10)
+        run = started_and_attested(6, inner__microbatches=10)
         self.tells(run, 1e-20, *[1.0] * 5)
-        rounds(run, 2)
+        play_rounds(run, 2)
         assert self.shares(run) == [20, *[8] * 5], "twice as much"
-        rounds(run, run.spec.grouping.settle_rounds)
+        play_rounds(run, run.spec.grouping.settle_rounds)
         assert self.shares(run) == [30, *[6] * 5], "half of all"
-        rounds(run, run.spec.grouping.settle_rounds)
+        play_rounds(run, run.spec.grouping.settle_rounds)
         assert self.shares(run) == [30, *[6] * 5]
 
     @pytest.mark.parametrize("flops", [5e-324, 1e-290, 1e300])
     def test_no_claim_is_taken_to_be_beyond_all_measure(self, flops: float) -> None:
-        run = running(0, 3, grouping__spares=9)
-        joins(run, G, H)
+        run = started_and_attested(0, 3, grouping__spares=9)
+        join(run, G, H)
         for peer in (A, B, C, D, E, F, G, H):
-            measures(run, peer, 1e9)
-        measures(run, A, flops)
-        measures(run, F, 5e-324)
-        rounds(run, 8)
+            measure(run, peer, 1e9)
+        measure(run, A, flops)
+        measure(run, F, 5e-324)
+        play_rounds(run, 8)
         assert sum(self.shares(run)) == 3 * run.spec.inner.microbatches
 
     def test_of_two_replicas_none_gets_more_than_three_quarters(self) -> None:
-        run = running(2, inner__microbatches=8)
+        run = started_and_attested(2, inner__microbatches=8)
         self.tells(run, 1e-20, 1.0)
-        rounds(run, 3)
+        play_rounds(run, 3)
         assert self.shares(run) == [12, 4]
 
     def test_who_delivers_less_than_its_share_gets_no_more_than_that_until_it_delivers_all(self) -> None:
-        run = running(4, inner__microbatches=8)
+        run = started_and_attested(4, inner__microbatches=8)
         self.tells(run, 1e-20, 1.0, 1.0, 1.0)
-        rounds(run, 2)
+        play_rounds(run, 2)
         assert self.shares(run) == [16, 6, 5, 5]
         settle = run.spec.grouping.settle_rounds
         for _ in range(settle):
-            one_round(run, done={0: 0.6})
+            play_round(run, done={0: 0.6})
         assert self.shares(run) == [10, 8, 7, 7]
         for _ in range(settle):
-            one_round(run, done={0: 0.9})
+            play_round(run, done={0: 0.9})
         assert self.shares(run) == [9, 8, 8, 7]
-        rounds(run, settle)
+        play_rounds(run, settle)
         assert self.shares(run) == [16, 6, 5, 5]
 
     def test_where_everybody_delivers_less_shares_stay(self) -> None:
-        run = running(2, inner__microbatches=4)
+        run = started_and_attested(2, inner__microbatches=4)
         self.tells(run, 1.0, 2.0)
-        rounds(run, 2)
+        play_rounds(run, 2)
         assert self.shares(run) == [5, 3]
         for _ in range(run.spec.grouping.settle_rounds):
-            one_round(run, done={0: 0.5, 1: 0.5})
+            play_round(run, done={0: 0.5, 1: 0.5})
         assert self.shares(run) == [5, 3]
 
     def test_a_replica_whose_member_comes_back_within_the_round_keeps_its_share(self) -> None:
-        run = running(0, 2, inner__microbatches=8)
+        run = started_and_attested(0, 2, inner__microbatches=8)
         for peer, flops in ((A, 1e9), (B, 1e9), (C, 3e8), (D, 3e8)):
-            measures(run, peer, flops)
-        rounds(run, 2)
+            measure(run, peer, flops)
+        play_rounds(run, 2)
         before = run.state.plans[-1].replicas
         assert self.shares(run) == [12, 4]
-        dies(run, B)
-        run.does(B.join(run.spec, Role.STAGE))
-        attests(run, B)
-        measures(run, B, 1e9)
-        rounds(run)
-        assert reason(run) == "replica-0 returns"
+        leave(run, B)
+        run.accept(B.join(run.spec, Role.STAGE))
+        attest(run, B)
+        measure(run, B, 1e9)
+        play_rounds(run)
+        assert latest_reason(run) == "replica-0 returns"
         assert run.state.plans[-1].replicas == before
         assert run.state.tuned_at == 3
 
     def test_shares_of_unknown_speed_are_equal_again(self) -> None:
-        run = running(2, inner__microbatches=4)
+        run = started_and_attested(2, inner__microbatches=4)
         self.tells(run, 1.0, 3.0)
-        rounds(run, 2)
+        play_rounds(run, 2)
         assert self.shares(run) == [6, 2]
-        run.does(D.join(run.spec))
-        attests(run, D)
-        rounds(run)
+        run.accept(D.join(run.spec))
+        attest(run, D)
+        play_rounds(run)
         assert self.shares(run) == [4, 4, 4]
-        assert reason(run) == "replica-2 joins; every replica takes 4 microbatches of a step again"
+        assert latest_reason(run) == "replica-2 joins; every replica takes 4 microbatches of a step again"
 
     def test_sample_ranges_tile_over_uneven_shares(self) -> None:
-        run = running(2, 1, inner__microbatches=4)
+        run = started_and_attested(2, 1, inner__microbatches=4)
         self.tells(run, 1.0, 2.0, 4.0)
-        rounds(run, 2)
-        dies(run, B)
-        rounds(run, 2)
+        play_rounds(run, 2)
+        leave(run, B)
+        play_rounds(run, 2)
         stops = [0]
         for number in range(1, run.state.current_round + 1):
             plan = run.state.plan_for(number)

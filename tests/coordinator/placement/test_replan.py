@@ -32,22 +32,21 @@ from protocol.types import (
     Role,
     StageRange,
 )
-from tests.support.run_state import (
+from tests.builders import Keyed, spec_of
+from tests.support.coordinator_run import (
     ALL,
-    Keyed,
     Run,
-    attests,
-    dies,
-    joins,
-    measures,
-    one_round,
-    passes,
-    place,
-    reason,
-    rounds,
-    running,
-    seated,
-    spec_of,
+    attest,
+    join,
+    latest_reason,
+    leave,
+    measure,
+    members_by_replica,
+    pass_time,
+    play_round,
+    play_rounds,
+    slot_of,
+    started_and_attested,
 )
 
 A, B, C, D, E, F = ALL[:6]
@@ -64,13 +63,13 @@ def formed(*layouts: Sequence[int], **more: Any) -> Run:
         members = []
         for first, stop in zip(firsts, [*firsts[1:], stages], strict=True):
             join = next(peers).join(run.spec, Role.STAGE)
-            run.happens(PeerJoined(run.now, join.peer, join.role, join.capacity, join.endpoint))
+            run.apply(PeerJoined(run.now, join.peer, join.role, join.capacity, join.endpoint))
             members.append(Member(join.peer, StageRange(first, stop), join.endpoint))
         replicas.append(Replica(index, tuple(members), links_between(members, run.spec.link.k)))
-    run.happens(PlanAdopted(run.now, Plan(1, 1, 0, tuple(replicas), "a test")))
+    run.apply(PlanAdopted(run.now, Plan(1, 1, 0, tuple(replicas), "a test")))
     for peer in ALL:
         if peer.peer in run.state.places:
-            attests(run, peer)
+            attest(run, peer)
     return run
 
 
@@ -80,146 +79,146 @@ def replaced(run: Run, **fields: Any) -> Run:
 
 
 def drains(run: Run, peer: Keyed) -> None:
-    run.does(Drain(peer.peer, "a test"))
+    run.accept(Drain(peer.peer, "a test"))
 
 
 class TestSpares:
     def test_a_spare_takes_the_seat_of_a_lost_member_with_the_next_plan(self) -> None:
-        run = running(1, 1)
-        joins(run, D, E)
-        rounds(run)
+        run = started_and_attested(1, 1)
+        join(run, D, E)
+        play_rounds(run)
         assert len(run.state.plans) == 2, "a complete bench trains"
-        run = running(1, 1, grouping__spares=2)
-        joins(run, D, E)
-        rounds(run)
-        dies(run, C)
-        rounds(run)
-        assert seated(run) == {0: [A.peer], 1: [B.peer, E.peer]}
-        assert reason(run) == (
+        run = started_and_attested(1, 1, grouping__spares=2)
+        join(run, D, E)
+        play_rounds(run)
+        leave(run, C)
+        play_rounds(run)
+        assert members_by_replica(run) == {0: [A.peer], 1: [B.peer, E.peer]}
+        assert latest_reason(run) == (
             f"replica-1 goes on with {short(E.peer)} for {short(C.peer)} (stage 1), which is gone"
         )
         assert run.state.peers[E.peer].lifecycle is Lifecycle.TRAINING
-        rounds(run)
+        play_rounds(run)
         assert len(run.state.decisions[1, 3].entries) == 2
 
     def test_whoever_was_replaced_becomes_the_spare_when_it_returns(self) -> None:
-        run = running(1, 1, grouping__spares=2)
-        joins(run, D, E)
-        dies(run, C)
-        rounds(run)
-        assert (place(run, E), place(run, C)) == ((1, 1), (2, 1))
-        joins(run, C)
+        run = started_and_attested(1, 1, grouping__spares=2)
+        join(run, D, E)
+        leave(run, C)
+        play_rounds(run)
+        assert (slot_of(run, E), slot_of(run, C)) == ((1, 1), (2, 1))
+        join(run, C)
         assert run.state.places[C.peer] == ReservedAssignment(C.peer, 2, 1, StageRange(1, 2))
-        dies(run, E)
-        rounds(run, 2)
-        assert seated(run)[1] == [B.peer, C.peer]
+        leave(run, E)
+        play_rounds(run, 2)
+        assert members_by_replica(run)[1] == [B.peer, C.peer]
 
     def test_who_comes_back_within_the_round_and_has_caught_up_keeps_its_seat(self) -> None:
-        run = running(1, 1, grouping__spares=2)
-        joins(run, D, E)
-        rounds(run)
-        dies(run, C)
-        joins(run, C)
-        rounds(run)
-        assert seated(run)[1] == [B.peer, C.peer]
-        assert reason(run) == "replica-1 returns"
+        run = started_and_attested(1, 1, grouping__spares=2)
+        join(run, D, E)
+        play_rounds(run)
+        leave(run, C)
+        join(run, C)
+        play_rounds(run)
+        assert members_by_replica(run)[1] == [B.peer, C.peer]
+        assert latest_reason(run) == "replica-1 returns"
 
     def test_who_comes_back_and_lags_behind_is_replaced_and_swaps_places(self) -> None:
-        run = running(1, 1, grouping__spares=2)
-        joins(run, D, E)
-        rounds(run, 2)
-        dies(run, C)
-        run.does(C.join(run.spec, Role.STAGE))
-        assert place(run, C) == (1, 1)
-        rounds(run, asleep=(C,))
-        assert seated(run)[1] == [B.peer, E.peer]
-        assert "must catch up" in reason(run)
-        assert place(run, C) == (2, 1)
+        run = started_and_attested(1, 1, grouping__spares=2)
+        join(run, D, E)
+        play_rounds(run, 2)
+        leave(run, C)
+        run.accept(C.join(run.spec, Role.STAGE))
+        assert slot_of(run, C) == (1, 1)
+        play_rounds(run, asleep=(C,))
+        assert members_by_replica(run)[1] == [B.peer, E.peer]
+        assert "must catch up" in latest_reason(run)
+        assert slot_of(run, C) == (2, 1)
 
     def test_a_replica_that_stands_is_never_robbed(self) -> None:
-        run = running(0, 2)
-        dies(run, A)
-        rounds(run, 3)
-        assert seated(run) == {1: [C.peer, D.peer]}
+        run = started_and_attested(0, 2)
+        leave(run, A)
+        play_rounds(run, 3)
+        assert members_by_replica(run) == {1: [C.peer, D.peer]}
 
     def test_a_broken_replica_lends_its_members_to_the_one_before_it(self) -> None:
-        run = running(1, 2)
-        dies(run, B, E)
-        rounds(run)
-        assert seated(run) == {0: [A.peer], 1: [D.peer, C.peer]}
-        assert f"{short(D.peer)} for {short(B.peer)} (stage 0)" in reason(run)
-        assert "goes on without replica-2, which lost a member" in reason(run)
+        run = started_and_attested(1, 2)
+        leave(run, B, E)
+        play_rounds(run)
+        assert members_by_replica(run) == {0: [A.peer], 1: [D.peer, C.peer]}
+        assert f"{short(D.peer)} for {short(B.peer)} (stage 0)" in latest_reason(run)
+        assert "goes on without replica-2, which lost a member" in latest_reason(run)
 
     def test_a_spare_that_has_not_caught_up_takes_no_seat(self) -> None:
-        run = running(1, 1, grouping__spares=2)
-        rounds(run, 2)
-        run.does(D.join(run.spec, Role.STAGE))
-        run.does(E.join(run.spec, Role.STAGE))
-        dies(run, C)
-        rounds(run, asleep=(D, E))
-        assert seated(run) == {0: [A.peer]}
+        run = started_and_attested(1, 1, grouping__spares=2)
+        play_rounds(run, 2)
+        run.accept(D.join(run.spec, Role.STAGE))
+        run.accept(E.join(run.spec, Role.STAGE))
+        leave(run, C)
+        play_rounds(run, asleep=(D, E))
+        assert members_by_replica(run) == {0: [A.peer]}
 
     def test_a_spare_that_its_neighbour_cannot_reach_takes_no_seat(self) -> None:
-        run = running(1, 1, grouping__spares=9)
-        dies(run, B)
-        run.does(B.join(run.spec, Role.STAGE, endpoint=""))
-        attests(run, B)
-        rounds(run)
-        joins(run, D)
-        joins(run, E, endpoint="")
-        dies(run, C)
-        rounds(run)
-        assert seated(run) == {0: [A.peer]}
+        run = started_and_attested(1, 1, grouping__spares=9)
+        leave(run, B)
+        run.accept(B.join(run.spec, Role.STAGE, endpoint=""))
+        attest(run, B)
+        play_rounds(run)
+        join(run, D)
+        join(run, E, endpoint="")
+        leave(run, C)
+        play_rounds(run)
+        assert members_by_replica(run) == {0: [A.peer]}
 
     def test_a_stalled_run_goes_on_with_a_spare_at_once(self) -> None:
-        run = running(0, 1, grouping__spares=2)
-        joins(run, C, D)
-        rounds(run)
+        run = started_and_attested(0, 1, grouping__spares=2)
+        join(run, C, D)
+        play_rounds(run)
         run.now += 10
-        dies(run, B)
-        assert seated(run) == {0: [A.peer, D.peer]}
-        assert "round 2 starts anew" in reason(run)
-        rounds(run)
+        leave(run, B)
+        assert members_by_replica(run) == {0: [A.peer, D.peer]}
+        assert "round 2 starts anew" in latest_reason(run)
+        play_rounds(run)
         assert run.state.decisions[1, 2].committed
 
     def test_a_bench_trains_only_when_enough_spares_stay_behind(self) -> None:
-        run = running(1, 1, grouping__spares=1)
-        joins(run, D, E)
-        rounds(run, 2)
-        assert sorted(seated(run)) == [0, 1]
+        run = started_and_attested(1, 1, grouping__spares=1)
+        join(run, D, E)
+        play_rounds(run, 2)
+        assert sorted(members_by_replica(run)) == [0, 1]
         assert "keeps 1 stage peer as spares" in waiting_of(run.state, run.spec, D.peer)
-        joins(run, F)
-        rounds(run)
-        assert seated(run)[2] == [D.peer, E.peer]
+        join(run, F)
+        play_rounds(run)
+        assert members_by_replica(run)[2] == [D.peer, E.peer]
 
 
 class TestLayouts:
     def wide(self, **more: Any) -> Run:
         """A run of four stages whose one pipeline has two members with two stages each."""
-        run = running(1, 0, stages=4, **more)
+        run = started_and_attested(1, 0, stages=4, **more)
         for peer in (B, C):
-            run.does(peer.join(run.spec, Role.STAGE))
+            run.accept(peer.join(run.spec, Role.STAGE))
         ends = ((B, StageRange(0, 2)), (C, StageRange(2, 4)))
         members = tuple(Member(peer.peer, stages, "h:1") for peer, stages in ends)
         pipeline = Replica(1, members, (Link(run.spec.link.k, Dialer.UPSTREAM),))
-        run.happens(PlanAdopted(run.now, Plan(2, 1, 0, (*run.state.plans[0].replicas, pipeline), "a test")))
+        run.apply(PlanAdopted(run.now, Plan(2, 1, 0, (*run.state.plans[0].replicas, pipeline), "a test")))
         for peer in (B, C):
-            attests(run, peer)
+            attest(run, peer)
         return run
 
     def test_a_pipeline_of_latecomers_has_the_layout_of_most(self) -> None:
         run = self.wide()
-        joins(run, D, E)
-        rounds(run)
+        join(run, D, E)
+        play_rounds(run)
         stages = [member.stages for member in run.state.plans[-1].replica_of(D.peer).members]
         assert stages == [StageRange(0, 2), StageRange(2, 4)]
 
     def test_a_spare_stands_in_for_equal_stages_alone(self) -> None:
         run = self.wide(grouping__spares=9)
-        joins(run, D, E)
-        dies(run, B)
-        rounds(run)
-        assert seated(run)[1] == [D.peer, C.peer]
+        join(run, D, E)
+        leave(run, B)
+        play_rounds(run)
+        assert members_by_replica(run)[1] == [D.peer, C.peer]
 
     def test_a_peer_gets_no_place_beyond_its_memory(self) -> None:
         run = self.wide()
@@ -229,311 +228,314 @@ class TestLayouts:
         ]
         assert needed[0] != needed[1]
         fitting = needed.index(min(needed))
-        joins(run, D, memory_bytes=int(min(needed) / 0.9) + 2)
-        assert place(run, D)[1] == fitting
-        run.does(E.join(run.spec, Role.STAGE, memory_bytes=1000))
+        join(run, D, memory_bytes=int(min(needed) / 0.9) + 2)
+        assert slot_of(run, D)[1] == fitting
+        run.accept(E.join(run.spec, Role.STAGE, memory_bytes=1000))
         assert E.peer not in run.state.places
         assert "lacks the memory" in waiting_of(run.state, run.spec, E.peer)
-        run.does(F.join(run.spec, Role.STAGE, memory_bytes=0))
-        assert place(run, F)[1] == 1 - fitting, "unknown memory holds everything"
+        run.accept(F.join(run.spec, Role.STAGE, memory_bytes=0))
+        assert slot_of(run, F)[1] == 1 - fitting, "unknown memory holds everything"
 
 
 class TestMoves:
     def run_with_hole(self, **more: Any) -> Run:
         """Replica 1 of three has lost its last member; two spares have the first stages."""
-        run = running(1, 1, stages=3, **more)
-        joins(run, E, F)
-        rounds(run)
-        dies(run, D)
+        run = started_and_attested(1, 1, stages=3, **more)
+        join(run, E, F)
+        play_rounds(run)
+        leave(run, D)
         return run
 
     def test_a_spare_moves_where_nobody_can_stand_in(self) -> None:
         run = self.run_with_hole()
-        assert place(run, F) == (2, 1), "who was lost may come back within the round"
-        rounds(run)
-        assert seated(run) == {0: [A.peer]}
+        assert slot_of(run, F) == (2, 1), "who was lost may come back within the round"
+        play_rounds(run)
+        assert members_by_replica(run) == {0: [A.peer]}
         assert run.state.places[F.peer] == ReservedAssignment(F.peer, 1, 2, StageRange(2, 3)), (
             "who joined last"
         )
-        assert place(run, E) == (2, 0)
-        rounds(run, 2)
-        assert seated(run)[1] == [B.peer, C.peer, F.peer]
+        assert slot_of(run, E) == (2, 0)
+        play_rounds(run, 2)
+        assert members_by_replica(run)[1] == [B.peer, C.peer, F.peer]
 
     def test_who_comes_back_within_the_round_finds_its_place(self) -> None:
         run = self.run_with_hole()
-        joins(run, D)
-        rounds(run)
-        assert (place(run, D), place(run, F)) == ((1, 2), (2, 1))
+        join(run, D)
+        play_rounds(run)
+        assert (slot_of(run, D), slot_of(run, F)) == ((1, 2), (2, 1))
 
     def test_a_peer_moves_once_in_a_while(self) -> None:
         run = self.run_with_hole()
-        rounds(run)
-        joins(run, D)
-        assert place(run, D) == (2, 1), "where the one was that has its place"
-        rounds(run)
-        dies(run, B, D)
-        rounds(run)
+        play_rounds(run)
+        join(run, D)
+        assert slot_of(run, D) == (2, 1), "where the one was that has its place"
+        play_rounds(run)
+        leave(run, B, D)
+        play_rounds(run)
         assert run.state.places[F.peer].stages == StageRange(2, 3)
-        assert seated(run)[1] == [E.peer, C.peer, F.peer]
+        assert members_by_replica(run)[1] == [E.peer, C.peer, F.peer]
 
     def test_nobody_moves_beyond_its_memory(self) -> None:
-        run = running(1, 1, stages=3)
+        run = started_and_attested(1, 1, stages=3)
         needed = memory_needed(run.spec, StageRange(1, 2), 2, "cpu")
         assert needed < memory_needed(run.spec, StageRange(2, 3), 1, "cpu")
-        joins(run, E)
-        joins(run, F, memory_bytes=int(needed / 0.9) + 2)
-        rounds(run)
-        dies(run, D)
-        rounds(run)
-        assert (place(run, E), place(run, F)) == ((1, 2), (2, 1))
+        join(run, E)
+        join(run, F, memory_bytes=int(needed / 0.9) + 2)
+        play_rounds(run)
+        leave(run, D)
+        play_rounds(run)
+        assert (slot_of(run, E), slot_of(run, F)) == ((1, 2), (2, 1))
 
     def test_nobody_moves_to_stages_that_nobody_has_any_more_nor_away_from_such(self) -> None:
-        run = running(0, 2)
-        rounds(run, 3)
-        dies(run, A, C)
-        passes(run, 60, B, D)
+        run = started_and_attested(0, 2)
+        play_rounds(run, 3)
+        leave(run, A, C)
+        pass_time(run, 60, B, D)
         assert not any(isinstance(event, PlaceGiven) for event in run.events)
         assert run.state.current_round == 4
 
     def test_while_nothing_trains_a_pipeline_is_made_of_whoever_has_the_stages(self) -> None:
         run = formed((0, 1), (0, 2))
-        rounds(run, 8)
-        dies(run, A, D)
-        passes(run, 10, B, C)
+        play_rounds(run, 8)
+        leave(run, A, D)
+        pass_time(run, 10, B, C)
         assert run.state.places[C.peer] == ReservedAssignment(C.peer, 0, 0, StageRange(0, 1))
         assert run.state.places[B.peer].stages == StageRange(1, 3)
-        assert seated(run) == {0: [C.peer, B.peer]}
-        rounds(run, 2)
+        assert members_by_replica(run) == {0: [C.peer, B.peer]}
+        play_rounds(run, 2)
 
     def test_while_nothing_trains_peers_that_settle_or_rest_move_too(self) -> None:
         run = formed((0, 1), (0, 2))
         run = replaced(run, moved={C.peer: 1}, lapses={C.peer: (5, 1)})
-        dies(run, A, D)
-        passes(run, 10, B, C)
-        assert seated(run) == {0: [C.peer, B.peer]}
+        leave(run, A, D)
+        pass_time(run, 10, B, C)
+        assert members_by_replica(run) == {0: [C.peer, B.peer]}
 
     def test_while_nothing_trains_nobody_moves_if_equal_stages_are_enough(self) -> None:
         run = formed((0, 1), (0, 1, 2))
-        rounds(run, 2)
-        dies(run, B, C)
-        passes(run, 10, A, D, E)
-        assert seated(run) == {1: [A.peer, D.peer, E.peer]}
+        play_rounds(run, 2)
+        leave(run, B, C)
+        pass_time(run, 10, A, D, E)
+        assert members_by_replica(run) == {1: [A.peer, D.peer, E.peer]}
         assert not run.state.moved
 
     def test_while_nothing_trains_nobody_leaves_stages_that_nobody_else_has(self) -> None:
         run = formed((0, 1), (0, 2))
-        rounds(run, 2)
-        dies(run, A, C)
-        passes(run, 60, B, D)
+        play_rounds(run, 2)
+        leave(run, A, C)
+        pass_time(run, 60, B, D)
         assert not run.state.moved
 
     def test_while_nothing_trains_nobody_moves_if_a_replica_only_has_to_catch_up(self) -> None:
         run = formed((0, 1), (0, 2))
-        rounds(run, 2)
-        dies(run, A)
-        run.does(Attest(D.peer, 2, 2, "stage", "another"))
-        passes(run, 60, B, C, D)
+        play_rounds(run, 2)
+        leave(run, A)
+        run.accept(Attest(D.peer, 2, 2, "stage", "another"))
+        pass_time(run, 60, B, C, D)
         assert not run.state.moved
-        attests(run, D)
-        assert seated(run) == {1: [C.peer, D.peer]}
+        attest(run, D)
+        assert members_by_replica(run) == {1: [C.peer, D.peer]}
 
     def test_who_moves_keeps_what_it_has_of_both_stages_and_no_more(self) -> None:
         run = formed((0, 1), (0, 2))
-        rounds(run, 2)
-        run.happens(PlaceGiven(run.now, ReservedAssignment(C.peer, 0, 0, StageRange(0, 1))))
+        play_rounds(run, 2)
+        run.apply(PlaceGiven(run.now, ReservedAssignment(C.peer, 0, 0, StageRange(0, 1))))
         assert run.state.synced[C.peer] == {0: 2}
 
     def test_a_complete_bench_trains_where_nobody_else_does(self) -> None:
-        run = running(1, 0, grouping__spares=2)
-        joins(run, B, C)
-        rounds(run, 2)
-        assert list(seated(run)) == [0]
-        dies(run, A)
-        passes(run, 10, B, C)
-        assert seated(run) == {1: [B.peer, C.peer]}
+        run = started_and_attested(1, 0, grouping__spares=2)
+        join(run, B, C)
+        play_rounds(run, 2)
+        assert list(members_by_replica(run)) == [0]
+        leave(run, A)
+        pass_time(run, 10, B, C)
+        assert members_by_replica(run) == {1: [B.peer, C.peer]}
 
     def test_members_of_a_broken_pipeline_move_only_after_a_while(self) -> None:
-        run = running(1, 2)
-        dies(run, C, E)
+        run = started_and_attested(1, 2)
+        leave(run, C, E)
         settle = run.spec.grouping.settle_rounds
-        rounds(run, settle)
-        assert (place(run, B), place(run, D)) == ((1, 0), (2, 0))
-        rounds(run, 3)
-        assert sorted(len(chain) for chain in seated(run).values()) == [1, 2]
+        play_rounds(run, settle)
+        assert (slot_of(run, B), slot_of(run, D)) == ((1, 0), (2, 0))
+        play_rounds(run, 3)
+        assert sorted(len(chain) for chain in members_by_replica(run).values()) == [1, 2]
 
     def test_a_lost_member_of_whom_there_is_a_spare_moves_nobody(self) -> None:
-        run = running(1, 1, grouping__spares=9)
-        joins(run, D, E, F)
-        dies(run, C)
-        rounds(run, 2)
-        assert seated(run)[1] == [B.peer, E.peer]
-        assert place(run, F) == (3, 0)
+        run = started_and_attested(1, 1, grouping__spares=9)
+        join(run, D, E, F)
+        leave(run, C)
+        play_rounds(run, 2)
+        assert members_by_replica(run)[1] == [B.peer, E.peer]
+        assert slot_of(run, F) == (3, 0)
 
 
 class TestDraining:
     def test_the_next_plan_is_made_without_it_and_goes_on_with_a_spare(self) -> None:
-        run = running(1, 1, grouping__spares=2)
-        joins(run, D, E)
-        rounds(run)
+        run = started_and_attested(1, 1, grouping__spares=2)
+        join(run, D, E)
+        play_rounds(run)
         drains(run, C)
         assert run.state.peers[C.peer].lifecycle is Lifecycle.DRAINING
         assert len(run.state.plans) == 1
-        rounds(run)
+        play_rounds(run)
         assert len(run.state.decisions[1, 2].entries) == 2, "it has finished its round"
-        assert seated(run)[1] == [B.peer, E.peer]
-        assert "which drains" in reason(run)
+        assert members_by_replica(run)[1] == [B.peer, E.peer]
+        assert "which drains" in latest_reason(run)
 
     def test_its_neighbours_end_the_round_before_they_follow(self) -> None:
-        run = running(1, 1)
+        run = started_and_attested(1, 1)
         drains(run, C)
         for peer in (A, B):
-            run.does(Offer(peer.peer, peer.payload(run.spec, 0, 1)))
+            run.accept(Offer(peer.peer, peer.payload(run.spec, 0, 1)))
         payloads = run.state.round_of(0, 1).group.descriptors
         for peer in (A, B):
-            run.does(Report(peer.peer, 0, 1, payloads))
+            run.accept(Report(peer.peer, 0, 1, payloads))
         assert run.state.plans[-1].from_round == 2
         assert [run.state.peers[peer.peer].lifecycle for peer in (B, C)] == ["training", "draining"]
         for peer in (A, C):
-            run.does(Offer(peer.peer, peer.payload(run.spec, 1, 1)))
+            run.accept(Offer(peer.peer, peer.payload(run.spec, 1, 1)))
         payloads = run.state.round_of(1, 1).group.descriptors
         for peer in (A, C):
-            run.does(Report(peer.peer, 1, 1, payloads))
+            run.accept(Report(peer.peer, 1, 1, payloads))
         assert len(run.state.decisions[1, 1].entries) == 2
         assert run.state.peers[B.peer].lifecycle is Lifecycle.SYNCING
 
     def test_without_a_spare_its_replica_does_not_stand(self) -> None:
-        run = running(1, 1)
+        run = started_and_attested(1, 1)
         drains(run, C)
-        rounds(run)
-        assert seated(run) == {0: [A.peer]}
-        assert reason(run) == "goes on without replica-1, of which a member drains"
+        play_rounds(run)
+        assert members_by_replica(run) == {0: [A.peer]}
+        assert latest_reason(run) == "goes on without replica-1, of which a member drains"
 
     def test_the_only_replica_goes_on_until_somebody_is_there_in_its_stead(self) -> None:
-        run = running(0, 1)
+        run = started_and_attested(0, 1)
         drains(run, B)
-        rounds(run, 2)
-        assert seated(run) == {0: [A.peer, B.peer]}
-        run.does(C.join(run.spec, Role.STAGE))
-        assert place(run, C) == (0, 1)
+        play_rounds(run, 2)
+        assert members_by_replica(run) == {0: [A.peer, B.peer]}
+        run.accept(C.join(run.spec, Role.STAGE))
+        assert slot_of(run, C) == (0, 1)
         assert B.peer not in run.state.places
-        rounds(run)
-        assert seated(run) == {0: [A.peer, B.peer]}, "its successor has not caught up yet"
-        rounds(run)
-        assert seated(run) == {0: [A.peer, C.peer]}
-        run.does(Leave(B.peer, "drained"))
-        rounds(run)
+        play_rounds(run)
+        assert members_by_replica(run) == {0: [A.peer, B.peer]}, "its successor has not caught up yet"
+        play_rounds(run)
+        assert members_by_replica(run) == {0: [A.peer, C.peer]}
+        run.accept(Leave(B.peer, "drained"))
+        play_rounds(run)
         assert not any(isinstance(event, RoundAborted) for event in run.events)
 
     def test_the_last_round_is_confirmed_by_a_member_that_drains_without_a_place(self) -> None:
-        run = running(0, 1, rounds=2)
+        run = started_and_attested(0, 1, rounds=2)
         drains(run, B)
-        run.does(C.join(run.spec, Role.STAGE))
-        one_round(run)
-        one_round(run)
+        run.accept(C.join(run.spec, Role.STAGE))
+        play_round(run)
+        play_round(run)
         assert run.state.phase is Phase.FINISHED
 
     def test_who_leaves_when_its_part_is_done_breaks_nothing(self) -> None:
-        run = running(1, 1)
+        run = started_and_attested(1, 1)
         drains(run, B)
         hosts = {0: (A, B), 1: (A, C)}
         payloads = {
             stage: tuple(peer.payload(run.spec, stage, 1) for peer in hosts[stage]) for stage in hosts
         }
         for payload in payloads[0]:
-            run.does(Offer(payload.owner, payload))
+            run.accept(Offer(payload.owner, payload))
         for peer in hosts[0]:
-            run.does(Report(peer.peer, 0, 1, payloads[0]))
-        run.does(Leave(B.peer, "drained"))
+            run.accept(Report(peer.peer, 0, 1, payloads[0]))
+        run.accept(Leave(B.peer, "drained"))
         assert not run.state.lapses
-        run.does(Offer(A.peer, payloads[1][0]))
+        run.accept(Offer(A.peer, payloads[1][0]))
         assert run.state.round_of(1, 1).group is None, "the neighbour of who left is still waited for"
-        run.does(Offer(C.peer, payloads[1][1]))
+        run.accept(Offer(C.peer, payloads[1][1]))
         for peer in hosts[1]:
-            run.does(Report(peer.peer, 1, 1, payloads[1]))
+            run.accept(Report(peer.peer, 1, 1, payloads[1]))
         assert len(run.state.decisions[1, 1].entries) == 2
 
     def test_who_leaves_before_its_part_is_done_is_not_waited_for(self) -> None:
-        run = running(1, 1)
+        run = started_and_attested(1, 1)
         drains(run, C)
-        run.does(Leave(C.peer, "drained"))
+        run.accept(Leave(C.peer, "drained"))
         assert run.state.complete_replicas(1) == [run.state.plans[0].replicas[0]]
         assert not run.state.lapses
 
     def test_draining_twice_is_draining_once(self) -> None:
-        run = running(1, 1)
+        run = started_and_attested(1, 1)
         drains(run, C)
-        assert run.does(Drain(C.peer, "again")) == ()
-        dies(run, C)
-        run.refuses(Drain(C.peer, "late"), ErrorCode.UNKNOWN_PEER)
+        assert run.accept(Drain(C.peer, "again")) == ()
+        leave(run, C)
+        run.refuse(Drain(C.peer, "late"), ErrorCode.UNKNOWN_PEER)
 
     def test_a_spare_that_drains_is_no_spare(self) -> None:
-        run = running(1, 1, grouping__spares=2)
-        joins(run, D, E)
-        rounds(run)
+        run = started_and_attested(1, 1, grouping__spares=2)
+        join(run, D, E)
+        play_rounds(run)
         drains(run, E)
-        dies(run, C)
-        rounds(run)
-        assert seated(run) == {0: [A.peer]}
+        leave(run, C)
+        play_rounds(run)
+        assert members_by_replica(run) == {0: [A.peer]}
 
     def test_who_drains_before_the_run_starts_is_not_counted(self) -> None:
         run = Run(spec_of(2, 2))
-        run.does(A.join(run.spec))
+        run.accept(A.join(run.spec))
         drains(run, A)
-        run.does(B.join(run.spec))
+        run.accept(B.join(run.spec))
         assert run.state.phase is Phase.GATHERING
-        run.does(C.join(run.spec))
-        assert seated(run, 1) == {0: [B.peer], 1: [C.peer]}
+        run.accept(C.join(run.spec))
+        assert members_by_replica(run, 1) == {0: [B.peer], 1: [C.peer]}
 
 
 class TestFlapping:
     def flaps(self, run: Run, peer: Keyed, times: int) -> None:
         for _ in range(times):
-            dies(run, peer)
-            joins(run, peer)
+            leave(run, peer)
+            join(run, peer)
             number = run.state.current_round
-            rounds(run)
+            play_rounds(run)
             assert run.state.lapses[peer.peer][1] == number
 
     def test_who_is_lost_again_and_again_rests_ever_longer(self) -> None:
-        run = running(1, 1)
+        run = started_and_attested(1, 1)
         self.flaps(run, C, 3)
         assert run.state.lapses[C.peer] == (3, 3)
         assert peer_rests_until(run.state, C.peer) == 7
         assert "rests until round 7 after 3 failures" in waiting_of(run.state, run.spec, C.peer)
-        rounds(run, 2)
-        assert sorted(seated(run)) == [0]
-        rounds(run)
-        assert seated(run) == {0: [A.peer], 1: [B.peer, C.peer]}
+        play_rounds(run, 2)
+        assert sorted(members_by_replica(run)) == [0]
+        play_rounds(run)
+        assert members_by_replica(run) == {0: [A.peer], 1: [B.peer, C.peer]}
 
     def test_others_take_its_seat_meanwhile(self) -> None:
-        run = running(1, 1, grouping__spares=9)
-        joins(run, D)
+        run = started_and_attested(1, 1, grouping__spares=9)
+        join(run, D)
         self.flaps(run, C, 3)
-        joins(run, E)
-        rounds(run)
-        assert seated(run)[1] == [B.peer, E.peer]
-        assert f"{short(E.peer)} for {short(C.peer)} (stage 1), which rests after 3 failures" in reason(run)
+        join(run, E)
+        play_rounds(run)
+        assert members_by_replica(run)[1] == [B.peer, E.peer]
+        assert (
+            f"{short(E.peer)} for {short(C.peer)} (stage 1), which rests after 3 failures"
+            in latest_reason(run)
+        )
 
     def test_a_round_that_counts_takes_a_failure_off(self) -> None:
-        run = running(1, 1)
+        run = started_and_attested(1, 1)
         self.flaps(run, C, 1)
-        assert seated(run)[1] == [B.peer, C.peer]
-        rounds(run)
+        assert members_by_replica(run)[1] == [B.peer, C.peer]
+        play_rounds(run)
         assert not run.state.lapses
 
     def test_nobody_rests_while_nobody_else_trains(self) -> None:
-        run = running(0, 1)
+        run = started_and_attested(0, 1)
         for _ in range(3):
-            dies(run, B)
-            joins(run, B)
-            passes(run, run.spec.timing.heartbeat, A, B)
-            rounds(run)
-        assert seated(run)[0] == [A.peer, B.peer]
+            leave(run, B)
+            join(run, B)
+            pass_time(run, run.spec.timing.heartbeat, A, B)
+            play_rounds(run)
+        assert members_by_replica(run)[0] == [A.peer, B.peer]
 
     def test_a_retreat_from_a_neighbour_that_is_lost_is_no_failure(self) -> None:
-        run = running(1, 1)
-        dies(run, C)
-        run.does(Retreat(B.peer, 1, "neighbour-lost"))
+        run = started_and_attested(1, 1)
+        leave(run, C)
+        run.accept(Retreat(B.peer, 1, "neighbour-lost"))
         assert run.state.lapses == {C.peer: (1, 1)}
 
 
@@ -566,7 +568,7 @@ steps = st.lists(
 def test_any_history_gives_sound_plans_that_no_order_changes(
     script: list[tuple[str, int, float]], spares: int, seed: int
 ) -> None:
-    run = running(
+    run = started_and_attested(
         1, 3, rounds=60, grouping__spares=spares, grouping__settle_rounds=1, link__least_k=2, link__most_k=16
     )
     for what, number, flops in script:
@@ -574,19 +576,19 @@ def test_any_history_gives_sound_plans_that_no_order_changes(
         known = run.state.peers.get(peer.peer)
         is_live = known is not None and known.is_live
         if what == "joins" and not is_live:
-            run.does(peer.join(run.spec, Role.STAGE if number else Role.REPLICA, memory_bytes=0))
+            run.accept(peer.join(run.spec, Role.STAGE if number else Role.REPLICA, memory_bytes=0))
         elif what == "dies" and is_live:
-            dies(run, peer)
+            leave(run, peer)
         elif what == "drains" and is_live:
             drains(run, peer)
         elif what == "measures" and is_live:
-            measures(run, peer, flops, bandwidth=flops / 1e4)
+            measure(run, peer, flops, bandwidth=flops / 1e4)
         elif what == "all measure":
             for i, each in enumerate(ALL):
                 if each.peer in run.state.peers and run.state.peers[each.peer].is_live:
-                    measures(run, each, flops if (number + i) % 3 else 10 * flops, bandwidth=1e7)
+                    measure(run, each, flops if (number + i) % 3 else 10 * flops, bandwidth=1e7)
         elif what == "round" and run.state.complete_replicas(run.state.current_round):
-            rounds(run)
+            play_rounds(run)
         state, epoch, next_round = run.state, len(run.state.plans) + 1, run.state.current_round + 1
         found = regroup(state, run.spec, epoch, next_round, 0)
         assert regroup(shuffled(state, seed), run.spec, epoch, next_round, 0) == found

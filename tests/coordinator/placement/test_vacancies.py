@@ -27,17 +27,14 @@ from coordinator.status.messages import sentence, waiting, waiting_of
 from protocol.algorithm.sampling import sample_range
 from protocol.errors import ErrorCode
 from protocol.types import Dialer, Lifecycle, Part, Plan, ReservedAssignment, Role, StageRange
-from tests.support.run_state import (
-    Keyed,
+from tests.builders import Keyed, anchor_of, keyed, spec_of
+from tests.support.coordinator_run import (
     Run,
-    anchor_of,
-    attests,
-    dies,
-    keyed,
-    one_round,
-    passes,
-    seated,
-    spec_of,
+    attest,
+    leave,
+    members_by_replica,
+    pass_time,
+    play_round,
     started,
 )
 
@@ -55,50 +52,50 @@ class TestPlaces:
 
     def test_a_full_replica_that_comes_late_follows_under_a_new_index(self) -> None:
         run = started(1, 1)
-        _, given = run.does(D.join(run.spec))
+        _, given = run.accept(D.join(run.spec))
         assert given == PlaceGiven(run.now, ReservedAssignment(D.peer, 2, 0, StageRange(0, 2)))
         assert run.state.peers[D.peer].lifecycle is Lifecycle.SYNCING
 
     def test_stage_peers_that_come_late_form_a_pipeline_of_one_stage_each(self) -> None:
         run = started(1, 0)
-        run.does(B.join(run.spec, Role.STAGE))
-        run.does(C.join(run.spec, Role.STAGE))
-        run.does(D.join(run.spec, Role.STAGE))
+        run.accept(B.join(run.spec, Role.STAGE))
+        run.accept(C.join(run.spec, Role.STAGE))
+        run.accept(D.join(run.spec, Role.STAGE))
         places = [run.state.places[peer.peer] for peer in (B, C, D)]
         assert [(place.replica, place.position) for place in places] == [(1, 0), (1, 1), (2, 0)]
 
     def test_who_comes_back_gets_its_place_back(self) -> None:
         run = started(1, 2)
-        dies(run, C, D)
-        run.does(D.join(run.spec, Role.STAGE))
+        leave(run, C, D)
+        run.accept(D.join(run.spec, Role.STAGE))
         assert run.state.places[D.peer] == ReservedAssignment(D.peer, 2, 0, StageRange(0, 1))
 
     def test_a_newcomer_takes_the_lowest_place_whose_peer_is_lost(self) -> None:
         run = started(1, 2)
-        dies(run, C, D)
+        leave(run, C, D)
         newcomer = keyed(9)
-        run.does(newcomer.join(run.spec, Role.STAGE))
+        run.accept(newcomer.join(run.spec, Role.STAGE))
         assert run.state.places[newcomer.peer] == ReservedAssignment(newcomer.peer, 1, 1, StageRange(1, 2))
         assert C.peer not in run.state.places
-        run.does(C.join(run.spec, Role.STAGE))
+        run.accept(C.join(run.spec, Role.STAGE))
         assert run.state.places[C.peer] == ReservedAssignment(C.peer, 2, 0, StageRange(0, 1))
 
     def test_a_place_is_for_its_role_alone(self) -> None:
         run = started(1, 1)
-        dies(run, A)
-        run.does(D.join(run.spec, Role.STAGE))
+        leave(run, A)
+        run.accept(D.join(run.spec, Role.STAGE))
         assert run.state.places[D.peer].replica == 2
-        run.does(E.join(run.spec, Role.REPLICA))
+        run.accept(E.join(run.spec, Role.REPLICA))
         assert run.state.places[E.peer] == ReservedAssignment(E.peer, 0, 0, StageRange(0, 2))
 
     def test_neighbours_without_endpoints_leave_one_of_them_a_spare_until_a_place_opens(self) -> None:
         run = started(1, 0)
-        run.does(B.join(run.spec, Role.STAGE, endpoint=""))
-        assert len(run.does(C.join(run.spec, Role.STAGE, endpoint=""))) == 1
+        run.accept(B.join(run.spec, Role.STAGE, endpoint=""))
+        assert len(run.accept(C.join(run.spec, Role.STAGE, endpoint=""))) == 1
         assert C.peer not in run.state.places
         assert "spare" in waiting_of(run.state, run.spec, C.peer)
-        run.refuses(Attest(C.peer, 0, 0, "stage", "digest"), ErrorCode.BAD_REQUEST)
-        *_, given = run.does(Leave(B.peer, "interrupted"))
+        run.refuse(Attest(C.peer, 0, 0, "stage", "digest"), ErrorCode.BAD_REQUEST)
+        *_, given = run.accept(Leave(B.peer, "interrupted"))
         assert isinstance(given, PlaceGiven)
         assert run.state.places == {
             A.peer: ReservedAssignment(A.peer, 0, 0, StageRange(0, 2)),
@@ -107,40 +104,40 @@ class TestPlaces:
 
     def test_a_spare_founds_the_next_pipeline_when_the_one_before_it_is_full(self) -> None:
         run = started(1, 0)
-        run.does(B.join(run.spec, Role.STAGE, endpoint=""))
-        run.does(C.join(run.spec, Role.STAGE, endpoint=""))
-        run.does(D.join(run.spec, Role.STAGE))
+        run.accept(B.join(run.spec, Role.STAGE, endpoint=""))
+        run.accept(C.join(run.spec, Role.STAGE, endpoint=""))
+        run.accept(D.join(run.spec, Role.STAGE))
         assert (run.state.places[D.peer].replica, run.state.places[C.peer].replica) == (1, 2)
 
     def test_who_comes_back_in_another_role_leaves_its_place_to_others(self) -> None:
         run = started(1, 1)
-        dies(run, C)
-        run.does(C.join(run.spec, Role.REPLICA))
+        leave(run, C)
+        run.accept(C.join(run.spec, Role.REPLICA))
         assert run.state.places[C.peer].replica == 2
-        run.does(D.join(run.spec, Role.STAGE))
+        run.accept(D.join(run.spec, Role.STAGE))
         assert run.state.places[D.peer] == ReservedAssignment(D.peer, 1, 1, StageRange(1, 2))
 
     @pytest.mark.parametrize("at_first", [0, 2**30])
     def test_who_comes_back_gets_its_place_back_whatever_its_memory_is_by_now(self, at_first: int) -> None:
         run = Run(spec_of(2, 0, 1, 40))
-        run.does(Start())
+        run.accept(Start())
         for peer in (A, B):
-            run.does(peer.join(run.spec, Role.STAGE, memory_bytes=at_first))
+            run.accept(peer.join(run.spec, Role.STAGE, memory_bytes=at_first))
         before = run.state.places[A.peer]
-        dies(run, A)
-        run.does(A.join(run.spec, Role.STAGE, memory_bytes=1000))
+        leave(run, A)
+        run.accept(A.join(run.spec, Role.STAGE, memory_bytes=1000))
         assert run.state.places[A.peer] == before
-        attests(run, A, 0)
-        attests(run, B, 0)
-        passes(run, run.spec.timing.heartbeat, A, B)
-        one_round(run)
+        attest(run, A, 0)
+        attest(run, B, 0)
+        pass_time(run, run.spec.timing.heartbeat, A, B)
+        play_round(run)
 
     def test_a_place_is_not_given_back_to_whom_its_neighbour_cannot_reach_any_more(self) -> None:
         run = started(1, 0)
-        run.does(B.join(run.spec, Role.STAGE, endpoint=""))
-        run.does(C.join(run.spec, Role.STAGE))
-        dies(run, C)
-        run.does(C.join(run.spec, Role.STAGE, endpoint=""))
+        run.accept(B.join(run.spec, Role.STAGE, endpoint=""))
+        run.accept(C.join(run.spec, Role.STAGE))
+        leave(run, C)
+        run.accept(C.join(run.spec, Role.STAGE, endpoint=""))
         assert C.peer not in run.state.places
 
     def test_who_is_too_weak_for_the_open_places_waits_in_a_further_pipeline(self) -> None:
@@ -150,7 +147,7 @@ class TestPlaces:
         assert weak < memory_needed(spec, StageRange(0, 1), 2, "cpu")
         run = started(0, 1)
         for peer in (C, D, E):
-            run.does(peer.join(run.spec, Role.STAGE, memory_bytes=weak))
+            run.accept(peer.join(run.spec, Role.STAGE, memory_bytes=weak))
         places = [run.state.places.get(peer.peer) for peer in (C, D, E)]
         last = StageRange(1, 2)
         assert places == [
@@ -158,8 +155,8 @@ class TestPlaces:
             ReservedAssignment(D.peer, 2, 1, last),
             None,
         ]
-        one_round(run)
-        run.does(keyed(6).join(run.spec, Role.STAGE))
+        play_round(run)
+        run.accept(keyed(6).join(run.spec, Role.STAGE))
         assert run.state.places[keyed(6).peer].replica == 1
 
     def test_many_spares_get_places_at_once_as_they_would_one_by_one(self) -> None:
@@ -168,8 +165,8 @@ class TestPlaces:
         for peer in spares:
             number = peer.number
             endpoint, role = "h:1" if number % 3 else "", Role.STAGE if number % 5 else Role.REPLICA
-            run.does(peer.join(run.spec, role, endpoint, memory_bytes=10**6 * (1 + number % 4)))
-        dies(run, C)
+            run.accept(peer.join(run.spec, role, endpoint, memory_bytes=10**6 * (1 + number % 4)))
+        leave(run, C)
         kept = {peer.peer: run.state.places[peer.peer] for peer in (A, B)}
         transaction = Transaction(
             replace(run.state, places=kept, layouts={i: run.state.layouts[i] for i in (0, 1)})
@@ -185,92 +182,92 @@ class TestPlaces:
 
     def test_the_place_of_a_banned_peer_is_free(self) -> None:
         run = started(1, 1)
-        run.does(Ban(C.peer, "a test"))
-        run.does(D.join(run.spec, Role.STAGE))
+        run.accept(Ban(C.peer, "a test"))
+        run.accept(D.join(run.spec, Role.STAGE))
         assert run.state.places[D.peer].replica == 1
 
     def test_nobody_joins_a_run_that_has_finished(self) -> None:
         run = started(1, rounds=1)
-        one_round(run)
+        play_round(run)
         assert run.state.phase is Phase.FINISHED
-        run.refuses(B.join(run.spec), ErrorCode.RUN_STARTED)
+        run.refuse(B.join(run.spec), ErrorCode.RUN_STARTED)
 
 
 class TestRegrouping:
     def test_a_late_joiner_trains_from_the_round_after_it_has_caught_up(self) -> None:
         run = started(2)
-        one_round(run)
-        run.does(C.join(run.spec))
-        one_round(run)
-        assert sorted(seated(run)) == [0, 1], "it had attested nothing yet"
-        attests(run, C)
-        one_round(run, followers=(C,))
-        assert seated(run)[2] == [C.peer]
+        play_round(run)
+        run.accept(C.join(run.spec))
+        play_round(run)
+        assert sorted(members_by_replica(run)) == [0, 1], "it had attested nothing yet"
+        attest(run, C)
+        play_round(run, followers=(C,))
+        assert members_by_replica(run)[2] == [C.peer]
         assert run.state.plans[-1].reason == "replica-2 joins"
         assert run.state.peers[C.peer].lifecycle is Lifecycle.TRAINING
-        one_round(run)
+        play_round(run)
         assert len(run.state.decisions[0, 4].entries) == 3
 
     def test_a_new_pipeline_joins_with_links_that_its_members_can_dial(self) -> None:
         run = started(1)
-        run.does(B.join(run.spec, Role.STAGE))
-        run.does(C.join(run.spec, Role.STAGE, endpoint=""))
+        run.accept(B.join(run.spec, Role.STAGE))
+        run.accept(C.join(run.spec, Role.STAGE, endpoint=""))
         for peer in (B, C):
-            attests(run, peer, 0)
-        one_round(run)
+            attest(run, peer, 0)
+        play_round(run)
         (replica,) = run.state.plans[-1].replicas[1:]
         assert [member.peer for member in replica.members] == [B.peer, C.peer]
         assert [link.dialer for link in replica.links] == [Dialer.DOWNSTREAM]
 
     def test_the_survivor_of_a_pipeline_follows_until_its_neighbour_is_replaced(self) -> None:
         run = started(1, 1)
-        dies(run, C)
-        one_round(run)
-        assert seated(run) == {0: [A.peer]}
+        leave(run, C)
+        play_round(run)
+        assert members_by_replica(run) == {0: [A.peer]}
         assert run.state.plans[-1].reason == "goes on without replica-1, which lost a member"
         assert run.state.peers[B.peer].lifecycle is Lifecycle.SYNCING
         assert "has lost" in waiting_of(run.state, run.spec, B.peer)
-        one_round(run, followers=(B,))
-        run.does(D.join(run.spec, Role.STAGE))
-        attests(run, D)
-        one_round(run, followers=(B, D))
-        assert seated(run) == {0: [A.peer], 1: [B.peer, D.peer]}
+        play_round(run, followers=(B,))
+        run.accept(D.join(run.spec, Role.STAGE))
+        attest(run, D)
+        play_round(run, followers=(B, D))
+        assert members_by_replica(run) == {0: [A.peer], 1: [B.peer, D.peer]}
         assert run.state.plans[-1].reason == "replica-1 returns"
 
     def test_who_comes_back_within_the_round_keeps_no_part_in_it(self) -> None:
         run = started(2)
         run.now += 60
-        run.does(Heartbeat(A.peer, 1, 0))
-        lost, joined, given = run.does(B.join(run.spec))
+        run.accept(Heartbeat(A.peer, 1, 0))
+        lost, joined, given = run.accept(B.join(run.spec))
         assert (type(lost), type(joined), type(given)) == (PeerLost, PeerJoined, PlaceGiven)
-        refusal = run.refuses(Offer(B.peer, B.payload(run.spec, 0, 1)), ErrorCode.SEAT_LOST)
+        refusal = run.refuse(Offer(B.peer, B.payload(run.spec, 0, 1)), ErrorCode.SEAT_LOST)
         assert "has no part in round 1" in refusal.cause
-        assert run.does(Await(B.peer, 0, 1, withheld=1)) == ()
-        attests(run, B, 0)
-        one_round(run)
+        assert run.accept(Await(B.peer, 0, 1, withheld=1)) == ()
+        attest(run, B, 0)
+        play_round(run)
         assert len(run.state.decisions[0, 1].entries) == 1
-        assert seated(run) == {0: [A.peer], 1: [B.peer]}
-        one_round(run)
+        assert members_by_replica(run) == {0: [A.peer], 1: [B.peer]}
+        play_round(run)
         assert len(run.state.decisions[0, 2].entries) == 2
 
     def test_replicas_keep_their_index_and_order_by_it(self) -> None:
         run = started(3)
-        dies(run, A)
-        one_round(run)
-        run.does(A.join(run.spec))
-        attests(run, A)
-        one_round(run)
-        assert list(seated(run)) == [0, 1, 2]
+        leave(run, A)
+        play_round(run)
+        run.accept(A.join(run.spec))
+        attest(run, A)
+        play_round(run)
+        assert list(members_by_replica(run)) == [0, 1, 2]
 
     def test_sample_ranges_tile_over_every_change_of_plan(self) -> None:
         run = started(2, 1)
         for i in range(8):
             if i == 1:
-                dies(run, A)
+                leave(run, A)
             if i == 3:
-                run.does(A.join(run.spec))
-                run.does(keyed(9).join(run.spec))
-            one_round(run, followers=(A, keyed(9)) if i in (3, 4) else ())
+                run.accept(A.join(run.spec))
+                run.accept(keyed(9).join(run.spec))
+            play_round(run, followers=(A, keyed(9)) if i in (3, 4) else ())
         stops = [0]
         for number in range(1, 9):
             plan = run.state.plan_for(number)
@@ -283,16 +280,16 @@ class TestRegrouping:
     def test_without_change_there_is_no_new_plan(self) -> None:
         run = started(2)
         for _ in range(3):
-            one_round(run)
+            play_round(run)
         assert len(run.state.plans) == 1
 
 
 class TestStall:
     def test_a_run_without_a_whole_replica_waits_for_ever_and_says_for_whom(self) -> None:
         run = started(1, 1)
-        one_round(run)
-        dies(run, A, C)
-        passes(run, 3600, B)
+        play_round(run)
+        leave(run, A, C)
+        pass_time(run, 3600, B)
         assert run.state.current_round == 2
         assert not any(isinstance(event, RoundAborted) for event in run.events)
         text = sentence(run.state, run.spec)
@@ -303,208 +300,208 @@ class TestStall:
 
     def test_it_goes_on_in_the_same_round_when_a_replica_is_whole_again(self) -> None:
         run = started(1, 1)
-        one_round(run)
+        play_round(run)
         before = run.state.plans[-1]
-        dies(run, A, C)
-        passes(run, 60, B)
-        run.does(C.join(run.spec, Role.STAGE))
+        leave(run, A, C)
+        pass_time(run, 60, B)
+        run.accept(C.join(run.spec, Role.STAGE))
         text = sentence(run.state, run.spec)
         assert f"replica-1 waits until {short(C.peer)} (stage 1) has caught up" in text
-        *_, adopted = run.does(Attest(C.peer, 1, 1, "stage", anchor_of(1, 1)))
+        *_, adopted = run.accept(Attest(C.peer, 1, 1, "stage", anchor_of(1, 1)))
         assert isinstance(adopted, PlanAdopted)
         plan = adopted.plan
         assert (plan.epoch, plan.from_round) == (before.epoch + 1, 2)
         assert plan.first_sample == 2 * run.spec.samples_per_round()
         assert "round 2 starts anew" in plan.reason
-        one_round(run)
+        play_round(run)
         assert run.state.decisions[0, 2].committed
 
     @pytest.mark.parametrize("withheld", [0, 1])
     def test_waiting_survivors_do_not_end_the_round(self, withheld: int) -> None:
         run = started(0, 1)
-        one_round(run)
-        dies(run, B)
+        play_round(run)
+        leave(run, B)
         for _ in range(2):
-            run.does(Await(A.peer, 0, 2, withheld))
-            passes(run, 300, A)
+            run.accept(Await(A.peer, 0, 2, withheld))
+            pass_time(run, 300, A)
         assert run.state.current_round == 2
 
     def test_who_withholds_under_the_plan_before_has_not_heard_yet_of_its_new_seat(self) -> None:
         run = started(1)
-        dies(run, A)
-        run.does(A.join(run.spec))
-        attests(run, A, 0)
-        passes(run, run.spec.timing.heartbeat, A)
+        leave(run, A)
+        run.accept(A.join(run.spec))
+        attest(run, A, 0)
+        pass_time(run, run.spec.timing.heartbeat, A)
         assert [(plan.epoch, plan.from_round) for plan in run.state.plans] == [(1, 1), (2, 1)]
         for epoch in (0, 1, 3):
-            assert run.does(Await(A.peer, 0, 1, withheld=epoch)) == ()
-        withheld, *_ = run.does(Await(A.peer, 0, 1, withheld=2))
+            assert run.accept(Await(A.peer, 0, 1, withheld=epoch)) == ()
+        withheld, *_ = run.accept(Await(A.peer, 0, 1, withheld=2))
         assert isinstance(withheld, PayloadWithheld)
 
     def test_everybody_dies_and_everybody_returns(self) -> None:
         run = started(2, 1)
         for _ in range(3):
-            one_round(run)
-        dies(run, A, B, C, D)
-        run.does(Start())
-        passes(run, 100)
+            play_round(run)
+        leave(run, A, B, C, D)
+        run.accept(Start())
+        pass_time(run, 100)
         for peer, role in zip((A, B, C, D), (*[Role.REPLICA] * 2, *[Role.STAGE] * 2), strict=True):
-            run.does(peer.join(run.spec, role))
-            attests(run, peer)
-        one_round(run)
-        one_round(run)
-        assert seated(run) == {0: [A.peer], 1: [B.peer], 2: [C.peer, D.peer]}
+            run.accept(peer.join(run.spec, role))
+            attest(run, peer)
+        play_round(run)
+        play_round(run)
+        assert members_by_replica(run) == {0: [A.peer], 1: [B.peer], 2: [C.peer, D.peer]}
         assert all(decision.committed for decision in run.state.decisions.values())
 
     def test_a_round_that_somebody_has_offered_for_ends_before_the_plan_changes(self) -> None:
         run = started(1)
-        run.does(Offer(A.peer, A.payload(run.spec, 0, 1)))
-        dies(run, A)
-        run.does(A.join(run.spec))
-        attests(run, A, 0)
+        run.accept(Offer(A.peer, A.payload(run.spec, 0, 1)))
+        leave(run, A)
+        run.accept(A.join(run.spec))
+        attest(run, A, 0)
         assert len(run.state.plans) == 1
-        passes(run, run.spec.timing.decide + run.spec.timing.match_window, A)
+        pass_time(run, run.spec.timing.decide + run.spec.timing.match_window, A)
         assert run.state.current_round == 2
-        assert seated(run) == {0: [A.peer]}
-        one_round(run)
+        assert members_by_replica(run) == {0: [A.peer]}
+        play_round(run)
 
     def test_peers_that_attested_too_little_do_not_end_the_stall(self) -> None:
         run = started(1)
         for _ in range(3):
-            one_round(run)
-        dies(run, A)
-        run.does(A.join(run.spec))
+            play_round(run)
+        leave(run, A)
+        run.accept(A.join(run.spec))
         for number in (0, 1):
-            attests(run, A, number)
+            attest(run, A, number)
         assert len(run.state.plans) == 1
-        attests(run, A, 2)
+        attest(run, A, 2)
         assert len(run.state.plans) == 2
 
 
 class TestRetreat:
     def test_nobody_waits_for_a_replica_that_cannot_go_on(self) -> None:
         run = started(1, 1)
-        run.does(Offer(A.peer, A.payload(run.spec, 0, 1)))
-        events = run.does(Retreat(B.peer, 1, "neighbour-lost"))
+        run.accept(Offer(A.peer, A.payload(run.spec, 0, 1)))
+        events = run.accept(Retreat(B.peer, 1, "neighbour-lost"))
         assert isinstance(events[0], PeerRetreated)
         assert run.state.round_of(0, 1).group is not None
         assert run.state.peers[B.peer].lifecycle is Lifecycle.SYNCING
         assert run.state.places[B.peer].replica == 1
-        assert run.does(Retreat(B.peer, 1, "again")) == ()
+        assert run.accept(Retreat(B.peer, 1, "again")) == ()
 
     def test_both_ends_come_back_with_a_later_plan(self) -> None:
         run = started(1, 1)
         for peer in (B, C):
-            run.does(Retreat(peer.peer, 1, "neighbour-lost"))
-            attests(run, peer, 0)
-        one_round(run)
-        assert seated(run)[1] == [B.peer, C.peer]
+            run.accept(Retreat(peer.peer, 1, "neighbour-lost"))
+            attest(run, peer, 0)
+        play_round(run)
+        assert members_by_replica(run)[1] == [B.peer, C.peer]
         assert run.state.plans[-1].reason == "replica-1 returns"
-        assert run.does(Retreat(C.peer, 1, "late")) == ()
-        assert run.does(Retreat(C.peer, 7, "never was")) == ()
+        assert run.accept(Retreat(C.peer, 1, "late")) == ()
+        assert run.accept(Retreat(C.peer, 7, "never was")) == ()
 
     def test_a_pipeline_alone_starts_its_round_anew_but_not_without_a_pause(self) -> None:
         run = started(0, 1)
         for peer in (A, B):
-            attests(run, peer, 0)
-        run.does(Retreat(A.peer, 1, "neighbour-lost"))
+            attest(run, peer, 0)
+        run.accept(Retreat(A.peer, 1, "neighbour-lost"))
         assert len(run.state.plans) == 1
-        passes(run, run.spec.timing.heartbeat, A, B)
+        pass_time(run, run.spec.timing.heartbeat, A, B)
         assert [(plan.epoch, plan.from_round) for plan in run.state.plans] == [(1, 1), (2, 1)]
-        one_round(run)
+        play_round(run)
 
     def test_strangers_cannot_retreat(self) -> None:
-        started(1).refuses(Retreat(B.peer, 1, ""), ErrorCode.UNKNOWN_PEER)
+        started(1).refuse(Retreat(B.peer, 1, ""), ErrorCode.UNKNOWN_PEER)
 
 
 class TestDrift:
     def test_a_diverged_peer_drops_out_at_once_and_comes_back_by_attesting_the_right_anchor(self) -> None:
         run = started(3)
-        one_round(run)
-        run.does(Attest(C.peer, 0, 1, "stage", "another"))
+        play_round(run)
+        run.accept(Attest(C.peer, 0, 1, "stage", "another"))
         assert run.state.peers[C.peer].lifecycle is Lifecycle.SYNCING
         assert run.state.diverged == {(C.peer, 0, 1, "stage")}
-        one_round(run)
+        play_round(run)
         assert len(run.state.decisions[0, 2].entries) == 2
         assert run.state.plans[-1].reason == "goes on without replica-2, which must catch up"
-        attests(run, C)
+        attest(run, C)
         assert not run.state.diverged
-        one_round(run, followers=(C,))
-        assert list(seated(run)) == [0, 1, 2]
+        play_round(run, followers=(C,))
+        assert list(members_by_replica(run)) == [0, 1, 2]
 
     def test_the_embedding_counts_for_members_that_do_not_host_its_stage(self) -> None:
         run = started(2, 1)
         for peer in (A, B, D):
-            attests(run, peer, 0)
-            run.does(Attest(peer.peer, 0, 0, "embedding", "right"))
-        run.does(Attest(D.peer, 0, 0, "embedding", "wrong"))
-        attests(run, D, 0)
-        one_round(run)
-        assert list(seated(run)) == [0, 1]
-        run.does(Attest(D.peer, 0, 0, "embedding", "right"))
-        run.does(Attest(C.peer, 0, 1, "stage", anchor_of(0, 1)))
-        attests(run, D, 1)
-        one_round(run)
-        assert list(seated(run)) == [0, 1, 2]
+            attest(run, peer, 0)
+            run.accept(Attest(peer.peer, 0, 0, "embedding", "right"))
+        run.accept(Attest(D.peer, 0, 0, "embedding", "wrong"))
+        attest(run, D, 0)
+        play_round(run)
+        assert list(members_by_replica(run)) == [0, 1]
+        run.accept(Attest(D.peer, 0, 0, "embedding", "right"))
+        run.accept(Attest(C.peer, 0, 1, "stage", anchor_of(0, 1)))
+        attest(run, D, 1)
+        play_round(run)
+        assert list(members_by_replica(run)) == [0, 1, 2]
 
     def test_a_diverged_peer_that_repeats_itself_is_recorded_once(self) -> None:
         run = started(3)
-        one_round(run)
-        assert run.does(Attest(C.peer, 0, 1, "stage", "another"))
-        assert run.does(Attest(C.peer, 0, 1, "stage", "another")) == ()
+        play_round(run)
+        assert run.accept(Attest(C.peer, 0, 1, "stage", "another"))
+        assert run.accept(Attest(C.peer, 0, 1, "stage", "another")) == ()
 
 
 class TestAttesting:
     def test_followers_attest_what_they_will_host_and_the_embedding(self) -> None:
         run = started(1, 1)
-        one_round(run)
-        dies(run, C)
-        run.does(D.join(run.spec, Role.STAGE))
-        run.does(Attest(D.peer, 1, 0, "stage", anchor_of(1, 0)))
-        run.does(Attest(D.peer, 0, 1, "embedding", "table"))
-        run.refuses(Attest(D.peer, 0, 1, "stage", anchor_of(0, 1)), ErrorCode.BAD_REQUEST)
+        play_round(run)
+        leave(run, C)
+        run.accept(D.join(run.spec, Role.STAGE))
+        run.accept(Attest(D.peer, 1, 0, "stage", anchor_of(1, 0)))
+        run.accept(Attest(D.peer, 0, 1, "embedding", "table"))
+        run.refuse(Attest(D.peer, 0, 1, "stage", anchor_of(0, 1)), ErrorCode.BAD_REQUEST)
 
     def test_aborted_rounds_are_attested_like_others(self) -> None:
         run = started(1)
         for stage in (0, 1):
-            run.does(Await(A.peer, stage, 1, withheld=1))
-            run.does(Attest(A.peer, stage, 1, "stage", anchor_of(stage, 0)))
+            run.accept(Await(A.peer, stage, 1, withheld=1))
+            run.accept(Attest(A.peer, stage, 1, "stage", anchor_of(stage, 0)))
         assert run.state.synced[A.peer] == {0: 1, 1: 1}
 
     def test_who_attests_a_round_of_long_ago_is_heard_and_changes_nothing(self) -> None:
         run = started(1)
         for _ in range(KEPT_ROUNDS + 2):
-            one_round(run)
-        assert run.does(Attest(A.peer, 0, 1, "stage", "another")) == ()
+            play_round(run)
+        assert run.accept(Attest(A.peer, 0, 1, "stage", "another")) == ()
 
 
 class TestLocate:
     def test_checkpoints_that_two_attested_are_found_newest_first_with_their_live_holders(self) -> None:
         run = started(2, 1)
         for _ in range(35):
-            one_round(run)
+            play_round(run)
         records = locate(run.state, run.spec, 0, Part.STAGE)
         assert [record.round_number for record in records] == [30, 20, 10]
         assert records[0].digest == anchor_of(0, 30)
         assert set(records[0].holders) == {A.peer, B.peer, C.peer}
         assert locate(run.state, run.spec, 0, Part.EMBEDDING) == ()
-        dies(run, A)
+        leave(run, A)
         assert set(locate(run.state, run.spec, 0, Part.STAGE)[0].holders) == {B.peer, C.peer}
 
     def test_the_word_of_one_counts_only_where_nobody_else_says_anything(self) -> None:
         run = started(1)
         for _ in range(10):
-            one_round(run)
+            play_round(run)
         assert [record.holders for record in locate(run.state, run.spec, 0, Part.STAGE)] == [(A.peer,)]
-        run.does(B.join(run.spec))
-        run.does(Attest(B.peer, 0, 10, "stage", "another"))
+        run.accept(B.join(run.spec))
+        run.accept(Attest(B.peer, 0, 10, "stage", "another"))
         assert locate(run.state, run.spec, 0, Part.STAGE) == ()
 
     def test_nothing_is_found_that_nobody_alive_has(self) -> None:
         run = started(1)
         for _ in range(10):
-            one_round(run)
-        dies(run, A)
+            play_round(run)
+        leave(run, A)
         assert locate(run.state, run.spec, 0, Part.STAGE) == ()
 
 
@@ -513,50 +510,50 @@ class TestEnd:
         run = started(1, rounds=1)
         for stage in (0, 1):
             payload = A.payload(run.spec, stage, 1)
-            run.does(Offer(A.peer, payload))
-            run.does(Report(A.peer, stage, 1, (payload,)))
-        dies(run, A)
+            run.accept(Offer(A.peer, payload))
+            run.accept(Report(A.peer, stage, 1, (payload,)))
+        leave(run, A)
         assert run.state.phase is Phase.TRAINING
         assert "waiting for the last digests of somebody at stage 0" in sentence(run.state, run.spec)
-        run.does(A.join(run.spec))
-        attests(run, A, 1)
+        run.accept(A.join(run.spec))
+        attest(run, A, 1)
         assert run.state.phase is Phase.FINISHED
-        run.does(Leave(A.peer, "finished"))
+        run.accept(Leave(A.peer, "finished"))
         assert run.state.peers[A.peer].finished
 
     def test_followers_are_not_waited_for_but_count_as_finished_when_they_are_done(self) -> None:
         run = started(2, rounds=2)
-        one_round(run)
-        run.does(C.join(run.spec))
-        one_round(run)
+        play_round(run)
+        run.accept(C.join(run.spec))
+        play_round(run)
         assert run.state.phase is Phase.FINISHED
-        attests(run, C, 2)
-        run.does(Leave(C.peer, "finished"))
+        attest(run, C, 2)
+        run.accept(Leave(C.peer, "finished"))
         assert run.state.peers[C.peer].finished
 
 
 def test_everything_replays_to_the_same_state() -> None:
     run = started(2, 1)
-    one_round(run)
-    dies(run, A, C)
-    one_round(run)
-    run.does(A.join(run.spec))
-    run.does(C.join(run.spec, Role.STAGE, endpoint=""))
-    attests(run, A)
-    run.does(Attest(B.peer, 0, 2, "stage", "another"))
-    run.does(Retreat(D.peer, 2, "a test"))
-    passes(run, run.spec.timing.heartbeat, A, B, C, D)
-    one_round(run)
+    play_round(run)
+    leave(run, A, C)
+    play_round(run)
+    run.accept(A.join(run.spec))
+    run.accept(C.join(run.spec, Role.STAGE, endpoint=""))
+    attest(run, A)
+    run.accept(Attest(B.peer, 0, 2, "stage", "another"))
+    run.accept(Retreat(D.peer, 2, "a test"))
+    pass_time(run, run.spec.timing.heartbeat, A, B, C, D)
+    play_round(run)
     assert replay(State.of(run.spec), run.events) == run.state
 
 
 def test_plans_have_rising_epochs_and_never_falling_rounds() -> None:
     run = started(1)
     for _ in range(3):
-        dies(run, A)
-        run.does(A.join(run.spec))
-        attests(run, A)
-        passes(run, run.spec.timing.heartbeat, A)
+        leave(run, A)
+        run.accept(A.join(run.spec))
+        attest(run, A)
+        pass_time(run, run.spec.timing.heartbeat, A)
     plans: tuple[Plan, ...] = run.state.plans
     assert [plan.epoch for plan in plans] == [1, 2, 3, 4]
     assert all(a.from_round <= b.from_round for a, b in pairwise(plans))
@@ -568,8 +565,8 @@ def test_a_lost_member_of_the_group_that_came_back_is_not_waited_for(absent: Key
     there = B if absent is A else A
     payloads = tuple(peer.payload(run.spec, 0, 1) for peer in (A, B))
     for payload in payloads:
-        run.does(Offer(payload.owner, payload))
-    dies(run, absent)
-    run.does(absent.join(run.spec))
-    run.does(Report(there.peer, 0, 1, payloads))
+        run.accept(Offer(payload.owner, payload))
+    leave(run, absent)
+    run.accept(absent.join(run.spec))
+    run.accept(Report(there.peer, 0, 1, payloads))
     assert len(run.state.decisions[0, 1].entries) == 2

@@ -8,7 +8,8 @@ from coordinator.rounds.deadlines import LEAST_GATHER_SECONDS, closes_at, decide
 from coordinator.state.commands import Attest, Heartbeat, Offer, Report, Start, Tick
 from coordinator.state.state import KEPT_ROUNDS
 from protocol.types import ExchangeGroup
-from tests.support.run_state import Keyed, Run, anchor_of, keyed, spec_of
+from tests.builders import Keyed, anchor_of, keyed, spec_of
+from tests.support.coordinator_run import Run
 
 A, B = keyed(0), keyed(1)
 ROUNDS = 30
@@ -17,9 +18,9 @@ ROUNDS = 30
 @pytest.fixture
 def run() -> Run:
     run = Run(spec_of(1, 2, rounds=ROUNDS))
-    run.does(Start())
+    run.accept(Start())
     for peer in (A, B):
-        run.does(peer.join(run.spec))
+        run.accept(peer.join(run.spec))
     return run
 
 
@@ -28,24 +29,24 @@ def passes(run: Run, seconds: float) -> None:
     while run.now < end:
         run.now = min(end, run.now + 1)
         for peer in (A, B):
-            run.does(Heartbeat(peer.peer, 1, 0))
-        run.does(Tick())
+            run.accept(Heartbeat(peer.peer, 1, 0))
+        run.accept(Tick())
 
 
 def offers(run: Run, *peers: Keyed) -> None:
     for peer in peers:
-        run.does(Offer(peer.peer, peer.payload(run.spec, 0, run.state.current_round)))
+        run.accept(Offer(peer.peer, peer.payload(run.spec, 0, run.state.current_round)))
 
 
 def one_round(run: Run, gathered_in: float) -> None:
     number = run.state.current_round
     payloads = tuple(peer.payload(run.spec, 0, number) for peer in (A, B))
     offers(run, A, B)
-    run.does(Report(A.peer, 0, number, payloads))
+    run.accept(Report(A.peer, 0, number, payloads))
     passes(run, gathered_in)
-    run.does(Report(B.peer, 0, number, payloads))
+    run.accept(Report(B.peer, 0, number, payloads))
     for peer in (A, B):
-        run.does(Attest(peer.peer, 0, number, "stage", anchor_of(0, number)))
+        run.accept(Attest(peer.peer, 0, number, "stage", anchor_of(0, number)))
 
 
 class TestClosing:
@@ -80,8 +81,8 @@ class TestClosing:
     def test_a_restarted_coordinator_waits_anew(self, run: Run) -> None:
         offers(run, A)
         run.now += 3600
-        run.does(Start())
-        run.does(Tick())
+        run.accept(Start())
+        run.accept(Tick())
         assert closes_at(run.state, run.spec) == run.now + run.spec.timing.least_window
         assert run.state.round_of(0, 1).group is None
 
@@ -113,8 +114,8 @@ class TestGathering:
         payloads = tuple(peer.payload(run.spec, 0, number) for peer in (A, B))
         offers(run, A, B)
         run.now += 3
-        run.does(Start())
-        run.does(Report(A.peer, 0, number, payloads))
+        run.accept(Start())
+        run.accept(Report(A.peer, 0, number, payloads))
         assert gather_seconds(run.state, run.spec, 0, 200) == run.spec.timing.fetch
 
     def test_the_decision_follows_the_gathering_after_the_time_that_the_spec_leaves_for_reports(
@@ -124,7 +125,7 @@ class TestGathering:
         assert decide_seconds(run.spec, ExchangeGroup("g", (), timing.fetch)) == timing.decide
         one_round(run, gathered_in=0.5)
         offers(run, A, B)
-        run.does(Report(A.peer, 0, 2, tuple(peer.payload(run.spec, 0, 2) for peer in (A, B))))
+        run.accept(Report(A.peer, 0, 2, tuple(peer.payload(run.spec, 0, 2) for peer in (A, B))))
         slack = timing.decide - timing.fetch
         passes(run, LEAST_GATHER_SECONDS + slack - 0.5)
         assert run.state.current_round == 2

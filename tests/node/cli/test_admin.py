@@ -15,8 +15,8 @@ from node.cli.admin import seconds_of
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.invite import decode
 from protocol.types import Role
+from tests.builders import keyed, spec_of
 from tests.support.coordinator_process import Running, refusal_of, running
-from tests.support.run_state import keyed, spec_of
 
 A = keyed(0)
 

@@ -32,9 +32,9 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.spec import RunSpec, resolve
 from protocol.types import Capacity, StageRange
+from tests.builders import keyed, spec_of
 from tests.support.certificates import credentials
 from tests.support.coordinator_process import OWNER, Running, running
-from tests.support.run_state import keyed, spec_of
 
 WANTED = Examination("cpu", 1, "127.0.0.1", 0, None, "nano")
 SPEED = Finding("speed", Verdict.OK, "as fast as ever")

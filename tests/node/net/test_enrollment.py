@@ -21,10 +21,10 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.types import Capacity, PeerId, Role
+from tests.builders import keyed, spec_of
 from tests.support import certificates
 from tests.support.certificates import authority, credentials
 from tests.support.coordinator_process import OWNER, Running, new_key, pem, running
-from tests.support.run_state import keyed, spec_of
 
 CAPACITY = Capacity("cpu", 2**30, 1)
 

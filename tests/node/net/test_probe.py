@@ -29,9 +29,9 @@ from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.trust.tls import COORDINATOR_NAME, tls_name
 from protocol.types import PeerId
 from protocol.wire.probing import DATA_BYTES, MAX_DATA_BYTES, Answers, ProbeDoor, answer_all
+from tests.builders import keyed, spec_of
 from tests.support.certificates import authority, credentials
 from tests.support.coordinator_process import Running, running
-from tests.support.run_state import keyed, spec_of
 from tests.virtual.loop import run as run_virtually
 
 T = TypeVar("T")

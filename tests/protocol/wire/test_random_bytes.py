@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from protocol.pb import hetnode_pb2 as pb
 from protocol.types import PROTOCOL_VERSION
 from protocol.wire import convert
+from tests.builders import Keyed, keyed, spec_of
 from tests.support.coordinator_process import Running, channel_to, running
-from tests.support.run_state import Keyed, keyed, spec_of
 
 A, B = keyed(0), keyed(1)
 SECONDS = 1.0

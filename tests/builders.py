@@ -1,0 +1,89 @@
+"""Builders that many tests share: run specifications, and peers with real keys."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from coordinator.state.commands import Join
+from protocol.spec import RunSpec, resolve
+from protocol.trust.envelope import peer_id_of, sign_descriptor
+from protocol.types import PROTOCOL_VERSION, Capacity, PayloadDescriptor, PeerId, Role
+
+
+@dataclass(frozen=True)
+class Keyed:
+    """A peer with a key of its own, the same for the same number."""
+
+    number: int
+    key: Ed25519PrivateKey = field(repr=False, compare=False)
+
+    @property
+    def peer(self) -> PeerId:
+        return peer_id_of(self.key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw))
+
+    def sign(self, message: bytes) -> bytes:
+        return self.key.sign(message)
+
+    def join(
+        self,
+        spec: RunSpec,
+        role: Role = Role.REPLICA,
+        endpoint: str = "127.0.0.1:9",
+        memory_bytes: int = 2**30,
+    ) -> Join:
+        return Join(PROTOCOL_VERSION, spec.hash, self.peer, role, Capacity("cpu", memory_bytes, 1), endpoint)
+
+    def payload(
+        self, spec: RunSpec, stage: int, round_number: int, anchor: str | None = None, weight: float = 1.0
+    ) -> PayloadDescriptor:
+        """A signed descriptor. By default all peers agree on the anchor of a (stage, round)."""
+        content = f"{self.number} {stage} {round_number}".encode()
+        unsigned = PayloadDescriptor(
+            run=spec.run_id,
+            stage=stage,
+            round_number=round_number,
+            owner=self.peer,
+            anchor_digest=anchor or anchor_of(stage, round_number - 1),
+            codec="sparse",
+            weight=weight,
+            nbytes=100,
+            sha256=hashlib.sha256(content).hexdigest(),
+        )
+        return sign_descriptor(unsigned, self.key.sign)
+
+
+def keyed(number: int) -> Keyed:
+    seed = hashlib.sha256(f"test peer {number}".encode()).digest()
+    return Keyed(number, Ed25519PrivateKey.from_private_bytes(seed))
+
+
+def anchor_of(stage: int, round_number: int) -> str:
+    """The digest that every honest peer attests after `round_number`."""
+    return hashlib.sha256(f"anchor {stage} {round_number}".encode()).hexdigest()
+
+
+def spec_of(
+    stages: int = 2, replicas: int = 2, pipelines: int = 0, rounds: int = 3, **overrides: Any
+) -> RunSpec:
+    """`overrides` as "section__field"."""
+    return resolve(
+        "nano",
+        overrides={
+            "rounds": rounds,
+            "swarm.stages": stages,
+            "swarm.replicas": replicas,
+            "swarm.pipelines": pipelines,
+            "model.layers": max(4, stages),
+            **{name.replace("__", "."): value for name, value in overrides.items()},
+        },
+    )
+
+
+def tampered(descriptor: PayloadDescriptor) -> PayloadDescriptor:
+    """The same envelope around other bytes, under the old signature."""
+    return replace(descriptor, sha256="0" * 64)

@@ -1,0 +1,175 @@
+"""A coordinator's run without IO: a test sends commands, and time moves only when the test moves it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from coordinator.decide import Outcome, decide
+from coordinator.state.apply import apply
+from coordinator.state.commands import Attest, Command, Heartbeat, Leave, Offer, Report, Start, Tick
+from coordinator.state.events import Event, PeerMeasured
+from coordinator.state.state import Phase, State
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec import RunSpec
+from protocol.types import Estimates, Role
+from tests.builders import Keyed, anchor_of, keyed, spec_of
+
+ALL = [keyed(i) for i in range(12)]
+
+
+class Run:
+    """A coordinator without IO: commands go in, events are applied and kept, time moves when told to."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self.spec = spec
+        self.state = State.of(spec)
+        self.events: list[Event] = []
+        self.now = 1000.0
+
+    def send(self, command: Command) -> Outcome:
+        outcome = decide(self.state, self.spec, command, self.now)
+        for event in outcome.events:
+            self.apply(event)
+        return outcome
+
+    def apply(self, event: Event) -> None:
+        self.state = apply(self.state, event)
+        self.events.append(event)
+
+    def accept(self, command: Command) -> tuple[Event, ...]:
+        """The events of a command that must not be refused."""
+        outcome = self.send(command)
+        assert outcome.refusal is None, outcome.refusal
+        return outcome.events
+
+    def refuse(self, command: Command, code: ErrorCode) -> HetnodeError:
+        """The refusal of a command, which must leave the state as it was, but for strikes and divergence."""
+        before = self.state
+        refusal = self.send(command).refusal
+        assert refusal is not None, command
+        assert refusal.code is code
+        unstruck = replace(self.state, strikes=before.strikes)
+        assert unstruck == before or code is ErrorCode.ANCHOR_DIVERGED
+        return refusal
+
+
+def started(
+    replicas: int = 2, pipelines: int = 0, stages: int = 2, rounds: int = 40, **overrides: Any
+) -> Run:
+    """As many peers as the run takes, full replicas first. `overrides` as "section__field"."""
+    spec = spec_of(stages, replicas, pipelines, rounds, **overrides)
+    run = Run(spec)
+    run.accept(Start())
+    for i in range(replicas + pipelines * stages):
+        run.accept(keyed(i).join(spec, Role.REPLICA if i < replicas else Role.STAGE))
+    assert run.state.phase is Phase.TRAINING
+    return run
+
+
+def attest(run: Run, peer: Keyed, number: int | None = None) -> None:
+    """`peer` follows up to `number`: it attests that anchor of every stage of its place."""
+    number = run.state.current_round - 1 if number is None else number
+    for stage in run.state.places[peer.peer].stages:
+        run.accept(Attest(peer.peer, stage, number, "stage", anchor_of(stage, number)))
+
+
+def play_round(run: Run, followers: tuple[Keyed, ...] = (), done: Mapping[int, float] | None = None) -> None:
+    """Everybody who takes part offers, holds, reports and attests; `followers` attest.
+
+    `done` is by replica what its members have done of their H steps, where that is not all.
+    """
+    number, by_peer = run.state.current_round, {keyed(i).peer: keyed(i) for i in range(40)}
+    members = [
+        (by_peer[peer], assignment.member.stages)
+        for peer, assignment in run.state.assignments[run.state.plan_for(number).epoch].items()
+        if run.state.takes_part(peer, number) and run.state.peers[peer].is_live
+    ]
+    for stage in range(run.spec.swarm.stages):
+        hosts = [peer for peer, stages in members if stage in stages]
+        payloads = tuple(
+            peer.payload(
+                run.spec, stage, number, weight=replica.weight * (done or {}).get(replica.index, 1.0)
+            )
+            for peer in hosts
+            for replica in [run.state.assignment(peer.peer, number).replica]
+        )
+        for peer, payload in zip(hosts, payloads, strict=True):
+            run.accept(Offer(peer.peer, payload))
+        for peer in hosts:
+            run.accept(Report(peer.peer, stage, number, payloads))
+        for peer in hosts:
+            run.accept(Attest(peer.peer, stage, number, "stage", anchor_of(stage, number)))
+    for peer in followers:
+        attest(run, peer, number)
+    assert run.state.current_round == number + 1
+
+
+def members_by_replica(run: Run, number: int | None = None) -> dict[int, list[str]]:
+    plan = run.state.plan_for(run.state.current_round if number is None else number)
+    return {replica.index: [member.peer for member in replica.members] for replica in plan.replicas}
+
+
+def leave(run: Run, *peers: Keyed) -> None:
+    for peer in peers:
+        run.accept(Leave(peer.peer, "interrupted"))
+
+
+def pass_time(run: Run, seconds: float, *alive: Keyed) -> None:
+    end = run.now + seconds
+    while run.now < end:
+        run.now = min(end, run.now + 5)
+        for peer in alive:
+            run.accept(Heartbeat(peer.peer, 1, 0))
+        run.accept(Tick())
+
+
+def measure(
+    run: Run,
+    peer: Keyed,
+    flops: float = 0.0,
+    bandwidth: float = 0.0,
+    microbatch_seconds: float = 0.0,
+) -> None:
+    """`peer` tells what it can do: FLOP/s, bytes/s both ways, seconds of a microbatch of its replica."""
+    capacity = replace(run.state.peers[peer.peer].capacity, flops=flops, uplink=bandwidth, downlink=bandwidth)
+    run.apply(PeerMeasured(run.now, peer.peer, Estimates(capacity, microbatch_seconds)))
+
+
+def started_and_attested(replicas: int = 2, pipelines: int = 0, **more: Any) -> Run:
+    """As `started`; the members have attested what they start from."""
+    run = started(replicas, pipelines, **more)
+    for peer in ALL:
+        if peer.peer in run.state.places:
+            attest(run, peer)
+    return run
+
+
+def play_rounds(run: Run, count: int = 1, asleep: tuple[Keyed, ...] = ()) -> None:
+    """Everybody who has a place trains or follows, but for those `asleep`."""
+    for _ in range(count):
+        number = run.state.current_round
+        play_round(run, tuple(peer for peer in ALL if _follows(run, peer, number) and peer not in asleep))
+
+
+def _follows(run: Run, peer: Keyed, number: int) -> bool:
+    known = run.state.peers.get(peer.peer)
+    has_place = known is not None and known.is_staying and peer.peer in run.state.places
+    return has_place and not run.state.takes_part(peer.peer, number)
+
+
+def join(run: Run, *peers: Keyed, **more: Any) -> None:
+    for peer in peers:
+        run.accept(peer.join(run.spec, Role.STAGE, **more))
+        attest(run, peer)
+
+
+def latest_reason(run: Run) -> str:
+    return run.state.plans[-1].reason
+
+
+def slot_of(run: Run, peer: Keyed) -> tuple[int, int]:
+    """Replica and position."""
+    kept = run.state.places[peer.peer]
+    return kept.replica, kept.position

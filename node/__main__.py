@@ -7,7 +7,7 @@ def main() -> None:
     # Until the command has its own handlers, Ctrl-C ends the process as it does any other program: a
     # traceback out of an import would tell nobody anything.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from node.cli import main as run  # noqa: PLC0415
+    from node.cli.main import main as run  # noqa: PLC0415
 
     run()
 

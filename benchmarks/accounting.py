@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from benchmarks.tables import Table
 from node.model.init import parameter_shapes
-from protocol.spec import RunSpec, resolve
+from protocol.spec.resolve import resolve
+from protocol.spec.run import RunSpec
 from protocol.wire.payload_codec import PayloadLayout
 
 PRESET = "178m"

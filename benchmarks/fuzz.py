@@ -27,10 +27,20 @@ with atheris.instrument_imports(include=["protocol", "coordinator"]):
     from protocol.algorithm.clipping import clipping_scales, outliers, payload_norm
     from protocol.errors import HetnodeError
     from protocol.pb import hetnode_pb2 as pb
-    from protocol.spec import OuterSpec, RunSpec
+    from protocol.spec.run import RunSpec
+    from protocol.spec.sections import OuterSpec
     from protocol.trust import envelope, invite, tls
     from protocol.types import DType, PeerId, TensorHeader
-    from protocol.wire import activation_codec, convert, framing, payload_codec, records
+    from protocol.wire import activation_codec, framing, payload_codec, records
+    from protocol.wire.convert.frames import frame_header_from_pb
+    from protocol.wire.convert.measurements import capacity_from_pb
+    from protocol.wire.convert.payloads import (
+        decision_from_pb,
+        descriptor_from_pb,
+        group_from_pb,
+        rejections_from_pb,
+    )
+    from protocol.wire.convert.plans import peer_record_from_pb, plan_from_pb
     from protocol.wire.link_message import LinkMessage
 
 from cryptography import x509
@@ -92,7 +102,7 @@ def _frames(data: bytes) -> None:
             return
         data = data[size:]
         if message.header is not None:
-            assembler.header(*convert.frame_header_from_pb(message.header))
+            assembler.header(*frame_header_from_pb(message.header))
         if message.chunk is not None:
             assembler.chunk(message.chunk)
 
@@ -156,20 +166,20 @@ _INVITE = invite.Invite("h:1", "h:2", bytes(32), "0" * 12, bytes(16)).encode()
 
 TARGETS: Sequence[tuple[Target, bytes | Message]] = (
     *((_payload(layout), b"") for layout in _LAYOUTS),
-    (_message(pb.Capacity, convert.capacity_from_pb), pb.Capacity(device="cpu", threads=1)),
-    (_message(pb.PeerRecord, convert.peer_record_from_pb), pb.PeerRecord(peer=_PEER, role="stage")),
-    (_message(pb.Plan, convert.plan_from_pb), _PLAN),
-    (_message(pb.PayloadDescriptor, convert.descriptor_from_pb), _DESCRIPTOR),
-    (_message(pb.MatchReply, convert.group_from_pb), pb.MatchReply(group_id="g", descriptors=[_DESCRIPTOR])),
+    (_message(pb.Capacity, capacity_from_pb), pb.Capacity(device="cpu", threads=1)),
+    (_message(pb.PeerRecord, peer_record_from_pb), pb.PeerRecord(peer=_PEER, role="stage")),
+    (_message(pb.Plan, plan_from_pb), _PLAN),
+    (_message(pb.PayloadDescriptor, descriptor_from_pb), _DESCRIPTOR),
+    (_message(pb.MatchReply, group_from_pb), pb.MatchReply(group_id="g", descriptors=[_DESCRIPTOR])),
     (
-        _message(pb.DecisionReply, convert.decision_from_pb),
+        _message(pb.DecisionReply, decision_from_pb),
         pb.DecisionReply(stage=1, round=2, committed=True, entries=[_ENTRY]),
     ),
     (
-        _message(pb.ReportRequest, lambda message: convert.rejections_from_pb(message.rejected)),
+        _message(pb.ReportRequest, lambda message: rejections_from_pb(message.rejected)),
         pb.ReportRequest(rejected=[pb.Rejection(descriptor=_DESCRIPTOR, reason="r")]),
     ),
-    (_message(pb.FrameHeader, convert.frame_header_from_pb), _HEADER),
+    (_message(pb.FrameHeader, frame_header_from_pb), _HEADER),
     (_frames, _STREAM),
     *((_activation(dtype), bytes(96)) for dtype in ("bf16", "fp32", "int8", "int4")),
     (_ids, bytes(16)),

@@ -19,7 +19,8 @@ from coordinator.placement.initial_chains import form
 from coordinator.placement.initial_placement import group
 from coordinator.state.state import Peer
 from coordinator.state.text import Waiting
-from protocol.spec import RunSpec, resolve
+from protocol.spec.resolve import resolve
+from protocol.spec.run import RunSpec
 from protocol.types import Capacity, Lifecycle, Member, PeerId, Plan, Role
 
 _SIZES = (

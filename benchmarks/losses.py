@@ -29,7 +29,8 @@ import torch
 
 from benchmarks.tables import Table, machine
 from node.experiment.in_process_swarm import LocalSwarm
-from protocol.spec import RunSpec, resolve
+from protocol.spec.resolve import resolve
+from protocol.spec.run import RunSpec
 
 SETTINGS: Mapping[str, Any] = {
     "swarm.stages": 4,

@@ -31,7 +31,8 @@ from benchmarks.shaping import FRAME_SHARE, Homes
 from benchmarks.tables import NotHere, Table
 from node.model.init import parameter_shapes
 from node.views import run_history
-from protocol.spec import RunSpec, resolve
+from protocol.spec.resolve import resolve
+from protocol.spec.run import RunSpec
 from protocol.wire.payload_codec import PayloadLayout
 
 BITS_PER_SECOND = 2e6

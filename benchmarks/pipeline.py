@@ -41,7 +41,8 @@ from benchmarks.pipeline_member import member_name
 from benchmarks.shaping import Namespaces, Relays, Shaper
 from coordinator.placement.cost_model import message_bytes
 from coordinator.placement.schedule import LinkTime, step_time
-from protocol.spec import RunSpec, resolve
+from protocol.spec.resolve import resolve
+from protocol.spec.run import RunSpec
 from tests.support.certificates import credentials
 
 MODEL = {

@@ -22,7 +22,7 @@ from node.net.link import Link, LinkEndpoint, LinkLimits, LinkServer, dial
 from node.security.credentials import Credentials
 from node.train.pipeline import Pipeline
 from protocol.errors import ErrorCode
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import Dialer, Member, PeerId, Plan, Replica, StageRange
 from protocol.types import Link as PlannedLink
 from protocol.wire.framing import frame_limit

@@ -23,7 +23,8 @@ from torch import Tensor
 from benchmarks.tables import Table
 from node.model.stage import Stage
 from protocol.algorithm.subspace import LinkTransform, link_projection, orthonormal_basis
-from protocol.spec import RunSpec, resolve
+from protocol.spec.resolve import resolve
+from protocol.spec.run import RunSpec
 from protocol.wire.activation_codec import WireDType, pack_activation, pack_ids, unpack_activation, unpack_ids
 
 CONTEXT = 256

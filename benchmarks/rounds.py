@@ -34,7 +34,8 @@ from benchmarks.asking import ask
 from benchmarks.shaping import FRAME_SHARE, Homes
 from benchmarks.tables import NotHere, Table
 from node.model.init import parameter_shapes
-from protocol.spec import RunSpec, resolve
+from protocol.spec.resolve import resolve
+from protocol.spec.run import RunSpec
 from protocol.wire.payload_codec import PayloadLayout
 from tests.support.certificates import credentials
 

@@ -51,7 +51,7 @@ from coordinator.status.messages import describe
 from coordinator.store import SqliteStore, Store
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import PeerId
 
 log = logging.getLogger(__name__)

@@ -35,7 +35,7 @@ from coordinator.state.events import (
 from coordinator.state.state import State
 from coordinator.status.messages import sentence, waiting
 from coordinator.store import Store
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 
 STALL_SECONDS = 3.0
 """Ticks come several times a second; so long a gap means that this process did not run."""

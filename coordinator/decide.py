@@ -55,7 +55,7 @@ from coordinator.state.events import (
 from coordinator.state.state import Peer, Phase, State
 from coordinator.state.text import Waiting
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.trust.envelope import public_key_of
 from protocol.types import PROTOCOL_VERSION, Estimates, PeerId, Plan, Role
 

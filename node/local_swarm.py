@@ -23,7 +23,7 @@ from node.net.coordinator_client import fetch_status
 from node.security.credentials import Credentials, exist, folder_of, load_operator
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import Role
 
 _STOP_SECONDS = 4.5

@@ -32,7 +32,7 @@ from node.train.node_loop import End, NodeLoop
 from node.train.services import LocalData, Services
 from node.train.waiting import AskedToLeave, unless_asked
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.trust.invite import Invite
 from protocol.types import PROTOCOL_VERSION, Capacity, PeerId, PeerRecord, Role
 

@@ -10,7 +10,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from coordinator.state.commands import Join
-from protocol.spec import RunSpec, resolve
+from protocol.spec.resolve import resolve
+from protocol.spec.run import RunSpec
 from protocol.trust.envelope import peer_id_of, sign_descriptor
 from protocol.types import PROTOCOL_VERSION, Capacity, PayloadDescriptor, PeerId, Role
 

@@ -14,7 +14,7 @@ from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.trust.invite import ID_BYTES, SECRET_BYTES, Invite
 from protocol.types import PeerId
-from protocol.wire import convert
+from protocol.wire.convert.fields import name_from_pb, peer_from_pb, role_from_pb, sentence_from_pb
 
 
 class AdminService(pb_grpc.AdminServicer):
@@ -40,7 +40,7 @@ class AdminService(pb_grpc.AdminServicer):
     async def CreateInvite(self, request: pb.CreateInviteRequest, context: Context) -> pb.CreateInviteReply:
         with self._access.of_operator(context):
             id, secret = secrets.token_hex(ID_BYTES), secrets.token_bytes(SECRET_BYTES)
-            role = convert.role_from_pb(request.role) if request.role else None
+            role = role_from_pb(request.role) if request.role else None
             await self._command_loop.execute(
                 commands.CreateInvite(
                     invite=id,
@@ -75,7 +75,7 @@ class AdminService(pb_grpc.AdminServicer):
     @answering
     async def RevokeInvite(self, request: pb.RevokeInviteRequest, context: Context) -> pb.RevokeInviteReply:
         with self._access.of_operator(context):
-            invite = convert.name_from_pb(request.id, "the invite")
+            invite = name_from_pb(request.id, "the invite")
             await self._command_loop.execute(commands.RevokeInvite(invite))
             return pb.RevokeInviteReply()
 
@@ -89,14 +89,14 @@ class AdminService(pb_grpc.AdminServicer):
     @answering
     async def Ban(self, request: pb.BanRequest, context: Context) -> pb.BanReply:
         with self._access.of_operator(context):
-            reason = convert.sentence_from_pb(request.reason, "the reason")
-            await self._command_loop.execute(commands.Ban(convert.peer_from_pb(request.peer), reason))
+            reason = sentence_from_pb(request.reason, "the reason")
+            await self._command_loop.execute(commands.Ban(peer_from_pb(request.peer), reason))
             return pb.BanReply()
 
     @answering
     async def Unban(self, request: pb.UnbanRequest, context: Context) -> pb.UnbanReply:
         with self._access.of_operator(context):
-            await self._command_loop.execute(commands.Unban(convert.peer_from_pb(request.peer)))
+            await self._command_loop.execute(commands.Unban(peer_from_pb(request.peer)))
             return pb.UnbanReply()
 
 

@@ -23,7 +23,7 @@ from protocol.trust.envelope import enrollment_message, is_signed_by, renewal_me
 from protocol.trust.rate_limit import RateLimit
 from protocol.trust.tls import tls_key_from_der
 from protocol.types import PeerId
-from protocol.wire import convert
+from protocol.wire.convert.fields import name_from_pb, peer_from_pb
 
 MAX_MESSAGE_BYTES = 16 << 10
 MAX_CALLS = 256
@@ -59,7 +59,7 @@ class EnrollmentService(pb_grpc.EnrollmentServicer):
         if not (self._by_source.allows(source, now) and self._in_all.allows(None, now)):
             raise rate_limited(f"Too many peers ask to be let in from {source}")
         check_compatible(self._command_loop.spec, request.protocol_version, "")
-        invite = convert.name_from_pb(request.invite_id, "the invite") if request.invite_id else ""
+        invite = name_from_pb(request.invite_id, "the invite") if request.invite_id else ""
         message = enrollment_message(self._authority.pin, request.tls_public_key, invite)
         peer, key = claimant(request.peer, request.tls_public_key, message, request.proof)
         secret_sha256 = hashlib.sha256(request.secret).hexdigest()
@@ -90,7 +90,7 @@ def claimant(
     Raises:
         HetnodeError: BAD_REQUEST where any of it is malformed or the proof is not by that peer.
     """
-    peer = convert.peer_from_pb(claimed)
+    peer = peer_from_pb(claimed)
     try:
         key = tls_key_from_der(tls_public_key)
     except ValueError as error:

@@ -34,7 +34,16 @@ from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.trust.envelope import Signer, spec_message
 from protocol.trust.tls import identity_of, peer_of
 from protocol.types import Decision, ExchangeGroup, Lifecycle, PeerId, Plan
-from protocol.wire import convert
+from protocol.wire.convert.fields import endpoint_from_pb, name_from_pb, part_from_pb, role_from_pb
+from protocol.wire.convert.measurements import capacity_from_pb, estimates_from_pb, estimates_to_pb
+from protocol.wire.convert.payloads import (
+    decision_to_pb,
+    descriptor_from_pb,
+    descriptors_from_pb,
+    group_to_pb,
+    rejections_from_pb,
+)
+from protocol.wire.convert.plans import place_to_pb, plan_to_pb
 from protocol.wire.probing import MAX_PROBE_SECONDS, ProbeDoor, answer_all, limited
 from protocol.wire.records import seal_plan, seal_state
 
@@ -104,9 +113,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                     protocol_version=request.protocol_version,
                     spec_hash=spec_hash,
                     peer=peer,
-                    role=convert.role_from_pb(request.role),
-                    capacity=convert.capacity_from_pb(request.capacity),
-                    endpoint=convert.endpoint_from_pb(request.endpoint),
+                    role=role_from_pb(request.role),
+                    capacity=capacity_from_pb(request.capacity),
+                    endpoint=endpoint_from_pb(request.endpoint),
                 )
             )
         return pb.JoinReply(
@@ -162,16 +171,14 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             followers = [
                 place for peer, place in state.places.items() if state.peers[peer].lifecycle in _FOLLOWING
             ]
-            messages = tuple(map(convert.place_to_pb, sorted(followers, key=lambda place: place.peer)))
+            messages = tuple(map(place_to_pb, sorted(followers, key=lambda place: place.peer)))
             self._news = _News(state, waits, messages, tuple(sorted(state.kept_out)))
         return self._news
 
     @answering
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatReply:
         with self._access.of_peer(context, request.peer) as peer:
-            estimates = (
-                convert.estimates_from_pb(request.estimates) if request.HasField("estimates") else None
-            )
+            estimates = estimates_from_pb(request.estimates) if request.HasField("estimates") else None
             await self._command_loop.execute(
                 commands.Heartbeat(peer, request.round, request.inner_step, estimates)
             )
@@ -219,7 +226,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     @answering
     async def Match(self, request: pb.MatchRequest, context: Context) -> pb.MatchReply:
         with self._access.of_peer(context, request.peer) as peer:
-            descriptor = convert.descriptor_from_pb(request.descriptor)
+            descriptor = descriptor_from_pb(request.descriptor)
             await self._command_loop.execute(commands.Offer(peer, descriptor))
             key = (descriptor.stage, descriptor.round_number)
 
@@ -229,13 +236,13 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                     return ExchangeGroup(f"{self._spec.run_id}/{key[0]}/{key[1]}", ())
                 return group
 
-            return convert.group_to_pb(await self._until(peer, group_topic(*key), closed))
+            return group_to_pb(await self._until(peer, group_topic(*key), closed))
 
     @answering
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.DecisionReply:
         with self._access.of_peer(context, request.peer) as peer:
-            held = convert.descriptors_from_pb(request.held)
-            rejected = convert.rejections_from_pb(request.rejected)
+            held = descriptors_from_pb(request.held)
+            rejected = rejections_from_pb(request.rejected)
             await self._command_loop.execute(
                 commands.Report(peer, request.stage, request.round, held, rejected)
             )
@@ -253,7 +260,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         def made(state: State) -> Decision | None:
             return state.decisions.get((stage, round_number))
 
-        return convert.decision_to_pb(await self._until(peer, decision_topic(stage, round_number), made))
+        return decision_to_pb(await self._until(peer, decision_topic(stage, round_number), made))
 
     async def _until(self, peer: PeerId, topic: Topic, ready: Callable[[State], T | None]) -> T:
         """As the ledger's, but only while `peer` is welcome."""
@@ -273,8 +280,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     @answering
     async def Attest(self, request: pb.AttestRequest, context: Context) -> pb.AttestReply:
         with self._access.of_peer(context, request.peer) as peer:
-            digest = convert.name_from_pb(request.digest, "the digest")
-            part = convert.name_from_pb(request.part, "the part")
+            digest = name_from_pb(request.digest, "the digest")
+            part = name_from_pb(request.part, "the part")
             await self._command_loop.execute(
                 commands.Attest(peer, request.stage, request.round, part=part, digest=digest)
             )
@@ -286,7 +293,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         with self._access.of_peer(context, request.peer) as peer:
             state = self._command_loop.state
             live_peer(state, peer)
-            records = locate(state, self._spec, request.stage, convert.part_from_pb(request.part))
+            records = locate(state, self._spec, request.stage, part_from_pb(request.part))
             sealed = [seal_state(record, self._sign) for record in records]
         return pb.LocateReply(
             states=[pb.SignedState(record=record, signature=signature) for record, signature in sealed]
@@ -326,7 +333,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             rounds_aborted=state.aborted,
             peers=[self._peer_status(peer) for peer in state.peers.values()],
             latest=self._latest.values(),
-            plan=convert.plan_to_pb(state.plans[-1]) if state.plans else None,
+            plan=plan_to_pb(state.plans[-1]) if state.plans else None,
             anchors_agree=not any(state.peers[found[0]].is_live for found in state.diverged),
             time=time.time(),
         )
@@ -348,7 +355,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             inner_step=pulse.inner_step,
             seen_seconds_ago=max(0.0, self._command_loop.now() - pulse.seen),
             place=where,
-            estimates=convert.estimates_to_pb(state.estimates[peer.peer]),
+            estimates=estimates_to_pb(state.estimates[peer.peer]),
         )
 
 

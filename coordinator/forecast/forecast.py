@@ -29,7 +29,7 @@ from coordinator.placement.rebalance import fair_shares, largest_share
 from coordinator.placement.schedule import LinkTime, StepTime, step_time
 from coordinator.state.state import Peer
 from coordinator.state.text import Waiting
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import PeerId, Replica
 
 _DAY = 86_400.0

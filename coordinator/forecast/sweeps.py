@@ -12,7 +12,7 @@ from typing import Literal
 from coordinator.forecast.forecast import Forecast, forecast, shared_out
 from coordinator.placement.cost_model import Survey
 from coordinator.placement.initial_placement import links_between
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import Capacity, Member, PeerId, Replica, StageRange
 
 

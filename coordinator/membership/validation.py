@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from coordinator.state.state import Assignment, Peer, Phase, State
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.trust.envelope import is_authentic
 from protocol.types import PayloadDescriptor, PeerId
 

@@ -13,7 +13,7 @@ from coordinator.placement.schedule import LinkTime, step_seconds
 from coordinator.state.state import Peer
 from protocol.algorithm.flops import microbatch_flops
 from protocol.algorithm.microbatch_order import most_in_flight
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import Capacity, StageRange
 
 _MOST_TRIED = 120

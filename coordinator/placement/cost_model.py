@@ -52,7 +52,7 @@ from statistics import median
 from coordinator.placement.schedule import Kind, LinkTime, StepTime, step_seconds, step_time
 from protocol.algorithm.flops import microbatch_flops
 from protocol.algorithm.microbatch_order import most_in_flight
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import Capacity, Estimates, LinkEstimate, Member, PeerId, StageRange
 
 __all__ = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from coordinator.placement.cost_model import memory_needed
 from coordinator.state.state import Peer, State
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import Member, PeerId, ReservedAssignment, StageRange
 
 _MOST_DOUBLINGS = 6

@@ -27,7 +27,7 @@ from coordinator.placement.cost_model import Survey, chain_time, choose_k, memor
 from coordinator.placement.schedule import StepTime
 from coordinator.state.state import Peer
 from coordinator.state.text import Waiting, counted
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import Member, PeerId, StageRange
 
 _MOST_IN_FULL = 6_000

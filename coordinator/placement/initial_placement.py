@@ -14,7 +14,7 @@ from coordinator.placement.cost_model import Survey, memory_needed
 from coordinator.placement.initial_chains import Chain, form, unconnected
 from coordinator.state.state import Peer
 from coordinator.state.text import Waiting, counted, listed, short
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import (
     Dialer,
     Estimates,

@@ -14,7 +14,7 @@ from coordinator.placement.eligibility import can_be_neighbours
 from coordinator.placement.initial_placement import links_between
 from coordinator.placement.schedule import step_seconds
 from coordinator.state.text import short
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import Member, Replica
 
 MOST_COMPARED = 16

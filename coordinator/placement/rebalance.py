@@ -21,7 +21,7 @@ from coordinator.placement.initial_placement import links_between
 from coordinator.placement.local_search import MOST_COMPARED, SECONDS, Search, seconds_per_microbatch
 from coordinator.state.state import KEPT_ROUNDS, State
 from coordinator.state.text import listed, short
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import Member, PeerId, Replica, ReservedAssignment, Role
 
 MOST_SHARE = 8

@@ -24,7 +24,7 @@ from coordinator.placement.initial_placement import links_between
 from coordinator.placement.rebalance import Tuner
 from coordinator.state.state import State, stages_of
 from coordinator.state.text import Waiting, listed, short
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import Lifecycle, Member, PeerId, Plan, Replica, ReservedAssignment, Role
 
 _MOST_LACKS = 2

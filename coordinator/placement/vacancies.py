@@ -14,7 +14,7 @@ from coordinator.placement.eligibility import can_be_neighbours, fits
 from coordinator.state.apply import Transaction
 from coordinator.state.events import PlaceGiven
 from coordinator.state.state import Peer, State
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import PeerId, ReservedAssignment, Role, StageRange
 
 Where = tuple[int, int]

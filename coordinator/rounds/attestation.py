@@ -8,7 +8,7 @@ from coordinator.membership.validation import bad_request, live_peer
 from coordinator.state.apply import Transaction
 from coordinator.state.events import AnchorDiverged, DigestAttested
 from coordinator.state.state import State
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import Part, PeerId, StateRecord
 
 

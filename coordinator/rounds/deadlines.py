@@ -7,7 +7,7 @@ each from above, and what was measured since makes it shorter.
 from __future__ import annotations
 
 from coordinator.state.state import State
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import ExchangeGroup
 
 LEAST_GATHER_SECONDS = 5.0

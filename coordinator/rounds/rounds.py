@@ -31,7 +31,7 @@ from coordinator.state.state import Phase, Round, State
 from coordinator.state.text import listed
 from protocol.algorithm.sampling import next_first_sample
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import (
     Decision,
     ExchangeGroup,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import (
     Capacity,
     Decision,

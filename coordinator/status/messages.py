@@ -41,7 +41,7 @@ from coordinator.state.events import (
 )
 from coordinator.state.state import Phase, State, stages_of
 from coordinator.state.text import Waiting, counted, listed, short
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import PeerId, ReservedAssignment
 
 

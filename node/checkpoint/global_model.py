@@ -44,7 +44,7 @@ from node.checkpoint.files import (
 from node.model.init import EMBEDDING, embedding_shapes, parameter_shapes
 from protocol.algorithm.outer_step import anchor_digest
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 
 _MANIFEST = "manifest.json"
 _SPEC = "spec.json"

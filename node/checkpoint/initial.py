@@ -19,7 +19,7 @@ from node.model.init import (
     parameter_shapes,
 )
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 
 
 def initial_from(place: Path | None) -> InitialParameters:

@@ -19,7 +19,7 @@ from node.checkpoint.files import Parameters
 from node.checkpoint.private_state import StageState
 from node.model.init import EMBEDDING
 from protocol.errors import HetnodeError
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import StageRange
 
 log = logging.getLogger(__name__)

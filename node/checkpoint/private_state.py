@@ -34,7 +34,7 @@ from node.checkpoint.files import (
 )
 from node.model.init import parameter_shapes
 from node.optimizer.inner import Moments
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 
 _FOLDER = "private"
 _RECORD = "private.json"

@@ -34,11 +34,12 @@ from node.security.credentials import Credentials
 from node.views import run_history
 from protocol.errors import ErrorCode, ExitCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
-from protocol.spec import RunSpec, resolve
+from protocol.spec.resolve import resolve
+from protocol.spec.run import RunSpec
 from protocol.trust.invite import Invite, is_invite
 from protocol.trust.tls import certified_peer, pin_of
 from protocol.types import Capacity, PeerId, StageRange
-from protocol.wire import convert
+from protocol.wire.convert.plans import plan_from_pb
 
 _CLOSE_SECONDS = 3.0
 _REACH_SECONDS = 5.0
@@ -358,7 +359,7 @@ async def ways(address: str, tls: Credentials, me: str, status: pb.StatusReply) 
         findings.append(unmeasured("connection", error))
     if not me:
         return findings
-    replicas = convert.plan_from_pb(status.plan).replicas if status.HasField("plan") else ()
+    replicas = plan_from_pb(status.plan).replicas if status.HasField("plan") else ()
     members = [each for replica in replicas for each in replica.members if each.endpoint and each.peer != me]
     for member in members[:MOST_NEIGHBOURS]:
         name = f"neighbour {member.peer[-8:]}"

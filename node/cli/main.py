@@ -40,7 +40,7 @@ from node.cli.swarm import swarm_app
 from node.folder import usable
 from node.measure import hardware
 from protocol.errors import ErrorCode, ExitCode, HetnodeError, first_error
-from protocol.spec import resolve
+from protocol.spec.resolve import resolve
 from protocol.types import PROTOCOL_VERSION, Role
 
 app = typer.Typer(

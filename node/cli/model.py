@@ -34,7 +34,8 @@ from node.cli.spec import (
 )
 from node.views import run_history
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import RunSpec, resolve
+from protocol.spec.resolve import resolve
+from protocol.spec.run import RunSpec
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from protocol.spec import RunSpec, resolve
+from protocol.spec.resolve import resolve
+from protocol.spec.run import RunSpec
 
 spec_app = typer.Typer(help="Run specifications.", no_args_is_help=True)
 
@@ -50,7 +51,7 @@ Seed = Annotated[
 
 
 def spec_of(config: Path | None, preset: str | None, **overrides: Any) -> RunSpec:
-    """The spec that the options of a command name. Raises as :func:`protocol.spec.resolve`."""
+    """The spec that the options of a command name. Raises as :func:`protocol.spec.resolve.resolve`."""
     names = {
         "data": "data.source",
         "tokenizer": "data.tokenizer",

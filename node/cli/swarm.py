@@ -26,7 +26,8 @@ from node.cli.spec import (
 )
 from node.folder import refusals_in_words, usable
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import RunSpec, resolve
+from protocol.spec.resolve import resolve
+from protocol.spec.run import RunSpec
 
 swarm_app = typer.Typer(help="A whole swarm of real processes on this machine.", no_args_is_help=True)
 

@@ -20,7 +20,7 @@ from node.data.shards import place
 from node.data.sources import Source, open_source
 from node.data.tokenizer import Tokenizer, Tokens, check_tokenizer
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 
 Samples = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 Ordinals = range | Sequence[int]

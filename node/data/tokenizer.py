@@ -12,7 +12,8 @@ import numpy as np
 import tokenizers
 
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import DataSpec, RunSpec
+from protocol.spec.run import RunSpec
+from protocol.spec.sections import DataSpec
 
 Tokens = np.ndarray[tuple[int], np.dtype[np.int32]]
 

@@ -34,7 +34,8 @@ from node.generate import whole_model
 from node.model.stage import next_token_loss
 from protocol.algorithm.subspace import link_projection, orthonormal_basis
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import RunSpec, SwarmSpec
+from protocol.spec.run import RunSpec
+from protocol.spec.sections import SwarmSpec
 from protocol.wire.activation_codec import pack_activation, unpack_activation
 
 Counted = Iterator[tuple[np.ndarray, np.ndarray]]

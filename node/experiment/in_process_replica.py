@@ -21,7 +21,7 @@ from node.model.init import EMBEDDING
 from node.optimizer.outer_stage import WeightedPayload
 from node.worker.compute import Compute
 from node.worker.trainer import InnerResult, Message, Trainer, TrainerFactories
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import Dialer, Link, Member, PeerId, Plan, Replica, StageRange
 
 

@@ -30,7 +30,7 @@ from node.worker.compute import Compute
 from node.worker.trainer import InnerResult
 from protocol.algorithm.sampling import sample_range
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import Plan
 
 

@@ -39,7 +39,8 @@ from node.experiment.results import Result
 from node.experiment.tokenizers import TokenizerFile
 from node.experiment.trial import Mode, Planned, Trial, portable_source, trial_in_mode
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import RunSpec, resolve
+from protocol.spec.resolve import resolve
+from protocol.spec.run import RunSpec
 
 _OF_TOKENIZER = (
     "data.source",
@@ -213,7 +214,7 @@ def build_matrix(file: Path, read: MatrixFile, tokenizers: Mapping[str, Tokenize
 
 
 def data_of(read: MatrixFile) -> tuple[str, str]:
-    """Data source of the matrix, and the key of its text. Raises as :func:`protocol.spec.resolve`."""
+    """Data source of the matrix, and the key of its text. Raises as :func:`protocol.spec.resolve.resolve`."""
     data = resolve(read.preset, overrides=_dotted(read.spec)).data
     return data.source, data.text_field
 

@@ -22,7 +22,7 @@ from pydantic import (
 from node.experiment.trial import Trial
 from node.experiment.variation import Variation
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 
 
 def finite(loss: float) -> float | None:

@@ -41,7 +41,7 @@ from node.checkpoint.files import (
 from node.checkpoint.private_state import StageState
 from node.worker.trainer import Phase
 from protocol.errors import HetnodeError
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 
 log = logging.getLogger(__name__)
 

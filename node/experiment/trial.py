@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from node.experiment.variation import Variation, check
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 
 
 class Mode(StrEnum):

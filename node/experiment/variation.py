@@ -22,7 +22,7 @@ from node.experiment.in_process_replica import LocalReplica
 from node.experiment.row_wise import RowWiseAdamW
 from node.worker.trainer import TrainerFactories
 from protocol.algorithm.subspace import LinkProjection, LinkTransform, Uncompressed, orthonormal_basis
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import Plan
 
 _CONSTRAINED = (".wo", ".w_down")

@@ -20,7 +20,7 @@ from node.experiment.options import ComputeOptions
 from node.experiment.trial import Mode, Planned, Trial
 from node.experiment.variation import Variation
 from node.ipc.channel import Buffer, Handler, Reply, serve
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 
 Body = Mapping[str, Any]
 Blobs = Sequence[Buffer]

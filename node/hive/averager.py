@@ -38,7 +38,7 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.trust.envelope import is_authentic, misfit
 from protocol.types import ExchangeGroup, PayloadDescriptor
-from protocol.wire.convert import group_from_pb, state_from_pb
+from protocol.wire.convert.payloads import group_from_pb, state_from_pb
 from protocol.wire.records import descriptor_from_bytes, descriptor_to_bytes
 
 log = logging.getLogger(__name__)

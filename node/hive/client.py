@@ -34,7 +34,7 @@ from protocol.types import (
     Rejection,
     StateRecord,
 )
-from protocol.wire.convert import group_to_pb, state_to_pb
+from protocol.wire.convert.payloads import group_to_pb, state_to_pb
 from protocol.wire.records import descriptor_from_bytes, descriptor_to_bytes, open_record, seal_record
 
 log = logging.getLogger(__name__)

@@ -34,7 +34,8 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb.hetnode_pb2 import PayloadDescriptor as DescriptorMessage
 from protocol.pb.payload_pb2 import PayloadChunk, PushReply, StateRequest
 from protocol.types import PayloadDescriptor, StateRecord
-from protocol.wire.convert import descriptor_from_pb, descriptor_to_pb, part_from_pb
+from protocol.wire.convert.fields import part_from_pb
+from protocol.wire.convert.payloads import descriptor_from_pb, descriptor_to_pb
 
 log = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from node.hugging_face.tokenizer import tokenizer_files
 from node.hugging_face.weights import INDEX, SINGLE, Dtype, write_weights
 from node.model.init import parameter_shapes
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 
 RUN_RECORD = "hetnode_run.json"
 _WRITTEN = re.compile(

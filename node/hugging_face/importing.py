@@ -29,7 +29,7 @@ from node.hugging_face.weights import Weights, read_json
 from node.model.init import parameter_shapes
 from protocol.algorithm.outer_step import anchor_digest
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 
 MOST_CONTEXT = 2048
 """Tokens of a sample where nothing else is asked for: many models name far more than they were trained on."""

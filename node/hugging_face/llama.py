@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import ModelSpec
+from protocol.spec.sections import ModelSpec
 
 ARCHITECTURE = "LlamaForCausalLM"
 

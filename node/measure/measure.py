@@ -25,7 +25,7 @@ from node.net.membership import Membership, RunView, jittered
 from node.net.probe import Figures, Probe
 from protocol.algorithm.flops import microbatch_flops, tokens_of_microbatch
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import Capacity, PeerId
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from node.model.llama import block_shapes
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 
 EMBEDDING = "emb"
 InitialParameters = Callable[[RunSpec, int], dict[str, Tensor]]

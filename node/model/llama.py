@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protocol.spec import ModelSpec
+from protocol.spec.sections import ModelSpec
 
 
 def block_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from node.model.init import initial_parameters, parameter_shapes
 from node.model.llama import Block, block_shapes, rotary_tables
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 
 RunBlock = Callable[[Block, Tensor, Tensor, Tensor], Tensor]
 """The forward pass of a block: from activations [b, L, d] and both rotary tables to activations."""

@@ -27,7 +27,7 @@ from node.security.identity import Identity
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.trust.envelope import is_signed_by, renewal_message, spec_message
 from protocol.trust.tls import COORDINATOR_NAME, pin_of, wrong_authority
 from protocol.types import (
@@ -45,7 +45,10 @@ from protocol.types import (
     Role,
     StateRecord,
 )
-from protocol.wire import convert
+from protocol.wire.convert.fields import banned_from_pb
+from protocol.wire.convert.measurements import capacity_to_pb, estimates_to_pb
+from protocol.wire.convert.payloads import decision_from_pb, descriptor_to_pb, group_from_pb, rejection_to_pb
+from protocol.wire.convert.plans import places_from_pb
 from protocol.wire.records import open_plan, open_state
 from protocol.wire.rpc_errors import error_from_rpc
 
@@ -183,7 +186,7 @@ class CoordinatorClient:
             protocol_version=PROTOCOL_VERSION,
             peer=self._peer,
             role=role.value,
-            capacity=convert.capacity_to_pb(capacity),
+            capacity=capacity_to_pb(capacity),
             endpoint=endpoint,
             spec_hash=spec_hash,
         )
@@ -280,8 +283,8 @@ class CoordinatorClient:
             plan,
             update.waiting,
             update.finished,
-            convert.banned_from_pb(update.banned),
-            convert.places_from_pb(update.followers),
+            banned_from_pb(update.banned),
+            places_from_pb(update.followers),
             update.round,
         )
 
@@ -289,7 +292,7 @@ class CoordinatorClient:
         self, round_number: int, inner_step: int, estimates: Estimates | None = None
     ) -> Pulse:
         """Say how far this node is, and what it has measured where that has changed."""
-        told = None if estimates is None else convert.estimates_to_pb(estimates)
+        told = None if estimates is None else estimates_to_pb(estimates)
         request = pb.HeartbeatRequest(
             peer=self._peer, round=round_number, inner_step=inner_step, estimates=told
         )
@@ -334,8 +337,8 @@ class CoordinatorClient:
 
     async def match(self, descriptor: PayloadDescriptor, deadline: float) -> ExchangeGroup:
         """Offer a payload and wait for the group of its (stage, round)."""
-        request = pb.MatchRequest(peer=self._peer, descriptor=convert.descriptor_to_pb(descriptor))
-        return convert.group_from_pb(await self._call("Match", request, deadline))
+        request = pb.MatchRequest(peer=self._peer, descriptor=descriptor_to_pb(descriptor))
+        return group_from_pb(await self._call("Match", request, deadline))
 
     async def report(
         self,
@@ -350,10 +353,10 @@ class CoordinatorClient:
             peer=self._peer,
             stage=stage,
             round=round_number,
-            held=map(convert.descriptor_to_pb, held),
-            rejected=map(convert.rejection_to_pb, rejected),
+            held=map(descriptor_to_pb, held),
+            rejected=map(rejection_to_pb, rejected),
         )
-        return convert.decision_from_pb(await self._call("Report", request, deadline))
+        return decision_from_pb(await self._call("Report", request, deadline))
 
     async def await_decision(
         self, stage: int, round_number: int, deadline: float, withheld: int = 0
@@ -363,7 +366,7 @@ class CoordinatorClient:
         `withheld`: the epoch under which it has a seat and nothing to offer; 0 where it only asks.
         """
         request = pb.AwaitDecisionRequest(peer=self._peer, stage=stage, round=round_number, withheld=withheld)
-        return convert.decision_from_pb(await self._call("AwaitDecision", request, deadline))
+        return decision_from_pb(await self._call("AwaitDecision", request, deadline))
 
     async def attest(self, stage: int, round_number: int, part: str, digest: str) -> None:
         """Report the anchor after `round_`. Raises ANCHOR_DIVERGED if others have another one."""

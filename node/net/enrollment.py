@@ -19,7 +19,7 @@ from protocol.trust.envelope import enrollment_message, public_key_of
 from protocol.trust.invite import Invite
 from protocol.trust.tls import COORDINATOR_NAME, authority_of, certified_peer, wrong_authority
 from protocol.types import PROTOCOL_VERSION, PeerId
-from protocol.wire.convert import role_from_pb
+from protocol.wire.convert.fields import role_from_pb
 from protocol.wire.rpc_errors import error_from_rpc
 
 _MAX_MESSAGE_BYTES = 64 << 10

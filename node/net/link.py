@@ -31,7 +31,7 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.trust.tls import identity_of, peer_of, peer_uri, tls_name
 from protocol.types import PROTOCOL_VERSION, Frame, FrameId, FrameKind, PeerId
-from protocol.wire import convert
+from protocol.wire.convert.frames import frame_header_from_pb, frame_header_to_pb
 from protocol.wire.framing import CHUNK_BYTES, FrameAssembler, chunks
 from protocol.wire.link_message import LinkMessage
 from protocol.wire.probing import ProbeDoor
@@ -127,7 +127,7 @@ class Link:
 
         A frame that is not finished, for whatever reason, ends the link.
         """
-        header = convert.frame_header_to_pb(frame.id, frame.tensors)
+        header = frame_header_to_pb(frame.id, frame.tensors)
         is_under_way = False
         if self._failure is not None:
             raise self._failure
@@ -250,7 +250,7 @@ class Link:
         if message.header is not None:
             self._frame_began, self._came_at_once = clock(), len(message.chunk or b"")
             self.bytes_received += message.header.ByteSize() + message.header.nbytes
-            frame = self._assembler.header(*convert.frame_header_from_pb(message.header))
+            frame = self._assembler.header(*frame_header_from_pb(message.header))
         if message.chunk is not None:
             frame = self._assembler.chunk(message.chunk)
         return frame

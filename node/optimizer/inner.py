@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from node.optimizer.schedule import cold_factor
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 
 _FIRST, _SECOND = _MOMENTS = "exp_avg", "exp_avg_sq"
 

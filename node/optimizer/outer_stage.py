@@ -20,7 +20,7 @@ from protocol.algorithm.clipping import clipping_scales, outliers, payload_norm
 from protocol.algorithm.outer_step import anchor_digest, apply_update
 from protocol.algorithm.topk import sparsify_blocks
 from protocol.errors import HetnodeError
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.wire.payload_codec import PayloadLayout, decode, encode_tensor, join
 
 WeightedPayload = tuple[bytes, float]

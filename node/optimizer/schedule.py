@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from protocol.spec import InnerSpec
+from protocol.spec.sections import InnerSpec
 
 
 def learning_rate(inner: InnerSpec, step: int, total_steps: int) -> float:

@@ -14,7 +14,7 @@ from node.train.pipeline import Pipeline
 from node.train.services import Services
 from protocol.algorithm.flops import microbatch_flops
 from protocol.algorithm.sampling import sample_range
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from node.train.services import LocalData, Services
 from node.train.stage_info import Facts
 from node.train.waiting import AskedToLeave, unless_asked
 from protocol.errors import ErrorCode, HetnodeError, first_error
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import PeerId, ReservedAssignment, StageRange
 
 log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from node.security.identity import Identity
 from node.train.overlap import Overlap
 from node.train.stage_info import Facts
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.trust.envelope import is_authentic, sign_descriptor
 from protocol.types import (
     Decision,

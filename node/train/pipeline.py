@@ -23,7 +23,7 @@ from node.ipc.channel import Child, Reply
 from node.net.link import Link
 from protocol.algorithm.microbatch_order import Op, OpKind, one_forward_one_backward
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import DType, Frame, FrameId, FrameKind, Plan, Replica, TensorHeader
 
 _SCALAR = struct.Struct("<d")

@@ -13,7 +13,7 @@ from node.net.membership import Membership
 from node.train.outer_exchange import OuterExchange
 from node.train.stage_info import Facts
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import Part, PeerId, StateRecord
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from node.train.stage_info import Facts
 from node.train.waiting import unless, unless_failed
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import Dialer, Plan, Replica
 from protocol.wire.framing import frame_limit
 

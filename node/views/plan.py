@@ -16,7 +16,7 @@ from coordinator.forecast.forecast import Forecast, Proposal, ReplicaForecast
 from coordinator.forecast.sweeps import ScalingPoint, UtilizationPoint
 from node.model.init import parameter_shapes
 from node.views import run_history
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import PeerId
 from protocol.wire.payload_codec import PayloadLayout
 

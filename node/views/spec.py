@@ -8,7 +8,7 @@ from rich.table import Table
 
 from node.model.init import parameter_count, parameter_shapes
 from node.views import run_history
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.wire.payload_codec import PayloadLayout
 
 

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from node.views import run_history
 from protocol.pb import hetnode_pb2 as pb
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 
 
 def status_view(status: pb.StatusReply) -> RenderableType:

@@ -26,7 +26,7 @@ from node.views import run_history
 from node.views.spec import spec_view
 from node.views.status import replica_table
 from protocol.pb import hetnode_pb2 as pb
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 
 
 class SwarmView:

@@ -11,7 +11,7 @@ from node.model.llama import Block, block_shapes, rotary_tables
 from node.worker.compute import Compute
 from protocol.algorithm.flops import layer_flops
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 
 _MOST_MICROBATCHES = 1000
 

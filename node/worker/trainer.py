@@ -39,7 +39,7 @@ from protocol.algorithm.digest import size_of
 from protocol.algorithm.outer_step import tensor_digest
 from protocol.algorithm.subspace import LinkTransform, link_projection, orthonormal_basis
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import Part, StageRange, TensorHeader
 from protocol.wire.activation_codec import pack_activation, pack_ids, unpack_activation, unpack_ids
 

@@ -30,7 +30,7 @@ from node.worker.compute import Compute
 from node.worker.speed import free_memory, layer_speed
 from node.worker.trainer import Message, Trainer, TrainerFactories
 from protocol.algorithm.digest import header_of, size_of
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import DType, Part, StageRange, TensorHeader
 from protocol.wire.payload_codec import PayloadLayout
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 
 
 def microbatch_flops(spec: RunSpec, stages: Iterable[int]) -> float:

@@ -22,7 +22,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.spec import OuterSpec
+from protocol.spec.sections import OuterSpec
 
 _LIMB_BITS = 32
 _LIMB_MASK = (1 << _LIMB_BITS) - 1

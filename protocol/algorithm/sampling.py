@@ -8,7 +8,7 @@ so that no sample is assigned twice and none is left out.
 
 from __future__ import annotations
 
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import Plan
 
 

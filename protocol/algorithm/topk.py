@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from protocol.algorithm.quantizers import MAGNITUDES, Floats, quantize, value_table
-from protocol.spec import OuterSpec
+from protocol.spec.sections import OuterSpec
 
 _BLOCK = 1 << 19
 """Elements that are looked at together: 128 chunks of 4096."""

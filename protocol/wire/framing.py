@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import Frame, FrameId, TensorHeader
 
 CHUNK_BYTES = 1 << 20

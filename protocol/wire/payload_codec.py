@@ -28,7 +28,7 @@ from protocol.algorithm.indices import index_code
 from protocol.algorithm.quantizers import MAGNITUDES
 from protocol.algorithm.topk import SparseTensor, TensorLayout
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import OuterSpec
+from protocol.spec.sections import OuterSpec
 
 _HEADER = struct.Struct("<4sI8s")
 _MAGIC = b"hnpg"

@@ -16,16 +16,8 @@ from protocol.pb import hetnode_pb2 as pb
 from protocol.trust.envelope import Signer, is_signed_by, plan_message, record_message, state_message
 from protocol.trust.tls import certified_peer
 from protocol.types import PayloadDescriptor, PeerRecord, Plan, StateRecord
-from protocol.wire.convert import (
-    descriptor_from_pb,
-    descriptor_to_pb,
-    peer_record_from_pb,
-    peer_record_to_pb,
-    plan_from_pb,
-    plan_to_pb,
-    state_from_pb,
-    state_to_pb,
-)
+from protocol.wire.convert.payloads import descriptor_from_pb, descriptor_to_pb, state_from_pb, state_to_pb
+from protocol.wire.convert.plans import peer_record_from_pb, peer_record_to_pb, plan_from_pb, plan_to_pb
 
 MAX_SEALED_BYTES = 2048
 """Largest signed record in the DHT; every field of a PeerRecord, and a certificate, is well below it."""

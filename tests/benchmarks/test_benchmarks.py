@@ -28,7 +28,7 @@ from benchmarks.pipeline_member import replica_of
 from benchmarks.rounds import tcp_bytes
 from benchmarks.shaping import Relays
 from benchmarks.tables import NotHere, Table, machine
-from protocol.spec import resolve
+from protocol.spec.resolve import resolve
 from protocol.wire.payload_codec import PayloadLayout
 from tests.support.paths import ROOT
 

@@ -29,7 +29,7 @@ from coordinator.state.state import Phase, State
 from coordinator.status.messages import sentence
 from protocol.algorithm.sampling import sample_range
 from protocol.errors import ErrorCode
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import PROTOCOL_VERSION, Decision, Estimates, Lifecycle, LinkEstimate, PeerId, Role
 from tests.builders import Keyed, anchor_of, keyed, spec_of, tampered
 from tests.support.coordinator_run import Run

@@ -51,7 +51,7 @@ from coordinator.state.events import (
 from coordinator.state.state import Phase, State
 from coordinator.status.messages import sentence
 from protocol.algorithm.sampling import sample_range
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import Decision, PayloadDescriptor, PeerId, Plan, ReservedAssignment, Role
 from tests.builders import Keyed, anchor_of, keyed, spec_of
 from tests.support.coordinator_run import Run, measure

@@ -16,7 +16,7 @@ from node.generate import generate, validation_loss, whole_model
 from node.model.init import initial_parameters
 from node.model.stage import next_token_loss
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import resolve
+from protocol.spec.resolve import resolve
 
 PHRASE = "the café is open. "
 LIKELY = {"temperature": 0.0, "top_k": 0}

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import PRESETS, RunSpec, resolve
+from protocol.spec.presets import PRESETS
+from protocol.spec.resolve import resolve
+from protocol.spec.run import RunSpec
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -18,12 +18,13 @@ from coordinator.authority import CERTIFICATE_SECONDS, Authority, open_authority
 from protocol.errors import HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.trust.envelope import enrollment_message
 from protocol.trust.invite import Invite, decode
 from protocol.trust.tls import COORDINATOR_NAME
 from protocol.types import PROTOCOL_VERSION, Capacity, PeerId
-from protocol.wire import convert
+from protocol.wire.convert.measurements import capacity_to_pb
+from protocol.wire.convert.payloads import descriptor_to_pb
 from protocol.wire.rpc_errors import error_from_rpc
 from tests.builders import Keyed, anchor_of, keyed
 
@@ -79,21 +80,21 @@ class Running:
             "protocol_version": PROTOCOL_VERSION,
             "peer": who.peer,
             "role": "replica",
-            "capacity": convert.capacity_to_pb(Capacity("cpu", 2**30, 2)),
+            "capacity": capacity_to_pb(Capacity("cpu", 2**30, 2)),
             "endpoint": "127.0.0.1:9",
         }
         reply: pb.JoinReply = await self.stub(who).Join(pb.JoinRequest(**(fields | changes)))
         return reply
 
     def match(self, peer: Keyed, stage: int, round_number: int) -> asyncio.Task[pb.MatchReply]:
-        descriptor = convert.descriptor_to_pb(peer.payload(self.spec, stage, round_number))
+        descriptor = descriptor_to_pb(peer.payload(self.spec, stage, round_number))
         request = pb.MatchRequest(peer=peer.peer, descriptor=descriptor)
         return asyncio.ensure_future(self.stub(peer).Match(request))
 
     def report(
         self, peer: Keyed, stage: int, round_number: int, *owners: Keyed
     ) -> asyncio.Task[pb.DecisionReply]:
-        held = [convert.descriptor_to_pb(owner.payload(self.spec, stage, round_number)) for owner in owners]
+        held = [descriptor_to_pb(owner.payload(self.spec, stage, round_number)) for owner in owners]
         request = pb.ReportRequest(peer=peer.peer, stage=stage, round=round_number, held=held)
         return asyncio.ensure_future(self.stub(peer).Report(request))
 

@@ -12,7 +12,7 @@ from coordinator.state.commands import Attest, Command, Heartbeat, Leave, Offer,
 from coordinator.state.events import Event, PeerMeasured
 from coordinator.state.state import Phase, State
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import Estimates, Role
 from tests.builders import Keyed, anchor_of, keyed, spec_of
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from node.checkpoint import global_model
 from node.model.init import parameter_shapes
-from protocol.spec import RunSpec, resolve
+from protocol.spec.resolve import resolve
+from protocol.spec.run import RunSpec
 
 PLAIN = resolve(
     "nano",

@@ -25,7 +25,7 @@ from node.checkpoint import global_model
 from node.security.credentials import folder_of
 from node.views import run_history
 from protocol.errors import ExitCode
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import Role
 from tests.support.faults import FaultPlan
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from node.model.stage import Stage, next_token_loss
 from protocol.algorithm.subspace import LinkTransform
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from tests.support.paths import VECTORS
 
 

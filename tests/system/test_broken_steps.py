@@ -11,7 +11,7 @@ from coordinator.state.events import PeerRetreated
 from node.faults import Action, Moment
 from node.train.pipeline import moments_of
 from protocol.algorithm.microbatch_order import one_forward_one_backward
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import Role
 from tests.support.faults import FaultPlan
 from tests.system.test_virtual_swarm import MIXED, PIPE, Play, contributions, plan, play, spec_of

@@ -18,7 +18,7 @@ import pytest
 
 from node.checkpoint import global_model
 from node.views import run_history
-from protocol.spec import resolve
+from protocol.spec.resolve import resolve
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
 

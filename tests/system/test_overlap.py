@@ -27,7 +27,7 @@ from node.optimizer.schedule import learning_rate
 from node.worker.trainer import Trainer
 from protocol.algorithm.clipping import clipping_scales, payload_norm
 from protocol.algorithm.sampling import sample_range
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import PayloadDescriptor, Role
 from protocol.wire.payload_codec import decode
 from tests.node.train.test_drain import farewells

@@ -22,7 +22,7 @@ from node.net.link import Links
 from node.net.membership import Membership
 from protocol.algorithm.sampling import sample_range
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import Member, PeerId, Plan, Replica, ReservedAssignment, Role, StageRange
 from tests.system.test_virtual_swarm import MIXED, Play, contributions, plan, play, spec_of
 from tests.virtual.hive import VirtualHivemind

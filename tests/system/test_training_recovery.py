@@ -28,7 +28,7 @@ from node.worker.trainer import Trainer
 from node.worker.worker import Worker, handlers
 from protocol.algorithm.microbatch_order import Op, OpKind, one_forward_one_backward
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import DType, Frame, FrameId, FrameKind, Part, Plan, Replica, StageRange, TensorHeader
 from protocol.wire.framing import frame_limit
 from protocol.wire.link_message import LinkMessage

@@ -17,7 +17,8 @@ from coordinator.status.messages import sentence
 from node.faults import Action, Moment
 from node.net.coordinator_client import CoordinatorClient
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import RunSpec, resolve
+from protocol.spec.resolve import resolve
+from protocol.spec.run import RunSpec
 from protocol.types import Lifecycle, Part, Role, StateRecord
 from tests.support.faults import FaultPlan
 from tests.virtual import swarm as virtual

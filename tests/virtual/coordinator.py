@@ -19,7 +19,7 @@ from coordinator.state.state import State
 from coordinator.status.messages import describe
 from coordinator.store import MemoryStore
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from tests.builders import Keyed, keyed
 from tests.virtual.loop import Life, VirtualLoop, start
 from tests.virtual.rpc import VirtualGrpc

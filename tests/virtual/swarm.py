@@ -28,7 +28,7 @@ from node.security.credentials import RunCredentials, folder_of
 from node.security.identity import Identity
 from node.worker.trainer import Trainer
 from protocol.errors import ExitCode, HetnodeError, first_error
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.trust.tls import peer_uri
 from protocol.types import Capacity, Decision, PeerId, Role
 from tests.support.certificates import credentials

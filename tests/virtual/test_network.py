@@ -18,7 +18,7 @@ from node.net.coordinator_client import CoordinatorClient
 from node.net.link import Link, LinkEndpoint, LinkLimits, Links, LinkServer
 from node.security.credentials import RunCredentials
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.trust.envelope import sign_descriptor
 from protocol.trust.tls import peer_uri
 from protocol.types import Capacity, ExchangeGroup, Frame, FrameId, FrameKind, ManifestEntry, Role

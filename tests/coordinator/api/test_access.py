@@ -19,7 +19,7 @@ from coordinator.authority import ServerCertificate, open_authority
 from protocol.errors import ErrorCode
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.trust.envelope import enrollment_message, is_signed_by, renewal_message, spec_message
 from protocol.trust.invite import Invite
 from protocol.trust.tls import peer_uri

@@ -19,9 +19,11 @@ from coordinator.api import service
 from coordinator.authority import ServerCertificate
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
-from protocol.spec import RunSpec, resolve
+from protocol.spec.resolve import resolve
+from protocol.spec.run import RunSpec
 from protocol.types import Part, ReservedAssignment, StageRange, StateRecord
-from protocol.wire import convert
+from protocol.wire.convert.payloads import decision_from_pb, descriptor_to_pb, group_from_pb
+from protocol.wire.convert.plans import places_from_pb
 from protocol.wire.records import open_plan, open_state
 from tests.builders import anchor_of, keyed, spec_of, tampered
 from tests.support.coordinator_process import BOOTSTRAP, OWNER, Running, refusal_of, running
@@ -105,10 +107,10 @@ async def test_a_late_joiner_is_named_to_everybody_as_a_follower_until_a_plan_se
     await run.join(C)
     place = ReservedAssignment(C.peer, 2, 0, StageRange(0, 2))
     update = await watch.read()
-    assert convert.places_from_pb(update.followers) == (place,)
+    assert places_from_pb(update.followers) == (place,)
     assert not update.signed_plan
     own = run.stub(C).Watch(pb.WatchRequest(peer=C.peer))
-    assert convert.places_from_pb((await own.read()).followers) == (place,)
+    assert places_from_pb((await own.read()).followers) == (place,)
     assert (await own.read()).waiting == (
         "following the rounds of stages 0-1: "
         f"replica-2 waits until ..{C.peer[-8:]} (stages 0-1) has caught up"
@@ -203,14 +205,14 @@ async def test_two_clients_match_report_and_get_the_same_decision(run: Running) 
     waiting = run.match(A, 0, 1)
     groups = [await run.match(B, 0, 1), await waiting]
     assert groups[0] == groups[1]
-    group = convert.group_from_pb(groups[0])
+    group = group_from_pb(groups[0])
     assert group.descriptors == tuple(
         sorted((A.payload(run.spec, 0, 1), B.payload(run.spec, 0, 1)), key=lambda d: d.owner)
     )
     onlooker = run.stub(A).AwaitDecision(pb.AwaitDecisionRequest(peer=A.peer, stage=0, round=1))
     decisions = await asyncio.gather(run.report(A, 0, 1, A, B), run.report(B, 0, 1, A, B), onlooker)
     assert decisions[0] == decisions[1] == decisions[2]
-    decision = convert.decision_from_pb(decisions[0])
+    decision = decision_from_pb(decisions[0])
     assert decision.committed
     assert [entry.descriptor for entry in decision.entries] == list(group.descriptors)
     assert (await run.status()).rounds_committed == 1
@@ -230,7 +232,7 @@ async def test_a_cancelled_wait_leaves_no_trace_and_can_be_repeated(run: Running
 async def test_a_forged_payload_is_refused(run: Running) -> None:
     await run.join(A)
     await run.join(B)
-    forged = convert.descriptor_to_pb(tampered(A.payload(run.spec, 0, 1)))
+    forged = descriptor_to_pb(tampered(A.payload(run.spec, 0, 1)))
     refusal = await refusal_of(run.stub(A).Match(pb.MatchRequest(peer=A.peer, descriptor=forged)))
     assert refusal.code is ErrorCode.BAD_REQUEST
 

@@ -15,7 +15,8 @@ from coordinator.placement.initial_placement import links_between
 from coordinator.state.state import Peer
 from coordinator.state.text import Waiting
 from protocol.algorithm.flops import microbatch_flops
-from protocol.spec import RunSpec, resolve
+from protocol.spec.resolve import resolve
+from protocol.spec.run import RunSpec
 from protocol.types import Capacity, Lifecycle, Member, PeerId, Replica, Role, StageRange
 
 SPEC = resolve("nano", overrides={"inner.steps": 5, "inner.microbatches": 4, "swarm.stages": 2})

@@ -30,7 +30,9 @@ from node.model.init import parameter_count
 from node.model.stage import Stage, next_token_loss
 from node.train.pipeline import Pipeline
 from protocol.algorithm.flops import microbatch_flops
-from protocol.spec import PRESETS, RunSpec, resolve
+from protocol.spec.presets import PRESETS
+from protocol.spec.resolve import resolve
+from protocol.spec.run import RunSpec
 from protocol.types import (
     Capacity,
     Dialer,

@@ -21,7 +21,8 @@ from coordinator.placement.initial_chains import Chain, form
 from coordinator.placement.schedule import LinkTime, step_seconds
 from coordinator.state.state import Peer
 from coordinator.state.text import Waiting
-from protocol.spec import RunSpec, resolve
+from protocol.spec.resolve import resolve
+from protocol.spec.run import RunSpec
 from protocol.types import Capacity, Lifecycle, LinkEstimate, Member, PeerId, Role, StageRange
 
 MEGABIT = 1e6 / 8

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from coordinator.placement.initial_placement import group, missing, needed
 from coordinator.state.state import Peer
 from coordinator.state.text import Waiting
-from protocol.spec import RunSpec, resolve
+from protocol.spec.resolve import resolve
+from protocol.spec.run import RunSpec
 from protocol.types import (
     Capacity,
     Dialer,
@@ -23,7 +24,7 @@ from protocol.types import (
     Role,
     StageRange,
 )
-from protocol.wire.convert import plan_from_pb, plan_to_pb
+from protocol.wire.convert.plans import plan_from_pb, plan_to_pb
 from tests.builders import keyed
 
 

@@ -19,7 +19,8 @@ from node.checkpoint.files import publish
 from node.checkpoint.global_model import Manifest
 from node.model.init import initial_parameters
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import RunSpec, resolve
+from protocol.spec.resolve import resolve
+from protocol.spec.run import RunSpec
 
 SPEC = resolve("nano", overrides={"model.layers": 3, "swarm.stages": 3, "model.vocabulary": 16})
 ROUND = 12

@@ -25,7 +25,7 @@ from node.optimizer.inner import Moments
 from protocol.algorithm.digest import CHUNK_BYTES, digest_of, header_of
 from protocol.algorithm.outer_step import anchor_digest
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import resolve
+from protocol.spec.resolve import resolve
 from protocol.types import StageRange
 from tests.support.paths import ROOT
 

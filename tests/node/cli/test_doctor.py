@@ -30,7 +30,8 @@ from node.security.credentials import RunCredentials, folder_of
 from node.security.identity import Identity, open_identity
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
-from protocol.spec import RunSpec, resolve
+from protocol.spec.resolve import resolve
+from protocol.spec.run import RunSpec
 from protocol.types import Capacity, StageRange
 from tests.builders import keyed, spec_of
 from tests.support.certificates import credentials

@@ -20,7 +20,8 @@ import tokenizers
 from node.data.sources import open_source
 from node.data.stream import Samples, SampleStream, open_stream
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import RunSpec, resolve
+from protocol.spec.resolve import resolve
+from protocol.spec.run import RunSpec
 
 CONTEXT = 31
 LINES_PER_DOCUMENT = 8

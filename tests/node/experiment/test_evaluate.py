@@ -26,7 +26,8 @@ from node.model.stage import next_token_loss
 from node.worker.compute import Compute
 from node.worker.trainer import TrainerFactories
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import RunSpec, resolve
+from protocol.spec.resolve import resolve
+from protocol.spec.run import RunSpec
 from tests.support.models import random_model
 
 TEXT = "".join(f"{n}: the café is open 😀 at {n * n} o'clock\n" for n in range(120))

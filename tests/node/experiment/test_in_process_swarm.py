@@ -14,7 +14,8 @@ from benchmarks.losses import CASES, Run, known, results, table
 from benchmarks.quantizers import accumulated, squares_of
 from node.experiment.in_process_replica import plan_of
 from node.experiment.in_process_swarm import LocalSwarm
-from protocol.spec import RunSpec, resolve
+from protocol.spec.resolve import resolve
+from protocol.spec.run import RunSpec
 from protocol.types import StageRange
 from protocol.wire.payload_codec import decode
 from tests.node.worker.test_trainer import RunningReplica, plain_loop, spec_of

@@ -20,7 +20,7 @@ from node.experiment.offload import ReplicaOffload
 from node.experiment.variation import Variation
 from node.worker.compute import Compute
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from tests.node.worker.test_trainer import spec_of
 
 ROUNDS = 3

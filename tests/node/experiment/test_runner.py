@@ -26,7 +26,7 @@ from node.experiment.results import Result, append, read_results
 from node.experiment.runner import results_file, run_trials
 from node.experiment.trial import Mode, Planned, trial_in_mode
 from protocol.errors import ErrorCode, ExitCode, HetnodeError
-from protocol.spec import resolve
+from protocol.spec.resolve import resolve
 from tests.support.experiment_results import result_of
 
 MATRIX = """

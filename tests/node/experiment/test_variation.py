@@ -18,7 +18,7 @@ from node.experiment.row_wise import RowWiseAdamW
 from node.experiment.variation import UNVARIED, Variation, grassmann_step, principal
 from node.model.init import EMBEDDING
 from protocol.algorithm.subspace import orthonormal_basis, perpendicular_table
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from tests.node.worker.test_trainer import spec_of
 
 

@@ -18,7 +18,7 @@ from node.hive.payload_exchange import PayloadPeer
 from node.security.identity import open_identity
 from node.transport.payload_store import PayloadStore
 from protocol.types import PayloadDescriptor, PeerId
-from protocol.wire.convert import descriptor_to_pb
+from protocol.wire.convert.payloads import descriptor_to_pb
 
 PAYLOAD, OTHER = bytes(1000), bytes(999)
 

@@ -21,7 +21,8 @@ from node.generate import generate, whole_model
 from node.hugging_face.export import Measured, export
 from node.hugging_face.tokenizer import byte_definition
 from node.hugging_face.weights import DTYPES
-from protocol.spec import RunSpec, resolve
+from protocol.spec.resolve import resolve
+from protocol.spec.run import RunSpec
 from tests.support.models import PLAIN, random_model, write_model
 
 GB = 10**9

@@ -34,7 +34,8 @@ from node.hugging_face.weights import DTYPES
 from node.worker.compute import Compute
 from node.worker.trainer import TrainerFactories
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import RunSpec, resolve
+from protocol.spec.resolve import resolve
+from protocol.spec.run import RunSpec
 from tests.support.models import PLAIN, random_model, write_model
 
 GB = 10**9

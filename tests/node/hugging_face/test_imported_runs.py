@@ -24,7 +24,8 @@ from node.views.swarm import SwarmView
 from node.worker.worker import Worker
 from protocol.algorithm.outer_step import anchor_digest
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import RunSpec, resolve
+from protocol.spec.resolve import resolve
+from protocol.spec.run import RunSpec
 from tests.support.models import PLAIN, random_model, write_model
 
 

@@ -32,7 +32,8 @@ from node.worker import speed
 from node.worker.worker import Worker
 from protocol.algorithm.flops import layer_flops, microbatch_flops, tokens_of_microbatch
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import RunSpec, resolve
+from protocol.spec.resolve import resolve
+from protocol.spec.run import RunSpec
 from protocol.types import (
     Capacity,
     LinkEstimate,

@@ -12,7 +12,9 @@ from node.model.init import initial_parameters, parameter_count, parameter_shape
 from node.model.stage import Stage, next_token_loss
 from protocol.algorithm.outer_step import anchor_digest
 from protocol.algorithm.subspace import Uncompressed, link_projection, orthonormal_basis, perpendicular_table
-from protocol.spec import PRESETS, RunSpec, resolve
+from protocol.spec.presets import PRESETS
+from protocol.spec.resolve import resolve
+from protocol.spec.run import RunSpec
 from tests.support.reference import chain_step, gradients_of, parameters_of, small_spec, stages_of
 
 SPEC = small_spec()

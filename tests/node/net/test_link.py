@@ -18,7 +18,7 @@ from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.trust.tls import tls_name
 from protocol.types import PROTOCOL_VERSION, DType, Frame, FrameId, FrameKind, PeerId, TensorHeader
-from protocol.wire import convert
+from protocol.wire.convert.frames import frame_id_to_pb
 from protocol.wire.framing import CHUNK_BYTES
 from tests.support.certificates import credentials
 
@@ -192,7 +192,7 @@ BAD_MESSAGES = {
     "unknown kind": pb.LinkMessage(header=pb.FrameHeader(id=pb.FrameId(kind="nonsense"))),
     "oversized": pb.LinkMessage(
         header=pb.FrameHeader(
-            id=convert.frame_id_to_pb(frame(0, 1).id),
+            id=frame_id_to_pb(frame(0, 1).id),
             tensors=[pb.TensorHeader(name="t", dtype="u8", shape=[2**30])],
             nbytes=2**30,
         )

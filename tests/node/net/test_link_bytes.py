@@ -10,7 +10,8 @@ import torch
 from coordinator.placement.cost_model import message_bytes
 from node.net.link import Link, LinkEndpoint, LinkLimits
 from node.net.live_estimates import LEAST_FRAME_BYTES
-from protocol.spec import RunSpec, resolve
+from protocol.spec.resolve import resolve
+from protocol.spec.run import RunSpec
 from protocol.types import DType, Frame, FrameId, FrameKind, PeerId, TensorHeader
 from protocol.wire.activation_codec import WireDType, pack_activation, pack_ids
 from protocol.wire.framing import CHUNK_BYTES

@@ -25,7 +25,7 @@ from protocol.types import (
     PeerId,
     TensorHeader,
 )
-from protocol.wire import convert
+from protocol.wire.convert.measurements import MAX_ESTIMATES, estimates_from_pb, estimates_to_pb
 from protocol.wire.framing import CHUNK_BYTES
 from protocol.wire.link_message import LinkMessage
 from tests.virtual.loop import run as run_virtually
@@ -316,7 +316,7 @@ def test_no_more_peers_are_told_than_a_message_may_name() -> None:
     live = estimates()
     for number in range(200):
         live.echoed(PeerId(f"peer-{number}"), 0.01)
-    assert len(live.now.links) == convert.MAX_ESTIMATES
+    assert len(live.now.links) == MAX_ESTIMATES
     assert live.now.links[-1].peer == "peer-199"
 
 
@@ -341,7 +341,7 @@ def test_the_coordinator_is_never_far_from_what_is_known(calls: list[Any]) -> No
         at += pause
         news = told(live, at)
         if news is not None:
-            assert convert.estimates_from_pb(convert.estimates_to_pb(news)) == news
+            assert estimates_from_pb(estimates_to_pb(news)) == news
             assert at >= before + 5.0
             before = at
     told(live, at + 30.0)

@@ -22,7 +22,7 @@ from protocol.algorithm.digest import CHUNK_BYTES, digest_of, header_of
 from protocol.algorithm.outer_step import anchor_digest, apply_update, tensor_digest
 from protocol.algorithm.topk import SparseTensor
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.wire.payload_codec import decode
 from tests.support.paths import ROOT
 from tests.support.reference import small_spec
@@ -156,7 +156,7 @@ def test_a_proposal_takes_one_copy_of_the_stage_and_little_more() -> None:
         from benchmarks.codec import peak_growth, stage_spec
         from node.model.init import parameter_shapes
         from node.optimizer.outer_stage import OuterStage
-        from protocol.spec import resolve
+        from protocol.spec.resolve import resolve
 
         def propose(spec):
             local = {name: torch.rand(shape) for name, shape in parameter_shapes(spec, 0).items()}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from node.optimizer.schedule import learning_rate
 from protocol.algorithm.microbatch_order import Op, OpKind, most_in_flight, one_forward_one_backward
-from protocol.spec import InnerSpec
+from protocol.spec.sections import InnerSpec
 
 CHAINS = st.tuples(st.integers(1, 6), st.integers(1, 12))
 

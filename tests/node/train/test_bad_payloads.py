@@ -27,7 +27,7 @@ from node.security.identity import Identity, open_identity
 from node.train.outer_exchange import OuterExchange, RoundOutcome
 from node.train.stage_info import Facts
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import resolve
+from protocol.spec.resolve import resolve
 from protocol.trust.envelope import sign_descriptor
 from protocol.types import Capacity, Decision, PayloadDescriptor, PeerId, Plan, Role, StageRange
 from tests.support.certificates import enrolled

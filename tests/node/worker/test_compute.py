@@ -19,7 +19,7 @@ from node.worker.compute import Compute
 from node.worker.trainer import Trainer
 from node.worker.worker import Worker
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import StageRange
 from tests.node.worker.test_trainer import spec_of
 

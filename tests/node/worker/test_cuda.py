@@ -17,7 +17,9 @@ from node.optimizer.outer_stage import OuterStage
 from node.worker.compute import Compute
 from node.worker.trainer import Trainer
 from protocol.algorithm.topk import TensorLayout, sparsify
-from protocol.spec import OuterSpec, RunSpec, resolve
+from protocol.spec.resolve import resolve
+from protocol.spec.run import RunSpec
+from protocol.spec.sections import OuterSpec
 from protocol.types import StageRange
 from protocol.wire.payload_codec import decode
 

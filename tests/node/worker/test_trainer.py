@@ -28,7 +28,8 @@ from node.security.credentials import Credentials
 from node.train.pipeline import Pipeline
 from node.worker.trainer import Trainer
 from node.worker.worker import Worker
-from protocol.spec import RunSpec, resolve
+from protocol.spec.resolve import resolve
+from protocol.spec.run import RunSpec
 from protocol.types import Dialer, Link, Member, PeerId, Plan, Replica, StageRange
 from protocol.wire.framing import frame_limit
 from tests.support.certificates import credentials

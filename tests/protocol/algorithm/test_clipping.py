@@ -26,7 +26,8 @@ from protocol.algorithm.indices import EliasFano
 from protocol.algorithm.outer_step import anchor_digest, apply_update, tensor_digest
 from protocol.algorithm.topk import SparseTensor
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import OuterSpec, RunSpec
+from protocol.spec.run import RunSpec
+from protocol.spec.sections import OuterSpec
 from protocol.trust.envelope import misfit
 from protocol.types import PayloadDescriptor, PeerId
 from protocol.wire.payload_codec import PayloadLayout, decode, encode

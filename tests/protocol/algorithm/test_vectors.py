@@ -13,7 +13,8 @@ from node.model.stage import Stage, next_token_loss
 from protocol.algorithm.outer_step import apply_update
 from protocol.algorithm.subspace import LinkProjection, LinkTransform, Uncompressed, perpendicular_table
 from protocol.algorithm.topk import SparseTensor, TensorLayout, sparsify
-from protocol.spec import OuterSpec, RunSpec
+from protocol.spec.run import RunSpec
+from protocol.spec.sections import OuterSpec
 from tests.support.reference import (
     assert_close,
     chain_step,

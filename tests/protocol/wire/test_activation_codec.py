@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import LinkSpec
+from protocol.spec.sections import LinkSpec
 from protocol.types import DType, TensorHeader
 from protocol.wire.activation_codec import WireDType, pack_activation, pack_ids, unpack_activation, unpack_ids
 

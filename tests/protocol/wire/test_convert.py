@@ -38,7 +38,43 @@ from protocol.types import (
     StageRange,
     TensorHeader,
 )
-from protocol.wire import convert
+from protocol.wire.convert.fields import banned_from_pb
+from protocol.wire.convert.frames import (
+    frame_header_from_pb,
+    frame_header_to_pb,
+    frame_id_from_pb,
+    frame_id_to_pb,
+    tensor_header_from_pb,
+    tensor_header_to_pb,
+)
+from protocol.wire.convert.measurements import (
+    capacity_from_pb,
+    capacity_to_pb,
+    estimates_from_pb,
+    estimates_to_pb,
+)
+from protocol.wire.convert.payloads import (
+    decision_from_pb,
+    decision_to_pb,
+    descriptor_from_pb,
+    descriptor_to_pb,
+    group_from_pb,
+    group_to_pb,
+    rejection_to_pb,
+    rejections_from_pb,
+)
+from protocol.wire.convert.plans import (
+    link_from_pb,
+    link_to_pb,
+    member_from_pb,
+    peer_record_from_pb,
+    peer_record_to_pb,
+    plan_from_pb,
+    plan_to_pb,
+    replica_from_pb,
+    stage_range_from_pb,
+    stage_range_to_pb,
+)
 from protocol.wire.rpc_errors import abort_with, error_from_rpc
 
 words = st.text(st.characters(codec="utf-8").filter(str.isprintable), min_size=1, max_size=20)
@@ -113,25 +149,25 @@ def decisions(draw: st.DrawFn) -> Decision:
 @pytest.mark.parametrize(
     ("values", "to_pb", "from_pb"),
     [
-        (stage_ranges, convert.stage_range_to_pb, convert.stage_range_from_pb),
-        (capacities, convert.capacity_to_pb, convert.capacity_from_pb),
-        (records, convert.peer_record_to_pb, convert.peer_record_from_pb),
-        (links, convert.link_to_pb, convert.link_from_pb),
-        (plans(), convert.plan_to_pb, convert.plan_from_pb),
+        (stage_ranges, stage_range_to_pb, stage_range_from_pb),
+        (capacities, capacity_to_pb, capacity_from_pb),
+        (records, peer_record_to_pb, peer_record_from_pb),
+        (links, link_to_pb, link_from_pb),
+        (plans(), plan_to_pb, plan_from_pb),
         (
             descriptor_lists(1).map(lambda d: d[0]),
-            convert.descriptor_to_pb,
-            convert.descriptor_from_pb,
+            descriptor_to_pb,
+            descriptor_from_pb,
         ),
-        (st.builds(ExchangeGroup, words, descriptor_lists()), convert.group_to_pb, convert.group_from_pb),
-        (decisions(), convert.decision_to_pb, convert.decision_from_pb),
+        (st.builds(ExchangeGroup, words, descriptor_lists()), group_to_pb, group_from_pb),
+        (decisions(), decision_to_pb, decision_from_pb),
         (
             descriptor_lists(1).map(lambda found: Rejection(found[0], "not finite")),
-            convert.rejection_to_pb,
-            lambda message: convert.rejections_from_pb([message])[0],
+            rejection_to_pb,
+            lambda message: rejections_from_pb([message])[0],
         ),
-        (frame_ids, convert.frame_id_to_pb, convert.frame_id_from_pb),
-        (headers, convert.tensor_header_to_pb, convert.tensor_header_from_pb),
+        (frame_ids, frame_id_to_pb, frame_id_from_pb),
+        (headers, tensor_header_to_pb, tensor_header_from_pb),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -151,26 +187,26 @@ def test_a_record_survives_the_wire(
 def test_a_frame_header_survives_the_wire(id: FrameId, tensors: tuple[TensorHeader, ...]) -> None:
     total = sum(tensor.nbytes for tensor in tensors)
     if total < 2**64:
-        header = convert.frame_header_to_pb(id, tensors)
-        assert convert.frame_header_from_pb(header) == (id, tensors, total)
+        header = frame_header_to_pb(id, tensors)
+        assert frame_header_from_pb(header) == (id, tensors, total)
 
 
 CONVERTERS: dict[Any, Callable[[Any], Any]] = {
-    pb.StageRange: convert.stage_range_from_pb,
-    pb.Capacity: convert.capacity_from_pb,
-    pb.PeerRecord: convert.peer_record_from_pb,
-    pb.Member: convert.member_from_pb,
-    pb.Link: convert.link_from_pb,
-    pb.Replica: convert.replica_from_pb,
-    pb.Plan: convert.plan_from_pb,
-    pb.PayloadDescriptor: convert.descriptor_from_pb,
-    pb.MatchReply: convert.group_from_pb,
-    pb.DecisionReply: convert.decision_from_pb,
-    pb.Rejection: lambda message: convert.rejections_from_pb([message]),
-    pb.PlanUpdate: lambda message: convert.banned_from_pb(message.banned),
-    pb.FrameId: convert.frame_id_from_pb,
-    pb.TensorHeader: convert.tensor_header_from_pb,
-    pb.FrameHeader: convert.frame_header_from_pb,
+    pb.StageRange: stage_range_from_pb,
+    pb.Capacity: capacity_from_pb,
+    pb.PeerRecord: peer_record_from_pb,
+    pb.Member: member_from_pb,
+    pb.Link: link_from_pb,
+    pb.Replica: replica_from_pb,
+    pb.Plan: plan_from_pb,
+    pb.PayloadDescriptor: descriptor_from_pb,
+    pb.MatchReply: group_from_pb,
+    pb.DecisionReply: decision_from_pb,
+    pb.Rejection: lambda message: rejections_from_pb([message]),
+    pb.PlanUpdate: lambda message: banned_from_pb(message.banned),
+    pb.FrameId: frame_id_from_pb,
+    pb.TensorHeader: tensor_header_from_pb,
+    pb.FrameHeader: frame_header_from_pb,
 }
 FRAME_PARTS = (pb.FrameId, pb.TensorHeader, pb.FrameHeader)
 
@@ -261,12 +297,12 @@ DESCRIPTOR = PayloadDescriptor("run", 1, 2, PeerId("a"), "anchor", "codec", 1.0,
     ],
 )
 def test_a_bad_field_of_a_payload_is_refused(changes: dict[str, Any]) -> None:
-    message = convert.descriptor_to_pb(DESCRIPTOR)
-    convert.descriptor_from_pb(message)
+    message = descriptor_to_pb(DESCRIPTOR)
+    descriptor_from_pb(message)
     for name, value in changes.items():
         setattr(message, name, value)
     with pytest.raises(HetnodeError):
-        convert.descriptor_from_pb(message)
+        descriptor_from_pb(message)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +317,7 @@ def test_a_bad_field_of_a_payload_is_refused(changes: dict[str, Any]) -> None:
 )
 def test_a_bad_tensor_header_is_a_corrupt_frame(header: pb.TensorHeader) -> None:
     with pytest.raises(HetnodeError) as error:
-        convert.tensor_header_from_pb(header)
+        tensor_header_from_pb(header)
     assert error.value.code is ErrorCode.FRAME_CORRUPT
 
 
@@ -297,7 +333,7 @@ def plan_of(*members: tuple[str, int, int]) -> pb.Plan:
 
 def test_a_plan_with_gaps_repetitions_or_nothing_in_it_is_refused() -> None:
     good = plan_of(("a", 0, 1), ("b", 1, 3))
-    convert.plan_from_pb(good)
+    plan_from_pb(good)
     other_shape = pb.Plan()
     other_shape.CopyFrom(good)
     other_shape.replicas.append(
@@ -314,7 +350,7 @@ def test_a_plan_with_gaps_repetitions_or_nothing_in_it_is_refused() -> None:
         other_shape,
     ):
         with pytest.raises(HetnodeError):
-            convert.plan_from_pb(bad)
+            plan_from_pb(bad)
 
 
 def test_a_manifest_out_of_canonical_order_is_refused() -> None:
@@ -328,7 +364,7 @@ def test_a_manifest_out_of_canonical_order_is_refused() -> None:
         for o in ("a", "b")
     ]
     good = pb.DecisionReply(stage=1, round=2, committed=True, entries=entries)
-    convert.decision_from_pb(good)
+    decision_from_pb(good)
     for bad in (
         pb.DecisionReply(stage=1, round=2, committed=True, entries=entries[::-1]),
         pb.DecisionReply(stage=1, round=2, committed=True, entries=[entries[0]] * 2),
@@ -340,7 +376,7 @@ def test_a_manifest_out_of_canonical_order_is_refused() -> None:
         ),
     ):
         with pytest.raises(HetnodeError):
-            convert.decision_from_pb(bad)
+            decision_from_pb(bad)
 
 
 SENTENCES = ["", "plain.", "100 % of größe\nnext line 😀", "x" * 5000]
@@ -382,21 +418,21 @@ async def test_a_failure_of_grpc_itself_is_no_hetnode_error() -> None:
 @pytest.mark.parametrize("value", [1e-320, 0.5, -1.0, math.inf, math.nan, 1e300])
 def test_a_speed_that_nobody_has_is_refused(value: float) -> None:
     with pytest.raises(HetnodeError):
-        convert.capacity_from_pb(pb.Capacity(device="cpu", flops=value))
+        capacity_from_pb(pb.Capacity(device="cpu", flops=value))
     with pytest.raises(HetnodeError):
-        convert.estimates_from_pb(pb.Estimates(capacity=pb.Capacity(uplink=value)))
+        estimates_from_pb(pb.Estimates(capacity=pb.Capacity(uplink=value)))
 
 
 @pytest.mark.parametrize("value", [1e-320, 1e7, -1.0, math.nan])
 def test_a_duration_that_nothing_takes_is_refused(value: float) -> None:
     with pytest.raises(HetnodeError):
-        convert.estimates_from_pb(pb.Estimates(microbatch_seconds=value))
+        estimates_from_pb(pb.Estimates(microbatch_seconds=value))
     with pytest.raises(HetnodeError):
-        convert.capacity_from_pb(pb.Capacity(round_trip=value))
+        capacity_from_pb(pb.Capacity(round_trip=value))
 
 
 def test_what_a_receiver_would_refuse_is_told_as_not_measured() -> None:
     link = LinkEstimate(PeerId("peer1"), 1e-12, 0.3, math.inf)
     odd = Estimates(Capacity("cpu", 1, 1, 1e-9, math.nan, 1e30, 1e9), 1e-12, (link,))
-    received = convert.estimates_from_pb(convert.estimates_to_pb(odd))
+    received = estimates_from_pb(estimates_to_pb(odd))
     assert received == Estimates(Capacity("cpu", 1, 1), 0.0, (LinkEstimate(link.peer, 0.0, 0.0, 0.0),))

@@ -16,9 +16,10 @@ from node.model.init import parameter_shapes
 from protocol.algorithm.quantizers import MAGNITUDES
 from protocol.algorithm.topk import SparseTensor, TensorLayout, sparsify
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import OuterSpec, resolve
+from protocol.spec.resolve import resolve
+from protocol.spec.sections import OuterSpec
 from protocol.types import PayloadDescriptor, PeerId
-from protocol.wire.convert import descriptor_to_pb
+from protocol.wire.convert.payloads import descriptor_to_pb
 from protocol.wire.payload_codec import PayloadLayout, decode, encode
 
 OUTERS = st.builds(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from protocol.pb import hetnode_pb2 as pb
 from protocol.types import PROTOCOL_VERSION
-from protocol.wire import convert
+from protocol.wire.convert.payloads import descriptor_to_pb
 from tests.builders import Keyed, keyed, spec_of
 from tests.support.coordinator_process import Running, channel_to, running
 
@@ -88,7 +88,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 
 def valid(method: str, spec: Any) -> bytes:
     """A message that the call takes, as far as there is one, from which damage starts."""
-    descriptor = convert.descriptor_to_pb(A.payload(spec, 0, 1))
+    descriptor = descriptor_to_pb(A.payload(spec, 0, 1))
     message: Any = {
         "Match": pb.MatchRequest(peer=A.peer, descriptor=descriptor),
         "Report": pb.ReportRequest(

@@ -1,0 +1,77 @@
+"""The one place where a run specification is built: a preset, a TOML run file and overrides."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec.presets import PRESETS
+from protocol.spec.run import RunSpec, invalid_spec
+from protocol.spec.sections import Section
+
+
+def resolve(
+    preset: str | None = None,
+    file: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> RunSpec:
+    """Build the spec of a run: preset, then the TOML run file, then overrides; later ones win field by field.
+
+    Args:
+        preset: a name in PRESETS; None takes the file's ``preset``, or "tiny".
+        file: TOML with the same sections as RunSpec.
+        overrides: dotted keys, such as ``{"link.k": 8, "rounds": 5}``; None values are skipped.
+
+    Raises:
+        HetnodeError: UNKNOWN_PRESET, or BAD_SPEC with every offending field named.
+    """
+    from_file = _read_toml(file) if file is not None else {}
+    named_in_file = from_file.pop("preset", None)
+    name = preset or named_in_file or "tiny"
+    if not isinstance(name, str) or name not in PRESETS:
+        raise HetnodeError(
+            ErrorCode.UNKNOWN_PRESET,
+            f"There is no preset '{name}'.",
+            f"Use one of: {', '.join(sorted(PRESETS))}.",
+        )
+    tree = _merge(_merge({"preset": name}, PRESETS[name]), from_file)
+    for key, value in (overrides or {}).items():
+        if value is not None:
+            *path, leaf = key.split(".")
+            branch: dict[str, Any] = {leaf: value}
+            for part in reversed(path):
+                branch = {part: branch}
+            tree = _merge(tree, branch)
+    try:
+        return RunSpec.model_validate(tree)
+    except ValidationError as error:
+        raise invalid_spec(error) from None
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        tree = tomllib.loads(file.read_text(encoding="utf-8"))
+        for name, field in RunSpec.model_fields.items():
+            if isinstance(field.default, Section) and not isinstance(tree.get(name, {}), dict):
+                raise ValueError(f"'{name}' must be a section, [{name}]")
+        return tree
+    except (OSError, ValueError) as error:
+        raise HetnodeError(
+            ErrorCode.BAD_SPEC,
+            f"The run file {file} cannot be read: {error}.",
+            "Give a TOML file with the sections that 'hetnode spec show' prints.",
+        ) from None
+
+
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        both = isinstance(value, Mapping) and isinstance(below, Mapping)
+        merged[key] = _merge(below, value) if both else value  # type: ignore[arg-type]
+    return merged

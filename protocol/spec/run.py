@@ -1,0 +1,156 @@
+"""The run specification: everything that all peers of a run must agree on, and its hash.
+
+What a single node may choose for itself (device, folder, address) is not part of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any
+
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
+
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec.sections import (
+    DataSpec,
+    GroupingSpec,
+    InnerSpec,
+    LinkSpec,
+    ModelSpec,
+    OuterSpec,
+    RecoverySpec,
+    Section,
+    SwarmSpec,
+    TimingSpec,
+)
+from protocol.types import PROTOCOL_VERSION, Replica
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class RunSpec(Section):
+    """The whole specification of a run. Frozen; equal hash means equal in every field."""
+
+    protocol_version: int = PROTOCOL_VERSION
+    preset: str = "tiny"
+    seed: int = Field(0, ge=0, lt=2**63)
+    rounds: int = Field(30, ge=1, le=10_000_000)
+    initial: tuple[Digest, ...] | None = Field(
+        None, max_length=512, description="of each stage before round 1, where it is not drawn from the seed"
+    )
+    model: ModelSpec = ModelSpec()
+    data: DataSpec = DataSpec()
+    inner: InnerSpec = InnerSpec()
+    outer: OuterSpec = OuterSpec()
+    link: LinkSpec = LinkSpec()
+    swarm: SwarmSpec = SwarmSpec()
+    grouping: GroupingSpec = GroupingSpec()
+    timing: TimingSpec = TimingSpec()
+    recovery: RecoverySpec = RecoverySpec()
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> RunSpec:
+        if self.link.k > self.model.width:
+            raise ValueError(f"link.k {self.link.k} exceeds model.width {self.model.width} (k must be <= d)")
+        if self.link.most_k > self.model.width:
+            raise ValueError(f"link.most_k {self.link.most_k} exceeds model.width {self.model.width}")
+        if self.outer.overlap >= self.inner.steps:
+            raise ValueError(
+                f"outer.overlap {self.outer.overlap} must be below inner.steps {self.inner.steps}: a round's "
+                "update is applied before the next payloads are made"
+            )
+        if self.swarm.stages > self.model.layers:
+            raise ValueError(
+                f"swarm.stages {self.swarm.stages} exceeds model.layers {self.model.layers}: "
+                "every stage needs at least one layer"
+            )
+        if self.initial is not None and len(self.initial) != self.swarm.stages:
+            raise ValueError(
+                f"initial has the digests of {len(self.initial)} stages, and swarm.stages is "
+                f"{self.swarm.stages}: import the model for that many"
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_initial_where_none_is_given(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        tree: dict[str, Any] = handler(self)
+        if tree.get("initial") is None:
+            tree.pop("initial", None)
+        return tree
+
+    @property
+    def canonical_json(self) -> str:
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+
+    @property
+    def toml(self) -> str:
+        """The spec as a run file; ``resolve(file=...)`` gives an equal spec again."""
+        tree = self.model_dump(mode="json")
+        # JSON's scalars and arrays are TOML's as well, and a spec holds nothing else in its sections.
+        lines = [f"{key} = {json.dumps(value)}" for key, value in tree.items() if not isinstance(value, dict)]
+        for section, fields in tree.items():
+            if isinstance(fields, dict):
+                lines += ["", f"[{section}]"]
+                lines += [f"{key} = {json.dumps(value)}" for key, value in fields.items()]
+        return "\n".join(lines) + "\n"
+
+    @property
+    def hash(self) -> str:
+        """sha-256 (hex) of the canonical JSON."""
+        return hashlib.sha256(self.canonical_json.encode()).hexdigest()
+
+    @property
+    def run_id(self) -> str:
+        """Short name of the run, used in DHT keys, folders and frames."""
+        return f"{self.preset}-{self.hash[:12]}"
+
+    @property
+    def total_steps(self) -> int:
+        """Inner steps of the whole run; the learning-rate schedule ends here."""
+        return self.rounds * self.inner.steps
+
+    def microbatches_of(self, replica: Replica) -> int:
+        """Microbatches of `replica` in one inner step."""
+        return replica.microbatches or self.inner.microbatches
+
+    def samples_per_round(self, microbatches: int = 0) -> int:
+        """Samples in one round of a replica with so many microbatches in an inner step; 0: as usual."""
+        return self.inner.steps * (microbatches or self.inner.microbatches) * self.inner.microbatch_size
+
+    def layers_of(self, stage: int) -> range:
+        """Layers of `stage`. The first ``layers % stages`` stages hold one layer more."""
+        if not 0 <= stage < self.swarm.stages:
+            raise ValueError(f"stage {stage} is outside 0..{self.swarm.stages - 1}")
+        size, extra = divmod(self.model.layers, self.swarm.stages)
+        first = stage * size + min(stage, extra)
+        return range(first, first + size + (stage < extra))
+
+    @classmethod
+    def from_json(cls, text: str) -> RunSpec:
+        """Parse a spec received from the coordinator or read from a run folder. Raises BAD_SPEC."""
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise invalid_spec(error) from None
+
+
+def invalid_spec(error: ValidationError) -> HetnodeError:
+    """BAD_SPEC with every offending field named."""
+    problems = []
+    for item in error.errors(include_url=False, include_input=True):
+        where = ".".join(map(str, item["loc"])) or "spec"
+        message = str(item["msg"]).removeprefix("Value error, ")
+        shown = "" if item["type"] == "value_error" else f" (got {item['input']!r:.80})"
+        problems.append(f"{where}: {message}{shown}")
+    return HetnodeError(
+        ErrorCode.BAD_SPEC,
+        f"The run specification is not valid: {'; '.join(problems)}.",
+        "Change the option or the run file; 'hetnode spec show PRESET' prints a valid one.",
+    )

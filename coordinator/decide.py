@@ -12,7 +12,7 @@ from typing import assert_never
 from coordinator.membership.invites import create, enroll, permitted_role, revoke
 from coordinator.membership.validation import bad_request, check_welcome, live_peer
 from coordinator.placement.initial_placement import group, measuring, missing, needed
-from coordinator.placement.vacancies import Vacancies, give_places
+from coordinator.placement.vacancies import Vacancies, reserve_assignments
 from coordinator.rounds.attestation import attest, has_attested_last, unattested, unconfirmed
 from coordinator.rounds.rounds import advance, offer, report, resume, withhold
 from coordinator.state.apply import Transaction
@@ -188,12 +188,14 @@ def _join(transaction: Transaction, spec: RunSpec, command: Join, now: float) ->
         transaction.add(PeerLost(now, command.peer, silent))
     if transaction.state.phase is Phase.GATHERING:
         _require_room(transaction.state, spec, command)
-    kept = transaction.state.places.get(command.peer)
+    kept = transaction.state.reservations.get(command.peer)
     transaction.add(PeerJoined(now, command.peer, command.role, command.capacity, command.endpoint))
     if transaction.state.phase is Phase.GATHERING:
         _begin(transaction, spec, now)
     else:
-        place = Vacancies(transaction.state, spec).place_for(transaction.state.peers[command.peer], kept)
+        place = Vacancies(transaction.state, spec).reservation_for(
+            transaction.state.peers[command.peer], kept
+        )
         if place is not None:
             transaction.add(PlaceGiven(now, place))
     _membership_changed(transaction, spec, now)
@@ -207,7 +209,7 @@ def _begin(transaction: Transaction, spec: RunSpec, now: float) -> None:
     plan = group(staying, spec, 1, 1, 0, estimates)
     if isinstance(plan, Plan):
         transaction.add(PlanAdopted(now, plan))
-        give_places(transaction, spec, now)
+        reserve_assignments(transaction, spec, now)
 
 
 def _measured(transaction: Transaction, peer: PeerId, estimates: Estimates, now: float) -> None:
@@ -339,7 +341,7 @@ def _tick(transaction: Transaction, spec: RunSpec, now: float) -> None:
 def _membership_changed(transaction: Transaction, spec: RunSpec, now: float) -> None:
     """A place may have opened, for which a spare waits."""
     if transaction.state.phase is Phase.TRAINING:
-        give_places(transaction, spec, now)
+        reserve_assignments(transaction, spec, now)
     _advance_all(transaction, spec, now)
 
 

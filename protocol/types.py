@@ -167,7 +167,7 @@ class Replica:
 
 @dataclass(frozen=True)
 class ReservedAssignment:
-    """The place that the coordinator keeps for `peer` in a later plan.
+    """The position in a replica that the coordinator reserves for `peer` in a later plan.
 
     Until that plan runs, the peer follows the rounds of `stages` and contributes nothing.
     """
@@ -176,6 +176,11 @@ class ReservedAssignment:
     replica: int
     position: int
     stages: StageRange
+
+    @property
+    def slot(self) -> tuple[int, int]:
+        """Replica and position."""
+        return self.replica, self.position
 
 
 @dataclass(frozen=True)

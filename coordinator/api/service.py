@@ -169,7 +169,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 sentence(state, self._spec) if state.phase is Phase.FINISHED else waiting(state, self._spec)
             )
             followers = [
-                place for peer, place in state.places.items() if state.peers[peer].lifecycle in _FOLLOWING
+                place
+                for peer, place in state.reservations.items()
+                if state.peers[peer].lifecycle in _FOLLOWING
             ]
             messages = tuple(map(place_to_pb, sorted(followers, key=lambda place: place.peer)))
             self._news = _News(state, waits, messages, tuple(sorted(state.kept_out)))
@@ -341,7 +343,10 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     def _peer_status(self, peer: Peer) -> pb.PeerStatus:
         state = self._command_loop.state
         pulse = state.pulses[peer.peer]
-        assignment, place = state.assignment(peer.peer, state.current_round), state.places.get(peer.peer)
+        assignment, place = (
+            state.assignment(peer.peer, state.current_round),
+            state.reservations.get(peer.peer),
+        )
         lifecycle, where = peer.lifecycle, "" if assignment is None else str(assignment)
         if lifecycle is Lifecycle.SYNCING and place is not None:
             where = f"replica-{place.replica}, {stages_of(place)}"

@@ -106,7 +106,7 @@ class Tuner:
             Member(peer.peer, place.stages, peer.endpoint)
             for peer in sorted(self._state.staying, key=lambda each: each.peer)
             if peer.role is Role.STAGE and peer.peer not in seated
-            for place in [self._state.places.get(peer.peer)]
+            for place in [self._state.reservations.get(peer.peer)]
             if place is not None
             and self._is_measured(peer.peer)
             and is_synced(self._state, place, self._from_round)

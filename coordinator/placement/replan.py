@@ -99,14 +99,14 @@ def _run_view(state: State, with_draining: bool) -> dict[int, Replica]:
 def _choose(state: State, spec: RunSpec, from_round: int, lenient: bool) -> _Chosen:
     run_view = _run_view(state, with_draining=False)
     held = {
-        (place.replica, place.position): place
-        for place in state.places.values()
+        place.slot: place
+        for place in state.reservations.values()
         if place.replica not in run_view and _is_ready(state, place, from_round, lenient)
     }
     # Who has trained before comes first, and takes its spares from those that come after it.
     waiting = sorted(
-        {place.replica for place in state.places.values()} - run_view.keys(),
-        key=lambda index: (index not in state.seated, index),
+        {place.replica for place in state.reservations.values()} - run_view.keys(),
+        key=lambda index: (index not in state.assigned_replicas, index),
     )
     complete = complete_chains(state, spec)
     chains: dict[int, Chain] = {}
@@ -117,7 +117,7 @@ def _choose(state: State, spec: RunSpec, from_round: int, lenient: bool) -> _Cho
         spares = [place for place in held.values() if place.replica in later]
         spares.sort(key=lambda place: (place.replica in complete, -later[place.replica], place.position))
         chain = _filled(state, spec, index, held, spares)
-        needs_no_spares = lenient or index in state.seated
+        needs_no_spares = lenient or index in state.assigned_replicas
         if chain is None or not (needs_no_spares or _leaves_spares(state, spec, run_view, chains, chain)):
             continue
         chains[index] = chain
@@ -208,7 +208,7 @@ def _reasons(state: State, chosen: _Chosen, from_round: int) -> list[str]:
         if former and stand_ins and not members.isdisjoint(place.peer for place in chain):
             doing = "goes on"
         else:
-            doing = "returns" if index in state.seated else "joins"
+            doing = "returns" if index in state.assigned_replicas else "joins"
         changes.append(f"replica-{index} {doing}{with_whom}")
     reasons = [listed(changes)] if changes else []
     dropped = [each for each in newest.replicas if each.index not in {*chosen.run_view, *chosen.chains}]
@@ -219,10 +219,10 @@ def _reasons(state: State, chosen: _Chosen, from_round: int) -> list[str]:
 
 def _stand_ins(state: State, chain: Chain, from_round: int) -> list[str]:
     """Such as "..ab for ..cd (stage 1), which is gone"."""
-    holders = {(place.replica, place.position): place.peer for place in state.places.values()}
+    holders = {place.slot: place.peer for place in state.reservations.values()}
     found = []
     for place in chain:
-        holder = holders.get((place.replica, place.position))
+        holder = holders.get(place.slot)
         if holder == place.peer:
             continue
         instead = "nobody" if holder is None else short(holder)
@@ -259,7 +259,7 @@ def _by_cause(state: State, dropped: Sequence[Replica]) -> dict[str, list[str]]:
 def complete_chains(state: State, spec: RunSpec) -> dict[int, list[ReservedAssignment]]:
     """By index the replicas whose places cover all stages with peers that stay, in order of position."""
     chains: dict[int, list[ReservedAssignment]] = {}
-    for place in state.places.values():
+    for place in state.reservations.values():
         if state.peers[place.peer].is_staying:
             chains.setdefault(place.replica, []).append(place)
     complete = {}
@@ -273,7 +273,7 @@ def complete_chains(state: State, spec: RunSpec) -> dict[int, list[ReservedAssig
 def shortages(state: State, spec: RunSpec, from_round: int) -> dict[int, str]:
     """What keeps replicas (by index) from training from `from_round` on, such as "replica-1 has lost Qm"."""
     chains: dict[int, dict[int, ReservedAssignment]] = {}
-    for place in state.places.values():
+    for place in state.reservations.values():
         chains.setdefault(place.replica, {})[place.position] = place
     found = {}
     for index, chain in sorted(chains.items()):

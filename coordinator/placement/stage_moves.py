@@ -30,20 +30,24 @@ def move_spares(transaction: Transaction, spec: RunSpec, now: float) -> None:
     last; then those of a later pipeline that has stood still for as many rounds.
     """
     state, vacancies = transaction.state, Vacancies(transaction.state, spec)
-    holes = [each for each in vacancies.vacant if each.replica in state.seated and _is_pipeline(state, each)]
+    holes = [
+        each
+        for each in vacancies.vacant
+        if each.replica in state.assigned_replicas and _is_pipeline(state, each)
+    ]
     if not holes:
         return
-    idle = [(peer, state.places[peer.peer]) for peer in state.staying if _is_idle(state, peer)]
+    idle = [(peer, state.reservations[peer.peer]) for peer in state.staying if _is_idle(state, peer)]
     spares, wanted = Counter(place.stages for _, place in idle), Counter(hole.stages for hole in holes)
     hosts = _hosts(state)
     lost_in = _last_losses(state, holes)
     movable = [(peer, place) for peer, place in idle if _has_settled(state, spec, place, lost_in)]
-    movable.sort(key=lambda each: (each[1].replica in state.seated, -each[0].arrival))
+    movable.sort(key=lambda each: (each[1].replica in state.assigned_replicas, -each[0].arrival))
     for hole in holes:
         if spares[hole.stages] >= wanted[hole.stages] or not all(hosts[stage] for stage in hole.stages):
             continue
         for peer, place in movable:
-            has_trained = place.replica in state.seated
+            has_trained = place.replica in state.assigned_replicas
             if has_trained and place.replica <= hole.replica:
                 continue
             is_spared = spares[place.stages] > wanted[place.stages]
@@ -75,7 +79,9 @@ def complete_a_pipeline(transaction: Transaction, spec: RunSpec, now: float) -> 
     if not all(lacking.values()):
         return
     pipelines = [replica for replica in lacking if len(state.layout(replica)) > 1]
-    pipelines.sort(key=lambda replica: (len(lacking[replica]), replica not in state.seated, replica))
+    pipelines.sort(
+        key=lambda replica: (len(lacking[replica]), replica not in state.assigned_replicas, replica)
+    )
     ways = [_filling(state, spec, lacking[replica]) for replica in pipelines[:_MOST_TRIED]]
     possible = [places for places in ways if places is not None]
     for place in min(possible, key=lambda places: _moves(state, places), default=[]):
@@ -93,9 +99,15 @@ def _filling(state: State, spec: RunSpec, holes: Sequence[Vacancy]) -> list[Rese
     for hole in holes:
         vacancies, hosts = Vacancies(trial.state, spec), _hosts(trial.state)
         others = [
-            (place.stages != hole.stages, place.replica in state.seated, -peer.arrival, peer, place)
+            (
+                place.stages != hole.stages,
+                place.replica in state.assigned_replicas,
+                -peer.arrival,
+                peer,
+                place,
+            )
             for peer in state.staying
-            for place in [trial.state.places.get(peer.peer)]
+            for place in [trial.state.reservations.get(peer.peer)]
             if place is not None and peer.role is Role.STAGE and place.replica != hole.replica
         ]
         others.sort(key=lambda each: each[:3])
@@ -116,7 +128,7 @@ def _filling(state: State, spec: RunSpec, holes: Sequence[Vacancy]) -> list[Rese
 
 def _moves(state: State, places: Sequence[ReservedAssignment]) -> int:
     """How many of those who get `places` have other stages now."""
-    return sum(place.stages != state.places[place.peer].stages for place in places)
+    return sum(place.stages != state.reservations[place.peer].stages for place in places)
 
 
 def _is_pipeline(state: State, vacancy: Vacancy) -> bool:
@@ -127,19 +139,19 @@ def _is_idle(state: State, peer: Peer) -> bool:
     """Whether `peer` is a stage peer with a place that the newest plan does not need."""
     seated = peer.peer in state.assignments[state.plans[-1].epoch]
     rests = peer_rests_until(state, peer.peer) > state.current_round
-    return peer.role is Role.STAGE and peer.peer in state.places and not seated and not rests
+    return peer.role is Role.STAGE and peer.peer in state.reservations and not seated and not rests
 
 
 def _hosts(state: State) -> Counter[int]:
     """How many live peers have the state of each stage."""
-    return Counter(stage for peer in state.places for stage in _held(state, peer))
+    return Counter(stage for peer in state.reservations for stage in _held(state, peer))
 
 
 def _held(state: State, peer: PeerId) -> set[int]:
     """The stages of whose state `peer` has some round. Before the first decision everybody has them all."""
     if not state.peers[peer].is_live:
         return set()
-    place = state.places[peer]
+    place = state.reservations[peer]
     if state.rounds_decided == 0:
         return set(range(state.stages))
     return {stage for stage in place.stages if stage in state.synced.get(peer, {})}
@@ -156,8 +168,8 @@ def _last_losses(state: State, holes: list[Vacancy]) -> dict[int, int]:
     """By replica that lacks members: the round in which it lost the last one."""
     missing = {hole.where for hole in holes}
     found = {hole.replica: 0 for hole in holes}
-    for place in state.places.values():
-        if (place.replica, place.position) in missing:
+    for place in state.reservations.values():
+        if place.slot in missing:
             lost_in = state.lapses.get(place.peer, (0, 0))[1]
             found[place.replica] = max(found[place.replica], lost_in)
     return found
@@ -168,4 +180,7 @@ def _has_settled(state: State, spec: RunSpec, place: ReservedAssignment, lost_in
     settled = state.current_round - spec.grouping.settle_rounds
     if state.moved.get(place.peer, settled) > settled:
         return False
-    return place.replica not in state.seated or lost_in.get(place.replica, state.current_round) <= settled
+    return (
+        place.replica not in state.assigned_replicas
+        or lost_in.get(place.replica, state.current_round) <= settled
+    )

@@ -38,14 +38,14 @@ class Vacancy:
         return ReservedAssignment(peer, self.replica, self.position, self.stages)
 
 
-def give_places(transaction: Transaction, spec: RunSpec, now: float) -> None:
+def reserve_assignments(transaction: Transaction, spec: RunSpec, now: float) -> None:
     """Give every live peer without a place one that fits it, the earliest first. The others stay spares."""
     spares = [each for each in transaction.state.peers.values() if is_spare(transaction.state, each)]
     if not spares:
         return
     vacancies = Vacancies(transaction.state, spec)
     for peer in sorted(spares, key=lambda each: each.arrival):
-        place = vacancies.place_for(peer)
+        place = vacancies.reservation_for(peer)
         if place is not None:
             transaction.add(PlaceGiven(now, place))
             vacancies.give(place)
@@ -53,7 +53,7 @@ def give_places(transaction: Transaction, spec: RunSpec, now: float) -> None:
 
 def is_spare(state: State, peer: Peer) -> bool:
     """Whether `peer` waits until a place for it opens."""
-    return peer.is_staying and peer.peer not in state.places
+    return peer.is_staying and peer.peer not in state.reservations
 
 
 class Vacancies:
@@ -66,7 +66,7 @@ class Vacancies:
     def __init__(self, state: State, spec: RunSpec) -> None:
         self._state, self._spec = state, spec
         self._layouts = dict(state.layouts)
-        self._holders = {(place.replica, place.position): place.peer for place in state.places.values()}
+        self._holders = {place.slot: place.peer for place in state.reservations.values()}
         open_places = [
             Vacancy(replica, position, stages, is_left)
             for replica, layout in self._layouts.items()
@@ -84,7 +84,9 @@ class Vacancies:
             return () if holder.finished else (False,)
         return () if holder.is_staying else (True,)
 
-    def place_for(self, peer: Peer, former: ReservedAssignment | None = None) -> ReservedAssignment | None:
+    def reservation_for(
+        self, peer: Peer, former: ReservedAssignment | None = None
+    ) -> ReservedAssignment | None:
         """The place for `peer`, which has none; None where it fits nowhere.
 
         Its `former` one if that is still free, whatever its memory is by now. Else the lowest vacant one of
@@ -103,7 +105,7 @@ class Vacancies:
             left = len(self._layouts[each.replica]) - each.position
             if has_room(each.stages, left) and self.can_connect(each, peer):
                 return each.given_to(peer.peer)
-        seated = self._state.seated
+        seated = self._state.assigned_replicas
         unseated = {each.replica for each in vacant} - seated
         if not is_whole and len(unseated) > sum(len(self._layouts[index]) > 1 for index in seated):
             return None
@@ -119,7 +121,7 @@ class Vacancies:
 
     def give(self, place: ReservedAssignment) -> None:
         """`place` is its peer's from now on."""
-        where = (place.replica, place.position)
+        where = place.slot
         vacant = [each for each in self.vacant if each.where != where]
         if place.replica not in self._layouts:
             layout = self._founded_by(self._state.peers[place.peer], place.replica)

@@ -138,7 +138,7 @@ def locate(state: State, spec: RunSpec, stage: int, part: Part) -> tuple[StateRe
 
 def has_attested_last(state: State, spec: RunSpec, peer: PeerId) -> bool:
     """Whether the work of `peer` is done: it has attested rightly all that it hosts after the last round."""
-    place, assignment = state.places.get(peer), state.assignment(peer, spec.rounds)
+    place, assignment = state.reservations.get(peer), state.assignment(peer, spec.rounds)
     # The place of a member that drains may be somebody else's already.
     holder = place or (assignment.member if assignment else None)
     rounds = state.synced.get(peer, {})
@@ -170,7 +170,7 @@ def unattested(state: State, spec: RunSpec) -> list[int]:
 
 def _holds(state: State, peer: PeerId, stage: int, round_number: int, part: str) -> bool:
     """By its place, or by a seat that it had."""
-    assignment, place = state.assignment(peer, round_number), state.places.get(peer)
+    assignment, place = state.assignment(peer, round_number), state.reservations.get(peer)
     hosted = [
         holder.stages for holder in (assignment.member if assignment else None, place) if holder is not None
     ]

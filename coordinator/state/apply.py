@@ -87,7 +87,7 @@ def _moved(state: State, event: Event) -> State:  # noqa: PLR0911, PLR0912
         case PeerRetreated():
             return _retreat(state, event)
         case PlaceGiven():
-            return _place(state, event.place)
+            return _reserve(state, event.place)
         case InviteCreated() | InviteUsed() | InviteRevoked():
             return _invitation(state, event)
         case PeerBanned():
@@ -160,7 +160,7 @@ def _join(state: State, event: PeerJoined) -> State:
         pulses={**state.pulses, event.peer: Pulse(event.at)},
         estimates={**state.estimates, event.peer: Estimates(event.capacity)},
         tellings={**state.tellings, event.peer: (0, event.at)},
-        places={each: place for each, place in state.places.items() if each != event.peer},
+        reservations={each: place for each, place in state.reservations.items() if each != event.peer},
         synced={each: rounds for each, rounds in state.synced.items() if each != event.peer},
         diverged=frozenset(found for found in state.diverged if found[0] != event.peer),
     )
@@ -231,28 +231,29 @@ def _sync(state: State, peer: PeerId) -> State:
     return replace(state, peers={**state.peers, peer: replace(known, lifecycle=Lifecycle.SYNCING)})
 
 
-def _place(state: State, place: ReservedAssignment) -> State:
-    where = (place.replica, place.position)
+def _reserve(state: State, reservation: ReservedAssignment) -> State:
     others = {
         peer: former
-        for peer, former in state.places.items()
-        if peer != place.peer and (former.replica, former.position) != where
+        for peer, former in state.reservations.items()
+        if peer != reservation.peer and former.slot != reservation.slot
     }
-    former = state.places.get(place.peer)
-    if former is not None and former.stages != place.stages:
-        rounds = state.synced.get(place.peer, {})
-        kept = {stage: n for stage, n in rounds.items() if stage in former.stages and stage in place.stages}
+    former = state.reservations.get(reservation.peer)
+    if former is not None and former.stages != reservation.stages:
+        rounds = state.synced.get(reservation.peer, {})
+        kept = {
+            stage: n for stage, n in rounds.items() if stage in former.stages and stage in reservation.stages
+        }
         state = replace(
             state,
-            moved={**state.moved, place.peer: state.current_round},
-            synced={**state.synced, place.peer: kept},
+            moved={**state.moved, reservation.peer: state.current_round},
+            synced={**state.synced, reservation.peer: kept},
         )
-    is_whole = len(place.stages) == state.stages
-    layout = (place.stages,) if is_whole else state.layout(place.replica)
+    is_whole = len(reservation.stages) == state.stages
+    layout = (reservation.stages,) if is_whole else state.layout(reservation.replica)
     return replace(
         state,
-        places={**others, place.peer: place},
-        layouts={place.replica: layout, **state.layouts},
+        reservations={**others, reservation.peer: reservation},
+        layouts={reservation.replica: layout, **state.layouts},
     )
 
 
@@ -294,9 +295,9 @@ def _adopt(state: State, plan: Plan, at: float) -> State:
         state,
         phase=Phase.TRAINING,
         peers=peers,
-        places=_places_under(state, assignments),
+        reservations=_reservations_under(state, assignments),
         plans=(*state.plans, plan),
-        seated=state.seated | {replica.index for replica in plan.replicas},
+        assigned_replicas=state.assigned_replicas | {replica.index for replica in plan.replicas},
         layouts={**state.layouts, **layouts},
         tuned_at=plan.from_round if _is_tuned(state, plan, assignments) else state.tuned_at,
         current_round=state.current_round or plan.from_round,
@@ -326,37 +327,35 @@ def _with_lifecycles(state: State, seated: Set[PeerId], training: Set[PeerId]) -
     return peers
 
 
-def _places_under(state: State, assignments: Mapping[PeerId, Assignment]) -> dict[PeerId, ReservedAssignment]:
-    """Who has a seat has that place. Whoever had it before gets one that was left, with the same stages.
+def _reservations_under(
+    state: State, assignments: Mapping[PeerId, Assignment]
+) -> dict[PeerId, ReservedAssignment]:
+    """Each assigned peer that stays has its assignment reserved.
 
-    So a peer whose seat a spare has taken, gone or not, becomes a spare in its stead. The place of a draining
-    member may be somebody else's already.
+    A peer whose former reservation went to another peer becomes a spare: it gets a reservation that became
+    free, with the same stages, if there is one. So does a peer that is gone, for when it comes back.
     """
-    places = {
+    reservations = {
         peer: ReservedAssignment(
             peer, assignment.replica.index, assignment.position, assignment.member.stages
         )
         for peer, assignment in assignments.items()
         if state.peers[peer].is_staying
     }
-    taken = {(place.replica, place.position) for place in places.values()}
-    left = [
-        state.places[peer]
-        for peer in places
-        if peer in state.places and (state.places[peer].replica, state.places[peer].position) not in taken
-    ]
-    left.sort(key=lambda place: (place.replica, place.position))
-    for peer, place in sorted(state.places.items()):
-        if peer in places:
+    taken = {reservation.slot for reservation in reservations.values()}
+    former = [state.reservations[peer] for peer in reservations if peer in state.reservations]
+    free = sorted((each for each in former if each.slot not in taken), key=lambda each: each.slot)
+    for peer, reservation in sorted(state.reservations.items()):
+        if peer in reservations:
             continue
-        if (place.replica, place.position) not in taken:
-            places[peer] = place
+        if reservation.slot not in taken:
+            reservations[peer] = reservation
             continue
-        found = next((each for each in left if each.stages == place.stages), None)
+        found = next((each for each in free if each.stages == reservation.stages), None)
         if found is not None:
-            left.remove(found)
-            places[peer] = replace(found, peer=peer)
-    return places
+            free.remove(found)
+            reservations[peer] = replace(found, peer=peer)
+    return reservations
 
 
 def _is_tuned(state: State, plan: Plan, assignments: Mapping[PeerId, Assignment]) -> bool:

@@ -144,8 +144,8 @@ class State:
     `latest_at` is the time of the newest stored event.
 
     `estimates` are what each peer has measured since it joined; `tellings` is how often it has told them, and
-    when last. `places` are kept for peers from plan to
-    plan; `seated` are the replicas (by index) that were ever in one. `absent` names, for each epoch that
+    when last. `reservations` are kept for peers from plan to plan; `assigned_replicas` are the replicas (by
+    index) that were in a plan at least once. `absent` names, for each epoch that
     still matters, the members that were lost, retreated, or were found diverged since its plan was made:
     their replicas are broken under that plan even when they are back. `synced` is the highest round after
     which each peer attested each stage rightly, since it joined. `retreats` counts by replica (index) the
@@ -174,10 +174,10 @@ class State:
     pulses: Mapping[PeerId, Pulse] = field(default_factory=dict, compare=False)
     estimates: Mapping[PeerId, Estimates] = field(default_factory=dict)
     tellings: Mapping[PeerId, tuple[int, float]] = field(default_factory=dict)
-    places: Mapping[PeerId, ReservedAssignment] = field(default_factory=dict)
+    reservations: Mapping[PeerId, ReservedAssignment] = field(default_factory=dict)
     plans: tuple[Plan, ...] = ()
     assignments: Mapping[int, Mapping[PeerId, Assignment]] = field(default_factory=dict)
-    seated: frozenset[int] = frozenset()
+    assigned_replicas: frozenset[int] = frozenset()
     absent: Mapping[int, frozenset[PeerId]] = field(default_factory=dict)
     synced: Mapping[PeerId, Mapping[int, int]] = field(default_factory=dict)
     retreats: Mapping[int, tuple[int, int]] = field(default_factory=dict)

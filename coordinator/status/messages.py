@@ -101,7 +101,7 @@ def waiting_of(state: State, spec: RunSpec, peer: PeerId) -> str:
     """Why `peer`, which has joined, does not train although the run goes on; "" where it does."""
     if state.phase is not Phase.TRAINING or state.takes_part(peer, state.plans[-1].from_round):
         return ""
-    known, place = state.peers[peer], state.places.get(peer)
+    known, place = state.peers[peer], state.reservations.get(peer)
     if is_spare(state, known):
         return (
             "waiting as a spare: for every place that is free it lacks the memory, or an endpoint, which a "
@@ -115,7 +115,11 @@ def waiting_of(state: State, spec: RunSpec, peer: PeerId) -> str:
 
 
 def _why_not_yet(state: State, spec: RunSpec, place: ReservedAssignment) -> str:
-    if place.replica not in state.seated and len(state.layout(place.replica)) > 1 and spec.grouping.spares:
+    if (
+        place.replica not in state.assigned_replicas
+        and len(state.layout(place.replica)) > 1
+        and spec.grouping.spares
+    ):
         kept = counted(spec.grouping.spares, "stage peer")
         return f"the run keeps {kept} as spares before another pipeline trains"
     return "the next plan takes it in"

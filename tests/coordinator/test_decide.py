@@ -654,7 +654,7 @@ class TestMeasured:
             self.told(run, peer, flops)
         run.accept(Tick())
         assert run.state.plans[-1].replica_of(C.peer) is None
-        assert C.peer in run.state.places
+        assert C.peer in run.state.reservations
 
     def test_who_tells_again_and_again_is_not_stored(self) -> None:
         run = self.gathered(1e9, 1e9)

@@ -87,7 +87,9 @@ class CheckedRun(Run):
             self._is_sound(before, event.plan)
         if isinstance(event, PlaceGiven):
             self._has_room(event.place)
-        self.had |= {(place.peer, place.replica, place.position) for place in self.state.places.values()}
+        self.had |= {
+            (place.peer, place.replica, place.position) for place in self.state.reservations.values()
+        }
 
     def _has_room(self, place: ReservedAssignment) -> None:
         """Who had that very place before has it back, whatever its memory is by now."""
@@ -117,7 +119,7 @@ class CheckedRun(Run):
                 if stands:
                     continue
                 assert known.is_staying
-                assert before.places[member.peer].stages == member.stages
+                assert before.reservations[member.peer].stages == member.stages
                 self._has_room(ReservedAssignment(member.peer, replica.index, position, member.stages))
                 for stage in member.stages:
                     assert before.synced.get(member.peer, {}).get(stage, -1) >= max(0, plan.from_round - 2)
@@ -320,7 +322,7 @@ class RandomRun(RuleBasedStateMachine):
         self._follow(peer, max(0, self.number - 1 - behind))
 
     def _follow(self, peer: Keyed, number: int) -> None:
-        place = self.run.state.places.get(peer.peer)
+        place = self.run.state.reservations.get(peer.peer)
         for stage in place.stages if place else ():
             digest = self._anchor(stage, number)
             self.run.send(Attest(peer.peer, stage, number, "stage", digest))
@@ -364,7 +366,7 @@ class RandomRun(RuleBasedStateMachine):
             self._follow(peer, ROUNDS)
         hosted = {
             s
-            for p in self.run.state.places.values()
+            for p in self.run.state.reservations.values()
             if self.run.state.peers[p.peer].is_live
             for s in p.stages
         }
@@ -421,11 +423,11 @@ class RandomRun(RuleBasedStateMachine):
     @invariant()
     def a_place_has_one_peer_and_a_seat_its_place(self) -> None:
         state = self.run.state
-        places = [(place.replica, place.position) for place in state.places.values()]
+        places = [(place.replica, place.position) for place in state.reservations.values()]
         assert len(set(places)) == len(places)
         for peer, assignment in state.assignments[len(state.plans)].items() if state.plans else ():
             if state.takes_part(peer, state.plans[-1].from_round) and state.peers[peer].is_staying:
-                place = state.places[peer]
+                place = state.reservations[peer]
                 assert (place.replica, place.position) == (assignment.replica.index, assignment.position)
 
     @invariant()

@@ -71,7 +71,7 @@ def started(
 def attest(run: Run, peer: Keyed, number: int | None = None) -> None:
     """`peer` follows up to `number`: it attests that anchor of every stage of its place."""
     number = run.state.current_round - 1 if number is None else number
-    for stage in run.state.places[peer.peer].stages:
+    for stage in run.state.reservations[peer.peer].stages:
         run.accept(Attest(peer.peer, stage, number, "stage", anchor_of(stage, number)))
 
 
@@ -141,7 +141,7 @@ def started_and_attested(replicas: int = 2, pipelines: int = 0, **more: Any) -> 
     """As `started`; the members have attested what they start from."""
     run = started(replicas, pipelines, **more)
     for peer in ALL:
-        if peer.peer in run.state.places:
+        if peer.peer in run.state.reservations:
             attest(run, peer)
     return run
 
@@ -155,7 +155,7 @@ def play_rounds(run: Run, count: int = 1, asleep: tuple[Keyed, ...] = ()) -> Non
 
 def _follows(run: Run, peer: Keyed, number: int) -> bool:
     known = run.state.peers.get(peer.peer)
-    has_place = known is not None and known.is_staying and peer.peer in run.state.places
+    has_place = known is not None and known.is_staying and peer.peer in run.state.reservations
     return has_place and not run.state.takes_part(peer.peer, number)
 
 
@@ -171,5 +171,5 @@ def latest_reason(run: Run) -> str:
 
 def slot_of(run: Run, peer: Keyed) -> tuple[int, int]:
     """Replica and position."""
-    kept = run.state.places[peer.peer]
+    kept = run.state.reservations[peer.peer]
     return kept.replica, kept.position

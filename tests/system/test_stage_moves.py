@@ -70,7 +70,7 @@ def test_a_node_takes_up_other_stages_without_being_started_again(play: Play) ->
         swarm.start("s")
         await swarm.until_round(5)
         task, life = swarm.nodes["s"].task, swarm.nodes["s"].life
-        here = swarm.state.places[swarm.peer("s")]
+        here = swarm.state.reservations[swarm.peer("s")]
         other = StageRange(1 - here.stages.first, 2 - here.stages.first)
         await give_place(swarm, ReservedAssignment(swarm.peer("s"), here.replica, other.first, other))
         await until_built(swarm, "s", other)
@@ -114,9 +114,9 @@ def test_a_move_outlasts_a_dht_that_is_away_and_goes_by_the_newest_admission(
         await swarm.until_round(4)
         peer = swarm.peer("s")
         await swarm.coordinator.command_loop.execute(Leave(peer, "forgotten"))
-        await swarm.until(lambda state: joins[peer] == 2 and peer in state.places)
+        await swarm.until(lambda state: joins[peer] == 2 and peer in state.reservations)
         await swarm.until_round(swarm.state.current_round + 2)  # it follows again
-        place = swarm.state.places[peer]
+        place = swarm.state.reservations[peer]
         other = StageRange(1 - place.stages.first, 2 - place.stages.first)
         await give_place(swarm, ReservedAssignment(peer, place.replica, other.first, other))
         await until_built(swarm, "s", other)
@@ -157,7 +157,7 @@ def test_who_is_refused_because_of_a_move_that_it_has_not_heard_of_moves(
         swarm.start("s")
         await swarm.until_round(4)
         is_late = True
-        place = swarm.state.places[swarm.peer("s")]
+        place = swarm.state.reservations[swarm.peer("s")]
         other = StageRange(1 - place.stages.first, 2 - place.stages.first)
         await give_place(swarm, ReservedAssignment(swarm.peer("s"), place.replica, other.first, other))
         await until_built(swarm, "s", other)
@@ -186,7 +186,7 @@ def test_who_is_asked_to_leave_while_it_cannot_move_does(play: Play, monkeypatch
         await swarm.until_round(2)
         swarm.start("s")
         await swarm.until_round(4)
-        place = swarm.state.places[swarm.peer("s")]
+        place = swarm.state.reservations[swarm.peer("s")]
         other = StageRange(1 - place.stages.first, 2 - place.stages.first)
         await give_place(swarm, ReservedAssignment(swarm.peer("s"), place.replica, other.first, other))
         await swarm.until(lambda _: starts["s"] > 2)
@@ -206,7 +206,7 @@ def test_a_pipeline_that_has_lost_a_stage_for_good_trains_again_with_a_spare_tha
         swarm.start("a", "p", "q")
         await swarm.until_round(1)
         swarm.start("s")
-        await swarm.until(lambda state: swarm.peer("s") in state.places)
+        await swarm.until(lambda state: swarm.peer("s") in state.reservations)
         swarm.start("t")
         await swarm.until_round(3)
         at_first = [name for name in ("p", "q", "s", "t") if stages_of(swarm, name) == StageRange(0, 1)]
@@ -228,7 +228,7 @@ def test_who_is_moved_back_finds_what_it_had_kept(play: Play, monkeypatch: pytes
         await swarm.until_round(2)
         swarm.start("s")
         await swarm.until_round(4)
-        here = swarm.state.places[swarm.peer("s")]
+        here = swarm.state.reservations[swarm.peer("s")]
         other = StageRange(1 - here.stages.first, 2 - here.stages.first)
         await give_place(swarm, ReservedAssignment(swarm.peer("s"), here.replica, other.first, other))
         await until_built(swarm, "s", other)

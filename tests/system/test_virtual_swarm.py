@@ -418,7 +418,7 @@ def test_a_run_waits_with_a_reason_for_whoever_is_missing(play: Play) -> None:
         assert lives == {Lifecycle.GONE}
         lacks = [
             f"{place.replica} has lost {short(place.peer)} (stages 0-1)"
-            for place in sorted(swarm.state.places.values(), key=lambda place: place.replica)
+            for place in sorted(swarm.state.reservations.values(), key=lambda place: place.replica)
         ]
         assert sentence(swarm.state, swarm.spec) == (
             "waiting in round 3 of 6: no complete replica is left: "

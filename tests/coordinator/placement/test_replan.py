@@ -68,7 +68,7 @@ def formed(*layouts: Sequence[int], **more: Any) -> Run:
         replicas.append(Replica(index, tuple(members), links_between(members, run.spec.link.k)))
     run.apply(PlanAdopted(run.now, Plan(1, 1, 0, tuple(replicas), "a test")))
     for peer in ALL:
-        if peer.peer in run.state.places:
+        if peer.peer in run.state.reservations:
             attest(run, peer)
     return run
 
@@ -108,7 +108,7 @@ class TestSpares:
         play_rounds(run)
         assert (slot_of(run, E), slot_of(run, C)) == ((1, 1), (2, 1))
         join(run, C)
-        assert run.state.places[C.peer] == ReservedAssignment(C.peer, 2, 1, StageRange(1, 2))
+        assert run.state.reservations[C.peer] == ReservedAssignment(C.peer, 2, 1, StageRange(1, 2))
         leave(run, E)
         play_rounds(run, 2)
         assert members_by_replica(run)[1] == [B.peer, C.peer]
@@ -231,7 +231,7 @@ class TestLayouts:
         join(run, D, memory_bytes=int(min(needed) / 0.9) + 2)
         assert slot_of(run, D)[1] == fitting
         run.accept(E.join(run.spec, Role.STAGE, memory_bytes=1000))
-        assert E.peer not in run.state.places
+        assert E.peer not in run.state.reservations
         assert "lacks the memory" in waiting_of(run.state, run.spec, E.peer)
         run.accept(F.join(run.spec, Role.STAGE, memory_bytes=0))
         assert slot_of(run, F)[1] == 1 - fitting, "unknown memory holds everything"
@@ -251,7 +251,7 @@ class TestMoves:
         assert slot_of(run, F) == (2, 1), "who was lost may come back within the round"
         play_rounds(run)
         assert members_by_replica(run) == {0: [A.peer]}
-        assert run.state.places[F.peer] == ReservedAssignment(F.peer, 1, 2, StageRange(2, 3)), (
+        assert run.state.reservations[F.peer] == ReservedAssignment(F.peer, 1, 2, StageRange(2, 3)), (
             "who joined last"
         )
         assert slot_of(run, E) == (2, 0)
@@ -272,7 +272,7 @@ class TestMoves:
         play_rounds(run)
         leave(run, B, D)
         play_rounds(run)
-        assert run.state.places[F.peer].stages == StageRange(2, 3)
+        assert run.state.reservations[F.peer].stages == StageRange(2, 3)
         assert members_by_replica(run)[1] == [E.peer, C.peer, F.peer]
 
     def test_nobody_moves_beyond_its_memory(self) -> None:
@@ -299,8 +299,8 @@ class TestMoves:
         play_rounds(run, 8)
         leave(run, A, D)
         pass_time(run, 10, B, C)
-        assert run.state.places[C.peer] == ReservedAssignment(C.peer, 0, 0, StageRange(0, 1))
-        assert run.state.places[B.peer].stages == StageRange(1, 3)
+        assert run.state.reservations[C.peer] == ReservedAssignment(C.peer, 0, 0, StageRange(0, 1))
+        assert run.state.reservations[B.peer].stages == StageRange(1, 3)
         assert members_by_replica(run) == {0: [C.peer, B.peer]}
         play_rounds(run, 2)
 
@@ -414,7 +414,7 @@ class TestDraining:
         assert members_by_replica(run) == {0: [A.peer, B.peer]}
         run.accept(C.join(run.spec, Role.STAGE))
         assert slot_of(run, C) == (0, 1)
-        assert B.peer not in run.state.places
+        assert B.peer not in run.state.reservations
         play_rounds(run)
         assert members_by_replica(run) == {0: [A.peer, B.peer]}, "its successor has not caught up yet"
         play_rounds(run)
@@ -615,8 +615,8 @@ def is_sound(run: Run, plan: Plan) -> None:
         if former is None or former.members != replica.members:
             for member in replica.members:
                 assert state.peers[member.peer].is_staying
-                assert is_synced(state, state.places[member.peer], plan.from_round)
-                assert state.places[member.peer].stages == member.stages
+                assert is_synced(state, state.reservations[member.peer], plan.from_round)
+                assert state.reservations[member.peer].stages == member.stages
     assert sum(map(spec.microbatches_of, plan.replicas)) == spec.inner.microbatches * len(plan.replicas)
     seated_next = {member.peer for member in members}
     for replica in newest.replicas:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from coordinator.placement.cost_model import memory_needed
-from coordinator.placement.vacancies import Vacancies, give_places
+from coordinator.placement.vacancies import Vacancies, reserve_assignments
 from coordinator.rounds.attestation import locate
 from coordinator.state.apply import Transaction, apply, replay
 from coordinator.state.commands import Attest, Await, Ban, Heartbeat, Leave, Offer, Report, Retreat, Start
@@ -44,7 +44,7 @@ A, B, C, D, E = (keyed(i) for i in range(5))
 class TestPlaces:
     def test_the_first_plan_gives_everybody_in_it_a_place(self) -> None:
         run = started(1, 1)
-        assert run.state.places == {
+        assert run.state.reservations == {
             A.peer: ReservedAssignment(A.peer, 0, 0, StageRange(0, 2)),
             B.peer: ReservedAssignment(B.peer, 1, 0, StageRange(0, 1)),
             C.peer: ReservedAssignment(C.peer, 1, 1, StageRange(1, 2)),
@@ -61,43 +61,45 @@ class TestPlaces:
         run.accept(B.join(run.spec, Role.STAGE))
         run.accept(C.join(run.spec, Role.STAGE))
         run.accept(D.join(run.spec, Role.STAGE))
-        places = [run.state.places[peer.peer] for peer in (B, C, D)]
+        places = [run.state.reservations[peer.peer] for peer in (B, C, D)]
         assert [(place.replica, place.position) for place in places] == [(1, 0), (1, 1), (2, 0)]
 
     def test_who_comes_back_gets_its_place_back(self) -> None:
         run = started(1, 2)
         leave(run, C, D)
         run.accept(D.join(run.spec, Role.STAGE))
-        assert run.state.places[D.peer] == ReservedAssignment(D.peer, 2, 0, StageRange(0, 1))
+        assert run.state.reservations[D.peer] == ReservedAssignment(D.peer, 2, 0, StageRange(0, 1))
 
     def test_a_newcomer_takes_the_lowest_place_whose_peer_is_lost(self) -> None:
         run = started(1, 2)
         leave(run, C, D)
         newcomer = keyed(9)
         run.accept(newcomer.join(run.spec, Role.STAGE))
-        assert run.state.places[newcomer.peer] == ReservedAssignment(newcomer.peer, 1, 1, StageRange(1, 2))
-        assert C.peer not in run.state.places
+        assert run.state.reservations[newcomer.peer] == ReservedAssignment(
+            newcomer.peer, 1, 1, StageRange(1, 2)
+        )
+        assert C.peer not in run.state.reservations
         run.accept(C.join(run.spec, Role.STAGE))
-        assert run.state.places[C.peer] == ReservedAssignment(C.peer, 2, 0, StageRange(0, 1))
+        assert run.state.reservations[C.peer] == ReservedAssignment(C.peer, 2, 0, StageRange(0, 1))
 
     def test_a_place_is_for_its_role_alone(self) -> None:
         run = started(1, 1)
         leave(run, A)
         run.accept(D.join(run.spec, Role.STAGE))
-        assert run.state.places[D.peer].replica == 2
+        assert run.state.reservations[D.peer].replica == 2
         run.accept(E.join(run.spec, Role.REPLICA))
-        assert run.state.places[E.peer] == ReservedAssignment(E.peer, 0, 0, StageRange(0, 2))
+        assert run.state.reservations[E.peer] == ReservedAssignment(E.peer, 0, 0, StageRange(0, 2))
 
     def test_neighbours_without_endpoints_leave_one_of_them_a_spare_until_a_place_opens(self) -> None:
         run = started(1, 0)
         run.accept(B.join(run.spec, Role.STAGE, endpoint=""))
         assert len(run.accept(C.join(run.spec, Role.STAGE, endpoint=""))) == 1
-        assert C.peer not in run.state.places
+        assert C.peer not in run.state.reservations
         assert "spare" in waiting_of(run.state, run.spec, C.peer)
         run.refuse(Attest(C.peer, 0, 0, "stage", "digest"), ErrorCode.BAD_REQUEST)
         *_, given = run.accept(Leave(B.peer, "interrupted"))
         assert isinstance(given, PlaceGiven)
-        assert run.state.places == {
+        assert run.state.reservations == {
             A.peer: ReservedAssignment(A.peer, 0, 0, StageRange(0, 2)),
             C.peer: ReservedAssignment(C.peer, 1, 0, StageRange(0, 1)),
         }
@@ -107,15 +109,15 @@ class TestPlaces:
         run.accept(B.join(run.spec, Role.STAGE, endpoint=""))
         run.accept(C.join(run.spec, Role.STAGE, endpoint=""))
         run.accept(D.join(run.spec, Role.STAGE))
-        assert (run.state.places[D.peer].replica, run.state.places[C.peer].replica) == (1, 2)
+        assert (run.state.reservations[D.peer].replica, run.state.reservations[C.peer].replica) == (1, 2)
 
     def test_who_comes_back_in_another_role_leaves_its_place_to_others(self) -> None:
         run = started(1, 1)
         leave(run, C)
         run.accept(C.join(run.spec, Role.REPLICA))
-        assert run.state.places[C.peer].replica == 2
+        assert run.state.reservations[C.peer].replica == 2
         run.accept(D.join(run.spec, Role.STAGE))
-        assert run.state.places[D.peer] == ReservedAssignment(D.peer, 1, 1, StageRange(1, 2))
+        assert run.state.reservations[D.peer] == ReservedAssignment(D.peer, 1, 1, StageRange(1, 2))
 
     @pytest.mark.parametrize("at_first", [0, 2**30])
     def test_who_comes_back_gets_its_place_back_whatever_its_memory_is_by_now(self, at_first: int) -> None:
@@ -123,10 +125,10 @@ class TestPlaces:
         run.accept(Start())
         for peer in (A, B):
             run.accept(peer.join(run.spec, Role.STAGE, memory_bytes=at_first))
-        before = run.state.places[A.peer]
+        before = run.state.reservations[A.peer]
         leave(run, A)
         run.accept(A.join(run.spec, Role.STAGE, memory_bytes=1000))
-        assert run.state.places[A.peer] == before
+        assert run.state.reservations[A.peer] == before
         attest(run, A, 0)
         attest(run, B, 0)
         pass_time(run, run.spec.timing.heartbeat, A, B)
@@ -138,7 +140,7 @@ class TestPlaces:
         run.accept(C.join(run.spec, Role.STAGE))
         leave(run, C)
         run.accept(C.join(run.spec, Role.STAGE, endpoint=""))
-        assert C.peer not in run.state.places
+        assert C.peer not in run.state.reservations
 
     def test_who_is_too_weak_for_the_open_places_waits_in_a_further_pipeline(self) -> None:
         """The last stage takes less memory than the first, which has more in flight."""
@@ -148,7 +150,7 @@ class TestPlaces:
         run = started(0, 1)
         for peer in (C, D, E):
             run.accept(peer.join(run.spec, Role.STAGE, memory_bytes=weak))
-        places = [run.state.places.get(peer.peer) for peer in (C, D, E)]
+        places = [run.state.reservations.get(peer.peer) for peer in (C, D, E)]
         last = StageRange(1, 2)
         assert places == [
             ReservedAssignment(C.peer, 1, 1, last),
@@ -157,7 +159,7 @@ class TestPlaces:
         ]
         play_round(run)
         run.accept(keyed(6).join(run.spec, Role.STAGE))
-        assert run.state.places[keyed(6).peer].replica == 1
+        assert run.state.reservations[keyed(6).peer].replica == 1
 
     def test_many_spares_get_places_at_once_as_they_would_one_by_one(self) -> None:
         run = started(1, 1)
@@ -167,14 +169,14 @@ class TestPlaces:
             endpoint, role = "h:1" if number % 3 else "", Role.STAGE if number % 5 else Role.REPLICA
             run.accept(peer.join(run.spec, role, endpoint, memory_bytes=10**6 * (1 + number % 4)))
         leave(run, C)
-        kept = {peer.peer: run.state.places[peer.peer] for peer in (A, B)}
+        kept = {peer.peer: run.state.reservations[peer.peer] for peer in (A, B)}
         transaction = Transaction(
-            replace(run.state, places=kept, layouts={i: run.state.layouts[i] for i in (0, 1)})
+            replace(run.state, reservations=kept, layouts={i: run.state.layouts[i] for i in (0, 1)})
         )
         one_by_one = transaction.state
-        give_places(transaction, run.spec, run.now)
+        reserve_assignments(transaction, run.spec, run.now)
         for peer in spares:
-            place = Vacancies(one_by_one, run.spec).place_for(one_by_one.peers[peer.peer])
+            place = Vacancies(one_by_one, run.spec).reservation_for(one_by_one.peers[peer.peer])
             if place is not None:
                 one_by_one = apply(one_by_one, PlaceGiven(run.now, place))
         assert transaction.state == one_by_one
@@ -184,7 +186,7 @@ class TestPlaces:
         run = started(1, 1)
         run.accept(Ban(C.peer, "a test"))
         run.accept(D.join(run.spec, Role.STAGE))
-        assert run.state.places[D.peer].replica == 1
+        assert run.state.reservations[D.peer].replica == 1
 
     def test_nobody_joins_a_run_that_has_finished(self) -> None:
         run = started(1, rounds=1)
@@ -386,7 +388,7 @@ class TestRetreat:
         assert isinstance(events[0], PeerRetreated)
         assert run.state.round_of(0, 1).group is not None
         assert run.state.peers[B.peer].lifecycle is Lifecycle.SYNCING
-        assert run.state.places[B.peer].replica == 1
+        assert run.state.reservations[B.peer].replica == 1
         assert run.accept(Retreat(B.peer, 1, "again")) == ()
 
     def test_both_ends_come_back_with_a_later_plan(self) -> None:

@@ -28,7 +28,7 @@ from node.faults import Moment
 async def rounds():
     for number in range(1, 4):
         print("round", number, flush=True)
-        await faults.reach(Moment.MATCHED, round=number, stage=0)
+        await faults.reach(Moment.MATCHED, round_number=number, stage=0)
     print("end", flush=True)
 
 asyncio.run(rounds())
@@ -208,7 +208,7 @@ def test_without_the_variable_nothing_happens_and_nothing_is_imported() -> None:
     program = """
 import sys
 from node import faults
-assert faults.reach_now(faults.Moment.SENDING, round=1) is None
+assert faults.reach_now(faults.Moment.SENDING, round_number=1) is None
 assert not faults.is_cut_off() and faults.skew() == 0
 sys.exit(bool({"torch", "psutil", "hivemind", "grpc"} & set(sys.modules)))
 """

@@ -11,7 +11,7 @@ from typing import assert_never
 
 from coordinator.membership.invites import create, enroll, permitted_role, revoke
 from coordinator.membership.validation import bad_request, check_welcome, live_peer
-from coordinator.placement.initial_placement import group, measuring, missing, needed
+from coordinator.placement.initial_placement import group, measuring, missing
 from coordinator.placement.vacancies import Vacancies, reserve_assignments
 from coordinator.rounds.attestation import attest, has_attested_last, unattested, unconfirmed
 from coordinator.rounds.rounds import advance, offer, report, resume, withhold
@@ -55,9 +55,10 @@ from coordinator.state.events import (
 from coordinator.state.state import Peer, Phase, State
 from coordinator.state.text import Waiting
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.roles import policy_of
 from protocol.spec.run import RunSpec
 from protocol.trust.envelope import public_key_of
-from protocol.types import PROTOCOL_VERSION, Estimates, PeerId, Plan, Role
+from protocol.types import PROTOCOL_VERSION, Estimates, PeerId, Plan
 
 FINISHED = "finished"
 """The reason with which a peer leaves whose work is done."""
@@ -261,13 +262,14 @@ def _is_repeated(state: State, former: Peer, command: Join) -> bool:
 
 def _require_room(state: State, spec: RunSpec, command: Join) -> None:
     peers = state.staying
-    total = needed(spec)[command.role]
+    policy = policy_of(command.role)
+    total = policy.peers_needed(spec)
     if sum(peer.role is command.role for peer in peers) < total:
         return
     short = missing(peers, spec)
     waiting = group(peers, spec, 1, 1, 0, state.estimates)
     is_open = isinstance(waiting, Waiting) and (command.endpoint or not waiting.unreachable)
-    if not short and command.role is Role.STAGE and is_open:
+    if not short and policy.joins_pipelines and is_open:
         return  # one more may let two others be connected, or have the memory that they lack
     raise HetnodeError(
         ErrorCode.RUN_FULL,

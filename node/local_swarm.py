@@ -23,6 +23,7 @@ from node.net.coordinator_client import fetch_status
 from node.security.credentials import Credentials, exist, folder_of, load_operator
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
+from protocol.roles import POLICIES
 from protocol.spec.run import RunSpec
 from protocol.types import Role
 
@@ -104,6 +105,12 @@ async def _end(processes: Sequence[SwarmProcess]) -> None:
         await wait
 
 
+def roles_to_start(spec: RunSpec) -> list[Role]:
+    """The role of each node that the run needs before it starts, full replicas first."""
+    needed = [(role, POLICIES[role].peers_needed(spec)) for role in reversed(POLICIES)]
+    return [role for role, count in needed for _ in range(count)]
+
+
 async def run_swarm(
     spec: RunSpec,
     spec_file: Path,
@@ -139,8 +146,7 @@ async def run_swarm(
         )
         swarm.address = await _address_of(swarm.coordinator, folder / "address", former)
         operator = load_operator(folder)
-        roles = [Role.REPLICA] * spec.swarm.replicas
-        roles += [Role.STAGE] * (spec.swarm.pipelines * spec.swarm.stages)
+        roles = roles_to_start(spec)
         threads = max(1, available_threads() // len(roles))
         invite_file = await _invite(*operator, folder, len(roles))
         stack.callback(invite_file.unlink, missing_ok=True)

@@ -32,6 +32,7 @@ from node.train.node_loop import End, NodeLoop
 from node.train.services import LocalData, Services
 from node.train.waiting import AskedToLeave, unless_asked
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.roles import DEFAULT_ROLE, policy_of
 from protocol.spec.run import RunSpec
 from protocol.trust.invite import Invite
 from protocol.types import PROTOCOL_VERSION, Capacity, PeerId, PeerRecord, Role
@@ -169,13 +170,13 @@ async def _enter(
         capacity = replace(capacity, memory_bytes=on_device)
     estimates = LiveEstimates(capacity)
     credentials = await _credentials(options, identity)
-    role = options.role or credentials.role or Role.STAGE
+    role = options.role or credentials.role or DEFAULT_ROLE
     coordinator = CoordinatorClient(credentials, identity)
     stack.push_async_callback(coordinator.close)
     advertise = options.advertise or _address_towards(credentials.api)
     server = LinkServer(lambda: coordinator.credentials.tls, estimates.received)
     endpoint = ""
-    if role is Role.STAGE and not options.dial_only:
+    if policy_of(role).needs_listen_address and not options.dial_only:
         port = await server.start(options.listen_host, options.listen_port)
         stack.push_async_callback(server.close)
         endpoint = f"{advertise}:{port}"
@@ -287,7 +288,7 @@ async def _train_in_place(node: _Joined, worker: Child, hivemind: Hivemind) -> t
                 directory,
                 node.coordinator,
                 lambda at, peer: probe_peer(at, peer, node.coordinator.credentials.tls),
-                is_stage=node.record.role is Role.STAGE,
+                joins_pipelines=policy_of(node.record.role).joins_pipelines,
             )
             background.append(group.create_task(prober.keep()))
         services = Services(identity, worker, hivemind, node.coordinator, node.links, membership, directory)

@@ -18,6 +18,7 @@ from tests.support.paths import ROOT
 LAYERS = (
     "protocol.errors protocol.types",
     "protocol.spec",
+    "protocol.roles",
     "protocol.pb protocol.algorithm protocol.trust",
     "protocol.wire",
     # the coordinator: pure decisions, then IO, then its composition root
@@ -52,6 +53,7 @@ PURE = [
     "protocol.errors",
     "protocol.types",
     "protocol.spec",
+    "protocol.roles",
     "protocol.algorithm",
     "protocol.trust",
     "coordinator.state",

@@ -14,6 +14,7 @@ from coordinator.placement.cost_model import Survey, memory_needed
 from coordinator.placement.initial_chains import Chain, form, unconnected
 from coordinator.state.state import Peer
 from coordinator.state.text import Waiting, counted, listed, short
+from protocol.roles import POLICIES
 from protocol.spec.run import RunSpec
 from protocol.types import (
     Dialer,
@@ -23,7 +24,6 @@ from protocol.types import (
     PeerId,
     Plan,
     Replica,
-    Role,
     StageRange,
 )
 
@@ -35,7 +35,6 @@ __all__ = [
     "listed",
     "measuring",
     "missing",
-    "needed",
     "short",
     "survey_of",
 ]
@@ -45,19 +44,15 @@ _MOST_SHOWN = 4
 """Of more pipelines than these a plan's reason tells only the slowest."""
 
 
-def needed(spec: RunSpec) -> dict[Role, int]:
-    """How many peers of each role the run takes."""
-    return {Role.STAGE: spec.swarm.pipelines * spec.swarm.chain_length, Role.REPLICA: spec.swarm.replicas}
-
-
 def missing(peers: Iterable[Peer], spec: RunSpec) -> str:
     """Such as "1 more stage peer (1 of 2 here) and 1 more full replica (0 of 1 here)"; "" for nothing."""
     here = Counter(peer.role for peer in peers if peer.is_staying)
     parts = []
-    for role, total in needed(spec).items():
-        short_of = total - here[role]
-        if short_of > 0:
-            noun = counted(short_of, "more stage peer" if role is Role.STAGE else "more full replica")
+    for role, policy in POLICIES.items():
+        total = policy.peers_needed(spec)
+        lacking = total - here[role]
+        if lacking > 0:
+            noun = counted(lacking, f"more {policy.noun}")
             parts.append(f"{noun} ({here[role]} of {total} here)")
     return " and ".join(parts)
 
@@ -75,7 +70,7 @@ def measuring(peers: Iterable[Peer], estimates: Mapping[PeerId, Estimates]) -> l
     They are those that have measured their connection: who does not want to measure tells neither.
     """
     told = ((peer, estimates[peer.peer].capacity) for peer in peers if peer.peer in estimates)
-    return [peer for peer, able in told if peer.role is Role.STAGE and able.uplink and not able.flops]
+    return [peer for peer, able in told if peer.policy.joins_pipelines and able.uplink and not able.flops]
 
 
 def group(
@@ -98,12 +93,12 @@ def group(
     if lacks:
         return Waiting(f"waiting for {lacks}")
     stages, swarm = spec.swarm.stages, spec.swarm
-    whole = [peer for peer in here if peer.role is Role.REPLICA][: swarm.replicas]
+    whole = [peer for peer in here if peer.policy.hosts_all_stages][: swarm.replicas]
     replicas = [
         Replica(index, (Member(peer.peer, StageRange(0, stages), peer.endpoint),), ())
         for index, peer in enumerate(whole)
     ]
-    staged = [peer for peer in here if peer.role is Role.STAGE]
+    staged = [peer for peer in here if peer.policy.joins_pipelines]
     survey = survey_of(staged, estimates or {})
     parts = [counted(len(whole), "full replica")] if whole else []
     in_order: list[Replica] | None = None

@@ -22,7 +22,7 @@ from coordinator.placement.local_search import MOST_COMPARED, SECONDS, Search, s
 from coordinator.state.state import KEPT_ROUNDS, State
 from coordinator.state.text import listed, short
 from protocol.spec.run import RunSpec
-from protocol.types import Member, PeerId, Replica, ReservedAssignment, Role
+from protocol.types import Member, PeerId, Replica, ReservedAssignment
 
 MOST_SHARE = 8
 """A replica takes at most so many times the usual microbatches."""
@@ -105,7 +105,7 @@ class Tuner:
         return [
             Member(peer.peer, place.stages, peer.endpoint)
             for peer in sorted(self._state.staying, key=lambda each: each.peer)
-            if peer.role is Role.STAGE and peer.peer not in seated
+            if peer.policy.joins_pipelines and peer.peer not in seated
             for place in [self._state.reservations.get(peer.peer)]
             if place is not None
             and self._is_measured(peer.peer)

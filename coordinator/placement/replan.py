@@ -25,7 +25,7 @@ from coordinator.placement.rebalance import Tuner
 from coordinator.state.state import State, stages_of
 from coordinator.state.text import Waiting, listed, short
 from protocol.spec.run import RunSpec
-from protocol.types import Lifecycle, Member, PeerId, Plan, Replica, ReservedAssignment, Role
+from protocol.types import Lifecycle, Member, PeerId, Plan, Replica, ReservedAssignment
 
 _MOST_LACKS = 2
 """So much is told of what one replica lacks."""
@@ -181,7 +181,7 @@ def _leaves_spares(
         return True
     seated = {member.peer for replica in run_view.values() for member in replica.members}
     seated |= {place.peer for each in (*chains.values(), chain) for place in each}
-    left = sum(peer.role is Role.STAGE and peer.peer not in seated for peer in state.staying)
+    left = sum(peer.policy.joins_pipelines and peer.peer not in seated for peer in state.staying)
     return left >= spec.grouping.spares
 
 

@@ -15,7 +15,7 @@ from coordinator.state.apply import Transaction
 from coordinator.state.events import PlaceGiven
 from coordinator.state.state import Peer, State
 from protocol.spec.run import RunSpec
-from protocol.types import PeerId, ReservedAssignment, Role
+from protocol.types import PeerId, ReservedAssignment
 
 _MOST_TRIED = 16
 """While nothing trains, it is tried to complete one of so many pipelines, those that lack fewest members."""
@@ -108,7 +108,7 @@ def _filling(state: State, spec: RunSpec, holes: Sequence[Vacancy]) -> list[Rese
             )
             for peer in state.staying
             for place in [trial.state.reservations.get(peer.peer)]
-            if place is not None and peer.role is Role.STAGE and place.replica != hole.replica
+            if place is not None and peer.policy.joins_pipelines and place.replica != hole.replica
         ]
         others.sort(key=lambda each: each[:3])
         mover = next(
@@ -139,7 +139,7 @@ def _is_idle(state: State, peer: Peer) -> bool:
     """Whether `peer` is a stage peer with a place that the newest plan does not need."""
     seated = peer.peer in state.assignments[state.plans[-1].epoch]
     rests = peer_rests_until(state, peer.peer) > state.current_round
-    return peer.role is Role.STAGE and peer.peer in state.reservations and not seated and not rests
+    return peer.policy.joins_pipelines and peer.peer in state.reservations and not seated and not rests
 
 
 def _hosts(state: State) -> Counter[int]:

@@ -15,7 +15,7 @@ from coordinator.state.apply import Transaction
 from coordinator.state.events import PlaceGiven
 from coordinator.state.state import Peer, State
 from protocol.spec.run import RunSpec
-from protocol.types import PeerId, ReservedAssignment, Role, StageRange
+from protocol.types import PeerId, ReservedAssignment, StageRange
 
 Where = tuple[int, int]
 """Replica and position."""
@@ -94,8 +94,8 @@ class Vacancies:
         founds a new replica, and a stage peer a new pipeline, unless there are more pipelines that were in no
         plan and are not full than pipelines that were in one.
         """
-        is_whole = peer.role is Role.REPLICA or self._spec.swarm.stages == 1
-        vacant = [each for each in self.vacant if (len(self._layouts[each.replica]) == 1) == is_whole]
+        is_alone = peer.policy.is_alone(self._spec)
+        vacant = [each for each in self.vacant if (len(self._layouts[each.replica]) == 1) == is_alone]
         if former is not None and any(
             each.given_to(peer.peer) == former and self.can_connect(each, peer) for each in vacant
         ):
@@ -107,7 +107,7 @@ class Vacancies:
                 return each.given_to(peer.peer)
         seated = self._state.assigned_replicas
         unseated = {each.replica for each in vacant} - seated
-        if not is_whole and len(unseated) > sum(len(self._layouts[index]) > 1 for index in seated):
+        if not is_alone and len(unseated) > sum(len(self._layouts[index]) > 1 for index in seated):
             return None
         founded = 1 + max(self._layouts)
         layout = self._founded_by(peer, founded)
@@ -116,8 +116,8 @@ class Vacancies:
         return next((each.given_to(peer.peer) for each in found), None)
 
     def _founded_by(self, peer: Peer, replica: int) -> tuple[StageRange, ...]:
-        is_whole = peer.role is Role.REPLICA
-        return (StageRange(0, self._spec.swarm.stages),) if is_whole else self._state.layout(replica)
+        is_alone = peer.policy.is_alone(self._spec)
+        return (StageRange(0, self._spec.swarm.stages),) if is_alone else self._state.layout(replica)
 
     def give(self, place: ReservedAssignment) -> None:
         """`place` is its peer's from now on."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from protocol.roles import RolePolicy, policy_of
 from protocol.spec.run import RunSpec
 from protocol.types import (
     Capacity,
@@ -57,6 +58,10 @@ class Peer:
     lifecycle: Lifecycle
     finished: bool = False
     joined_at: float = 0.0
+
+    @property
+    def policy(self) -> RolePolicy:
+        return policy_of(self.role)
 
     @property
     def is_live(self) -> bool:

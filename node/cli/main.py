@@ -40,8 +40,11 @@ from node.cli.swarm import swarm_app
 from node.folder import usable
 from node.measure import hardware
 from protocol.errors import ErrorCode, ExitCode, HetnodeError, first_error
+from protocol.roles import DEFAULT_ROLE, POLICIES
 from protocol.spec.resolve import resolve
 from protocol.types import PROTOCOL_VERSION, Role
+
+ROLES_HELP = " ".join(f"'{role}': {policy.summary}." for role, policy in POLICIES.items())
 
 app = typer.Typer(
     name="hetnode",
@@ -238,8 +241,7 @@ def join(
     role: Annotated[
         Role | None,
         typer.Option(
-            help="'stage': one member of a pipeline replica. 'replica': all stages on this machine. "
-            "Default: that of the last time, or the invite's, or else stage."
+            help=f"{ROLES_HELP} Default: that of the last time, or the invite's, or else {DEFAULT_ROLE}."
         ),
     ] = None,
     invite_file: Annotated[

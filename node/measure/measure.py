@@ -176,7 +176,7 @@ class LinkProber:
     Args:
         me: this node's peer id.
         open_probe: opens a probe of another peer.
-        is_stage: whether this node is one that has neighbours.
+        joins_pipelines: whether this node has neighbours, so that its links to others matter.
     """
 
     def __init__(
@@ -186,10 +186,11 @@ class LinkProber:
         directory: Directory,
         coordinator: CoordinatorClient,
         open_probe: OpenProbe,
-        is_stage: bool,
+        joins_pipelines: bool,
     ) -> None:
         self._me, self._membership, self._directory = me, membership, directory
-        self._coordinator, self._open_probe, self._is_stage = coordinator, open_probe, is_stage
+        self._coordinator, self._open_probe = coordinator, open_probe
+        self._joins_pipelines = joins_pipelines
         self._measured: dict[PeerId, str] = {}
 
     async def keep(self) -> NoReturn:
@@ -201,7 +202,7 @@ class LinkProber:
             if not self._trains:
                 await measure_coordinator(self._coordinator, self._membership.estimates)
             await asyncio.sleep(jittered(_REFUSED_SECONDS))
-        if self._is_stage:
+        if self._joins_pipelines:
             await self._measure_neighbours()
         while True:
             await asyncio.sleep(jittered(_ECHO_SECONDS))

@@ -279,9 +279,9 @@ class Around:
         finally:
             self._open -= 1
 
-    def watch(self, is_stage: bool = True) -> asyncio.Task[Any]:
+    def watch(self, joins_pipelines: bool = True) -> asyncio.Task[Any]:
         here: Any = self
-        return asyncio.create_task(LinkProber(ME, here, here, here, self.probe, is_stage).keep())
+        return asyncio.create_task(LinkProber(ME, here, here, here, self.probe, joins_pipelines).keep())
 
 
 async def stopped(task: asyncio.Task[Any]) -> None:
@@ -311,7 +311,7 @@ def test_an_echo_does_not_undo_what_was_learned_while_it_was_under_way() -> None
     async def main() -> None:
         around = Around(measured_capacity())
         around.figures = Figures(500.0, 1.0, 1.0)
-        watching = around.watch(is_stage=False)
+        watching = around.watch(joins_pipelines=False)
         await asyncio.sleep(300)
         around.estimates.computed(7e9, 1.0)
         await asyncio.sleep(400)
@@ -347,7 +347,7 @@ def test_a_full_replica_has_no_neighbours_to_measure() -> None:
     async def main() -> None:
         around = Around(measured_capacity())
         around.known = {"a": "a:1"}
-        watching = around.watch(is_stage=False)
+        watching = around.watch(joins_pipelines=False)
         await asyncio.sleep(40)
         assert around.opened == []
         await stopped(watching)

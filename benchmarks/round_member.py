@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from node.hive.client import Hivemind
+from node.hive.transport import HivemindTransport
 from node.security.credentials import Credentials, RunCredentials, folder_of
 from node.security.identity import open_identity
 from protocol.trust.envelope import sign_descriptor
@@ -42,7 +42,7 @@ _RECORD_SECONDS = 60.0
 class RoundMember:
     """What the benchmark asks of a peer: one method per command."""
 
-    _hivemind: Hivemind
+    _hivemind: HivemindTransport
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -61,7 +61,7 @@ class RoundMember:
         folder = folder_of(self._identity.path, RUN)
         credentials = RunCredentials(folder, RUN, "127.0.0.1:9", PeerId("nobody"), None, tls)
         credentials.save()
-        self._hivemind = await Hivemind.start(
+        self._hivemind = await HivemindTransport.start(
             identity=self._identity,
             certificate=credentials.certificate_file,
             authority=credentials.authority_file,
@@ -113,8 +113,6 @@ class RoundMember:
         descriptors = tuple(descriptor_from_bytes(bytes.fromhex(each)) for each in group)
         own = next(each for each in descriptors if each.owner == self._identity.peer)
         gathered = await self._hivemind.exchange(
-            stage,
-            own.round_number,
             self._payloads[stage],
             own,
             ExchangeGroup(f"group {own.round_number}", descriptors),

@@ -15,7 +15,7 @@ from pathlib import Path
 from node import faults
 from node.faults import Moment
 from node.folder import locked, note_folder, settle_in
-from node.hive.client import Hivemind
+from node.hive.transport import HivemindTransport
 from node.ipc.channel import Child, start_child
 from node.measure.hardware import measure_capacity
 from node.measure.measure import LinkProber, known_speed, measure_coordinator, measure_speed
@@ -31,6 +31,7 @@ from node.security.identity import Identity
 from node.train.node_loop import End, NodeLoop
 from node.train.services import LocalData, Services
 from node.train.waiting import AskedToLeave, unless_asked
+from node.transport.transport import Transport
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.roles import DEFAULT_ROLE, policy_of
 from protocol.spec.run import RunSpec
@@ -225,17 +226,17 @@ async def _train(node: _Joined, worker: Child, processes: AsyncExitStack) -> tup
     """Train wherever this node is moved to; how that has ended, and where its checkpoint is."""
     end, kept = End.MOVED, node.folder
     with suppress(AskedToLeave):
-        hivemind = await unless_asked(node.leaving, _enter_dht(node, processes))
+        transport = await unless_asked(node.leaving, _enter_dht(node, processes))
         while True:
-            end, kept = await _train_in_place(node, worker, hivemind)
+            end, kept = await _train_in_place(node, worker, transport)
             if end is not End.MOVED:
                 return end, kept
             await node.membership.attach(_nobody)
-            worker, hivemind = await unless_asked(node.leaving, _start_anew(node, processes))
+            worker, transport = await unless_asked(node.leaving, _start_anew(node, processes))
     return End.DRAINED, kept
 
 
-async def _start_anew(node: _Joined, processes: AsyncExitStack) -> tuple[Child, Hivemind]:
+async def _start_anew(node: _Joined, processes: AsyncExitStack) -> tuple[Child, Transport]:
     """The processes of a node that has to build other stages.
 
     Tries until it succeeds, as the node is sound and others may be away for a while.
@@ -254,10 +255,10 @@ async def _start_anew(node: _Joined, processes: AsyncExitStack) -> tuple[Child, 
     raise AssertionError("the attempts never end by themselves")
 
 
-async def _enter_dht(node: _Joined, processes: AsyncExitStack) -> Hivemind:
-    """A place in the hivemind network, which `processes` ends."""
+async def _enter_dht(node: _Joined, processes: AsyncExitStack) -> Transport:
+    """The connection to the other peers, which `processes` ends."""
     options, admission, credentials = node.options, node.admission(), node.coordinator.credentials
-    hivemind = await Hivemind.start(
+    transport = await HivemindTransport.start(
         identity=node.identity,
         certificate=credentials.certificate_file,
         authority=credentials.authority_file,
@@ -269,17 +270,17 @@ async def _enter_dht(node: _Joined, processes: AsyncExitStack) -> Hivemind:
         client_mode=options.dial_only,
         clock_offset=admission.clock_offset,
     )
-    processes.push_async_callback(hivemind.close)
-    return hivemind
+    processes.push_async_callback(transport.close)
+    return transport
 
 
-async def _train_in_place(node: _Joined, worker: Child, hivemind: Hivemind) -> tuple[End, Path]:
+async def _train_in_place(node: _Joined, worker: Child, transport: Transport) -> tuple[End, Path]:
     """Train in the place that this node has; how that has ended, and where its checkpoint is."""
     options, identity, membership = node.options, node.identity, node.membership
     async with asyncio.TaskGroup() as group:
         background = [group.create_task(_guard(worker))]
-        await membership.attach(hivemind.admit)
-        directory = Directory(hivemind, node.record, membership.estimates)
+        await membership.attach(transport.admit)
+        directory = Directory(transport, node.record, membership.estimates)
         background.append(group.create_task(directory.keep()))
         if options.measure:
             prober = LinkProber(
@@ -291,7 +292,7 @@ async def _train_in_place(node: _Joined, worker: Child, hivemind: Hivemind) -> t
                 joins_pipelines=policy_of(node.record.role).joins_pipelines,
             )
             background.append(group.create_task(prober.keep()))
-        services = Services(identity, worker, hivemind, node.coordinator, node.links, membership, directory)
+        services = Services(identity, worker, transport, node.coordinator, node.links, membership, directory)
         local = LocalData(
             device=options.device,
             source=options.source,
@@ -327,7 +328,7 @@ async def _start_worker(options: NodeOptions, processes: AsyncExitStack) -> Chil
 
 
 async def _nobody(_: Set[PeerId], __: Set[PeerId]) -> None:
-    """There is no hivemind now that could be told whom to admit."""
+    """There is no transport at the moment whose allow list could be replaced."""
 
 
 async def _announce(leaving: asyncio.Event, coordinator: CoordinatorClient, membership: Membership) -> None:

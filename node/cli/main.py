@@ -130,7 +130,7 @@ def coordinator(
     join with an invite alone.
     """
     from coordinator.app import ListenAddresses, run_coordinator  # noqa: PLC0415
-    from node.hive.client import Hivemind  # noqa: PLC0415
+    from node.hive.transport import HivemindTransport  # noqa: PLC0415
     from node.security.identity import open_identity  # noqa: PLC0415
 
     command_runner.configure_logging(verbose)
@@ -175,9 +175,9 @@ def coordinator(
             "Stop it, or give this one another --folder.",
         ) from None
 
-    async def start_bootstrap() -> Hivemind:
-        async def start(port: int) -> Hivemind:
-            return await Hivemind.start(
+    async def start_bootstrap() -> HivemindTransport:
+        async def start(port: int) -> HivemindTransport:
+            return await HivemindTransport.start(
                 identity=identity,
                 certificate=folder / "bootstrap.pem",
                 authority=folder / "authority.pem",

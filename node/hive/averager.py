@@ -116,7 +116,6 @@ class SparseAverager(DecentralizedAverager):
             "exchange": self._on_exchange,
             "fetch": self._on_fetch,
             "fetch_state": self._on_fetch_state,
-            "forget": self._on_forget,
             "admit": self._on_admit,
         }
         serve(self._own_end.detach(), handlers, threads=_CALL_THREADS)
@@ -154,11 +153,6 @@ class SparseAverager(DecentralizedAverager):
             )
 
         self._in_loop(fetch())
-        return Reply({})
-
-    def _on_forget(self, body: Mapping[str, Any], _: Sequence[Buffer]) -> Reply:
-        self._opened.wait()
-        self._payloads.store.forget(body["before_round"])
         return Reply({})
 
     def _on_admit(self, body: Mapping[str, Any], _: Sequence[Buffer]) -> Reply:

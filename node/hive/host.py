@@ -1,6 +1,6 @@
 """The hivemind host: a process that does nothing but fork, watch and call hivemind's processes.
 
-``python -m node.hive.host FD``: answers the calls of :class:`node.hive.client.Hivemind`.
+``python -m node.hive.host FD``: answers the calls of :class:`node.hive.transport.HivemindTransport`.
 """
 
 from __future__ import annotations
@@ -153,11 +153,6 @@ class Host:
     def fetch_state(self, body: Body, blobs: Blobs) -> Reply:
         return self._any_averager(ErrorCode.STATE_UNAVAILABLE).calls.call("fetch_state", body, *blobs)
 
-    def forget(self, body: Body, _: Blobs) -> Reply:
-        for averager in self._averagers.values():
-            averager.calls.call("forget", body)
-        return Reply({})
-
     def admit(self, body: Body, _: Blobs) -> Reply:
         """Who may call from now on: the averagers `peers`, the DHT everybody certified but `banned`."""
         with self._rostering:
@@ -247,7 +242,7 @@ def main() -> None:
     # Averagers cannot be pickled. This process holds no device and no event loop: forking it is safe.
     multiprocessing.set_start_method("fork", force=True)
     host = Host()
-    methods = "start_dht host_stages publish lookup exchange fetch fetch_state forget admit"
+    methods = "start_dht host_stages publish lookup exchange fetch fetch_state admit"
     handlers = {name: getattr(host, name) for name in methods.split()}
     serve(int(sys.argv[1]), handlers, threads=_CALL_THREADS, on_close=host.clean_up)
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NoReturn
 
-from node.hive.client import Hivemind
 from node.net.live_estimates import LiveEstimates
+from node.transport.transport import Transport
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import PeerRecord, StageRange
 
@@ -30,9 +30,9 @@ class Directory:
     """
 
     def __init__(
-        self, hivemind: Hivemind, record: PeerRecord, estimates: LiveEstimates | None = None
+        self, transport: Transport, record: PeerRecord, estimates: LiveEstimates | None = None
     ) -> None:
-        self._hivemind, self._record, self._estimates = hivemind, record, estimates
+        self._transport, self._record, self._estimates = transport, record, estimates
 
     async def keep(self) -> NoReturn:
         """Publish the record again and again until cancelled."""
@@ -48,7 +48,7 @@ class Directory:
     async def endpoints(self) -> Mapping[str, str]:
         """host:port by peer id, as peers say in the DHT; empty where the DHT cannot be asked."""
         try:
-            records = await self._hivemind.lookup()
+            records = await self._transport.lookup()
         except HetnodeError as error:
             log.warning("no records from the DHT, using the plan's endpoints: %s", error)
             return {}
@@ -58,7 +58,7 @@ class Directory:
         if self._estimates is not None:
             self._record = replace(self._record, capacity=self._estimates.capacity)
         try:
-            await self._hivemind.publish(self._record, _RECORD_SECONDS)
+            await self._transport.publish(self._record, _RECORD_SECONDS)
         except HetnodeError as error:
             if error.code is not ErrorCode.DHT_UNREACHABLE:
                 raise

@@ -163,7 +163,7 @@ class NodeLoop:
         body = {"spec": spec.canonical_json, "stages": [place.stages.first, place.stages.stop]}
         reply = await services.worker.call("build", {**body, **asdict(self._local)})
         self._facts = Facts.of_build(place.stages, reply.body)
-        await services.hivemind.host_stages(
+        await services.transport.host_stages(
             self._facts.hosted_payload_bytes(place.stages),
             self._payloads,
             self._checkpoints,
@@ -175,7 +175,7 @@ class NodeLoop:
             place.stages,
             services.identity,
             services.worker,
-            services.hivemind,
+            services.transport,
             services.coordinator,
             services.membership,
             self._facts,
@@ -185,7 +185,7 @@ class NodeLoop:
             spec,
             peer,
             services.worker,
-            services.hivemind,
+            services.transport,
             services.coordinator,
             services.membership,
             self._exchange,

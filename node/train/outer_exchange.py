@@ -18,13 +18,13 @@ from typing import TypeVar
 
 from node import faults
 from node.faults import Moment
-from node.hive.client import Hivemind
 from node.ipc.channel import Child
 from node.net.coordinator_client import CoordinatorClient
 from node.net.membership import Membership, jittered
 from node.security.identity import Identity
 from node.train.overlap import Overlap
 from node.train.stage_info import Facts
+from node.transport.transport import Transport
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.trust.envelope import is_authentic, sign_descriptor
@@ -71,14 +71,14 @@ class OuterExchange:
         stages: StageRange,
         identity: Identity,
         worker: Child,
-        hivemind: Hivemind,
+        transport: Transport,
         coordinator: CoordinatorClient,
         membership: Membership,
         facts: Facts,
         between_steps: asyncio.Lock,
     ) -> None:
         self._spec, self._stages, self._identity = spec, stages, identity
-        self._worker, self._hivemind, self._coordinator = worker, hivemind, coordinator
+        self._worker, self._transport, self._coordinator = worker, transport, coordinator
         self._membership, self._facts, self._between_steps = membership, facts, between_steps
         # Round and digest of each anchor; of the embedding as well where it is a part of stage 0.
         self._anchors: dict[tuple[int, Part], tuple[int, str]] = {}
@@ -185,9 +185,7 @@ class OuterExchange:
         await faults.reach(Moment.PROPOSED, round_number=round_number, stage=stage)
         group = await self._match(mine)
         await faults.reach(Moment.MATCHED, round_number=round_number, stage=stage)
-        gathered = await self._hivemind.exchange(
-            stage,
-            round_number,
+        gathered = await self._transport.exchange(
             payload,
             mine,
             group,
@@ -252,8 +250,7 @@ class OuterExchange:
                 rejected.append(Rejection(descriptor, problem))
             else:
                 entry = ManifestEntry(descriptor, (self._identity.peer,))  # it is here already
-                fetch = self._hivemind.fetch(mine.stage, mine.round_number, entry, _LOCAL_SECONDS)
-                known[descriptor] = await fetch
+                known[descriptor] = await self._transport.fetch_payload(entry, _LOCAL_SECONDS)
         reply = await self._worker.call("screen", {"stage": mine.stage}, *known.values())
         for descriptor, problem in zip(list(known), reply.body["problems"], strict=True):
             if problem and descriptor != mine:
@@ -277,7 +274,7 @@ class OuterExchange:
         return ""
 
     async def _match(self, mine: PayloadDescriptor) -> ExchangeGroup | None:
-        """The coordinator's group; None where it is away, so that hivemind's own matchmaking is used."""
+        """The coordinator's group; None where it is away, so that the transport finds one."""
         try:
             return await self._coordinator.match(mine, self._spec.timing.match_window + _ANSWER_SECONDS)
         except HetnodeError as error:
@@ -409,9 +406,7 @@ class OuterExchange:
             # the same one first.
             holders: list[PeerId] = [*_spread(entry.holders, me), *run_view.hosts_of(decision.stage)]
             anybody = replace(entry, holders=tuple(dict.fromkeys(holders)))
-            return await self._hivemind.fetch(
-                decision.stage, decision.round_number, anybody, self._spec.timing.fetch
-            )
+            return await self._transport.fetch_payload(anybody, self._spec.timing.fetch)
 
         return list(await asyncio.gather(*map(obtain, decision.entries)))
 

@@ -6,12 +6,12 @@ import asyncio
 import logging
 from pathlib import Path
 
-from node.hive.client import Hivemind
 from node.ipc.channel import Child
 from node.net.coordinator_client import CoordinatorClient
 from node.net.membership import Membership
 from node.train.outer_exchange import OuterExchange
 from node.train.stage_info import Facts
+from node.transport.transport import CheckpointDownload, Transport
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.types import Part, PeerId, StateRecord
@@ -34,7 +34,7 @@ class Recovery:
         spec: RunSpec,
         peer: PeerId,
         worker: Child,
-        hivemind: Hivemind,
+        transport: Transport,
         coordinator: CoordinatorClient,
         membership: Membership,
         exchange: OuterExchange,
@@ -42,7 +42,7 @@ class Recovery:
         folder: Path,
     ) -> None:
         self._spec, self._peer, self._folder = spec, peer, folder
-        self._worker, self._hivemind, self._coordinator = worker, hivemind, coordinator
+        self._worker, self._transport, self._coordinator = worker, transport, coordinator
         self._membership, self._exchange, self._facts = membership, exchange, facts
         self._tried_round = 0  # of this node's own checkpoint from which it has started over
 
@@ -147,7 +147,9 @@ class Recovery:
             "loading %s %d of round %d (%d bytes) from %d peers",
             *(record.part.value, record.stage, record.round_number, facts.nbytes, len(donors)),
         )
-        await self._hivemind.fetch_state(record, donors, facts.nbytes, facts.header, file, _DOWNLOAD_SECONDS)
+        await self._transport.fetch_checkpoint(
+            CheckpointDownload(record, donors, facts.nbytes, facts.header, file, _DOWNLOAD_SECONDS)
+        )
         await self._worker.call(
             "load_part",
             {

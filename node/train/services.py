@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from node.hive.client import Hivemind
 from node.ipc.channel import Child
 from node.net.coordinator_client import CoordinatorClient
 from node.net.directory import Directory
 from node.net.link import Links
 from node.net.membership import Membership
 from node.security.identity import Identity
+from node.transport.transport import Transport
 
 
 @dataclass(frozen=True)
 class Services:
-    """What a joined node has at hand. Worker, hivemind and directory are started anew for other stages."""
+    """What a joined node has at hand. Worker, transport and directory are started anew for other stages."""
 
     identity: Identity
     worker: Child
-    hivemind: Hivemind
+    transport: Transport
     coordinator: CoordinatorClient
     links: Links
     membership: Membership

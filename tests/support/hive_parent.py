@@ -9,7 +9,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from node.hive.client import Hivemind
+from node.hive.transport import HivemindTransport
 from node.security.identity import open_identity
 from tests.support.certificates import enrolled
 
@@ -17,7 +17,7 @@ from tests.support.certificates import enrolled
 async def main() -> None:
     identity = open_identity(Path(sys.argv[1]) / "peer.key")
     credentials = enrolled(identity, "orphans")
-    hivemind = await Hivemind.start(
+    hivemind = await HivemindTransport.start(
         identity=identity,
         certificate=credentials.certificate_file,
         authority=credentials.authority_file,

@@ -13,7 +13,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from node.hive.client import Hivemind
+from node.hive.transport import HivemindTransport
 from node.security.identity import open_identity
 from protocol.errors import HetnodeError
 from protocol.types import ExchangeGroup, PeerId
@@ -25,7 +25,7 @@ async def main(
     folder: Path, certificate: Path, authority: Path, offset: float, peer: PeerId, address: str
 ) -> None:
     identity = open_identity(folder / "skewed.key")
-    hivemind = await Hivemind.start(
+    hivemind = await HivemindTransport.start(
         identity=identity,
         certificate=certificate,
         authority=authority,
@@ -43,7 +43,7 @@ async def main(
         print(descriptor_to_bytes(own).hex(), flush=True)
         theirs = descriptor_from_bytes(bytes.fromhex(await asyncio.to_thread(sys.stdin.readline)))
         group = ExchangeGroup("group", canonical([own, theirs]))
-        gathered = await hivemind.exchange(0, 1, payload, own, group, expected=0, deadline=PATIENT)
+        gathered = await hivemind.exchange(payload, own, group, expected=0, deadline=PATIENT)
         print(len(gathered.held), flush=True)
         await asyncio.to_thread(sys.stdin.readline)
     finally:

@@ -20,10 +20,10 @@ from coordinator.rounds.deadlines import closes_at
 from coordinator.state.events import PeerLost, PeerRetreated, PlanAdopted
 from node.data.stream import open_stream
 from node.faults import Action, Moment
-from node.hive.client import Gathered
 from node.model.stage import Stage, next_token_loss
 from node.optimizer.outer_stage import OuterStage
 from node.optimizer.schedule import learning_rate
+from node.transport.transport import ExchangeResult
 from node.worker.trainer import Trainer
 from protocol.algorithm.clipping import clipping_scales, payload_norm
 from protocol.algorithm.sampling import sample_range
@@ -44,7 +44,7 @@ from tests.system.test_virtual_swarm import (
     return_after,
 )
 from tests.system.test_virtual_swarm import spec_of as usual_spec
-from tests.virtual.hive import VirtualHivemind
+from tests.virtual.hive import VirtualTransport
 from tests.virtual.network import here
 from tests.virtual.swarm import VirtualSwarm
 
@@ -358,22 +358,20 @@ def test_the_anchors_are_those_of_a_plain_loop(play: Play, ahead: int) -> None:
 
 
 def holding_only_its_own(rounds: set[int], stage: int) -> Any:
-    """VirtualHivemind.exchange, by which nobody gets any payload of these rounds but its own."""
-    exchange = VirtualHivemind.exchange
+    """VirtualTransport.exchange, by which nobody gets any payload of these rounds but its own."""
+    exchange = VirtualTransport.exchange
 
     async def alone(
-        self: VirtualHivemind,
-        its_stage: int,
-        round_number: int,
+        self: VirtualTransport,
         payload: bytes,
         descriptor: PayloadDescriptor,
         *args: Any,
         **more: Any,
-    ) -> Gathered:
-        if its_stage == stage and round_number in rounds:
-            await self._stages[its_stage].hold(descriptor, bytes(payload))
-            return Gathered((descriptor,), ())
-        return await exchange(self, its_stage, round_number, payload, descriptor, *args, **more)
+    ) -> ExchangeResult:
+        if descriptor.stage == stage and descriptor.round_number in rounds:
+            await self._stages[stage].hold(descriptor, bytes(payload))
+            return ExchangeResult((descriptor,), ())
+        return await exchange(self, payload, descriptor, *args, **more)
 
     return alone
 
@@ -381,7 +379,7 @@ def holding_only_its_own(rounds: set[int], stage: int) -> Any:
 def test_what_was_learned_around_an_aborted_round_counts_in_the_next(
     play: Play, books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(VirtualHivemind, "exchange", holding_only_its_own({2, 3}, stage=1))
+    monkeypatch.setattr(VirtualTransport, "exchange", holding_only_its_own({2, 3}, stage=1))
     spec = spec_of(MIXED, rounds=5, **LOSSLESS)
 
     async def scenario(swarm: VirtualSwarm) -> None:
@@ -399,17 +397,19 @@ def test_what_was_learned_around_an_aborted_round_counts_in_the_next(
 def test_a_replica_whose_payload_is_left_out_loses_nothing(
     play: Play, books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exchange = VirtualHivemind.exchange
+    exchange = VirtualTransport.exchange
 
-    async def deaf(self: VirtualHivemind, stage: int, round_number: int, *args: Any, **more: Any) -> Gathered:
-        found = await exchange(self, stage, round_number, *args, **more)
-        if (here(), stage, round_number) in {("a", 0, 3), ("b", 0, 3)}:
+    async def deaf(
+        self: VirtualTransport, payload: bytes, own: PayloadDescriptor, *args: Any, **more: Any
+    ) -> ExchangeResult:
+        found = await exchange(self, payload, own, *args, **more)
+        if (here(), own.stage, own.round_number) in {("a", 0, 3), ("b", 0, 3)}:
             kept = tuple(each for each in found.held if each.owner != here_too.peer("c"))
-            return Gathered(kept, found.rejected)
+            return ExchangeResult(kept, found.rejected)
         return found
 
     here_too: VirtualSwarm
-    monkeypatch.setattr(VirtualHivemind, "exchange", deaf)
+    monkeypatch.setattr(VirtualTransport, "exchange", deaf)
 
     async def scenario(swarm: VirtualSwarm) -> None:
         nonlocal here_too

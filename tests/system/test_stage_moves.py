@@ -25,7 +25,7 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.types import Member, PeerId, Plan, Replica, ReservedAssignment, Role, StageRange
 from tests.system.test_virtual_swarm import MIXED, Play, contributions, plan, play, spec_of
-from tests.virtual.hive import VirtualHivemind
+from tests.virtual.hive import VirtualTransport
 from tests.virtual.network import here
 from tests.virtual.swarm import VirtualSwarm
 from tests.virtual.worker import VirtualWorker
@@ -94,9 +94,9 @@ def test_a_move_outlasts_a_dht_that_is_away_and_goes_by_the_newest_admission(
 ) -> None:
     entered: list[tuple[str, ...]] = []
     joins: Counter[PeerId] = Counter()
-    start, join = VirtualSwarm._start_hivemind, CoordinatorClient.join
+    start, join = VirtualSwarm._start_transport, CoordinatorClient.join
 
-    async def start_hivemind(self: VirtualSwarm, **options: Any) -> VirtualHivemind:
+    async def start_transport(self: VirtualSwarm, **options: Any) -> VirtualTransport:
         if here() == "s":
             entered.append(options["initial_peers"])
             if len(entered) in (2, 3):
@@ -125,7 +125,7 @@ def test_a_move_outlasts_a_dht_that_is_away_and_goes_by_the_newest_admission(
         await swarm.until_over("s", seconds=20)
         assert not swarm.nodes["s"].errors
 
-    monkeypatch.setattr(VirtualSwarm, "_start_hivemind", start_hivemind)
+    monkeypatch.setattr(VirtualSwarm, "_start_transport", start_transport)
     monkeypatch.setattr(CoordinatorClient, "join", join_counted)
     play(scenario, BENCH, bench_spec(60))
 
@@ -173,9 +173,9 @@ def test_who_is_refused_because_of_a_move_that_it_has_not_heard_of_moves(
 @pytest.mark.slow  # its pieces are tested by themselves
 def test_who_is_asked_to_leave_while_it_cannot_move_does(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     starts: Counter[str] = Counter()
-    start = VirtualSwarm._start_hivemind
+    start = VirtualSwarm._start_transport
 
-    async def start_hivemind(self: VirtualSwarm, **options: Any) -> VirtualHivemind:
+    async def start_transport(self: VirtualSwarm, **options: Any) -> VirtualTransport:
         starts[here()] += 1
         if starts["s"] > 1:
             raise HetnodeError(ErrorCode.DHT_UNREACHABLE, "Nobody is there.", "Wait.")
@@ -195,7 +195,7 @@ def test_who_is_asked_to_leave_while_it_cannot_move_does(play: Play, monkeypatch
         assert not swarm.nodes["s"].errors
         await swarm.until_over()
 
-    monkeypatch.setattr(VirtualSwarm, "_start_hivemind", start_hivemind)
+    monkeypatch.setattr(VirtualSwarm, "_start_transport", start_transport)
     play(scenario, BENCH, bench_spec(20))
 
 

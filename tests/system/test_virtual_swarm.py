@@ -16,13 +16,14 @@ from coordinator.state.text import short
 from coordinator.status.messages import sentence
 from node.faults import Action, Moment
 from node.net.coordinator_client import CoordinatorClient
+from node.transport.transport import CheckpointDownload
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import Lifecycle, Part, Role, StateRecord
 from tests.support.faults import FaultPlan
 from tests.virtual import swarm as virtual
-from tests.virtual.hive import VirtualHivemind
+from tests.virtual.hive import VirtualTransport
 from tests.virtual.network import here
 from tests.virtual.swarm import VirtualSwarm
 
@@ -479,7 +480,8 @@ def test_a_link_that_breaks_while_the_coordinator_is_away_is_given_up_when_it_is
 def test_a_full_replica_that_lacks_one_payload_gives_up_its_seat_and_gets_another(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(VirtualHivemind, "fetch", failing_once("c", "fetch", ErrorCode.PAYLOAD_UNAVAILABLE))
+    failing = failing_once("c", "fetch_payload", ErrorCode.PAYLOAD_UNAVAILABLE)
+    monkeypatch.setattr(VirtualTransport, "fetch_payload", failing)
 
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start()
@@ -493,10 +495,10 @@ def test_a_full_replica_that_lacks_one_payload_gives_up_its_seat_and_gets_anothe
 
 
 def failing_once(name: str, method: str, code: ErrorCode) -> Callable[..., Awaitable[Any]]:
-    """The method of VirtualHivemind, which fails at the first call of the node `name`."""
-    original, failed = getattr(VirtualHivemind, method), []
+    """The method of VirtualTransport, which fails at the first call of the node `name`."""
+    original, failed = getattr(VirtualTransport, method), []
 
-    async def call(self: VirtualHivemind, *args: Any) -> Any:
+    async def call(self: VirtualTransport, *args: Any) -> Any:
         if here() == name and not failed:
             failed.append(True)
             raise HetnodeError(code, "Nobody has it.", "A test.")
@@ -526,15 +528,16 @@ def test_the_seat_given_up_is_that_of_the_newest_plan_that_kept_the_replica(play
 def test_a_part_of_a_checkpoint_that_nobody_gives_for_a_while_does_not_end_the_node(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, refused = VirtualHivemind.fetch_state, []
+    original, refused = VirtualTransport.fetch_checkpoint, []
 
-    async def fetch_state(self: VirtualHivemind, record: StateRecord, *args: Any) -> None:
+    async def fetch_checkpoint(self: VirtualTransport, download: CheckpointDownload) -> None:
+        record = download.record
         if record.stage == 1 and len(refused) < 9:
             refused.append(record)
             raise HetnodeError(ErrorCode.STATE_UNAVAILABLE, "No donor has it.", "A test.")
-        await original(self, record, *args)
+        await original(self, download)
 
-    monkeypatch.setattr(VirtualHivemind, "fetch_state", fetch_state)
+    monkeypatch.setattr(VirtualTransport, "fetch_checkpoint", fetch_checkpoint)
 
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start()

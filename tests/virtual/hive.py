@@ -18,10 +18,10 @@ from hivemind.p2p import P2PContext, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PHandlerError
 
 from node.hive.allow_list import AllowList
-from node.hive.client import Gathered
 from node.hive.payload_exchange import PayloadPeer
 from node.security.identity import Identity
 from node.transport.payload_store import PayloadStore
+from node.transport.transport import Buffer, CheckpointDownload, ExchangeResult, Transport
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.envelope import is_authentic, misfit
 from protocol.types import (
@@ -31,7 +31,6 @@ from protocol.types import (
     PeerId,
     PeerRecord,
     Rejection,
-    StateRecord,
 )
 from tests.virtual.network import here
 from tests.virtual.rpc import Coders, VirtualCall, VirtualChannel, VirtualGrpc, VirtualServer
@@ -138,8 +137,8 @@ def _serialized(message: Any) -> bytes:
     return bytes(message.SerializeToString())
 
 
-class VirtualHivemind:
-    """Has the methods of :class:`node.hive.client.Hivemind`."""
+class VirtualTransport(Transport):
+    """A transport over the virtual network."""
 
     addresses = ()
 
@@ -179,17 +178,15 @@ class VirtualHivemind:
 
     async def exchange(
         self,
-        stage: int,
-        round_number: int,
-        payload: bytes,
+        payload: Buffer,
         descriptor: PayloadDescriptor,
         group: ExchangeGroup | None,
         *,
         expected: int,
         deadline: float,
-    ) -> Gathered:
+    ) -> ExchangeResult:
         clock = asyncio.get_running_loop().time
-        ends, peer = clock() + deadline, self._stages[stage]
+        ends, peer = clock() + deadline, self._stages[descriptor.stage]
         peer.break_off()
         await peer.hold(descriptor, bytes(payload))
         if group is None:
@@ -198,7 +195,7 @@ class VirtualHivemind:
             members = list(group.descriptors)
         refused, others = {}, []
         for each in members:
-            if each.owner == self._peer or not self._is_usable(each, stage, round_number):
+            if each.owner == self._peer or not self._is_usable(each, descriptor):
                 continue
             if reason := misfit(each, descriptor):
                 refused[each] = reason
@@ -207,29 +204,24 @@ class VirtualHivemind:
         faults = await peer.gather(descriptor, others, max(0.0, ends - clock()), push=self._client_mode)
         refused |= {each: faults[each.owner] for each in others if each.owner in faults}
         held = [each for each in (descriptor, *others) if peer.store.has(each.round_number, each.sha256)]
-        return Gathered(
+        return ExchangeResult(
             tuple(sorted(held, key=lambda each: each.owner)),
             tuple(Rejection(each, why) for each, why in refused.items()),
         )
 
-    async def fetch(self, stage: int, round_number: int, entry: ManifestEntry, deadline: float) -> bytes:
-        peer = self._stages.get(stage) or self._any_stage()
+    async def fetch_payload(self, entry: ManifestEntry, deadline: float) -> bytes:
+        peer = self._stages.get(entry.descriptor.stage) or self._any_stage()
         return await peer.fetch(entry.descriptor, list(entry.holders), deadline)
 
-    async def fetch_state(
-        self,
-        record: StateRecord,
-        donors: Mapping[PeerId, int],
-        nbytes: int,
-        header: str,
-        into: Path,
-        deadline: float,
-    ) -> None:
-        await self._any_stage().fetch_state(record, dict(donors), nbytes, header, into, deadline)
-
-    async def forget(self, before_round: int) -> None:
-        for peer in self._stages.values():
-            peer.store.forget(before_round)
+    async def fetch_checkpoint(self, download: CheckpointDownload) -> None:
+        await self._any_stage().fetch_state(
+            download.record,
+            dict(download.donors),
+            download.nbytes,
+            download.header,
+            download.into,
+            download.deadline,
+        )
 
     async def wait_closed(self) -> None:
         await self._closed.wait()
@@ -240,13 +232,13 @@ class VirtualHivemind:
     def _any_stage(self) -> PayloadPeer:
         return next(iter(self._stages.values()))
 
-    def _is_usable(self, each: PayloadDescriptor, stage: int, round_number: int) -> bool:
-        fits = (each.run, each.stage, each.round_number) == (self._run, stage, round_number)
+    def _is_usable(self, each: PayloadDescriptor, own: PayloadDescriptor) -> bool:
+        fits = (each.run, each.stage, each.round_number) == (self._run, own.stage, own.round_number)
         return (
             fits
             and each.owner in self._allow_list
             and is_authentic(each)
-            and each.nbytes <= self._capacities[stage]
+            and each.nbytes <= self._capacities[own.stage]
         )
 
     async def _find_group(

@@ -34,7 +34,7 @@ from protocol.types import Capacity, Decision, PeerId, Role
 from tests.support.certificates import credentials
 from tests.support.faults import FaultPlan
 from tests.virtual.coordinator import ADDRESS, OWNER, VirtualCoordinator
-from tests.virtual.hive import Dht, VirtualHivemind
+from tests.virtual.hive import Dht, VirtualTransport
 from tests.virtual.loop import Life, VirtualLoop, run, start
 from tests.virtual.network import Network, here
 from tests.virtual.rpc import VirtualGrpc
@@ -269,7 +269,7 @@ class VirtualSwarm:
             return self._worker()
 
         class Hive:
-            start = staticmethod(self._start_hivemind)
+            start = staticmethod(self._start_transport)
 
         with (
             self.rpc.installed(),
@@ -281,7 +281,7 @@ class VirtualSwarm:
             patch("node.runtime.measure_capacity", lambda device, threads: Capacity(device, 2**30, threads)),
             patch("node.net.link.clock", self.loop.time),
             patch("node.runtime.start_child", start_child),
-            patch("node.runtime.Hivemind", Hive),
+            patch("node.runtime.HivemindTransport", Hive),
         ):
             yield
 
@@ -305,10 +305,10 @@ class VirtualSwarm:
         node.worker = VirtualWorker(self._step_seconds / node.speed / usual)
         return node.worker
 
-    async def _start_hivemind(
+    async def _start_transport(
         self, *, identity: Identity, run: str, client_mode: bool, **_: Any
-    ) -> VirtualHivemind:
-        return VirtualHivemind(self.rpc, self.dht, identity, run, client_mode)
+    ) -> VirtualTransport:
+        return VirtualTransport(self.rpc, self.dht, identity, run, client_mode)
 
     def _node_here(self) -> VirtualNode:
         return self.nodes[here()]

@@ -26,7 +26,7 @@ from tests.builders import Keyed, keyed, spec_of
 from tests.support.certificates import authority, credentials
 from tests.support.faults import FaultPlan
 from tests.virtual.coordinator import ADDRESS, OWNER, VirtualCoordinator
-from tests.virtual.hive import Dht, VirtualHivemind
+from tests.virtual.hive import Dht, VirtualTransport
 from tests.virtual.loop import BEGINNING, Life, VirtualLoop, run, start
 from tests.virtual.network import SILENCE_SECONDS, Network
 from tests.virtual.rpc import VirtualGrpc
@@ -70,9 +70,9 @@ class Machines:
         )
         return CoordinatorClient(run_credentials, NAMES[name])  # type: ignore[arg-type]
 
-    async def hive(self, name: str) -> VirtualHivemind:
+    async def hive(self, name: str) -> VirtualTransport:
         """To be made on the machine itself."""
-        hive = VirtualHivemind(self.rpc, self.dht, NAMES[name], self.spec.run_id, client_mode=False)  # type: ignore[arg-type]
+        hive = VirtualTransport(self.rpc, self.dht, NAMES[name], self.spec.run_id, client_mode=False)  # type: ignore[arg-type]
         await hive.host_stages({0: 1000}, self.folder / name, self.folder / name / "checkpoint", 30)
         await hive.admit([who.peer for who in NAMES.values()])
         return hive
@@ -369,7 +369,7 @@ def test_payloads_outlive_their_node_and_are_fetched_by_hash(play: Play) -> None
 
         async def fetch() -> bytes:
             entry = ManifestEntry(described_by(machines, A), (C.peer, A.peer))
-            return await (await machines.hive("b")).fetch(0, 1, entry, 10)
+            return await (await machines.hive("b")).fetch_payload(entry, 10)
 
         got = await machines.on("b", fetch())
         assert got == payload_of(A)
@@ -386,7 +386,7 @@ def test_without_the_coordinator_groups_are_found_by_looking(play: Play) -> None
     async def looking(machines: Machines, name: str) -> int:
         who, hive = NAMES[name], await machines.hive(name)
         gathered = await hive.exchange(
-            0, 1, payload_of(who), described_by(machines, who), None, expected=3, deadline=10
+            payload_of(who), described_by(machines, who), None, expected=3, deadline=10
         )
         return len(gathered.held)
 

@@ -22,7 +22,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from coordinator.authority import Authority
-from node.hive.client import Hivemind
+from node.hive.transport import HivemindTransport
 from node.security.identity import Identity, open_identity
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.envelope import sign_descriptor
@@ -56,7 +56,7 @@ BRIEF = 2.0
 @dataclass(frozen=True)
 class Node:
     identity: Identity
-    hivemind: Hivemind
+    hivemind: HivemindTransport
 
     def descriptor(self, payload: bytes, stage: int, round_number: int) -> PayloadDescriptor:
         return describe(self.identity, payload, stage, round_number)
@@ -70,8 +70,6 @@ class Node:
         expected: int = 0,
     ) -> tuple[PayloadDescriptor, ...]:
         gathered = await self.hivemind.exchange(
-            descriptor.stage,
-            descriptor.round_number,
             payload,
             descriptor,
             None if group is None else ExchangeGroup("group", tuple(canonical(group))),
@@ -82,7 +80,7 @@ class Node:
 
     async def fetch(self, descriptor: PayloadDescriptor, *holders: Node, deadline: float = PATIENT) -> bytes:
         entry = ManifestEntry(descriptor, tuple(holder.identity.peer for holder in holders))
-        return await self.hivemind.fetch(descriptor.stage, descriptor.round_number, entry, deadline)
+        return await self.hivemind.fetch_payload(entry, deadline)
 
 
 @dataclass(frozen=True)
@@ -148,7 +146,7 @@ async def start_as(
     payloads: Path | None = None,
     listen_port: int = 0,
 ) -> Node:
-    hivemind = await Hivemind.start(
+    hivemind = await HivemindTransport.start(
         identity=identity,
         **certified(identity),
         run=RUN,
@@ -168,7 +166,7 @@ async def start_as(
 
 
 def certified(identity: Identity, issuer: Authority | None = None) -> dict[str, Path]:
-    """What Hivemind.start needs to be believed."""
+    """What HivemindTransport.start needs to be believed."""
     credentials = enrolled(identity, RUN, issuer=issuer)
     return {"certificate": credentials.certificate_file, "authority": credentials.authority_file}
 
@@ -325,10 +323,9 @@ async def test_a_node_without_any_stage_cannot_fetch(network: Network) -> None:
 
 
 async def test_old_rounds_are_forgotten(network: Network) -> None:
-    old, new = (network.alice.descriptor(b"payload", 1, round_number) for round_number in (10, 11))
+    old, new = (network.alice.descriptor(b"payload", 1, number) for number in (10, 10 + KEEP_ROUNDS))
     await network.alice.exchange(b"payload", old, [old])
     await network.alice.exchange(b"payload", new, [new])
-    await network.alice.hivemind.forget(before_round=11)
     assert await network.bob.fetch(new, network.alice) == b"payload"
     with pytest.raises(HetnodeError):
         await network.carol.fetch(old, network.alice, deadline=BRIEF)
@@ -352,20 +349,20 @@ async def test_without_a_coordinator_one_group_of_the_known_size_forms_through_t
         assert held == [canonical(descriptors)] * 3
 
 
-@pytest.mark.parametrize("fault", ["stage", "signature"])
+@pytest.mark.parametrize("fault", ["run", "signature"])
 async def test_what_does_not_fit_is_left_out_of_a_group_found_through_the_dht(
     network: Network, fault: str
 ) -> None:
-    round_number = {"stage": 17, "signature": 18}[fault]
+    round_number = {"run": 17, "signature": 18}[fault]
     own = network.alice.descriptor(b"payload", 1, round_number)
-    theirs = network.bob.descriptor(b"payload", 0 if fault == "stage" else 1, round_number)
-    if fault == "signature":
+    theirs = network.bob.descriptor(b"payload", 1, round_number)
+    if fault == "run":
+        theirs = sign_descriptor(replace(theirs, run="another"), network.bob.identity.sign)
+    else:
         theirs = replace(theirs, weight=5.0)
     held, _ = await asyncio.gather(
         network.alice.exchange(b"payload", own, None, expected=2),
-        network.bob.hivemind.exchange(
-            1, round_number, b"payload", theirs, None, expected=2, deadline=PATIENT
-        ),
+        network.bob.exchange(b"payload", theirs, None, expected=2),
     )
     assert held == (own,)
 
@@ -438,7 +435,7 @@ async def test_the_dht_is_closed_to_a_caller(network: Network, tmp_path: Path, c
     if caller == "banned":
         await network.bootstrap.hivemind.admit((), [identity.peer])
     with pytest.raises(HetnodeError) as refused:
-        await Hivemind.start(
+        await HivemindTransport.start(
             identity=identity, **shown, run=RUN, initial_peers=network.bootstrap.hivemind.addresses
         )
     assert refused.value.code is ErrorCode.DHT_UNREACHABLE
@@ -536,13 +533,13 @@ async def test_a_port_in_use_is_refused(network: Network, tmp_path: Path) -> Non
     port = int(network.bootstrap.hivemind.addresses[0].split("/")[4])
     identity = open_identity(tmp_path / "peer.key")
     with pytest.raises(HetnodeError) as failure:
-        await Hivemind.start(identity=identity, **certified(identity), run=RUN, listen_port=port)
+        await HivemindTransport.start(identity=identity, **certified(identity), run=RUN, listen_port=port)
     assert failure.value.code is ErrorCode.PORT_IN_USE
 
 
 async def test_an_advertised_address_is_what_others_are_told(tmp_path: Path) -> None:
     identity = open_identity(tmp_path / "peer.key")
-    hivemind = await Hivemind.start(
+    hivemind = await HivemindTransport.start(
         identity=identity,
         **certified(identity),
         run=RUN,

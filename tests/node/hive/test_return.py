@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from node.security.identity import open_identity
+from node.transport.transport import CheckpointDownload
 from protocol.algorithm.digest import header_of, size_of
 from protocol.algorithm.outer_step import anchor_digest
 from protocol.errors import ErrorCode, HetnodeError
@@ -185,7 +186,9 @@ async def fetch_state(
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     hosts = {donor.identity.peer: stage for donor, stage in donors.items()}
     record = StateRecord(RUN, 0, part, ROUND, anchor_digest(tensors), tuple(hosts))
-    await node.hivemind.fetch_state(record, hosts, size_of(shapes), header_of(shapes), into, deadline)
+    await node.hivemind.fetch_checkpoint(
+        CheckpointDownload(record, hosts, size_of(shapes), header_of(shapes), into, deadline)
+    )
 
 
 def content(tensors: Mapping[str, Tensor]) -> bytes:

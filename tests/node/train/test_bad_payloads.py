@@ -19,7 +19,7 @@ import pytest
 import pytest_asyncio
 
 from coordinator.membership import strikes
-from node.hive.client import Hivemind
+from node.hive.transport import HivemindTransport
 from node.ipc.channel import Child, start_child
 from node.net.coordinator_client import CoordinatorClient
 from node.net.membership import Membership
@@ -57,7 +57,7 @@ class Peer:
 
     identity: Identity
     coordinator: CoordinatorClient
-    hivemind: Hivemind
+    hivemind: HivemindTransport
 
 
 @dataclass
@@ -113,7 +113,7 @@ class Round:
         descriptor, bad = await self.describe(announced), self.bad
         group = await bad.coordinator.match(descriptor, PATIENT)
         gathered = await bad.hivemind.exchange(
-            0, self.number, served, descriptor, group, expected=3, deadline=SPEC.timing.fetch
+            served, descriptor, group, expected=3, deadline=SPEC.timing.fetch
         )
         await bad.coordinator.report(0, descriptor.round_number, gathered.held, (), PATIENT)
 
@@ -145,7 +145,7 @@ async def _start(folder: Path, coordinator: Running, stack: AsyncExitStack) -> R
         client = CoordinatorClient(replace(credentials, api=coordinator.address), identity)
         stack.push_async_callback(client.close)
         await client.join(Role.REPLICA, CPU, "", SPEC.hash, PATIENT)
-        hivemind = await Hivemind.start(
+        hivemind = await HivemindTransport.start(
             identity=identity,
             certificate=credentials.certificate_file,
             authority=credentials.authority_file,

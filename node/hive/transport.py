@@ -14,7 +14,6 @@ import socket
 import sys
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from node.hive.clock import coordinator_time
-from node.ipc.channel import Buffer, Child, Reply, start_child
+from node.ipc.channel import Child, Reply, start_child
 from node.security.identity import Identity
+from node.transport.transport import Buffer, CheckpointDownload, ExchangeResult, Transport
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import (
     ExchangeGroup,
@@ -32,7 +32,6 @@ from protocol.types import (
     PeerId,
     PeerRecord,
     Rejection,
-    StateRecord,
 )
 from protocol.wire.convert.payloads import group_to_pb, state_to_pb
 from protocol.wire.records import descriptor_from_bytes, descriptor_to_bytes, open_record, seal_record
@@ -48,29 +47,12 @@ _GRACE_SECONDS = 15.0
 """How much longer than the deadline the host may take to answer before it is taken for dead."""
 
 
-@dataclass(frozen=True)
-class Gathered:
-    """What an exchange has brought.
-
-    `held` are in canonical order (by owner). `rejected` is what no honest peer would have announced or sent.
-    """
-
-    held: tuple[PayloadDescriptor, ...]
-    rejected: tuple[Rejection, ...] = ()
-
-
-class Hivemind:
-    """This node's place in the hivemind network, run by a host process of its own.
+class HivemindTransport(Transport):
+    """A node's connection to hivemind's network, run by a host process of its own.
 
     Create it with :meth:`start`. When the host process or one of its children dies, every open and every
     later call raises HIVEMIND_DIED; the node has to be started again.
-
-    Attributes:
-        addresses: multiaddresses under which other peers reach this one, for their `initial_peers`; empty
-            in client mode.
     """
-
-    addresses: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -83,6 +65,12 @@ class Hivemind:
     ) -> None:
         self._host, self._folder, self._identity = host, folder, identity
         self._certificate, self._authority, self._clock_offset = certificate, authority, clock_offset
+        self._addresses: tuple[str, ...] = ()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Multiaddresses for the `initial_peers` of others; empty in client mode."""
+        return self._addresses
 
     @classmethod
     async def start(
@@ -98,7 +86,7 @@ class Hivemind:
         advertise: str | None = None,
         client_mode: bool = False,
         clock_offset: float = 0.0,
-    ) -> Hivemind:
+    ) -> HivemindTransport:
         """Spawn the host and join the DHT.
 
         Args:
@@ -149,7 +137,7 @@ class Hivemind:
             }
             reply = await hivemind._call("start_dht", body, deadline=_START_SECONDS)
             assert reply.body["peer"] == identity.peer, "p2pd and we derive the peer id from the same key"
-            hivemind.addresses = tuple(reply.body["addresses"])
+            hivemind._addresses = tuple(reply.body["addresses"])
         except BaseException:
             await hivemind.close()
             raise
@@ -158,20 +146,6 @@ class Hivemind:
     async def host_stages(
         self, capacities: Mapping[int, int], payload_folder: Path, checkpoint_folder: Path, keep_rounds: int
     ) -> None:
-        """Start one averager for each stage; may be called once.
-
-        Args:
-            capacities: the largest payload of each hosted stage, in bytes. Larger ones are refused unread.
-            payload_folder: where payloads are kept, also for the time after a restart; made if need be. No
-                other node may use it.
-            checkpoint_folder: of this node's checkpoints (see node.checkpoint.parts); parts of whatever it holds at the
-                time are served to the roster. It need not exist yet.
-            keep_rounds: payloads of rounds older than this many before the newest are dropped.
-
-        Raises:
-            HetnodeError: HIVEMIND_DIED. A disk that takes no payloads is no failure: they are then held in
-                memory for a while, with a warning in the log.
-        """
         body = {
             "capacities": {str(stage): nbytes for stage, nbytes in capacities.items()},
             "payload_folder": str(payload_folder.absolute()),
@@ -182,24 +156,10 @@ class Hivemind:
         await self._call("host_stages", body, deadline=_START_SECONDS)
 
     async def admit(self, peers: Collection[PeerId], banned: Collection[PeerId] = ()) -> None:
-        """Who may call this peer from now on; nobody may call its averagers before the first time.
-
-        Args:
-            peers: those with a place in the plan: they may take part in rounds and fetch payloads.
-            banned: refused everywhere, certified or not. All others that are certified may use the DHT.
-
-        Raises:
-            HetnodeError: DHT_UNREACHABLE, HIVEMIND_DIED.
-        """
         body = {"peers": sorted(set(peers) - set(banned)), "banned": sorted(banned)}
         await self._call("admit", {**body, "deadline": _LOCAL_SECONDS}, deadline=_LOCAL_SECONDS)
 
     async def publish(self, record: PeerRecord, ttl: float) -> None:
-        """Sign `record` and store it in the DHT for `ttl` seconds.
-
-        Raises:
-            HetnodeError: DHT_UNREACHABLE when no DHT peer took it; HIVEMIND_DIED.
-        """
         expires = coordinator_time(self._clock_offset) + ttl
         shown = x509.load_pem_x509_certificate(self._certificate.read_bytes()).public_bytes(Encoding.DER)
         sealed = seal_record(record, self._identity.sign, expires, shown)
@@ -207,11 +167,6 @@ class Hivemind:
         await self._call("publish", body, sealed, deadline=_DHT_SECONDS)
 
     async def lookup(self) -> dict[PeerId, PeerRecord]:
-        """The records of this run that the DHT holds now, signed by their own certified peers.
-
-        Raises:
-            HetnodeError: DHT_UNREACHABLE, HIVEMIND_DIED.
-        """
         reply = await self._call("lookup", {"deadline": _DHT_SECONDS}, deadline=_DHT_SECONDS)
         records = {}
         now = coordinator_time(self._clock_offset)
@@ -224,31 +179,14 @@ class Hivemind:
 
     async def exchange(
         self,
-        stage: int,
-        round_number: int,
         payload: Buffer,
         descriptor: PayloadDescriptor,
         group: ExchangeGroup | None,
         *,
         expected: int,
         deadline: float,
-    ) -> Gathered:
-        """One averaging round of `stage`: all-gather the payloads of a group.
-
-        Args:
-            payload: this peer's payload, of exactly the length and hash in `descriptor`, which it has signed.
-            group: as matched by the coordinator; None lets hivemind find the group through the DHT.
-            expected: size of the full group; only used without `group`.
-            deadline: seconds from now; what has not arrived by then is not in the result.
-
-        Returns:
-            what this peer now holds and serves to others, its own payload included, and what it refused. A
-            failed round is a normal event: then it holds its own one alone.
-
-        Raises:
-            HetnodeError: HIVEMIND_DIED.
-        """
-        body = {"stage": stage, "round": round_number, "expected": expected, "deadline": deadline}
+    ) -> ExchangeResult:
+        body = {"stage": descriptor.stage, "expected": expected, "deadline": deadline}
         blobs = [payload, descriptor_to_bytes(descriptor)]
         if group is not None:
             blobs.append(group_to_pb(group).SerializeToString())
@@ -256,69 +194,27 @@ class Hivemind:
         descriptors = [descriptor_from_bytes(bytes(blob)) for blob in reply.blobs]
         reasons = reply.body["refused"]
         held, refused = descriptors[: -len(reasons) or None], descriptors[len(descriptors) - len(reasons) :]
-        return Gathered(
+        return ExchangeResult(
             tuple(sorted(held, key=lambda each: each.owner)), tuple(map(Rejection, refused, reasons))
         )
 
-    async def fetch(self, stage: int, round_number: int, entry: ManifestEntry, deadline: float) -> bytes:
-        """The payload of a committed entry: held already, or fetched from any holder, by hash.
-
-        `stage` need not be hosted here, but some stage must be. Any round will do that a holder still keeps;
-        `entry.holders` may name any peers of the roster that could have it.
-
-        Raises:
-            HetnodeError: PAYLOAD_UNAVAILABLE when no holder sent the right bytes within `deadline` seconds;
-                HIVEMIND_DIED.
-        """
-        body = {"stage": stage, "round": round_number, "holders": list(entry.holders), "deadline": deadline}
+    async def fetch_payload(self, entry: ManifestEntry, deadline: float) -> bytes:
+        body = {"stage": entry.descriptor.stage, "holders": list(entry.holders), "deadline": deadline}
         reply = await self._call("fetch", body, descriptor_to_bytes(entry.descriptor), deadline=deadline)
         return bytes(reply.blobs[0])
 
-    async def fetch_state(
-        self,
-        record: StateRecord,
-        donors: Mapping[PeerId, int],
-        nbytes: int,
-        header: str,
-        into: Path,
-        deadline: float,
-    ) -> None:
-        """Get the part of `record` into the file `into`, from several donors at the same time.
-
-        Every chunk is verified before it is written, so on return the file is the part whose digest is
-        `record.digest`. A donor that sends wrong bytes is named in the log and asked no more; one that fails
-        again and again is given up. What is in `into` and right is not asked for, so a download that has
-        failed, or whose node has, goes on where it was when it is called again.
-
-        Some stage must be hosted here; it need not be that of the record.
-
-        Args:
-            record: as signed by the coordinator.
-            donors: whom to ask, and a stage that each of them hosts.
-            nbytes: of the part, computed from the spec (protocol.algorithm.digest.size_of): no more is ever taken.
-            header: of the part (protocol.algorithm.digest.header_of).
-            into: the file; its folder is made if need be.
-
-        Raises:
-            HetnodeError: STATE_UNAVAILABLE when it is not complete within `deadline` seconds, or no donor is
-                left before, with every donor's reason; DISK_FULL; HIVEMIND_DIED.
-        """
+    async def fetch_checkpoint(self, download: CheckpointDownload) -> None:
         body = {
-            "donors": dict(donors),
-            "nbytes": nbytes,
-            "header": header,
-            "into": str(into.absolute()),
-            "deadline": deadline,
+            "donors": dict(download.donors),
+            "nbytes": download.nbytes,
+            "header": download.header,
+            "into": str(download.into.absolute()),
+            "deadline": download.deadline,
         }
-        blob = state_to_pb(record).SerializeToString()
-        await self._call("fetch_state", body, blob, deadline=deadline)
-
-    async def forget(self, before_round: int) -> None:
-        """Drop the held payloads of all rounds before `before_round`."""
-        await self._call("forget", {"before_round": before_round}, deadline=_LOCAL_SECONDS)
+        blob = state_to_pb(download.record).SerializeToString()
+        await self._call("fetch_state", body, blob, deadline=download.deadline)
 
     async def wait_closed(self) -> None:
-        """Return when the host process has ended."""
         await self._host.wait_closed()
 
     async def close(self) -> None:

@@ -311,7 +311,7 @@ async def exchanging(
     who = NAMES[name]
     hive = await machines.hive(name)
     gathered = await hive.exchange(
-        0, 1, payload_of(who), described_by(machines, who), group, expected=3, deadline=seconds
+        payload_of(who), described_by(machines, who), group, expected=3, deadline=seconds
     )
     return {each.owner for each in gathered.held}, len(gathered.rejected)
 

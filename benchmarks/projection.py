@@ -16,13 +16,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from benchmarks.tables import Table
 from node.model.stage import Stage
-from protocol.algorithm.subspace import LinkTransform, link_projection, orthonormal_basis
+from protocol.algorithm.subspace import (
+    ReceivingEnd,
+    SendingEnd,
+    orthonormal_basis,
+    receiving_end,
+    sending_end,
+)
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.wire.activation_codec import WireDType, pack_activation, pack_ids, unpack_activation, unpack_ids
@@ -59,16 +66,16 @@ def measure(spec: RunSpec, ks: list[int], repeats: int) -> list[Cost]:
     x_bld, grad_bld = torch.randn((2, 1, model.context, model.width), generator=generator)
     basis_dd = orthonormal_basis(model.width, 0)
     table_vd = torch.randn((model.vocabulary, model.width), generator=generator)
-    links = [link_projection(k, basis_dd, table_vd) for k in ks]
+    links = [(sending_end(k, basis_dd), receiving_end(k, basis_dd, table_vd)) for k in ks]
 
     def layer() -> None:
         leaf = x_bld.detach().requires_grad_()
         stage(leaf).backward(grad_bld)
 
     work: list[Callable[[], object]] = [layer]
-    for link in links:
-        work.append(lambda link=link: _project(link, x_bld, grad_bld, ids_bl[:, :-1]))
-        compressed_blk = link.compress_backward(grad_bld)
+    for sender, receiver in links:
+        work.append(partial(_project, sender, receiver, x_bld, grad_bld, ids_bl[:, :-1]))
+        compressed_blk = receiver.compress_backward(grad_bld)
         work += [
             lambda dtype=dtype, x_blk=compressed_blk: _pack(x_blk, ids_bl, model.vocabulary, dtype)
             for dtype in DTYPES
@@ -81,12 +88,14 @@ def measure(spec: RunSpec, ks: list[int], repeats: int) -> list[Cost]:
     ]
 
 
-def _project(link: LinkTransform, x_bld: Tensor, grad_bld: Tensor, ids_bl: Tensor) -> None:
+def _project(
+    sender: SendingEnd, receiver: ReceivingEnd, x_bld: Tensor, grad_bld: Tensor, ids_bl: Tensor
+) -> None:
     """A microbatch at both links: received from upstream, sent downstream, and back."""
-    x_blk = link.compress_forward(x_bld, ids_bl)
-    link.expand_forward(x_blk, ids_bl)
-    grad_blk = link.compress_backward(grad_bld)
-    link.expand_backward(grad_blk)
+    x_blk = sender.compress_forward(x_bld)
+    receiver.expand_forward(x_blk, ids_bl)
+    grad_blk = receiver.compress_backward(grad_bld)
+    sender.expand_backward(grad_blk)
 
 
 def _pack(x_blk: Tensor, ids_bl: Tensor, vocabulary: int, dtype: WireDType) -> None:

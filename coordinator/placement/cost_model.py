@@ -31,7 +31,7 @@ computes its last backward pass, and the norm comes down ahead of the next step'
 
 **Memory** of a member on its device (:func:`memory_needed`): float32 weights, gradients and two moments (16
 bytes per parameter); for each microbatch in flight what autograd keeps of a block, about 10 d + 4 f values
-per token; logits three times; the tables of its links. On a CPU anchor, error feedback and the error of a
+per token; logits three times; the basis of its links and the T_perp of its upstream one. On a CPU anchor, error feedback and the error of a
 proposal lie in the same memory (12 bytes per parameter).
 
 **Left out**: AdamW and the norm themselves, the projection onto k dimensions, waits for the main process,
@@ -160,10 +160,11 @@ def memory_needed(spec: RunSpec, stages: StageRange, members_left: int, device: 
     kept = in_flight * 4 * tokens * layers * (10 * model.width + 4 * model.feed_forward)
     logits = 3 * 4 * tokens * model.vocabulary if stages.stop == spec.swarm.stages else 0
     table = 4 * model.vocabulary * model.width
-    ends = (stages.first > 0) + (stages.stop < spec.swarm.stages)
-    tables = ends * table + 4 * model.width**2 if ends and spec.link.k else 0
+    has_link = stages.first > 0 or stages.stop < spec.swarm.stages
+    # Every member of a chain holds the basis; T_perp is needed only where activations arrive.
+    projection = (stages.first > 0) * table + 4 * model.width**2 if has_link and spec.link.k else 0
     outer = 12 * parameters + (stages.first > 0) * table if device == "cpu" else 0
-    return 16 * parameters + kept + logits + tables + outer
+    return 16 * parameters + kept + logits + projection + outer
 
 
 def message_bytes(spec: RunSpec, k: int) -> tuple[int, int]:

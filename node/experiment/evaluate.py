@@ -32,7 +32,7 @@ from node.experiment.in_process_replica import plan_of
 from node.experiment.results import perplexity
 from node.generate import whole_model
 from node.model.stage import next_token_loss
-from protocol.algorithm.subspace import link_projection, orthonormal_basis
+from protocol.algorithm.subspace import orthonormal_basis, receiving_end, sending_end
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.spec.sections import SwarmSpec
@@ -194,7 +194,8 @@ def _through_links(checkpoint: Checkpoint) -> Callable[[Tensor], Tensor]:
     stages = list(whole_model(checkpoint))
     embedding = checkpoint.stages[0]["emb"]
     basis_dd = orthonormal_basis(spec.model.width, spec.seed).to(embedding.device)
-    link = link_projection(spec.link.k, basis_dd, embedding)
+    upper = sending_end(spec.link.k, basis_dd)
+    lower = receiving_end(spec.link.k, basis_dd, embedding)
     chain = plan_of(_one_pipeline(spec)).replicas[0]
     before_link = {member.stages.stop - 1 for member in chain.members[:-1]}
 
@@ -203,10 +204,10 @@ def _through_links(checkpoint: Checkpoint) -> Callable[[Tensor], Tensor]:
         for number, stage in enumerate(stages):
             x = stage(x)
             if number in before_link:
-                sent = link.compress_forward(x, ids_bl)
+                sent = upper.compress_forward(x)
                 packed = pack_activation("activation", sent, spec.link.dtype)
                 received = unpack_activation(*packed, "activation", tuple(sent.shape), spec.link.dtype)
-                x = link.expand_forward(received.to(x.device), ids_bl)
+                x = lower.expand_forward(received.to(x.device), ids_bl)
         return x
 
     return forward

@@ -21,7 +21,12 @@ from node.experiment.boundary_statistics import Covariances, observe_boundaries,
 from node.experiment.in_process_replica import LocalReplica
 from node.experiment.row_wise import RowWiseAdamW
 from node.worker.trainer import TrainerFactories
-from protocol.algorithm.subspace import LinkProjection, LinkTransform, Uncompressed, orthonormal_basis
+from protocol.algorithm.subspace import (
+    ProjectedReceivingEnd,
+    ReceivingEnd,
+    UncompressedEnd,
+    orthonormal_basis,
+)
 from protocol.spec.run import RunSpec
 from protocol.types import Plan
 
@@ -140,7 +145,7 @@ class VariationRunner:
         self._bases: dict[int, Tensor] = {}
         self._seen = Covariances()
         self.parts = TrainerFactories(
-            **({} if variation.adaptation else {"link": _frozen_link}),
+            **({} if variation.adaptation else {"receiving_end": _frozen_end}),
             **({"adamw": _row_wise} if variation.row_wise_moments else {}),
         )
 
@@ -230,16 +235,16 @@ def grassmann_step(basis_dd: Tensor, k: int, gradients_dd: Tensor, rate: float) 
     return (q_dd * r_dd.diagonal().sign()).float()
 
 
-class _FrozenTable(LinkProjection):
-    """A link whose T_perp stays as it was when it was made."""
+class _FrozenEnd(ProjectedReceivingEnd):
+    """A receiving end whose T_perp stays as it was when it was made."""
 
     def refresh(self, table_vd: Tensor) -> None:
         if not hasattr(self, "perpendicular_vd"):
             super().refresh(table_vd)
 
 
-def _frozen_link(k: int, basis_dd: Tensor, table_vd: Tensor) -> LinkTransform:
-    return _FrozenTable(basis_dd[:, :k], table_vd) if k else Uncompressed()
+def _frozen_end(k: int, basis_dd: Tensor, table_vd: Tensor) -> ReceivingEnd:
+    return _FrozenEnd(basis_dd[:, :k], table_vd) if k else UncompressedEnd()
 
 
 def _row_wise(groups: list[dict[str, Any]], **options: Any) -> RowWiseAdamW:

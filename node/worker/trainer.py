@@ -37,7 +37,13 @@ from node.optimizer.schedule import learning_rate
 from node.worker.compute import Compute
 from protocol.algorithm.digest import size_of
 from protocol.algorithm.outer_step import tensor_digest
-from protocol.algorithm.subspace import LinkTransform, link_projection, orthonormal_basis
+from protocol.algorithm.subspace import (
+    ReceivingEnd,
+    SendingEnd,
+    orthonormal_basis,
+    receiving_end,
+    sending_end,
+)
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.types import Part, StageRange, TensorHeader
@@ -54,8 +60,8 @@ class Message:
     payload: bytes
 
 
-LinkFactory = Callable[[int, Tensor, Tensor], LinkTransform]
-"""A link of width k (0: uncompressed) over a basis [d, d], with the embedding [V, d] of the last commit."""
+ReceivingEndFactory = Callable[[int, Tensor, Tensor], ReceivingEnd]
+"""The receiving end of a link: its k (0: uncompressed), the basis [d, d], and TE [V, d] of the last commit."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,7 @@ class TrainerFactories:
     """
 
     initial: InitialParameters = initial_parameters
-    link: LinkFactory = link_projection
+    receiving_end: ReceivingEndFactory = receiving_end
     adamw: AdamW = torch.optim.AdamW
 
 
@@ -158,8 +164,8 @@ class Trainer:
         self._stream = stream
         self._samples: range | None = None
         self._microbatches = spec.inner.microbatches
-        self._upstream: LinkTransform | None = None
-        self._downstream: LinkTransform | None = None
+        self._upstream: ReceivingEnd | None = None
+        self._downstream: SendingEnd | None = None
         self._basis_dd: Tensor | None = None
         self._in_flight: dict[int, _InFlight] = {}
         self._step_losses: list[Tensor] = []
@@ -202,16 +208,12 @@ class Trainer:
         The bases are orthonormal, [d, d]; that of the run where none is given.
         """
 
-        def link(k: int | None, basis_dd: Tensor | None) -> LinkTransform | None:
-            if k is None:
-                return None
-            basis_dd = self._run_basis() if basis_dd is None else basis_dd.to(self.device)
-            return self._parts.link(k, basis_dd, self.embedding)
-
-        self._upstream, self._downstream = (
-            link(k_upstream, basis_upstream),
-            link(k_downstream, basis_downstream),
-        )
+        self._upstream = self._downstream = None
+        if k_upstream is not None:
+            basis_dd = self._basis_on_device(basis_upstream)
+            self._upstream = self._parts.receiving_end(k_upstream, basis_dd, self.embedding)
+        if k_downstream is not None:
+            self._downstream = sending_end(k_downstream, self._basis_on_device(basis_downstream))
 
     def begin_round(self, round_number: int, samples: range) -> None:
         """Start the inner phase of `round_`.
@@ -381,7 +383,7 @@ class Trainer:
         self.outer[stage].commit(payloads, mine_included, self._local(stage))
         self._rounds[stage] = round_number
         if stage == 0:
-            self._refresh_links()
+            self._refresh_link()
         return self.outer[stage].digest()
 
     def commit_embedding(self, round_number: int, payloads: Sequence[tuple[bytes, float]]) -> str:
@@ -395,7 +397,7 @@ class Trainer:
         )
         if payloads:
             self._follower.commit(payloads)
-            self._refresh_links()
+            self._refresh_link()
         self._embedding_round = round_number
         return self.embedding_digest()
 
@@ -423,7 +425,7 @@ class Trainer:
         if self._follower is not None:
             self._follower.load(self._parts.initial(self.spec, 0)[EMBEDDING])
             self._embedding_round = 0
-        self._refresh_links()
+        self._refresh_link()
 
     def load_part(self, stage: int, part: Part, round_number: int, file: Path) -> str:
         """Take over a part of the anchor after `round_`. Returns its digest.
@@ -444,7 +446,7 @@ class Trainer:
             self._follower.load(_read_part(file, embedding_shapes(self.spec))[EMBEDDING])
             self._embedding_round = round_number
             digest = self.embedding_digest()
-        self._refresh_links()
+        self._refresh_link()
         return digest
 
     def restore(self, folder: Path) -> Restored | None:
@@ -466,7 +468,7 @@ class Trainer:
         if self._follower is not None and found.embedding is not None:
             self._follower.load(found.embedding)
             self._embedding_round = found.round_number
-        self._refresh_links()
+        self._refresh_link()
 
     def write_checkpoint(self, folder: Path, round_number: int, midway: Callable[[Path], None]) -> None:
         """Write anchors and private state after `round_` to `folder`, as :func:`node_checkpoint.write`.
@@ -620,12 +622,12 @@ class Trainer:
 
     def _forward_message(self, output: Tensor, tokens: Tensor) -> Message:
         assert self._downstream is not None, "only the last member has no link downstream"
-        compressed = self._downstream.compress_forward(output.float(), tokens[:, :-1])
+        compressed = self._downstream.compress_forward(output.float())
         activation, activation_bytes = pack_activation("activation", compressed, self.spec.link.dtype)
         ids, ids_bytes = pack_ids("tokens", tokens, self.spec.model.vocabulary)
         return Message((*activation, *ids), activation_bytes + ids_bytes)
 
-    def _wire_shape(self, link: LinkTransform) -> tuple[int, int, int]:
+    def _wire_shape(self, link: SendingEnd | ReceivingEnd) -> tuple[int, int, int]:
         model = self.spec.model
         return self.spec.inner.microbatch_size, model.context, link.k or model.width
 
@@ -650,15 +652,17 @@ class Trainer:
             self._validation_samples = self._stream.validation(self.spec.data.validation_batches * size)
         return self._validation_samples[microbatch * size : (microbatch + 1) * size]
 
-    def _run_basis(self) -> Tensor:
+    def _basis_on_device(self, basis_dd: Tensor | None) -> Tensor:
+        """`basis_dd`, or the run's where it is None."""
+        if basis_dd is not None:
+            return basis_dd.to(self.device)
         if self._basis_dd is None:
             self._basis_dd = orthonormal_basis(self.spec.model.width, self.spec.seed).to(self.device)
         return self._basis_dd
 
-    def _refresh_links(self) -> None:
-        for link in (self._upstream, self._downstream):
-            if link is not None:
-                link.refresh(self.embedding)
+    def _refresh_link(self) -> None:
+        if self._upstream is not None:
+            self._upstream.refresh(self.embedding)
 
 
 def _read_part(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:

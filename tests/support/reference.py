@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from node.model.stage import Stage, next_token_loss
-from protocol.algorithm.subspace import LinkTransform
+from protocol.algorithm.subspace import ReceivingEnd, SendingEnd
 from protocol.spec.run import RunSpec
 from tests.support.paths import VECTORS
 
@@ -59,7 +59,10 @@ class Boundary:
 
 
 def chain_step(
-    members: Sequence[Sequence[Stage]], links: Sequence[LinkTransform], ids: Tensor, targets: Tensor
+    members: Sequence[Sequence[Stage]],
+    links: Sequence[tuple[SendingEnd, ReceivingEnd]],
+    ids: Tensor,
+    targets: Tensor,
 ) -> tuple[Tensor, Tensor, list[Boundary]]:
     """Forward and backward through members that share nothing but what their links carry.
 
@@ -71,17 +74,18 @@ def chain_step(
         for stage in stages:
             x = stage(x)
         if position < len(links):
-            wire = links[position].compress_forward(x.detach(), ids)
-            x_hat = links[position].expand_forward(wire, ids).clone().requires_grad_()
+            sender, receiver = links[position]
+            wire = sender.compress_forward(x.detach())
+            x_hat = receiver.expand_forward(wire, ids).clone().requires_grad_()
             boundaries.append(Boundary(x, wire, x_hat))
             x = x_hat
     loss = next_token_loss(x, targets)
     loss.backward()
-    for link, boundary in zip(reversed(links), reversed(boundaries), strict=True):
+    for (sender, receiver), boundary in zip(reversed(links), reversed(boundaries), strict=True):
         assert boundary.x_hat.grad is not None
         boundary.grad_x_hat = boundary.x_hat.grad
-        boundary.grad_wire = link.compress_backward(boundary.grad_x_hat)
-        boundary.grad_x = link.expand_backward(boundary.grad_wire)
+        boundary.grad_wire = receiver.compress_backward(boundary.grad_x_hat)
+        boundary.grad_x = sender.expand_backward(boundary.grad_wire)
         boundary.x.backward(boundary.grad_x)
     return loss.detach(), x.detach(), boundaries
 

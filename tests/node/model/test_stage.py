@@ -7,11 +7,20 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
 from node.model.init import initial_parameters, parameter_count, parameter_shapes
 from node.model.stage import Stage, next_token_loss
 from protocol.algorithm.outer_step import anchor_digest
-from protocol.algorithm.subspace import Uncompressed, link_projection, orthonormal_basis, perpendicular_table
+from protocol.algorithm.subspace import (
+    ReceivingEnd,
+    SendingEnd,
+    UncompressedEnd,
+    orthonormal_basis,
+    perpendicular_table,
+    receiving_end,
+    sending_end,
+)
 from protocol.spec.presets import PRESETS
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
@@ -33,13 +42,17 @@ def whole_model(spec: RunSpec = SPEC) -> tuple[torch.Tensor, dict[str, torch.Ten
     return loss, gradients_of(stages)
 
 
+def link(k: int, basis_dd: Tensor, table_vd: Tensor) -> tuple[SendingEnd, ReceivingEnd]:
+    return sending_end(k, basis_dd), receiving_end(k, basis_dd, table_vd)
+
+
 @pytest.mark.parametrize("cuts", [(2,), (1, 2, 3), (3,)], ids=["2 members", "4 members", "uneven"])
 def test_members_with_uncompressed_links_equal_the_single_process(cuts: tuple[int, ...]) -> None:
     loss, gradients = whole_model()
     stages = stages_of(SPEC)
     bounds = (0, *cuts, len(stages))
     members = [stages[first:stop] for first, stop in itertools.pairwise(bounds)]
-    split_loss, _, _ = chain_step(members, [Uncompressed()] * len(cuts), *batch())
+    split_loss, _, _ = chain_step(members, [(UncompressedEnd(), UncompressedEnd())] * len(cuts), *batch())
     assert torch.equal(split_loss, loss)
     for name, gradient in gradients_of(stages).items():
         assert torch.equal(gradient, gradients[name]), name
@@ -51,7 +64,7 @@ def test_a_link_of_full_width_equals_no_compression() -> None:
     width = SPEC.model.width
     # The run's basis is rounded to float32; its float64 continuation is orthonormal to 1e-16.
     basis, _ = torch.linalg.qr(orthonormal_basis(width, SPEC.seed).double())
-    links = [link_projection(width, basis, stages[0].emb) for _ in stages[1:]]
+    links = [link(width, basis, stages[0].emb) for _ in stages[1:]]
     split_loss, _, _ = chain_step([[stage] for stage in stages], links, *batch())
     assert abs(split_loss - loss) < 1e-12
     for name, gradient in gradients_of(stages).items():
@@ -62,7 +75,7 @@ def test_a_link_of_full_width_equals_no_compression() -> None:
 def test_projected_backward_is_the_gradient_of_the_projected_forward(k: int) -> None:
     basis = orthonormal_basis(SPEC.model.width, SPEC.seed).double()
     split = stages_of(SPEC)
-    links = [link_projection(k, basis, split[0].emb) for _ in split[1:]]
+    links = [link(k, basis, split[0].emb) for _ in split[1:]]
     ids, targets = batch()
     loss, _, _ = chain_step([[stage] for stage in split], links, ids, targets)
 
@@ -71,7 +84,8 @@ def test_projected_backward_is_the_gradient_of_the_projected_forward(k: int) -> 
     for position, stage in enumerate(whole):
         x = stage(x)
         if position < len(links):
-            x = links[position].expand_forward(links[position].compress_forward(x, ids), ids)
+            sender, receiver = links[position]
+            x = receiver.expand_forward(sender.compress_forward(x), ids)
     oracle = next_token_loss(x, targets)
     oracle.backward()
     assert abs(oracle - loss) < 1e-12
@@ -89,19 +103,19 @@ def test_the_basis_is_orthonormal_nested_and_a_function_of_the_seed() -> None:
     # Both ends of a link build it apart: the signs must not depend on the LAPACK at hand.
     fixed = [[0.7169501, -0.3439736, -0.6063536], [0.6971036, 0.3604818, 0.6197576]]
     torch.testing.assert_close(orthonormal_basis(3, 3)[:2], torch.tensor(fixed), rtol=0, atol=1e-6)
-    table = torch.randn(19, 16)
     for k in (4, 8):
-        assert torch.equal(link_projection(k, basis, table).basis_dk, basis[:, :k])  # type: ignore[attr-defined]
+        # U of a link is the first k columns: the identity goes through as these.
+        assert torch.equal(sending_end(k, basis).compress_forward(torch.eye(16)), basis[:, :k])
 
 
 def test_a_link_follows_the_embedding_only_when_it_is_refreshed() -> None:
     basis = orthonormal_basis(16, 0)
     table, moved = torch.randn(19, 16), torch.randn(19, 16)
-    link = link_projection(4, basis, table)
+    end = receiving_end(4, basis, table)
     ids, zeros = torch.arange(19).view(1, 19), torch.zeros(1, 19, 4)
-    assert torch.equal(link.expand_forward(zeros, ids)[0], perpendicular_table(table, basis[:, :4]))
-    link.refresh(moved)
-    assert torch.equal(link.expand_forward(zeros, ids)[0], perpendicular_table(moved, basis[:, :4]))
+    assert torch.equal(end.expand_forward(zeros, ids)[0], perpendicular_table(table, basis[:, :4]))
+    end.refresh(moved)
+    assert torch.equal(end.expand_forward(zeros, ids)[0], perpendicular_table(moved, basis[:, :4]))
 
 
 def test_a_token_sees_its_past_and_never_its_future() -> None:

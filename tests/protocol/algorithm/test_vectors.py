@@ -11,7 +11,14 @@ from torch import Tensor
 
 from node.model.stage import Stage, next_token_loss
 from protocol.algorithm.outer_step import apply_update
-from protocol.algorithm.subspace import LinkProjection, LinkTransform, Uncompressed, perpendicular_table
+from protocol.algorithm.subspace import (
+    ProjectedReceivingEnd,
+    ProjectedSendingEnd,
+    ReceivingEnd,
+    SendingEnd,
+    UncompressedEnd,
+    perpendicular_table,
+)
 from protocol.algorithm.topk import SparseTensor, TensorLayout, sparsify
 from protocol.spec.run import RunSpec
 from protocol.spec.sections import OuterSpec
@@ -36,31 +43,32 @@ COMM = vectors("tiny_outer_step_comm")
 def test_link_projects_as_the_reference(case: dict[str, Any]) -> None:
     tolerance = PROJECTION["tol"]
     ids = torch.tensor(PROJECTION["ids"])
-    link = LinkProjection(f64(case["U"]), f64(PROJECTION["TE"]))
-    assert link.k == case["k"]
-    assert_close(link.perpendicular_vd, case["T_perp"], tolerance)
+    sender = ProjectedSendingEnd(f64(case["U"]))
+    receiver = ProjectedReceivingEnd(f64(case["U"]), f64(PROJECTION["TE"]))
+    assert sender.k == receiver.k == case["k"]
+    assert_close(receiver.perpendicular_vd, case["T_perp"], tolerance)
 
-    wire = link.compress_forward(f64(PROJECTION["X"]), ids)
+    wire = sender.compress_forward(f64(PROJECTION["X"]))
     assert_close(wire, case["X_tilde"], tolerance)
-    assert_close(link.expand_forward(wire, ids), case["X_hat"], tolerance)
+    assert_close(receiver.expand_forward(wire, ids), case["X_hat"], tolerance)
 
-    wire = link.compress_backward(f64(PROJECTION["grad_X_hat"]))
+    wire = receiver.compress_backward(f64(PROJECTION["grad_X_hat"]))
     assert_close(wire, case["grad_tilde"], tolerance)
-    assert_close(link.expand_backward(wire), case["grad_X"], tolerance)
+    assert_close(sender.expand_backward(wire), case["grad_X"], tolerance)
 
 
 def test_one_authoritative_embedding_equals_the_adaptation_of_its_two_parts() -> None:
     reference = vectors("te_adaptation")
     tolerance = reference["tol"]
     basis, table = f64(reference["U"]), f64(reference["TE_init"])
-    link = LinkProjection(basis, table)
-    assert_close(link.perpendicular_vd, reference["T_perp_init"], tolerance)
+    end = ProjectedReceivingEnd(basis, table)
+    assert_close(end.perpendicular_vd, reference["T_perp_init"], tolerance)
     for step in reference["steps"]:
         (table,) = apply_update({"emb": table}, [{"emb": _dense(step["update"])}], [1.0], 1.0).values()
-        link.refresh(table)
+        end.refresh(table)
         assert_close(table, step["TE_after"], tolerance)
-        assert_close(link.perpendicular_vd, step["T_perp_after"], tolerance)
-        assert_close(table - link.perpendicular_vd, step["T_S_after"], tolerance)
+        assert_close(end.perpendicular_vd, step["T_perp_after"], tolerance)
+        assert_close(table - end.perpendicular_vd, step["T_S_after"], tolerance)
 
 
 def _dense(nested: Any) -> SparseTensor:
@@ -141,8 +149,10 @@ def _tiny_stages(parameters: Mapping[str, Any]) -> list[Stage]:
     return stages
 
 
-def _tiny_link(mode: str, table: Tensor) -> LinkTransform:
-    return LinkProjection(f64(TINY["U"]), table) if mode == "compressed" else Uncompressed()
+def _tiny_link(mode: str, table: Tensor) -> tuple[SendingEnd, ReceivingEnd]:
+    if mode == "full":
+        return UncompressedEnd(), UncompressedEnd()
+    return ProjectedSendingEnd(f64(TINY["U"])), ProjectedReceivingEnd(f64(TINY["U"]), table)
 
 
 @pytest.mark.parametrize("mode", ["full", "compressed"])
@@ -248,9 +258,9 @@ def _inner_phase(replica: int, mode: str, anchor: dict[str, Tensor]) -> dict[str
 
 def _loss(parameters: dict[str, Tensor], mode: str, nested_tokens: Any) -> Tensor:
     first, last = _tiny_stages(parameters)
-    link = _tiny_link(mode, parameters["emb"])
+    sender, receiver = _tiny_link(mode, parameters["emb"])
     tokens = torch.tensor(nested_tokens)
     ids = tokens[:, :-1]
     with torch.no_grad():
-        x = link.expand_forward(link.compress_forward(first(ids), ids), ids)
+        x = receiver.expand_forward(sender.compress_forward(first(ids)), ids)
         return next_token_loss(last(x), tokens[:, 1:])

@@ -46,12 +46,13 @@ from coordinator.state.events import (
     PeerStruck,
     RoundAborted,
 )
-from coordinator.state.state import Phase, State
-from coordinator.status.messages import describe
+from coordinator.state.state import State
+from coordinator.status.messages import event_message
 from coordinator.store import SqliteStore, Store
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.spec.run import RunSpec
+from protocol.status import RunPhase
 from protocol.types import PeerId
 
 log = logging.getLogger(__name__)
@@ -142,7 +143,7 @@ async def run_coordinator(
         store = SqliteStore(folder / "coordinator.sqlite")
         stack.callback(store.close)
         state = restore(store, spec)
-        if state.phase is Phase.FINISHED:
+        if state.phase is RunPhase.FINISHED:
             raise HetnodeError(
                 ErrorCode.RUN_FOLDER_IN_USE,
                 f"The run in {folder} is finished.",
@@ -255,7 +256,7 @@ async def _tick_until_over(command_loop: CommandLoop, serving: asyncio.Task[None
 
 def _is_over(command_loop: CommandLoop) -> bool:
     state = command_loop.state
-    if state.phase is not Phase.FINISHED:
+    if state.phase is not RunPhase.FINISHED:
         return False
     everybody_left = not any(peer.is_live for peer in state.peers.values())
     return everybody_left or command_loop.now() - max(state.finished_at, state.started_at) > LINGER_SECONDS
@@ -271,7 +272,7 @@ def _log(event: Event) -> None:
         level = logging.WARNING
     elif isinstance(event, _DETAILS):
         level = logging.DEBUG
-    log.log(level, "%s", describe(event))
+    log.log(level, "%s", event_message(event))
 
 
 def _check_free(listen: str) -> tuple[str, int]:

@@ -33,7 +33,7 @@ from coordinator.state.events import (
     RunFinished,
 )
 from coordinator.state.state import State
-from coordinator.status.messages import sentence, waiting
+from coordinator.status.messages import run_message, stall_message
 from coordinator.store import Store
 from protocol.spec.run import RunSpec
 
@@ -145,11 +145,11 @@ class CommandLoop:
             await self.execute(Start())
         await self.execute(Tick())
         self._ticked_at = self.now()
-        text = sentence(self.state, self.spec)
+        text = run_message(self.state, self.spec)
         if text != self._sentence:
             self._sentence = text
             self._on_sentence(text)
-        waits = waiting(self.state, self.spec)
+        waits = stall_message(self.state, self.spec)
         if waits != self._waiting:
             self._waiting = waits
             self._wake(NEWS)

@@ -52,11 +52,12 @@ from coordinator.state.events import (
     PlanAdopted,
     RunFinished,
 )
-from coordinator.state.state import Peer, Phase, State
+from coordinator.state.state import Peer, State
 from coordinator.state.text import Waiting
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.roles import policy_of
 from protocol.spec.run import RunSpec
+from protocol.status import RunPhase
 from protocol.trust.envelope import public_key_of
 from protocol.types import PROTOCOL_VERSION, Estimates, PeerId, Plan
 
@@ -181,17 +182,17 @@ def _join(transaction: Transaction, spec: RunSpec, command: Join, now: float) ->
             "Stop the other node of this identity; if it has just died, "
             f"try again in {_TAKEOVER_BEATS * spec.timing.heartbeat:g} s.",
         )
-    if transaction.state.phase is Phase.FINISHED:
+    if transaction.state.phase is RunPhase.FINISHED:
         raise HetnodeError(
             ErrorCode.RUN_STARTED, "The run has finished.", "Join another run, or start one in a new folder."
         )
     if former is not None and former.is_live:
         transaction.add(PeerLost(now, command.peer, silent))
-    if transaction.state.phase is Phase.GATHERING:
+    if transaction.state.phase is RunPhase.GATHERING:
         _require_room(transaction.state, spec, command)
     kept = transaction.state.reservations.get(command.peer)
     transaction.add(PeerJoined(now, command.peer, command.role, command.capacity, command.endpoint))
-    if transaction.state.phase is Phase.GATHERING:
+    if transaction.state.phase is RunPhase.GATHERING:
         _begin(transaction, spec, now)
     else:
         place = Vacancies(transaction.state, spec).reservation_for(
@@ -228,8 +229,8 @@ def _measured(transaction: Transaction, peer: PeerId, estimates: Estimates, now:
 
 def _silence(state: State, peer: PeerId, now: float) -> float:
     """Seconds since `peer` was heard of; a restart of the coordinator does not shorten them."""
-    pulse = state.pulses.get(peer)
-    return now - pulse.seen if pulse else 0.0
+    last_seen = state.last_seen.get(peer)
+    return now - last_seen.at if last_seen else 0.0
 
 
 def _check_peer_id(peer: PeerId) -> None:
@@ -257,7 +258,7 @@ def _is_repeated(state: State, former: Peer, command: Join) -> bool:
         command.capacity,
         command.endpoint,
     )
-    return same and not state.pulses[former.peer].beating
+    return same and not state.last_seen[former.peer].has_sent_heartbeat
 
 
 def _require_room(state: State, spec: RunSpec, command: Join) -> None:
@@ -328,12 +329,12 @@ def _tick(transaction: Transaction, spec: RunSpec, now: float) -> None:
     started_at = transaction.state.started_at
     before = len(transaction.events)
     for peer in transaction.state.peers.values():
-        silent = now - max(transaction.state.pulses[peer.peer].seen, started_at)
+        silent = now - max(transaction.state.last_seen[peer.peer].at, started_at)
         if peer.is_live and silent > spec.timing.lost_after:
             transaction.add(PeerLost(now, peer.peer, silent))
     if len(transaction.events) > before:
         _membership_changed(transaction, spec, now)
-    elif transaction.state.phase is Phase.GATHERING:
+    elif transaction.state.phase is RunPhase.GATHERING:
         if now < transaction.state.latest_at + 2 * _SPEED_SECONDS:  # later nothing is new
             _begin(transaction, spec, now)
     else:
@@ -342,7 +343,7 @@ def _tick(transaction: Transaction, spec: RunSpec, now: float) -> None:
 
 def _membership_changed(transaction: Transaction, spec: RunSpec, now: float) -> None:
     """A place may have opened, for which a spare waits."""
-    if transaction.state.phase is Phase.TRAINING:
+    if transaction.state.phase is RunPhase.TRAINING:
         reserve_assignments(transaction, spec, now)
     _advance_all(transaction, spec, now)
 
@@ -359,5 +360,5 @@ def _finish(transaction: Transaction, spec: RunSpec, now: float) -> None:
     state = transaction.state
     all_decided = state.current_round > spec.rounds
     confirmed = all_decided and not unconfirmed(state, spec) and not unattested(state, spec)
-    if state.phase is Phase.TRAINING and confirmed:
+    if state.phase is RunPhase.TRAINING and confirmed:
         transaction.add(RunFinished(now))

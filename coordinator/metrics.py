@@ -25,6 +25,7 @@ from coordinator.state.events import (
     RoundCommitted,
     RunFinished,
 )
+from protocol.status import Measurement, fields_of
 
 
 class MetricsFile:
@@ -57,6 +58,9 @@ class MetricsFile:
         }
         self._file.write(json.dumps({"time": round(at, 3), "event": event, **finite}) + "\n")
         self._file.flush()
+
+    def record_measurement(self, at: float, measurement: Measurement) -> None:
+        self.write(at, "measurement", fields_of(measurement))
 
     def record(self, event: Event) -> None:  # noqa: PLR0912
         """Add what `event` says, if it is of interest here."""

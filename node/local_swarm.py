@@ -22,9 +22,9 @@ from node.net.admin_client import AdminClient
 from node.net.coordinator_client import fetch_status
 from node.security.credentials import Credentials, exist, folder_of, load_operator
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.pb import hetnode_pb2 as pb
 from protocol.roles import POLICIES
 from protocol.spec.run import RunSpec
+from protocol.status import RunStatus
 from protocol.types import Role
 
 _STOP_SECONDS = 4.5
@@ -116,7 +116,7 @@ async def run_swarm(
     spec_file: Path,
     folder: Path,
     listen: str,
-    on_status: Callable[[pb.StatusReply], None],
+    on_status: Callable[[RunStatus], None],
     on_restart: Callable[[str], None],
 ) -> Swarm:
     """Run a swarm of the shape in `spec` until the run is finished.
@@ -210,7 +210,7 @@ async def _address_of(coordinator: SwarmProcess, file: Path, former: int) -> str
 async def _watch(
     swarm: Swarm,
     folder: Path,
-    on_status: Callable[[pb.StatusReply], None],
+    on_status: Callable[[RunStatus], None],
     restart: Callable[[str], Awaitable[None]],
 ) -> None:
     """Show the status until all nodes have ended well; the first failure ends the swarm.

@@ -1,4 +1,4 @@
-"""Builders that many tests share: run specifications, and peers with real keys."""
+"""Builders that many tests share: run specifications, peers with real keys, the status of a run."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from coordinator.state.commands import Join
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
+from protocol.status import PeerStatus, RunPhase, RunStatus
 from protocol.trust.envelope import peer_id_of, sign_descriptor
-from protocol.types import PROTOCOL_VERSION, Capacity, PayloadDescriptor, PeerId, Role
+from protocol.types import PROTOCOL_VERSION, Capacity, Estimates, Lifecycle, PayloadDescriptor, PeerId, Role
 
 
 @dataclass(frozen=True)
@@ -88,3 +89,32 @@ def spec_of(
 def tampered(descriptor: PayloadDescriptor) -> PayloadDescriptor:
     """The same envelope around other bytes, under the old signature."""
     return replace(descriptor, sha256="0" * 64)
+
+
+def status_of(
+    round_number: int = 2, inner_step: int = 1, estimates: Estimates | None = None, **spec: Any
+) -> RunStatus:
+    """The status of a run with one peer, which trains; `spec` as for :func:`spec_of`."""
+    peer = PeerStatus(
+        peer=keyed(0).peer,
+        role=Role.REPLICA,
+        lifecycle=Lifecycle.TRAINING,
+        round_number=round_number,
+        inner_step=inner_step,
+        seconds_since_seen=1.5,
+        assignment="replica-0, stages 0-1",
+        estimates=estimates or Estimates(Capacity("cpu", 2**30, 1)),
+    )
+    return RunStatus(
+        spec=spec_of(**spec),
+        phase=RunPhase.TRAINING,
+        message="training: round 2 of 3",
+        rounds_decided=1,
+        stage_rounds_committed=3,
+        stage_rounds_aborted=1,
+        peers=(peer,),
+        measurements=(),
+        plan=None,
+        anchors_agree=True,
+        time=1.7e9,
+    )

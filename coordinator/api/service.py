@@ -23,19 +23,20 @@ from coordinator.authority import Authority
 from coordinator.command_loop import NEWS, CommandLoop, Topic, decision_topic, group_topic
 from coordinator.membership.validation import bad_request, check_welcome, live_peer
 from coordinator.metrics import MetricsFile
-from coordinator.placement.eligibility import is_synced
 from coordinator.rounds.attestation import locate, settled_digest
 from coordinator.rounds.deadlines import closes_at
 from coordinator.state import commands
-from coordinator.state.state import Peer, Phase, State, stages_of
-from coordinator.status.messages import sentence, waiting, waiting_of
+from coordinator.state.state import State
+from coordinator.status.messages import peer_message, run_message, stall_message
+from coordinator.status.run_status import run_status
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
+from protocol.status import Measurement, RunPhase
 from protocol.trust.envelope import Signer, spec_message
 from protocol.trust.tls import identity_of, peer_of
 from protocol.types import Decision, ExchangeGroup, Lifecycle, PeerId, Plan
 from protocol.wire.convert.fields import endpoint_from_pb, name_from_pb, part_from_pb, role_from_pb
-from protocol.wire.convert.measurements import capacity_from_pb, estimates_from_pb, estimates_to_pb
+from protocol.wire.convert.measurements import capacity_from_pb, estimates_from_pb
 from protocol.wire.convert.payloads import (
     decision_to_pb,
     descriptor_from_pb,
@@ -43,9 +44,10 @@ from protocol.wire.convert.payloads import (
     group_to_pb,
     rejections_from_pb,
 )
-from protocol.wire.convert.plans import place_to_pb, plan_to_pb
+from protocol.wire.convert.plans import place_to_pb
 from protocol.wire.probing import MAX_PROBE_SECONDS, ProbeDoor, answer_all, limited
 from protocol.wire.records import seal_plan, seal_state
+from protocol.wire.status import measurement_from_pb, status_to_pb
 
 T = TypeVar("T")
 
@@ -98,7 +100,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._dht_peers = tuple(dht_peers)
         self._spec_signature = sign(spec_message(self._spec.canonical_json))
         self._sealed_plans: dict[int, tuple[bytes, bytes]] = {}
-        self._latest: dict[PeerId, pb.Measurement] = {}
+        self._measurements: dict[PeerId, Measurement] = {}
         self._probes = ProbeDoor(_PROBES_AT_ONCE, command_loop.now)
         self._news: _News | None = None
 
@@ -148,8 +150,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 plan = newer[0] if epoch else newer[-2:][0]
                 update.signed_plan, update.signature = self._sealed(plan)
                 return news, plan.epoch, update
-            update.finished = state.phase is Phase.FINISHED
-            update.waiting = news.waiting or waiting_of(state, self._spec, peer)
+            update.finished = state.phase is RunPhase.FINISHED
+            update.waiting = news.waiting or peer_message(state, self._spec, peer)
             is_new = told is None or (told.followers, told.banned) != (news.followers, news.banned)
             fresh = update.finished or is_new or update.waiting not in ("", waits)
             return (news, epoch, update) if fresh else None
@@ -166,7 +168,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         """Made once for each state, however many peers watch."""
         if self._news is None or self._news.state is not state:
             waits = (
-                sentence(state, self._spec) if state.phase is Phase.FINISHED else waiting(state, self._spec)
+                run_message(state, self._spec)
+                if state.phase is RunPhase.FINISHED
+                else stall_message(state, self._spec)
             )
             followers = [
                 place
@@ -310,58 +314,19 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             in_run = request.round <= state.current_round
             if not in_run or state.assignment(peer, max(1, request.round)) is None:
                 raise bad_request(f"{peer} measured round {request.round}, in which it has no place")
-            former = self._latest.get(peer)
+            former = self._measurements.get(peer)
             # One line for each member and round, however often a call is repeated.
-            if former is None or former.round < request.round:
-                self._latest[peer] = request
-                fields = {field.name: getattr(request, field.name) for field in request.DESCRIPTOR.fields}
-                self._metrics.write(self._command_loop.now(), "measurement", fields)
+            if former is None or former.round_number < request.round:
+                measurement = self._measurements[peer] = measurement_from_pb(request)
+                self._metrics.record_measurement(self._command_loop.now(), measurement)
         return pb.MeasureReply()
 
     @answering
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusReply:
         with self._access.of_member(context):
-            return self._status()
-
-    def _status(self) -> pb.StatusReply:
-        state = self._command_loop.state
-        return pb.StatusReply(
-            run=self._spec.run_id,
-            spec_json=self._spec.canonical_json,
-            phase=state.phase.value,
-            sentence=sentence(state, self._spec),
-            rounds_decided=state.rounds_decided,
-            rounds_committed=state.committed,
-            rounds_aborted=state.aborted,
-            peers=[self._peer_status(peer) for peer in state.peers.values()],
-            latest=self._latest.values(),
-            plan=plan_to_pb(state.plans[-1]) if state.plans else None,
-            anchors_agree=not any(state.peers[found[0]].is_live for found in state.diverged),
-            time=time.time(),
-        )
-
-    def _peer_status(self, peer: Peer) -> pb.PeerStatus:
-        state = self._command_loop.state
-        pulse = state.pulses[peer.peer]
-        assignment, place = (
-            state.assignment(peer.peer, state.current_round),
-            state.reservations.get(peer.peer),
-        )
-        lifecycle, where = peer.lifecycle, "" if assignment is None else str(assignment)
-        if lifecycle is Lifecycle.SYNCING and place is not None:
-            where = f"replica-{place.replica}, {stages_of(place)}"
-            if is_synced(state, place, state.current_round):
-                lifecycle = Lifecycle.READY
-        return pb.PeerStatus(
-            peer=peer.peer,
-            role=peer.role.value,
-            lifecycle=lifecycle.value,
-            round=pulse.round_number,
-            inner_step=pulse.inner_step,
-            seen_seconds_ago=max(0.0, self._command_loop.now() - pulse.seen),
-            place=where,
-            estimates=estimates_to_pb(state.estimates[peer.peer]),
-        )
+            loop = self._command_loop
+            status = run_status(loop.state, self._spec, self._measurements.values(), loop.now(), time.time())
+            return status_to_pb(status)
 
 
 def _printable(reason: str) -> str:

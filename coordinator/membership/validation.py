@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from coordinator.state.state import Assignment, Peer, Phase, State
+from coordinator.state.state import Assignment, Peer, State
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
+from protocol.status import RunPhase
 from protocol.trust.envelope import is_authentic
 from protocol.types import PayloadDescriptor, PeerId
 
@@ -45,7 +46,7 @@ def live_peer(state: State, peer: PeerId) -> Peer:
 
 def host_of(state: State, spec: RunSpec, peer: PeerId, stage: int, round_number: int) -> Assignment:
     """The seat of `peer` as host of `stage` in a round that is open or decided. Raises BAD_REQUEST."""
-    if state.phase is Phase.GATHERING or not 1 <= round_number <= min(state.current_round, spec.rounds):
+    if state.phase is RunPhase.GATHERING or not 1 <= round_number <= min(state.current_round, spec.rounds):
         raise bad_request(
             f"round {round_number} is not open; the run is in round {state.current_round} of {spec.rounds}"
         )

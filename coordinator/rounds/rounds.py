@@ -27,11 +27,12 @@ from coordinator.state.events import (
     RoundAborted,
     RoundCommitted,
 )
-from coordinator.state.state import Phase, Round, State
+from coordinator.state.state import Round, State
 from coordinator.state.text import listed
 from protocol.algorithm.sampling import next_first_sample
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
+from protocol.status import RunPhase
 from protocol.types import (
     Decision,
     ExchangeGroup,
@@ -219,7 +220,7 @@ def is_stalled(state: State, spec: RunSpec) -> bool:
     However long that lasts, the round is neither closed nor aborted.
     """
     round_number = state.current_round
-    is_idle = state.phase is Phase.TRAINING and round_number <= spec.rounds and state.opened_at is None
+    is_idle = state.phase is RunPhase.TRAINING and round_number <= spec.rounds and state.opened_at is None
     return is_idle and not state.complete_replicas(round_number)
 
 

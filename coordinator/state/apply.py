@@ -37,7 +37,8 @@ from coordinator.state.events import (
     RoundCommitted,
     RunFinished,
 )
-from coordinator.state.state import KEPT_ROUNDS, Assignment, Invitation, Peer, Phase, Pulse, Round, State
+from coordinator.state.state import KEPT_ROUNDS, Assignment, Invitation, LastSeen, Peer, Round, State
+from protocol.status import RunPhase
 from protocol.types import (
     Decision,
     Estimates,
@@ -69,8 +70,8 @@ def _moved(state: State, event: Event) -> State:  # noqa: PLR0911, PLR0912
         case PeerJoined():
             return _join(state, event)
         case PeerSeen():
-            pulse = Pulse(event.at, event.round_number, event.inner_step, beating=True)
-            return replace(state, pulses={**state.pulses, event.peer: pulse})
+            seen = LastSeen(event.at, event.round_number, event.inner_step, has_sent_heartbeat=True)
+            return replace(state, last_seen={**state.last_seen, event.peer: seen})
         case PeerMeasured():
             return replace(
                 state,
@@ -125,7 +126,7 @@ def _moved(state: State, event: Event) -> State:  # noqa: PLR0911, PLR0912
         case AnchorDiverged():
             return _diverge(state, event)
         case RunFinished():
-            return replace(state, phase=Phase.FINISHED, finished_at=event.at)
+            return replace(state, phase=RunPhase.FINISHED, finished_at=event.at)
         case _:
             assert_never(event)
 
@@ -149,7 +150,7 @@ def _tellings(state: State, peer: PeerId) -> int:
 def _join(state: State, event: PeerJoined) -> State:
     """A peer that comes back starts anew: what it held before says nothing of it now."""
     arrival = state.arrivals + 1
-    lifecycle = Lifecycle.READY if state.phase is Phase.GATHERING else Lifecycle.SYNCING
+    lifecycle = Lifecycle.READY if state.phase is RunPhase.GATHERING else Lifecycle.SYNCING
     peer = Peer(
         event.peer, event.role, event.capacity, event.endpoint, arrival, lifecycle, joined_at=event.at
     )
@@ -157,7 +158,7 @@ def _join(state: State, event: PeerJoined) -> State:
         state,
         arrivals=arrival,
         peers={**state.peers, event.peer: peer},
-        pulses={**state.pulses, event.peer: Pulse(event.at)},
+        last_seen={**state.last_seen, event.peer: LastSeen(event.at)},
         estimates={**state.estimates, event.peer: Estimates(event.capacity)},
         tellings={**state.tellings, event.peer: (0, event.at)},
         reservations={each: place for each, place in state.reservations.items() if each != event.peer},
@@ -293,7 +294,7 @@ def _adopt(state: State, plan: Plan, at: float) -> State:
     layouts = {replica.index: tuple(each.stages for each in replica.members) for replica in plan.replicas}
     state = replace(
         state,
-        phase=Phase.TRAINING,
+        phase=RunPhase.TRAINING,
         peers=peers,
         reservations=_reservations_under(state, assignments),
         plans=(*state.plans, plan),

@@ -1,7 +1,7 @@
 """The coordinator's state as frozen records, and the questions that the rules ask it.
 
 Pure: nothing here reads a clock or does IO. The state is exactly what the stored events replay to
-(coordinator.state.apply), except for `State.pulses`, which heartbeats move without leaving a trace in the store.
+(coordinator.state.apply), except for `State.last_seen`, which heartbeats move without leaving a trace in the store.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from protocol.roles import RolePolicy, policy_of
 from protocol.spec.run import RunSpec
+from protocol.status import RunPhase
 from protocol.types import (
     Capacity,
     Decision,
@@ -33,12 +33,6 @@ KEPT_ROUNDS = 8
 """Offers, reports and digests of so many rounds are kept for late callers; plans and decisions all are."""
 KEPT_CHECKPOINTS = 3
 """Digests of so many checkpoint rounds are kept beside those."""
-
-
-class Phase(StrEnum):
-    GATHERING = "gathering"
-    TRAINING = "training"
-    FINISHED = "finished"
 
 
 @dataclass(frozen=True)
@@ -78,13 +72,16 @@ class Peer:
 
 
 @dataclass(frozen=True)
-class Pulse:
-    """When a peer was last heard of, and how far it said it was; `beating` after its first heartbeat."""
+class LastSeen:
+    """When a peer was last heard of, and the progress that its last heartbeat named.
 
-    seen: float
+    `has_sent_heartbeat` is false from the join until the first heartbeat.
+    """
+
+    at: float
     round_number: int = 0
     inner_step: int = 0
-    beating: bool = False
+    has_sent_heartbeat: bool = False
 
 
 @dataclass(frozen=True)
@@ -170,13 +167,13 @@ class State:
 
     stages: int
     checkpoint_every: int = 10
-    phase: Phase = Phase.GATHERING
+    phase: RunPhase = RunPhase.GATHERING
     latest_at: float = 0.0
     started_at: float = 0.0
     finished_at: float = 0.0
     arrivals: int = 0
     peers: Mapping[PeerId, Peer] = field(default_factory=dict)
-    pulses: Mapping[PeerId, Pulse] = field(default_factory=dict, compare=False)
+    last_seen: Mapping[PeerId, LastSeen] = field(default_factory=dict, compare=False)
     estimates: Mapping[PeerId, Estimates] = field(default_factory=dict)
     tellings: Mapping[PeerId, tuple[int, float]] = field(default_factory=dict)
     reservations: Mapping[PeerId, ReservedAssignment] = field(default_factory=dict)

@@ -39,20 +39,21 @@ from coordinator.state.events import (
     RoundCommitted,
     RunFinished,
 )
-from coordinator.state.state import Phase, State, stages_of
+from coordinator.state.state import State, stages_of
 from coordinator.state.text import Waiting, counted, listed, short
 from protocol.spec.run import RunSpec
+from protocol.status import RunPhase
 from protocol.types import PeerId, ReservedAssignment
 
 
-def sentence(state: State, spec: RunSpec) -> str:
+def run_message(state: State, spec: RunSpec) -> str:
     """Such as "training: round 7 of 30, waiting for replica-1 at stage 0"."""
     match state.phase:
-        case Phase.GATHERING:
+        case RunPhase.GATHERING:
             return _gathering(state, spec)
-        case Phase.TRAINING:
+        case RunPhase.TRAINING:
             return _training(state, spec)
-        case Phase.FINISHED:
+        case RunPhase.FINISHED:
             return f"finished: {spec.rounds} rounds, {state.committed} commits, {state.aborted} aborts"
 
 
@@ -90,16 +91,16 @@ def _training(state: State, spec: RunSpec) -> str:
     return doing
 
 
-def waiting(state: State, spec: RunSpec) -> str:
+def stall_message(state: State, spec: RunSpec) -> str:
     """The sentence, if the run cannot go on without somebody joining or returning; "" otherwise."""
-    if state.phase is Phase.GATHERING:
-        return sentence(state, spec)
-    return sentence(state, spec) if is_stalled(state, spec) else ""
+    if state.phase is RunPhase.GATHERING:
+        return run_message(state, spec)
+    return run_message(state, spec) if is_stalled(state, spec) else ""
 
 
-def waiting_of(state: State, spec: RunSpec, peer: PeerId) -> str:
+def peer_message(state: State, spec: RunSpec, peer: PeerId) -> str:
     """Why `peer`, which has joined, does not train although the run goes on; "" where it does."""
-    if state.phase is not Phase.TRAINING or state.takes_part(peer, state.plans[-1].from_round):
+    if state.phase is not RunPhase.TRAINING or state.takes_part(peer, state.plans[-1].from_round):
         return ""
     known, place = state.peers[peer], state.reservations.get(peer)
     if is_spare(state, known):
@@ -125,7 +126,7 @@ def _why_not_yet(state: State, spec: RunSpec, place: ReservedAssignment) -> str:
     return "the next plan takes it in"
 
 
-def describe(event: Event) -> str:  # noqa: PLR0911, PLR0912
+def event_message(event: Event) -> str:  # noqa: PLR0911, PLR0912
     """What has happened, for the log."""
     match event:
         case CoordinatorStarted():

@@ -33,13 +33,12 @@ from node.security import credentials
 from node.security.credentials import Credentials
 from node.views import run_history
 from protocol.errors import ErrorCode, ExitCode, HetnodeError
-from protocol.pb import hetnode_pb2 as pb
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
+from protocol.status import RunStatus
 from protocol.trust.invite import Invite, is_invite
 from protocol.trust.tls import certified_peer, pin_of
 from protocol.types import Capacity, PeerId, StageRange
-from protocol.wire.convert.plans import plan_from_pb
 
 _CLOSE_SECONDS = 3.0
 _REACH_SECONDS = 5.0
@@ -152,7 +151,7 @@ async def examine(wanted: Examination, text: str | None, invite_file: Path | Non
         findings.append(problem("coordinator", error))
         findings += (await computing(wanted, resolve(wanted.preset), _folder_of(me)))[1]
         return findings
-    spec = RunSpec.from_json(status.spec_json)
+    spec = status.spec
     findings += seen
     findings += await ways(address, tls, me, status)
     capacity, computed = await computing(wanted, spec, _folder_of(me))
@@ -327,12 +326,14 @@ async def reachable(invite: Invite) -> list[Finding]:
     return findings
 
 
-async def _status(address: str, tls: Credentials) -> tuple[pb.StatusReply, list[Finding]]:
+async def _status(address: str, tls: Credentials) -> tuple[RunStatus, list[Finding]]:
     """What the coordinator says, and what that shows. Raises HetnodeError where it cannot be asked."""
     asked = time.time()
     status = await fetch_status(address, tls)
     offset = status.time - (asked + time.time()) / 2
-    findings = [Finding("coordinator", Verdict.OK, f"run {status.run} at {address}: {status.sentence}")]
+    findings = [
+        Finding("coordinator", Verdict.OK, f"run {status.spec.run_id} at {address}: {status.message}")
+    ]
     words = f"{abs(offset):.1f} s {'behind' if offset > 0 else 'ahead of'} the coordinator's"
     if abs(offset) <= _CLOCK_SECONDS:
         return status, [*findings, Finding("clock", Verdict.OK, words)]
@@ -340,7 +341,7 @@ async def _status(address: str, tls: Credentials) -> tuple[pb.StatusReply, list[
     return status, [*findings, Finding("clock", Verdict.WARNING, words, remedy)]
 
 
-async def ways(address: str, tls: Credentials, me: str, status: pb.StatusReply) -> list[Finding]:
+async def ways(address: str, tls: Credentials, me: str, status: RunStatus) -> list[Finding]:
     """To the coordinator, and to those with an endpoint in the newest plan."""
     findings = []
     try:
@@ -359,7 +360,7 @@ async def ways(address: str, tls: Credentials, me: str, status: pb.StatusReply) 
         findings.append(unmeasured("connection", error))
     if not me:
         return findings
-    replicas = plan_from_pb(status.plan).replicas if status.HasField("plan") else ()
+    replicas = status.plan.replicas if status.plan is not None else ()
     members = [each for replica in replicas for each in replica.members if each.endpoint and each.peer != me]
     for member in members[:MOST_NEIGHBOURS]:
         name = f"neighbour {member.peer[-8:]}"

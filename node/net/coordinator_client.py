@@ -28,6 +28,7 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.spec.run import RunSpec
+from protocol.status import Measurement, RunStatus
 from protocol.trust.envelope import is_signed_by, renewal_message, spec_message
 from protocol.trust.tls import COORDINATOR_NAME, pin_of, wrong_authority
 from protocol.types import (
@@ -51,6 +52,7 @@ from protocol.wire.convert.payloads import decision_from_pb, descriptor_to_pb, g
 from protocol.wire.convert.plans import places_from_pb
 from protocol.wire.records import open_plan, open_state
 from protocol.wire.rpc_errors import error_from_rpc
+from protocol.wire.status import measurement_to_pb, status_from_pb
 
 log = logging.getLogger(__name__)
 
@@ -380,9 +382,8 @@ class CoordinatorClient:
                 "It loads the anchor of the others before it contributes again.",
             )
 
-    async def measure(self, measurement: pb.Measurement) -> None:
-        measurement.peer = self._peer
-        await self._call("Measure", measurement, _CALL_SECONDS)
+    async def measure(self, measurement: Measurement) -> None:
+        await self._call("Measure", measurement_to_pb(measurement), _CALL_SECONDS)
 
     async def close(self) -> None:
         await self._channel.close()
@@ -407,17 +408,15 @@ class CoordinatorClient:
         return _error_of(error, self.address)
 
 
-async def fetch_status(address: str, tls: Credentials, deadline: float = 5.0) -> pb.StatusReply:
+async def fetch_status(address: str, tls: Credentials, deadline: float = 5.0) -> RunStatus:
     """What the coordinator at `address` shows to holders of any certificate of its run.
 
     Raises HetnodeError: COORDINATOR_UNREACHABLE, WRONG_AUTHORITY, or the refusal.
     """
     channel = open_channel(address, tls, COORDINATOR_NAME, _OPTIONS)
     try:
-        reply: pb.StatusReply = await pb_grpc.CoordinatorStub(channel).Status(
-            pb.StatusRequest(), timeout=deadline
-        )
-        return reply
+        reply = await pb_grpc.CoordinatorStub(channel).Status(pb.StatusRequest(), timeout=deadline)
+        return status_from_pb(reply)
     except grpc.aio.AioRpcError as error:
         raise _error_of(error, address) from None
     finally:

@@ -22,8 +22,8 @@ from node.train.services import Services
 from node.train.stage_info import Facts
 from node.train.waiting import unless, unless_failed
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.pb import hetnode_pb2 as pb
 from protocol.spec.run import RunSpec
+from protocol.status import Measurement
 from protocol.types import Dialer, Plan, Replica
 from protocol.wire.framing import frame_limit
 
@@ -278,10 +278,12 @@ class ReplicaSession:
         return steps
 
     async def _measure(self, round_number: int, values: Mapping[str, Any]) -> None:
-        measurement = pb.Measurement(
-            round=round_number,
-            replica=self.assignment.replica.index,
-            position=self.assignment.position,
+        assignment = self.assignment
+        measurement = Measurement(
+            peer=assignment.replica.members[assignment.position].peer,
+            round_number=round_number,
+            replica=assignment.replica.index,
+            position=assignment.position,
             complete=self.assignment.is_last,
             **values,
         )

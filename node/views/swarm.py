@@ -25,8 +25,8 @@ from node.local_swarm import run_swarm
 from node.views import run_history
 from node.views.spec import spec_view
 from node.views.status import replica_table
-from protocol.pb import hetnode_pb2 as pb
 from protocol.spec.run import RunSpec
+from protocol.status import RunStatus
 
 
 class SwarmView:
@@ -82,31 +82,22 @@ class SwarmView:
         global_model.assemble(parts, self._folder / "checkpoint")
         self._summarise(history, time.monotonic() - began)
 
-    def _update(self, live: Live, status: pb.StatusReply) -> None:
-        self._progress.update(self._task, completed=self._steps_done(status))
-        live.update(Group(replica_table(status), status.sentence, self._progress))
+    def _update(self, live: Live, status: RunStatus) -> None:
+        self._progress.update(self._task, completed=status.steps_done)
+        live.update(Group(replica_table(status), status.message, self._progress))
         if not self._console.is_terminal:
             self._print_round(status)
 
-    def _steps_done(self, status: pb.StatusReply) -> int:
-        """Inner steps that every member has behind it, by its heartbeats or, if newer, its measurements."""
-        steps = self._spec.inner.steps
-        done = {peer.peer: (peer.round - 1) * steps + peer.inner_step for peer in status.peers if peer.round}
-        for measurement in status.latest:
-            done[measurement.peer] = max(done.get(measurement.peer, 0), measurement.round * steps)
-        return min(done.values(), default=0)
-
-    def _print_round(self, status: pb.StatusReply) -> None:
-        """Where the output is no terminal, one line per round takes the place of the live view."""
-        complete = sorted((m for m in status.latest if m.complete), key=lambda m: m.replica)
-        replicas = {member.replica for member in status.latest}
-        if not complete or len(complete) < len(replicas):
+    def _print_round(self, status: RunStatus) -> None:
+        """Where the output is no terminal: one line for each round that every replica has measured."""
+        measured = {measurement.replica for measurement in status.measurements}
+        if not measured or len(status.replicas) < len(measured):
             return
-        oldest = min(measurement.round for measurement in complete)
-        if oldest > self._shown_round:
-            self._shown_round = oldest
-            losses = ", ".join(f"replica {m.replica} {m.validation_loss:.4f}" for m in complete)
-            self._console.print(f"round {oldest} of {self._spec.rounds}: validation loss {losses}")
+        round_number = min(replica.round_number for replica in status.replicas)
+        if round_number > self._shown_round:
+            self._shown_round = round_number
+            losses = ", ".join(f"replica {r.index} {r.validation_loss:.4f}" for r in status.replicas)
+            self._console.print(f"round {round_number} of {self._spec.rounds}: validation loss {losses}")
 
     def _summarise(self, history: run_history.History, seconds: float) -> None:
         table = Table("replica", "validation loss before", "after")

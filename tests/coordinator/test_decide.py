@@ -25,11 +25,12 @@ from coordinator.state.events import (
     RoundCommitted,
     RunFinished,
 )
-from coordinator.state.state import Phase, State
-from coordinator.status.messages import sentence
+from coordinator.state.state import State
+from coordinator.status.messages import run_message
 from protocol.algorithm.sampling import sample_range
 from protocol.errors import ErrorCode
 from protocol.spec.run import RunSpec
+from protocol.status import RunPhase
 from protocol.types import PROTOCOL_VERSION, Decision, Estimates, Lifecycle, LinkEstimate, PeerId, Role
 from tests.builders import Keyed, anchor_of, keyed, spec_of, tampered
 from tests.support.coordinator_run import Run
@@ -136,7 +137,7 @@ class TestJoin:
     def test_the_last_peer_needed_starts_the_run_in_the_same_step(self) -> None:
         run = Run(spec_of())
         run.accept(A.join(run.spec))
-        assert run.state.phase is Phase.GATHERING
+        assert run.state.phase is RunPhase.GATHERING
         joined, adopted = run.accept(B.join(run.spec))
         assert isinstance(joined, PeerJoined)
         assert isinstance(adopted, PlanAdopted)
@@ -416,7 +417,7 @@ class TestLosses:
         assert lost.peer == B.peer
         assert run.accept(Tick()) == ()
         run.refuse(Heartbeat(B.peer, 1, 3), ErrorCode.UNKNOWN_PEER)
-        assert run.state.pulses[A.peer].inner_step == 3
+        assert run.state.last_seen[A.peer].inner_step == 3
 
     def test_a_restart_of_the_coordinator_gives_everybody_the_full_time_again(self, run: Run) -> None:
         run.accept(Offer(A.peer, A.payload(run.spec, 0, 1)))
@@ -452,8 +453,8 @@ class TestLosses:
     def test_without_a_complete_replica_the_run_waits_and_says_so(self, run: Run) -> None:
         run.accept(Leave(A.peer, "interrupted"))
         run.accept(Leave(B.peer, "interrupted"))
-        assert run.state.phase is Phase.TRAINING
-        assert "no complete replica is left" in sentence(run.state, run.spec)
+        assert run.state.phase is RunPhase.TRAINING
+        assert "no complete replica is left" in run_message(run.state, run.spec)
 
     def test_sample_ranges_go_on_without_gap_over_a_change_of_plan(self, mixed: Run) -> None:
         mixed.accept(Leave(C.peer, "interrupted"))
@@ -556,7 +557,7 @@ class TestEnd:
         mixed.accept(Report(A.peer, 1, 3, (a, c)))
         mixed.accept(Report(C.peer, 1, 3, (a, c)))
         mixed.accept(Attest(A.peer, 1, 3, "stage", anchor_of(1, 3)))
-        assert mixed.state.phase is Phase.TRAINING
+        assert mixed.state.phase is RunPhase.TRAINING
         *_, event = mixed.accept(Attest(C.peer, 1, 3, "stage", anchor_of(1, 3)))
         assert isinstance(event, RunFinished)
         mixed.accept(Leave(A.peer, "finished"))
@@ -573,10 +574,10 @@ class TestEnd:
                 for host in (A, B):
                     run.accept(Report(host.peer, stage, number, tuple(payloads)))
                 run.accept(Attest(A.peer, stage, number, "stage", anchor_of(stage, number)))
-        assert run.state.phase is Phase.TRAINING
+        assert run.state.phase is RunPhase.TRAINING
         run.accept(Leave(B.peer, "finished"))
         assert run.state.peers[B.peer].is_lost, "it left without attesting"
-        assert run.state.phase is Phase.FINISHED
+        assert run.state.phase is RunPhase.FINISHED
 
 
 class TestSentences:
@@ -584,16 +585,16 @@ class TestSentences:
         spec = spec_of(2, 1, 1)
         run = Run(spec)
         run.accept(A.join(spec, Role.STAGE))
-        assert sentence(run.state, spec) == (
+        assert run_message(run.state, spec) == (
             "waiting for 1 more stage peer (1 of 2 here) and 1 more full replica (0 of 1 here)"
         )
         run.accept(B.join(spec, Role.STAGE))
         run.accept(C.join(spec, Role.REPLICA))
-        assert sentence(run.state, spec) == "training: round 1 of 3"
+        assert run_message(run.state, spec) == "training: round 1 of 3"
         run.accept(Offer(C.peer, C.payload(spec, 0, 1)))
-        assert sentence(run.state, spec) == "training: round 1 of 3, waiting for replica-1 at stage 0"
+        assert run_message(run.state, spec) == "training: round 1 of 3, waiting for replica-1 at stage 0"
         run.accept(Offer(A.peer, A.payload(spec, 0, 1)))
-        assert "waiting for the reports of" in sentence(run.state, spec)
+        assert "waiting for the reports of" in run_message(run.state, spec)
 
 
 def test_heartbeats_leave_no_trace_but_everything_else_replays(mixed: Run) -> None:
@@ -624,11 +625,11 @@ class TestMeasured:
 
     def test_the_run_begins_when_those_who_measure_have_told_their_speed(self) -> None:
         run = self.gathered(1e9, 0.0)
-        assert run.state.phase is Phase.GATHERING
-        assert "measured speed of" in sentence(run.state, run.spec)
+        assert run.state.phase is RunPhase.GATHERING
+        assert "measured speed of" in run_message(run.state, run.spec)
         self.told(run, B, 1e9)
         run.accept(Tick())
-        assert run.state.phase is Phase.TRAINING
+        assert run.state.phase is RunPhase.TRAINING
 
     def test_the_run_begins_without_a_speed_that_never_comes(self) -> None:
         run = self.gathered(1e9, 0.0)
@@ -636,10 +637,10 @@ class TestMeasured:
         run.accept(Heartbeat(A.peer, 0, 0))
         run.accept(Heartbeat(B.peer, 0, 0))
         run.accept(Tick())
-        assert run.state.phase is Phase.GATHERING
+        assert run.state.phase is RunPhase.GATHERING
         run.now += 2.0
         run.accept(Tick())
-        assert run.state.phase is Phase.TRAINING
+        assert run.state.phase is RunPhase.TRAINING
 
     def test_who_is_left_over_when_the_run_begins_has_a_place_on_the_bench(self) -> None:
         run = self.gathered(1e9, 0.0)

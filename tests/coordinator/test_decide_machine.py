@@ -48,10 +48,11 @@ from coordinator.state.events import (
     RoundAborted,
     RoundCommitted,
 )
-from coordinator.state.state import Phase, State
-from coordinator.status.messages import sentence
+from coordinator.state.state import State
+from coordinator.status.messages import run_message
 from protocol.algorithm.sampling import sample_range
 from protocol.spec.run import RunSpec
+from protocol.status import RunPhase
 from protocol.types import Decision, PayloadDescriptor, PeerId, Plan, ReservedAssignment, Role
 from tests.builders import Keyed, anchor_of, keyed, spec_of
 from tests.support.coordinator_run import Run, measure
@@ -172,7 +173,7 @@ class RandomRun(RuleBasedStateMachine):
         state = self.run.state
         assert not any(state.peers[peer].is_live for peer in state.banned if peer in state.peers)
 
-    @precondition(lambda self: self.run.state.phase is not Phase.GATHERING)
+    @precondition(lambda self: self.run.state.phase is not RunPhase.GATHERING)
     @rule(
         target=payloads, peer=who, stage=stages, shift=shifts, anchor=st.sampled_from([None] * 6 + ["other"])
     )
@@ -253,7 +254,7 @@ class RandomRun(RuleBasedStateMachine):
             if peer not in absent:
                 self._follow(peer, self.number - 1)
 
-    @precondition(lambda self: self.run.state.phase is Phase.TRAINING)
+    @precondition(lambda self: self.run.state.phase is RunPhase.TRAINING)
     @rule(absent=few)
     def stage_peers_come(self, absent: set[Keyed]) -> None:
         for peer, role in zip(PEERS, ROLES, strict=True):
@@ -358,7 +359,7 @@ class RandomRun(RuleBasedStateMachine):
                 return
         assert not complete_chains(self.run.state, self.run.spec)
 
-    @precondition(lambda self: self.number > ROUNDS and self.run.state.phase is Phase.TRAINING)
+    @precondition(lambda self: self.number > ROUNDS and self.run.state.phase is RunPhase.TRAINING)
     @rule()
     def the_run_ends_when_peers_behave(self) -> None:
         for peer in PEERS:
@@ -370,7 +371,7 @@ class RandomRun(RuleBasedStateMachine):
             if self.run.state.peers[p.peer].is_live
             for s in p.stages
         }
-        assert self.run.state.phase is Phase.FINISHED or len(hosted) < STAGES
+        assert self.run.state.phase is RunPhase.FINISHED or len(hosted) < STAGES
 
     @rule(dead=few, seconds=st.sampled_from([0.2, 14.0, 60.0, 125.0]))
     def time_passes(self, dead: set[Keyed], seconds: float) -> None:
@@ -451,11 +452,11 @@ class RandomRun(RuleBasedStateMachine):
 
     @invariant()
     def there_is_always_a_sentence(self) -> None:
-        assert sentence(self.run.state, self.run.spec)
+        assert run_message(self.run.state, self.run.spec)
 
     @invariant()
     def a_finished_run_has_decided_everything(self) -> None:
-        if self.run.state.phase is Phase.FINISHED:
+        if self.run.state.phase is RunPhase.FINISHED:
             assert len(self.run.state.decisions) == STAGES * self.run.spec.rounds
 
 

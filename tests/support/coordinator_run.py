@@ -10,9 +10,10 @@ from coordinator.decide import Outcome, decide
 from coordinator.state.apply import apply
 from coordinator.state.commands import Attest, Command, Heartbeat, Leave, Offer, Report, Start, Tick
 from coordinator.state.events import Event, PeerMeasured
-from coordinator.state.state import Phase, State
+from coordinator.state.state import State
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
+from protocol.status import RunPhase
 from protocol.types import Estimates, Role
 from tests.builders import Keyed, anchor_of, keyed, spec_of
 
@@ -64,7 +65,7 @@ def started(
     run.accept(Start())
     for i in range(replicas + pipelines * stages):
         run.accept(keyed(i).join(spec, Role.REPLICA if i < replicas else Role.STAGE))
-    assert run.state.phase is Phase.TRAINING
+    assert run.state.phase is RunPhase.TRAINING
     return run
 
 

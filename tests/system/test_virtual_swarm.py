@@ -13,7 +13,7 @@ import pytest
 from coordinator.state.commands import Leave
 from coordinator.state.events import PayloadWithheld, PeerLost, PeerRetreated
 from coordinator.state.text import short
-from coordinator.status.messages import sentence
+from coordinator.status.messages import run_message
 from node.faults import Action, Moment
 from node.net.coordinator_client import CoordinatorClient
 from node.transport.transport import CheckpointDownload
@@ -421,7 +421,7 @@ def test_a_run_waits_with_a_reason_for_whoever_is_missing(play: Play) -> None:
             f"{place.replica} has lost {short(place.peer)} (stages 0-1)"
             for place in sorted(swarm.state.reservations.values(), key=lambda place: place.replica)
         ]
-        assert sentence(swarm.state, swarm.spec) == (
+        assert run_message(swarm.state, swarm.spec) == (
             "waiting in round 3 of 6: no complete replica is left: "
             f"replica-{lacks[0]}, replica-{lacks[1]}, replica-{lacks[2]}"
         )

@@ -16,7 +16,7 @@ from coordinator.metrics import MetricsFile
 from coordinator.state.commands import Start
 from coordinator.state.events import Event
 from coordinator.state.state import State
-from coordinator.status.messages import describe
+from coordinator.status.messages import event_message
 from coordinator.store import MemoryStore
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.spec.run import RunSpec
@@ -72,7 +72,7 @@ class VirtualCoordinator:
         metrics = MetricsFile(self._folder / "metrics.jsonl")
 
         def tell(event: Event, state: State) -> None:
-            log.info("%s", describe(event))
+            log.info("%s", event_message(event))
             metrics.record(event)
             self._observe(event, state)
 

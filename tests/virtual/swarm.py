@@ -20,7 +20,7 @@ from safetensors import safe_open
 
 from coordinator.state.events import AnchorDiverged, Event, RoundAborted, RoundCommitted
 from coordinator.state.state import State
-from coordinator.status.messages import sentence
+from coordinator.status.messages import run_message
 from node import faults
 from node.faults import Script
 from node.runtime import NodeOptions, run_node
@@ -190,7 +190,7 @@ class VirtualSwarm:
             async with asyncio.timeout(seconds):
                 await reached
         except TimeoutError:
-            why = sentence(self.state, self.spec)
+            why = run_message(self.state, self.spec)
             raise AssertionError(f"not within {seconds:.0f} s: {what}; {why} {self.loop.where()}") from None
 
     async def until_round(self, number: int, seconds: float = 3600.0) -> None:

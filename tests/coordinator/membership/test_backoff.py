@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coordinator.state.commands import Retreat
-from coordinator.status.messages import waiting_of
+from coordinator.status.messages import peer_message
 from tests.builders import keyed
 from tests.support.coordinator_run import Run, attest, pass_time, play_round, started
 
@@ -54,7 +54,7 @@ def test_it_is_told_why_it_rests() -> None:
     gives_up(run)
     attest(run, C)
     play_round(run, followers=(C,))
-    assert "rests until round" in waiting_of(run.state, run.spec, C.peer)
+    assert "rests until round" in peer_message(run.state, run.spec, C.peer)
 
 
 def test_the_only_replica_tries_again_at_once() -> None:

@@ -8,7 +8,7 @@ from coordinator.membership.strikes import STRIKES_TO_QUARANTINE
 from coordinator.state.apply import replay
 from coordinator.state.commands import Attest, Heartbeat, Offer, Report, Start, Tick, Unban
 from coordinator.state.events import PayloadRejected, PeerQuarantined, PeerStruck
-from coordinator.status.messages import describe
+from coordinator.status.messages import event_message
 from protocol.errors import ErrorCode
 from protocol.types import Decision, PayloadDescriptor, Rejection
 from tests.builders import Keyed, anchor_of, keyed, spec_of, tampered
@@ -61,12 +61,12 @@ def test_a_payload_that_the_group_refuses_is_dropped_and_costs_its_owner_a_strik
     assert [entry.descriptor.owner for entry in decision.entries] == sorted(peer.peer for peer in HONEST)
     (strike,) = [event for event in run.events if isinstance(event, PeerStruck)]
     assert (strike.peer, strike.round_number, strike.reason) == (BAD.peer, 1, WHY)
-    assert BAD.peer in describe(strike)
-    assert WHY in describe(strike)
+    assert BAD.peer in event_message(strike)
+    assert WHY in event_message(strike)
     assert run.state.peers[BAD.peer].is_live, "one strike is no quarantine"
     rejected = [event for event in run.events if isinstance(event, PayloadRejected)]
     assert {event.peer for event in rejected} == {peer.peer for peer in HONEST}
-    assert all(event.owner == BAD.peer and WHY in describe(event) for event in rejected)
+    assert all(event.owner == BAD.peer and WHY in event_message(event) for event in rejected)
 
 
 def test_repeated_strikes_end_in_quarantine_and_the_others_go_on(run: Run) -> None:
@@ -75,7 +75,7 @@ def test_repeated_strikes_end_in_quarantine_and_the_others_go_on(run: Run) -> No
         assert decided(run, HONEST).committed, number
     assert run.state.quarantined == {BAD.peer}
     (event,) = [event for event in run.events if isinstance(event, PeerQuarantined)]
-    assert "QUARANTINE" in describe(event)
+    assert "QUARANTINE" in event_message(event)
     number = run.state.current_round
     assert [replica.host_of(0).peer for replica in run.state.plan_for(number).replicas] == [
         peer.peer for peer in HONEST

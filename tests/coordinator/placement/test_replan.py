@@ -17,10 +17,11 @@ from coordinator.placement.replan import regroup
 from coordinator.state.apply import replay
 from coordinator.state.commands import Attest, Drain, Leave, Offer, Report, Retreat
 from coordinator.state.events import PeerJoined, PlaceGiven, PlanAdopted, RoundAborted
-from coordinator.state.state import Phase, State
+from coordinator.state.state import State
 from coordinator.state.text import short
-from coordinator.status.messages import waiting_of
+from coordinator.status.messages import peer_message
 from protocol.errors import ErrorCode
+from protocol.status import RunPhase
 from protocol.types import (
     Dialer,
     Lifecycle,
@@ -186,7 +187,7 @@ class TestSpares:
         join(run, D, E)
         play_rounds(run, 2)
         assert sorted(members_by_replica(run)) == [0, 1]
-        assert "keeps 1 stage peer as spares" in waiting_of(run.state, run.spec, D.peer)
+        assert "keeps 1 stage peer as spares" in peer_message(run.state, run.spec, D.peer)
         join(run, F)
         play_rounds(run)
         assert members_by_replica(run)[2] == [D.peer, E.peer]
@@ -232,7 +233,7 @@ class TestLayouts:
         assert slot_of(run, D)[1] == fitting
         run.accept(E.join(run.spec, Role.STAGE, memory_bytes=1000))
         assert E.peer not in run.state.reservations
-        assert "lacks the memory" in waiting_of(run.state, run.spec, E.peer)
+        assert "lacks the memory" in peer_message(run.state, run.spec, E.peer)
         run.accept(F.join(run.spec, Role.STAGE, memory_bytes=0))
         assert slot_of(run, F)[1] == 1 - fitting, "unknown memory holds everything"
 
@@ -429,7 +430,7 @@ class TestDraining:
         run.accept(C.join(run.spec, Role.STAGE))
         play_round(run)
         play_round(run)
-        assert run.state.phase is Phase.FINISHED
+        assert run.state.phase is RunPhase.FINISHED
 
     def test_who_leaves_when_its_part_is_done_breaks_nothing(self) -> None:
         run = started_and_attested(1, 1)
@@ -479,7 +480,7 @@ class TestDraining:
         run.accept(A.join(run.spec))
         drains(run, A)
         run.accept(B.join(run.spec))
-        assert run.state.phase is Phase.GATHERING
+        assert run.state.phase is RunPhase.GATHERING
         run.accept(C.join(run.spec))
         assert members_by_replica(run, 1) == {0: [B.peer], 1: [C.peer]}
 
@@ -498,7 +499,7 @@ class TestFlapping:
         self.flaps(run, C, 3)
         assert run.state.lapses[C.peer] == (3, 3)
         assert peer_rests_until(run.state, C.peer) == 7
-        assert "rests until round 7 after 3 failures" in waiting_of(run.state, run.spec, C.peer)
+        assert "rests until round 7 after 3 failures" in peer_message(run.state, run.spec, C.peer)
         play_rounds(run, 2)
         assert sorted(members_by_replica(run)) == [0]
         play_rounds(run)

@@ -21,11 +21,12 @@ from coordinator.state.events import (
     PlanAdopted,
     RoundAborted,
 )
-from coordinator.state.state import KEPT_ROUNDS, Phase, State
+from coordinator.state.state import KEPT_ROUNDS, State
 from coordinator.state.text import short
-from coordinator.status.messages import sentence, waiting, waiting_of
+from coordinator.status.messages import peer_message, run_message, stall_message
 from protocol.algorithm.sampling import sample_range
 from protocol.errors import ErrorCode
+from protocol.status import RunPhase
 from protocol.types import Dialer, Lifecycle, Part, Plan, ReservedAssignment, Role, StageRange
 from tests.builders import Keyed, anchor_of, keyed, spec_of
 from tests.support.coordinator_run import (
@@ -95,7 +96,7 @@ class TestPlaces:
         run.accept(B.join(run.spec, Role.STAGE, endpoint=""))
         assert len(run.accept(C.join(run.spec, Role.STAGE, endpoint=""))) == 1
         assert C.peer not in run.state.reservations
-        assert "spare" in waiting_of(run.state, run.spec, C.peer)
+        assert "spare" in peer_message(run.state, run.spec, C.peer)
         run.refuse(Attest(C.peer, 0, 0, "stage", "digest"), ErrorCode.BAD_REQUEST)
         *_, given = run.accept(Leave(B.peer, "interrupted"))
         assert isinstance(given, PlaceGiven)
@@ -191,7 +192,7 @@ class TestPlaces:
     def test_nobody_joins_a_run_that_has_finished(self) -> None:
         run = started(1, rounds=1)
         play_round(run)
-        assert run.state.phase is Phase.FINISHED
+        assert run.state.phase is RunPhase.FINISHED
         run.refuse(B.join(run.spec), ErrorCode.RUN_STARTED)
 
 
@@ -228,7 +229,7 @@ class TestRegrouping:
         assert members_by_replica(run) == {0: [A.peer]}
         assert run.state.plans[-1].reason == "goes on without replica-1, which lost a member"
         assert run.state.peers[B.peer].lifecycle is Lifecycle.SYNCING
-        assert "has lost" in waiting_of(run.state, run.spec, B.peer)
+        assert "has lost" in peer_message(run.state, run.spec, B.peer)
         play_round(run, followers=(B,))
         run.accept(D.join(run.spec, Role.STAGE))
         attest(run, D)
@@ -294,11 +295,11 @@ class TestStall:
         pass_time(run, 3600, B)
         assert run.state.current_round == 2
         assert not any(isinstance(event, RoundAborted) for event in run.events)
-        text = sentence(run.state, run.spec)
+        text = run_message(run.state, run.spec)
         assert text.startswith(f"waiting in round 2 of {run.spec.rounds}: no complete replica is left")
         assert f"replica-0 has lost {short(A.peer)} (stages 0-1)" in text
         assert f"replica-1 has lost {short(C.peer)} (stage 1)" in text
-        assert waiting(run.state, run.spec) == text
+        assert stall_message(run.state, run.spec) == text
 
     def test_it_goes_on_in_the_same_round_when_a_replica_is_whole_again(self) -> None:
         run = started(1, 1)
@@ -307,7 +308,7 @@ class TestStall:
         leave(run, A, C)
         pass_time(run, 60, B)
         run.accept(C.join(run.spec, Role.STAGE))
-        text = sentence(run.state, run.spec)
+        text = run_message(run.state, run.spec)
         assert f"replica-1 waits until {short(C.peer)} (stage 1) has caught up" in text
         *_, adopted = run.accept(Attest(C.peer, 1, 1, "stage", anchor_of(1, 1)))
         assert isinstance(adopted, PlanAdopted)
@@ -515,11 +516,11 @@ class TestEnd:
             run.accept(Offer(A.peer, payload))
             run.accept(Report(A.peer, stage, 1, (payload,)))
         leave(run, A)
-        assert run.state.phase is Phase.TRAINING
-        assert "waiting for the last digests of somebody at stage 0" in sentence(run.state, run.spec)
+        assert run.state.phase is RunPhase.TRAINING
+        assert "waiting for the last digests of somebody at stage 0" in run_message(run.state, run.spec)
         run.accept(A.join(run.spec))
         attest(run, A, 1)
-        assert run.state.phase is Phase.FINISHED
+        assert run.state.phase is RunPhase.FINISHED
         run.accept(Leave(A.peer, "finished"))
         assert run.state.peers[A.peer].finished
 
@@ -528,7 +529,7 @@ class TestEnd:
         play_round(run)
         run.accept(C.join(run.spec))
         play_round(run)
-        assert run.state.phase is Phase.FINISHED
+        assert run.state.phase is RunPhase.FINISHED
         attest(run, C, 2)
         run.accept(Leave(C.peer, "finished"))
         assert run.state.peers[C.peer].finished

@@ -69,7 +69,7 @@ async def test_an_invite_becomes_credentials_that_open_the_api_again_and_again(
         await client.leave("that was all")
         await client.close()
     status = await fetch_status(credentials.api, credentials.tls)
-    assert status.run == run.spec.run_id
+    assert status.spec.run_id == run.spec.run_id
 
 
 async def test_what_is_kept_is_for_its_owner_alone(run: Running, identity: Identity) -> None:

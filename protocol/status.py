@@ -1,0 +1,187 @@
+"""What a run shows of itself: one frozen record, which the coordinator builds and every face renders.
+
+The command line, the live view of a local swarm and the metrics file all read these records. They travel as
+the messages StatusReply and Measurement (protocol.wire.status).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Any
+
+from protocol.spec.run import RunSpec
+from protocol.types import Estimates, Lifecycle, PeerId, Plan, Role
+
+
+class RunPhase(StrEnum):
+    """Where a run is in its life: it waits for its first peers, trains, or is over."""
+
+    GATHERING = "gathering"
+    TRAINING = "training"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one member measured in one round. Byte counts are of this round alone.
+
+    Round 0 is the model before the first round. The losses and `tokens` are valid where `complete`, which only
+    the last member of a replica sets.
+
+    Attributes:
+        train_loss: mean over the inner phase, in nats per token.
+        validation_loss: in the replica's own forward mode, in nats per token.
+        tokens: trained by the replica.
+        link_bytes_dense: what uncompressed float32 activations would have taken.
+        payload_bytes_dense: what the same stages in float32 would have taken.
+        complete: whether the measurement is from the last member of its replica.
+        steps: inner steps of the round, without `extra_steps`.
+        extra_steps: inner steps that were trained while the coordinator was away.
+        microbatches: of each inner step.
+        compute_seconds: of the inner phase in which this member computed.
+    """
+
+    peer: PeerId
+    round_number: int
+    replica: int
+    position: int
+    train_loss: float = 0.0
+    validation_loss: float = 0.0
+    tokens: int = 0
+    inner_seconds: float = 0.0
+    outer_seconds: float = 0.0
+    link_bytes_sent: int = 0
+    link_bytes_dense: int = 0
+    payload_bytes: int = 0
+    payload_bytes_dense: int = 0
+    gradient_norm: float = 0.0
+    complete: bool = False
+    steps: int = 0
+    extra_steps: int = 0
+    microbatches: int = 0
+    compute_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class PeerStatus:
+    """One peer that has joined.
+
+    Attributes:
+        round_number: the round that its last heartbeat named; 0 before any.
+        seconds_since_seen: since the coordinator heard of it last.
+        assignment: such as "replica-1, stage 0"; "" without one.
+    """
+
+    peer: PeerId
+    role: Role
+    lifecycle: Lifecycle
+    round_number: int
+    inner_step: int
+    seconds_since_seen: float
+    assignment: str
+    estimates: Estimates
+
+
+@dataclass(frozen=True)
+class ReplicaStatus:
+    """One replica in the newest round that its last member measured. Bytes are those of all its members."""
+
+    index: int
+    members: int
+    round_number: int
+    validation_loss: float
+    tokens_per_second: float
+    link_bytes_sent: int
+    link_bytes_dense: int
+    payload_bytes: int
+    payload_bytes_dense: int
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """The whole status of one run.
+
+    Attributes:
+        message: one sentence for people: what the run does or waits for.
+        rounds_decided: rounds that are decided at every stage.
+        stage_rounds_committed: decisions of one (stage, round) that committed payloads.
+        measurements: the newest of each member.
+        plan: the newest; None before the run has started.
+        anchors_agree: whether no live peer has an anchor that differs from that of the others.
+        time: Unix time of the coordinator's clock.
+    """
+
+    spec: RunSpec
+    phase: RunPhase
+    message: str
+    rounds_decided: int
+    stage_rounds_committed: int
+    stage_rounds_aborted: int
+    peers: tuple[PeerStatus, ...]
+    measurements: tuple[Measurement, ...]
+    plan: Plan | None
+    anchors_agree: bool
+    time: float
+
+    @property
+    def rounds_message(self) -> str:
+        """How the rounds went, for people."""
+        anchors = "agree" if self.anchors_agree else "DIFFER"
+        return (
+            f"{self.stage_rounds_committed} stage rounds committed, {self.stage_rounds_aborted} aborted, "
+            f"anchors {anchors}"
+        )
+
+    @property
+    def replicas(self) -> tuple[ReplicaStatus, ...]:
+        """The replicas whose last member has measured a round, by index."""
+        newest: dict[tuple[int, int], Measurement] = {}
+        # A peer that replaced another one at a position has measured a later round there.
+        for measurement in sorted(self.measurements, key=lambda each: each.round_number):
+            newest[measurement.replica, measurement.position] = measurement
+        by_replica: dict[int, list[Measurement]] = {}
+        for measurement in newest.values():
+            by_replica.setdefault(measurement.replica, []).append(measurement)
+        found = (_replica_status(index, members) for index, members in sorted(by_replica.items()))
+        return tuple(status for status in found if status is not None)
+
+    @property
+    def steps_done(self) -> int:
+        """Inner steps that every member has done, by its heartbeats or, if newer, its measurements."""
+        steps = self.spec.inner.steps
+        done = {
+            peer.peer: (peer.round_number - 1) * steps + peer.inner_step
+            for peer in self.peers
+            if peer.round_number
+        }
+        for measurement in self.measurements:
+            finished = measurement.round_number * steps
+            done[measurement.peer] = max(done.get(measurement.peer, 0), finished)
+        return min(done.values(), default=0)
+
+
+def _replica_status(index: int, members: Sequence[Measurement]) -> ReplicaStatus | None:
+    """The sum over `members`, the newest measurement of each position; None without the last member's."""
+    last = next((member for member in members if member.complete), None)
+    if last is None:
+        return None
+    seconds = last.inner_seconds + last.outer_seconds
+    return ReplicaStatus(
+        index=index,
+        members=len(members),
+        round_number=last.round_number,
+        validation_loss=last.validation_loss,
+        tokens_per_second=last.tokens / seconds if seconds else 0.0,
+        link_bytes_sent=sum(member.link_bytes_sent for member in members),
+        link_bytes_dense=sum(member.link_bytes_dense for member in members),
+        payload_bytes=sum(member.payload_bytes for member in members),
+        payload_bytes_dense=sum(member.payload_bytes_dense for member in members),
+    )
+
+
+def fields_of(measurement: Measurement) -> dict[str, Any]:
+    """The fields as the wire and the metrics file name them: there a round's number is called "round"."""
+    values = {field.name: getattr(measurement, field.name) for field in fields(measurement)}
+    return {"round" if name == "round_number" else name: value for name, value in values.items()}

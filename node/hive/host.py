@@ -21,7 +21,9 @@ from typing import Any
 import psutil
 from cryptography import x509
 from hivemind.dht.routing import DHTID
+from hivemind.utils.asyncio import _AsyncContextWrapper
 from hivemind.utils.logging import use_hivemind_log_handler
+from hivemind.utils.mpfuture import MPFuture
 from hivemind.utils.multiaddr import Multiaddr
 
 from node.hive import records
@@ -236,8 +238,18 @@ def _configure_logging() -> None:
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
+def _make_own_locks() -> None:
+    """Replace hivemind's locks, which this process shares with all that were forked from the same template.
+
+    A process that is killed while it holds such a lock would block the hosts of all other nodes.
+    """
+    MPFuture.reset_backend()
+    _AsyncContextWrapper.EXECUTOR_LOCK = multiprocessing.Lock()
+
+
 def main() -> None:
     _configure_logging()
+    _make_own_locks()
     limit_messages()
     # Averagers cannot be pickled. This process holds no device and no event loop: forking it is safe.
     multiprocessing.set_start_method("fork", force=True)

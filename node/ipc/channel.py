@@ -1,8 +1,8 @@
-"""Calls between a node's main process and the children that it spawns (worker, hivemind).
+"""Calls from a node's main process to its children (worker, hivemind host).
 
-One Unix socket pair per child carries length-prefixed messages: a JSON header and raw byte blobs. The main
-process never pickles and never blocks; a child reads ahead while it computes. A child ends when the socket
-closes, so it cannot outlive its parent, even after SIGKILL of the parent.
+One Unix socket pair for each child carries messages with a length prefix: a JSON header and blobs of bytes.
+The main process never pickles and never blocks; a child reads further calls while it computes. A child ends
+when the socket closes, so it cannot outlive the main process, even after SIGKILL of that process.
 
 :class:`Child` calls from an event loop, :class:`Connection` from threads; :func:`serve` answers both.
 """
@@ -16,7 +16,6 @@ import os
 import signal
 import socket
 import struct
-import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,6 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from node.ipc.template import ForkedProcess, TemplateEnded, own_template
 from protocol.errors import ErrorCode, HetnodeError
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ def _encode(header: Mapping[str, Any], blobs: Sequence[Buffer]) -> list[Buffer]:
 
 
 class Child:
-    """A spawned child process seen from the main process's event loop. Create it with :func:`start_child`.
+    """A child process seen from the main process's event loop. Create it with :func:`start_child`.
 
     Calls may overlap; the child answers each once. When the child dies, every open and every later call
     raises HetnodeError with the code given to :func:`start_child`.
@@ -60,7 +60,7 @@ class Child:
 
     def __init__(
         self,
-        process: asyncio.subprocess.Process,
+        process: ForkedProcess,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         name: str,
@@ -74,6 +74,7 @@ class Child:
 
     @property
     def pid(self) -> int:
+        """Known once the child has answered a call; before that, it blocks until the child was forked."""
         return self._process.pid
 
     def call(self, method: str, body: Mapping[str, Any], *blobs: Buffer) -> Awaitable[Reply]:
@@ -99,12 +100,11 @@ class Child:
         """Close the socket, wait up to `grace` seconds for a clean end, then SIGKILL."""
         self._writer.close()
         try:
-            await asyncio.wait_for(self._process.wait(), grace)
+            await asyncio.wait_for(self._process.wait_async(), grace)
         except TimeoutError:
-            log.warning("%s (pid %d) did not end within %.0f s: killing it", self._name, self.pid, grace)
-            with suppress(ProcessLookupError):
-                self._process.kill()
-            await self._process.wait()
+            log.warning("The %s process did not end within %.0f s: killing it.", self._name, grace)
+            self._process.kill()
+            await self._process.wait_async()
         self._listen.cancel()
         self._fail_all()
 
@@ -132,8 +132,7 @@ class Child:
                 future.exception()  # a caller that was cancelled meanwhile is not owed a warning
 
     def _death(self) -> HetnodeError:
-        status = self._process.returncode
-        return _death(self._died, f"{self._name} process (pid {self.pid})", status)
+        return _death(self._died, f"{self._name} process", self._process.poll())
 
 
 class Connection:
@@ -210,31 +209,28 @@ def _death(died: ErrorCode, who: str, status: int | None = None) -> HetnodeError
 
 
 async def start_child(module: str, *, name: str, died: ErrorCode, environment: Mapping[str, str]) -> Child:
-    """Spawn ``python -m module FD`` and connect to it.
+    """Start a process that serves calls, and connect to it. It is forked from this process's template.
+
+    Returns at once; the first calls wait until the process serves.
 
     Args:
-        module: a module whose ``main`` calls :func:`serve` with the descriptor of its first argument.
+        module: its ``main`` calls :func:`serve` with the descriptor of its first argument.
         name: for logs and errors.
         died: code of the errors that calls raise once the child has ended.
         environment: added to this process's environment.
     """
     ours, theirs = socket.socketpair()
-    try:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",  # a folder of the user's must not shadow our packages
-            "-m",
-            module,
-            str(theirs.fileno()),
-            pass_fds=(theirs.fileno(),),
-            stdin=asyncio.subprocess.DEVNULL,
-            env={**os.environ, **environment},
-            # Ctrl-C reaches the whole foreground group, with processes that the child starts: keep it from
-            # them, because this process decides how and when its children end.
-            start_new_session=True,
-        )
-    finally:
-        theirs.close()
+    with theirs:
+        try:
+            process = own_template().fork(
+                module,
+                [str(theirs.fileno())],
+                environment={**os.environ, **environment},
+                descriptors=[theirs.fileno()],
+            )
+        except TemplateEnded as error:
+            ours.close()
+            raise _death(died, f"{name} process") from error
     reader, writer = await asyncio.open_connection(sock=ours, limit=2**20)
     return Child(process, reader, writer, name, died)
 

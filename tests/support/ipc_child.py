@@ -65,7 +65,7 @@ def _leave_note() -> None:
         Path(note).write_text("closed")
 
 
-if __name__ == "__main__":
+def main() -> None:
     handlers = [echo, refuse, fail, wait, release, die, place, fork]
     serve(
         int(sys.argv[1]),
@@ -73,3 +73,7 @@ if __name__ == "__main__":
         threads=int(os.environ.get("IPC_CHILD_THREADS", "1")),
         on_close=_leave_note,
     )
+
+
+if __name__ == "__main__":
+    main()

@@ -228,7 +228,8 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits_and_its_workers_end(long
     only_mixed = ("run", "matrix.toml", "--out", "out", "--table", "mixed")
     running = _command(*only_mixed)
     _saved(folder / "out", running)
-    (worker,) = psutil.Process(running.pid).children()
+    (template,) = psutil.Process(running.pid).children()
+    (worker,) = template.children()
     running.kill()
     running.communicate()
     worker.wait(timeout=30)
@@ -286,13 +287,14 @@ def test_ctrl_c_ends_a_run_with_all_its_workers_and_says_how_to_go_on(long_folde
     folder = long_folder
     running = _command("run", "matrix.toml", "--out", "out", "--table", "mixed")
     _saved(folder / "out", running)
-    workers = psutil.Process(running.pid).children()
+    children = psutil.Process(running.pid).children(recursive=True)
     running.send_signal(signal.SIGINT)
     words, _ = running.communicate(timeout=30)
     assert running.returncode == ExitCode.INTERRUPTED
     assert "interrupted: the same command goes on where it was" in words
     assert "Traceback" not in words
-    assert not [worker for worker in workers if worker.is_running()]
+    _, alive = psutil.wait_procs(children, timeout=30)
+    assert not alive
 
 
 def test_two_runs_into_one_folder_are_refused(folder: Path) -> None:

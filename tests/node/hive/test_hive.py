@@ -601,9 +601,10 @@ async def test_sigkill_of_the_parent_leaves_no_process_and_no_file(tmp_path: Pat
     try:
         assert parent.stdout is not None
         assert await parent.stdout.readline() == b"ready\n"
-        (host,) = psutil.Process(parent.pid).children()
-        family = [host, *host.children(recursive=True)]
-        assert len(family) == 5  # host, DHT, p2pd and two averagers
+        (template,) = psutil.Process(parent.pid).children()
+        (host,) = template.children()
+        family = [template, host, *host.children(recursive=True)]
+        assert len(family) == 6  # template, host, DHT, p2pd and two averagers
         assert any(short.rglob("*.sock"))
         others_sockets = set(Path("/tmp").glob("hivemind-*"))
         if host_too:

@@ -18,6 +18,7 @@ import uvloop
 
 from benchmarks.paced_worker import PACE_VARIABLE
 from node.ipc.channel import Child, start_child
+from node.ipc.worker_client import WorkerClient
 from node.net.link import Link, LinkEndpoint, LinkLimits, LinkServer, dial
 from node.security.credentials import Credentials
 from node.train.pipeline import Pipeline
@@ -111,7 +112,7 @@ class PipelineMember:
             Plan(1, 1, 0, (replica,), ""),
             replica,
             self._position,
-            self._worker,
+            WorkerClient(self._worker),
             upstream,
             downstream,
         )

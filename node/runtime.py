@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
-from node import faults
-from node.faults import Moment
 from node.folder import locked, note_folder, settle_in
 from node.hive.transport import HivemindTransport
-from node.ipc.channel import Child, start_child
+from node.ipc.channel import start_child
+from node.ipc.worker_client import WorkerClient
 from node.measure.hardware import measure_capacity
 from node.measure.measure import LinkProber, known_speed, measure_coordinator, measure_speed
 from node.net.coordinator_client import Admission, CoordinatorClient
@@ -153,7 +152,7 @@ async def _enter(
     leaving: asyncio.Event,
     stack: AsyncExitStack,
     processes: AsyncExitStack,
-) -> tuple[_Joined, Child]:
+) -> tuple[_Joined, WorkerClient]:
     """Join the run, and start a worker meanwhile; `stack` and `processes` end what is started here."""
     # The worker needs seconds to import torch: start it while the network is being set up.
     worker = await _start_worker(options, processes)
@@ -200,7 +199,6 @@ async def _enter(
     if spec.initial is not None:
         await worker.call("require_initial", {"spec": spec.canonical_json, "initial": options.initial})
     log.info("joined run %s as %s, peer %s, spec %s", spec.run_id, role, identity.peer, spec.hash)
-    await faults.reach(Moment.JOINED, round_number=0)
     if abs(admission.clock_offset) > _CLOCK_SECONDS:
         log.warning("this machine's clock is wrong by %.0f s", -admission.clock_offset)
     membership = Membership(coordinator, join, spec.timing.heartbeat, estimates)
@@ -222,7 +220,7 @@ async def _enter(
     return joined, worker
 
 
-async def _train(node: _Joined, worker: Child, processes: AsyncExitStack) -> tuple[End, Path]:
+async def _train(node: _Joined, worker: WorkerClient, processes: AsyncExitStack) -> tuple[End, Path]:
     """Train wherever this node is moved to; how that has ended, and where its checkpoint is."""
     end, kept = End.MOVED, node.folder
     with suppress(AskedToLeave):
@@ -236,7 +234,7 @@ async def _train(node: _Joined, worker: Child, processes: AsyncExitStack) -> tup
     return End.DRAINED, kept
 
 
-async def _start_anew(node: _Joined, processes: AsyncExitStack) -> tuple[Child, Transport]:
+async def _start_anew(node: _Joined, processes: AsyncExitStack) -> tuple[WorkerClient, Transport]:
     """The processes of a node that has to build other stages.
 
     Tries until it succeeds, as the node is sound and others may be away for a while.
@@ -274,7 +272,7 @@ async def _enter_dht(node: _Joined, processes: AsyncExitStack) -> Transport:
     return transport
 
 
-async def _train_in_place(node: _Joined, worker: Child, transport: Transport) -> tuple[End, Path]:
+async def _train_in_place(node: _Joined, worker: WorkerClient, transport: Transport) -> tuple[End, Path]:
     """Train in the place that this node has; how that has ended, and where its checkpoint is."""
     options, identity, membership = node.options, node.identity, node.membership
     async with asyncio.TaskGroup() as group:
@@ -315,16 +313,16 @@ async def _train_in_place(node: _Joined, worker: Child, transport: Transport) ->
     return end, training.kept
 
 
-async def _start_worker(options: NodeOptions, processes: AsyncExitStack) -> Child:
+async def _start_worker(options: NodeOptions, processes: AsyncExitStack) -> WorkerClient:
     """A worker process, which `processes` ends."""
-    worker = await start_child(
+    child = await start_child(
         "node.worker.worker",
         name="worker",
         died=ErrorCode.WORKER_DIED,
         environment={"HETNODE_THREADS": str(options.threads), "OMP_NUM_THREADS": str(options.threads)},
     )
-    processes.push_async_callback(worker.close, _CLOSE_SECONDS)
-    return worker
+    processes.push_async_callback(child.close, _CLOSE_SECONDS)
+    return WorkerClient(child)
 
 
 async def _nobody(_: Set[PeerId], __: Set[PeerId]) -> None:
@@ -392,9 +390,9 @@ async def _keep_progress(training: NodeLoop, seconds: float | None) -> None:
         log.warning("the progress since the last checkpoint is not kept: %s", error)
 
 
-async def _guard(worker: Child) -> None:
+async def _guard(worker: WorkerClient) -> None:
     """Raise the worker's death as soon as it happens, not when it is next needed."""
-    await worker.wait_closed()
+    await worker.caller.wait_closed()
     await worker.call("alive", {})
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,10 +41,6 @@ class Restored:
     private: Mapping[int, StageState] | None
 
 
-def _nothing(_: Path) -> None:
-    pass
-
-
 def write(
     folder: Path,
     spec: RunSpec,
@@ -52,7 +48,6 @@ def write(
     stages: Mapping[int, Parameters],
     embedding: Tensor | None,
     private: Mapping[int, StageState],
-    midway: Callable[[Path], None] = _nothing,
     keep: int = KEEP,
 ) -> None:
     """Write the checkpoint after `round`, and keep `keep` in all beside it.
@@ -60,7 +55,6 @@ def write(
     Args:
         folder: its own, named ``round-NNNNNN``.
         embedding: the committed table [V, d] on a member that does not host stage 0.
-        midway: called with the hidden folder when some of the files are in it.
 
     Raises:
         HetnodeError: DISK_FULL, or BAD_OPTION where something else stands in the place. The checkpoints
@@ -68,7 +62,6 @@ def write(
     """
 
     def beside(partial: Path) -> None:
-        midway(partial)
         private_state.write(partial, spec, round_number, private)
 
     global_model.write(folder, spec, round_number, stages, embedding, beside)

@@ -15,7 +15,7 @@ from typing import Any
 
 from hivemind.p2p import P2P, P2PContext
 
-from node import faults
+from node import hooks
 
 log = logging.getLogger(__name__)
 
@@ -44,13 +44,9 @@ class AllowList:
         return peer in self._peers
 
     def check(self, context: P2PContext) -> None:
-        """Raises NotAdmitted unless the caller may call; the log names each stranger once.
-
-        Raises ConnectionError where a fault has cut this node off.
-        """
-        if faults.is_cut_off():
-            raise ConnectionError("this peer is cut off")
+        """Raises NotAdmitted unless the caller may call; the log names each stranger once."""
         peer = context.remote_id.to_base58()
+        hooks.current().before_contact(peer)
         if peer in self._peers:
             return
         if peer not in self._named and len(self._named) < _MAX_NAMED:

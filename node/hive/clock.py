@@ -9,12 +9,12 @@ from __future__ import annotations
 import sys
 import time
 
-from node import faults
+from node import hooks
 
 
 def coordinator_time(offset: float) -> float:
     """Unix time of the coordinator, whose clock is `offset` seconds ahead of this machine's."""
-    return time.time() + faults.skew() + offset
+    return hooks.current().time() + offset
 
 
 def correct_dht_time(offset: float) -> None:

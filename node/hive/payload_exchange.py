@@ -16,7 +16,7 @@ from typing import Any, AsyncIterator  # noqa: UP035 - hivemind knows only typin
 
 from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 
-from node import faults
+from node import hooks
 from node.hive.allow_list import AllowList, Gated
 from node.transport.checkpoint_transfer import CheckpointServer, fetch_state
 from node.transport.payload_store import PayloadStore
@@ -376,8 +376,7 @@ class PayloadPeer(ServicerBase):
             self._faults[sender] = str(error)
 
     def _stub(self, peer: str, stage: int) -> Any:
-        if faults.is_cut_off():
-            raise TransferError("this peer is cut off")
+        hooks.current().before_contact(peer)
         return self.get_stub(self._p2p, PeerID.from_base58(peer), namespace=stage_prefix(self._run, stage))
 
     def _spread(self, holders: Iterable[str]) -> list[str]:

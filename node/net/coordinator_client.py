@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import grpc
 from cryptography.x509 import load_pem_x509_certificate
 
-from node import faults
+from node import hooks
 from node.net.enrollment import check_own
 from node.net.probe import Probe, probe_over
 from node.security.channels import open_channel, tls_failure
@@ -192,9 +192,9 @@ class CoordinatorClient:
             endpoint=endpoint,
             spec_hash=spec_hash,
         )
-        asked = time.time()
+        asked = hooks.current().time()
         reply = await self._first_call(request, deadline)
-        clock_offset = reply.time - (asked + time.time()) / 2 - faults.skew()
+        clock_offset = reply.time - (asked + hooks.current().time()) / 2
         if not is_signed_by(
             self.credentials.coordinator, spec_message(reply.spec_json), reply.spec_signature
         ):
@@ -213,15 +213,17 @@ class CoordinatorClient:
         clock = asyncio.get_running_loop().time
         ends = clock() + deadline
         while True:
-            self._check_not_cut_off()
+            await hooks.current().before_coordinator_call("Join", request)
             try:
                 async with self._channel.call() as stub:
                     reply: pb.JoinReply = await stub.Join(request, timeout=max(0.1, ends - clock()))
-                    return reply
             except grpc.aio.AioRpcError as error:
                 late = clock() > ends - _RETRY_SECONDS
                 if error.code() is not grpc.StatusCode.UNAVAILABLE or tls_failure(error) or late:
                     raise self._translated(error) from None
+            else:
+                await hooks.current().after_coordinator_call("Join", request)
+                return reply
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def renew(self) -> None:
@@ -266,10 +268,11 @@ class CoordinatorClient:
         Raises HetnodeError: WRONG_AUTHORITY where a plan is not signed by the coordinator's key.
         """
         async with self._channel.call() as stub:
-            call = stub.Watch(pb.WatchRequest(peer=self._peer), wait_for_ready=True)
+            request = pb.WatchRequest(peer=self._peer)
+            call = stub.Watch(request, wait_for_ready=True)
             try:
                 async for update in call:
-                    self._check_not_cut_off()
+                    await hooks.current().after_coordinator_call("Watch", request)
                     yield self._news(update)
             except grpc.aio.AioRpcError as error:
                 raise self._translated(error) from None
@@ -307,7 +310,7 @@ class CoordinatorClient:
 
         Raises HetnodeError: as :func:`node.net.probe.probe_over` does, COORDINATOR_UNREACHABLE.
         """
-        self._check_not_cut_off()
+        await hooks.current().before_coordinator_call("Probe", None)
         async with (
             self._channel.call() as stub,
             probe_over(stub.Probe(), self._translated) as probe,
@@ -389,20 +392,14 @@ class CoordinatorClient:
         await self._channel.close()
 
     async def _call(self, method: str, request: Any, deadline: float) -> Any:
-        self._check_not_cut_off()
+        await hooks.current().before_coordinator_call(method, request)
         try:
             async with self._channel.call() as stub:
                 reply = await getattr(stub, method)(request, timeout=deadline, wait_for_ready=True)
         except grpc.aio.AioRpcError as error:
             raise self._translated(error) from None
-        self._check_not_cut_off()
+        await hooks.current().after_coordinator_call(method, request)
         return reply
-
-    def _check_not_cut_off(self) -> None:
-        if faults.is_cut_off():
-            raise HetnodeError(
-                ErrorCode.COORDINATOR_UNREACHABLE, f"The coordinator at {self.address} is cut off.", ""
-            )
 
     def _translated(self, error: grpc.aio.AioRpcError) -> HetnodeError:
         return _error_of(error, self.address)

@@ -22,7 +22,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from node import faults
+from node import hooks
 from node.net.live_estimates import LEAST_FRAME_BYTES
 from node.net.probe import answer_probe
 from node.security.channels import open_channel, server_credentials, tls_failure
@@ -137,9 +137,9 @@ class Link:
                 pieces = chunks(frame)
                 if self._is_to_be_timed(frame):
                     await self._write(LinkMessage(header=header))
-                    await faults.carry(len(frame.payload))
+                    await hooks.current().before_frame(frame)
                 else:
-                    await faults.carry(len(frame.payload))
+                    await hooks.current().before_frame(frame)
                     await self._write(LinkMessage(header=header, chunk=next(pieces, None)))
                 for chunk in pieces:
                     await self._write(LinkMessage(chunk=chunk))

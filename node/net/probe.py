@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from node import faults
+from node import hooks
 from node.security.channels import open_channel, tls_failure
 from node.security.credentials import Credentials
 from protocol.errors import ErrorCode, HetnodeError
@@ -221,8 +221,7 @@ async def probe_peer(endpoint: str, peer: PeerId, credentials: Credentials) -> A
             "Check that its advertised address and port are open to this machine.",
         )
 
-    if faults.is_cut_off():
-        raise HetnodeError(ErrorCode.NEIGHBOUR_UNREACHABLE, f"Peer {peer} is cut off.", "")
+    hooks.current().before_contact(peer)
     channel = open_channel(endpoint, credentials, tls_name(peer), ())
     try:
         async with probe_over(pb_grpc.StageLinkStub(channel).Probe(), unreachable) as probe:

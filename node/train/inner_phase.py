@@ -7,8 +7,6 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from node import faults
-from node.faults import Moment
 from node.net.membership import Assignment
 from node.train.pipeline import Pipeline
 from node.train.services import Services
@@ -109,7 +107,6 @@ class InnerLoop:
         began, sent_before = self._now(), self._pipeline.bytes_sent
         while not self._is_over and self._done != ahead:
             self._services.membership.progress = (self.round_number, self._done)
-            await faults.reach(Moment.INNER_STEP, round_number=self.round_number)
             if not await self._pipeline.phase(self.round_number, self._done, self._has_time()):
                 self._is_over = True
                 break

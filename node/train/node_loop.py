@@ -15,8 +15,6 @@ from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
 
-from node import faults
-from node.faults import Moment
 from node.folder import settle_stages
 from node.net.membership import Assignment, RunView, jittered
 from node.train.outer_exchange import OuterExchange, run_is_over
@@ -210,7 +208,6 @@ class NodeLoop:
                 await exchange.attest_all()
                 attested = exchange.position
             membership.progress = (next_round, 0)
-            await faults.reach(Moment.FOLLOWING, round_number=next_round)
             self._assignment = await self._seat_or_decision(next_round)
             if self._assignment is not None:
                 return True

@@ -16,9 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from node import faults
-from node.faults import Moment
-from node.ipc.channel import Child
+from node.ipc.worker_client import WorkerClient
 from node.net.coordinator_client import CoordinatorClient
 from node.net.membership import Membership, jittered
 from node.security.identity import Identity
@@ -70,7 +68,7 @@ class OuterExchange:
         spec: RunSpec,
         stages: StageRange,
         identity: Identity,
-        worker: Child,
+        worker: WorkerClient,
         transport: Transport,
         coordinator: CoordinatorClient,
         membership: Membership,
@@ -182,9 +180,7 @@ class OuterExchange:
             return await self._settle(stage, Part.STAGE, round_number, plan.epoch, overlap), 0
         mine = self._describe(plan, stage, round_number, share, payload)
         self._pending[stage] = mine
-        await faults.reach(Moment.PROPOSED, round_number=round_number, stage=stage)
         group = await self._match(mine)
-        await faults.reach(Moment.MATCHED, round_number=round_number, stage=stage)
         gathered = await self._transport.exchange(
             payload,
             mine,
@@ -195,7 +191,6 @@ class OuterExchange:
         known, rejected = await self._screen(plan, mine, payload, gathered.held)
         held = [descriptor for descriptor in gathered.held if descriptor in known]
         refused = sorted((*gathered.rejected, *rejected), key=lambda each: each.descriptor.owner)
-        await faults.reach(Moment.GATHERED, round_number=round_number, stage=stage)
         seconds = self._spec.timing.decide + _ANSWER_SECONDS
         decision = await self._patiently(
             lambda: self._coordinator.report(stage, round_number, held, refused, seconds)
@@ -287,7 +282,6 @@ class OuterExchange:
 
     async def _attest(self, stage: int, round_number: int, part: Part, digest: str) -> None:
         await self._patiently(lambda: self._coordinator.attest(stage, round_number, part.value, digest))
-        await faults.reach(Moment.ATTESTED, round_number=round_number, stage=stage)
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeat a call, which the coordinator may safely hear twice, while the coordinator is away.
@@ -328,13 +322,11 @@ class OuterExchange:
         """Bring one anchor to `decision`, the next one, as soon as `overlap` is over, and attest it."""
         stage, round_number = decision.stage, decision.round_number
         payloads = await self._collect(decision, known)
-        await faults.reach(Moment.DECIDED, round_number=round_number, stage=stage)
         if overlap is not None:
             await overlap.until_trained()
         # Once begun it goes on to its end, whatever becomes of the caller: the worker and this object must
         # not come to differ about what is applied.
         await asyncio.shield(asyncio.create_task(self._move(decision, part, payloads)))
-        await faults.reach(Moment.APPLIED, round_number=round_number, stage=stage)
         if round_number >= self._membership.run_view.round_number - 2:  # older ones interest nobody
             for moved in self._moves(stage, part):
                 await self._attest(stage, round_number, moved, self._anchors[stage, moved][1])

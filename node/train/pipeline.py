@@ -13,13 +13,11 @@ from __future__ import annotations
 import asyncio
 import math
 import struct
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from node import faults
-from node.faults import Moment
-from node.ipc.channel import Child, Reply
+from node.ipc.worker_client import PendingCall, WorkerClient
 from node.net.link import Link
 from protocol.algorithm.microbatch_order import Op, OpKind, one_forward_one_backward
 from protocol.errors import ErrorCode, HetnodeError
@@ -53,13 +51,13 @@ class Pipeline:
         plan: Plan,
         replica: Replica,
         position: int,
-        worker: Child,
+        worker: WorkerClient,
         upstream: Link | None,
         downstream: Link | None,
     ) -> None:
         self._spec, self._position = spec, position
         self._worker, self._upstream, self._downstream = worker, upstream, downstream
-        self._order: tuple[tuple[Op, Moment], ...]
+        self._order: tuple[Op, ...]
         self._samples_per_round: int
         self.adopt(plan, replica)
         # Some frames may have to wait until the former member has finished its own round.
@@ -82,8 +80,7 @@ class Pipeline:
         """Go on under a new plan that keeps this replica's members, between two rounds."""
         self._epoch = plan.epoch
         microbatches = self._spec.microbatches_of(replica)
-        order = one_forward_one_backward(self._position, len(replica.members), microbatches)
-        self._order = tuple(zip(order, moments_of(order), strict=True))
+        self._order = one_forward_one_backward(self._position, len(replica.members), microbatches)
         self._samples_per_round = self._spec.samples_per_round(microbatches)
 
     async def forget_before(self, round_number: int) -> None:
@@ -111,7 +108,6 @@ class Pipeline:
                 may be busy with one (before the first step, after those that overlap, and from the spec's H
                 on), else as for any frame.
         """
-        await faults.reach(Moment.PHASE, round_number=round_number, step=step)
         frame_id = self._id(round_number, step, 0, FrameKind.PHASE)
         if self._upstream is not None:
             after_exchange = step in (0, self._spec.outer.overlap) or step >= self._spec.inner.steps
@@ -128,21 +124,18 @@ class Pipeline:
         """
         slots = asyncio.Semaphore(_QUEUED_OPERATIONS)
         async with _failing_as_one() as group:
-            for operation, moment in self._order:
+            for operation in self._order:
                 forward = operation.kind is OpKind.FORWARD
                 kind = FrameKind.FORWARD if forward else FrameKind.BACKWARD
                 frame_id = self._id(round_number, step, operation.microbatch, kind)
                 received = await self._take(self._upstream if forward else self._downstream, frame_id)
                 await slots.acquire()
-                await faults.reach(moment, round_number=round_number, step=step)
-                reply = self._compute(
+                reply = await self._compute(
                     operation.kind.value, {"step": step, "microbatch": operation.microbatch}, received
                 )
                 target = self._downstream if forward else self._upstream
                 group.create_task(self._pass_on(reply, frame_id, target, slots))
-        await faults.reach(Moment.NORM, round_number=round_number, step=step)
         norm = await self._agree_on_norm(round_number, step)
-        await faults.reach(Moment.APPLY, round_number=round_number, step=step)
         await self._worker.call("apply", {"step": step, "norm": norm})
 
     async def validate(self, round_number: int) -> float:
@@ -153,8 +146,7 @@ class Pipeline:
                 frame_id = self._id(round_number, 0, microbatch, FrameKind.EVALUATE)
                 received = await self._take(self._upstream, frame_id)
                 await slots.acquire()
-                await faults.reach(Moment.VALIDATE, round_number=round_number)
-                reply = self._compute("evaluate", {"microbatch": microbatch}, received)
+                reply = await self._compute("evaluate", {"microbatch": microbatch}, received)
                 group.create_task(self._pass_on(reply, frame_id, self._downstream, slots))
         reply = await self._worker.call("end_validation", {})
         return float(reply.body["loss"])
@@ -173,16 +165,16 @@ class Pipeline:
         first = frame_id.kind is FrameKind.EVALUATE and frame_id.microbatch == 0
         return await link.take(frame_id, self._round_seconds if first else self._frame_seconds)
 
-    def _compute(self, method: str, body: dict[str, Any], received: Frame | None) -> Awaitable[Reply]:
+    async def _compute(self, method: str, body: dict[str, Any], received: Frame | None) -> PendingCall:
         if received is None:
-            return self._worker.call(method, body)
+            return await self._worker.queue(method, body)
         tensors = [(tensor.name, tensor.dtype.value, tensor.shape) for tensor in received.tensors]
-        return self._worker.call(method, {**body, "tensors": tensors}, received.payload)
+        return await self._worker.queue(method, {**body, "tensors": tensors}, received.payload)
 
     async def _pass_on(
-        self, reply: Awaitable[Reply], frame_id: FrameId, link: Link | None, slots: asyncio.Semaphore
+        self, pending: PendingCall, frame_id: FrameId, link: Link | None, slots: asyncio.Semaphore
     ) -> None:
-        result = await reply
+        result = await pending.result()
         if link is not None:
             tensors = tuple(
                 TensorHeader(name, DType(dtype), tuple(shape))
@@ -211,19 +203,6 @@ class Pipeline:
         if self._downstream is not None:
             await self._downstream.send(_scalar_frame(step_id, norm), self._frame_seconds)
         return norm
-
-
-def moments_of(order: Sequence[Op]) -> list[Moment]:
-    """In which part of the schedule each operation of an inner step is."""
-    kinds = [operation.kind for operation in order]
-    first_backward = kinds.index(OpKind.BACKWARD)
-    last_forward = len(kinds) - 1 - kinds[::-1].index(OpKind.FORWARD)
-    return [
-        (Moment.WARM_UP if number < first_backward else Moment.FORWARD)
-        if kind is OpKind.FORWARD
-        else (Moment.BACKWARD if number < last_forward else Moment.COOL_DOWN)
-        for number, kind in enumerate(kinds)
-    ]
 
 
 @asynccontextmanager

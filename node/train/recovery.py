@@ -6,7 +6,7 @@ import asyncio
 import logging
 from pathlib import Path
 
-from node.ipc.channel import Child
+from node.ipc.worker_client import WorkerClient
 from node.net.coordinator_client import CoordinatorClient
 from node.net.membership import Membership
 from node.train.outer_exchange import OuterExchange
@@ -33,7 +33,7 @@ class Recovery:
         self,
         spec: RunSpec,
         peer: PeerId,
-        worker: Child,
+        worker: WorkerClient,
         transport: Transport,
         coordinator: CoordinatorClient,
         membership: Membership,

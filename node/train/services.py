@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from node.ipc.channel import Child
+from node.ipc.worker_client import WorkerClient
 from node.net.coordinator_client import CoordinatorClient
 from node.net.directory import Directory
 from node.net.link import Links
@@ -18,7 +18,7 @@ class Services:
     """What a joined node has at hand. Worker, transport and directory are started anew for other stages."""
 
     identity: Identity
-    worker: Child
+    worker: WorkerClient
     transport: Transport
     coordinator: CoordinatorClient
     links: Links

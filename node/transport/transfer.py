@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Iterator
 
-from node import faults
+from node import hooks
 from protocol.pb.payload_pb2 import PayloadChunk
 from protocol.types import PayloadDescriptor
 
@@ -28,22 +28,13 @@ class WrongBytes(TransferError):
 
 
 async def outgoing(pieces: Iterator[bytes], round_number: int, stage: int) -> AsyncIterator[PayloadChunk]:
-    """A payload on its way out. Its pieces are read in a thread of their own; OSError where that fails."""
-    first = await asyncio.to_thread(next, pieces, b"")
-    if not first:
-        return
-    # Half of it is gone when a fault strikes, however small the payload is.
-    half = len(first) // 2
-    if half:
-        yield PayloadChunk(data=first[:half])
-    fault = await faults.reach(faults.Moment.SENDING, round_number=round_number, stage=stage)
-    rest = first[half:]
-    if fault is not None and fault.action is faults.Action.DROP:
-        return
-    if fault is not None and fault.action is faults.Action.CORRUPT:
-        rest = bytes([rest[0] ^ 1]) + rest[1:]
-    yield PayloadChunk(data=rest)
-    while piece := await asyncio.to_thread(next, pieces, b""):
+    """The chunks of a payload. Its pieces are read in another thread; raises OSError where that fails."""
+
+    async def read() -> AsyncIterator[bytes]:
+        while piece := await asyncio.to_thread(next, pieces, b""):
+            yield piece
+
+    async for piece in hooks.current().outgoing(round_number, stage, read()):
         yield PayloadChunk(data=piece)
 
 
@@ -94,5 +85,5 @@ async def receive_exactly(
         if not 0 < len(chunk.data) <= nbytes - len(data):
             raise WrongBytes(f"a chunk of {len(chunk.data)} bytes after {len(data)} of {nbytes}")
         data += chunk.data
-        await faults.carry(len(chunk.data))
+        await hooks.current().after_chunk(len(chunk.data))
     return data

@@ -470,7 +470,7 @@ class Trainer:
             self._embedding_round = found.round_number
         self._refresh_link()
 
-    def write_checkpoint(self, folder: Path, round_number: int, midway: Callable[[Path], None]) -> None:
+    def write_checkpoint(self, folder: Path, round_number: int) -> None:
         """Write anchors and private state after `round_` to `folder`, as :func:`node_checkpoint.write`.
 
         Call it between rounds: what local has learned since the anchor is kept, pending proposals are not.
@@ -488,7 +488,6 @@ class Trainer:
             {stage: outer.anchor for stage, outer in self.outer.items()},
             None if self._follower is None else self._follower.table_vd,
             self.private_state,
-            midway,
         )
 
     @property
@@ -542,13 +541,6 @@ class Trainer:
             for name, value in held.items():
                 if isinstance(value, Tensor):
                     held[name] = change(f"{self.stages.first}/{end}/{name}", value)
-
-    @torch.no_grad()
-    def flip_anchor_bit(self, stage: int) -> None:
-        """For tests of drift: one bit of the anchor changes, as a broken memory would change it."""
-        anchor = next(iter(self.outer[stage].anchor.values()))
-        bits = anchor.view(-1)[:1].view(torch.int32)
-        bits.bitwise_xor_(1)
 
     def _load_stage(self, stage: int, round_number: int, parameters: Mapping[str, Tensor]) -> None:
         self.abandon()

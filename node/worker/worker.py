@@ -13,17 +13,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from node import faults
 from node.checkpoint.initial import initial_from, require_initial
 from node.data.stream import open_stream
 from node.data.tokenizer import find_tokenizer
-from node.faults import Action, Moment
 from node.ipc.channel import Buffer, Handler, Reply, serve
 from node.model.init import embedding_shapes, parameter_count, parameter_shapes
 from node.worker.compute import Compute
@@ -194,10 +191,7 @@ class Worker:
 
     def write_checkpoint(self, body: Body, _: Blobs) -> Reply:
         """Anchors and this node's own state to `folder`, its name ``round-NNNNNN``; the last two are kept."""
-        round_number = body["round"]
-        self._trainer.write_checkpoint(
-            Path(body["folder"]), round_number, partial(_fault_midway, round_number)
-        )
+        self._trainer.write_checkpoint(Path(body["folder"]), body["round"])
         return Reply({})
 
     @contextmanager
@@ -208,22 +202,6 @@ class Worker:
             yield
         finally:
             self._computed += time.perf_counter() - began
-
-    def flip_anchor_bit(self, body: Body, _: Blobs) -> Reply:
-        """Only where faults are scripted."""
-        self._trainer.flip_anchor_bit(body["stage"])
-        return Reply({})
-
-
-def _fault_midway(round_number: int, folder: Path) -> None:
-    """Scripted faults of a checkpoint that is being written; a bit turns in what is written already."""
-    fault = faults.reach_now(Moment.CHECKPOINT, round_number=round_number)
-    if fault is not None and fault.action is Action.CORRUPT:
-        with min(folder.glob("stage-*.safetensors")).open("r+b") as file:
-            file.seek(-1, os.SEEK_END)
-            last = file.read(1)[0]
-            file.seek(-1, os.SEEK_END)
-            file.write(bytes([last ^ 1]))
 
 
 def _given(body: Body) -> Path | None:
@@ -253,11 +231,8 @@ def _reply(message: Message | None) -> Reply:
 
 
 def handlers(worker: Worker) -> dict[str, Handler]:
-    """The calls that the main process may make; one that damages an anchor only where faults are scripted."""
-    methods = {name: getattr(worker, name) for name in vars(Worker) if not name.startswith("_")}
-    if faults.FILE_VARIABLE not in os.environ:
-        del methods["flip_anchor_bit"]
-    return methods
+    """The calls that the main process may make."""
+    return {name: getattr(worker, name) for name in vars(Worker) if not name.startswith("_")}
 
 
 def main() -> None:

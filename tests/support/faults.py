@@ -1,12 +1,17 @@
-"""Planning faults for the named members of a swarm, and the proof that every one of them has happened."""
+"""Plans faults for the named members of a swarm, and proves that each of them has happened."""
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from node.faults import FILE_VARIABLE, Action, Fault, Fired, Moment, read_report, to_json
+from tests.support.fault_script import FILE_VARIABLE, Action, Fault, Fired, Moment, read_report, to_json
+from tests.support.paths import ROOT
+
+_SITE = ROOT / "tests" / "support" / "fault_site"
+"""Its ``sitecustomize.py``, which Python imports at its start, installs the hooks in each process."""
 
 
 class FaultPlan:
@@ -39,19 +44,20 @@ class FaultPlan:
         return self.folder / f"{member}.fired.jsonl"
 
     def environment(self, member: str) -> dict[str, str]:
-        """What the processes of `member` need in their environment; writes its script."""
+        """Write the script of `member`, and return the variables that its processes need."""
         if not self._faults[member]:
             return {}
         self.folder.mkdir(parents=True, exist_ok=True)
         script = self.folder / f"{member}.faults.json"
         script.write_text(to_json(self.report_of(member), self._faults[member]))
-        return {FILE_VARIABLE: str(script)}
+        paths = [str(_SITE), str(ROOT), os.environ.get("PYTHONPATH", "")]
+        return {FILE_VARIABLE: str(script), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
     def fired(self, member: str) -> list[Fired]:
         return list(read_report(self.report_of(member)))
 
     def pending(self) -> list[str]:
-        """What was planned and has not happened, in words."""
+        """The planned faults that have not happened, as text."""
         return [
             f"{member}: {fault}"
             for member, faults in self._faults.items()
@@ -60,6 +66,6 @@ class FaultPlan:
         ]
 
     def assert_all_fired(self) -> None:
-        """Fail unless every planned fault has happened: a test of a fault that never was proves nothing."""
+        """Fail unless every planned fault has happened. Without its fault a test proves nothing."""
         pending = self.pending()
         assert not pending, f"these planned faults never happened: {'; '.join(pending)}"

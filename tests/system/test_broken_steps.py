@@ -8,11 +8,9 @@ import pytest
 import torch
 
 from coordinator.state.events import PeerRetreated
-from node.faults import Action, Moment
-from node.train.pipeline import moments_of
-from protocol.algorithm.microbatch_order import one_forward_one_backward
-from protocol.spec.run import RunSpec
+from protocol.spec import RunSpec
 from protocol.types import Role
+from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
 from tests.system.test_virtual_swarm import MIXED, PIPE, Play, contributions, plan, play, spec_of
 from tests.virtual.network import SILENCE_SECONDS
@@ -41,14 +39,6 @@ def microbatch_spec(members: Mapping[str, Role], rounds: int = 7, **overrides: o
     shape = {"swarm.stages": 3, "swarm.pipelines": 1, "model.layers": 3} if stages == 3 else {}
     fixed = {"inner.microbatches": 5, "recovery.checkpoint_every": 1, **shape}
     return spec_of(members, rounds, **{**fixed, **overrides})
-
-
-@pytest.mark.parametrize(("position", "members"), [(0, 2), (1, 2), (0, 3), (1, 3), (2, 3)])
-def test_every_part_of_the_schedule_is_somewhere_in_a_step(position: int, members: int) -> None:
-    order = one_forward_one_backward(position, members, 8)
-    found = moments_of(order)
-    assert set(found) == {Moment.WARM_UP, Moment.FORWARD, Moment.BACKWARD, Moment.COOL_DOWN}
-    assert len(found) == len(order)
 
 
 def local_progress(swarm: VirtualSwarm, name: str) -> float:
@@ -139,14 +129,14 @@ def test_a_spare_takes_the_stage_of_a_member_that_died_in_a_step(
         await swarm.until_round(1)
         swarm.start("spare-0", "spare-1")
         await swarm.until_fired("q")
-        lost = swarm.state.reservations[swarm.peer("q")].stages
+        lost = swarm.state.places[swarm.peer("q")].stages
         await swarm.until_over("a", "b", "p", "spare-0", "spare-1")
         staying = ("a", "b", "p", "spare-0", "spare-1")
         swarm.assert_one_truth(*staying)
         for replica in ("a", "b"):
             assert contributions(swarm, replica) == list(range(1, 7))
         (stand_in,) = (name for name in ("spare-0", "spare-1") if contributions(swarm, name))
-        assert swarm.state.reservations[swarm.peer(stand_in)].stages == lost
+        assert swarm.state.places[swarm.peer(stand_in)].stages == lost
         assert contributions(swarm, "p")[-1] == contributions(swarm, stand_in)[-1] == 6
         # It was warm, and had followed all the time.
         assert contributions(swarm, stand_in)[0] <= ROUND + 2
@@ -208,7 +198,7 @@ def test_a_member_that_is_back_within_a_round_has_its_old_stage_and_warm_moments
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start()
         await swarm.until_fired("q")
-        place = swarm.state.reservations[swarm.peer("q")]
+        place = swarm.state.places[swarm.peer("q")]
         stage, former = place.stages.first, swarm.nodes["q"].worker
         before = moments_of_stage(swarm, "q", stage)
         swarm.start("q")
@@ -219,7 +209,7 @@ def test_a_member_that_is_back_within_a_round_has_its_old_stage_and_warm_moments
         assert after.cold_steps is None
         assert any(torch.count_nonzero(value) for value in after.first.values())
         await swarm.until(lambda _: max(contributions(swarm, "q")) > ROUND, "a payload after its return")
-        assert swarm.state.reservations[swarm.peer("q")] == place
+        assert swarm.state.places[swarm.peer("q")] == place
         assert moments_of_stage(swarm, "q", stage).cold_steps is None
         await swarm.until_over()
         swarm.assert_one_truth()

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from node.checkpoint import global_model
-from node.faults import Action, Moment
 from protocol.errors import ExitCode
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import Role
+from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
 from tests.support.processes import COORDINATOR, ProcessSwarm
 

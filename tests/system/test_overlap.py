@@ -19,7 +19,6 @@ from torch import Tensor
 from coordinator.rounds.deadlines import closes_at
 from coordinator.state.events import PeerLost, PeerRetreated, PlanAdopted
 from node.data.stream import open_stream
-from node.faults import Action, Moment
 from node.model.stage import Stage, next_token_loss
 from node.optimizer.outer_stage import OuterStage
 from node.optimizer.schedule import learning_rate
@@ -31,6 +30,7 @@ from protocol.spec.run import RunSpec
 from protocol.types import PayloadDescriptor, Role
 from protocol.wire.payload_codec import decode
 from tests.node.train.test_drain import farewells
+from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
 from tests.system.test_virtual_swarm import (
     FULL,

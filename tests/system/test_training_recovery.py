@@ -18,14 +18,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from node import faults
+from node import hooks
 from node.data.stream import SampleStream, open_stream
-from node.faults import Action, Fault, Moment, Script
 from node.ipc.channel import Buffer, Reply
+from node.ipc.worker_client import WorkerClient
 from node.net.link import Link, LinkEndpoint, LinkLimits
 from node.train.pipeline import Pipeline
 from node.worker.trainer import Trainer
-from node.worker.worker import Worker, handlers
+from node.worker.worker import Worker
 from protocol.algorithm.microbatch_order import Op, OpKind, one_forward_one_backward
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
@@ -33,6 +33,8 @@ from protocol.types import DType, Frame, FrameId, FrameKind, Part, Plan, Replica
 from protocol.wire.framing import frame_limit
 from protocol.wire.link_message import LinkMessage
 from tests.node.worker.test_trainer import RunningReplica, ThreadWorker, replica_of, spec_of
+from tests.support.fault_hooks import FaultHooks, checkpoint_faults
+from tests.support.fault_script import Action, Fault, Moment, Script, read_report
 
 SPEC = spec_of(**{"swarm.stages": 2, "inner.microbatches": 3, "recovery.cold_steps": 3})
 
@@ -340,24 +342,6 @@ def test_rounds_are_applied_in_their_order(stream: SampleStream) -> None:
         members[1].commit_embedding(2, [(sent[0], 1.0)])
 
 
-def test_a_flipped_bit_shows_in_the_digest(stream: SampleStream) -> None:
-    (member,) = chain(stream, 1)
-    before = [outer.digest() for outer in member.outer.values()]
-    member.flip_anchor_bit(1)
-    after = [outer.digest() for outer in member.outer.values()]
-    assert before[0] == after[0]
-    assert before[1] != after[1]
-    member.flip_anchor_bit(1)
-    assert [outer.digest() for outer in member.outer.values()] == before
-
-
-def test_an_anchor_can_be_damaged_only_where_faults_are_scripted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(faults.FILE_VARIABLE, raising=False)
-    usual = set(handlers(Worker()))
-    monkeypatch.setenv(faults.FILE_VARIABLE, "faults.json")
-    assert set(handlers(Worker())) - usual == {"flip_anchor_bit"}
-
-
 def operations(members: int) -> list[tuple[int, Op]]:
     """One inner step of all members in an order that their neighbours allow."""
     waiting = [
@@ -463,7 +447,15 @@ async def test_a_phase_frame_that_says_neither_yes_nor_no_is_corrupt() -> None:
     async with AsyncExitStack() as stack:
         replica = RunningReplica(SPEC, members=1)
         await replica.start(stack)
-        chained: Any = (SPEC, replica.plan, replica.replica, 0, replica.workers[0], Upstream(), None)
+        chained: Any = (
+            SPEC,
+            replica.plan,
+            replica.replica,
+            0,
+            WorkerClient(replica.workers[0]),
+            Upstream(),
+            None,
+        )
         with pytest.raises(HetnodeError) as caught:
             await Pipeline(*chained).phase(1, 0, wanted=True)
         assert caught.value.code is ErrorCode.FRAME_CORRUPT
@@ -486,10 +478,11 @@ def faulty(tmp_path: Path) -> Iterator[None]:
         Fault(Moment.CHECKPOINT, Action.FULL, round_number=2),
         Fault(Moment.CHECKPOINT, Action.CORRUPT, round_number=3),
     ]
-    faults.use(Script(planned, tmp_path / "fired", NoHands()))
-    yield
-    assert [fired.fault for fired in faults.read_report(tmp_path / "fired")] == [0, 1]
-    faults.use(None)
+    hooks.install(FaultHooks(Script(planned, tmp_path / "fired", NoHands())))
+    with checkpoint_faults():
+        yield
+    assert [fired.fault for fired in read_report(tmp_path / "fired")] == [0, 1]
+    hooks.install(hooks.Hooks())
 
 
 @pytest.mark.usefixtures("faulty")
@@ -617,7 +610,7 @@ class Attempt:
         below = [end(i, down[i], up[i]) for i in range(members - 1)]
         self.links = [*above, *below]
         self.pipelines = [
-            Pipeline(SPEC, plan, replica, i, worker, up_link, down_link)  # type: ignore[arg-type]
+            Pipeline(SPEC, plan, replica, i, WorkerClient(worker), up_link, down_link)  # type: ignore[arg-type]
             for i, (worker, up_link, down_link) in enumerate(
                 zip(workers, [None, *below], [*above, None], strict=True)
             )

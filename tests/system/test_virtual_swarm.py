@@ -14,13 +14,13 @@ from coordinator.state.commands import Leave
 from coordinator.state.events import PayloadWithheld, PeerLost, PeerRetreated
 from coordinator.state.text import short
 from coordinator.status.messages import run_message
-from node.faults import Action, Moment
 from node.net.coordinator_client import CoordinatorClient
 from node.transport.transport import CheckpointDownload
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import Lifecycle, Part, Role, StateRecord
+from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
 from tests.virtual import swarm as virtual
 from tests.virtual.hive import VirtualTransport
@@ -385,9 +385,7 @@ def test_a_bit_turned_in_a_live_anchor_is_noticed_within_a_round_and_mended(play
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start()
         await swarm.until_round(4)
-        worker = swarm.nodes["b"].worker
-        assert worker is not None
-        worker.worker.flip_anchor_bit({"stage": 0}, ())
+        swarm.damage_anchor("b", stage=0)
         await swarm.until_round(6)
         assert {event.peer for event in swarm.diverged()} == {swarm.peer("b")}
         assert {event.round_number for event in swarm.diverged()} <= {3, 4}
@@ -578,10 +576,8 @@ def test_what_fails_while_a_node_mends_its_anchors_is_mended_as_well(
         here_too = swarm
         swarm.start()
         await swarm.until_round(4)
-        worker = swarm.nodes["b"].worker
-        assert worker is not None
         failed.append("next")
-        worker.worker.flip_anchor_bit({"stage": 0}, ())
+        swarm.damage_anchor("b", stage=0)
         await swarm.until_over(seconds=3000)
         swarm.assert_one_truth()
         assert failed == ["next", "done"]

@@ -21,8 +21,7 @@ from safetensors import safe_open
 from coordinator.state.events import AnchorDiverged, Event, RoundAborted, RoundCommitted
 from coordinator.state.state import State
 from coordinator.status.messages import run_message
-from node import faults
-from node.faults import Script
+from node import hooks
 from node.runtime import NodeOptions, run_node
 from node.security.credentials import RunCredentials, folder_of
 from node.security.identity import Identity
@@ -32,6 +31,8 @@ from protocol.spec.run import RunSpec
 from protocol.trust.tls import peer_uri
 from protocol.types import Capacity, Decision, PeerId, Role
 from tests.support.certificates import credentials
+from tests.support.fault_hooks import FaultHooks, checkpoint_faults
+from tests.support.fault_script import Script
 from tests.support.faults import FaultPlan
 from tests.virtual.coordinator import ADDRESS, OWNER, VirtualCoordinator
 from tests.virtual.hive import Dht, VirtualTransport
@@ -127,7 +128,7 @@ class VirtualSwarm:
                 self.plan.faults_of(name), self.plan.report_of(name), VirtualHands(self, name), self.loop.time
             )
             self.plan.folder.mkdir(parents=True, exist_ok=True)
-            node.life.context.run(faults.use, script)
+            node.life.context.run(hooks.install, FaultHooks(script))
             node.task = start(node.life, self._node(node), name=name)
             node.task.add_done_callback(partial(self._has_ended, name))
 
@@ -144,6 +145,11 @@ class VirtualSwarm:
         worker = self.nodes[name].worker
         assert worker is not None
         return worker.worker._trainer
+
+    def damage_anchor(self, name: str, stage: int) -> None:
+        """Flip one bit of an anchor in the node's worker, as broken memory would."""
+        anchor = next(iter(self.trainer(name).outer[stage].anchor.values()))
+        anchor.view(-1)[:1].view(torch.int32).bitwise_xor_(1)
 
     def drain(self, *names: str) -> None:
         """Ask these nodes to leave, as the first SIGTERM does."""
@@ -282,6 +288,7 @@ class VirtualSwarm:
             patch("node.net.link.clock", self.loop.time),
             patch("node.runtime.start_child", start_child),
             patch("node.runtime.HivemindTransport", Hive),
+            checkpoint_faults(),
         ):
             yield
 

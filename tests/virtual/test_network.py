@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from node import faults
-from node.faults import Action, Moment, Script
+from node import hooks
 from node.net.coordinator_client import CoordinatorClient
 from node.net.link import Link, LinkEndpoint, LinkLimits, Links, LinkServer
 from node.security.credentials import RunCredentials
@@ -24,6 +23,8 @@ from protocol.trust.tls import peer_uri
 from protocol.types import Capacity, ExchangeGroup, Frame, FrameId, FrameKind, ManifestEntry, Role
 from tests.builders import Keyed, keyed, spec_of
 from tests.support.certificates import authority, credentials
+from tests.support.fault_hooks import FaultHooks
+from tests.support.fault_script import Action, Moment, Script
 from tests.support.faults import FaultPlan
 from tests.virtual.coordinator import ADDRESS, OWNER, VirtualCoordinator
 from tests.virtual.hive import Dht, VirtualTransport
@@ -61,7 +62,7 @@ class Machines:
     def plan(self, name: str, plan: FaultPlan) -> None:
         process_control = KillingHands(self, name)
         script = Script(plan.faults_of(name), plan.report_of(name), process_control, loop().time)
-        self.lives[name].context.run(faults.use, script)
+        self.lives[name].context.run(hooks.install, FaultHooks(script))
 
     def client(self, name: str) -> CoordinatorClient:
         """To be made on the machine itself."""

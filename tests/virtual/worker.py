@@ -8,10 +8,10 @@ import logging
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
-from node.faults import Killed
 from node.ipc.channel import Buffer, Reply
 from node.worker.worker import Worker
 from protocol.errors import ErrorCode, HetnodeError
+from tests.support.fault_script import Killed
 from tests.virtual.loop import current_life
 
 log = logging.getLogger(__name__)

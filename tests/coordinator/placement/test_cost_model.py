@@ -26,6 +26,7 @@ from coordinator.placement.cost_model import (
 )
 from coordinator.placement.schedule import LinkTime, step_seconds, step_time
 from node.ipc.channel import Reply
+from node.ipc.worker_client import WorkerClient
 from node.model.init import parameter_count
 from node.model.stage import Stage, next_token_loss
 from node.train.pipeline import Pipeline
@@ -173,7 +174,7 @@ async def _steps_of_a_pipeline(
 
     async def member(i: int) -> None:
         ends: Any = ([None, *below][i], [*above, None][i])
-        worker: Any = _Worker(compute[i])
+        worker = WorkerClient(_Worker(compute[i]))
         pipeline = Pipeline(spec, plan, replica, i, worker, *ends)
         for step in range(steps + 1):
             if i == 0:

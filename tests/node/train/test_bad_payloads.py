@@ -21,6 +21,7 @@ import pytest_asyncio
 from coordinator.membership import strikes
 from node.hive.transport import HivemindTransport
 from node.ipc.channel import Child, start_child
+from node.ipc.worker_client import WorkerClient
 from node.net.coordinator_client import CoordinatorClient
 from node.net.membership import Membership
 from node.security.identity import Identity, open_identity
@@ -172,7 +173,7 @@ async def _start(folder: Path, coordinator: Running, stack: AsyncExitStack) -> R
             SPEC,
             stages,
             peer.identity,
-            worker,
+            WorkerClient(worker),
             peer.hivemind,
             peer.coordinator,
             membership,

@@ -21,6 +21,7 @@ import torch
 
 from node.data.stream import open_stream
 from node.ipc.channel import Buffer, Reply
+from node.ipc.worker_client import WorkerClient
 from node.model.stage import Stage, next_token_loss
 from node.net.link import LinkEndpoint, LinkLimits, LinkServer, dial
 from node.optimizer.schedule import learning_rate
@@ -126,7 +127,7 @@ class RunningReplica:
             upstream.append(below)
         downstream.append(None)
         self.pipelines = [
-            Pipeline(self.spec, self.plan, self.replica, i, worker, upstream[i], downstream[i])  # type: ignore[arg-type]
+            Pipeline(self.spec, self.plan, self.replica, i, WorkerClient(worker), upstream[i], downstream[i])
             for i, worker in enumerate(self.workers)
         ]
 

@@ -1,13 +1,12 @@
-"""Scripted faults, for tests: moments of a node's life at which something is made to go wrong.
+"""Planned faults of one node: which action strikes at which moment, and the report of those that have struck.
 
-``HETNODE_FAULTS`` names a JSON file, one for each node with all its processes::
+A script is a JSON file, one for each node with all its processes::
 
-    {"report": "fired.jsonl", "faults": [{"at": "matched", "stage": 0, "round": 2, "action": "kill"}]}
+    {"report": "fired.jsonl", "faults": [{"at": "matched", "stage": 0, "round_number": 2, "action": "kill"}]}
 
-Code that reaches a :class:`Moment` says so with :func:`reach` or :func:`reach_now`. A fault that fits happens
-once: a line about it is on disk in the report before it acts, and whoever finds that line, another process of
-the node or the node after its restart, leaves the fault alone. Without the variable nothing is read, and
-reaching a moment costs one look at a variable.
+A fault strikes once. Before it acts, a line about it is on disk in the report. Another process of the
+node, or the node after its restart, finds that line and leaves the fault alone. Which moment a node has
+reached is told by :mod:`tests.support.fault_hooks`.
 """
 
 from __future__ import annotations
@@ -23,32 +22,28 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
-from protocol.errors import ErrorCode, HetnodeError
-
-FILE_VARIABLE = "HETNODE_FAULTS"
-PID_VARIABLE = "HETNODE_NODE_PID"
-"""Set by the first process of the node that comes here, its main process, for those below it."""
+FILE_VARIABLE = "HETNODE_TEST_FAULTS"
+PID_VARIABLE = "HETNODE_TEST_NODE_PID"
+"""Process id of the main process of the node; the main process sets it for its children."""
 
 _LOOK_SECONDS = 0.1
 
 
 class Moment(StrEnum):
-    """Where a fault can strike. Those of a round's exchange come with their stage.
+    """Where a fault can strike.
 
-    Those of an inner step (node.train.pipeline) come with its number: PHASE before the answer whether it
-    follows, WARM_UP at forwards before the first backward, FORWARD and BACKWARD while one alternates with the
-    other, COOL_DOWN at backwards after the last forward, NORM and APPLY at its end. VALIDATE is at a
-    microbatch of the validation.
+    Moments of an inner step have the number of the step: INNER_STEP and PHASE before the replica decides
+    whether that step follows, WARM_UP at forward passes before the first backward pass, FORWARD and BACKWARD
+    while they alternate, COOL_DOWN at backward passes after the last forward pass, NORM and APPLY at the end
+    of the step. VALIDATE is at a microbatch of the validation. Moments of a round's exchange have their
+    stage. CHECKPOINT is while the files of a checkpoint are written.
     """
 
-    JOINED = "joined"
-    FOLLOWING = "following"
     INNER_STEP = "inner-step"
     PHASE = "phase"
     WARM_UP = "warm-up"
@@ -64,18 +59,17 @@ class Moment(StrEnum):
     GATHERED = "gathered"
     DECIDED = "decided"
     APPLIED = "applied"
-    ATTESTED = "attested"
     CHECKPOINT = "checkpoint"
 
 
 class Action(StrEnum):
     """What happens.
 
-    The process of the node: KILL (SIGKILL), STOP (SIGSTOP of all its processes for `seconds`), DELAY (of the
-    one place that has reached the moment, by `seconds`), FULL (its disk has no room for what is written).
-    Its network: SLOW (links carry `bytes_per_second` for `seconds`), PARTITION (nothing leaves or arrives for
-    `seconds`). SKEW: its clock is `seconds` ahead from now on. DROP and CORRUPT are acted out by the code
-    that has reached the moment: it behaves as if the network had lost its message, or turns a bit.
+    To the processes of the node: KILL (SIGKILL), STOP (SIGSTOP of all of them for `seconds`), DELAY (of the
+    task that has reached the moment, by `seconds`), FULL (its disk has no room for what is written). To its
+    network: SLOW (links carry `bytes_per_second` for `seconds`), PARTITION (nothing leaves or arrives for
+    `seconds`). SKEW: its clock is `seconds` ahead from now on. DROP and CORRUPT are for the hook that has
+    reached the moment: it loses the rest of a payload, or flips one bit.
     """
 
     KILL = "kill"
@@ -134,20 +128,20 @@ class Fired:
 
 
 class Killed(BaseException):
-    """The process has ended. Only where a test plays the process is anything left to see it."""
+    """The process has ended. Raised where a test plays the process, because then SIGKILL does not end it."""
 
 
 class ProcessControl(Protocol):
-    """What strikes the processes of the node."""
+    """Kills and stops the processes of the node."""
 
     def kill(self) -> None:
-        """End all of them; never returns from a real process."""
+        """End all of them. Does not return in a real process."""
 
     def stop(self, seconds: float) -> None:
-        """Let none of them run for `seconds`."""
+        """Suspend all of them for `seconds`."""
 
     def pause(self, seconds: float) -> None:
-        """Hold up the caller for `seconds`."""
+        """Block the caller for `seconds`."""
 
 
 class Script:
@@ -173,18 +167,24 @@ class Script:
         self._in_force: tuple[Fired, ...] = ()
 
     async def reach(
-        self, moment: Moment, round_number: int, stage: int | None, step: int | None = None
+        self, moment: Moment, round_number: int, stage: int | None = None, step: int | None = None
     ) -> Fault | None:
+        """Strike if a fault is planned for this moment. Returns the fault that struck.
+
+        Raises OSError (no space left on the device) for FULL. KILL does not return. STOP and DELAY are over
+        when this returns. The caller has to act out DROP and CORRUPT.
+        """
         fault = self._strike(moment, round_number, stage, step)
         if fault is None:
             return None
         if fault.action is Action.DELAY:
             await asyncio.sleep(fault.seconds)
         elif self._act(fault):
-            await asyncio.sleep(0)  # where a test plays the process, this is where it no longer runs
+            await asyncio.sleep(0)  # the virtual loop runs a killed or suspended node no further than here
         return fault
 
-    def reach_now(self, moment: Moment, round_number: int, stage: int | None) -> Fault | None:
+    def reach_now(self, moment: Moment, round_number: int, stage: int | None = None) -> Fault | None:
+        """As :meth:`reach`, where there is no event loop."""
         fault = self._strike(moment, round_number, stage, None)
         if fault is None:
             return None
@@ -195,13 +195,14 @@ class Script:
         return fault
 
     def is_cut_off(self) -> bool:
+        """Whether a PARTITION is in force: nothing can leave this node or arrive at it."""
         now = self._clock()
         return any(
             fired.action == Action.PARTITION and now < fired.time + fired.seconds for fired in self._fired()
         )
 
     def bandwidth(self) -> float | None:
-        """Bytes per second of each link; None as fast as it can."""
+        """Bytes per second of each link while SLOW is in force; else None."""
         now = self._clock()
         slow = [
             fired.bytes_per_second
@@ -211,6 +212,7 @@ class Script:
         return min(slow, default=None)
 
     def skew(self) -> float:
+        """How many seconds the clock of the node is ahead."""
         return sum(fired.seconds for fired in self._fired() if fired.action == Action.SKEW)
 
     def _act(self, fault: Fault) -> bool:
@@ -226,7 +228,7 @@ class Script:
         return True
 
     def _strike(self, moment: Moment, round_number: int, stage: int | None, step: int | None) -> Fault | None:
-        """The fault that strikes here; it is in the report now."""
+        """The fault that strikes here, which is then in the report."""
         for number, fault in enumerate(self._faults):
             if not fault.fits(moment, round_number, stage, step):
                 continue
@@ -259,76 +261,27 @@ class Script:
         return self._in_force
 
 
-def _from_environment() -> Script | None:
+def from_environment() -> Script | None:
+    """The script of the node to which this process belongs; None where it has none."""
     file = os.environ.get(FILE_VARIABLE)
     if file is None:
         return None
-    os.environ.setdefault(PID_VARIABLE, str(os.getpid()))
+    os.environ.setdefault(PID_VARIABLE, str(os.getpid()))  # the first process of a node is its main process
     report, faults = parse(Path(file).read_text())
     return Script(faults, report, Signals(int(os.environ[PID_VARIABLE]), report))
-
-
-async def reach(
-    moment: Moment, *, round_number: int, stage: int | None = None, step: int | None = None
-) -> Fault | None:
-    """Say that this node has come to `moment`. Returns the fault that struck, if any.
-
-    Raises OSError (no space left on the device) for FULL. KILL does not return; STOP and DELAY are over then;
-    DROP and CORRUPT are the caller's to act out.
-    """
-    script = _script.get(_of_process)
-    return None if script is None else await script.reach(moment, round_number, stage, step)
-
-
-def reach_now(moment: Moment, *, round_number: int, stage: int | None = None) -> Fault | None:
-    """As :func:`reach`, where there is no event loop."""
-    script = _script.get(_of_process)
-    return None if script is None else script.reach_now(moment, round_number, stage)
-
-
-def is_cut_off() -> bool:
-    """Whether nothing may leave this node or come to it now."""
-    script = _script.get(_of_process)
-    return script is not None and script.is_cut_off()
-
-
-async def carry(nbytes: int) -> None:
-    """Take as long as a slow link does for `nbytes`."""
-    script = _script.get(_of_process)
-    if script is not None and (bandwidth := script.bandwidth()) is not None:
-        await asyncio.sleep(nbytes / bandwidth)
-
-
-def skew() -> float:
-    """How many seconds this node's clock is ahead."""
-    script = _script.get(_of_process)
-    return 0.0 if script is None else script.skew()
-
-
-def use(script: Script | None) -> None:
-    """Let `script` rule this context: the tasks that are started in it play one node."""
-    _script.set(script)
 
 
 def parse(text: str) -> tuple[Path, tuple[Fault, ...]]:
     """The report's path and the faults in a file of faults.
 
-    Raises:
-        HetnodeError: BAD_OPTION.
+    Raises ValueError, TypeError, KeyError or AttributeError for any other text.
     """
-    try:
-        tree = json.loads(text)
-        return Path(tree["report"]), tuple(map(_fault_from, tree["faults"]))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise HetnodeError(
-            ErrorCode.BAD_OPTION,
-            f"The file of faults cannot be used: {error!r}.",
-            f"Correct it, or remove {FILE_VARIABLE} from the environment.",
-        ) from None
+    tree = json.loads(text)
+    return Path(tree["report"]), tuple(map(_fault_from, tree["faults"]))
 
 
 def to_json(report: Path, faults: Sequence[Fault]) -> str:
-    """What :func:`parse` reads."""
+    """The text that :func:`parse` reads."""
     return json.dumps({"report": str(report), "faults": [asdict(fault) for fault in faults]}, indent=1)
 
 
@@ -379,17 +332,17 @@ class Signals:
             os.kill(pid, signal.SIGKILL)
 
     def stop(self, seconds: float) -> None:
-        """A process of its own does it, because a stopped one cannot wake itself."""
+        """Another process does this, because a stopped process cannot wake itself."""
         environment = {name: value for name, value in os.environ.items() if name != FILE_VARIABLE}
-        command = [sys.executable, "-P", "-m", "node.faults", str(self.main), str(seconds), str(self.report)]
+        command = [sys.executable, "-P", "-m", "tests.support.fault_script"]
         with subprocess.Popen(
-            command,
+            [*command, str(self.main), str(seconds), str(self.report)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             start_new_session=True,
             env=environment,
         ) as helper:
-            helper.communicate()  # nothing comes, and the end only after this process was stopped
+            helper.communicate()  # returns after this process was stopped and continued
 
     def pause(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -397,7 +350,7 @@ class Signals:
 
 def _stop_tree(main: int, seconds: float) -> None:
     """SIGSTOP the process `main` and all below it; SIGCONT them after `seconds`, or when `main` is gone."""
-    import psutil  # noqa: PLC0415  nobody but this process needs it
+    import psutil  # noqa: PLC0415  only this process needs it
 
     root, stopped = psutil.Process(main), set[Any]()
 
@@ -414,7 +367,7 @@ def _stop_tree(main: int, seconds: float) -> None:
         return processes
 
     try:
-        while fresh := tree() - stopped:  # one of them may have started another meanwhile
+        while fresh := tree() - stopped:  # a process may have started another one in the meantime
             stopped |= signalled(fresh, signal.SIGSTOP)
         ends = time.monotonic() + seconds
         while time.monotonic() < ends and root.is_running() and root.status() != psutil.STATUS_ZOMBIE:
@@ -424,9 +377,6 @@ def _stop_tree(main: int, seconds: float) -> None:
     finally:
         signalled(stopped, signal.SIGCONT)
 
-
-_of_process = _from_environment()
-_script: ContextVar[Script | None] = ContextVar("faults")
 
 if __name__ == "__main__":
     _stop_tree(int(sys.argv[1]), float(sys.argv[2]))

@@ -31,7 +31,7 @@ LAYERS = (
     "coordinator.api",
     "coordinator.app",
     # a node: pure rooms, then IO, then training, then its composition root
-    "node.faults node.security node.model",
+    "node.hooks node.security node.model",
     "node.ipc node.data node.optimizer",
     "node.checkpoint",
     "node.generate node.transport node.folder",

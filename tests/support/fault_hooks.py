@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 from node import hooks
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import Frame, PeerId
 from tests.support.fault_script import Action, Moment, Script
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from node.spec_presets import resolve
 
 from protocol.algorithm.microbatch_order import one_forward_one_backward
+from protocol.spec.resolve import resolve
 from tests.support.fault_hooks import FaultHooks
 from tests.support.fault_script import Moment, Script
 
 MICROBATCHES = 8
-OF_A_STEP = ["inner-step", "phase", "warm-up", "forward", "backward", "cool-down", "norm", "apply"]
+OF_A_STEP = ["inner-step", "phase", "warm-up", "backward", "forward", "cool-down", "norm", "apply"]
 
 
 class RecordingScript(Script):
@@ -51,5 +51,5 @@ def test_a_step_has_all_moments_of_its_schedule_in_their_order(position: int, me
     assert {(round_number, step) for _, round_number, step in script.reached[:-2]} == {(2, 0)}
     assert script.reached[-1] == (Moment.PHASE, 2, 1)
     warm_ups = found.count(Moment.WARM_UP)
-    assert warm_ups == members - position == found.count(Moment.COOL_DOWN) + 1
+    assert warm_ups == found.count(Moment.COOL_DOWN)
     assert found.count(Moment.WARM_UP) + found.count(Moment.FORWARD) == MICROBATCHES

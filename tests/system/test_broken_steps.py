@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from coordinator.state.events import PeerRetreated
-from protocol.spec import RunSpec
+from protocol.spec.run import RunSpec
 from protocol.types import Role
 from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
@@ -129,14 +129,14 @@ def test_a_spare_takes_the_stage_of_a_member_that_died_in_a_step(
         await swarm.until_round(1)
         swarm.start("spare-0", "spare-1")
         await swarm.until_fired("q")
-        lost = swarm.state.places[swarm.peer("q")].stages
+        lost = swarm.state.reservations[swarm.peer("q")].stages
         await swarm.until_over("a", "b", "p", "spare-0", "spare-1")
         staying = ("a", "b", "p", "spare-0", "spare-1")
         swarm.assert_one_truth(*staying)
         for replica in ("a", "b"):
             assert contributions(swarm, replica) == list(range(1, 7))
         (stand_in,) = (name for name in ("spare-0", "spare-1") if contributions(swarm, name))
-        assert swarm.state.places[swarm.peer(stand_in)].stages == lost
+        assert swarm.state.reservations[swarm.peer(stand_in)].stages == lost
         assert contributions(swarm, "p")[-1] == contributions(swarm, stand_in)[-1] == 6
         # It was warm, and had followed all the time.
         assert contributions(swarm, stand_in)[0] <= ROUND + 2
@@ -198,7 +198,7 @@ def test_a_member_that_is_back_within_a_round_has_its_old_stage_and_warm_moments
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start()
         await swarm.until_fired("q")
-        place = swarm.state.places[swarm.peer("q")]
+        place = swarm.state.reservations[swarm.peer("q")]
         stage, former = place.stages.first, swarm.nodes["q"].worker
         before = moments_of_stage(swarm, "q", stage)
         swarm.start("q")
@@ -209,7 +209,7 @@ def test_a_member_that_is_back_within_a_round_has_its_old_stage_and_warm_moments
         assert after.cold_steps is None
         assert any(torch.count_nonzero(value) for value in after.first.values())
         await swarm.until(lambda _: max(contributions(swarm, "q")) > ROUND, "a payload after its return")
-        assert swarm.state.places[swarm.peer("q")] == place
+        assert swarm.state.reservations[swarm.peer("q")] == place
         assert moments_of_stage(swarm, "q", stage).cold_steps is None
         await swarm.until_over()
         swarm.assert_one_truth()

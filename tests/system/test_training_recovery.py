@@ -154,7 +154,7 @@ def test_what_is_restored_goes_on_exactly_as_if_it_had_never_stopped(
         commit(running, round_number, payloads, round_number == 1)
     folders = [tmp_path / str(i) / "round-000002" for i in range(members)]
     for member, folder in zip(running, folders, strict=True):
-        member.write_checkpoint(folder, 2, lambda _: None)
+        member.write_checkpoint(folder, 2)
     returned = chain(stream, members)
     for member, folder in zip(returned, folders, strict=True):
         restored = member.restore(folder.parent)
@@ -185,7 +185,7 @@ def test_a_latecomer_takes_over_the_parts_of_others_and_follows_from_there(
     payloads = {stage: [payload] for stage, payload in proposals(donors).items()}
     digests = commit(donors, 1, payloads, True)
     for i, donor in enumerate(donors):
-        donor.write_checkpoint(tmp_path / str(i) / "round-000001", 1, lambda _: None)
+        donor.write_checkpoint(tmp_path / str(i) / "round-000001", 1)
     files = {
         (stage, Part.STAGE): tmp_path / str(stage) / "round-000001" / f"stage-0{stage}.safetensors"
         for stage in (0, 1)

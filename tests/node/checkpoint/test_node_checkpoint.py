@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from node.checkpoint import global_model, node_checkpoint
+from node.checkpoint import global_model, node_checkpoint, private_state
 from node.checkpoint.files import write_tensors
 from node.checkpoint.node_checkpoint import Restored
 from node.checkpoint.private_state import StageState
@@ -257,16 +257,19 @@ def test_the_files_are_those_that_the_library_of_the_format_writes(tmp_path: Pat
     assert (entry.bytes, entry.sha256) == (len(content), hashlib.sha256(content).hexdigest())
 
 
-def test_a_failure_midway_leaves_nothing_and_the_next_write_goes_well(tmp_path: Path) -> None:
+def test_a_failure_between_the_files_leaves_nothing_and_the_next_write_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _write(tmp_path, 10)
 
-    def fail(partial: Path) -> None:
+    def fail(partial: Path, *_: object) -> None:
         assert (partial / "stage-01.safetensors").exists()
         raise HetnodeError(ErrorCode.WORKER_DIED, "as planned", "")
 
-    folder = tmp_path / "round-000020"
-    with pytest.raises(HetnodeError, match="as planned"):
-        node_checkpoint.write(folder, SPEC, 20, _anchors(20), _embedding(20), _private(20), fail)
+    with monkeypatch.context() as patched:
+        patched.setattr(private_state, "write", fail)
+        with pytest.raises(HetnodeError, match="as planned"):
+            _write(tmp_path, 20)
     assert [path.name for path in tmp_path.iterdir()] == ["round-000010"]
     _write(tmp_path, 20)
     _assert_holds(node_checkpoint.newest(tmp_path, SPEC, HOSTED), 20)

@@ -143,7 +143,7 @@ def test_compiled_blocks_give_the_same_gradients_and_keep_their_parameters(
         each.abort(1, 1)
         each.evaluate(0, None)
     assert trainer.end_validation() == pytest.approx(usual.end_validation(), rel=1e-6)
-    usual.write_checkpoint(tmp_path / "round-000001", 1, lambda _: None)
+    usual.write_checkpoint(tmp_path / "round-000001", 1)
     restored = Trainer(spec_of_two(), StageRange(0, 2), Compute("cpu", True, checkpointed), stream)
     assert restored.restore(tmp_path) is not None
     for each in (usual, restored):

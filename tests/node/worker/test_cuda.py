@@ -63,7 +63,7 @@ def test_what_is_restored_on_a_gpu_goes_on_as_if_it_had_never_stopped(tmp_path: 
         payload = running.propose(stage)
         assert payload is not None
         running.commit(stage, 1, [(payload, 1.0)], mine_included=False)
-    running.write_checkpoint(tmp_path / "round-000001", 1, lambda _: None)
+    running.write_checkpoint(tmp_path / "round-000001", 1)
     restored = returned.restore(tmp_path)
     assert restored is not None
     assert restored.private is not None

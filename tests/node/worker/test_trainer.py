@@ -271,7 +271,7 @@ async def test_a_k_that_moves_at_a_round_boundary_equals_a_fresh_start_with_it(
             moved.commit(stage, 1, [(payload, 1.0)])
         for position, (worker, heir) in enumerate(zip(moved.workers, fresh.workers, strict=True)):
             folder = tmp_path / str(position)
-            worker.trainer.write_checkpoint(folder / "round-000001", 1, lambda _: None)
+            worker.trainer.write_checkpoint(folder / "round-000001", 1)
             assert heir.trainer.restore(folder) is not None
         await moved.adopt(with_k(moved.replica, k), epoch=2)
         losses = [await replica.inner_phase(2, spec.samples_per_round()) for replica in (moved, fresh)]

@@ -220,7 +220,7 @@ async def _keep_out_the_banned(command_loop: CommandLoop, bootstrap: Bootstrap) 
     known = frozenset[PeerId]()
 
     def changed(state: State) -> frozenset[PeerId] | None:
-        banned = state.kept_out
+        banned = state.excluded
         return None if banned == known else banned
 
     with suppress(Stopped):

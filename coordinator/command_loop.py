@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from coordinator.decide import Outcome, decide
-from coordinator.state.apply import Transaction
 from coordinator.state.commands import Command, Start, Tick
 from coordinator.state.events import (
     AnchorDiverged,
+    AssignmentReserved,
     Event,
     GroupClosed,
     PeerBanned,
@@ -26,13 +26,13 @@ from coordinator.state.events import (
     PeerRetreated,
     PeerSeen,
     PeerUnbanned,
-    PlaceGiven,
     PlanAdopted,
     RoundAborted,
     RoundCommitted,
     RunFinished,
 )
 from coordinator.state.state import State
+from coordinator.state.transaction import Transaction
 from coordinator.status.messages import run_message, stall_message
 from coordinator.store import Store
 from protocol.spec.run import RunSpec
@@ -252,7 +252,7 @@ def _topics(event: Event) -> tuple[Topic, ...]:
             return (group_topic(*key), decision_topic(*key))
         case PlanAdopted() | RunFinished() | PeerBanned() | PeerQuarantined() | PeerUnbanned():
             return (NEWS,)
-        case PlaceGiven() | PeerLost() | PeerLeft() | PeerRetreated() | AnchorDiverged():
+        case AssignmentReserved() | PeerLost() | PeerLeft() | PeerRetreated() | AnchorDiverged():
             return (NEWS,)  # who follows has changed
         case _:
             return ()

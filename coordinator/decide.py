@@ -15,7 +15,6 @@ from coordinator.placement.initial_placement import group, measuring, missing
 from coordinator.placement.vacancies import Vacancies, reserve_assignments
 from coordinator.rounds.attestation import attest, has_attested_last, unattested, unconfirmed
 from coordinator.rounds.rounds import advance, offer, report, resume, withhold
-from coordinator.state.apply import Transaction
 from coordinator.state.commands import (
     Attest,
     Await,
@@ -37,6 +36,7 @@ from coordinator.state.commands import (
 )
 from coordinator.state.events import (
     AnchorDiverged,
+    AssignmentReserved,
     CoordinatorStarted,
     Event,
     PeerBanned,
@@ -48,12 +48,12 @@ from coordinator.state.events import (
     PeerRetreated,
     PeerSeen,
     PeerUnbanned,
-    PlaceGiven,
     PlanAdopted,
     RunFinished,
 )
 from coordinator.state.state import Peer, State
 from coordinator.state.text import Waiting
+from coordinator.state.transaction import Transaction
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.roles import policy_of
 from protocol.spec.run import RunSpec
@@ -66,7 +66,7 @@ FINISHED = "finished"
 _SPEED_SECONDS = 20.0
 """So long the run waits for the speed of a peer that has joined."""
 _LEAST_PAUSE, _LONGEST_PAUSE = 2.0, 20.0
-"""Seconds between two tellings of a peer that are recorded: more after each one. Nodes leave longer ones."""
+"""Seconds between two reports of a peer that are recorded: more after each report. Nodes wait longer than that."""
 _TAKEOVER_BEATS = 2
 """Who missed so many heartbeats and joins again has died meanwhile; otherwise it is another node."""
 
@@ -199,7 +199,7 @@ def _join(transaction: Transaction, spec: RunSpec, command: Join, now: float) ->
             transaction.state.peers[command.peer], kept
         )
         if place is not None:
-            transaction.add(PlaceGiven(now, place))
+            transaction.add(AssignmentReserved(now, place))
     _membership_changed(transaction, spec, now)
 
 
@@ -219,7 +219,7 @@ def _measured(transaction: Transaction, peer: PeerId, estimates: Estimates, now:
 
     While the run gathers, the next tick sees whether it can begin now.
     """
-    times, last = transaction.state.tellings.get(peer, (0, now))
+    times, last = transaction.state.report_times.get(peer, (0, now))
     links = tuple(link for link in estimates.links if link.peer in transaction.state.peers)
     heard = replace(estimates, links=links)
     too_soon = now < last + min(_LEAST_PAUSE * times, _LONGEST_PAUSE)

@@ -11,6 +11,7 @@ from typing import Any
 
 from coordinator.state.events import (
     AnchorDiverged,
+    AssignmentReserved,
     Event,
     PeerBanned,
     PeerJoined,
@@ -19,7 +20,6 @@ from coordinator.state.events import (
     PeerQuarantined,
     PeerRetreated,
     PeerStruck,
-    PlaceGiven,
     PlanAdopted,
     RoundAborted,
     RoundCommitted,
@@ -100,8 +100,8 @@ class MetricsFile:
             case PeerRetreated():
                 fields = {"peer": event.peer, "change": "retreated", "epoch": event.epoch}
                 self.write(event.at, "peer", {**fields, "reason": event.reason})
-            case PlaceGiven():
-                place = event.place
+            case AssignmentReserved():
+                place = event.reservation
                 fields = {
                     "peer": place.peer,
                     "replica": place.replica,

@@ -178,7 +178,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 if state.peers[peer].lifecycle in _FOLLOWING
             ]
             messages = tuple(map(place_to_pb, sorted(followers, key=lambda place: place.peer)))
-            self._news = _News(state, waits, messages, tuple(sorted(state.kept_out)))
+            self._news = _News(state, waits, messages, tuple(sorted(state.excluded)))
         return self._news
 
     @answering

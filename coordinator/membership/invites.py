@@ -5,9 +5,9 @@ from __future__ import annotations
 import hmac
 
 from coordinator.membership.validation import bad_request
-from coordinator.state.apply import Transaction
 from coordinator.state.events import InviteCreated, InviteRevoked, InviteUsed
 from coordinator.state.state import Invitation, State
+from coordinator.state.transaction import Transaction
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import PeerId, Role
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coordinator.state.apply import Transaction
 from coordinator.state.events import PayloadRejected, PeerQuarantined, PeerStruck
 from coordinator.state.state import Round
+from coordinator.state.transaction import Transaction
 from protocol.types import PeerId, Rejection
 
 STRIKES_TO_QUARANTINE = 3

@@ -29,7 +29,7 @@ def rests_until(state: State, index: int) -> int:
 
 def peer_rests_until(state: State, peer: PeerId) -> int:
     """The round in which `peer` may have a seat again: after each lapse but one twice as much later."""
-    return _after(*state.lapses.get(peer, (0, 0)))
+    return _after(*state.failures.get(peer, (0, 0)))
 
 
 def _after(times: int, last: int) -> int:

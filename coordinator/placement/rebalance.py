@@ -54,8 +54,10 @@ class Tuner:
         something was committed: until then no share can follow.
         """
         newest = self._state.plans[-1]
-        tuned_at = self._state.tuned_at
-        may_change = not tuned_at or self._from_round - tuned_at >= self._spec.grouping.settle_rounds
+        rebalanced_at = self._state.rebalanced_at
+        may_change = (
+            not rebalanced_at or self._from_round - rebalanced_at >= self._spec.grouping.settle_rounds
+        )
         tuned, exchanges, shares = list(replicas), list[str](), list[str]()
         if is_settled and may_change and self._delivered:
             tuned, exchanges = self._with_better_neighbours(tuned)

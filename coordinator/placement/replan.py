@@ -238,7 +238,7 @@ def _trouble(state: State, peer: PeerId, from_round: int) -> str:
     if known.lifecycle is Lifecycle.DRAINING:
         return "drains"
     if peer_rests_until(state, peer) > from_round:
-        return f"rests after {state.lapses[peer][0]} failures"
+        return f"rests after {state.failures[peer][0]} failures"
     return "must catch up"
 
 
@@ -292,7 +292,7 @@ def shortages(state: State, spec: RunSpec, from_round: int) -> dict[int, str]:
             elif not is_synced(state, held, from_round):
                 lacks.append(f"waits until {who} has caught up")
             elif peer_rests > from_round:
-                times, _ = state.lapses[held.peer]
+                times, _ = state.failures[held.peer]
                 lacks.append(f"waits for {who}, which rests until round {peer_rests} after {times} failures")
         if not lacks and rests_until(state, index) > from_round:
             lacks.append(

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from coordinator.placement.eligibility import peer_rests_until
 from coordinator.placement.vacancies import Vacancies, Vacancy
-from coordinator.state.apply import Transaction
-from coordinator.state.events import PlaceGiven
+from coordinator.state.events import AssignmentReserved
 from coordinator.state.state import Peer, State
+from coordinator.state.transaction import Transaction
 from protocol.spec.run import RunSpec
 from protocol.types import PeerId, ReservedAssignment
 
@@ -52,7 +52,7 @@ def move_spares(transaction: Transaction, spec: RunSpec, now: float) -> None:
                 continue
             is_spared = spares[place.stages] > wanted[place.stages]
             if is_spared and not _is_last(state, hosts, place, hole) and vacancies.suits(hole, peer):
-                transaction.add(PlaceGiven(now, hole.given_to(place.peer)))
+                transaction.add(AssignmentReserved(now, hole.given_to(place.peer)))
                 movable.remove((peer, place))
                 spares[place.stages] -= 1
                 wanted[hole.stages] -= 1
@@ -85,7 +85,7 @@ def complete_a_pipeline(transaction: Transaction, spec: RunSpec, now: float) -> 
     ways = [_filling(state, spec, lacking[replica]) for replica in pipelines[:_MOST_TRIED]]
     possible = [places for places in ways if places is not None]
     for place in min(possible, key=lambda places: _moves(state, places), default=[]):
-        transaction.add(PlaceGiven(now, place))
+        transaction.add(AssignmentReserved(now, place))
 
 
 def _filling(state: State, spec: RunSpec, holes: Sequence[Vacancy]) -> list[ReservedAssignment] | None:
@@ -122,7 +122,7 @@ def _filling(state: State, spec: RunSpec, holes: Sequence[Vacancy]) -> list[Rese
         if mover is None:
             return None
         found.append(hole.given_to(mover.peer))
-        trial.add(PlaceGiven(state.latest_at, found[-1]))
+        trial.add(AssignmentReserved(state.latest_at, found[-1]))
     return found
 
 
@@ -170,7 +170,7 @@ def _last_losses(state: State, holes: list[Vacancy]) -> dict[int, int]:
     found = {hole.replica: 0 for hole in holes}
     for place in state.reservations.values():
         if place.slot in missing:
-            lost_in = state.lapses.get(place.peer, (0, 0))[1]
+            lost_in = state.failures.get(place.peer, (0, 0))[1]
             found[place.replica] = max(found[place.replica], lost_in)
     return found
 
@@ -178,7 +178,7 @@ def _last_losses(state: State, holes: list[Vacancy]) -> dict[int, int]:
 def _has_settled(state: State, spec: RunSpec, place: ReservedAssignment, lost_in: dict[int, int]) -> bool:
     """Whether its last move is long ago, and so is the loss for which its pipeline trains no more, if any."""
     settled = state.current_round - spec.grouping.settle_rounds
-    if state.moved.get(place.peer, settled) > settled:
+    if state.moved_at.get(place.peer, settled) > settled:
         return False
     return (
         place.replica not in state.assigned_replicas

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cache
 
 from coordinator.placement.eligibility import can_be_neighbours, fits
-from coordinator.state.apply import Transaction
-from coordinator.state.events import PlaceGiven
+from coordinator.state.events import AssignmentReserved
 from coordinator.state.state import Peer, State
+from coordinator.state.transaction import Transaction
 from protocol.spec.run import RunSpec
 from protocol.types import PeerId, ReservedAssignment, StageRange
 
@@ -47,7 +47,7 @@ def reserve_assignments(transaction: Transaction, spec: RunSpec, now: float) -> 
     for peer in sorted(spares, key=lambda each: each.arrival):
         place = vacancies.reservation_for(peer)
         if place is not None:
-            transaction.add(PlaceGiven(now, place))
+            transaction.add(AssignmentReserved(now, place))
             vacancies.give(place)
 
 

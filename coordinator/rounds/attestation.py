@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 from coordinator.membership.validation import bad_request, live_peer
-from coordinator.state.apply import Transaction
 from coordinator.state.events import AnchorDiverged, DigestAttested
 from coordinator.state.state import State
+from coordinator.state.transaction import Transaction
 from protocol.spec.run import RunSpec
 from protocol.types import Part, PeerId, StateRecord
 

@@ -17,7 +17,6 @@ from coordinator.placement.replan import regroup
 from coordinator.placement.stage_moves import complete_a_pipeline, move_spares
 from coordinator.rounds.attestation import note_divergence, settled_digest
 from coordinator.rounds.deadlines import closes_at, decide_seconds, gather_seconds
-from coordinator.state.apply import Transaction
 from coordinator.state.events import (
     GroupClosed,
     HoldingsReported,
@@ -29,6 +28,7 @@ from coordinator.state.events import (
 )
 from coordinator.state.state import Round, State
 from coordinator.state.text import listed
+from coordinator.state.transaction import Transaction
 from protocol.algorithm.sampling import next_first_sample
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec

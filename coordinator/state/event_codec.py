@@ -1,18 +1,32 @@
-"""Stored events as JSON, and back: one name and one schema for each kind, derived from its annotations."""
+"""Stored events as JSON, and back: one schema for each kind, derived from the annotations of its class.
+
+Logs outlive versions of this program, so kinds and fields keep the names that they were first stored with.
+Where a class or a field has another name now, the two tables below map it.
+"""
 
 from __future__ import annotations
 
-import json
 from types import GenericAlias
 from typing import Any, get_args
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from coordinator.state.events import Event, PeerSeen
+from coordinator.state.events import AssignmentReserved, Event, PeerSeen
 
-_CONFIG = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64", strict=True)
+STORED_KINDS: dict[type[Event], str] = {
+    kind: kind.__name__ for kind in get_args(Event) if kind is not PeerSeen
+} | {AssignmentReserved: "PlaceGiven"}
+"""The name of each kind in the log. The heartbeat, PeerSeen, is not stored."""
 
-STORED_KINDS: tuple[type[Event], ...] = tuple(kind for kind in get_args(Event) if kind is not PeerSeen)
+_STORED_FIELDS = {"round_number": "round", "reservation": "place"}
+
+_CONFIG = ConfigDict(
+    ser_json_bytes="base64",
+    val_json_bytes="base64",
+    strict=True,
+    # Applies to nested records as well. pydantic maps the names as it reads and writes, without another pass.
+    alias_generator=lambda name: _STORED_FIELDS.get(name, name),
+)
 
 
 def _adapter(kind: type[Event]) -> TypeAdapter[Any]:
@@ -21,23 +35,13 @@ def _adapter(kind: type[Event]) -> TypeAdapter[Any]:
     return TypeAdapter(alone, config=_CONFIG)
 
 
-_ADAPTERS = {kind.__name__: _adapter(kind) for kind in STORED_KINDS}
-
-
-def _renamed(value: Any, old: str, new: str) -> Any:
-    """JSON `value` with the key `old` called `new`: the log and the wire say "round" for a round's number."""
-    if isinstance(value, dict):
-        return {new if key == old else key: _renamed(item, old, new) for key, item in value.items()}
-    return [_renamed(item, old, new) for item in value] if isinstance(value, list) else value
+_ADAPTERS = {name: _adapter(kind) for kind, name in STORED_KINDS.items()}
 
 
 def encode(event: Event) -> tuple[str, str]:
     """Kind and JSON object of `event`. KeyError for the one kind that is not stored."""
-    kind = type(event).__name__
-    (fields,) = _ADAPTERS[kind].dump_python((event,), mode="json")
-    return kind, json.dumps(
-        _renamed(fields, "round_number", "round"), separators=(",", ":"), ensure_ascii=False
-    )
+    name = STORED_KINDS[type(event)]
+    return name, _ADAPTERS[name].dump_json((event,), by_alias=True).decode()[1:-1]
 
 
 def decode(kind: str, text: str) -> Event:
@@ -46,10 +50,7 @@ def decode(kind: str, text: str) -> Event:
     if adapter is None:
         raise ValueError(f"unknown kind of event '{kind}'")
     try:
-        fields = _renamed(json.loads(text), "round", "round_number")
-        event: Event = adapter.validate_json(json.dumps([fields]))[0]
+        event: Event = adapter.validate_json(f"[{text}]")[0]
     except ValidationError as error:
         raise ValueError(f"{kind} with {error.error_count()} bad fields") from None
-    except (ValueError, RecursionError):
-        raise ValueError(f"{kind} with bad fields: not JSON") from None
     return event

@@ -87,11 +87,11 @@ class PeerRetreated:
 
 
 @dataclass(frozen=True)
-class PlaceGiven:
-    """`place` is kept for its peer from now on, and for nobody else who may have had it."""
+class AssignmentReserved:
+    """`reservation` replaces the former one of its peer, and that of another peer for the same slot."""
 
     at: float
-    place: ReservedAssignment
+    reservation: ReservedAssignment
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,7 @@ Event: TypeAlias = (
     | PeerDraining
     | PeerLost
     | PeerRetreated
-    | PlaceGiven
+    | AssignmentReserved
     | InviteCreated
     | InviteUsed
     | InviteRevoked

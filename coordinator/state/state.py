@@ -1,7 +1,7 @@
 """The coordinator's state as frozen records, and the questions that the rules ask it.
 
 Pure: nothing here reads a clock or does IO. The state is exactly what the stored events replay to
-(coordinator.state.apply), except for `State.last_seen`, which heartbeats move without leaving a trace in the store.
+(coordinator.state.apply), except for `State.last_seen`: heartbeats change it and are not stored.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from protocol.types import (
 )
 
 KEPT_ROUNDS = 8
-"""Offers, reports and digests of so many rounds are kept for late callers; plans and decisions all are."""
+"""Rounds whose offers, reports and digests are kept for late callers. All plans and decisions are kept."""
 KEPT_CHECKPOINTS = 3
-"""Digests of so many checkpoint rounds are kept beside those."""
+"""Checkpoint rounds before those whose digests are kept."""
 
 
 @dataclass(frozen=True)
 class Peer:
     """A peer that has joined. `arrival` counts joins from 1 on and orders the peers.
 
-    `lifecycle` is TRAINING while the newest plan, or that of the current round, seats the peer and it has
-    kept its seat. `finished` marks a peer that is GONE because its work was done: its replica has not lost a
+    `lifecycle` is TRAINING while the newest plan, or that of the current round, assigns the peer and the peer is
+    not absent. `finished` marks a peer that is GONE because its work was done: its replica has not lost a
     member.
     """
 
@@ -86,7 +86,7 @@ class LastSeen:
 
 @dataclass(frozen=True)
 class Assignment:
-    """The place of a peer in a plan."""
+    """The replica of a peer in a plan, and its position there."""
 
     replica: Replica
     position: int
@@ -121,10 +121,13 @@ class Invitation:
 class Round:
     """What is known of one (stage, round) beside its decision.
 
-    `withheld` are the hosts that will not offer; `reports` maps each reporter to the owners of the payloads
-    that it holds; `rejections` maps the owner of a payload to those who refuse it and their reasons.
-    `closed_at` is when the group closed, `gathered_in` how many seconds later the slowest report came, 0
-    before any and where a restart of the coordinator lay between.
+    Attributes:
+        withheld: hosts that will not offer a payload.
+        closed_at: when the group was closed.
+        reports: by reporter, the owners of the payloads that it holds.
+        gathered_in: seconds from `closed_at` to the slowest report; 0 before any report, and where the
+            coordinator was restarted in between.
+        rejections: by owner of a payload, the peers that reject it and their reasons.
     """
 
     offers: Mapping[PeerId, PayloadDescriptor] = field(default_factory=dict)
@@ -140,29 +143,41 @@ class Round:
 class State:
     """All that the coordinator knows.
 
-    Rounds count from 1. `current_round` is the first that is not decided at every stage: 0 before the run
-    starts, ``spec.rounds + 1`` after its last decision. It became so, or its plan was replaced, at
-    `began_at`; `opened_at` is when the first payload was offered or the first stage decided in it.
-    `latest_at` is the time of the newest stored event.
+    Rounds count from 1. A replica is named by its index, a plan by its epoch.
 
-    `estimates` are what each peer has measured since it joined; `tellings` is how often it has told them, and
-    when last. `reservations` are kept for peers from plan to plan; `assigned_replicas` are the replicas (by
-    index) that were in a plan at least once. `absent` names, for each epoch that
-    still matters, the members that were lost, retreated, or were found diverged since its plan was made:
-    their replicas are broken under that plan even when they are back. `synced` is the highest round after
-    which each peer attested each stage rightly, since it joined. `retreats` counts by replica (index) the
-    rounds since its last payload in a commit in which it gave up, and names the last of them. `lapses` does
-    so by peer with the rounds in which it was lost, left without draining, or gave up; each round in which a
-    payload of it is committed takes one off.
-
-    `layouts` are the stages of each position of a replica (index); they never change. `moved` is the round in
-    which a peer last got a place with other stages. `tuned_at` is the first round of the newest plan that
-    only made the run faster: it exchanged peers that could have stayed, or shared out microbatches anew.
-
-    `strikes` are the rounds for which each peer got one. `digests` are by (stage, round, part) and peer;
-    `diverged` are the (peer, stage, round, part) whose anchor was found to differ from that of the others,
-    until the peer attests the right one. `enrolled` maps each peer that may have certificates to the last
-    invite that it came with, `banned` each peer that the operator keeps out to the reason.
+    Attributes:
+        latest_at: time of the newest stored event.
+        arrivals: joins so far.
+        estimates: what each peer has measured since it joined.
+        report_times: how often each peer has reported estimates since it joined, and when it did last.
+        reservations: kept for peers from plan to plan.
+        assignments: by epoch and peer, of the plans that still matter.
+        assigned_replicas: the replicas that were in a plan at least once.
+        absent: by epoch, the members that were lost, retreated or diverged since the plan was made. Their
+            replicas are broken under that plan even when they are back.
+        synced: by peer and stage, the highest round after which the peer attested the right digest since it
+            joined.
+        retreats: by replica, the number of rounds in which it retreated since its last committed payload, and
+            the last of them.
+        failures: by peer, the number of rounds in which it was lost, left without draining, or retreated, and
+            the last of them. Each round that commits a payload of the peer takes one off.
+        layouts: by replica, the stages of each position; they never change.
+        moved_at: by peer, the round in which it last got a reservation with other stages.
+        rebalanced_at: first round of the newest plan that only made the run faster: it exchanged peers that
+            could have stayed, or divided the microbatches anew. 0 before any.
+        current_round: the first round that is not decided at every stage; 0 before the run starts,
+            ``spec.rounds + 1`` after its last decision.
+        began_at: when the current round began, or its plan was replaced.
+        opened_at: when the first payload of the current round was offered or its first stage decided.
+        rounds: by (stage, round).
+        decisions: by (stage, round).
+        strikes: by peer, the rounds for which it got a strike.
+        digests: by (stage, round, part) and peer.
+        committed: decisions that committed payloads.
+        diverged: (peer, stage, round, part) whose anchor differed from that of the others, until the peer
+            attests the right digest.
+        enrolled: the peers that may have certificates, with the last invite of each.
+        banned: the peers that the operator excludes, with the reasons.
     """
 
     stages: int
@@ -175,7 +190,7 @@ class State:
     peers: Mapping[PeerId, Peer] = field(default_factory=dict)
     last_seen: Mapping[PeerId, LastSeen] = field(default_factory=dict, compare=False)
     estimates: Mapping[PeerId, Estimates] = field(default_factory=dict)
-    tellings: Mapping[PeerId, tuple[int, float]] = field(default_factory=dict)
+    report_times: Mapping[PeerId, tuple[int, float]] = field(default_factory=dict)
     reservations: Mapping[PeerId, ReservedAssignment] = field(default_factory=dict)
     plans: tuple[Plan, ...] = ()
     assignments: Mapping[int, Mapping[PeerId, Assignment]] = field(default_factory=dict)
@@ -183,10 +198,10 @@ class State:
     absent: Mapping[int, frozenset[PeerId]] = field(default_factory=dict)
     synced: Mapping[PeerId, Mapping[int, int]] = field(default_factory=dict)
     retreats: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    lapses: Mapping[PeerId, tuple[int, int]] = field(default_factory=dict)
+    failures: Mapping[PeerId, tuple[int, int]] = field(default_factory=dict)
     layouts: Mapping[int, tuple[StageRange, ...]] = field(default_factory=dict)
-    moved: Mapping[PeerId, int] = field(default_factory=dict)
-    tuned_at: int = 0
+    moved_at: Mapping[PeerId, int] = field(default_factory=dict)
+    rebalanced_at: int = 0
     current_round: int = 0
     began_at: float = 0.0
     opened_at: float | None = None
@@ -203,7 +218,7 @@ class State:
 
     @classmethod
     def of(cls, spec: RunSpec) -> State:
-        """The state of a run of which nothing has happened yet."""
+        """The state of a run before its first event."""
         return cls(stages=spec.swarm.stages, checkpoint_every=spec.recovery.checkpoint_every)
 
     @property
@@ -216,8 +231,8 @@ class State:
         return max(0, self.current_round - 1)
 
     @property
-    def kept_out(self) -> frozenset[PeerId]:
-        """The peers that are banned or in quarantine: no peer deals with them."""
+    def excluded(self) -> frozenset[PeerId]:
+        """The peers that are banned or in quarantine: all others refuse their connections."""
         return self.quarantined | self.banned.keys()
 
     @property
@@ -247,11 +262,11 @@ class State:
         return next((plan for plan in later_first if plan.from_round <= round_number), self.plans[0])
 
     def assignment(self, peer: PeerId, round_number: int) -> Assignment | None:
-        """The seat of `peer` in `round_number`, if it has one. Seats of long ago are forgotten."""
+        """The assignment of `peer` in `round_number`; None without one, or for a round of long ago."""
         return self.assignments.get(self.plan_for(round_number).epoch, {}).get(peer) if self.plans else None
 
     def takes_part(self, peer: PeerId, round_number: int) -> bool:
-        """Whether `peer` has a seat in `round_number` and has kept it ever since the plan was made."""
+        """Whether `peer` is assigned in `round_number` and was never absent since the plan was made."""
         epoch = self.plan_for(round_number).epoch if self.plans else 0
         return peer in self.assignments.get(epoch, {}) and peer not in self.absent.get(epoch, ())
 
@@ -268,7 +283,7 @@ class State:
         ]
 
     def keeps_digests(self, round_number: int) -> bool:
-        """Whether what is attested of the anchors after `round_number` is still kept."""
+        """Whether digests of the anchors after `round_number` are still kept."""
         if round_number >= self.current_round - KEPT_ROUNDS:
             return True
         oldest = self.rounds_decided - KEPT_CHECKPOINTS * self.checkpoint_every

@@ -11,6 +11,7 @@ from coordinator.rounds.attestation import unattested, unconfirmed
 from coordinator.rounds.rounds import is_stalled, missing_offers, missing_reports
 from coordinator.state.events import (
     AnchorDiverged,
+    AssignmentReserved,
     CoordinatorStarted,
     DigestAttested,
     Event,
@@ -33,7 +34,6 @@ from coordinator.state.events import (
     PeerSeen,
     PeerStruck,
     PeerUnbanned,
-    PlaceGiven,
     PlanAdopted,
     RoundAborted,
     RoundCommitted,
@@ -148,10 +148,8 @@ def event_message(event: Event) -> str:  # noqa: PLR0911, PLR0912
             return f"{event.peer} is lost: silent for {event.silent_seconds:.1f} s"
         case PeerRetreated():
             return f"{event.peer} cannot go on under plan {event.epoch} and follows: {event.reason}"
-        case PlaceGiven():
-            return (
-                f"{event.place.peer} has a place in replica-{event.place.replica}, {stages_of(event.place)}"
-            )
+        case AssignmentReserved():
+            return f"{event.reservation.peer} has a place in replica-{event.reservation.replica}, {stages_of(event.reservation)}"
         case InviteCreated():
             role = f" as {event.role.value}" if event.role else ""
             return f"invite {event.invite} lets in {event.uses} peer{'' if event.uses == 1 else 's'}{role}"

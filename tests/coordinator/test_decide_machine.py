@@ -39,11 +39,11 @@ from coordinator.state.commands import (
 )
 from coordinator.state.event_codec import decode, encode
 from coordinator.state.events import (
+    AssignmentReserved,
     Event,
     PayloadOffered,
     PayloadWithheld,
     PeerSeen,
-    PlaceGiven,
     PlanAdopted,
     RoundAborted,
     RoundCommitted,
@@ -86,8 +86,8 @@ class CheckedRun(Run):
             assert decision.next_epoch == self.state.plan_for(decision.round_number + 1).epoch
         if isinstance(event, PlanAdopted) and before.plans:
             self._is_sound(before, event.plan)
-        if isinstance(event, PlaceGiven):
-            self._has_room(event.place)
+        if isinstance(event, AssignmentReserved):
+            self._has_room(event.reservation)
         self.had |= {
             (place.peer, place.replica, place.position) for place in self.state.reservations.values()
         }

@@ -15,7 +15,7 @@ from coordinator.command_loop import NEWS
 from coordinator.placement.initial_placement import group
 from coordinator.state.apply import apply
 from coordinator.state.commands import Leave
-from coordinator.state.events import PeerJoined, PlaceGiven, PlanAdopted
+from coordinator.state.events import AssignmentReserved, PeerJoined, PlanAdopted
 from coordinator.state.text import Waiting
 from node.net.coordinator_client import Admission, CoordinatorClient, PlanNews
 from node.net.link import Links
@@ -44,7 +44,7 @@ def bench_spec(rounds: int, **overrides: Any) -> RunSpec:
 async def give_place(swarm: VirtualSwarm, place: ReservedAssignment) -> None:
     """As if the coordinator had decided it."""
     command_loop = swarm.coordinator.command_loop
-    event = PlaceGiven(command_loop.now(), place)
+    event = AssignmentReserved(command_loop.now(), place)
     swarm.coordinator.store.append([event])
     command_loop.state = apply(command_loop.state, event)
     command_loop._wake(NEWS)

@@ -70,7 +70,7 @@ class TestSpeed:
     def test_the_swarm_settles_between_two_such_changes(self) -> None:
         run = self.mixed(grouping__settle_rounds=4)
         play_rounds(run)
-        assert run.state.tuned_at == 3
+        assert run.state.rebalanced_at == 3
         flops = {peer: 1e9 if i % 2 else 1e8 for i, peer in enumerate(_chain_order(run))}
         for peer, value in flops.items():
             measure(run, keyed_of(peer), value)
@@ -304,7 +304,7 @@ class TestShares:
         play_rounds(run)
         assert latest_reason(run) == "replica-0 returns"
         assert run.state.plans[-1].replicas == before
-        assert run.state.tuned_at == 3
+        assert run.state.rebalanced_at == 3
 
     def test_shares_of_unknown_speed_are_equal_again(self) -> None:
         run = started_and_attested(2, inner__microbatches=4)

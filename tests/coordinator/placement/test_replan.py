@@ -16,7 +16,7 @@ from coordinator.placement.initial_placement import links_between
 from coordinator.placement.replan import regroup
 from coordinator.state.apply import replay
 from coordinator.state.commands import Attest, Drain, Leave, Offer, Report, Retreat
-from coordinator.state.events import PeerJoined, PlaceGiven, PlanAdopted, RoundAborted
+from coordinator.state.events import AssignmentReserved, PeerJoined, PlanAdopted, RoundAborted
 from coordinator.state.state import State
 from coordinator.state.text import short
 from coordinator.status.messages import peer_message
@@ -292,7 +292,7 @@ class TestMoves:
         play_rounds(run, 3)
         leave(run, A, C)
         pass_time(run, 60, B, D)
-        assert not any(isinstance(event, PlaceGiven) for event in run.events)
+        assert not any(isinstance(event, AssignmentReserved) for event in run.events)
         assert run.state.current_round == 4
 
     def test_while_nothing_trains_a_pipeline_is_made_of_whoever_has_the_stages(self) -> None:
@@ -307,7 +307,7 @@ class TestMoves:
 
     def test_while_nothing_trains_peers_that_settle_or_rest_move_too(self) -> None:
         run = formed((0, 1), (0, 2))
-        run = replaced(run, moved={C.peer: 1}, lapses={C.peer: (5, 1)})
+        run = replaced(run, moved_at={C.peer: 1}, failures={C.peer: (5, 1)})
         leave(run, A, D)
         pass_time(run, 10, B, C)
         assert members_by_replica(run) == {0: [C.peer, B.peer]}
@@ -318,14 +318,14 @@ class TestMoves:
         leave(run, B, C)
         pass_time(run, 10, A, D, E)
         assert members_by_replica(run) == {1: [A.peer, D.peer, E.peer]}
-        assert not run.state.moved
+        assert not run.state.moved_at
 
     def test_while_nothing_trains_nobody_leaves_stages_that_nobody_else_has(self) -> None:
         run = formed((0, 1), (0, 2))
         play_rounds(run, 2)
         leave(run, A, C)
         pass_time(run, 60, B, D)
-        assert not run.state.moved
+        assert not run.state.moved_at
 
     def test_while_nothing_trains_nobody_moves_if_a_replica_only_has_to_catch_up(self) -> None:
         run = formed((0, 1), (0, 2))
@@ -333,14 +333,14 @@ class TestMoves:
         leave(run, A)
         run.accept(Attest(D.peer, 2, 2, "stage", "another"))
         pass_time(run, 60, B, C, D)
-        assert not run.state.moved
+        assert not run.state.moved_at
         attest(run, D)
         assert members_by_replica(run) == {1: [C.peer, D.peer]}
 
     def test_who_moves_keeps_what_it_has_of_both_stages_and_no_more(self) -> None:
         run = formed((0, 1), (0, 2))
         play_rounds(run, 2)
-        run.apply(PlaceGiven(run.now, ReservedAssignment(C.peer, 0, 0, StageRange(0, 1))))
+        run.apply(AssignmentReserved(run.now, ReservedAssignment(C.peer, 0, 0, StageRange(0, 1))))
         assert run.state.synced[C.peer] == {0: 2}
 
     def test_a_complete_bench_trains_where_nobody_else_does(self) -> None:
@@ -444,7 +444,7 @@ class TestDraining:
         for peer in hosts[0]:
             run.accept(Report(peer.peer, 0, 1, payloads[0]))
         run.accept(Leave(B.peer, "drained"))
-        assert not run.state.lapses
+        assert not run.state.failures
         run.accept(Offer(A.peer, payloads[1][0]))
         assert run.state.round_of(1, 1).group is None, "the neighbour of who left is still waited for"
         run.accept(Offer(C.peer, payloads[1][1]))
@@ -457,7 +457,7 @@ class TestDraining:
         drains(run, C)
         run.accept(Leave(C.peer, "drained"))
         assert run.state.complete_replicas(1) == [run.state.plans[0].replicas[0]]
-        assert not run.state.lapses
+        assert not run.state.failures
 
     def test_draining_twice_is_draining_once(self) -> None:
         run = started_and_attested(1, 1)
@@ -492,12 +492,12 @@ class TestFlapping:
             join(run, peer)
             number = run.state.current_round
             play_rounds(run)
-            assert run.state.lapses[peer.peer][1] == number
+            assert run.state.failures[peer.peer][1] == number
 
     def test_who_is_lost_again_and_again_rests_ever_longer(self) -> None:
         run = started_and_attested(1, 1)
         self.flaps(run, C, 3)
-        assert run.state.lapses[C.peer] == (3, 3)
+        assert run.state.failures[C.peer] == (3, 3)
         assert peer_rests_until(run.state, C.peer) == 7
         assert "rests until round 7 after 3 failures" in peer_message(run.state, run.spec, C.peer)
         play_rounds(run, 2)
@@ -522,7 +522,7 @@ class TestFlapping:
         self.flaps(run, C, 1)
         assert members_by_replica(run)[1] == [B.peer, C.peer]
         play_rounds(run)
-        assert not run.state.lapses
+        assert not run.state.failures
 
     def test_nobody_rests_while_nobody_else_trains(self) -> None:
         run = started_and_attested(0, 1)
@@ -537,7 +537,7 @@ class TestFlapping:
         run = started_and_attested(1, 1)
         leave(run, C)
         run.accept(Retreat(B.peer, 1, "neighbour-lost"))
-        assert run.state.lapses == {C.peer: (1, 1)}
+        assert run.state.failures == {C.peer: (1, 1)}
 
 
 def shuffled(state: State, seed: int) -> State:

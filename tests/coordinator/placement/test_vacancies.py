@@ -10,19 +10,20 @@ import pytest
 from coordinator.placement.cost_model import memory_needed
 from coordinator.placement.vacancies import Vacancies, reserve_assignments
 from coordinator.rounds.attestation import locate
-from coordinator.state.apply import Transaction, apply, replay
+from coordinator.state.apply import apply, replay
 from coordinator.state.commands import Attest, Await, Ban, Heartbeat, Leave, Offer, Report, Retreat, Start
 from coordinator.state.events import (
+    AssignmentReserved,
     PayloadWithheld,
     PeerJoined,
     PeerLost,
     PeerRetreated,
-    PlaceGiven,
     PlanAdopted,
     RoundAborted,
 )
 from coordinator.state.state import KEPT_ROUNDS, State
 from coordinator.state.text import short
+from coordinator.state.transaction import Transaction
 from coordinator.status.messages import peer_message, run_message, stall_message
 from protocol.algorithm.sampling import sample_range
 from protocol.errors import ErrorCode
@@ -54,7 +55,7 @@ class TestPlaces:
     def test_a_full_replica_that_comes_late_follows_under_a_new_index(self) -> None:
         run = started(1, 1)
         _, given = run.accept(D.join(run.spec))
-        assert given == PlaceGiven(run.now, ReservedAssignment(D.peer, 2, 0, StageRange(0, 2)))
+        assert given == AssignmentReserved(run.now, ReservedAssignment(D.peer, 2, 0, StageRange(0, 2)))
         assert run.state.peers[D.peer].lifecycle is Lifecycle.SYNCING
 
     def test_stage_peers_that_come_late_form_a_pipeline_of_one_stage_each(self) -> None:
@@ -99,7 +100,7 @@ class TestPlaces:
         assert "spare" in peer_message(run.state, run.spec, C.peer)
         run.refuse(Attest(C.peer, 0, 0, "stage", "digest"), ErrorCode.BAD_REQUEST)
         *_, given = run.accept(Leave(B.peer, "interrupted"))
-        assert isinstance(given, PlaceGiven)
+        assert isinstance(given, AssignmentReserved)
         assert run.state.reservations == {
             A.peer: ReservedAssignment(A.peer, 0, 0, StageRange(0, 2)),
             C.peer: ReservedAssignment(C.peer, 1, 0, StageRange(0, 1)),
@@ -179,9 +180,9 @@ class TestPlaces:
         for peer in spares:
             place = Vacancies(one_by_one, run.spec).reservation_for(one_by_one.peers[peer.peer])
             if place is not None:
-                one_by_one = apply(one_by_one, PlaceGiven(run.now, place))
+                one_by_one = apply(one_by_one, AssignmentReserved(run.now, place))
         assert transaction.state == one_by_one
-        assert len({event.place.replica for event in transaction.events}) > 2
+        assert len({event.reservation.replica for event in transaction.events}) > 2
 
     def test_the_place_of_a_banned_peer_is_free(self) -> None:
         run = started(1, 1)
@@ -242,7 +243,7 @@ class TestRegrouping:
         run.now += 60
         run.accept(Heartbeat(A.peer, 1, 0))
         lost, joined, given = run.accept(B.join(run.spec))
-        assert (type(lost), type(joined), type(given)) == (PeerLost, PeerJoined, PlaceGiven)
+        assert (type(lost), type(joined), type(given)) == (PeerLost, PeerJoined, AssignmentReserved)
         refusal = run.refuse(Offer(B.peer, B.payload(run.spec, 0, 1)), ErrorCode.SEAT_LOST)
         assert "has no part in round 1" in refusal.cause
         assert run.accept(Await(B.peer, 0, 1, withheld=1)) == ()

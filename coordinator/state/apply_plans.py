@@ -1,0 +1,138 @@
+"""How the state changes when a plan is adopted or an assignment is reserved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import replace
+
+from coordinator.state.state import KEPT_ROUNDS, Assignment, Peer, State
+from protocol.status import RunPhase
+from protocol.types import Lifecycle, PeerId, Plan, ReservedAssignment
+
+
+def reserve(state: State, reservation: ReservedAssignment) -> State:
+    """`reservation` replaces the former one of its peer, and that of another peer for the same slot."""
+    others = {
+        peer: former
+        for peer, former in state.reservations.items()
+        if peer != reservation.peer and former.slot != reservation.slot
+    }
+    former = state.reservations.get(reservation.peer)
+    if former is not None and former.stages != reservation.stages:
+        rounds = state.synced.get(reservation.peer, {})
+        # Of the stages that it hosted, the peer is in sync only with those that it keeps.
+        kept = {
+            stage: n for stage, n in rounds.items() if stage in former.stages and stage in reservation.stages
+        }
+        state = replace(
+            state,
+            moved_at={**state.moved_at, reservation.peer: state.current_round},
+            synced={**state.synced, reservation.peer: kept},
+        )
+    is_whole = len(reservation.stages) == state.stages
+    layout = (reservation.stages,) if is_whole else state.layout(reservation.replica)
+    return replace(
+        state,
+        reservations={**others, reservation.peer: reservation},
+        layouts={reservation.replica: layout, **state.layouts},
+    )
+
+
+def adopt(state: State, plan: Plan, at: float) -> State:
+    """The first plan starts round 1. A plan for the current round starts that round anew."""
+    assignments = {
+        member.peer: Assignment(replica, position)
+        for replica in plan.replicas
+        for position, member in enumerate(replica.members)
+    }
+    # A peer that the plan does not assign still ends the round that it is in.
+    is_later = plan.from_round > state.current_round > 0
+    busy = {each for each in state.peers if is_later and state.takes_part(each, state.current_round)}
+    peers = with_lifecycles(state, assignments.keys(), assignments.keys() | busy)
+    layouts = {replica.index: tuple(each.stages for each in replica.members) for replica in plan.replicas}
+    state = replace(
+        state,
+        phase=RunPhase.TRAINING,
+        peers=peers,
+        reservations=_reservations_under(state, assignments),
+        plans=(*state.plans, plan),
+        assigned_replicas=state.assigned_replicas | {replica.index for replica in plan.replicas},
+        layouts={**state.layouts, **layouts},
+        rebalanced_at=plan.from_round if _is_rebalance(state, plan, assignments) else state.rebalanced_at,
+        current_round=state.current_round or plan.from_round,
+    )
+    round_number = state.current_round
+    if plan.from_round == round_number:
+        rounds = {key: round_state for key, round_state in state.rounds.items() if key[1] != round_number}
+        state = replace(state, began_at=at, opened_at=None, rounds=rounds)
+    running = state.plan_for(round_number).epoch
+    oldest = state.plan_for(round_number - KEPT_ROUNDS).epoch
+    return replace(
+        state,
+        assignments={epoch: each for epoch, each in state.assignments.items() if epoch >= oldest}
+        | {plan.epoch: assignments},
+        absent={epoch: each for epoch, each in state.absent.items() if epoch >= running},
+    )
+
+
+def with_lifecycles(state: State, assigned: Set[PeerId], training: Set[PeerId]) -> dict[PeerId, Peer]:
+    """The peers: those `assigned` train, and all others that are not in `training` follow."""
+    peers = dict(state.peers)
+    for each in state.peers.values():
+        if each.is_staying and each.lifecycle is not Lifecycle.TRAINING and each.peer in assigned:
+            peers[each.peer] = replace(each, lifecycle=Lifecycle.TRAINING)
+        elif each.is_staying and each.lifecycle is not Lifecycle.SYNCING and each.peer not in training:
+            peers[each.peer] = replace(each, lifecycle=Lifecycle.SYNCING)
+    return peers
+
+
+def _reservations_under(
+    state: State, assignments: Mapping[PeerId, Assignment]
+) -> dict[PeerId, ReservedAssignment]:
+    """Each assigned peer that stays has its assignment reserved.
+
+    A peer whose former reservation went to another peer becomes a spare: it gets a reservation that became
+    free, with the same stages, if there is one. So does a peer that is gone, for when it comes back.
+    """
+    reservations = {
+        peer: ReservedAssignment(
+            peer, assignment.replica.index, assignment.position, assignment.member.stages
+        )
+        for peer, assignment in assignments.items()
+        if state.peers[peer].is_staying
+    }
+    taken = {reservation.slot for reservation in reservations.values()}
+    former = [state.reservations[peer] for peer in reservations if peer in state.reservations]
+    free = sorted((each for each in former if each.slot not in taken), key=lambda each: each.slot)
+    for peer, reservation in sorted(state.reservations.items()):
+        if peer in reservations:
+            continue
+        if reservation.slot not in taken:
+            reservations[peer] = reservation
+            continue
+        found = next((each for each in free if each.stages == reservation.stages), None)
+        if found is not None:
+            free.remove(found)
+            reservations[peer] = replace(found, peer=peer)
+    return reservations
+
+
+def _is_rebalance(state: State, plan: Plan, assignments: Mapping[PeerId, Assignment]) -> bool:
+    """Whether `plan` exchanges members that could have stayed, or only divides the microbatches anew."""
+    if not state.plans:
+        return False
+    newest = state.plans[-1]
+    absent = state.absent.get(newest.epoch, frozenset())
+    later = {replica.index: replica for replica in plan.replicas}
+    kept = [(each, later[each.index]) for each in newest.replicas if each.index in later]
+    exchanged = any(
+        before.peer != after.peer and before.peer not in absent and state.peers[before.peer].is_staying
+        for one, other in kept
+        for before, after in zip(one.members, other.members, strict=True)
+    )
+    shares = any(
+        one.microbatches != other.microbatches
+        for one, other in kept
+        if not any(member.peer in absent for member in one.members)
+    )
+    return exchanged or (shares and len(kept) == len(newest.replicas) == len(plan.replicas))

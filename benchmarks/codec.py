@@ -32,7 +32,6 @@ from node.model.init import parameter_shapes
 from node.optimizer.outer_stage import OuterStage
 from protocol.algorithm.clipping import payload_norm
 from protocol.algorithm.outer_step import apply_update
-from protocol.algorithm.quantizers import MAGNITUDES
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.spec.sections import OuterSpec
@@ -86,7 +85,7 @@ def bytes_per_chunk(outer: OuterSpec) -> float:
 
 def entropy_bytes(outer: OuterSpec) -> float:
     """The least for one full chunk, if all indices and all values of so many bits are equally likely."""
-    bits = MAGNITUDES.get(outer.quantizer, 32)
+    bits = {"2bit": 2, "1bit": 1, "none": 32}[outer.quantizer]
     return (math.log2(math.comb(outer.chunk, outer.top_k)) + bits * outer.top_k) / 8
 
 

@@ -27,6 +27,7 @@ with atheris.instrument_imports(include=["protocol", "coordinator"]):
     from protocol.algorithm.clipping import clipping_scales, outliers, payload_norm
     from protocol.errors import HetnodeError
     from protocol.pb import hetnode_pb2 as pb
+    from protocol.spec.quantizers import LINK_QUANTIZERS
     from protocol.spec.run import RunSpec
     from protocol.spec.sections import OuterSpec
     from protocol.trust import envelope, invite, tls
@@ -107,7 +108,7 @@ def _frames(data: bytes) -> None:
             assembler.chunk(message.chunk)
 
 
-def _activation(dtype: activation_codec.WireDType) -> Target:
+def _activation(dtype: str) -> Target:
     shape = (2, 3, 4)
     headers, whole = activation_codec.pack_activation("x", activation_codec.torch.zeros(shape), dtype)
 
@@ -181,7 +182,7 @@ TARGETS: Sequence[tuple[Target, bytes | Message]] = (
     ),
     (_message(pb.FrameHeader, frame_header_from_pb), _HEADER),
     (_frames, _STREAM),
-    *((_activation(dtype), bytes(96)) for dtype in ("bf16", "fp32", "int8", "int4")),
+    *((_activation(dtype), bytes(96)) for dtype in LINK_QUANTIZERS),
     (_ids, bytes(16)),
     (records.descriptor_from_bytes, _DESCRIPTOR),
     (lambda data: records.open_plan(data[64:], data[:64], "run", _PEER), bytes(64)),

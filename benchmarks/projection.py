@@ -32,12 +32,12 @@ from protocol.algorithm.subspace import (
 )
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
-from protocol.wire.activation_codec import WireDType, pack_activation, pack_ids, unpack_activation, unpack_ids
+from protocol.wire.activation_codec import pack_activation, pack_ids, unpack_activation, unpack_ids
 
 CONTEXT = 256
 """Tokens of a microbatch. Attention over the presets' own contexts would make the shares smaller."""
 
-DTYPES: tuple[WireDType, ...] = ("bf16", "int8", "int4")
+DTYPES: tuple[str, ...] = ("bf16", "int8", "int4")
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class Cost:
     k: int
     layer: float
     projection: float
-    packing: dict[WireDType, float]
+    packing: dict[str, float]
 
-    def share(self, layers: int, dtype: WireDType) -> float:
+    def share(self, layers: int, dtype: str) -> float:
         """Of the time of a member with so many layers."""
         extra = self.projection + self.packing[dtype]
         return extra / (layers * self.layer + extra)
@@ -98,7 +98,7 @@ def _project(
     sender.expand_backward(grad_blk)
 
 
-def _pack(x_blk: Tensor, ids_bl: Tensor, vocabulary: int, dtype: WireDType) -> None:
+def _pack(x_blk: Tensor, ids_bl: Tensor, vocabulary: int, dtype: str) -> None:
     """A microbatch's messages at both links: an activation with its ids and a gradient, each way."""
     activation, data = pack_activation("x", x_blk, dtype)
     ids, id_data = pack_ids("tokens", ids_bl, vocabulary)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.algorithm.quantizers import value_table
+from protocol.algorithm.quantizers.magnitudes import value_table
 from protocol.algorithm.topk import SparseTensor
 
 CLIP_FACTOR = 8.0

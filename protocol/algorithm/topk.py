@@ -23,7 +23,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protocol.algorithm.quantizers import MAGNITUDES, Floats, quantize, value_table
+from protocol.algorithm.quantizers.loading import payload_quantizer
+from protocol.algorithm.quantizers.magnitudes import value_table
+from protocol.algorithm.quantizers.quantizer import Floats, QuantizedValues
 from protocol.spec.sections import OuterSpec
 
 _BLOCK = 1 << 19
@@ -68,6 +70,25 @@ class SparseTensor:
     codes_s: Tensor
     magnitudes: Tensor | None = None
     scales_s: Tensor | None = None
+
+    @classmethod
+    def of(cls, indices_s: Tensor | None, values: QuantizedValues) -> SparseTensor:
+        """`values` at `indices_s`; shares their memory."""
+        return cls(
+            indices_s,
+            torch.from_numpy(values.codes_s),
+            None if values.magnitudes is None else torch.from_numpy(values.magnitudes),
+            None if values.scales_s is None else torch.from_numpy(values.scales_s),
+        )
+
+    @property
+    def quantized(self) -> QuantizedValues:
+        """The values as the quantizers take them; shares their memory."""
+        return QuantizedValues(
+            self.codes_s.numpy(),
+            None if self.magnitudes is None else self.magnitudes.numpy(),
+            None if self.scales_s is None else self.scales_s.numpy(),
+        )
 
     @property
     def values_s(self) -> Tensor:
@@ -240,12 +261,7 @@ def sparsify_blocks(elements: Iterable[Tensor], layout: TensorLayout) -> SparseT
         values.append(values_ck.ravel())
         sent += indices_ck.size
     indices_s, values_s = layout.row_major(torch.from_numpy(positions_s)), np.concatenate(values)
-    if layout.outer.quantizer == "none":
-        return SparseTensor(indices_s, torch.from_numpy(values_s))
-    lengths_c = layout.lengths_c if layout.outer.codebook == "chunk" else None
-    codes_s, magnitudes, scales_s = quantize(values_s, MAGNITUDES[layout.outer.quantizer], lengths_c)
-    scales = None if scales_s is None else torch.from_numpy(scales_s)
-    return SparseTensor(indices_s, torch.from_numpy(codes_s), torch.from_numpy(magnitudes), scales)
+    return SparseTensor.of(indices_s, payload_quantizer(layout.outer).quantize(values_s, layout.lengths_c))
 
 
 def top_k(chunks_cn: Tensor, k: int) -> tuple[NDArray[np.int64], Floats]:

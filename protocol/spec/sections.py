@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Iterable
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from protocol.spec.quantizers import LINK_QUANTIZERS, PAYLOAD_QUANTIZERS
 
 
 class Section(BaseModel):
@@ -70,6 +73,18 @@ class InnerSpec(Section):
     clip_norm: float = Field(1.0, gt=0, description="global gradient norm, over all stages of the replica")
 
 
+def _one_of(names: Iterable[str]) -> AfterValidator:
+    def check(name: str) -> str:
+        if name not in names:
+            raise ValueError(f"'{name}' is not one of {', '.join(names)}")
+        return name
+
+    return AfterValidator(check)
+
+
+PayloadQuantizerName = Annotated[str, _one_of(PAYLOAD_QUANTIZERS)]
+LinkQuantizerName = Annotated[str, _one_of(LINK_QUANTIZERS)]
+
 _MOST_TABLE_BYTES = 64 << 20
 """For the binomials of the enumerative code, on every member."""
 
@@ -86,7 +101,7 @@ class OuterSpec(Section):
     indices: Literal["elias-fano", "enumerative"] = Field(
         "elias-fano", description="code of the chosen positions; enumerative is shorter, and slower"
     )
-    quantizer: Literal["2bit", "1bit", "none"] = Field(
+    quantizer: PayloadQuantizerName = Field(
         "2bit",
         description="sign and one of two magnitudes; the sign alone; float32, as where the exchange is dense",
     )
@@ -133,7 +148,7 @@ class LinkSpec(Section):
     k: int = Field(16, ge=0, description="subspace width at first; 0 sends activations uncompressed")
     least_k: int = Field(0, ge=0, description="narrowest that a slow link may become; 0: k stays as it is")
     most_k: int = Field(0, ge=0, description="widest that a fast link may become; 0: k stays as it is")
-    dtype: Literal["bf16", "fp32", "int8", "int4"] = "bf16"
+    dtype: LinkQuantizerName = "bf16"
 
     @property
     def adapts(self) -> bool:
@@ -142,12 +157,7 @@ class LinkSpec(Section):
 
     def token_bytes(self, width: int) -> int:
         """Bytes of `width` values of one token, one way; with their scale, without the id of the token."""
-        return {
-            "fp32": 4 * width,
-            "bf16": 2 * width,
-            "int8": width + 4,
-            "int4": -(-width // 2) + 1,
-        }[self.dtype]
+        return LINK_QUANTIZERS[self.dtype].token_bytes(width)
 
     @model_validator(mode="after")
     def _bounds_hold_k(self) -> LinkSpec:

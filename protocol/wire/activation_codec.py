@@ -11,76 +11,40 @@ Shapes: b micro-batch, L tokens, k whatever the link carries of an activation (d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protocol.algorithm.int4 import narrow, packed_width, widen
+from protocol.algorithm.quantizers.loading import link_quantizer
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import DType, TensorHeader
 
-WireDType = Literal["bf16", "fp32", "int8", "int4"]
 Packed = tuple[tuple[TensorHeader, ...], bytes]
 
-_INT8_PEAK = 127.0
 
-
-def pack_activation(name: str, tensor_blk: Tensor, dtype: WireDType) -> Packed:
+def pack_activation(name: str, tensor_blk: Tensor, dtype: str) -> Packed:
     """Headers and bytes of an activation or a gradient, any float dtype and device.
 
-    int8 rounds each token to 1/127 of its largest absolute value and adds that scale as a second tensor,
-    ``{name}.scale`` [b, L] float32. int4 is packed by :mod:`protocol.algorithm.int4`, and its scale is a byte.
-    Values that are not finite stay so.
+    `dtype` names a quantizer of protocol.spec.quantizers. Its arrays are the tensors `name` and
+    ``{name}.{part}``. Values that are not finite stay so.
     """
-    x_blk = tensor_blk.detach()
+    x_blk, quantizer = tensor_blk.detach(), link_quantizer(dtype)
     shape = tuple(x_blk.shape)
-    if dtype == "bf16":
-        return (TensorHeader(name, DType.BF16, shape),), _bytes(x_blk.to(torch.bfloat16).view(torch.int16))
-    if dtype == "fp32":
-        return (TensorHeader(name, DType.F32, shape),), _bytes(x_blk.to(torch.float32))
-    x_blk = x_blk.to(torch.float32)
-    if dtype == "int4":
-        packed, code_bl = narrow(x_blk)
-        return _int4_headers(name, shape), b"".join((_array(packed).data, _array(code_bl).data))
-    scale_bl = x_blk.abs().amax(dim=-1) / _INT8_PEAK
-    # A token of zeros has scale 0; any divisor keeps its zeros.
-    divisor_bl = torch.where(scale_bl > 0, scale_bl, 1.0)
-    steps_blk = (x_blk / divisor_bl.unsqueeze(-1)).round().clamp_(-_INT8_PEAK, _INT8_PEAK).to(torch.int8)
-    return _int8_headers(name, shape), b"".join((_array(steps_blk).data, _array(scale_bl).data))
+    return _headers(name, shape, dtype), b"".join(array.data for array in quantizer.pack(x_blk, shape))
 
 
 def unpack_activation(
-    headers: Sequence[TensorHeader], payload: bytes, name: str, shape: tuple[int, ...], dtype: WireDType
+    headers: Sequence[TensorHeader], payload: bytes, name: str, shape: tuple[int, ...], dtype: str
 ) -> Tensor:
     """The activation `name` of a frame as float32 [b, L, k] on the CPU.
 
     Raises:
-        HetnodeError: FRAME_CORRUPT where the frame is not what `shape` and `dtype` promise.
+        HetnodeError: FRAME_CORRUPT if the frame is not what `shape` and `dtype` promise.
     """
-    if dtype == "int8":
-        steps_header, scale_header = _int8_headers(name, shape)
-        steps_blk = _section(headers, payload, steps_header).view("i1")
-        scale_bl = _section(headers, payload, scale_header).view("<f4")
-        x_blk = torch.from_numpy(steps_blk.astype(np.float32)).view(shape)
-        # torch multiplies rows by their scales thrice as fast as numpy.
-        return x_blk.mul_(torch.from_numpy(scale_bl.astype(np.float32)).view(*shape[:-1], 1))
-    if dtype == "int4":
-        values_header, scale_header = _int4_headers(name, shape)
-        # Copies, since torch warns of memory that it must not write to.
-        packed = torch.from_numpy(_section(headers, payload, values_header).copy()).view(values_header.shape)
-        code_bl = torch.from_numpy(_section(headers, payload, scale_header).copy()).view(scale_header.shape)
-        return widen(packed, code_bl, shape[-1])
-    if dtype == "bf16":
-        raw = _section(headers, payload, TensorHeader(name, DType.BF16, shape)).view("<u2")
-        # bf16 is the upper half of a float32.
-        widened = raw.astype(np.uint32)
-        widened <<= 16
-        return torch.from_numpy(widened.view(np.float32)).view(shape)
-    raw = _section(headers, payload, TensorHeader(name, DType.F32, shape)).view("<f4")
-    return torch.from_numpy(raw.astype(np.float32)).view(shape)
+    parts = [_section(headers, payload, expected) for expected in _headers(name, shape, dtype)]
+    return link_quantizer(dtype).unpack(parts, shape)
 
 
 def pack_ids(name: str, ids_bl: Tensor, vocabulary: int) -> Packed:
@@ -115,23 +79,11 @@ def _ids_dtype(vocabulary: int) -> DType:
     return DType.U16 if vocabulary <= 2**16 else DType.I32
 
 
-def _int8_headers(name: str, shape: tuple[int, ...]) -> tuple[TensorHeader, TensorHeader]:
-    return TensorHeader(name, DType.I8, shape), TensorHeader(f"{name}.scale", DType.F32, shape[:-1])
-
-
-def _int4_headers(name: str, shape: tuple[int, ...]) -> tuple[TensorHeader, TensorHeader]:
-    packed = (*shape[:-1], packed_width(shape[-1]))
-    return TensorHeader(name, DType.U8, packed), TensorHeader(f"{name}.scale", DType.U8, shape[:-1])
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    return _array(tensor).tobytes()
-
-
-def _array(tensor: Tensor) -> NDArray[Any]:
-    """Little-endian and row-major; a view of `tensor` where it is that already."""
-    array = np.ascontiguousarray(tensor.numpy(force=True))
-    return array.astype(array.dtype.newbyteorder("<"), copy=False)
+def _headers(name: str, shape: tuple[int, ...], dtype: str) -> tuple[TensorHeader, ...]:
+    return tuple(
+        TensorHeader(f"{name}.{part.name}" if part.name else name, part.dtype, part.shape)
+        for part in link_quantizer(dtype).parts(shape)
+    )
 
 
 def _section(headers: Sequence[TensorHeader], payload: bytes, expected: TensorHeader) -> NDArray[np.uint8]:

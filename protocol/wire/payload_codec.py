@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from protocol.algorithm.indices import index_code
-from protocol.algorithm.quantizers import MAGNITUDES
+from protocol.algorithm.quantizers.loading import payload_quantizer
 from protocol.algorithm.topk import SparseTensor, TensorLayout
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.sections import OuterSpec
@@ -65,7 +65,7 @@ class PayloadLayout:
         indices = {"elias-fano": "ef", "enumerative": "en"}[outer.indices]
         values = "32" if outer.quantizer == "none" else outer.quantizer
         options = "/tiles" * (outer.layout == "tiles") + "/clip" * (outer.short_chunk == "clip")
-        options += "/scaled" * _is_scaled(outer)
+        options += "/scaled" * payload_quantizer(outer).scaled
         return f"{indices}{values}-v{_VERSION}:{outer.chunk}/{outer.top_k}{options}"
 
     @cached_property
@@ -90,28 +90,18 @@ def join(layout: PayloadLayout, parts: Iterable[bytes]) -> bytes:
 
 def encode_tensor(layout: TensorLayout, sparse: SparseTensor) -> bytes:
     """One tensor's part of a payload."""
-    codes_s = sparse.codes_s.numpy()
-    if sparse.indices_s is None:
-        return codes_s.astype("<f4", copy=False).tobytes()
-    parts = []
-    if sparse.magnitudes is not None:
-        parts.append(sparse.magnitudes.numpy().astype("<f4").tobytes())
-    if sparse.scales_s is not None:
-        firsts_c = np.cumsum(layout.lengths_c) - layout.lengths_c
-        parts.append(sparse.scales_s.numpy()[firsts_c].tobytes())
-    positions_s = layout.positions(sparse.indices_s).numpy()
-    first, element = 0, 0
-    for group in layout.groups:
-        stop = first + group.count * group.k
-        starts_c1 = element + np.arange(group.count)[:, None] * group.size
-        indices_ck = positions_s[first:stop].reshape(group.count, group.k) - starts_c1
-        parts.append(index_code(layout.outer, group.size, group.k).encode(indices_ck).tobytes())
-        first, element = stop, element + group.count * group.size
-    if sparse.magnitudes is None:
-        parts.append(codes_s.astype("<f4", copy=False).tobytes())
-    else:
-        parts.append(_pack_codes(codes_s, len(sparse.magnitudes)).tobytes())
-    return b"".join(parts)
+    *before, codes = payload_quantizer(layout.outer).pack(sparse.quantized, layout.lengths_c)
+    parts = [array.tobytes() for array in before]
+    if sparse.indices_s is not None:
+        positions_s = layout.positions(sparse.indices_s).numpy()
+        first, element = 0, 0
+        for group in layout.groups:
+            stop = first + group.count * group.k
+            starts_c1 = element + np.arange(group.count)[:, None] * group.size
+            indices_ck = positions_s[first:stop].reshape(group.count, group.k) - starts_c1
+            parts.append(index_code(layout.outer, group.size, group.k).encode(indices_ck).tobytes())
+            first, element = stop, element + group.count * group.size
+    return b"".join((*parts, codes.tobytes()))
 
 
 def decode(layout: PayloadLayout, data: bytes) -> dict[str, SparseTensor]:
@@ -136,75 +126,34 @@ def decode(layout: PayloadLayout, data: bytes) -> dict[str, SparseTensor]:
     return sparse
 
 
-def _is_scaled(outer: OuterSpec) -> bool:
-    """Whether values have a scale per chunk."""
-    return outer.quantizer != "none" and outer.codebook == "chunk"
-
-
 def _tensor_nbytes(layout: TensorLayout) -> int:
-    outer = layout.outer
-    if outer.dense:
-        return 4 * layout.numel
-    indices = sum(index_code(outer, group.size, group.k).nbytes(group.count) for group in layout.groups)
-    if outer.quantizer == "none":
-        return indices + 4 * layout.sent
-    count = MAGNITUDES[outer.quantizer]
-    scales = sum(group.count for group in layout.groups) if _is_scaled(outer) else 0
-    return 4 * count + scales + indices + (layout.sent * count + 7) // 8
+    values = sum(part.nbytes for part in payload_quantizer(layout.outer).parts(layout.lengths_c))
+    if layout.outer.dense:
+        return values
+    return values + sum(
+        index_code(layout.outer, group.size, group.k).nbytes(group.count) for group in layout.groups
+    )
 
 
 def _decode_tensor(layout: TensorLayout, raw: NDArray[np.uint8]) -> SparseTensor:
-    """ValueError says what is wrong with `raw`, whose length is right."""
-    outer, magnitudes, scales_s = layout.outer, None, None
-    if outer.dense:
-        return SparseTensor(None, torch.from_numpy(_finite(raw)))
-    if outer.quantizer != "none":
-        coded, raw = np.split(raw, [4 * MAGNITUDES[outer.quantizer]])
-        magnitudes = torch.from_numpy(_magnitudes(coded))
-    if _is_scaled(outer):
-        scales_c, raw = np.split(raw, [len(layout.lengths_c)])
-        scales_s = torch.from_numpy(np.repeat(scales_c, layout.lengths_c))
-    positions_s, first, element = np.empty(layout.sent, np.int64), 0, 0
-    for group in layout.groups:
-        code = index_code(outer, group.size, group.k)
-        coded, raw = np.split(raw, [code.nbytes(group.count)])
-        indices_ck = code.decode(coded, group.count)
-        indices_ck += element + np.arange(group.count)[:, None] * group.size
-        positions_s[first : first + indices_ck.size] = indices_ck.ravel()
-        first, element = first + indices_ck.size, element + group.count * group.size
-    indices_s = layout.row_major(torch.from_numpy(positions_s))
-    codes = _finite(raw) if magnitudes is None else _unpack_codes(raw, layout.sent, len(magnitudes))
-    return SparseTensor(indices_s, torch.from_numpy(codes), magnitudes, scales_s)
-
-
-def _magnitudes(raw: NDArray[np.uint8]) -> NDArray[np.float32]:
-    magnitudes = _finite(raw)
-    if np.signbit(magnitudes).any() or (np.diff(magnitudes) < 0).any():
-        raise ValueError("the magnitudes are not ascending positive numbers")
-    return magnitudes
-
-
-def _pack_codes(codes_s: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """Codes of 1 or 2 bits one after the other, the first in the lowest bits of the first byte."""
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    padded = np.pad(codes_s, (0, -len(codes_s) % len(shifts))).reshape(-1, len(shifts))
-    packed: NDArray[np.uint8] = np.bitwise_or.reduce(padded << shifts, axis=1)
-    return packed
-
-
-def _unpack_codes(raw: NDArray[np.uint8], count: int, bits: int) -> NDArray[np.uint8]:
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    codes: NDArray[np.uint8] = (raw[:, None] >> shifts & np.uint8((1 << bits) - 1)).ravel()
-    if codes[count:].any():
-        raise ValueError("unused bits of the codes are set")
-    return codes[:count]
-
-
-def _finite(raw: NDArray[np.uint8]) -> NDArray[np.float32]:
-    values = raw.view("<f4").astype(np.float32)
-    if not np.isfinite(values).all():
-        raise ValueError("it holds values that are not finite")
-    return values
+    """One tensor from bytes of the right length. Raises ValueError if they are not valid."""
+    quantizer, lengths_c = payload_quantizer(layout.outer), layout.lengths_c
+    parts = []
+    for part in quantizer.parts(lengths_c)[:-1]:
+        array, raw = np.split(raw, [part.nbytes])
+        parts.append(array)
+    indices_s = None
+    if not layout.outer.dense:
+        positions_s, first, element = np.empty(layout.sent, np.int64), 0, 0
+        for group in layout.groups:
+            code = index_code(layout.outer, group.size, group.k)
+            coded, raw = np.split(raw, [code.nbytes(group.count)])
+            indices_ck = code.decode(coded, group.count)
+            indices_ck += element + np.arange(group.count)[:, None] * group.size
+            positions_s[first : first + indices_ck.size] = indices_ck.ravel()
+            first, element = first + indices_ck.size, element + group.count * group.size
+        indices_s = layout.row_major(torch.from_numpy(positions_s))
+    return SparseTensor.of(indices_s, quantizer.unpack([*parts, raw], lengths_c))
 
 
 def _corrupt(cause: str) -> HetnodeError:

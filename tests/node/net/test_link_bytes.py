@@ -13,7 +13,7 @@ from node.net.live_estimates import LEAST_FRAME_BYTES
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import DType, Frame, FrameId, FrameKind, PeerId, TensorHeader
-from protocol.wire.activation_codec import WireDType, pack_activation, pack_ids
+from protocol.wire.activation_codec import pack_activation, pack_ids
 from protocol.wire.framing import CHUNK_BYTES
 from protocol.wire.link_message import LinkMessage
 
@@ -37,7 +37,7 @@ async def written(frames: list[Frame]) -> list[LinkMessage]:
     return messages
 
 
-def spec_of(dtype: WireDType) -> RunSpec:
+def spec_of(dtype: str) -> RunSpec:
     overrides = {"link.dtype": dtype, "model.vocabulary": 300, "model.context": 256, "model.width": 512}
     return resolve("tiny", overrides=overrides)
 

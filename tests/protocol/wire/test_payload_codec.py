@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.model.init import parameter_shapes
-from protocol.algorithm.quantizers import MAGNITUDES
 from protocol.algorithm.topk import SparseTensor, TensorLayout, sparsify
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec.quantizers import PAYLOAD_QUANTIZERS
 from protocol.spec.resolve import resolve
 from protocol.spec.sections import OuterSpec
 from protocol.types import PayloadDescriptor, PeerId
@@ -29,7 +29,7 @@ OUTERS = st.builds(
     layout=st.sampled_from(["flat", "tiles"]),
     short_chunk=st.sampled_from(["proportional", "clip"]),
     indices=st.sampled_from(["elias-fano", "enumerative"]),
-    quantizer=st.sampled_from(["2bit", "1bit", "none"]),
+    quantizer=st.sampled_from(list(PAYLOAD_QUANTIZERS)),
     codebook=st.sampled_from(["tensor", "chunk"]),
 )
 SHAPES = st.dictionaries(
@@ -216,7 +216,7 @@ def plain_content(layout: TensorLayout) -> SparseTensor:
     numbers = torch.arange(len(indices))
     if layout.outer.quantizer == "none":
         return SparseTensor(torch.tensor(indices), numbers / 8)
-    magnitudes = torch.tensor([0.75, 1.5])[: MAGNITUDES[layout.outer.quantizer]]
+    magnitudes = torch.tensor([0.75, 1.5])[: {"2bit": 2, "1bit": 1}[layout.outer.quantizer]]
     codes = (numbers % (2 * len(magnitudes))).to(torch.uint8)
     scales = None
     if layout.outer.codebook == "chunk":

@@ -10,8 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from protocol.algorithm import quantizers
-from protocol.algorithm.quantizers import SCALES, fit_magnitudes, fit_scales, quantize, value_table
+from protocol.algorithm.quantizers import magnitudes as magnitudes_module
+from protocol.algorithm.quantizers.magnitudes import (
+    SCALES,
+    OneBit,
+    TwoBits,
+    fit_magnitudes,
+    fit_scales,
+    value_table,
+)
+from protocol.algorithm.quantizers.quantizer import QuantizedValues
 
 VALUES = st.lists(st.floats(0, 100, width=32), min_size=1, max_size=9).map(
     lambda values: np.array(values, np.float32)
@@ -23,8 +31,17 @@ def squared_error(absolute: NDArray[np.float32], magnitudes: NDArray[np.float32]
     return float((distances**2).min(axis=1).sum())
 
 
-def received(quantized: quantizers.Quantized) -> NDArray[np.float32]:
+def quantize(
+    values_s: NDArray[np.float32], count: int, lengths_c: NDArray[np.int64] | None
+) -> QuantizedValues:
+    """With `count` magnitudes; with scales if `lengths_c` cut the values into chunks."""
+    quantizer = {1: OneBit, 2: TwoBits}[count](scaled=lengths_c is not None)
+    return quantizer.quantize(values_s, np.array([len(values_s)]) if lengths_c is None else lengths_c)
+
+
+def received(quantized: QuantizedValues) -> NDArray[np.float32]:
     codes_s, magnitudes, scales_s = quantized
+    assert magnitudes is not None
     table = value_table(magnitudes, scales_s is not None)
     return table[codes_s] if scales_s is None else table[scales_s, codes_s]
 
@@ -34,7 +51,7 @@ def test_two_magnitudes_are_the_best_of_all_ways_to_split_the_values_in_two(
     values: NDArray[np.float32], block: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(quantizers, "_BLOCK", block)
+        patch.setattr(magnitudes_module, "_BLOCK", block)
         low, high = magnitudes = fit_magnitudes(values, 2)
     assert 0 <= low <= high
     exact = values.astype(np.float64)
@@ -58,6 +75,7 @@ def test_codes_keep_the_sign_and_take_the_nearer_magnitude(count: int) -> None:
     assert quantized.scales_s is None
     seen = received(quantized)
     assert np.array_equal(np.sign(seen), np.sign(values))
+    assert quantized.magnitudes is not None
     nearest = np.abs(np.abs(values)[:, None] - quantized.magnitudes).min(axis=1)
     np.testing.assert_allclose(np.abs(seen - values), nearest, atol=1e-6)
 
@@ -114,7 +132,11 @@ def test_the_fit_is_free_of_units(values: list[float], exponent: int, count: int
     lengths = np.array([2, 4])
     one, other = (quantize(v, count, lengths) for v in (plain, np.ldexp(plain, exponent)))
     assert np.array_equal(one.codes_s, other.codes_s)
+    assert one.scales_s is not None
+    assert other.scales_s is not None
     assert np.array_equal(one.scales_s, other.scales_s)
+    assert one.magnitudes is not None
+    assert other.magnitudes is not None
     assert np.array_equal(np.ldexp(one.magnitudes, exponent), other.magnitudes)
 
 

@@ -1,0 +1,33 @@
+"""The quantizers by their names in the specification."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from protocol.algorithm.quantizers.floats import Float32Values
+from protocol.algorithm.quantizers.quantizer import LinkQuantizer, PayloadQuantizer
+from protocol.spec.quantizers import LINK_QUANTIZERS, PAYLOAD_QUANTIZERS
+from protocol.spec.sections import OuterSpec
+
+
+@cache
+def link_quantizer(dtype: str) -> LinkQuantizer:
+    """The quantizer that a link's `dtype` names; KeyError for a name that no specification accepts."""
+    quantizer: LinkQuantizer = _class_at(LINK_QUANTIZERS[dtype].path)()
+    return quantizer
+
+
+def payload_quantizer(outer: OuterSpec) -> PayloadQuantizer:
+    """The quantizer of the payloads of a run; a dense exchange sends float32 whatever the quantizer."""
+    if outer.dense:
+        return Float32Values()
+    quantizer: PayloadQuantizer = _class_at(PAYLOAD_QUANTIZERS[outer.quantizer])(outer.codebook == "chunk")
+    return quantizer
+
+
+@cache
+def _class_at(path: str) -> Any:
+    module, _, name = path.partition(".")
+    return getattr(import_module(f"protocol.algorithm.quantizers.{module}"), name)

@@ -1,0 +1,93 @@
+"""What every quantizer does: it turns values into a few arrays of fixed size, and back.
+
+A link quantizes the activations and gradients of a microbatch, one row per token. A payload quantizes the
+values sent of one tensor, one row per chunk. For both, the size of every array follows from the rows alone, so
+a receiver knows it before the first byte arrives.
+
+Shapes: b micro-batch, L tokens, k values of a token, s values sent of a tensor, c chunks, m magnitudes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from protocol.types import TensorHeader
+
+Floats = NDArray[np.floating]
+Lengths = NDArray[np.int64]
+"""[c]: the number of values sent of each chunk, none of them 0."""
+Shape = tuple[int, ...]
+
+Values = TypeVar("Values")
+Rows_contra = TypeVar("Rows_contra", contravariant=True)
+
+
+class Quantizer(Protocol[Values, Rows_contra]):
+    """Values in few bits each."""
+
+    def parts(self, rows: Rows_contra) -> tuple[TensorHeader, ...]:
+        """Name, element type and shape of each array that :meth:`pack` gives for values in these rows."""
+
+    def pack(self, values: Values, rows: Rows_contra) -> list[NDArray[Any]]:
+        """The arrays, little-endian and row-major. They have the element sizes and shapes of :meth:`parts`."""
+
+    def unpack(self, parts: Sequence[NDArray[np.uint8]], rows: Rows_contra) -> Values:
+        """The values, on the CPU, from the raw bytes of the arrays of a peer.
+
+        Raises:
+            ValueError: a payload's bytes are not what :meth:`pack` gives for any values. On a link all bytes
+                have a meaning: values that are not finite pass, and every member then skips the step.
+        """
+
+
+class QuantizedValues(NamedTuple):
+    """The values sent of one tensor.
+
+    Attributes:
+        codes_s: uint8: the number of the magnitude, plus m where the value is negative; without magnitudes
+            the float values themselves.
+        magnitudes: float32 [m], ascending, or None.
+        scales_s: uint8: the scale of each value's chunk, or None where chunks have no scales.
+    """
+
+    codes_s: NDArray[Any]
+    magnitudes: NDArray[np.float32] | None = None
+    scales_s: NDArray[np.uint8] | None = None
+
+
+class PayloadQuantizer(Quantizer[QuantizedValues, Lengths], Protocol):
+    """A quantizer of payloads. The last of its arrays follows the indices, the others precede them."""
+
+    @property
+    def scaled(self) -> bool:
+        """Whether chunks have scales."""
+
+    def quantize(self, values_s: Floats, lengths_c: Lengths) -> QuantizedValues:
+        """What a receiver will see of finite values; lossless afterwards.
+
+        Raises:
+            FloatingPointError: the quantizer cannot represent values as large as these.
+        """
+
+
+class LinkQuantizer(Quantizer[Tensor, Shape], Protocol):
+    """A quantizer of links: packs any float tensor [b, L, k] of any device, unpacks float32 on the CPU."""
+
+
+def finite(raw: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Raw bytes as float32. Raises ValueError if a value is not finite."""
+    values = raw.view("<f4").astype(np.float32)
+    if not np.isfinite(values).all():
+        raise ValueError("it holds values that are not finite")
+    return values
+
+
+def little_endian(tensor: Tensor) -> NDArray[Any]:
+    """`tensor` on the CPU, little-endian and row-major; a view where it is that already."""
+    array = np.ascontiguousarray(tensor.numpy(force=True))
+    return array.astype(array.dtype.newbyteorder("<"), copy=False)

@@ -1,0 +1,39 @@
+"""The quantizers that a run can name. A new one is one line here and one file in protocol.algorithm.quantizers.
+
+The classes need torch, and the coordinator and the command line read specifications without torch. So each line
+gives the module and the class as text; protocol.algorithm.quantizers.loading imports them where they are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LinkQuantizerEntry:
+    """A quantizer of activations and gradients on links.
+
+    Attributes:
+        path: module and class below protocol.algorithm.quantizers.
+        token_bytes: bytes of one token of so many values, its scale included.
+    """
+
+    path: str
+    token_bytes: Callable[[int], int]
+
+
+PAYLOAD_QUANTIZERS: Mapping[str, str] = {
+    "2bit": "magnitudes.TwoBits",
+    "1bit": "magnitudes.OneBit",
+    "none": "floats.Float32Values",
+}
+"""By the name in ``outer.quantizer``: module and class below protocol.algorithm.quantizers."""
+
+LINK_QUANTIZERS: Mapping[str, LinkQuantizerEntry] = {
+    "bf16": LinkQuantizerEntry("floats.BFloat16", lambda width: 2 * width),
+    "fp32": LinkQuantizerEntry("floats.Float32", lambda width: 4 * width),
+    "int8": LinkQuantizerEntry("int8.Int8", lambda width: width + 4),
+    "int4": LinkQuantizerEntry("int4.Int4", lambda width: -(-width // 2) + 1),
+}
+"""By the name in ``link.dtype``."""

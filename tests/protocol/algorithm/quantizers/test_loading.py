@@ -1,0 +1,69 @@
+"""Every name of the specification's tables is a quantizer, with the sizes that the specification says."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from protocol.algorithm.quantizers.loading import link_quantizer, payload_quantizer
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec.quantizers import LINK_QUANTIZERS, PAYLOAD_QUANTIZERS
+from protocol.spec.resolve import resolve
+from protocol.spec.sections import LinkSpec, OuterSpec
+from tests.support.paths import ROOT
+
+LENGTHS = np.array([4, 4, 3])
+LINK_BYTES = {
+    "fp32": "9d52eb246e0c210f",
+    "bf16": "ae2ffa19b206f0ca",
+    "int8": "b05ceddce9689d08",
+    "int4": "f62adde5c70d0fd9",
+}
+"""sha-256 of what each quantizer packs: a member that packs other bytes belongs to another version."""
+
+
+@pytest.mark.parametrize("name", LINK_QUANTIZERS)
+def test_the_bytes_of_a_link_are_these_and_as_many_as_the_spec_says(name: str) -> None:
+    quantizer, shape = link_quantizer(name), (2, 12, 5)
+    x_blk = torch.arange(-60, 60).float().view(shape) / 8
+    x_blk[0, 0] = 0
+    arrays = quantizer.pack(x_blk, shape)
+    for array, part in zip(arrays, quantizer.parts(shape), strict=True):
+        assert array.shape == part.shape
+        assert array.nbytes == part.nbytes
+    data = b"".join(array.tobytes() for array in arrays)
+    assert len(data) == 24 * LinkSpec(dtype=name).token_bytes(5)
+    assert hashlib.sha256(data).hexdigest()[:16] == LINK_BYTES[name]
+
+
+@pytest.mark.parametrize("codebook", ["tensor", "chunk"])
+@pytest.mark.parametrize("name", PAYLOAD_QUANTIZERS)
+def test_a_packed_payload_comes_back_as_it_was_quantized(name: str, codebook: str) -> None:
+    quantizer = payload_quantizer(OuterSpec(quantizer=name, codebook=codebook))
+    assert quantizer.scaled == (codebook == "chunk" and name != "none")
+    values_s = np.random.default_rng(0).standard_normal(LENGTHS.sum()).astype(np.float32)
+    quantized = quantizer.quantize(values_s, LENGTHS)
+    arrays = quantizer.pack(quantized, LENGTHS)
+    for array, part in zip(arrays, quantizer.parts(LENGTHS), strict=True):
+        assert array.nbytes == part.nbytes
+    raw = [np.frombuffer(array.tobytes(), np.uint8) for array in arrays]
+    for mine, theirs in zip(quantized, quantizer.unpack(raw, LENGTHS), strict=True):
+        assert np.array_equal(mine, theirs) if mine is not None else theirs is None
+
+
+@pytest.mark.parametrize(("field", "known"), [("outer.quantizer", "2bit"), ("link.dtype", "int8")])
+def test_an_unknown_quantizer_is_refused_with_the_known_ones(field: str, known: str) -> None:
+    with pytest.raises(HetnodeError, match=f"'3bit' is not one of .*{known}") as caught:
+        resolve("nano", overrides={field: "3bit"})
+    assert caught.value.code is ErrorCode.BAD_SPEC
+
+
+def test_a_specification_is_read_without_torch_and_numpy() -> None:
+    """The coordinator and the command line start without them."""
+    check = "import sys, protocol.spec.resolve; sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", check], check=False, cwd=ROOT).returncode == 0

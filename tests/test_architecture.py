@@ -23,7 +23,8 @@ LAYERS = (
     "protocol.wire",
     # the coordinator: pure decisions, then IO, then its composition root
     "coordinator.state",
-    "coordinator.membership coordinator.placement",
+    "coordinator.placement",
+    "coordinator.membership",
     "coordinator.forecast coordinator.rounds",
     "coordinator.decide coordinator.status",
     "coordinator.authority coordinator.metrics coordinator.store",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from coordinator.command_loop import CommandLoop
-from coordinator.membership.validation import check_welcome
+from coordinator.membership.validation import check_not_excluded
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.rate_limit import RateLimit
 from protocol.trust.tls import OPERATOR_URI, Authenticated, identity_of, peer_of, peer_uri
@@ -43,7 +43,7 @@ class Access:
                 f"A call in the name of {claimed[:64]!r} came with the certificate of {holder[:96]!r}"
             )
         peer = PeerId(claimed)
-        check_welcome(self._command_loop.state, peer)
+        check_not_excluded(self._command_loop.state, peer)
         with self._one_more(holder):
             yield peer
 
@@ -53,7 +53,7 @@ class Access:
         holder = identity_of(context)
         peer = peer_of(holder)
         if peer is not None:
-            check_welcome(self._command_loop.state, peer)
+            check_not_excluded(self._command_loop.state, peer)
         elif holder != OPERATOR_URI:
             raise certificate_refused(f"A call came with the certificate of {holder[:96]!r}")
         with self._one_more(holder):

@@ -13,8 +13,8 @@ from coordinator.api.access import rate_limited
 from coordinator.api.rpc_handling import Context, Decoding, answering
 from coordinator.authority import Authority
 from coordinator.command_loop import CommandLoop
-from coordinator.decide import check_compatible
 from coordinator.membership.invites import permitted_role
+from coordinator.membership.joining import check_compatible
 from coordinator.membership.validation import bad_request
 from coordinator.state import commands
 from protocol.pb import hetnode_pb2 as pb

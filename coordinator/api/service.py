@@ -15,13 +15,13 @@ from typing import TypeVar
 
 import grpc
 
-from coordinator import decide
 from coordinator.api.access import Access
 from coordinator.api.enrollment import renew
 from coordinator.api.rpc_handling import Context, Decoding, answering, streaming
 from coordinator.authority import Authority
 from coordinator.command_loop import NEWS, CommandLoop, Topic, decision_topic, group_topic
-from coordinator.membership.validation import bad_request, check_welcome, live_peer
+from coordinator.membership.joining import check_compatible
+from coordinator.membership.validation import bad_request, check_not_excluded, live_peer
 from coordinator.metrics import MetricsFile
 from coordinator.rounds.attestation import locate, settled_digest
 from coordinator.rounds.deadlines import closes_at
@@ -109,7 +109,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         with self._access.of_peer(context, request.peer) as peer:
             self._access.check_join_rate(peer)
             spec_hash = request.spec_hash[:64]
-            decide.check_compatible(self._spec, request.protocol_version, spec_hash)
+            check_compatible(self._spec, request.protocol_version, spec_hash)
             await self._command_loop.execute(
                 commands.Join(
                     protocol_version=request.protocol_version,
@@ -272,7 +272,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         """As the ledger's, but only while `peer` is welcome."""
 
         def ready_for_peer(state: State) -> T | None:
-            check_welcome(state, peer)
+            check_not_excluded(state, peer)
             return ready(state)
 
         return await self._command_loop.until(topic, ready_for_peer)

@@ -1,10 +1,11 @@
-"""Who is let in: the life of an invite, from its making to its last use."""
+"""Invites: how the operator makes and revokes them, and how peers enroll with them."""
 
 from __future__ import annotations
 
 import hmac
 
-from coordinator.membership.validation import bad_request
+from coordinator.membership.validation import bad_request, check_not_excluded
+from coordinator.state.commands import CreateInvite, Enroll, RevokeInvite
 from coordinator.state.events import InviteCreated, InviteRevoked, InviteUsed
 from coordinator.state.state import Invitation, State
 from coordinator.state.transaction import Transaction
@@ -17,60 +18,56 @@ MAX_VALID_SECONDS = 366 * 86400.0
 _ASK = "Ask the operator of the run for a new invite."
 
 
-def create(
-    transaction: Transaction,
-    invite: str,
-    secret_sha256: str,
-    uses: int,
-    valid_seconds: float,
-    role: Role | None,
-    now: float,
-) -> None:
-    """Raises BAD_REQUEST beyond MAX_USES or MAX_VALID_SECONDS."""
+def create(transaction: Transaction, command: CreateInvite, now: float) -> None:
+    """Raises BAD_REQUEST beyond MAX_USES or MAX_VALID_SECONDS, and for a name that is taken."""
+    uses, seconds = command.uses, command.valid_seconds
     if not 1 <= uses <= MAX_USES:
         raise bad_request(f"an invite for {uses} peers, not 1 to {MAX_USES}")
-    if not 0 < valid_seconds <= MAX_VALID_SECONDS:
-        raise bad_request(f"an invite for {valid_seconds:g} s, not up to {MAX_VALID_SECONDS:g}")
-    if invite in transaction.state.invitations:
-        raise bad_request(f"the name {invite} is another invite's")
-    transaction.add(InviteCreated(now, invite, secret_sha256, uses, now + valid_seconds, role))
+    if not 0 < seconds <= MAX_VALID_SECONDS:
+        raise bad_request(f"an invite for {seconds:g} s, not up to {MAX_VALID_SECONDS:g}")
+    if command.invite in transaction.state.invitations:
+        raise bad_request(f"another invite has the name {command.invite}")
+    event = InviteCreated(now, command.invite, command.secret_sha256, uses, now + seconds, command.role)
+    transaction.add(event)
 
 
-def revoke(transaction: Transaction, invite: str, now: float) -> None:
-    """Nobody new comes in with it; those it has let in stay. Raises INVITE_UNKNOWN."""
-    if not _known(transaction.state, invite).revoked:
-        transaction.add(InviteRevoked(now, invite))
+def revoke(transaction: Transaction, command: RevokeInvite, now: float) -> None:
+    """Let no more peers in with the invite; those that have used it stay. Raises INVITE_UNKNOWN."""
+    if not _known(transaction.state, command.invite).revoked:
+        transaction.add(InviteRevoked(now, command.invite))
 
 
-def enroll(transaction: Transaction, peer: PeerId, invite: str, secret_sha256: str, now: float) -> None:
-    """Let `peer` have certificates. The same peer may come again with its invite, or later without any.
+def enroll(transaction: Transaction, command: Enroll, now: float) -> None:
+    """Let the peer have certificates. It may repeat the call with its invite, or without one later.
 
     Raises:
-        HetnodeError: INVITE_UNKNOWN, INVITE_FORGED, INVITE_REVOKED, INVITE_EXPIRED, INVITE_USED; UNKNOWN_PEER
-            for a peer without invite that was never let in.
+        HetnodeError: BANNED, QUARANTINED; INVITE_UNKNOWN, INVITE_FORGED, INVITE_REVOKED, INVITE_EXPIRED,
+            INVITE_USED; UNKNOWN_PEER for a peer without invite that is not enrolled.
     """
+    peer, invite = command.peer, command.invite
+    check_not_excluded(transaction.state, peer)
     if not invite:
         if peer not in transaction.state.enrolled:
-            raise HetnodeError(ErrorCode.UNKNOWN_PEER, f"Peer {peer} was never let into this run.", _ASK)
+            raise HetnodeError(ErrorCode.UNKNOWN_PEER, f"Peer {peer} is not enrolled in this run.", _ASK)
         return
     invitation = _known(transaction.state, invite)
-    if not hmac.compare_digest(secret_sha256, invitation.secret_sha256):
-        raise _refused(ErrorCode.INVITE_FORGED, f"The secret of invite {invite} is another one.")
+    if not hmac.compare_digest(command.secret_sha256, invitation.secret_sha256):
+        raise _refused(ErrorCode.INVITE_FORGED, f"The secret of invite {invite} is wrong.")
     if invitation.revoked:
-        raise _refused(ErrorCode.INVITE_REVOKED, f"Invite {invite} was revoked by the operator.")
+        raise _refused(ErrorCode.INVITE_REVOKED, f"The operator has revoked invite {invite}.")
     if now >= invitation.expires_at:
         hours = (now - invitation.expires_at) / 3600
         raise _refused(ErrorCode.INVITE_EXPIRED, f"Invite {invite} expired {hours:.1f} h ago.")
     if peer in invitation.peers:
-        return
+        return  # the answer to its first call was lost
     if len(invitation.peers) >= invitation.uses:
         times = "once" if invitation.uses == 1 else f"{invitation.uses} times"
-        raise _refused(ErrorCode.INVITE_USED, f"Invite {invite} could be used {times} and was.")
+        raise _refused(ErrorCode.INVITE_USED, f"Invite {invite} is valid {times} and is used up.")
     transaction.add(InviteUsed(now, invite, peer))
 
 
 def permitted_role(state: State, peer: PeerId) -> Role | None:
-    """The only role in which `peer` may join by the invite that it came with; None for any."""
+    """The only role in which `peer` may join, by the last invite that it used; None for any."""
     invite = state.enrolled.get(peer)
     return state.invitations[invite].role if invite is not None else None
 
@@ -78,7 +75,7 @@ def permitted_role(state: State, peer: PeerId) -> Role | None:
 def _known(state: State, invite: str) -> Invitation:
     found = state.invitations.get(invite)
     if found is None:
-        raise _refused(ErrorCode.INVITE_UNKNOWN, f"This coordinator has made no invite {invite}.")
+        raise _refused(ErrorCode.INVITE_UNKNOWN, f"This coordinator knows no invite {invite}.")
     return found
 
 

@@ -6,13 +6,13 @@ from coordinator.state.state import Assignment, Peer, State
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.status import RunPhase
-from protocol.trust.envelope import is_authentic
+from protocol.trust.envelope import is_authentic, public_key_of
 from protocol.types import PayloadDescriptor, PeerId
 
 _ROUNDING = 1e-9
 
 
-def check_welcome(state: State, peer: PeerId) -> None:
+def check_not_excluded(state: State, peer: PeerId) -> None:
     """Raises BANNED where the operator keeps `peer` out, QUARANTINED where its strikes do."""
     reason = state.banned.get(peer)
     if reason is not None:
@@ -30,9 +30,17 @@ def check_welcome(state: State, peer: PeerId) -> None:
         )
 
 
+def check_peer_id(peer: PeerId) -> None:
+    """Raises BAD_REQUEST where `peer` is not a peer id."""
+    try:
+        public_key_of(peer)
+    except ValueError as error:
+        raise bad_request(str(error)) from None
+
+
 def live_peer(state: State, peer: PeerId) -> Peer:
     """The record of `peer`. Raises BANNED, or UNKNOWN_PEER where it never joined or is counted as gone."""
-    check_welcome(state, peer)
+    check_not_excluded(state, peer)
     known = state.peers.get(peer)
     if known is not None and known.is_live:
         return known

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from coordinator.membership.validation import bad_request, live_peer
+from coordinator.state.commands import Attest
 from coordinator.state.events import AnchorDiverged, DigestAttested
 from coordinator.state.state import State
 from coordinator.state.transaction import Transaction
@@ -12,16 +13,7 @@ from protocol.spec.run import RunSpec
 from protocol.types import Part, PeerId, StateRecord
 
 
-def attest(
-    transaction: Transaction,
-    spec: RunSpec,
-    sender: PeerId,
-    stage: int,
-    round_number: int,
-    part: str,
-    digest: str,
-    now: float,
-) -> None:
+def attest(transaction: Transaction, command: Attest, now: float) -> None:
     """Note the digest of `sender`'s anchor after `round_number`, and name every peer whose anchor differs.
 
     Whoever has a place attests its stages after every decision, whether it trains or follows. Round 0 stands
@@ -32,6 +24,8 @@ def attest(
     Raises:
         HetnodeError: UNKNOWN_PEER or BAD_REQUEST.
     """
+    sender, stage, round_number = command.peer, command.stage, command.round_number
+    part, digest = command.part, command.digest
     live_peer(transaction.state, sender)
     if not _holds(transaction.state, sender, stage, round_number, part):
         raise bad_request(f"{sender} attests the {part} of stage {stage}, which it does not hold")
@@ -136,15 +130,6 @@ def locate(state: State, spec: RunSpec, stage: int, part: Part) -> tuple[StateRe
     return tuple(sorted(found, key=lambda record: -record.round_number))
 
 
-def has_attested_last(state: State, spec: RunSpec, peer: PeerId) -> bool:
-    """Whether the work of `peer` is done: it has attested rightly all that it hosts after the last round."""
-    place, assignment = state.reservations.get(peer), state.assignment(peer, spec.rounds)
-    # The place of a member that drains may be somebody else's already.
-    holder = place or (assignment.member if assignment else None)
-    rounds = state.synced.get(peer, {})
-    return holder is not None and all(rounds.get(stage, -1) >= spec.rounds for stage in holder.stages)
-
-
 def unconfirmed(state: State, spec: RunSpec) -> list[PeerId]:
     """The members that take part in the last round and have not attested their last anchor yet."""
     return [
@@ -153,7 +138,7 @@ def unconfirmed(state: State, spec: RunSpec) -> list[PeerId]:
         for member in replica.members
         if state.peers[member.peer].is_live
         and state.takes_part(member.peer, spec.rounds)
-        and not has_attested_last(state, spec, member.peer)
+        and not state.has_attested(member.peer, spec.rounds)
     ]
 
 

@@ -8,7 +8,6 @@ Refusals are raised as HetnodeError; what was drafted before a refusal stands.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 
 from coordinator.membership.strikes import judge, note_rejections, strike
@@ -17,6 +16,7 @@ from coordinator.placement.replan import regroup
 from coordinator.placement.stage_moves import complete_a_pipeline, move_spares
 from coordinator.rounds.attestation import note_divergence, settled_digest
 from coordinator.rounds.deadlines import closes_at, decide_seconds, gather_seconds
+from coordinator.state.commands import Await, Offer, Report
 from coordinator.state.events import (
     GroupClosed,
     HoldingsReported,
@@ -41,16 +41,13 @@ from protocol.types import (
     PayloadDescriptor,
     PeerId,
     Plan,
-    Rejection,
 )
 
 MAX_HOLDERS = 16
 """Holders named per payload of a manifest; more would make manifests grow with the square of the swarm."""
 
 
-def offer(
-    transaction: Transaction, spec: RunSpec, sender: PeerId, descriptor: PayloadDescriptor, now: float
-) -> None:
+def offer(transaction: Transaction, spec: RunSpec, command: Offer, now: float) -> None:
     """Take the payload that `sender` offers for its stage and round, and close the group if it is complete.
 
     The same offer again, or an offer after the group has closed, changes nothing: the caller is shown the
@@ -60,6 +57,7 @@ def offer(
         HetnodeError: UNKNOWN_PEER; BAD_REQUEST; ANCHOR_DIVERGED, which is also recorded, or if the peer has
             not kept its seat: it came back, retreated, or another anchor of it differed.
     """
+    sender, descriptor = command.peer, command.descriptor
     stage, round_number = descriptor.stage, descriptor.round_number
     live_peer(transaction.state, sender)
     if descriptor.owner != sender:
@@ -98,15 +96,7 @@ def offer(
     advance(transaction, spec, stage, now)
 
 
-def withhold(
-    transaction: Transaction,
-    spec: RunSpec,
-    sender: PeerId,
-    stage: int,
-    round_number: int,
-    epoch: int,
-    now: float,
-) -> None:
+def withhold(transaction: Transaction, spec: RunSpec, command: Await, now: float) -> None:
     """Note that `sender` asks for a decision to which it has not contributed.
 
     If it hosts the stage under plan `epoch`, and that is the one in force, it says that it will not offer, so
@@ -115,6 +105,8 @@ def withhold(
     Raises:
         HetnodeError: UNKNOWN_PEER; BAD_REQUEST for a stage or round that will never be decided.
     """
+    sender, stage, round_number = command.peer, command.stage, command.round_number
+    epoch = command.withheld
     live_peer(transaction.state, sender)
     if not (0 <= stage < spec.swarm.stages and 1 <= round_number <= spec.rounds):
         raise bad_request(f"there is no stage {stage} in round {round_number}")
@@ -137,16 +129,7 @@ def withhold(
         advance(transaction, spec, stage, now)
 
 
-def report(
-    transaction: Transaction,
-    spec: RunSpec,
-    sender: PeerId,
-    stage: int,
-    round_number: int,
-    held: Sequence[PayloadDescriptor],
-    rejected: Sequence[Rejection],
-    now: float,
-) -> None:
+def report(transaction: Transaction, spec: RunSpec, command: Report, now: float) -> None:
     """Note which payloads `sender` holds or refuses, and decide the round if that was the last word needed.
 
     Before the group is closed, a reported payload that its owner has not offered yet counts as its offer: the
@@ -157,6 +140,7 @@ def report(
     Raises:
         HetnodeError: as :func:`offer`.
     """
+    sender, stage, round_number, held = command.peer, command.stage, command.round_number, command.held
     live_peer(transaction.state, sender)
     if (stage, round_number) in transaction.state.decisions:
         return
@@ -179,7 +163,7 @@ def report(
             strike(transaction, descriptor.owner, round_number, "it signed two payloads for one round", now)
         elif round_state.group is None:
             _admit(transaction, descriptor, now)
-    note_rejections(transaction, sender, stage, round_number, rejected, now)
+    note_rejections(transaction, sender, stage, round_number, command.rejected, now)
     offers = transaction.state.round_of(stage, round_number).offers
     before = round_state.reports.get(sender)
     owners = (before or frozenset()) | {d.owner for d in held if offers.get(d.owner) == d}

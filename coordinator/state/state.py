@@ -282,6 +282,14 @@ class State:
             if not any(member.peer in absent for member in replica.members)
         ]
 
+    def has_attested(self, peer: PeerId, round_number: int) -> bool:
+        """Whether `peer` has attested the right digest of every stage that it hosts after `round_number`."""
+        reservation, assignment = self.reservations.get(peer), self.assignment(peer, round_number)
+        # The reservation of a member that drains may have gone to another peer.
+        hosted = reservation or (assignment.member if assignment else None)
+        rounds = self.synced.get(peer, {})
+        return hosted is not None and all(rounds.get(stage, -1) >= round_number for stage in hosted.stages)
+
     def keeps_digests(self, round_number: int) -> bool:
         """Whether digests of the anchors after `round_number` are still kept."""
         if round_number >= self.current_round - KEPT_ROUNDS:

@@ -17,7 +17,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,16 +29,17 @@ from hivemind.p2p import P2P, PeerID
 from hivemind.utils import get_dht_time
 
 from node.hive.allow_list import AllowList, Gated
+from node.hive.calls import Admit, Exchange, FetchCheckpoint, FetchPayload
 from node.hive.lifetime import end_with_parent
 from node.hive.matchmaking import WINDOW_SECONDS, RoundMatchmaking, RoundStep
 from node.hive.payload_exchange import PayloadPeer, stage_prefix
-from node.ipc.channel import Buffer, Connection, Reply, serve
+from node.ipc.channel import Connection, serve
+from node.ipc.typed_calls import handler
 from node.transport.payload_store import PayloadStore
+from node.transport.transport import ExchangeResult
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.pb import hetnode_pb2 as pb
 from protocol.trust.envelope import is_authentic, misfit
-from protocol.types import ExchangeGroup, PayloadDescriptor
-from protocol.wire.convert.payloads import group_from_pb, state_from_pb
+from protocol.types import ExchangeGroup, PayloadDescriptor, PeerId, Rejection
 from protocol.wire.records import descriptor_from_bytes, descriptor_to_bytes
 
 log = logging.getLogger(__name__)
@@ -46,10 +47,6 @@ T = TypeVar("T")
 
 _CALL_THREADS = 64
 _REQUEST_SECONDS = 1.5  # to answer a request to join a group; must be below the matchmaking window
-
-
-_Gathered = tuple[list[PayloadDescriptor], dict[PayloadDescriptor, str]]
-"""What is held at the end of a round, and what was refused, with the reason."""
 
 
 @dataclass(frozen=True)
@@ -113,10 +110,10 @@ class SparseAverager(DecentralizedAverager):
         # hivemind runs what comes through its control pipe on its event loop, once that is ready.
         self._outer_pipe.send(("_open", [], {}))
         handlers = {
-            "exchange": self._on_exchange,
-            "fetch": self._on_fetch,
-            "fetch_state": self._on_fetch_state,
-            "admit": self._on_admit,
+            **handler(Exchange, self._on_exchange),
+            **handler(FetchPayload, self._on_fetch_payload),
+            **handler(FetchCheckpoint, self._on_fetch_checkpoint),
+            **handler(Admit, self._on_admit),
         }
         serve(self._own_end.detach(), handlers, threads=_CALL_THREADS)
 
@@ -130,34 +127,23 @@ class SparseAverager(DecentralizedAverager):
         self._opened.wait()
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    def _on_exchange(self, body: Mapping[str, Any], blobs: Sequence[Buffer]) -> Reply:
-        payload, own, *matched = map(bytes, blobs)
-        group = group_from_pb(pb.MatchReply.FromString(matched[0])) if matched else None
-        held, refused = self._in_loop(
-            self._exchange(payload, descriptor_from_bytes(own), group, body["expected"], body["deadline"])
-        )
-        return Reply({"refused": list(refused.values())}, [*map(descriptor_to_bytes, (*held, *refused))])
+    def _on_exchange(self, request: Exchange) -> ExchangeResult:
+        return self._in_loop(self._exchange(request))
 
-    def _on_fetch(self, body: Mapping[str, Any], blobs: Sequence[Buffer]) -> Reply:
+    def _on_fetch_payload(self, request: FetchPayload) -> bytes:
         async def fetch() -> bytes:
-            descriptor = descriptor_from_bytes(bytes(blobs[0]))
-            return await self._payloads.fetch(descriptor, body["holders"], body["deadline"])
+            return await self._payloads.fetch(request.entry, request.deadline)
 
-        return Reply({}, [self._in_loop(fetch())])
+        return self._in_loop(fetch())
 
-    def _on_fetch_state(self, body: Mapping[str, Any], blobs: Sequence[Buffer]) -> Reply:
+    def _on_fetch_checkpoint(self, request: FetchCheckpoint) -> None:
         async def fetch() -> None:
-            record = state_from_pb(pb.StateRecord.FromString(bytes(blobs[0])))
-            await self._payloads.fetch_state(
-                record, body["donors"], body["nbytes"], body["header"], Path(body["into"]), body["deadline"]
-            )
+            await self._payloads.fetch_checkpoint(request.download, request.deadline)
 
         self._in_loop(fetch())
-        return Reply({})
 
-    def _on_admit(self, body: Mapping[str, Any], _: Sequence[Buffer]) -> Reply:
-        self._allow_list.admit(body["peers"])
-        return Reply({})
+    def _on_admit(self, request: Admit) -> None:
+        self._allow_list.admit(request.peers)
 
     # In the averager process: on the event loop
 
@@ -167,7 +153,7 @@ class SparseAverager(DecentralizedAverager):
 
     async def _open(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._one_round = asyncio.Lock()  # over the two fields below
+        self._one_exchange = asyncio.Lock()  # over the two fields below
         self._own: PayloadDescriptor
         self._ends: float  # of the exchange, on the event loop's clock
         storage = self._storage
@@ -182,32 +168,27 @@ class SparseAverager(DecentralizedAverager):
         )
         self._opened.set()
 
-    async def _exchange(
-        self,
-        payload: bytes,
-        own: PayloadDescriptor,
-        group: ExchangeGroup | None,
-        expected: int,
-        seconds: float,
-    ) -> _Gathered:
+    async def _exchange(self, request: Exchange) -> ExchangeResult:
         """One averaging step of hivemind."""
-        ends = self._loop.time() + seconds
-        # An earlier round that is still waiting for payloads has no reader any more.
+        own, ends = request.descriptor, self._loop.time() + request.deadline
+        # The caller of an earlier exchange, if one still waits for payloads, has given up.
         self._payloads.break_off()
-        async with self._one_round:
+        async with self._one_exchange:
             self._own, self._ends = own, ends
             with self._payloads.exchange(own.round_number):
-                await self._payloads.hold(own, payload)
-                if group is None and expected < 2:
-                    return [own], {}
-                return await self._step_with(group, expected, seconds)
+                await self._payloads.hold(own, request.payload)
+                if request.group is None and request.expected < 2:
+                    return ExchangeResult((own,))
+                return await self._step_with(request)
 
-    async def _step_with(self, group: ExchangeGroup | None, expected: int, seconds: float) -> _Gathered:
-        own = self._own
-        self._matchmaking.prepare(own.round_number, expected, None if group is None else _group_info(group))
+    async def _step_with(self, request: Exchange) -> ExchangeResult:
+        own, group = request.descriptor, request.group
+        self._matchmaking.prepare(
+            own.round_number, request.expected, None if group is None else _group_info(group)
+        )
         step = RoundStep(
             scheduled_time=get_dht_time() + WINDOW_SECONDS,
-            deadline=get_dht_time() + seconds / 2,  # of matchmaking; the other half is for the payloads
+            deadline=get_dht_time() + request.deadline / 2,  # of matchmaking: half is left for the payloads
             allow_retries=False,
             weight=own.weight,
             data_for_gather=descriptor_to_bytes(own),
@@ -216,58 +197,61 @@ class SparseAverager(DecentralizedAverager):
         problem = step.exception()
         if problem is not None:
             log.info("stage %d, round %d: nothing was exchanged: %s", self._stage, own.round_number, problem)
-            return [own], {}
-        gathered: _Gathered = step.result()
-        return gathered
+            return ExchangeResult((own,))
+        result: ExchangeResult = step.result()
+        return result
 
-    async def _aggregate_with_group(self, group_info: GroupInfo, **_: object) -> _Gathered:
-        """hivemind's hook, called by its step with the group: gather until all is held or time is up."""
+    async def _aggregate_with_group(self, group_info: GroupInfo, **_: object) -> ExchangeResult:
+        """hivemind's step calls this with the group. Gathers until all is held or time is up."""
         own = self._own
-        announced = {own.owner: own}
-        refused = {}
-        for peer, gathered in zip(group_info.peer_ids, group_info.gathered, strict=True):
+        announced: dict[PeerId, PayloadDescriptor] = {own.owner: own}
+        rejected = []
+        for peer_id, gathered in zip(group_info.peer_ids, group_info.gathered, strict=True):
+            peer = PeerId(peer_id.to_base58())
             try:
                 descriptor = descriptor_from_bytes(gathered)
-                problem = _problem(descriptor, peer.to_base58(), own, self._storage.capacity)
-                if peer.to_base58() not in self._allow_list:
-                    problem = "it is not in the plan"
+                problem = self._problem(descriptor, peer)
             except HetnodeError as error:
                 problem = error.cause
             if problem:
                 log.warning("left %s out of round %d: %s", peer, own.round_number, problem)
-            elif misfits := misfit(descriptor, own):
-                log.warning("left %s out of round %d: %s", peer, own.round_number, misfits)
-                refused[descriptor] = misfits
+            elif reason := misfit(descriptor, own):
+                log.warning("left %s out of round %d: %s", peer, own.round_number, reason)
+                rejected.append(Rejection(descriptor, reason))
             else:
-                announced.setdefault(descriptor.owner, descriptor)
+                announced.setdefault(peer, descriptor)
         others = [descriptor for owner, descriptor in announced.items() if owner != own.owner]
         remaining = max(0.0, self._ends - self._loop.time())
         faults = await self._payloads.gather(own, others, remaining, push=self.client_mode)
-        refused |= {announced[owner]: why for owner, why in faults.items()}
+        rejected += [Rejection(announced[PeerId(owner)], reason) for owner, reason in faults.items()]
         store = self._payloads.store
         held = [each for each in announced.values() if store.has(each.round_number, each.sha256)]
-        return held, refused
+        return ExchangeResult(tuple(sorted(held, key=lambda each: each.owner)), tuple(rejected))
+
+    def _problem(self, descriptor: PayloadDescriptor, peer: PeerId) -> str | None:
+        """Why the payload that groupmate `peer` announced cannot be part of this exchange; None if it can."""
+        own, capacity = self._own, self._storage.capacity
+        if peer not in self._allow_list:
+            return "it is not in the plan"
+        if descriptor.owner != peer:
+            return "it announced the payload of another peer"
+        if (descriptor.run, descriptor.stage, descriptor.round_number) != (
+            own.run,
+            own.stage,
+            own.round_number,
+        ):
+            return "it announced a payload of another run, stage or round"
+        if descriptor.nbytes > capacity:
+            return f"it announced {descriptor.nbytes} bytes; a payload of this stage has at most {capacity}"
+        if not is_authentic(descriptor):
+            return "the signature of what it announced is not valid"
+        return None
 
     @contextmanager
     def _register_allreduce_group(self, group_info: GroupInfo) -> Iterator[None]:
         """There is no all-reduce to register: hivemind then refuses every request for one."""
         self._pending_groups_registered.set()
         yield
-
-
-def _problem(descriptor: PayloadDescriptor, peer: str, own: PayloadDescriptor, capacity: int) -> str | None:
-    """Why what a groupmate announced cannot be part of the round of `own`; None if it can."""
-    if descriptor.owner != peer:
-        return "it announced the payload of another peer"
-    if (descriptor.run, descriptor.stage, descriptor.round_number) != (own.run, own.stage, own.round_number):
-        return "it announced a payload of another run, stage or round"
-    if descriptor.nbytes > capacity:
-        return (
-            f"it announced {descriptor.nbytes} bytes, more than the {capacity} of any payload of this stage"
-        )
-    if not is_authentic(descriptor):
-        return "the signature of what it announced is not valid"
-    return None
 
 
 def _group_info(group: ExchangeGroup) -> GroupInfo:

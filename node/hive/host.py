@@ -30,16 +30,16 @@ from node.hive import records
 from node.hive.allow_list import limit_messages
 from node.hive.authorizer import CertificateAuthorizer, signer_of
 from node.hive.averager import SparseAverager, Storage
+from node.hive.calls import AVERAGER_REQUESTS, Admit, DhtJoined, HostStages, JoinDht, Lookup, Publish
 from node.hive.clock import correct_dht_time
 from node.hive.dht import HostedDHT
 from node.hive.lifetime import kill_descendants
-from node.ipc.channel import Buffer, Reply, serve
+from node.ipc.channel import Buffer, Handler, Reply, serve
+from node.ipc.typed_calls import encode_request, handler, name_of
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.types import PeerId
 
 log = logging.getLogger(__name__)
-
-Body = Mapping[str, Any]
-Blobs = Sequence[Buffer]
 
 _CALL_THREADS = 128
 _WATCH_SECONDS = 1.0
@@ -55,58 +55,58 @@ class Host:
 
     def __init__(self) -> None:
         self._averagers: dict[int, SparseAverager] = {}
-        self._allow_list: tuple[str, ...] = ()
-        # Calls come in several threads: each averager begins with the newest roster, or is told it.
-        self._rostering = threading.Lock()
+        self._allow_list: tuple[PeerId, ...] = ()
+        # Calls come in several threads: each averager begins with the newest allow list, or is sent it.
+        self._allow_list_lock = threading.Lock()
         self._ending = threading.Event()
 
-    def start_dht(self, body: Body, _: Blobs) -> Reply:
-        """Fork the DHT process and join, or begin, a DHT. Answers the peer id and its multiaddresses."""
-        correct_dht_time(body["clock_offset"])
-        self._folder, self._run = Path(body["folder"]), body["run"]
-        client_mode = body["client_mode"]
-        for peer in body["initial_peers"]:
-            _check_initial_peer(peer)
-        identity, authority = Path(body["identity_path"]), Path(body["authority"])
+    def join_dht(self, request: JoinDht) -> DhtJoined:
+        correct_dht_time(request.clock_offset)
+        self._folder, self._run = request.folder, request.run
+        for address in request.initial_peers:
+            _check_initial_peer(address)
+        announces = request.announce is not None and not request.client_mode
         self._dht = HostedDHT(
             self._folder,
-            CertificateAuthorizer(signer_of(identity), Path(body["certificate"]), authority),
-            # Otherwise random, so that a peer that was started again would stand twice in others' tables.
-            node_id=DHTID.generate(source=body["peer"]),
-            initial_peers=body["initial_peers"],
-            host_maddrs=None if client_mode else [body["listen"]],
-            announce_maddrs=None if client_mode or body["announce"] is None else [body["announce"]],
-            no_listen=client_mode,
-            client_mode=client_mode,
-            identity_path=str(identity),
-            check_if_identity_free=False,  # it knows RSA keys only; and the main process locks the key file
+            CertificateAuthorizer(signer_of(request.identity), request.certificate, request.authority),
+            # hivemind would draw a random one, and a peer that was started again would be in the routing
+            # tables of the others twice.
+            node_id=DHTID.generate(source=request.peer),
+            initial_peers=request.initial_peers,
+            host_maddrs=None if request.client_mode else [request.listen],
+            announce_maddrs=[request.announce] if announces else None,
+            no_listen=request.client_mode,
+            client_mode=request.client_mode,
+            identity_path=str(request.identity),
+            check_if_identity_free=False,  # it reads RSA keys only; the main process locks the key file
             nat_port_map=False,
             record_validators=[
-                records.OwnRecordValidator(self._run, x509.load_pem_x509_certificate(authority.read_bytes()))
+                records.OwnRecordValidator(
+                    self._run, x509.load_pem_x509_certificate(request.authority.read_bytes())
+                )
             ],
         )
         self._dht.start()
         try:
-            self._dht.wait_until_ready(body["deadline"])
+            self._dht.wait_until_ready(request.deadline)
         except Exception as error:
-            peers = ", ".join(body["initial_peers"]) or "no other peer"
+            peers = ", ".join(request.initial_peers) or "no other peer"
             why = str(error) or type(error).__name__
             raise _unreachable(f"joining it through {peers} failed: {why}") from None
         self._dht.keep_in_touch()
         self._p2pd = next(p for p in psutil.Process(self._dht.pid).children() if p.name() == "p2pd")
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
-        # Both are asked for once here, so that the averagers inherit the answers.
+        # hivemind caches the answers to both, so that the averagers inherit them.
         peer, _client_mode = self._dht.peer_id, self._dht.client_mode
-        addresses = [] if client_mode else [str(address) for address in self._dht.get_visible_maddrs()]
-        return Reply({"peer": peer.to_base58(), "addresses": addresses})
+        visible = [] if request.client_mode else self._dht.get_visible_maddrs()
+        return DhtJoined(peer.to_base58(), tuple(map(str, visible)))
 
-    def host_stages(self, body: Body, _: Blobs) -> Reply:
-        """Fork one averager for each stage."""
-        ends = time.monotonic() + body["deadline"]
-        payloads, checkpoints = Path(body["payload_folder"]), Path(body["checkpoint_folder"])
-        for stage, capacity in ((int(stage), capacity) for stage, capacity in body["capacities"].items()):
-            storage = Storage(capacity, payloads / f"stage-{stage:02d}", body["keep_rounds"], checkpoints)
-            with self._rostering:
+    def host_stages(self, request: HostStages) -> None:
+        ends = time.monotonic() + request.deadline
+        for stage, capacity in request.capacities.items():
+            payloads = request.payload_folder / f"stage-{stage:02d}"
+            storage = Storage(capacity, payloads, request.keep_rounds, request.checkpoint_folder)
+            with self._allow_list_lock:
                 averager = SparseAverager(
                     self._dht, self._run, stage, storage, self._allow_list, self._folder
                 )
@@ -121,61 +121,51 @@ class Host:
                 f"An averager did not start: {error!r}.",
                 "See this node's log for its last words, then start the node again.",
             ) from None
-        return Reply({})
 
-    def publish(self, body: Body, blobs: Blobs) -> Reply:
-        sealed = bytes(blobs[0])
+    def publish(self, request: Publish) -> None:
+        def store() -> bool:
+            peer, deadline = request.peer, request.deadline
+            return records.store(self._dht, self._run, peer, request.sealed, request.expires, deadline)
+
         with _dht_answers():
-            stored = records.store(
-                self._dht, self._run, body["peer"], sealed, body["expires"], body["deadline"]
-            )
+            stored = store()
             if not stored:
-                # The coordinator knows nobody any more after it was started again.
-                self._dht.greet(body["deadline"])
-                stored = records.store(
-                    self._dht, self._run, body["peer"], sealed, body["expires"], body["deadline"]
-                )
+                # A coordinator that was started again knows no other peer of the DHT.
+                self._dht.greet(request.deadline)
+                stored = store()
         if not stored:
             raise _unreachable("no peer of the DHT accepted this node's record")
-        return Reply({})
 
-    def lookup(self, body: Body, _: Blobs) -> Reply:
+    def lookup(self, request: Lookup) -> Mapping[str, bytes]:
         with _dht_answers():
-            found = records.find(self._dht, self._run, body["deadline"])
-        return Reply({"peers": list(found)}, list(found.values()))
+            return records.find(self._dht, self._run, request.deadline)
 
-    def exchange(self, body: Body, blobs: Blobs) -> Reply:
-        return self._averagers[body["stage"]].calls.call("exchange", body, *blobs)
-
-    def fetch(self, body: Body, blobs: Blobs) -> Reply:
-        """From the stage's own averager, which may hold it; any other one can fetch it, too."""
-        averager = self._averagers.get(body["stage"]) or self._any_averager(ErrorCode.PAYLOAD_UNAVAILABLE)
-        return averager.calls.call("fetch", body, *blobs)
-
-    def fetch_state(self, body: Body, blobs: Blobs) -> Reply:
-        return self._any_averager(ErrorCode.STATE_UNAVAILABLE).calls.call("fetch_state", body, *blobs)
-
-    def admit(self, body: Body, _: Blobs) -> Reply:
-        """Who may call from now on: the averagers `peers`, the DHT everybody certified but `banned`."""
-        with self._rostering:
-            allow_list = self._allow_list = tuple(body["peers"])
+    def admit(self, request: Admit) -> None:
+        with self._allow_list_lock:
+            self._allow_list = request.peers
             averagers = list(self._averagers.values())
+        method, body, blobs = encode_request(request)
         for averager in averagers:
-            averager.calls.call("admit", {"peers": allow_list})
+            averager.calls.call(method, body, *blobs)
         with _dht_answers():
-            self._dht.keep_out(body["banned"], body["deadline"])
-        return Reply({})
+            self._dht.keep_out(request.banned, request.deadline)
 
-    def _any_averager(self, code: ErrorCode) -> SparseAverager:
-        """Averagers alone can call other peers' averagers. Raises HetnodeError `code` where there is none."""
-        averager = next(iter(self._averagers.values()), None)
-        if averager is None:
-            raise HetnodeError(
-                code,
-                "This node hosts no stage yet, and so cannot fetch anything.",
-                "Wait until the node has its place in the run.",
-            )
-        return averager
+    def handlers(self) -> Mapping[str, Handler]:
+        """For :func:`node.ipc.channel.serve`. What averagers answer passes through unread."""
+        return {
+            **handler(JoinDht, self.join_dht),
+            **handler(HostStages, self.host_stages),
+            **handler(Publish, self.publish),
+            **handler(Lookup, self.lookup),
+            **handler(Admit, self.admit),
+            **{name_of(request): self._pass_on(name_of(request)) for request in AVERAGER_REQUESTS},
+        }
+
+    def _pass_on(self, method: str) -> Handler:
+        def call(body: Mapping[str, Any], blobs: Sequence[Buffer]) -> Reply:
+            return self._averagers[body["averager"]].calls.call(method, body, *blobs)
+
+        return call
 
     def clean_up(self) -> None:
         """End every process below this one, and remove their sockets."""
@@ -254,9 +244,7 @@ def main() -> None:
     # Averagers cannot be pickled. This process holds no device and no event loop: forking it is safe.
     multiprocessing.set_start_method("fork", force=True)
     host = Host()
-    methods = "start_dht host_stages publish lookup exchange fetch fetch_state admit"
-    handlers = {name: getattr(host, name) for name in methods.split()}
-    serve(int(sys.argv[1]), handlers, threads=_CALL_THREADS, on_close=host.clean_up)
+    serve(int(sys.argv[1]), host.handlers(), threads=_CALL_THREADS, on_close=host.clean_up)
 
 
 if __name__ == "__main__":

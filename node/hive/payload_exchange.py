@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind knows only typing's in rpc signatures
@@ -18,7 +18,7 @@ from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 
 from node import hooks
 from node.hive.allow_list import AllowList, Gated
-from node.transport.checkpoint_transfer import CheckpointServer, fetch_state
+from node.transport.checkpoint_transfer import CheckpointServer, fetch_checkpoint
 from node.transport.payload_store import PayloadStore
 from node.transport.transfer import (
     CHUNK_BYTES,
@@ -30,10 +30,11 @@ from node.transport.transfer import (
     receive,
     receive_exactly,
 )
+from node.transport.transport import CheckpointDownload
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb.hetnode_pb2 import PayloadDescriptor as DescriptorMessage
 from protocol.pb.payload_pb2 import PayloadChunk, PushReply, StateRequest
-from protocol.types import PayloadDescriptor, StateRecord
+from protocol.types import ManifestEntry, PayloadDescriptor, PeerId
 from protocol.wire.convert.fields import part_from_pb
 from protocol.wire.convert.payloads import descriptor_from_pb, descriptor_to_pb
 
@@ -146,13 +147,14 @@ class PayloadPeer(ServicerBase):
             task.cancel()
         self._gathering = ()
 
-    async def fetch(self, descriptor: PayloadDescriptor, holders: Sequence[str], seconds: float) -> bytes:
+    async def fetch(self, entry: ManifestEntry, seconds: float) -> bytes:
         """A payload of any stage and round, from the store or any of its holders, asked in their order.
 
         Raises:
             HetnodeError: PAYLOAD_UNAVAILABLE when no holder sent the right bytes within `seconds`;
                 PAYLOAD_CORRUPT when it exceeds the capacity.
         """
+        descriptor, holders = entry.descriptor, entry.holders
         if descriptor.stage == self._stage and descriptor.nbytes > self._capacity:
             raise HetnodeError(
                 ErrorCode.PAYLOAD_CORRUPT,
@@ -244,33 +246,22 @@ class PayloadPeer(ServicerBase):
             if sent == request.nbytes:
                 await linger()
 
-    async def fetch_state(
-        self,
-        record: StateRecord,
-        donors: Mapping[str, int],
-        nbytes: int,
-        header: str,
-        into: Path,
-        seconds: float,
-    ) -> None:
-        """Get a part of a checkpoint into the file `into`; see :func:`node.transport.checkpoint_transfer.fetch_state`.
-
-        Args:
-            donors: a stage that each of them hosts.
-        """
+    async def fetch_checkpoint(self, download: CheckpointDownload, seconds: float) -> None:
+        """See :meth:`node.transport.transport.Transport.fetch_checkpoint`."""
+        record, donors = download.record, download.donors
 
         async def ask(donor: str, index: int, size: int) -> bytes:
             wanted = StateRequest(
                 stage=record.stage, part=record.part.value, round=record.round_number, index=index
             )
             async with asyncio.timeout(_DIAL_SECONDS):
-                stream = await self._stub(donor, donors[donor]).rpc_state(wanted)
+                stream = await self._stub(donor, donors[PeerId(donor)]).rpc_state(wanted)
             async with aclosing(stream):
                 patience = _HASHING_SECONDS if index == 0 else CHUNK_SECONDS
                 return bytes(await receive_exactly(stream, size, patience))
 
         others = self._spread(set(donors) - {self._me})
-        await fetch_state(record, others, nbytes, header, into, seconds, ask)
+        await fetch_checkpoint(download, others, seconds, ask)
 
     async def rpc_state(self, request: StateRequest, context: P2PContext) -> AsyncIterator[PayloadChunk]:
         """Send a piece of a checkpoint to any peer of the roster, a few at a time to each."""

@@ -14,16 +14,29 @@ import socket
 import sys
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from node.hive.calls import (
+    Admit,
+    Exchange,
+    FetchCheckpoint,
+    FetchPayload,
+    HiveRequest,
+    HostStages,
+    JoinDht,
+    Lookup,
+    Publish,
+)
 from node.hive.clock import coordinator_time
-from node.ipc.channel import Child, Reply, start_child
+from node.ipc.channel import Child, start_child
+from node.ipc.typed_calls import decode_answer, encode_request
 from node.security.identity import Identity
-from node.transport.transport import Buffer, CheckpointDownload, ExchangeResult, Transport
+from node.transport.transport import CheckpointDownload, ExchangeResult, Transport
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import (
     ExchangeGroup,
@@ -31,10 +44,10 @@ from protocol.types import (
     PayloadDescriptor,
     PeerId,
     PeerRecord,
-    Rejection,
 )
-from protocol.wire.convert.payloads import group_to_pb, state_to_pb
-from protocol.wire.records import descriptor_from_bytes, descriptor_to_bytes, open_record, seal_record
+from protocol.wire.records import open_record, seal_record
+
+Answer = TypeVar("Answer")
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +79,7 @@ class HivemindTransport(Transport):
         self._host, self._folder, self._identity = host, folder, identity
         self._certificate, self._authority, self._clock_offset = certificate, authority, clock_offset
         self._addresses: tuple[str, ...] = ()
+        self._stages: tuple[int, ...] = ()
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -121,23 +135,24 @@ class HivemindTransport(Transport):
         issuer = x509.load_pem_x509_certificate(authority.read_bytes())
         hivemind = cls(host, folder, identity, certificate, issuer, clock_offset)
         try:
-            body = {
-                "run": run,
-                "peer": identity.peer,
-                "initial_peers": list(initial_peers),
-                "listen": _multiaddress(address, port),
-                "announce": None if advertise is None else _multiaddress(advertise, port),
-                "identity_path": str(identity.path),
-                "certificate": str(certificate),
-                "authority": str(authority),
-                "client_mode": client_mode,
-                "clock_offset": clock_offset,
-                "folder": str(folder),
-                "deadline": _START_SECONDS,
-            }
-            reply = await hivemind._call("start_dht", body, deadline=_START_SECONDS)
-            assert reply.body["peer"] == identity.peer, "p2pd and we derive the peer id from the same key"
-            hivemind._addresses = tuple(reply.body["addresses"])
+            joined = await hivemind._call(
+                JoinDht(
+                    run=run,
+                    peer=identity.peer,
+                    initial_peers=tuple(initial_peers),
+                    listen=_multiaddress(address, port),
+                    announce=None if advertise is None else _multiaddress(advertise, port),
+                    identity=identity.path,
+                    certificate=certificate,
+                    authority=authority,
+                    client_mode=client_mode,
+                    clock_offset=clock_offset,
+                    folder=folder,
+                    deadline=_START_SECONDS,
+                )
+            )
+            assert joined.peer == identity.peer, "p2pd and this process derive the peer id from the same key"
+            hivemind._addresses = joined.addresses
         except BaseException:
             await hivemind.close()
             raise
@@ -146,73 +161,61 @@ class HivemindTransport(Transport):
     async def host_stages(
         self, capacities: Mapping[int, int], payload_folder: Path, checkpoint_folder: Path, keep_rounds: int
     ) -> None:
-        body = {
-            "capacities": {str(stage): nbytes for stage, nbytes in capacities.items()},
-            "payload_folder": str(payload_folder.absolute()),
-            "checkpoint_folder": str(checkpoint_folder.absolute()),
-            "keep_rounds": keep_rounds,
-            "deadline": _START_SECONDS,
-        }
-        await self._call("host_stages", body, deadline=_START_SECONDS)
+        await self._call(
+            HostStages(
+                capacities,
+                payload_folder.absolute(),
+                checkpoint_folder.absolute(),
+                keep_rounds,
+                deadline=_START_SECONDS,
+            )
+        )
+        self._stages = tuple(capacities)
 
     async def admit(self, peers: Collection[PeerId], banned: Collection[PeerId] = ()) -> None:
-        body = {"peers": sorted(set(peers) - set(banned)), "banned": sorted(banned)}
-        await self._call("admit", {**body, "deadline": _LOCAL_SECONDS}, deadline=_LOCAL_SECONDS)
+        admitted = sorted(set(peers) - set(banned))
+        await self._call(Admit(tuple(admitted), tuple(sorted(banned)), deadline=_LOCAL_SECONDS))
 
     async def publish(self, record: PeerRecord, ttl: float) -> None:
         expires = coordinator_time(self._clock_offset) + ttl
         shown = x509.load_pem_x509_certificate(self._certificate.read_bytes()).public_bytes(Encoding.DER)
         sealed = seal_record(record, self._identity.sign, expires, shown)
-        body = {"peer": self._identity.peer, "expires": expires, "deadline": _DHT_SECONDS}
-        await self._call("publish", body, sealed, deadline=_DHT_SECONDS)
+        await self._call(Publish(self._identity.peer, sealed, expires, deadline=_DHT_SECONDS))
 
     async def lookup(self) -> dict[PeerId, PeerRecord]:
-        reply = await self._call("lookup", {"deadline": _DHT_SECONDS}, deadline=_DHT_SECONDS)
+        found = await self._call(Lookup(deadline=_DHT_SECONDS))
         records = {}
         now = coordinator_time(self._clock_offset)
-        for peer, sealed in zip(reply.body["peers"], reply.blobs, strict=True):
+        for peer, sealed in found.items():
             try:
-                records[PeerId(peer)] = open_record(bytes(sealed), peer, self._authority, now).record
+                records[PeerId(peer)] = open_record(sealed, peer, self._authority, now).record
             except HetnodeError as error:
                 log.debug("ignored a DHT record of %s: %s", peer, error)
         return records
 
     async def exchange(
         self,
-        payload: Buffer,
+        payload: bytes,
         descriptor: PayloadDescriptor,
         group: ExchangeGroup | None,
         *,
         expected: int,
         deadline: float,
     ) -> ExchangeResult:
-        body = {"stage": descriptor.stage, "expected": expected, "deadline": deadline}
-        blobs = [payload, descriptor_to_bytes(descriptor)]
-        if group is not None:
-            blobs.append(group_to_pb(group).SerializeToString())
-        reply = await self._call("exchange", body, *blobs, deadline=deadline)
-        descriptors = [descriptor_from_bytes(bytes(blob)) for blob in reply.blobs]
-        reasons = reply.body["refused"]
-        held, refused = descriptors[: -len(reasons) or None], descriptors[len(descriptors) - len(reasons) :]
-        return ExchangeResult(
-            tuple(sorted(held, key=lambda each: each.owner)), tuple(map(Rejection, refused, reasons))
+        return await self._call(
+            Exchange(descriptor.stage, payload, descriptor, group, expected, deadline=deadline)
         )
 
     async def fetch_payload(self, entry: ManifestEntry, deadline: float) -> bytes:
-        body = {"stage": entry.descriptor.stage, "holders": list(entry.holders), "deadline": deadline}
-        reply = await self._call("fetch", body, descriptor_to_bytes(entry.descriptor), deadline=deadline)
-        return bytes(reply.blobs[0])
+        # The averager of its stage may hold it already; any other can fetch it from its holders.
+        own = entry.descriptor.stage
+        averager = own if own in self._stages else self._any_averager(ErrorCode.PAYLOAD_UNAVAILABLE)
+        return await self._call(FetchPayload(averager, entry, deadline=deadline))
 
-    async def fetch_checkpoint(self, download: CheckpointDownload) -> None:
-        body = {
-            "donors": dict(download.donors),
-            "nbytes": download.nbytes,
-            "header": download.header,
-            "into": str(download.into.absolute()),
-            "deadline": download.deadline,
-        }
-        blob = state_to_pb(download.record).SerializeToString()
-        await self._call("fetch_state", body, blob, deadline=download.deadline)
+    async def fetch_checkpoint(self, download: CheckpointDownload, deadline: float) -> None:
+        averager = self._any_averager(ErrorCode.STATE_UNAVAILABLE)
+        download = replace(download, into=download.into.absolute())
+        await self._call(FetchCheckpoint(averager, download, deadline=deadline))
 
     async def wait_closed(self) -> None:
         await self._host.wait_closed()
@@ -222,22 +225,36 @@ class HivemindTransport(Transport):
         await self._host.close(_CLOSE_SECONDS)
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def _call(self, method: str, body: Mapping[str, Any], *blobs: Buffer, deadline: float) -> Reply:
+    def _any_averager(self, code: ErrorCode) -> int:
+        """The stage of an averager. Raises HetnodeError `code` where there is none.
+
+        Only averagers can call the averagers of other peers.
+        """
+        if not self._stages:
+            raise HetnodeError(
+                code,
+                "This node hosts no stage yet, and so cannot fetch anything.",
+                "Wait until the node has its assignment in the run.",
+            )
+        return self._stages[0]
+
+    async def _call(self, request: HiveRequest[Answer]) -> Answer:
+        method, body, blobs = encode_request(request)
         reply = asyncio.ensure_future(self._host.call(method, body, *blobs))
-        patience = deadline + _GRACE_SECONDS
+        patience = request.deadline + _GRACE_SECONDS
         try:
-            # Counted in looks at it, not by a clock: suspended for a while, both sides have lost that time.
+            # Counted in waits, not by a clock: when the machine is suspended, both sides lose that time.
             while patience > 0:
                 done, _ = await asyncio.wait({reply}, timeout=_LOOK_SECONDS)
                 if done:
-                    return reply.result()
+                    return decode_answer(request, reply.result())
                 patience -= _LOOK_SECONDS
         finally:
             reply.cancel()
         await self._host.close(grace=0.0)
         raise HetnodeError(
             ErrorCode.HIVEMIND_DIED,
-            f"The hivemind process did not answer '{method}' within {deadline + _GRACE_SECONDS:.0f} s; "
+            f"The hivemind process did not answer {method} within {request.deadline + _GRACE_SECONDS:.0f} s; "
             "it was ended.",
             "Start the node again.",
         )

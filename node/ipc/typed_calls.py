@@ -59,7 +59,8 @@ def handler(request: type[AnyRequest], answer: Callable[[AnyRequest], object]) -
 
 def _answer_type(request: type[Request[Any]]) -> Any:
     for base in getattr(request, "__orig_bases__", ()):
-        if get_origin(base) is Request:
+        origin = get_origin(base)
+        if isinstance(origin, type) and issubclass(origin, Request):
             return get_args(base)[0]
     raise TypeError(f"{request.__name__} does not derive from Request[...]")
 

@@ -147,9 +147,8 @@ class Recovery:
             "loading %s %d of round %d (%d bytes) from %d peers",
             *(record.part.value, record.stage, record.round_number, facts.nbytes, len(donors)),
         )
-        await self._transport.fetch_checkpoint(
-            CheckpointDownload(record, donors, facts.nbytes, facts.header, file, _DOWNLOAD_SECONDS)
-        )
+        download = CheckpointDownload(record, donors, facts.nbytes, facts.header, file)
+        await self._transport.fetch_checkpoint(download, _DOWNLOAD_SECONDS)
         await self._worker.call(
             "load_part",
             {

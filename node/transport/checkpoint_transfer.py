@@ -14,9 +14,10 @@ from node.checkpoint import parts
 from node.transport.download import Donors, Download
 from node.transport.transfer import CHUNK_BYTES as PIECE_BYTES
 from node.transport.transfer import WrongBytes
+from node.transport.transport import CheckpointDownload
 from protocol.algorithm.digest import HASH_BYTES, chunk_count, chunk_range, digest_of
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.types import Part, StateRecord
+from protocol.types import Part
 
 log = logging.getLogger(__name__)
 
@@ -66,18 +67,19 @@ class CheckpointServer:
             return self._hashes[part]
 
 
-async def fetch_state(
-    record: StateRecord, donors: Iterable[str], nbytes: int, header: str, into: Path, seconds: float, ask: Ask
+async def fetch_checkpoint(
+    download: CheckpointDownload, donors: Iterable[str], seconds: float, ask: Ask
 ) -> None:
-    """Get the part of `record` into the file `into`. What is right in that file already is not asked for.
+    """Get one part of a checkpoint into its file. Right chunks that the file holds already are not asked for.
 
     Args:
-        nbytes, header: of the part, computed from the spec: no donor's word decides how much is taken.
+        donors: in the order in which to prefer them; none of them decides how many bytes are taken.
 
     Raises:
         HetnodeError: STATE_UNAVAILABLE when it is not complete after `seconds` or no donor is left, with
             every donor's reason; what has arrived stays in `into` for the next attempt. DISK_FULL.
     """
+    record, nbytes, into = download.record, download.nbytes, download.into
     known = Donors(donors)
     what = f"stage {record.stage}" if record.part is Part.STAGE else "the embedding"
     name = f"{what} after round {record.round_number}"
@@ -85,7 +87,7 @@ async def fetch_state(
     missing = set(range(chunks))
     try:
         async with asyncio.timeout(seconds):
-            hashes = await _chunk_list(record, known, nbytes, header, name, ask)
+            hashes = await _chunk_list(download, known, name, ask)
             missing &= await asyncio.to_thread(_what_lacks, into, nbytes, hashes)
             if len(missing) < chunks:
                 log.info("%s: %d of %d chunks are here already", name, chunks - len(missing), chunks)
@@ -123,18 +125,16 @@ class _NobodyLeft(Exception):
     """Every donor has been given up."""
 
 
-async def _chunk_list(
-    record: StateRecord, donors: Donors, nbytes: int, header: str, name: str, ask: Ask
-) -> list[bytes]:
+async def _chunk_list(download: CheckpointDownload, donors: Donors, name: str, ask: Ask) -> list[bytes]:
     """The hash of every chunk, from whoever first sends those of which `record.digest` is made."""
-    size = HASH_BYTES * chunk_count(nbytes)
+    size = HASH_BYTES * chunk_count(download.nbytes)
     found: list[bytes] = []
 
     def split(data: bytes) -> list[bytes]:
         return [data[start : start + HASH_BYTES] for start in range(0, size, HASH_BYTES)]
 
     def check(_: int, data: bytes) -> None:
-        if digest_of(header, split(data)) != record.digest:
+        if digest_of(download.header, split(data)) != download.record.digest:
             raise WrongBytes("its list of chunks is not that of the checkpoint")
 
     async def take(_: int, data: bytes) -> None:
@@ -168,6 +168,7 @@ class _Transfer:
         self._due, self._check, self._take, self._ask, self._first = due, check, take, ask, first
         self._changed = asyncio.Condition()
         self._at_once = asyncio.Semaphore(_AT_ONCE)
+        self._arriving = 0  # pieces that have come and are being verified or written
         self._is_over = False
 
     async def run(self) -> None:
@@ -191,7 +192,12 @@ class _Transfer:
 
     async def _wait_ended(self) -> None:
         async with self._changed:
-            await self._changed.wait_for(lambda: self._download.is_complete or self._download.is_hopeless)
+            await self._changed.wait_for(self._has_ended)
+
+    def _has_ended(self) -> bool:
+        # The last donor may be given up while a piece of it is still being written.
+        hopeless = self._download.is_hopeless and not self._arriving
+        return self._download.is_complete or hopeless
 
     async def _work(self, donor: str) -> None:
         download = self._download
@@ -211,16 +217,30 @@ class _Transfer:
     async def _get(self, donor: str, piece: int) -> None:
         try:
             data = await self._ask(donor, piece + self._first, self._due(piece))
-            await asyncio.to_thread(self._check, piece, data)
         except WrongBytes as error:
-            log.warning("%s: %s sent wrong bytes and is asked no more: %s", self._name, donor, error)
-            self._download.failed(donor, piece, str(error), has_lied=True)
+            self._refuse(donor, piece, error)
         except Exception as error:  # hivemind and libp2p raise anything here
             log.debug("%s: %s did not send chunk %d: %r", self._name, donor, piece, error)
             self._download.failed(donor, piece, str(error) or type(error).__name__)
         else:
+            self._arriving += 1
+            try:
+                await self._keep(donor, piece, data)
+            finally:
+                self._arriving -= 1
+
+    async def _keep(self, donor: str, piece: int, data: bytes) -> None:
+        try:
+            await asyncio.to_thread(self._check, piece, data)
+        except WrongBytes as error:
+            self._refuse(donor, piece, error)
+        else:
             await self._take(piece, data)
             self._download.arrived(donor, piece)
+
+    def _refuse(self, donor: str, piece: int, error: WrongBytes) -> None:
+        log.warning("%s: %s sent wrong bytes and is not asked again: %s", self._name, donor, error)
+        self._download.failed(donor, piece, str(error), has_lied=True)
 
 
 def _what_lacks(into: Path, nbytes: int, hashes: list[bytes]) -> set[int]:

@@ -21,8 +21,6 @@ from protocol.types import (
     StateRecord,
 )
 
-Buffer = bytes | bytearray | memoryview
-
 
 @dataclass(frozen=True)
 class ExchangeResult:
@@ -47,7 +45,6 @@ class CheckpointDownload:
         nbytes: of the part, from the spec (protocol.algorithm.digest.size_of): more is never taken.
         header: of the part (protocol.algorithm.digest.header_of).
         into: the file; its folder is made where it does not exist.
-        deadline: seconds from now.
     """
 
     record: StateRecord
@@ -55,7 +52,6 @@ class CheckpointDownload:
     nbytes: int
     header: str
     into: Path
-    deadline: float
 
 
 class Transport(Protocol):
@@ -114,7 +110,7 @@ class Transport(Protocol):
 
     async def exchange(
         self,
-        payload: Buffer,
+        payload: bytes,
         descriptor: PayloadDescriptor,
         group: ExchangeGroup | None,
         *,
@@ -149,7 +145,7 @@ class Transport(Protocol):
                 PAYLOAD_CORRUPT when its length exceeds the capacity of its stage; HIVEMIND_DIED.
         """
 
-    async def fetch_checkpoint(self, download: CheckpointDownload) -> None:
+    async def fetch_checkpoint(self, download: CheckpointDownload, deadline: float) -> None:
         """Get one part of a checkpoint into a file, from several donors at the same time.
 
         Every chunk is verified before it is written, so on return the file is the part whose digest is that
@@ -160,7 +156,7 @@ class Transport(Protocol):
         Some stage must be hosted here; it need not be that of the record.
 
         Raises:
-            HetnodeError: STATE_UNAVAILABLE when the file is not complete within the deadline, or when no
+            HetnodeError: STATE_UNAVAILABLE when the file is not complete within `deadline` seconds, or no
                 donor is left before, with the reason of each donor; DISK_FULL; HIVEMIND_DIED.
         """
 

@@ -528,12 +528,12 @@ def test_a_part_of_a_checkpoint_that_nobody_gives_for_a_while_does_not_end_the_n
 ) -> None:
     original, refused = VirtualTransport.fetch_checkpoint, []
 
-    async def fetch_checkpoint(self: VirtualTransport, download: CheckpointDownload) -> None:
+    async def fetch_checkpoint(self: VirtualTransport, download: CheckpointDownload, deadline: float) -> None:
         record = download.record
         if record.stage == 1 and len(refused) < 9:
             refused.append(record)
             raise HetnodeError(ErrorCode.STATE_UNAVAILABLE, "No donor has it.", "A test.")
-        await original(self, download)
+        await original(self, download, deadline)
 
     monkeypatch.setattr(VirtualTransport, "fetch_checkpoint", fetch_checkpoint)
 

@@ -21,7 +21,7 @@ from node.hive.allow_list import AllowList
 from node.hive.payload_exchange import PayloadPeer
 from node.security.identity import Identity
 from node.transport.payload_store import PayloadStore
-from node.transport.transport import Buffer, CheckpointDownload, ExchangeResult, Transport
+from node.transport.transport import CheckpointDownload, ExchangeResult, Transport
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.envelope import is_authentic, misfit
 from protocol.types import (
@@ -178,7 +178,7 @@ class VirtualTransport(Transport):
 
     async def exchange(
         self,
-        payload: Buffer,
+        payload: bytes,
         descriptor: PayloadDescriptor,
         group: ExchangeGroup | None,
         *,
@@ -211,17 +211,10 @@ class VirtualTransport(Transport):
 
     async def fetch_payload(self, entry: ManifestEntry, deadline: float) -> bytes:
         peer = self._stages.get(entry.descriptor.stage) or self._any_stage()
-        return await peer.fetch(entry.descriptor, list(entry.holders), deadline)
+        return await peer.fetch(entry, deadline)
 
-    async def fetch_checkpoint(self, download: CheckpointDownload) -> None:
-        await self._any_stage().fetch_state(
-            download.record,
-            dict(download.donors),
-            download.nbytes,
-            download.header,
-            download.into,
-            download.deadline,
-        )
+    async def fetch_checkpoint(self, download: CheckpointDownload, deadline: float) -> None:
+        await self._any_stage().fetch_checkpoint(download, deadline)
 
     async def wait_closed(self) -> None:
         await self._closed.wait()

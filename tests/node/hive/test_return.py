@@ -186,9 +186,8 @@ async def fetch_state(
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     hosts = {donor.identity.peer: stage for donor, stage in donors.items()}
     record = StateRecord(RUN, 0, part, ROUND, anchor_digest(tensors), tuple(hosts))
-    await node.hivemind.fetch_checkpoint(
-        CheckpointDownload(record, hosts, size_of(shapes), header_of(shapes), into, deadline)
-    )
+    download = CheckpointDownload(record, hosts, size_of(shapes), header_of(shapes), into)
+    await node.hivemind.fetch_checkpoint(download, deadline)
 
 
 def content(tensors: Mapping[str, Tensor]) -> bytes:

@@ -1,0 +1,119 @@
+"""The calls of the main process to the hivemind host, and through it to the averagers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from node.ipc.typed_calls import Answer_co, Request
+from node.transport.transport import CheckpointDownload, ExchangeResult
+from protocol.types import ExchangeGroup, ManifestEntry, PayloadDescriptor, PeerId
+
+
+@dataclass(frozen=True, kw_only=True)
+class HiveRequest(Request[Answer_co]):
+    """A request that is to be answered within `deadline` seconds."""
+
+    deadline: float
+
+
+@dataclass(frozen=True)
+class DhtJoined:
+    """This peer's id as libp2p sees it, and its multiaddresses: none in client mode."""
+
+    peer: str
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class JoinDht(HiveRequest[DhtJoined]):
+    """Fork the DHT process and join a DHT, or begin one. The first call; the rest need it.
+
+    Attributes:
+        listen, announce: multiaddresses; None announces the one to listen on.
+        folder: of this node's sockets.
+
+    The others are those of :meth:`node.hive.transport.HivemindTransport.start`.
+
+    Raises:
+        HetnodeError: BAD_ADDRESS, DHT_UNREACHABLE.
+    """
+
+    run: str
+    peer: PeerId
+    initial_peers: tuple[str, ...]
+    listen: str
+    announce: str | None
+    identity: Path
+    certificate: Path
+    authority: Path
+    client_mode: bool
+    clock_offset: float
+    folder: Path
+
+
+@dataclass(frozen=True)
+class HostStages(HiveRequest[None]):
+    """Fork one averager for each stage; see :meth:`node.transport.transport.Transport.host_stages`."""
+
+    capacities: Mapping[int, int]
+    payload_folder: Path
+    checkpoint_folder: Path
+    keep_rounds: int
+
+
+@dataclass(frozen=True)
+class Publish(HiveRequest[None]):
+    """Store the sealed record of `peer` in the DHT until `expires` (Unix time). Raises DHT_UNREACHABLE."""
+
+    peer: PeerId
+    sealed: bytes
+    expires: float
+
+
+@dataclass(frozen=True)
+class Lookup(HiveRequest[Mapping[str, bytes]]):
+    """The sealed records of the run by the peer in their subkey, not verified. Raises DHT_UNREACHABLE."""
+
+
+@dataclass(frozen=True)
+class Admit(HiveRequest[None]):
+    """Replace the allow list of the averagers by `peers`, and the banned peers of the DHT by `banned`."""
+
+    peers: tuple[PeerId, ...]
+    banned: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True)
+class Exchange(HiveRequest[ExchangeResult]):
+    """See :meth:`node.transport.transport.Transport.exchange`.
+
+    `averager` is the stage whose averager answers this; the host only passes it on, as the next two.
+    """
+
+    averager: int
+    payload: bytes
+    descriptor: PayloadDescriptor
+    group: ExchangeGroup | None
+    expected: int
+
+
+@dataclass(frozen=True)
+class FetchPayload(HiveRequest[bytes]):
+    """See :meth:`node.transport.transport.Transport.fetch_payload`."""
+
+    averager: int
+    entry: ManifestEntry
+
+
+@dataclass(frozen=True)
+class FetchCheckpoint(HiveRequest[None]):
+    """See :meth:`node.transport.transport.Transport.fetch_checkpoint`."""
+
+    averager: int
+    download: CheckpointDownload
+
+
+AVERAGER_REQUESTS = (Exchange, FetchPayload, FetchCheckpoint)
+"""The requests that the host passes on to an averager."""

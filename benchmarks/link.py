@@ -37,7 +37,10 @@ import psutil
 import uvloop
 
 from benchmarks.tables import Table
-from node.net.link import Link, LinkEndpoint, LinkLimits, LinkServer, dial, stream_options
+from node.net.link import Link, LinkEndpoint, LinkLimits
+from node.net.link_dialer import dial
+from node.net.link_handshake import stream_options
+from node.net.link_server import LinkServer
 from node.security.credentials import Credentials
 from protocol.errors import HetnodeError
 from protocol.trust.tls import tls_name

@@ -19,7 +19,9 @@ import uvloop
 from benchmarks.paced_worker import PACE_VARIABLE
 from node.ipc.channel import Child, start_child
 from node.ipc.worker_client import WorkerClient
-from node.net.link import Link, LinkEndpoint, LinkLimits, LinkServer, dial
+from node.net.link import Link, LinkEndpoint, LinkLimits
+from node.net.link_dialer import dial
+from node.net.link_server import LinkServer
 from node.security.credentials import Credentials
 from node.train.pipeline import Pipeline
 from protocol.errors import ErrorCode

@@ -21,7 +21,8 @@ from node.measure.measure import LinkProber, known_speed, measure_coordinator, m
 from node.net.coordinator_client import Admission, CoordinatorClient
 from node.net.directory import Directory
 from node.net.enrollment import enroll
-from node.net.link import Links, LinkServer
+from node.net.link_dialer import Links
+from node.net.link_server import LinkServer
 from node.net.live_estimates import LiveEstimates
 from node.net.membership import Membership, jittered
 from node.net.probe import probe_peer
@@ -202,8 +203,8 @@ async def _enter(
     if abs(admission.clock_offset) > _CLOCK_SECONDS:
         log.warning("this machine's clock is wrong by %.0f s", -admission.clock_offset)
     membership = Membership(coordinator, join, spec.timing.heartbeat, estimates)
-    server.keep_out(lambda: membership.run_view.banned)
-    server.spare(lambda: membership.run_view.trains(identity.peer))
+    server.refuse_probes_of(lambda: membership.run_view.banned)
+    server.limit_probes_while(lambda: membership.run_view.trains(identity.peer))
     joined = _Joined(
         options,
         identity,

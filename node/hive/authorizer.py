@@ -30,7 +30,7 @@ _CLOCKS_SECONDS = 60.0
 _MAX_NAMED = 1024  # peers whose refusal is logged
 
 
-class CertificateAuthorizer(AuthorizerBase):  # type: ignore[misc]
+class CertificateAuthorizer(AuthorizerBase):  # type: ignore[misc]  # hivemind has no type information
     """Signs this peer's calls and answers, and believes others' under certificates of the authority.
 
     Args:

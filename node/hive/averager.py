@@ -63,7 +63,7 @@ class Storage:
     checkpoints: Path
 
 
-class SparseAverager(DecentralizedAverager):
+class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind has no type information
     """Gathers, holds and serves the payloads of one stage.
 
     Args:

@@ -26,7 +26,7 @@ _GREET_SECONDS = 20.0
 _CALL_SECONDS = 5.0
 
 
-class HostedDHT(DHT):
+class HostedDHT(DHT):  # type: ignore[misc]  # hivemind has no type information
     """hivemind's DHT, in a process that ends with its parent.
 
     Args:

@@ -13,7 +13,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,41 @@ _CALL_THREADS = 128
 _WATCH_SECONDS = 1.0
 
 
+class Averagers:
+    """The averagers of the hosted stages, and the allow list of all of them.
+
+    Calls come in several threads: each averager starts with the newest allow list, or is sent it.
+    """
+
+    def __init__(self) -> None:
+        self.by_stage: dict[int, SparseAverager] = {}
+        self._allow_list: tuple[PeerId, ...] = ()
+        self._lock = threading.Lock()  # over both
+
+    def start(
+        self,
+        stages: Iterable[int],
+        fork: Callable[[int, Sequence[PeerId]], SparseAverager],
+        deadline: float,
+    ) -> None:
+        """Start an averager for each stage by `fork` (stage, allow list), and wait until all are ready."""
+        ends = time.monotonic() + deadline
+        for stage in stages:
+            with self._lock:
+                self.by_stage[stage] = fork(stage, self._allow_list)
+        for averager in self.by_stage.values():
+            averager.wait_until_ready(ends - time.monotonic())
+
+    def admit(self, request: Admit) -> None:
+        """Replace the allow list of every averager, and of those that start later."""
+        with self._lock:
+            self._allow_list = request.peers
+            averagers = list(self.by_stage.values())
+        method, body, blobs = encode_request(request)
+        for averager in averagers:
+            averager.calls.call(method, body, *blobs)
+
+
 class Host:
     """The calls of the main process, one method each."""
 
@@ -54,10 +89,7 @@ class Host:
     _p2pd: psutil.Process
 
     def __init__(self) -> None:
-        self._averagers: dict[int, SparseAverager] = {}
-        self._allow_list: tuple[PeerId, ...] = ()
-        # Calls come in several threads: each averager begins with the newest allow list, or is sent it.
-        self._allow_list_lock = threading.Lock()
+        self._averagers = Averagers()
         self._ending = threading.Event()
 
     def join_dht(self, request: JoinDht) -> DhtJoined:
@@ -102,24 +134,22 @@ class Host:
         return DhtJoined(peer.to_base58(), tuple(map(str, visible)))
 
     def host_stages(self, request: HostStages) -> None:
-        ends = time.monotonic() + request.deadline
-        for stage, capacity in request.capacities.items():
-            payloads = request.payload_folder / f"stage-{stage:02d}"
-            storage = Storage(capacity, payloads, request.keep_rounds, request.checkpoint_folder)
-            with self._allow_list_lock:
-                averager = SparseAverager(
-                    self._dht, self._run, stage, storage, self._allow_list, self._folder
-                )
-                averager.launch()
-                self._averagers[stage] = averager
+        def fork(stage: int, allow_list: Sequence[PeerId]) -> SparseAverager:
+            folder = request.payload_folder / f"stage-{stage:02d}"
+            storage = Storage(
+                request.capacities[stage], folder, request.keep_rounds, request.checkpoint_folder
+            )
+            averager = SparseAverager(self._dht, self._run, stage, storage, allow_list, self._folder)
+            averager.launch()
+            return averager
+
         try:
-            for averager in self._averagers.values():
-                averager.wait_until_ready(ends - time.monotonic())
+            self._averagers.start(request.capacities, fork, request.deadline)
         except Exception as error:
             raise HetnodeError(
                 ErrorCode.HIVEMIND_DIED,
                 f"An averager did not start: {error!r}.",
-                "See this node's log for its last words, then start the node again.",
+                "See the end of this node's log, then start the node again.",
             ) from None
 
     def publish(self, request: Publish) -> None:
@@ -141,12 +171,7 @@ class Host:
             return records.find(self._dht, self._run, request.deadline)
 
     def admit(self, request: Admit) -> None:
-        with self._allow_list_lock:
-            self._allow_list = request.peers
-            averagers = list(self._averagers.values())
-        method, body, blobs = encode_request(request)
-        for averager in averagers:
-            averager.calls.call(method, body, *blobs)
+        self._averagers.admit(request)
         with _dht_answers():
             self._dht.keep_out(request.banned, request.deadline)
 
@@ -163,7 +188,7 @@ class Host:
 
     def _pass_on(self, method: str) -> Handler:
         def call(body: Mapping[str, Any], blobs: Sequence[Buffer]) -> Reply:
-            return self._averagers[body["averager"]].calls.call(method, body, *blobs)
+            return self._averagers.by_stage[body["averager"]].calls.call(method, body, *blobs)
 
         return call
 
@@ -177,7 +202,7 @@ class Host:
     def _watch(self) -> None:
         """One dead process makes the others useless: end them all, for the main process to see."""
         while self._p2pd.is_running():
-            children: list[Any] = [self._dht, *self._averagers.values()]
+            children: list[Any] = [self._dht, *self._averagers.by_stage.values()]
             sentinels = [child.sentinel for child in children if child.is_alive()]
             if len(sentinels) < len(children) or multiprocessing.connection.wait(sentinels, _WATCH_SECONDS):
                 break

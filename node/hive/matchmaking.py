@@ -13,7 +13,7 @@ WINDOW_SECONDS = 3.0
 """Peers that look for their group within this time find each other; with shorter windows groups split."""
 
 
-class RoundStep(StepControl):
+class RoundStep(StepControl):  # type: ignore[misc]  # hivemind has no type information
     """A step that starts as soon as its group is known: nobody has to trigger it."""
 
     @property
@@ -21,14 +21,14 @@ class RoundStep(StepControl):
         return True
 
 
-class _RoundKey(GroupKeyManager):
+class _RoundKey(GroupKeyManager):  # type: ignore[misc]  # hivemind has no type information
     """Names the group of one round, where hivemind would draw new bits after each group."""
 
     async def update_key_on_group_assembled(self, group_info: GroupInfo) -> None:
         pass
 
 
-class RoundMatchmaking(Matchmaking):
+class RoundMatchmaking(Matchmaking):  # type: ignore[misc]  # hivemind has no type information
     """hivemind's matchmaking, for one round at a time."""
 
     def __init__(self, p2p: P2P, schema_hash: bytes, dht: DHT, *, prefix: str, **options: object) -> None:

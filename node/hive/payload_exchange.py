@@ -56,7 +56,7 @@ def stage_prefix(run: str, stage: int) -> str:
     return f"{run}-stage-{stage}"
 
 
-class PayloadPeer(ServicerBase):
+class PayloadPeer(ServicerBase):  # type: ignore[misc]  # hivemind has no type information
     """One peer among those that exchange the payloads of a stage. Belongs to one event loop.
 
     hivemind derives the names of the remote calls from the name of this class: renaming it changes the wire.

@@ -23,7 +23,7 @@ def peers_key(run: str) -> str:
     return f"{run}.peers"
 
 
-class OwnRecordValidator(RecordValidatorBase):
+class OwnRecordValidator(RecordValidatorBase):  # type: ignore[misc]  # hivemind has no type information
     """Refuses what a DHT peer stores or returns under a run's key unless the peer in the subkey signed it.
 
     That peer must be certified by `authority`, and the record must not outlive what its peer has signed.

@@ -25,7 +25,7 @@ class AdminClient:
     def __init__(self, address: str, operator: Credentials) -> None:
         self._address = address
         self._channel = open_channel(address, operator, COORDINATOR_NAME, ())
-        self._stub = pb_grpc.AdminStub(self._channel)  # type: ignore[no-untyped-call]
+        self._stub = pb_grpc.AdminStub(self._channel)
 
     async def __aenter__(self) -> Self:
         return self

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from node.ipc.worker_client import WorkerClient
 from node.net.coordinator_client import CoordinatorClient
 from node.net.directory import Directory
-from node.net.link import Links
+from node.net.link_dialer import Links
 from node.net.membership import Membership
 from node.security.identity import Identity
 from node.transport.transport import Transport

@@ -18,7 +18,7 @@ from coordinator.state.commands import Leave
 from coordinator.state.events import AssignmentReserved, PeerJoined, PlanAdopted
 from coordinator.state.text import Waiting
 from node.net.coordinator_client import Admission, CoordinatorClient, PlanNews
-from node.net.link import Links
+from node.net.link_dialer import Links
 from node.net.membership import Membership
 from protocol.algorithm.sampling import sample_range
 from protocol.errors import ErrorCode, HetnodeError

@@ -14,7 +14,9 @@ import pytest
 
 from node import hooks
 from node.net.coordinator_client import CoordinatorClient
-from node.net.link import Link, LinkEndpoint, LinkLimits, Links, LinkServer
+from node.net.link import Link, LinkEndpoint, LinkLimits
+from node.net.link_dialer import Links
+from node.net.link_server import LinkServer
 from node.security.credentials import RunCredentials
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec

@@ -25,7 +25,7 @@ from node.cli.doctor import (
     listening,
 )
 from node.cli.main import app
-from node.net.link import LinkServer
+from node.net.link_server import LinkServer
 from node.security.credentials import RunCredentials, folder_of
 from node.security.identity import Identity, open_identity
 from protocol.errors import ErrorCode, HetnodeError
@@ -132,7 +132,7 @@ async def test_neighbours_of_the_plan_are_echoed_and_not_disturbed(run: Running,
     member(run, tmp_path)
     first, second = keyed(1), keyed(2)
     server = LinkServer(lambda: credentials(first.peer, run.authority))
-    server.spare(lambda: True)
+    server.limit_probes_while(lambda: True)
     port = await server.start("127.0.0.1", 0)
     try:
         await run.join(first, role="stage", endpoint=f"127.0.0.1:{port}")

@@ -1,65 +1,48 @@
-"""The hive host's calls come in several threads: what one of them changes, the others must not miss."""
+"""The hive host answers calls in several threads: no averager may miss a new allow list."""
 
 from __future__ import annotations
 
 import threading
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
-import pytest
+from node.hive.averager import SparseAverager
+from node.hive.calls import Admit
+from node.hive.host import Averagers
+from protocol.types import PeerId
 
-from node.hive import host as host_room
-from node.hive.host import Host
+NEWCOMER = PeerId("newcomer")
 
 
 class Averager:
-    """Stands for one that is being forked, just when a new roster comes in another thread."""
+    """Stands for an averager process; keeps the allow list that it has at the moment."""
 
-    on_launch: Any
-
-    def __init__(
-        self, _dht: object, _run: str, _stage: int, _storage: object, allow_list: Any, _: object
-    ) -> None:
+    def __init__(self, allow_list: Sequence[str]) -> None:
         self.allow_list = tuple(allow_list)
         self.calls = SimpleNamespace(call=self._call)
-
-    def launch(self) -> None:
-        type(self).on_launch()
 
     def wait_until_ready(self, _: float) -> None:
         pass
 
-    def _call(self, name: str, body: dict[str, Any]) -> None:
-        assert name == "admit"
+    def _call(self, method: str, body: Mapping[str, Any]) -> None:
+        assert method == "Admit"
         self.allow_list = tuple(body["peers"])
 
 
-def test_a_roster_that_comes_while_averagers_are_forked_reaches_all_of_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    host = Host()
-    host._run, host._folder = "run", tmp_path
-    host._dht = SimpleNamespace(keep_out=lambda banned, deadline: None)  # type: ignore[assignment]
-    monkeypatch.setattr(host_room, "SparseAverager", Averager)
-    admitting: list[threading.Thread] = []
+def test_an_allow_list_that_comes_while_averagers_are_forked_reaches_all_of_them() -> None:
+    averagers = Averagers()
+    request = Admit((NEWCOMER,), (), deadline=1.0)
+    admitting = threading.Thread(target=averagers.admit, args=(request,))
+    forked: list[Averager] = []
 
-    def admit() -> None:
-        if not admitting:
-            body = {"peers": ["newcomer"], "banned": [], "deadline": 1}
-            admitting.append(threading.Thread(target=host.admit, args=(body, ())))
-            admitting[0].start()
-            admitting[0].join(0.1)  # as far as it comes by itself
+    def fork(_: int, allow_list: Sequence[PeerId]) -> SparseAverager:
+        forked.append(Averager(allow_list))
+        if len(forked) == 1:
+            admitting.start()
+            admitting.join(0.1)  # it waits until the first averager is among the others
+        return cast(SparseAverager, forked[-1])
 
-    monkeypatch.setattr(Averager, "on_launch", staticmethod(admit), raising=False)
-    body = {
-        "deadline": 9,
-        "payload_folder": str(tmp_path),
-        "checkpoint_folder": str(tmp_path),
-        "capacities": {str(stage): 100 for stage in range(3)},
-        "keep_rounds": 2,
-    }
-    host.host_stages(body, ())
-    admitting[0].join(10)
-    averagers = [host._averagers[stage] for stage in range(3)]
-    assert [averager.allow_list for averager in averagers] == 3 * [("newcomer",)]  # type: ignore[attr-defined]
+    averagers.start(range(3), fork, deadline=9.0)
+    admitting.join(10)
+    assert [averager.allow_list for averager in forked] == 3 * [(NEWCOMER,)]

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from node.net.link import Link, LinkEndpoint, LinkLimits, LinkServer, dial
+from node.net.link import Link, LinkEndpoint, LinkLimits
+from node.net.link_dialer import dial
+from node.net.link_server import LinkServer
 from node.security.channels import open_channel
 from node.security.credentials import Credentials
 from protocol.errors import ErrorCode, HetnodeError

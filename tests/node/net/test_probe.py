@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.api import service
-from node.net import link
 from node.net import probe as probing
 from node.net.coordinator_client import probe_coordinator
-from node.net.link import LinkServer
+from node.net.link_handshake import stream_options
+from node.net.link_server import LinkServer
 from node.net.probe import Figures, Probe, probe_peer
 from node.security.channels import open_channel
 from node.security.credentials import Credentials
@@ -483,13 +483,13 @@ async def test_another_peer_than_the_one_that_was_meant_is_not_measured(
 
 async def test_a_banned_peer_is_not_answered(listening: tuple[LinkServer, str]) -> None:
     server, address = listening
-    server.keep_out(lambda: {A.peer})
+    server.refuse_probes_of(lambda: {A.peer})
     assert await refused(way_to(address)) is ErrorCode.BANNED
 
 
 async def test_a_peer_that_trains_answers_echoes_only(listening: tuple[LinkServer, str]) -> None:
     server, address = listening
-    server.spare(lambda: True)
+    server.limit_probes_while(lambda: True)
     async with probe_peer(address, B.peer, credentials(A.peer)) as found:
         assert 0 < await found.round_trip() < math.inf
     assert await refused(way_to(address)) is ErrorCode.RATE_LIMITED
@@ -538,7 +538,7 @@ async def test_a_cancelled_probe_leaves_nothing_behind(
 
 async def test_malformed_probes_do_not_harm_a_peer(listening: tuple[LinkServer, str]) -> None:
     address = listening[1]
-    channel = open_channel(address, credentials(A.peer), tls_name(B.peer), link.stream_options())
+    channel = open_channel(address, credentials(A.peer), tls_name(B.peer), stream_options())
     calls = (
         (channel.stream_stream("/hetnode.v1.StageLink/Probe"), b"\xff\xff"),
         (pb_grpc.StageLinkStub(channel).Probe, pb.ProbeMessage(fill=math.nan)),

@@ -23,7 +23,9 @@ from node.data.stream import open_stream
 from node.ipc.channel import Buffer, Reply
 from node.ipc.worker_client import WorkerClient
 from node.model.stage import Stage, next_token_loss
-from node.net.link import LinkEndpoint, LinkLimits, LinkServer, dial
+from node.net.link import LinkEndpoint, LinkLimits
+from node.net.link_dialer import dial
+from node.net.link_server import LinkServer
 from node.optimizer.schedule import learning_rate
 from node.security.credentials import Credentials
 from node.train.pipeline import Pipeline

@@ -1,0 +1,178 @@
+"""The accepting end of links: one gRPC server per node, which also answers probes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Set
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from node.net.link import Link, LinkEndpoint, LinkLimits, Received, read_message, refusal
+from node.net.link_handshake import SERVICE, check_hello, hello_in, hello_of, stream_options, unreachable
+from node.net.probe import answer_probe
+from node.security.channels import server_credentials
+from node.security.credentials import Credentials
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.pb import hetnode_pb2 as pb
+from protocol.trust.tls import identity_of, peer_of, peer_uri
+from protocol.types import PeerId
+from protocol.wire.link_message import LinkMessage
+from protocol.wire.probing import ProbeDoor
+from protocol.wire.rpc_errors import abort_with
+
+log = logging.getLogger(__name__)
+
+_MAX_STREAMS = 64
+_PROBES_AT_ONCE = 2
+_STREAMS_PER_PEER = 4  # one, and those of earlier attempts that have not noticed their end yet
+_HANDSHAKE_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class _Expectation:
+    here: LinkEndpoint
+    neighbour: LinkEndpoint
+    limits: LinkLimits
+    link: asyncio.Future[Link]
+
+
+class LinkServer:
+    """Accepts links from neighbours that dial.
+
+    A stream that no call of :meth:`accept` expects within 20 s is refused.
+
+    Args:
+        credentials: called at each new connection: the certificate to show, and the authority to believe.
+        received: called with each frame of its links that was timed.
+    """
+
+    def __init__(self, credentials: Callable[[], Credentials], received: Received | None = None) -> None:
+        self._credentials, self._received = credentials, received
+        self._probes = ProbeDoor(_PROBES_AT_ONCE, time.monotonic)
+        self._banned: Callable[[], Set[PeerId]] = frozenset
+        self._expected: dict[PeerId, _Expectation] = {}
+        self._expectations = asyncio.Condition()
+        self._streams: Counter[str] = Counter()
+        self._server = grpc.aio.server(options=stream_options(), maximum_concurrent_rpcs=_MAX_STREAMS)
+        self._server.add_generic_rpc_handlers((_handlers(self),))
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen and return the bound port. Raises HetnodeError PORT_IN_USE."""
+        try:
+            bound = self._server.add_secure_port(f"{host}:{port}", server_credentials(self._credentials))
+        except RuntimeError:
+            bound = 0
+        if not bound:
+            raise HetnodeError(
+                ErrorCode.PORT_IN_USE,
+                f"Cannot listen for links on {host}:{port}: the port is taken or the address is not ours.",
+                "Give another --listen HOST:PORT; port 0 takes a free one.",
+            )
+        await self._server.start()
+        return int(bound)
+
+    async def accept(
+        self, here: LinkEndpoint, neighbour: LinkEndpoint, limits: LinkLimits, deadline: float
+    ) -> Link:
+        """The link that `neighbour` opens to `here`, waiting up to `deadline` seconds for it."""
+        future: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
+        async with self._expectations:
+            expectation = self._expected[neighbour.peer] = _Expectation(here, neighbour, limits, future)
+            self._expectations.notify_all()
+        try:
+            return await asyncio.wait_for(future, deadline)
+        except TimeoutError:
+            raise unreachable(neighbour, f"it did not open its link within {deadline:.0f} s") from None
+        finally:
+            # A later call for the same peer has replaced the expectation by its own.
+            if self._expected.get(neighbour.peer) is expectation:
+                del self._expected[neighbour.peer]
+
+    async def close(self) -> None:
+        await self._server.stop(grace=1.0)
+
+    def refuse_probes_of(self, banned: Callable[[], Set[PeerId]]) -> None:
+        """From now on refuse the probes of `banned()` peers. Their links end with the plans."""
+        self._banned = banned
+
+    def limit_probes_while(self, is_busy: Callable[[], bool]) -> None:
+        """From now on probes get only echoes while this node `is_busy`."""
+        self._probes.is_busy = is_busy
+
+    async def Probe(
+        self, requests: AsyncIterator[pb.ProbeMessage], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        caller = identity_of(context)
+        try:
+            if peer_of(caller) in self._banned():
+                raise refusal(ErrorCode.BANNED, f"{caller} is banned from the run")
+            await answer_probe(requests, context, self._probes)
+        except HetnodeError as error:
+            log.debug("refused a probe of %s: %s", caller, error)
+            await abort_with(context, error)
+
+    async def Exchange(
+        self, requests: AsyncIterator[LinkMessage], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        caller = identity_of(context)
+        self._streams[caller] += 1
+        try:
+            await self._serve(caller, context)
+        finally:
+            self._streams[caller] -= 1
+            if not self._streams[caller]:
+                del self._streams[caller]
+
+    async def _serve(self, caller: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """Carry one stream, opened by the holder of a certificate for the URI `caller`, until it ends."""
+        try:
+            async with asyncio.timeout(_HANDSHAKE_SECONDS):
+                if self._streams[caller] > _STREAMS_PER_PEER:
+                    raise refusal(ErrorCode.RATE_LIMITED, f"{caller} has {_STREAMS_PER_PEER} streams open")
+                hello = hello_in(await read_message(context.read()))
+                if hello is None:
+                    raise refusal(ErrorCode.FRAME_CORRUPT, "the first message of a link must be a hello")
+                peer = PeerId(hello.peer)
+                if caller != peer_uri(peer):
+                    raise refusal(
+                        ErrorCode.CERTIFICATE_REFUSED,
+                        f"{peer!r:.80} came with the certificate of {caller!r:.100}",
+                    )
+                async with self._expectations:
+                    await self._expectations.wait_for(lambda: peer in self._expected)
+                expected = self._expected[peer]
+                check_hello(hello, expected.neighbour)
+                await context.write(hello_of(expected.here))
+        except TimeoutError:
+            log.warning("refused a link of %s: this node does not expect it", caller)
+            await abort_with(context, refusal(ErrorCode.UNKNOWN_PEER, "this node does not expect it"))
+        except HetnodeError as error:
+            # An unknown peer may be ahead of this node; it tries again until both are equally far.
+            level = logging.DEBUG if error.code is ErrorCode.UNKNOWN_PEER else logging.WARNING
+            log.log(level, "refused a link of %s: %s", caller, error)
+            await abort_with(context, error)
+        else:
+            link = Link(expected.neighbour, context.read, context.write, expected.limits, self._received)
+            if expected.link.done():
+                await link.close()
+                return
+            expected.link.set_result(link)
+            reason = await link.wait_closed()
+            if not link.is_closed_here:
+                await abort_with(context, reason)
+
+
+def _handlers(servicer: LinkServer) -> grpc.GenericRpcHandler:
+    """As protoc would generate them, except that messages of Exchange are encoded by LinkMessage."""
+    exchange = grpc.stream_stream_rpc_method_handler(
+        servicer.Exchange, LinkMessage.from_bytes, LinkMessage.to_bytes
+    )
+    probe = grpc.stream_stream_rpc_method_handler(
+        servicer.Probe, pb.ProbeMessage.FromString, pb.ProbeMessage.SerializeToString
+    )
+    return grpc.method_handlers_generic_handler(SERVICE, {"Exchange": exchange, "Probe": probe})

@@ -1,7 +1,36 @@
-"""Settings for all tests."""
+"""Settings for all tests, and the fixtures that several folders use.
 
+What a fixture needs is imported when the fixture is used: a run of a few small tests imports no torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from tests.support.faults import FaultPlan
+    from tests.virtual.scenario import Play
 
 # Hypothesis' deadline per example is a wall-clock assertion, which a busy machine would fail.
 settings.register_profile("hetnode", deadline=None)
 settings.load_profile("hetnode")
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> FaultPlan:
+    """The faults of this test, by member of its swarm."""
+    from tests.support.faults import FaultPlan  # noqa: PLC0415
+
+    return FaultPlan(tmp_path / "faults")
+
+
+@pytest.fixture
+def play(tmp_path: Path, plan: FaultPlan) -> Play:
+    """Plays a scenario of the virtual swarm with the faults of `plan`."""
+    from tests.virtual.scenario import Play  # noqa: PLC0415
+
+    return Play(tmp_path, plan)

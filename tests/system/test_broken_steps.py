@@ -12,12 +12,10 @@ from protocol.spec.run import RunSpec
 from protocol.types import Role
 from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
-from tests.system.test_virtual_swarm import MIXED, PIPE, Play, contributions, plan, play, spec_of
 from tests.virtual.network import SILENCE_SECONDS
+from tests.virtual.scenario import MIXED, PIPE, Play, contributions, swarm_spec
 from tests.virtual.swarm import VirtualSwarm
 from tests.virtual.worker import VirtualWorker
-
-__all__ = ["plan", "play"]
 
 ROUND, STEP = 2, 1
 """Where the faults strike: when a step of this round is done already."""
@@ -38,7 +36,7 @@ def microbatch_spec(members: Mapping[str, Role], rounds: int = 7, **overrides: o
     stages = sum(role is Role.STAGE for role in members.values())
     shape = {"swarm.stages": 3, "swarm.pipelines": 1, "model.layers": 3} if stages == 3 else {}
     fixed = {"inner.microbatches": 5, "recovery.checkpoint_every": 1, **shape}
-    return spec_of(members, rounds, **{**fixed, **overrides})
+    return swarm_spec(members, rounds, **{**fixed, **overrides})
 
 
 def local_progress(swarm: VirtualSwarm, name: str) -> float:

@@ -29,33 +29,29 @@ from protocol.algorithm.sampling import sample_range
 from protocol.spec.run import RunSpec
 from protocol.types import PayloadDescriptor, Role
 from protocol.wire.payload_codec import decode
-from tests.node.train.test_drain import farewells
 from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
-from tests.system.test_virtual_swarm import (
+from tests.virtual.hive import VirtualTransport
+from tests.virtual.network import here
+from tests.virtual.scenario import (
     FULL,
     MIXED,
     PIPE,
     TWO,
     Play,
     contributions,
-    plan,
-    play,
+    departures,
     return_after,
+    swarm_spec,
 )
-from tests.system.test_virtual_swarm import spec_of as usual_spec
-from tests.virtual.hive import VirtualTransport
-from tests.virtual.network import here
 from tests.virtual.swarm import VirtualSwarm
-
-__all__ = ["plan", "play"]
 
 AHEAD = 2
 
 
 def spec_of(members: Mapping[str, Role], rounds: int = 5, **overrides: Any) -> RunSpec:
     overlapping = {"inner.steps": 4, "inner.microbatches": 1, "outer.overlap": AHEAD}
-    return usual_spec(members, rounds, **{**overlapping, **overrides})
+    return swarm_spec(members, rounds, **{**overlapping, **overrides})
 
 
 @dataclass
@@ -582,7 +578,7 @@ def test_who_drains_finishes_its_round_and_keeps_what_it_has_not_sent(
         await asyncio.sleep(after)
         swarm.drain(name)
         await swarm.until_over(name, seconds=20)
-        assert farewells(swarm, name) == ["drained"]
+        assert departures(swarm, name) == ["drained"]
         assert not any(isinstance(event, PeerLost | PeerRetreated) for event in swarm.events)
         assert contributions(swarm, name) == [1, 2, 3]
         kept = swarm.nodes[name].folder / "checkpoint" / "round-000003"

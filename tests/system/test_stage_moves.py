@@ -24,13 +24,11 @@ from protocol.algorithm.sampling import sample_range
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.types import Member, PeerId, Plan, Replica, ReservedAssignment, Role, StageRange
-from tests.system.test_virtual_swarm import MIXED, Play, contributions, plan, play, spec_of
 from tests.virtual.hive import VirtualTransport
 from tests.virtual.network import here
+from tests.virtual.scenario import MIXED, Play, contributions, swarm_spec
 from tests.virtual.swarm import VirtualSwarm
 from tests.virtual.worker import VirtualWorker
-
-__all__ = ["plan", "play"]
 
 BENCH = {"a": Role.REPLICA, "p": Role.STAGE, "q": Role.STAGE, "s": Role.STAGE, "t": Role.STAGE}
 
@@ -38,7 +36,7 @@ BENCH = {"a": Role.REPLICA, "p": Role.STAGE, "q": Role.STAGE, "s": Role.STAGE, "
 def bench_spec(rounds: int, **overrides: Any) -> RunSpec:
     """A full replica, a pipeline of two, and a bench that never becomes a pipeline of its own."""
     shape = {name: BENCH[name] for name in ("a", "p", "q")}
-    return spec_of(shape, rounds, **{"grouping.spares": 2, "recovery.checkpoint_every": 1, **overrides})
+    return swarm_spec(shape, rounds, **{"grouping.spares": 2, "recovery.checkpoint_every": 1, **overrides})
 
 
 async def give_place(swarm: VirtualSwarm, place: ReservedAssignment) -> None:
@@ -324,7 +322,7 @@ def test_replicas_with_uneven_shares_of_the_batch_train_and_stay_equal(
         assert swarm.committed(0) == [1, 2, 3, 4, 5, 6]
         assert_samples_tile(swarm)
 
-    play(scenario, MIXED, spec_of(MIXED, 6, **{"timing.least_window": 20.0}))
+    play(scenario, MIXED, swarm_spec(MIXED, 6, **{"timing.least_window": 20.0}))
 
 
 def assert_samples_tile(swarm: VirtualSwarm) -> None:
@@ -350,7 +348,7 @@ def test_a_node_says_how_long_it_has_computed(play: Play) -> None:
         assert all(each.capacity.flops > 0 for each in told)
         assert sorted(each.microbatch_seconds > 0 for each in told) == [False, True, True, True]
 
-    play(scenario, MIXED, spec_of(MIXED, 8))
+    play(scenario, MIXED, swarm_spec(MIXED, 8))
 
 
 def test_two_halves_of_unlike_pipelines_become_one_where_together_they_have_all_stages(
@@ -384,7 +382,7 @@ def test_two_halves_of_unlike_pipelines_become_one_where_together_they_have_all_
 
     members = dict.fromkeys("pqrs", Role.STAGE)
     shape = {"swarm.stages": 3, "swarm.members": 2, "swarm.pipelines": 2}
-    play(scenario, members, spec_of(members, 20, **shape))
+    play(scenario, members, swarm_spec(members, 20, **shape))
 
 
 def _with_stages(member: Member, stages: StageRange) -> Member:

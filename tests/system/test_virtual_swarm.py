@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -17,88 +17,14 @@ from coordinator.status.messages import run_message
 from node.net.coordinator_client import CoordinatorClient
 from node.transport.transport import CheckpointDownload
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec.resolve import resolve
-from protocol.spec.run import RunSpec
 from protocol.types import Lifecycle, Part, Role, StateRecord
 from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
 from tests.virtual import swarm as virtual
 from tests.virtual.hive import VirtualTransport
 from tests.virtual.network import here
+from tests.virtual.scenario import FULL, MIXED, PIPE, TWO, Play, contributions, return_after, swarm_spec
 from tests.virtual.swarm import VirtualSwarm
-
-T = TypeVar("T")
-Scenario = Callable[[VirtualSwarm], Awaitable[T]]
-
-FULL = {"a": Role.REPLICA, "b": Role.REPLICA, "c": Role.REPLICA}
-TWO = {"a": Role.REPLICA, "b": Role.REPLICA}
-PIPE = {"p": Role.STAGE, "q": Role.STAGE}
-MIXED = {"a": Role.REPLICA, "b": Role.REPLICA, "p": Role.STAGE, "q": Role.STAGE}
-
-
-def spec_of(members: Mapping[str, Role], rounds: int = 6, **overrides: Any) -> RunSpec:
-    stages = [name for name, role in members.items() if role is Role.STAGE]
-    return resolve(
-        "nano",
-        overrides={
-            "rounds": rounds,
-            "swarm.stages": 2,
-            "swarm.replicas": len(members) - len(stages),
-            "swarm.pipelines": len(stages) // 2,
-            "recovery.checkpoint_every": 2,
-            "recovery.keep_rounds": 8,
-            "grouping.balance": False,  # the weights of payloads are as they were
-            **overrides,
-        },
-    )
-
-
-@pytest.fixture
-def plan(tmp_path: Path) -> FaultPlan:
-    return FaultPlan(tmp_path / "faults")
-
-
-class Play:
-    """Plays a scenario; the planned faults must have fired at its end."""
-
-    def __init__(self, folder: Path, plan: FaultPlan) -> None:
-        self._folder, self._plan = folder, plan
-
-    def __call__(
-        self,
-        scenario: Scenario[T],
-        members: Mapping[str, Role] = FULL,
-        spec: RunSpec | None = None,
-        **more: Any,
-    ) -> T:
-        return virtual.play(
-            scenario, spec or spec_of(members), self._folder, members, plan=self._plan, **more
-        )
-
-
-@pytest.fixture
-def play(tmp_path: Path, plan: FaultPlan) -> Play:
-    return Play(tmp_path, plan)
-
-
-async def return_after(swarm: VirtualSwarm, name: str, seconds: float) -> None:
-    """Wait for the planned end of a node and start it again `seconds` later."""
-    await swarm.until_fired(name)
-    await asyncio.sleep(seconds)
-    swarm.start(name)
-
-
-def contributions(swarm: VirtualSwarm, name: str) -> list[int]:
-    """The rounds in whose commits a payload of the node counts, whatever the stage."""
-    peer = swarm.peer(name)
-    return sorted(
-        {
-            each.round_number
-            for each in swarm.decisions
-            for entry in each.entries
-            if entry.descriptor.owner == peer
-        }
-    )
 
 
 def test_an_undisturbed_swarm_commits_every_round_and_all_anchors_are_bit_equal(play: Play) -> None:
@@ -119,7 +45,7 @@ def test_the_same_seed_gives_the_same_run_to_the_last_event(tmp_path: Path) -> N
         return list(swarm.events)
 
     def played(number: int, seed: int) -> list[object]:
-        return virtual.play(scenario, spec_of(MIXED), tmp_path / str(number), MIXED, seed=seed)
+        return virtual.play(scenario, swarm_spec(MIXED), tmp_path / str(number), MIXED, seed=seed)
 
     first = played(1, seed=1)
     assert played(2, seed=1) == first
@@ -143,7 +69,7 @@ def test_a_contributor_killed_around_its_payload_comes_back_and_nothing_forks(
         assert swarm.committed(0) == swarm.committed(1) == list(range(1, 9))
         assert contributions(swarm, "b")[-1] == 8
 
-    play(scenario, spec=spec_of(FULL, rounds=8))
+    play(scenario, spec=swarm_spec(FULL, rounds=8))
 
 
 @pytest.mark.parametrize("moment", [Moment.INNER_STEP, Moment.GATHERED, Moment.APPLIED])
@@ -160,7 +86,7 @@ def test_a_member_of_a_pipeline_dies_and_the_replica_goes_on_when_it_is_back(
         assert contributions(swarm, "a") == list(range(1, 11))
         assert contributions(swarm, "q")[-1] == contributions(swarm, "p")[-1] == 10
 
-    play(scenario, MIXED, spec_of(MIXED, rounds=10))
+    play(scenario, MIXED, swarm_spec(MIXED, rounds=10))
 
 
 def test_a_suspended_node_is_fenced_and_catches_up(play: Play, plan: FaultPlan) -> None:
@@ -177,7 +103,7 @@ def test_a_suspended_node_is_fenced_and_catches_up(play: Play, plan: FaultPlan) 
         assert set(rounds) < set(range(1, 31))
         assert rounds[-1] == 30
 
-    play(scenario, spec=spec_of(FULL, rounds=30))
+    play(scenario, spec=swarm_spec(FULL, rounds=30))
 
 
 def test_a_replica_that_is_cut_off_for_three_rounds_catches_up_by_replay(play: Play) -> None:
@@ -193,7 +119,7 @@ def test_a_replica_that_is_cut_off_for_three_rounds_catches_up_by_replay(play: P
         assert not {4, 5} & set(contributions(swarm, "b"))
         assert contributions(swarm, "b")[-1] == 12
 
-    play(scenario, spec=spec_of(FULL, rounds=12))
+    play(scenario, spec=swarm_spec(FULL, rounds=12))
 
 
 def test_replicas_that_cannot_call_each_other_get_payloads_through_a_third(play: Play) -> None:
@@ -224,7 +150,7 @@ def test_a_replica_ten_times_slower_still_counts_and_holds_a_round_up_by_a_bound
         assert weights
         assert all(0 < weight < 0.5 for weight in weights)
 
-    play(scenario, spec=spec_of(FULL, **{"inner.steps": 10}))
+    play(scenario, spec=swarm_spec(FULL, **{"inner.steps": 10}))
 
 
 def test_calls_that_arrive_twice_change_nothing(play: Play) -> None:
@@ -259,7 +185,7 @@ def test_a_coordinator_killed_in_a_round_settles_that_round_when_it_is_back(
 
 
 def test_while_the_coordinator_is_away_for_long_replicas_train_up_to_a_bound_and_hold(play: Play) -> None:
-    spec = spec_of(FULL, rounds=4, **{"recovery.extra_steps": 6})
+    spec = swarm_spec(FULL, rounds=4, **{"recovery.extra_steps": 6})
 
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start()
@@ -315,7 +241,7 @@ def test_everybody_dies_at_once_and_everybody_returns(play: Play, with_coordinat
         swarm.assert_one_truth()
         assert swarm.committed(0)[-1] == 8
 
-    play(scenario, MIXED, spec_of(MIXED, rounds=8))
+    play(scenario, MIXED, swarm_spec(MIXED, rounds=8))
 
 
 def test_a_newcomer_loads_a_checkpoint_replays_the_rest_and_contributes(play: Play) -> None:
@@ -330,7 +256,7 @@ def test_a_newcomer_loads_a_checkpoint_replays_the_rest_and_contributes(play: Pl
         assert contributions(swarm, "late")[-1] == 14
         assert min(contributions(swarm, "late")) > 6
 
-    spec = spec_of(FULL, rounds=14, **{"recovery.keep_rounds": 6})
+    spec = swarm_spec(FULL, rounds=14, **{"recovery.keep_rounds": 6})
     play(scenario, members, spec)
 
 
@@ -351,7 +277,7 @@ def test_a_checkpoint_donor_whose_disk_lies_is_found_out_and_another_one_serves(
         swarm.assert_one_truth()
         assert contributions(swarm, "late")[-1] == 18
 
-    play(scenario, members, spec_of(FULL, rounds=18, **{"recovery.keep_rounds": 6}))
+    play(scenario, members, swarm_spec(FULL, rounds=18, **{"recovery.keep_rounds": 6}))
 
 
 def test_a_full_disk_costs_a_checkpoint_and_nothing_else(play: Play, plan: FaultPlan) -> None:
@@ -378,7 +304,7 @@ def test_a_node_killed_while_it_writes_goes_on_from_the_checkpoint_before(
         swarm.assert_one_truth()
         assert contributions(swarm, "b")[-1] == 8
 
-    play(scenario, spec=spec_of(FULL, rounds=8))
+    play(scenario, spec=swarm_spec(FULL, rounds=8))
 
 
 def test_a_bit_turned_in_a_live_anchor_is_noticed_within_a_round_and_mended(play: Play) -> None:
@@ -393,7 +319,7 @@ def test_a_bit_turned_in_a_live_anchor_is_noticed_within_a_round_and_mended(play
         swarm.assert_one_truth()
         assert contributions(swarm, "b")[-1] == 12
 
-    play(scenario, spec=spec_of(FULL, rounds=12))
+    play(scenario, spec=swarm_spec(FULL, rounds=12))
 
 
 def test_who_has_not_the_parameters_from_which_the_run_starts_is_told_so_as_it_joins(play: Play) -> None:
@@ -404,7 +330,7 @@ def test_who_has_not_the_parameters_from_which_the_run_starts_is_told_so_as_it_j
         assert caught.value.code is ErrorCode.INITIAL_UNAVAILABLE
         assert not swarm.decisions
 
-    play(scenario, spec=spec_of(FULL, initial=["0" * 64, "1" * 64]))
+    play(scenario, spec=swarm_spec(FULL, initial=["0" * 64, "1" * 64]))
 
 
 def test_a_run_waits_with_a_reason_for_whoever_is_missing(play: Play) -> None:
@@ -439,7 +365,7 @@ def test_nobody_is_admitted_once_the_run_is_over(play: Play) -> None:
         await asyncio.wait({task})
         assert [error.code for error in swarm.nodes["late"].errors] == [ErrorCode.RUN_STARTED]
 
-    play(scenario, members, spec_of(FULL))
+    play(scenario, members, swarm_spec(FULL))
 
 
 def break_connections(swarm: VirtualSwarm, one: str, other: str) -> None:
@@ -472,7 +398,7 @@ def test_a_link_that_breaks_while_the_coordinator_is_away_is_given_up_when_it_is
         assert {epoch for _, epoch in retreats(swarm)} == {1}
         assert contributions(swarm, "p")[-1] == contributions(swarm, "q")[-1] == 6
 
-    play(scenario, members, spec_of(members, rounds=6))
+    play(scenario, members, swarm_spec(members, rounds=6))
 
 
 def test_a_full_replica_that_lacks_one_payload_gives_up_its_seat_and_gets_another(
@@ -520,7 +446,7 @@ def test_the_seat_given_up_is_that_of_the_newest_plan_that_kept_the_replica(play
         assert not any(isinstance(event, PayloadWithheld) for event in swarm.events)
         assert contributions(swarm, "p")[-1] == contributions(swarm, "q")[-1] == 7
 
-    play(scenario, MIXED, spec_of(MIXED, rounds=7))
+    play(scenario, MIXED, swarm_spec(MIXED, rounds=7))
 
 
 def test_a_part_of_a_checkpoint_that_nobody_gives_for_a_while_does_not_end_the_node(
@@ -548,7 +474,7 @@ def test_a_part_of_a_checkpoint_that_nobody_gives_for_a_while_does_not_end_the_n
         assert len(refused) == 9
         assert contributions(swarm, "b")[-1] == 26
 
-    play(scenario, TWO, spec_of(TWO, rounds=26, **{"recovery.keep_rounds": 6}))
+    play(scenario, TWO, swarm_spec(TWO, rounds=26, **{"recovery.keep_rounds": 6}))
 
 
 @pytest.mark.parametrize(
@@ -584,4 +510,4 @@ def test_what_fails_while_a_node_mends_its_anchors_is_mended_as_well(
         assert {event.peer for event in swarm.diverged()} == {swarm.peer("b")}
         assert contributions(swarm, "b")[-1] == 9
 
-    play(scenario, spec=spec_of(FULL, rounds=9))
+    play(scenario, spec=swarm_spec(FULL, rounds=9))

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.state.events import PeerDraining, PeerLeft, PeerLost, PeerRetreated
+from coordinator.state.events import PeerDraining, PeerLost, PeerRetreated
 from node.cli.leave import Node, _ask, chosen
 from node.command_runner import LEAVE, LEAVE_AT_ONCE
 from node.folder import locked, note_folder, noted_folder, runner_of, settle_in
@@ -27,16 +27,9 @@ from node.security import credentials
 from node.train.pipeline import Pipeline
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import Role
-from tests.system.test_virtual_swarm import FULL, MIXED, Play, contributions, plan, play, spec_of
 from tests.virtual.network import here
+from tests.virtual.scenario import FULL, MIXED, Play, contributions, departures, swarm_spec
 from tests.virtual.swarm import VirtualSwarm
-
-__all__ = ["plan", "play"]
-
-
-def farewells(swarm: VirtualSwarm, name: str) -> list[str]:
-    peer = swarm.peer(name)
-    return [event.reason for event in swarm.events if isinstance(event, PeerLeft) and event.peer == peer]
 
 
 def nobody_was_lost(swarm: VirtualSwarm) -> bool:
@@ -50,7 +43,7 @@ def test_a_full_replica_finishes_its_round_and_leaves_and_the_others_go_on(play:
         await asyncio.sleep(0.6)
         swarm.drain("b")
         await swarm.until_over("b", seconds=20)
-        assert farewells(swarm, "b") == ["drained"]
+        assert departures(swarm, "b") == ["drained"]
         await swarm.until_over()
         swarm.assert_one_truth("a", "c")
         assert contributions(swarm, "b") == [1, 2, 3]
@@ -123,12 +116,12 @@ def test_who_was_drained_goes_on_where_it_was_when_it_is_started_again(play: Pla
         swarm.assert_one_truth()
         assert contributions(swarm, "b")[-1] == 8
 
-    play(scenario, spec=spec_of(FULL, rounds=8))
+    play(scenario, spec=swarm_spec(FULL, rounds=8))
 
 
 def test_who_only_follows_leaves_at_once(play: Play) -> None:
     members = {"a": Role.REPLICA, "p": Role.STAGE, "q": Role.STAGE, "spare": Role.STAGE}
-    spec = spec_of({name: members[name] for name in "apq"}, rounds=6)
+    spec = swarm_spec({name: members[name] for name in "apq"}, rounds=6)
 
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start("a", "p", "q")
@@ -139,7 +132,7 @@ def test_who_only_follows_leaves_at_once(play: Play) -> None:
         swarm.drain("spare")
         await swarm.until_over("spare")
         assert swarm.loop.time() - asked < 0.5  # a round takes several times as long
-        assert farewells(swarm, "spare") == ["drained"]
+        assert departures(swarm, "spare") == ["drained"]
         await swarm.until_over()
         swarm.assert_one_truth("a", "p", "q")
         assert contributions(swarm, "p") == [1, 2, 3, 4, 5, 6]
@@ -154,7 +147,7 @@ def test_who_is_asked_to_leave_before_the_run_starts_does(play: Play) -> None:
         await asyncio.sleep(5)
         swarm.drain("b")
         await swarm.until_over("b", seconds=5)
-        assert farewells(swarm, "b") == ["drained"]
+        assert departures(swarm, "b") == ["drained"]
 
     play(scenario)
 
@@ -181,7 +174,7 @@ def test_who_is_still_entering_the_dht_says_farewell_and_leaves_at_once(
         await asyncio.sleep(5)
         swarm.drain("b")
         await swarm.until_over("b", seconds=3)
-        assert farewells(swarm, "b") == ["drained"]
+        assert departures(swarm, "b") == ["drained"]
 
     async def hang(self: VirtualSwarm, **_: object) -> None:
         await asyncio.Event().wait()

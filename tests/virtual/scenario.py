@@ -1,0 +1,92 @@
+"""What scenarios of the virtual swarm share: usual members, a small run, and how a scenario is played."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from coordinator.state.events import PeerLeft
+from protocol.spec.resolve import resolve
+from protocol.spec.run import RunSpec
+from protocol.types import Role
+from tests.support.faults import FaultPlan
+from tests.virtual import swarm as virtual
+from tests.virtual.swarm import VirtualSwarm
+
+T = TypeVar("T")
+Scenario = Callable[[VirtualSwarm], Awaitable[T]]
+
+FULL = {"a": Role.REPLICA, "b": Role.REPLICA, "c": Role.REPLICA}
+TWO = {"a": Role.REPLICA, "b": Role.REPLICA}
+PIPE = {"p": Role.STAGE, "q": Role.STAGE}
+MIXED = {"a": Role.REPLICA, "b": Role.REPLICA, "p": Role.STAGE, "q": Role.STAGE}
+
+# One file of the standard library is read in milliseconds, the whole built-in corpus in a tenth of a second.
+CORPUS = f"text:{argparse.__file__}"
+
+
+def swarm_spec(members: Mapping[str, Role], rounds: int = 6, **overrides: Any) -> RunSpec:
+    """A run that waits for exactly `members`: 2 stages of one layer each. `overrides` as "section.field"."""
+    stages = [name for name, role in members.items() if role is Role.STAGE]
+    return resolve(
+        "nano",
+        overrides={
+            "rounds": rounds,
+            "model.layers": 2,
+            "data.source": CORPUS,
+            "swarm.stages": 2,
+            "swarm.replicas": len(members) - len(stages),
+            "swarm.pipelines": len(stages) // 2,
+            "recovery.checkpoint_every": 2,
+            "recovery.keep_rounds": 8,
+            "grouping.balance": False,  # every replica keeps its weight, whatever its speed
+            **overrides,
+        },
+    )
+
+
+class Play:
+    """Plays a scenario; the planned faults must have fired at its end."""
+
+    def __init__(self, folder: Path, plan: FaultPlan) -> None:
+        self._folder, self._plan = folder, plan
+
+    def __call__(
+        self,
+        scenario: Scenario[T],
+        members: Mapping[str, Role] = FULL,
+        spec: RunSpec | None = None,
+        **more: Any,
+    ) -> T:
+        return virtual.play(
+            scenario, spec or swarm_spec(members), self._folder, members, plan=self._plan, **more
+        )
+
+
+async def return_after(swarm: VirtualSwarm, name: str, seconds: float) -> None:
+    """Wait for the planned end of a node and start it again `seconds` later."""
+    await swarm.until_fired(name)
+    await asyncio.sleep(seconds)
+    swarm.start(name)
+
+
+def contributions(swarm: VirtualSwarm, name: str) -> list[int]:
+    """The rounds whose commits contain a payload of the node, of any stage."""
+    peer = swarm.peer(name)
+    return sorted(
+        {
+            each.round_number
+            for each in swarm.decisions
+            for entry in each.entries
+            if entry.descriptor.owner == peer
+        }
+    )
+
+
+def departures(swarm: VirtualSwarm, name: str) -> list[str]:
+    """The reasons that the node gave when it left."""
+    peer = swarm.peer(name)
+    return [event.reason for event in swarm.events if isinstance(event, PeerLeft) and event.peer == peer]

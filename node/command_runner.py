@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 from typing import Any, TypeVar
 
-import uvloop
 from rich.console import Console
-from rich.logging import RichHandler
 
-from protocol.errors import ErrorCode, ExitCode, HetnodeError
+from protocol.errors import ErrorCode, ExitCode, HetnodeError, first_error
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -116,12 +114,25 @@ def run(main: Coroutine[Any, Any, T], lifeline: int | None = None, drain: Drain 
                 raise
             raise Interrupted from None
 
+    import uvloop  # noqa: PLC0415  only commands with an event loop need it
+
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(supervised())
 
 
+def exit_code_after(error: BaseException) -> ExitCode:
+    """Show an expected failure of a command and return the status with which it ends. Raises all others."""
+    if isinstance(error, Interrupted):
+        return ExitCode.INTERRUPTED
+    cause = first_error(error)
+    if not isinstance(cause, HetnodeError):
+        raise error
+    show_error(cause)
+    return cause.code.exit_code
+
+
 def show_error(error: HetnodeError) -> None:
-    """One message on standard error: what is the matter and what to do."""
+    """Print one message on standard error: what failed, and what to do."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(f"[bold red]error[/] \\[{error.code.label}] ", end="")
     console.print(f"{error.cause} {error.remedy}".strip(), markup=False)
@@ -132,6 +143,8 @@ def configure_logging(verbose: bool = False) -> None:
     level = logging.DEBUG if verbose else logging.INFO
     handler: logging.Handler
     if sys.stderr.isatty():
+        from rich.logging import RichHandler  # noqa: PLC0415
+
         handler = RichHandler(console=Console(stderr=True), show_path=False, markup=False)
         handler.setFormatter(logging.Formatter("%(message)s", "%H:%M:%S"))
     else:

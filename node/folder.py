@@ -29,7 +29,7 @@ _FLOCK, _KIND, _PROCESS = (
 )
 
 
-def usable(folder: Path, option: str = "--folder", mode: int = 0o777) -> Path:
+def make_usable(folder: Path, option: str = "--folder", mode: int = 0o777) -> Path:
     """`folder`, made and found writable: what a disk refuses is better said before the work than after it.
 
     Raises HetnodeError BAD_OPTION, which names the `option` that it was given with.
@@ -47,7 +47,7 @@ def usable(folder: Path, option: str = "--folder", mode: int = 0o777) -> Path:
 
 
 @contextmanager
-def refusals_in_words(folder: Path) -> Iterator[None]:
+def disk_errors_reported(folder: Path) -> Iterator[None]:
     """What the disk refuses meanwhile is told as of `folder`, which a person has named: BAD_OPTION."""
     try:
         yield
@@ -59,10 +59,10 @@ def refusals_in_words(folder: Path) -> Iterator[None]:
         ) from None
 
 
-def locked(folder: Path) -> IO[str]:
+def lock_folder(folder: Path) -> IO[str]:
     """A lock that keeps other nodes out of `folder` while it is open. Raises RUN_FOLDER_IN_USE.
 
-    It belongs to this process, which :func:`runner_of` names, and which must not open its file again: the
+    It belongs to this process, which :func:`running_process` names, and which must not open its file again: the
     lock would end with that.
     """
     lock = (folder / _LOCK).open("a")
@@ -78,7 +78,7 @@ def locked(folder: Path) -> IO[str]:
     return lock
 
 
-def runner_of(folder: Path) -> int | None:
+def running_process(folder: Path) -> int | None:
     """The process id of the node that keeps `folder` now; None where none does, or this process.
 
     The kernel says it, so it is never that of another process. 0 stands for one that cannot be seen from
@@ -89,29 +89,29 @@ def runner_of(folder: Path) -> int | None:
             asked = [0] * 5
             asked[_KIND] = fcntl.F_WRLCK
             found = _FLOCK.unpack(fcntl.fcntl(lock, fcntl.F_GETLK, _FLOCK.pack(*asked)))
-    except OSError:  # never locked
+    except OSError:  # never lock_folder
         return None
     return None if found[_KIND] == fcntl.F_UNLCK else max(0, found[_PROCESS])
 
 
-def note_folder(credentials: Path, folder: Path) -> None:
+def remember_node_folder(credentials: Path, folder: Path) -> None:
     """Note next to a node's credentials where it keeps its checkpoints."""
     (credentials / _NOTE).write_text(str(folder.absolute()))
 
 
-def noted_folder(credentials: Path) -> Path | None:
+def node_folder_of(credentials: Path) -> Path | None:
     """Where the node with these credentials was last; None where it never ran."""
     note = credentials / _NOTE
     return Path(note.read_text()) if note.exists() else None
 
 
-def run_kept_in(folder: Path) -> str:
+def run_in(folder: Path) -> str:
     """The name of the run of which `folder` holds something; "" where it holds none."""
     mark = folder / _RUN
     return mark.read_text().partition(" ")[0] if mark.exists() else ""
 
 
-def settle_in(folder: Path, run: str, coordinator: str) -> Path:
+def keep_only_run(folder: Path, run: str, coordinator: str) -> Path:
     """`folder`, with nothing in it that is of another run.
 
     A coordinator that was set up anew (with another key, so another peer id) starts another run, even of the
@@ -130,7 +130,7 @@ def settle_in(folder: Path, run: str, coordinator: str) -> Path:
     return folder
 
 
-def settle_stages(folder: Path, stages: StageRange) -> None:
+def keep_only_stages(folder: Path, stages: StageRange) -> None:
     """Let what lies in `folder` be of use to `stages`: what is kept of quite other stages is set aside, below
     a folder with their name, and what was set aside of these comes back. The last that were set aside are
     kept. Where some stages stay, so does all: this node may be the only one that has their state.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
-from node.folder import locked, note_folder, settle_in
+from node.folder import keep_only_run, lock_folder, remember_node_folder
 from node.hive.transport import HivemindTransport
 from node.ipc.channel import start_child
 from node.ipc.worker_client import WorkerClient
@@ -98,7 +98,7 @@ async def run_node(options: NodeOptions, identity: Identity, leaving: asyncio.Ev
     """
     leaving = leaving or asyncio.Event()
     async with AsyncExitStack() as stack:
-        stack.enter_context(locked(options.folder))
+        stack.enter_context(lock_folder(options.folder))
         # What is started anew where this node's place gets other stages.
         processes = await stack.enter_async_context(AsyncExitStack())
         try:
@@ -195,7 +195,7 @@ async def _enter(
     stack.push_async_callback(_leave, coordinator, "stopped before the end")
     estimates.joined()
     credentials.remember(role)
-    note_folder(credentials.folder, options.folder)
+    remember_node_folder(credentials.folder, options.folder)
     spec = admission.spec
     if spec.initial is not None:
         await worker.call("require_initial", {"spec": spec.canonical_json, "initial": options.initial})
@@ -214,7 +214,7 @@ async def _enter(
         membership,
         Links(server, lambda: coordinator.credentials.tls, estimates.received),
         PeerRecord(identity.peer, PROTOCOL_VERSION, role, capacity, endpoint, stages=None),
-        settle_in(options.folder, credentials.run, credentials.coordinator),
+        keep_only_run(options.folder, credentials.run, credentials.coordinator),
         advertise,
         leaving,
     )

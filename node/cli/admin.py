@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -12,15 +11,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from coordinator.authority import write_private
 from node import command_runner
 from node.cli.known_runs import only_coordinator
+from node.cli.options import seconds_of
 from node.security.credentials import load_operator
-from protocol.pb import hetnode_pb2 as pb
 from protocol.types import Role
 
 if TYPE_CHECKING:
     from node.net.admin_client import AdminClient
+    from protocol.pb import hetnode_pb2 as pb
 
 T = TypeVar("T")
 
@@ -33,18 +32,6 @@ Folder = Annotated[
         help="Folder of the coordinator, or of 'hetnode swarm up'. Default: that of the only run here."
     ),
 ]
-
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-
-
-def seconds_of(text: str, option: str) -> float:
-    """A duration such as ``90s``, ``15m``, ``24h`` or ``7d``. Raises HetnodeError BAD_OPTION."""
-    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)([smhd])", text.strip())
-    if match is None or not float(match[1]):
-        raise command_runner.bad_option(
-            f"{option} '{text}' is no duration.", "Write it like 90s, 15m, 24h or 7d."
-        )
-    return float(match[1]) * _UNITS[match[2]]
 
 
 @invite_app.command("create")
@@ -68,6 +55,8 @@ def invite_create(
     if out is None:
         sys.stdout.write(f"{text}\n")
     else:
+        from coordinator.authority import write_private  # noqa: PLC0415
+
         write_private(out, f"{text}\n".encode())
         Console().print(f"invite {name} is in {out}", highlight=False, markup=False)
 

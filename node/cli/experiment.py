@@ -12,7 +12,7 @@ from rich.console import Console
 
 from node import command_runner
 from node.cli.spec import Config, Data, LinkK, Preset, Rounds, Seed, Stages, Steps, Tokenizer, pinned, spec_of
-from node.folder import usable
+from node.folder import make_usable
 
 if TYPE_CHECKING:
     from node.experiment.matrix import Matrix
@@ -120,7 +120,7 @@ def experiment_run(
         resident=resident,
         save_every=save_every,
     )
-    with sole_use(usable(out, "--out")):
+    with sole_use(make_usable(out, "--out")):
         whole = build_matrix(matrix, read, train_tokenizers(read, out, table or ()))
         built = whole.narrowed(table or (), seed or ())
         keys = {
@@ -207,7 +207,7 @@ def experiment_one(
         save_every=save_every,
     )
     planned = Planned(trial, chosen.value, chosen, validate_every)
-    with sole_use(usable(out, "--out")):
+    with sole_use(make_usable(out, "--out")):
         found = _run([planned], {chosen.value: [trial.key]}, out, options)
     _show(found[trial.key], results_file(out))
 
@@ -256,9 +256,9 @@ def experiment_report(
             raise command_runner.bad_option(
                 f"--write {write} is a folder.", f"Give a file, such as {write}/page.md."
             )
-        usable(write.parent, "--write")
+        make_usable(write.parent, "--write")
     place = _link(figures, write) if figures else ""  # before anything is drawn
-    drawn = draw_figures(built, known, usable(figures, "--figures")) if figures else []
+    drawn = draw_figures(built, known, make_usable(figures, "--figures")) if figures else []
     links = [(figure, f"{place}/{figure.path.name}") for figure in drawn]
     text = report_of(built, known, _below_here(matrix), links, _out_of(files))
     if write is None:

@@ -16,7 +16,7 @@ from platformdirs import user_config_path
 from rich.console import Console
 
 from node import command_runner
-from node.folder import noted_folder, run_kept_in, runner_of
+from node.folder import node_folder_of, run_in, running_process
 from node.security import credentials
 from protocol.errors import ErrorCode, HetnodeError
 
@@ -34,7 +34,7 @@ class Node:
     @property
     def pid(self) -> int | None:
         """Of its process, while it runs; 0 where that cannot be seen from here."""
-        return None if self.folder is None else runner_of(self.folder)
+        return None if self.folder is None else running_process(self.folder)
 
     @property
     def identity(self) -> Path | None:
@@ -86,7 +86,7 @@ def nodes_here() -> Iterator[Node]:
     for key in sorted(user_config_path("hetnode").glob("peer-*.key")):
         for folder in sorted(key.with_suffix(".runs").glob("*")):
             if credentials.exist(folder):
-                yield Node(folder.name, folder, noted_folder(folder))
+                yield Node(folder.name, folder, node_folder_of(folder))
 
 
 def chosen(wanted: str | None, known: list[Node]) -> Node:
@@ -97,8 +97,8 @@ def chosen(wanted: str | None, known: list[Node]) -> Node:
     if wanted is not None:
         folder = Path(wanted)
         if credentials.exist(folder):
-            return Node(credentials.load(folder).run, folder, noted_folder(folder))
-        if run := run_kept_in(folder):
+            return Node(credentials.load(folder).run, folder, node_folder_of(folder))
+        if run := run_in(folder):
             own = (node for node in known if node.folder == folder.absolute() and node.run == run)
             return next(own, Node(run, None, folder.absolute()))
     candidates = [node for node in known if wanted in (None, node.run)]

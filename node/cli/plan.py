@@ -19,7 +19,7 @@ from coordinator.state.state import Peer
 from coordinator.state.text import Waiting
 from node.cli.spec import Config, LinkK, Preset, Stages, Steps, spec_of
 from node.command_runner import bad_option
-from node.folder import usable
+from node.folder import make_usable
 from protocol.errors import HetnodeError
 from protocol.types import Capacity, Lifecycle, PeerId, Role
 
@@ -109,7 +109,7 @@ def plan(
     ] = 400.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """What a swarm would do before anybody joins it: pipelines, tokens per second, traffic, bottleneck.
+    """What a swarm would do before any peer joins: pipelines, tokens per second, traffic, bottleneck.
 
     The pipelines are those that the coordinator would form of these peers. Give --peers FILE or --stage-peers
     N, and --replicas N for machines that hold the whole model. Nobody is asked and nothing is started: all
@@ -246,7 +246,7 @@ def plan_scaling(
         f"{preset}, H {inner_steps}, k {k}: {home_share:.0%} homes with {uplink:g} Mb/s up in pipelines of "
         f"{spec.swarm.stages}, the others full replicas with {replica_bandwidth:g} Mb/s"
     )
-    _report(write_scaling(list(points), usable(out, "--out"), title))
+    _report(write_scaling(list(points), make_usable(out, "--out"), title))
 
 
 def _utilization(
@@ -274,7 +274,7 @@ def _utilization(
         f"{preset} in 4 stages, H 50: members of {tflops:g} TFLOP/s, {microbatches} microbatches of "
         f"{spec.inner.microbatch_size} x {spec.model.context} tokens, {latency:g} ms, {pipelines} pipelines"
     )
-    _report(write_utilization(list(points), spec.model.width, usable(out, "--out"), name, title))
+    _report(write_utilization(list(points), spec.model.width, make_usable(out, "--out"), name, title))
 
 
 def _report(files: Iterable[Path]) -> None:

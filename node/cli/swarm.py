@@ -24,7 +24,7 @@ from node.cli.spec import (
     pinned,
     spec_of,
 )
-from node.folder import refusals_in_words, usable
+from node.folder import disk_errors_reported, make_usable
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
@@ -121,7 +121,7 @@ def _link_initial(spec: RunSpec, folder: Path, start: Path | None) -> None:
     link = initial_of(folder)
     if spec.initial is None or start is None or start.resolve() == link.resolve():
         return
-    with refusals_in_words(link):
+    with disk_errors_reported(link):
         link.unlink(missing_ok=True)
         link.symlink_to(start.resolve())
 
@@ -153,7 +153,7 @@ def _new_run_folder(spec: RunSpec, folder: Path | None) -> Path:
         while (runs / f"{spec.preset}-{number}").exists():
             number += 1
         folder = runs / f"{spec.preset}-{number}"
-    if any(usable(folder).iterdir()):
+    if any(make_usable(folder).iterdir()):
         raise HetnodeError(
             ErrorCode.RUN_FOLDER_IN_USE,
             f"The run folder {folder} is not empty.",

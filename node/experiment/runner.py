@@ -23,7 +23,7 @@ from node.experiment.results import Result, append
 from node.experiment.tokenizers import TokenizerFile, tokenizer_file, train_bpe
 from node.experiment.trial import Planned
 from node.experiment.worker import request_of
-from node.folder import locked
+from node.folder import lock_folder
 from node.ipc.channel import Child, start_child
 from node.measure.hardware import available_threads
 from protocol.errors import ErrorCode, HetnodeError
@@ -68,7 +68,7 @@ def trials_left_over(out: Path, known: Collection[str]) -> list[Path]:
 def sole_use(out: Path) -> Iterator[None]:
     """Keep other runs out of `out`. Raises RUN_FOLDER_IN_USE."""
     try:
-        lock = locked(out)
+        lock = lock_folder(out)
     except HetnodeError:
         raise HetnodeError(
             ErrorCode.RUN_FOLDER_IN_USE,

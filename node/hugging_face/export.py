@@ -26,7 +26,7 @@ from torch import Tensor
 from node.checkpoint.files import Shapes, publish, write_text
 from node.checkpoint.global_model import Verified
 from node.data.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer, check_tokenizer
-from node.folder import refusals_in_words
+from node.folder import disk_errors_reported
 from node.hugging_face.card import Facts, card
 from node.hugging_face.llama import config_of, published_name
 from node.hugging_face.tokenizer import tokenizer_files
@@ -82,7 +82,7 @@ def export(
             `dtype` cannot hold a weight; DISK_FULL. Nothing has changed then.
     """
     stored.require_complete()
-    with refusals_in_words(folder):
+    with disk_errors_reported(folder):
         _require_replaceable(folder)
     spec = stored.spec
     tokenizer = check_tokenizer(spec, tokenizer_path)
@@ -110,7 +110,7 @@ def export(
         for name, text in texts.items():
             write_text(partial / name, text)
 
-    with refusals_in_words(folder):
+    with disk_errors_reported(folder):
         publish(folder.resolve(), fill)
 
 

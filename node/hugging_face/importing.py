@@ -22,7 +22,7 @@ from node.checkpoint import global_model
 from node.checkpoint.files import publish, write_text
 from node.checkpoint.global_model import Checkpoint
 from node.data.tokenizer import TOKENIZER_FILE, FileTokenizer
-from node.folder import refusals_in_words
+from node.folder import disk_errors_reported
 from node.hugging_face.llama import model_of, published_name, unsupported
 from node.hugging_face.tokenizer import byte_definition
 from node.hugging_face.weights import Weights, read_json
@@ -125,7 +125,7 @@ def import_model(
             write_text(partial / TOKENIZER, tokenizer.definition.decode())
         write_text(partial / RUN_FILE, started.toml)
 
-    with refusals_in_words(out):
+    with disk_errors_reported(out):
         publish(out.resolve(), fill)
     return started
 
@@ -145,7 +145,7 @@ def read_model(published: Published, spec: RunSpec, device: torch.device | str =
 
 def require_empty(out: Path) -> None:
     """Raise HetnodeError BAD_OPTION unless nothing is at `out`, or an empty folder."""
-    with refusals_in_words(out):
+    with disk_errors_reported(out):
         is_free = not out.exists() or (out.is_dir() and not any(out.iterdir()))
     if not is_free:
         raise HetnodeError(

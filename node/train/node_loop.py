@@ -15,7 +15,7 @@ from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
 
-from node.folder import settle_stages
+from node.folder import keep_only_stages
 from node.net.membership import Assignment, RunView, jittered
 from node.train.outer_exchange import OuterExchange, run_is_over
 from node.train.recovery import Recovery
@@ -156,7 +156,7 @@ class NodeLoop:
         peer = services.identity.peer
         place = await services.membership.until(lambda run_view: _place_in(run_view, peer))
         self._stages = place.stages
-        settle_stages(self._folder, place.stages)
+        keep_only_stages(self._folder, place.stages)
         log.info("this node's place is replica-%d, %s", place.replica, _words(place.stages))
         body = {"spec": spec.canonical_json, "stages": [place.stages.first, place.stages.stop]}
         reply = await services.worker.call("build", {**body, **asdict(self._local)})

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from node.folder import settle_in, settle_stages
+from node.folder import keep_only_run, keep_only_stages
 from protocol.types import StageRange
 
 
 def test_what_is_kept_stays_for_the_same_run(tmp_path: Path) -> None:
-    settle_in(tmp_path, "nano-1", "coordinator")
+    keep_only_run(tmp_path, "nano-1", "coordinator")
     (tmp_path / "checkpoint").mkdir()
-    settle_in(tmp_path, "nano-1", "coordinator")
+    keep_only_run(tmp_path, "nano-1", "coordinator")
     assert (tmp_path / "checkpoint").exists()
 
 
@@ -21,35 +21,35 @@ def test_what_is_kept_stays_for_the_same_run(tmp_path: Path) -> None:
 def test_what_is_kept_of_another_run_is_set_aside_and_not_deleted(
     tmp_path: Path, run: str, coordinator: str
 ) -> None:
-    settle_in(tmp_path, "nano-1", "coordinator")
+    keep_only_run(tmp_path, "nano-1", "coordinator")
     for kept in ("checkpoint", "payloads"):
         (tmp_path / kept).mkdir()
         (tmp_path / kept / "file").write_text("precious")
-    settle_in(tmp_path, run, coordinator)
+    keep_only_run(tmp_path, run, coordinator)
     assert not (tmp_path / "checkpoint").exists()
     assert not (tmp_path / "payloads").exists()
     assert (tmp_path / "former-1" / "checkpoint" / "file").read_text() == "precious"
-    settle_in(tmp_path, "nano-1", "coordinator")
+    keep_only_run(tmp_path, "nano-1", "coordinator")
     assert (tmp_path / "former-2").exists()
 
 
 def test_of_other_stages_the_last_two_are_kept(tmp_path: Path) -> None:
     for first in (0, 1, 2, 3, 0, 1):
         stages = StageRange(first, first + 1)
-        settle_stages(tmp_path, stages)
+        keep_only_stages(tmp_path, stages)
         (tmp_path / "checkpoint").mkdir(exist_ok=True)
         (tmp_path / "checkpoint" / str(stages)).write_text("")
     assert {path.name for path in tmp_path.glob("stages-*")} == {"stages-3", "stages-0"}
-    settle_stages(tmp_path, StageRange(3, 4))
+    keep_only_stages(tmp_path, StageRange(3, 4))
     assert [path.name for path in (tmp_path / "checkpoint").iterdir()] == ["3"]
     assert {path.name for path in tmp_path.glob("stages-*")} == {"stages-0", "stages-1"}
 
 
 def test_where_some_stages_stay_what_is_kept_stays(tmp_path: Path) -> None:
-    settle_stages(tmp_path, StageRange(0, 2))
+    keep_only_stages(tmp_path, StageRange(0, 2))
     (tmp_path / "checkpoint").mkdir()
     for stages in (StageRange(1, 4), StageRange(2, 3)):
-        settle_stages(tmp_path, stages)
+        keep_only_stages(tmp_path, stages)
         assert (tmp_path / "checkpoint").exists()
-    settle_stages(tmp_path, StageRange(0, 2))
+    keep_only_stages(tmp_path, StageRange(0, 2))
     assert not (tmp_path / "checkpoint").exists()

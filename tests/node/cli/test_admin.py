@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from node.cli.admin import seconds_of
+from node.cli.options import seconds_of
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.invite import decode
 from protocol.types import Role

@@ -314,8 +314,8 @@ def test_two_runs_into_one_folder_are_refused(folder: Path) -> None:
 _HOLD_LOCK = """
 import sys
 from pathlib import Path
-from node.folder import locked
-lock = locked(Path("out"))
+from node.folder import lock_folder
+lock = lock_folder(Path("out"))
 print("locked", flush=True)
 sys.stdin.read()
 """

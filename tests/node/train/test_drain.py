@@ -18,7 +18,7 @@ import pytest
 from coordinator.state.events import PeerDraining, PeerLost, PeerRetreated
 from node.cli.leave import Node, _ask, chosen
 from node.command_runner import LEAVE, LEAVE_AT_ONCE
-from node.folder import locked, note_folder, noted_folder, runner_of, settle_in
+from node.folder import keep_only_run, lock_folder, node_folder_of, remember_node_folder, running_process
 from node.net.coordinator_client import CoordinatorClient
 from node.net.link import Link
 from node.net.membership import Membership, RunView
@@ -358,9 +358,9 @@ def node_in(folder: Path) -> Iterator[subprocess.Popen[str]]:
     program = """
         import signal, sys
         from pathlib import Path
-        from node.folder import locked
+        from node.folder import lock_folder
 
-        with locked(Path(sys.argv[1])):
+        with lock_folder(Path(sys.argv[1])):
             asked = {signal.SIGUSR1, signal.SIGUSR2}
             signal.pthread_sigmask(signal.SIG_BLOCK, asked)
             print("ready", flush=True)
@@ -383,23 +383,23 @@ def two_runs(tmp_path: Path) -> Iterator[list[Node]]:
         folder, own = tmp_path / name, tmp_path / "peer-0.runs" / name
         folder.mkdir()
         own.mkdir(parents=True)
-        settle_in(folder, name, "coordinator")
-        note_folder(own, folder)
-        nodes.append(Node(name, own, noted_folder(own)))
+        keep_only_run(folder, name, "coordinator")
+        remember_node_folder(own, folder)
+        nodes.append(Node(name, own, node_folder_of(own)))
     with node_in(tmp_path / "first"):
         yield nodes
 
 
 def test_the_folder_of_a_node_names_its_process_while_it_runs(tmp_path: Path) -> None:
-    assert runner_of(tmp_path) is None
+    assert running_process(tmp_path) is None
     (tmp_path / "lock").write_text("1")  # of former nodes, or of nobody
-    assert runner_of(tmp_path) is None
+    assert running_process(tmp_path) is None
     with node_in(tmp_path) as child:
-        assert runner_of(tmp_path) == child.pid
+        assert running_process(tmp_path) == child.pid
         with pytest.raises(HetnodeError) as refused:
-            locked(tmp_path)
+            lock_folder(tmp_path)
         assert refused.value.code is ErrorCode.RUN_FOLDER_IN_USE
-    assert runner_of(tmp_path) is None
+    assert running_process(tmp_path) is None
 
 
 def test_whoever_looks_does_not_keep_a_node_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -407,13 +407,13 @@ def test_whoever_looks_does_not_keep_a_node_out(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("node.folder.fcntl.lockf", lambda *arguments: locks.append(arguments))
     monkeypatch.setattr("node.folder.fcntl.flock", lambda *arguments: locks.append(arguments), raising=False)
     (tmp_path / "lock").touch()
-    assert runner_of(tmp_path) is None
+    assert running_process(tmp_path) is None
     assert not locks
 
 
 @pytest.mark.parametrize(("arguments", "sent"), [([], LEAVE), (["--now"], LEAVE_AT_ONCE)])
 def test_a_node_of_this_machine_is_asked_to_leave(tmp_path: Path, arguments: list[str], sent: int) -> None:
-    settle_in(tmp_path, "first", "coordinator")
+    keep_only_run(tmp_path, "first", "coordinator")
     with node_in(tmp_path) as child:
         command = [sys.executable, "-m", "node", "leave", str(tmp_path), *arguments]
         asking = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -425,7 +425,7 @@ def test_a_node_of_this_machine_is_asked_to_leave(tmp_path: Path, arguments: lis
 
 def test_nobody_is_signalled_who_is_not_the_node(tmp_path: Path) -> None:
     """Its process may have ended since, and the number be that of another one, such as this one."""
-    settle_in(tmp_path, "first", "coordinator")
+    keep_only_run(tmp_path, "first", "coordinator")
     with pytest.raises(HetnodeError) as refused:
         _ask(Node("first", None, tmp_path), 0, LEAVE)
     assert "container" in refused.value.cause

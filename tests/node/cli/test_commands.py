@@ -1,0 +1,40 @@
+"""The table of commands: what it says of each, and that a command imports only what it needs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from node.cli.main import COMMANDS
+
+HEAVY = ("torch", "hivemind", "datasets", "matplotlib", "transformers", "tokenizers")
+LIGHT_COMMANDS = [["--help"], ["--version"], ["status", "--help"], ["invite", "create", "--help"]]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_of_commands_repeats_the_help_of_each(name: str) -> None:
+    own = COMMANDS[name].load(name).help.split("\n\n")[0]
+    assert " ".join(own.split()) == COMMANDS[name].help
+
+
+def imported_by(*arguments: str, names: tuple[str, ...]) -> str:
+    """Which of the modules `names` are imported when a command has run."""
+    code = (
+        "import sys\n"
+        "from node.cli.main import app\n"
+        f"app({list(arguments)!r}, standalone_mode=False)\n"
+        f"print([name for name in {names!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("arguments", LIGHT_COMMANDS, ids=" ".join)
+def test_light_commands_import_nothing_heavy(arguments: list[str]) -> None:
+    assert imported_by(*arguments, names=HEAVY) == "[]"
+
+
+def test_the_help_imports_neither_grpc_nor_the_specification() -> None:
+    assert imported_by("--help", names=("grpc", "pydantic", "uvloop", "asyncio", "cryptography")) == "[]"

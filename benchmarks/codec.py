@@ -31,6 +31,7 @@ from benchmarks.tables import Table, machine
 from node.model.init import parameter_shapes
 from node.optimizer.outer_stage import OuterStage
 from protocol.algorithm.clipping import payload_norm
+from protocol.algorithm.outer_optimizer import Sgd
 from protocol.algorithm.outer_step import apply_update
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
@@ -169,7 +170,7 @@ def row(parameters: int, options: dict[str, Any], passes: int) -> tuple[str, ...
         lambda: top_k_alone(stage, spec.outer.top_k),
         propose,
         lambda: payload_norm(decode(layout, payload)),
-        lambda: apply_update(stage.anchor, [content], [1.0], 1.0),
+        lambda: apply_update(stage.anchor, [content], [1.0], Sgd(1.0)),
     )
     chunk = bytes_per_chunk(spec.outer)
     return (

@@ -11,12 +11,14 @@ import errno
 import glob
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Self, TypeVar
 
+import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
@@ -128,6 +130,30 @@ def each_tensor(path: Path, shapes: Shapes) -> Iterator[tuple[str, Tensor]]:
                 yield name, file.get_tensor(name)
     except (OSError, SafetensorError) as error:
         raise corrupt(path, str(error)) from None
+
+
+def read_part(file: Path, shapes: Shapes) -> dict[str, Tensor]:
+    """The tensors of one part from its bytes; copies, which no longer depend on the file.
+
+    Raises HetnodeError CHECKPOINT_CORRUPT.
+    """
+    try:
+        size = file.stat().st_size
+        if size != size_of(shapes):
+            raise ValueError(f"it has {size} bytes, not {size_of(shapes)}")
+        with file.open("rb") as source:
+            return {
+                name: torch.from_numpy(
+                    np.fromfile(source, "<f4", math.prod(shapes[name])).astype(np.float32, copy=False)
+                ).view(shapes[name])
+                for name in sorted(shapes)
+            }
+    except (OSError, ValueError, RuntimeError) as error:
+        raise HetnodeError(
+            ErrorCode.CHECKPOINT_CORRUPT,
+            f"The part of a checkpoint in {file} cannot be used: {error}.",
+            "Remove the file; the part is fetched again.",
+        ) from None
 
 
 def write_text(path: Path, text: str) -> None:

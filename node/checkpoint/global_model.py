@@ -1,4 +1,4 @@
-"""The global model on disk: the anchors of some or all stages after one round.
+"""The global model on disk: what is committed of some or all stages after one round.
 
 A checkpoint is a folder::
 
@@ -6,6 +6,10 @@ A checkpoint is a folder::
     embedding.safetensors      the token embedding alone, of a member that does not host stage 0
     spec.json                  canonical JSON of the RunSpec
     manifest.json              run, round, and for each tensor file: bytes, sha-256, anchor digest
+
+Where the outer optimizer has state, such as momentum, a tensor file of a round from 1 on holds it too, under the names of
+protocol.algorithm.outer_optimizer.state_name. Before round 1 it is 0 and in no file, so the digest of given parameters
+(`RunSpec.initial`) does not depend on the optimizer. It is never exported.
 
 A node's own checkpoints hold more (node.checkpoint.private_state), which nothing here reads. The folder is put in
 place whole (node.checkpoint.files.publish). Nothing is unpickled, and nothing is used before its hash, names,
@@ -15,7 +19,6 @@ dtypes and shapes are verified.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +28,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from node.checkpoint import layout
 from node.checkpoint.files import (
     HEX_DIGEST,
     FileEntry,
@@ -41,18 +45,19 @@ from node.checkpoint.files import (
     write_tensors,
     write_text,
 )
-from node.model.init import EMBEDDING, embedding_shapes, parameter_shapes
+from node.checkpoint.layout import ANY_ROUND, EMBEDDING_FILE, round_of, stage_file
+from node.model.init import embedding_shapes, parameter_shapes
+from protocol.algorithm.outer_optimizer import committed_shapes, parameters_of
 from protocol.algorithm.outer_step import anchor_digest
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 
 _MANIFEST = "manifest.json"
 _SPEC = "spec.json"
-_EMBEDDING_FILE = "embedding.safetensors"
 
 
 class AnchorEntry(FileEntry):
-    """A tensor file of a checkpoint, and the digest of the parameters in it."""
+    """A tensor file of a checkpoint, and the digest of the tensors in it."""
 
     anchor_digest: str = Field(pattern=HEX_DIGEST)
 
@@ -70,15 +75,15 @@ class Manifest(SealedRecord):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The verified anchors after `round` rounds, by stage and canonical parameter name.
+    """What is committed after `round_number` rounds, verified: by stage, parameters and optimizer state by name.
 
-    `embedding` is the token embedding [V, d], where it is kept apart from stage 0.
+    `embedding` is that of the token embedding alone, where it is kept apart from stage 0.
     """
 
     spec: RunSpec
     round_number: int
     stages: Mapping[int, Parameters]
-    embedding: Tensor | None = None
+    embedding: Parameters | None = None
 
 
 @dataclass(frozen=True)
@@ -98,15 +103,15 @@ class Verified:
         _require_all(self.spec, self.manifest.stages)
 
     def tensors(self, stage: int) -> Iterator[tuple[str, Tensor]]:
-        """Names and tensors of a stage in canonical order, float32 on the CPU, one at a time in memory.
+        """Names and parameters of a stage in canonical order, float32 on the CPU, one at a time in memory.
 
-        They are of the file as it is now. Raises CHECKPOINT_CORRUPT.
+        They are of the file as it is now. The state of the outer optimizer is left out. Raises CHECKPOINT_CORRUPT.
         """
-        return each_tensor(self.folder / _file_of(stage), parameter_shapes(self.spec, stage))
+        return each_tensor(self.folder / stage_file(stage), parameter_shapes(self.spec, stage))
 
     def load(self, stage: int) -> dict[str, Tensor]:
-        """The parameters of a stage, float32 on the CPU. Raises CHECKPOINT_CORRUPT."""
-        return _load_stage(self.folder, self.spec, self.manifest, stage, "cpu")
+        """The parameters of a stage, float32 on the CPU, without optimizer state. Raises CHECKPOINT_CORRUPT."""
+        return parameters_of(_load_stage(self.folder, self.spec, self.manifest, stage, "cpu"))
 
 
 def _nothing(_: Path) -> None:
@@ -118,10 +123,10 @@ def write(
     spec: RunSpec,
     round_number: int,
     stages: Mapping[int, Parameters],
-    embedding: Tensor | None = None,
+    embedding: Parameters | None = None,
     beside: Callable[[Path], None] = _nothing,
 ) -> None:
-    """Write the anchors of `stages` after `round` rounds as the checkpoint `folder`.
+    """Write what is committed of `stages` after `round_number` rounds as the checkpoint `folder`.
 
     Parents are created. An existing folder is replaced; between the two renames that this takes a reader
     finds no checkpoint, and after a crash between them the next write brings the old one back first.
@@ -153,9 +158,10 @@ def read(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
     """
     spec, manifest = _verify(folder)
     stages = {stage: _load_stage(folder, spec, manifest, stage, device) for stage in sorted(manifest.stages)}
-    embedding = None
+    embedding: Parameters | None = None
     if manifest.embedding is not None:
-        embedding = _load(folder, manifest.embedding, embedding_shapes(spec), device)[EMBEDDING]
+        shapes = _shapes(embedding_shapes(spec), spec, manifest.round_number)
+        embedding = _load(folder, manifest.embedding, shapes, device)
     return Checkpoint(spec, manifest.round_number, stages, embedding)
 
 
@@ -174,13 +180,9 @@ def is_complete(folder: Path) -> bool:
 
 
 def rounds_below(root: Path) -> dict[int, Path]:
-    """The folders ``round-NNNNNN`` below `root` that have a manifest, newest first. Unverified."""
-    found = {
-        int(match[1]): path
-        for path in (root.iterdir() if root.is_dir() else ())
-        if (match := re.fullmatch(r"round-(\d{6,})", path.name)) and (path / _MANIFEST).is_file()
-    }
-    return dict(sorted(found.items(), reverse=True))
+    """The folders of rounds below `root` that have a manifest, newest first. Unverified."""
+    found = layout.rounds_below(root)
+    return {number: path for number, path in found.items() if (path / _MANIFEST).is_file()}
 
 
 def latest(root: Path) -> Path | None:
@@ -251,7 +253,7 @@ def _publish(
     spec: RunSpec,
     round_number: int,
     stages: Iterator[tuple[int, Parameters]],
-    embedding: Tensor | None,
+    embedding: Parameters | None,
     beside: Callable[[Path], None],
 ) -> None:
     """Put a checkpoint in its place. `stages` is drawn one at a time."""
@@ -259,13 +261,16 @@ def _publish(
 
     def fill(partial: Path) -> None:
         entries = {
-            stage: _save(partial / _file_of(stage), parameters, parameter_shapes(spec, stage))
-            for stage, parameters in stages
+            stage: _save(
+                partial / stage_file(stage), committed, _stage_shapes(spec, stage, round_number), round_number
+            )
+            for stage, committed in stages
         }
         beside(partial)
         followed = None
         if embedding is not None:
-            followed = _save(partial / _EMBEDDING_FILE, {EMBEDDING: embedding}, embedding_shapes(spec))
+            shapes = _shapes(embedding_shapes(spec), spec, round_number)
+            followed = _save(partial / EMBEDDING_FILE, embedding, shapes, round_number)
         manifest = Manifest(
             run_id=spec.run_id,
             spec_hash=spec.hash,
@@ -276,7 +281,7 @@ def _publish(
         write_text(partial / _SPEC, spec.canonical_json)
         write_text(partial / _MANIFEST, manifest.sealed().text)
 
-    publish(folder, fill, series="round-*" if folder.name.startswith("round-") else "")
+    publish(folder, fill, series="" if round_of(folder.name) is None else ANY_ROUND)
 
 
 def _require_replaceable(folder: Path) -> None:
@@ -290,7 +295,17 @@ def _require_replaceable(folder: Path) -> None:
         )
 
 
-def _save(path: Path, parameters: Parameters, shapes: Shapes) -> AnchorEntry:
+def _stage_shapes(spec: RunSpec, stage: int, round_number: int) -> Shapes:
+    return _shapes(parameter_shapes(spec, stage), spec, round_number)
+
+
+def _shapes(parameters: Shapes, spec: RunSpec, round_number: int) -> Shapes:
+    """What a file holds after that round for parameters of these shapes."""
+    return committed_shapes(parameters, spec.outer) if round_number else parameters
+
+
+def _save(path: Path, committed: Parameters, shapes: Shapes, round_number: int) -> AnchorEntry:
+    parameters = committed if round_number else parameters_of(committed)
     found = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
     if found != shapes or any(tensor.dtype != torch.float32 for tensor in parameters.values()):
         raise ValueError(f"the parameters for {path.name} are not the float32 tensors of the spec")
@@ -305,13 +320,14 @@ def _verify(folder: Path) -> tuple[RunSpec, Manifest]:
     manifest = read_sealed(folder / _MANIFEST, Manifest)
     spec = _read_spec(folder / _SPEC, manifest)
     for stage, entry in manifest.stages.items():
-        if not 0 <= stage < spec.swarm.stages or entry.file != _file_of(stage):
+        if not 0 <= stage < spec.swarm.stages or entry.file != stage_file(stage):
             raise corrupt(folder / _MANIFEST, f"the run has no stage {stage} in a file {entry.file}")
-        verify_tensors(folder / entry.file, entry, parameter_shapes(spec, stage))
+        verify_tensors(folder / entry.file, entry, _stage_shapes(spec, stage, manifest.round_number))
     if manifest.embedding is not None:
-        if manifest.embedding.file != _EMBEDDING_FILE:
+        if manifest.embedding.file != EMBEDDING_FILE:
             raise corrupt(folder / _MANIFEST, f"the embedding stands in no file {manifest.embedding.file}")
-        verify_tensors(folder / _EMBEDDING_FILE, manifest.embedding, embedding_shapes(spec))
+        shapes = _shapes(embedding_shapes(spec), spec, manifest.round_number)
+        verify_tensors(folder / EMBEDDING_FILE, manifest.embedding, shapes)
     return spec, manifest
 
 
@@ -331,20 +347,17 @@ def _read_spec(path: Path, manifest: Manifest) -> RunSpec:
 def _load_stage(
     folder: Path, spec: RunSpec, manifest: Manifest, stage: int, device: torch.device | str
 ) -> dict[str, Tensor]:
-    return _load(folder, manifest.stages[stage], parameter_shapes(spec, stage), device)
+    shapes = _stage_shapes(spec, stage, manifest.round_number)
+    return _load(folder, manifest.stages[stage], shapes, device)
 
 
 def _load(folder: Path, entry: AnchorEntry, shapes: Shapes, device: torch.device | str) -> dict[str, Tensor]:
-    """The parameters in a verified file, in canonical order."""
+    """The tensors in a verified file, in the order of `shapes`."""
     path = folder / entry.file
     parameters = load_tensors(path, shapes, device)
     if anchor_digest(parameters) != entry.anchor_digest:
         raise corrupt(path, "its anchor digest is not the one in the manifest")
     return parameters
-
-
-def _file_of(stage: int) -> str:
-    return f"stage-{stage:02d}.safetensors"
 
 
 def _missing(spec: RunSpec, stages: Iterable[int]) -> list[int]:

@@ -12,12 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor
-
 from node.checkpoint import global_model, private_state
 from node.checkpoint.files import Parameters
 from node.checkpoint.private_state import StageState
-from node.model.init import EMBEDDING
+from node.optimizer.outer_state import embedding_of
 from protocol.errors import HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.types import StageRange
@@ -32,12 +30,13 @@ KEEP = 2
 class Restored:
     """A verified checkpoint. `private` is None where the anchors are good and this node's own state is not.
 
-    `embedding` is None on a member that hosts stage 0, and where the checkpoint has none.
+    `stages` and `embedding` hold parameters and optimizer state by name. `embedding` is None on a member that hosts
+    stage 0, and where the checkpoint has none.
     """
 
     round_number: int
     stages: Mapping[int, Parameters]
-    embedding: Tensor | None
+    embedding: Parameters | None
     private: Mapping[int, StageState] | None
 
 
@@ -46,7 +45,7 @@ def write(
     spec: RunSpec,
     round_number: int,
     stages: Mapping[int, Parameters],
-    embedding: Tensor | None,
+    embedding: Parameters | None,
     private: Mapping[int, StageState],
     keep: int = KEEP,
 ) -> None:
@@ -54,7 +53,8 @@ def write(
 
     Args:
         folder: its own, named ``round-NNNNNN``.
-        embedding: the committed table [V, d] on a member that does not host stage 0.
+        stages: parameters and optimizer state of each hosted stage, by name.
+        embedding: those of the token embedding, on a member that does not host stage 0.
 
     Raises:
         HetnodeError: DISK_FULL, or BAD_OPTION where something else stands in the place. The checkpoints
@@ -98,9 +98,9 @@ def newest(root: Path, spec: RunSpec, stages: StageRange) -> Restored | None:
     return partial
 
 
-def _embedding(found: global_model.Checkpoint) -> Tensor | None:
+def _embedding(found: global_model.Checkpoint) -> Parameters | None:
     """As it was committed, whether the checkpoint is of a host of stage 0 or of another member."""
-    return found.stages[0][EMBEDDING] if 0 in found.stages else found.embedding
+    return embedding_of(found.stages[0]) if 0 in found.stages else found.embedding
 
 
 def _private(

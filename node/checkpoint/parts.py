@@ -2,11 +2,13 @@
 
 A checkpoint below the folder of a node's checkpoints is::
 
-    round-NNNNNN/stage-NN.safetensors       all tensors of a hosted stage, float32
-    round-NNNNNN/embedding.safetensors      the tensor "emb", where stage 0 is not hosted
+    round-NNNNNN/stage-NN.safetensors       all that is committed of a hosted stage, float32
+    round-NNNNNN/embedding.safetensors      of stage 0 the embedding alone, where stage 0 is not hosted
 
-The data section of such a file holds the tensors in ascending order of their names and without gaps, which
-is what a digest covers; the header is read to make sure of that. Nothing here holds more than one piece.
+What is committed are the parameters and the state of the outer optimizer, if it has any: of the embedding the tensor
+"emb" and those named "emb/...". The data section of such a file holds the tensors in ascending order of their names and
+without gaps, which is what a digest covers; the header is read to make sure of that. To serve a part, no more than one
+piece of it is held in memory.
 """
 
 from __future__ import annotations
@@ -20,12 +22,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from node.checkpoint.layout import EMBEDDING_FILE, EMBEDDING_TENSOR, round_folder, stage_file
 from protocol.algorithm.digest import chunk_count, chunk_range
 from protocol.types import Part
 
 log = logging.getLogger(__name__)
 
-EMBEDDING_TENSOR = "emb"
 _LENGTH_BYTES = 8
 _HEADER_LIMIT = 1 << 20
 
@@ -42,13 +44,14 @@ class StoredPart:
 
 def find(folder: Path, stage: int, part: Part, round_number: int) -> StoredPart | None:
     """The part in the checkpoint of `round` below `folder`; None where there is none that can be used."""
-    checkpoint = folder / f"round-{round_number:06d}"
-    whole = checkpoint / f"stage-{stage:02d}.safetensors"
+    checkpoint = folder / round_folder(round_number)
+    whole = checkpoint / stage_file(stage)
     if part is Part.STAGE:
         return _open(whole)
     if stage != 0:
         return None
-    return _open(whole, EMBEDDING_TENSOR) or _open(checkpoint / "embedding.safetensors", EMBEDDING_TENSOR)
+    # A member that hosts stage 0 has the embedding in the middle of that stage's file.
+    return _open(whole, EMBEDDING_TENSOR) or _open(checkpoint / EMBEDDING_FILE, EMBEDDING_TENSOR)
 
 
 def pieces(part: StoredPart, wanted: range, size: int) -> Iterator[bytes]:
@@ -79,7 +82,7 @@ def chunk_hashes(part: StoredPart) -> bytes:
 
 
 def _open(path: Path, tensor: str | None = None) -> StoredPart | None:
-    """All of the file's data, or that of one tensor."""
+    """All of the file's data, or that of one parameter and its optimizer state."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
@@ -94,9 +97,13 @@ def _open(path: Path, tensor: str | None = None) -> StoredPart | None:
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         log.warning("%s cannot be handed on: %s", path, error)
         return None
-    start, stop = (0, data) if tensor is None else offsets.get(tensor, (0, -1))
-    if stop < start:
-        return None
+    start, stop = 0, data
+    if tensor is not None:
+        # In ascending order a parameter's optimizer state follows it, so both are one range of bytes.
+        wanted = [each for name, each in offsets.items() if name.partition("/")[0] == tensor]
+        if not wanted:
+            return None
+        start, stop = wanted[0][0], wanted[-1][1]
     return StoredPart(path, _LENGTH_BYTES + length + start, stop - start, version)
 
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -32,8 +33,10 @@ from node.checkpoint.files import (
     write_tensors,
     write_text,
 )
+from node.checkpoint.layout import stage_file
 from node.model.init import parameter_shapes
-from node.optimizer.inner import Moments
+from node.optimizer.inner import AdamWState
+from node.optimizer.outer_stage import OuterStageState
 from protocol.spec.run import RunSpec
 
 _FOLDER = "private"
@@ -46,7 +49,16 @@ class StageState:
 
     error: Parameters
     local: Parameters
-    moments: Moments | None
+    moments: AdamWState | None
+
+    @classmethod
+    def of(cls, local: Parameters, outer: OuterStageState, moments: AdamWState | None) -> Self:
+        """From the state dicts of a stage. Pending proposals are left out: a checkpoint is written between rounds."""
+        found = {name: parameter.detach().cpu() for name, parameter in local.items()}
+        anchor = outer["anchor"]
+        # Right after a commit local is the anchor: it need not be written twice.
+        moved = {name: value for name, value in found.items() if not torch.equal(value, anchor[name])}
+        return cls(outer["error"], moved, moments)
 
 
 class _Counters(Record):
@@ -71,7 +83,7 @@ def write(folder: Path, spec: RunSpec, round_number: int, stages: Mapping[int, S
     """Write into the checkpoint `folder`, which is not in its place yet. Raises OSError."""
     place = folder / _FOLDER
     place.mkdir()
-    entries = {stage: _save(place / _file_of(stage), state) for stage, state in stages.items()}
+    entries = {stage: _save(place / stage_file(stage), state) for stage, state in stages.items()}
     record = _Private(spec_hash=spec.hash, round_number=round_number, stages=entries)
     write_text(place / _RECORD, record.sealed().text)
 
@@ -89,7 +101,7 @@ def read(folder: Path, spec: RunSpec, round_number: int, stages: Iterable[int]) 
     states = {}
     for stage in stages:
         entry = record.stages.get(stage)
-        if entry is None or entry.tensors.file != _file_of(stage):
+        if entry is None or entry.tensors.file != stage_file(stage):
             raise corrupt(place / _RECORD, f"it holds nothing of stage {stage}")
         states[stage] = _load(place, entry, parameter_shapes(spec, stage))
     return states
@@ -99,12 +111,14 @@ def _save(path: Path, state: StageState) -> _StageEntry:
     moments = state.moments
     parts = {"error": state.error, "local": state.local}
     if moments is not None:
-        parts |= {"first": moments.first, "second": moments.second}
+        parts |= {"first": moments["exp_avg"], "second": moments["exp_avg_sq"]}
     tensors = {f"{part}/{name}": tensor for part, named in parts.items() for name, tensor in named.items()}
     return _StageEntry(
         tensors=write_tensors(path, tensors),
         local=tuple(state.local),
-        moments=None if moments is None else _Counters(steps=moments.steps, cold_steps=moments.cold_steps),
+        moments=None
+        if moments is None
+        else _Counters(steps=moments["steps"], cold_steps=moments["cold_steps"]),
     )
 
 
@@ -122,12 +136,12 @@ def _load(place: Path, entry: _StageEntry, shapes: Shapes) -> StageState:
     def named(part: str) -> dict[str, Tensor]:
         return {name: loaded[f"{part}/{name}"] for name in parts[part]}
 
-    moments = None
-    if entry.moments is not None:
-        counters = entry.moments
-        moments = Moments(counters.steps, counters.cold_steps, named("first"), named("second"))
+    moments: AdamWState | None = None
+    if (counters := entry.moments) is not None:
+        moments = {
+            "steps": counters.steps,
+            "cold_steps": counters.cold_steps,
+            "exp_avg": named("first"),
+            "exp_avg_sq": named("second"),
+        }
     return StageState(named("error"), named("local"), moments)
-
-
-def _file_of(stage: int) -> str:
-    return f"stage-{stage:02d}.safetensors"

@@ -5,6 +5,8 @@ Shapes: d width, b micro-batch, L tokens.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -47,7 +49,7 @@ _KINDS = ("activation", "gradient")
 def observe_boundaries(trainer: Trainer, seen: Covariances) -> None:
     """Add what passes between any two stages of `trainer`, which hosts all of them, in its training."""
     ids: list[Tensor] = []
-    table = trainer.modules[0].canonical_parameters()[EMBEDDING]
+    table = trainer.parameters(0)[EMBEDDING]
 
     def after(stage: int) -> None:
         def hook(_: nn.Module, arguments: tuple[Tensor, ...], x_bld: Tensor) -> None:
@@ -56,7 +58,7 @@ def observe_boundaries(trainer: Trainer, seen: Covariances) -> None:
             if stage == 0:
                 ids[:] = [arguments[0]]
             seen.add("activation", stage + 1, x_bld.detach() - F.embedding(ids[0], table.detach()))
-            x_bld.register_hook(lambda gradient: seen.add("gradient", stage + 1, gradient))
+            _on_gradient(x_bld, lambda gradient: seen.add("gradient", stage + 1, gradient))
 
         trainer.modules[stage].register_forward_hook(hook)
 
@@ -70,6 +72,10 @@ def observe_gradients(trainer: Trainer, seen: Covariances) -> None:
     def before(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
         if arguments[0].requires_grad:
             first = trainer.stages.first
-            arguments[0].register_hook(lambda gradient: seen.add("gradient", first, gradient))
+            _on_gradient(arguments[0], lambda gradient: seen.add("gradient", first, gradient))
 
     trainer.modules[trainer.stages.first].register_forward_pre_hook(before)
+
+
+def _on_gradient(x_bld: Tensor, action: Callable[[Tensor], None]) -> None:
+    x_bld.register_hook(action)  # type: ignore[no-untyped-call]

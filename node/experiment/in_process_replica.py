@@ -7,20 +7,22 @@ the wire is left out; so a replica computes the same bits as one whose members a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import TypedDict
 
 import torch
-from torch import Tensor
 
 from node.checkpoint.files import Parameters
 from node.checkpoint.node_checkpoint import Restored
 from node.checkpoint.private_state import StageState
 from node.data.stream import SampleStream
-from node.model.init import EMBEDDING
-from node.optimizer.outer_stage import WeightedPayload
+from node.optimizer.outer_stage import CommittedState, WeightedPayload
+from node.optimizer.outer_state import embedding_of
 from node.worker.compute import Compute
-from node.worker.trainer import InnerResult, Message, Trainer, TrainerFactories
+from node.worker.factories import TrainerFactories
+from node.worker.hosted_stages import Message
+from node.worker.trainer import InnerResult, Trainer, TrainerState, private_states
 from protocol.spec.run import RunSpec
 from protocol.types import Dialer, Link, Member, PeerId, Plan, Replica, StageRange
 
@@ -33,6 +35,13 @@ def plan_of(spec: RunSpec) -> Plan:
     return Plan(epoch=1, from_round=1, first_sample=0, replicas=replicas, reason="all in one process")
 
 
+class LocalReplicaState(TypedDict):
+    """State dict of :class:`LocalReplica`."""
+
+    bytes_sent: int
+    members: list[TrainerState]
+
+
 class LocalReplica:
     """The members of `replica`, in the order of their stages.
 
@@ -41,7 +50,7 @@ class LocalReplica:
         replica: its members and links; endpoints and who dials do not matter here.
         compute: how every member computes.
         stream: the samples, opened for `spec`; replicas may share one.
-        parts: of every member, where they are not those of a real swarm.
+        factories: of every member, where they are not those of a real swarm.
 
     Attributes:
         members: their trainers. Between two steps they may be read, and given what a round decides.
@@ -55,23 +64,21 @@ class LocalReplica:
         replica: Replica,
         compute: Compute,
         stream: SampleStream,
-        parts: TrainerFactories = TrainerFactories(),  # noqa: B008  frozen
+        factories: TrainerFactories = TrainerFactories(),  # noqa: B008  frozen
     ) -> None:
         self.bytes_sent = 0
         self._spec, self._replica = spec, replica
         self.members = tuple(
-            Trainer(spec, member.stages, compute, stream if 0 in member.stages else None, parts)
+            Trainer(spec, member.stages, compute, stream if 0 in member.stages else None, factories)
             for member in replica.members
         )
         self.connect([link.k for link in replica.links])
 
-    def connect(self, widths: Sequence[int], bases: Sequence[Tensor] | None = None) -> None:
-        """Between rounds: give the links these k, and these orthonormal bases [d, d] for the run's."""
+    def connect(self, widths: Sequence[int]) -> None:
+        """Between rounds: make the links anew, with these k."""
         ends = [None, *widths, None]
-        bases_of = [None, *(bases or [None] * len(widths)), None]
-        for position, member in enumerate(self.members):
-            after = position + 1
-            member.connect(ends[position], ends[after], bases_of[position], bases_of[after])
+        for member, (upstream, downstream) in zip(self.members, pairwise(ends), strict=True):
+            member.connect(upstream, downstream)
 
     def host_of(self, stage: int) -> Trainer:
         return self.members[self._replica.members.index(self._replica.host_of(stage))]
@@ -137,30 +144,46 @@ class LocalReplica:
                 message = member.evaluate(microbatch, message)
         return self.members[-1].end_validation()
 
-    @property
-    def private_state(self) -> dict[int, StageState]:
-        """What it has for itself beside the anchors, of all stages. To be asked between rounds."""
-        return {stage: state for member in self.members for stage, state in member.private_state.items()}
+    def state_dict(self) -> LocalReplicaState:
+        """Between rounds: that of every member. Tensors are the live ones, not copied."""
+        return {
+            "bytes_sent": self.bytes_sent,
+            "members": [member.state_dict() for member in self.members],
+        }
 
-    def go_on_from(
+    def private_states(self) -> dict[int, StageState]:
+        """Between rounds: what it has for itself beside what is committed, of all stages."""
+        own = (private_states(member.state_dict()) for member in self.members)
+        return {stage: state for states in own for stage, state in states.items()}
+
+    def load_checkpoint(
         self, round_number: int, anchors: Mapping[int, Parameters], private: Mapping[int, StageState]
     ) -> None:
-        """Take over the anchors after `round_` and what :attr:`private_state` was then; all is copied."""
+        """Take over what is committed after `round_number`, and what this replica had for itself then; all is copied."""
         for member in self.members:
             stages = member.stages
-            table = None if 0 in stages else anchors[0][EMBEDDING]
-            own = {stage: anchors[stage] for stage in stages}
-            member.go_on_from(Restored(round_number, own, table, {stage: private[stage] for stage in stages}))
+            embedding = None if 0 in stages else embedding_of(anchors[0])
+            committed = {stage: anchors[stage] for stage in stages}
+            own = {stage: private[stage] for stage in stages}
+            member.load_checkpoint(Restored(round_number, committed, embedding, own))
 
-    def share_anchors(self, anchors: dict[int, dict[str, Tensor]]) -> None:
-        """As :meth:`Trainer.share_anchors`, with the other replicas that have settled the same rounds."""
-        for member in self.members:
-            member.share_anchors(anchors)
+    def share_committed(self, shared: dict[int, CommittedState]) -> None:
+        """Hold one copy of anchors and optimizer state together with replicas that have settled the same rounds.
 
-    def map_tensors(self, change: Callable[[str, Tensor], Tensor]) -> None:
-        """As :meth:`Trainer.map_tensors`; keys are those of all members."""
+        They are equal in every bit, and commits replace them instead of changing them in place.
+
+        Args:
+            shared: by stage, what others hold already; what is only here is added. Stage 0 is among them, or here.
+        """
         for member in self.members:
-            member.map_tensors(change)
+            for stage, outer in member.outer.items():
+                committed = shared.setdefault(
+                    stage, {"anchor": outer.anchor, "optimizer": outer.optimizer_state}
+                )
+                outer.anchor, outer.optimizer_state = committed["anchor"], committed["optimizer"]
+            if member.outer.follower is not None:
+                first = shared[0]
+                member.outer.follower.committed = embedding_of(first["anchor"] | first["optimizer"])
 
     def _forward(self, step: int, microbatch: int) -> None:
         message: Message | None = None
@@ -188,9 +211,11 @@ class LocalReplica:
 def average_gradients(replicas: Sequence[LocalReplica]) -> None:
     """Give every parameter the mean of its gradients on all `replicas`, summed in their order."""
     for stage in (stage for member in replicas[0].members for stage in member.stages):
-        held = [replica.host_of(stage).modules[stage].canonical_parameters() for replica in replicas]
+        held = [replica.host_of(stage).parameters(stage) for replica in replicas]
         for name in held[0]:
-            gradients = [parameters[name].grad for parameters in held]
+            found = [parameters[name].grad for parameters in held]
+            gradients = [gradient for gradient in found if gradient is not None]
+            assert len(gradients) == len(found), "every replica has accumulated a step"
             mean = torch.stack(gradients).mean(dim=0)
             for gradient in gradients:
                 gradient.copy_(mean)

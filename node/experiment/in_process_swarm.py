@@ -16,8 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor
-
 from node.checkpoint.private_state import StageState
 from node.data.stream import SampleStream, open_stream
 from node.experiment import swarm_checkpoint
@@ -25,7 +23,7 @@ from node.experiment.in_process_replica import LocalReplica, average_gradients, 
 from node.experiment.offload import ReplicaOffload
 from node.experiment.swarm_checkpoint import Progress
 from node.experiment.variation import UNVARIED, Variation, VariationRunner, weighted
-from node.optimizer.outer_stage import WeightedPayload
+from node.optimizer.outer_stage import CommittedState, WeightedPayload
 from node.worker.compute import Compute
 from node.worker.trainer import InnerResult
 from protocol.algorithm.sampling import sample_range
@@ -97,8 +95,11 @@ class LocalSwarm:
             replicas at a time.
 
     Attributes:
+        spec: the run.
+        plan: the replicas, with their weights and links.
         replicas: in the order of the plan. Where not all are resident, use one before taking the next.
         position: rounds that are over.
+        steering: carries out the variation.
     """
 
     def __init__(
@@ -113,27 +114,27 @@ class LocalSwarm:
     ) -> None:
         stream = stream or open_stream(spec)
         self.position = 0
-        self._spec, self._plan = spec, weighted(plan or plan_of(spec), variation)
+        self.spec, self.plan = spec, weighted(plan or plan_of(spec), variation)
         self._variation = variation
-        self._steering = steering = VariationRunner(spec, variation)
-        self._initial = initial = dict[int, dict[str, Tensor]]()
-        planned = self._plan.replicas
+        self.steering = steering = VariationRunner(spec, variation)
+        self._initial = initial = dict[int, CommittedState]()
+        planned = self.plan.replicas
 
         def build(index: int) -> LocalReplica:
-            replica = LocalReplica(spec, planned[index], compute, stream, steering.parts)
-            replica.share_anchors(initial)
+            replica = LocalReplica(spec, planned[index], compute, stream, steering.factories)
+            replica.share_committed(initial)
             steering.watch(replica)
             return replica
 
-        assignments = min(resident or len(planned), len(planned))
-        if variation.average_gradients and assignments < len(planned):
+        ready = min(resident or len(planned), len(planned))
+        if variation.average_gradients and ready < len(planned):
             raise HetnodeError(
                 ErrorCode.BAD_OPTION,
                 "Replicas that average their gradients have to be in memory all at a time.",
                 "Leave out --resident, or average_gradients.",
             )
-        self.replicas = ReplicaOffload(len(planned), build, assignments, parked)
-        self._steering.connect(0, self.replicas)
+        self.replicas = ReplicaOffload(len(planned), build, ready, parked)
+        self.steering.connect(0, self.replicas)
         self._phases: tuple[_Phase, ...] | None = None
         self._link_bytes = 0
         self._begin_round(1)
@@ -146,19 +147,19 @@ class LocalSwarm:
     def train(self) -> None:
         """The rest of the inner phase on all replicas, and their proposals: now :meth:`exchange` follows."""
         assert self._phases is None, "a round is exchanged before the next one is trained"
-        assert self.position < self._spec.rounds, "the run is over"
-        steps = range(self._trained, self._spec.inner.steps)
+        assert self.position < self.spec.rounds, "the run is over"
+        steps = range(self._trained, self.spec.inner.steps)
         self._phases = tuple(self._end_phase(replica) for replica in self._trained_on(steps))
 
     def exchange(self) -> RoundReport:
         """What counts is decided; all replicas train the steps that overlap, and commit it."""
         assert self._phases is not None, "a round is trained before it is exchanged"
         round_number, phases = self.position + 1, self._phases
-        outcomes = [self._decide(stage) for stage in range(self._spec.swarm.stages)]
-        if round_number < self._spec.rounds:
+        outcomes = [self._decide(stage) for stage in range(self.spec.swarm.stages)]
+        if round_number < self.spec.rounds:
             self._begin_round(round_number + 1)
         self._settle(round_number, outcomes)
-        self._steering.after_round(round_number, self.replicas)
+        self.steering.after_round(round_number, self.replicas)
         self.position, self._phases = round_number, None
         report = RoundReport(
             round_number,
@@ -188,14 +189,15 @@ class LocalSwarm:
 
         def replicas() -> Iterator[tuple[Progress, Mapping[int, StageState]]]:
             for replica in self.replicas:
-                phases = tuple(member.phase for member in replica.members)
-                yield Progress(replica.bytes_sent, phases), replica.private_state
+                phases = tuple(member.phase.state_dict() for member in replica.members)
+                yield Progress(replica.bytes_sent, phases), replica.private_states()
 
         held = self.replicas[0]
-        anchors = {stage: held.host_of(stage).outer[stage].anchor for stage in range(self._spec.swarm.stages)}
-        state = self._steering.state
+        stages = range(self.spec.swarm.stages)
+        anchors = {stage: held.host_of(stage).outer[stage].committed for stage in stages}
+        steering = self.steering.state_dict()
         swarm_checkpoint.write(
-            folder, self._spec, self._terms, self.position, self._link_bytes, state, anchors, replicas()
+            folder, self.spec, self._terms, self.position, self._link_bytes, steering, anchors, replicas()
         )
 
     def restore(self, folder: Path) -> bool:
@@ -205,26 +207,26 @@ class LocalSwarm:
         log: the swarm is as it was.
         """
         assert self.position == 0, "a swarm is restored before its first round"
-        found = swarm_checkpoint.newest(folder, self._spec, self._terms)
+        found = swarm_checkpoint.newest(folder, self.spec, self._terms)
         if found is None:
             return False
-        anchors: dict[int, dict[str, Tensor]] = {}
+        shared: dict[int, CommittedState] = {}
         for index, replica in enumerate(self.replicas):
-            replica.go_on_from(found.position, found.anchors, found.private_of(index))
-            replica.share_anchors(anchors)
+            replica.load_checkpoint(found.position, found.anchors, found.private_of(index))
+            replica.share_committed(shared)
             replica.bytes_sent = found.replicas[index].bytes_sent
         self._initial.clear()
         self.position, self._link_bytes = found.position, found.link_bytes
-        self._steering.restore(found.steering)
-        self._steering.connect(found.position, self.replicas)
-        if found.position < self._spec.rounds:
+        self.steering.load_state_dict(found.steering)
+        self.steering.connect(found.position, self.replicas)
+        if found.position < self.spec.rounds:
             self._trained = self._open_round(found.position + 1)
 
         progress = found.replicas
 
         def resume(position: int, replica: LocalReplica) -> None:
             for member, phase in zip(replica.members, progress[position].phases, strict=True):
-                member.resume_phase(phase)
+                member.phase.load_state_dict(phase)
 
         self.replicas.each(resume)
         return True
@@ -232,7 +234,7 @@ class LocalSwarm:
     @property
     def _terms(self) -> str:
         """Digest of all but the spec on which the bits depend."""
-        terms = {"variation": self._variation.changes, "plan": repr(self._plan)}
+        terms = {"variation": self._variation.changes, "plan": repr(self.plan)}
         return hashlib.sha256(json.dumps(terms, sort_keys=True).encode()).hexdigest()
 
     def _begin_round(self, round_number: int) -> None:
@@ -244,8 +246,8 @@ class LocalSwarm:
 
     def _open_round(self, round_number: int) -> int:
         """Give out the samples of `round_`. Returns how many steps are trained before the exchange ends."""
-        overlap = self._spec.outer.overlap if round_number > 1 else 0
-        spec, plan = self._spec, self._plan
+        overlap = self.spec.outer.overlap if round_number > 1 else 0
+        spec, plan = self.spec, self.plan
 
         def begin(position: int, replica: LocalReplica) -> None:
             if overlap:
@@ -279,22 +281,22 @@ class LocalSwarm:
 
     def _apply(self, replica: LocalReplica, step: int) -> None:
         replica.apply(step)
-        self._steering.after_step(replica)
+        self.steering.after_step(replica)
 
     def _end_phase(self, replica: LocalReplica) -> _Phase:
         """Propose, unless this replica has taken too few steps to count."""
         result = replica.end_inner_phase()
-        counts = self._share(result) >= self._spec.recovery.least_share
+        counts = self._share(result) >= self.spec.recovery.least_share
         return _Phase(result, replica.propose() if counts else {})
 
     def _share(self, result: InnerResult) -> float:
         """Of the spec's steps."""
-        return min(1.0, result.steps / self._spec.inner.steps)
+        return min(1.0, result.steps / self.spec.inner.steps)
 
     def _decide(self, stage: int) -> _Outcome:
         """What counts of the payloads for `stage`, in canonical order: by owner."""
         assert self._phases is not None
-        planned, phases = self._plan.replicas, self._phases
+        planned, phases = self.plan.replicas, self._phases
         weights = [
             each.weight * self._share(phase.result) for each, phase in zip(planned, phases, strict=True)
         ]
@@ -312,12 +314,12 @@ class LocalSwarm:
         """Bring all replicas to the outcome of the round; then they have one anchor again."""
         self._initial.clear()  # all are built
         digests: list[list[str]] = []
-        anchors: dict[int, dict[str, Tensor]] = {}
+        shared: dict[int, CommittedState] = {}
 
         def settle(position: int, replica: LocalReplica) -> None:
             own = [(outcome.payloads, position in outcome.owners) for outcome in outcomes]
             digests.append(replica.settle(round_number, own))
             assert digests[-1] == digests[0], f"anchors differ after round {round_number}"
-            replica.share_anchors(anchors)
+            replica.share_committed(shared)
 
         self.replicas.each(settle)

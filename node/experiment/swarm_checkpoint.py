@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -38,8 +38,9 @@ from node.checkpoint.files import (
     write_tensors,
     write_text,
 )
+from node.checkpoint.layout import ANY_ROUND, round_folder, rounds_below
 from node.checkpoint.private_state import StageState
-from node.worker.trainer import Phase
+from node.worker.trainer import InnerPhaseState
 from protocol.errors import HetnodeError
 from protocol.spec.run import RunSpec
 
@@ -58,7 +59,7 @@ class Progress:
     """
 
     bytes_sent: int
-    phases: tuple[Phase, ...]
+    phases: tuple[InnerPhaseState, ...]
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def write(
     Raises:
         HetnodeError: DISK_FULL; what was there is as it was.
     """
-    folder = root / f"round-{position:06d}"
+    folder = root / round_folder(position)
 
     def fill(partial: Path) -> None:
         global_model.write(partial / _ANCHORS, spec, position, anchors)
@@ -152,8 +153,8 @@ def write(
         )
         write_text(partial / _RECORD, record.sealed().text)
 
-    publish(folder, fill, series="round-*")
-    for other in _rounds_below(root):
+    publish(folder, fill, series=ANY_ROUND)
+    for other in rounds_below(root).values():
         if other != folder:
             shutil.rmtree(other, ignore_errors=True)
 
@@ -163,7 +164,7 @@ def newest(root: Path, spec: RunSpec, terms: str) -> Saved | None:
 
     One that cannot be used is passed over with a warning.
     """
-    for folder in _rounds_below(root):
+    for folder in rounds_below(root).values():
         try:
             return _read(folder, spec, terms)
         except HetnodeError as error:
@@ -217,11 +218,11 @@ def _entry_of(progress: Progress) -> _ReplicaEntry:
         bytes_sent=progress.bytes_sent,
         phases=tuple(
             _PhaseEntry(
-                losses=tuple(loss.hex() for loss in phase.losses),
-                tokens=phase.tokens,
-                steps=phase.steps,
-                skipped_steps=phase.skipped_steps,
-                norm=phase.norm.hex(),
+                losses=tuple(loss.hex() for loss in phase["losses"]),
+                tokens=phase["tokens"],
+                steps=phase["steps"],
+                skipped_steps=phase["skipped_steps"],
+                norm=phase["norm"].hex(),
             )
             for phase in progress.phases
         ),
@@ -232,7 +233,7 @@ def _progress_of(entry: _ReplicaEntry) -> Progress:
     return Progress(
         entry.bytes_sent,
         tuple(
-            Phase(
+            InnerPhaseState(
                 losses=tuple(map(float.fromhex, phase.losses)),
                 tokens=phase.tokens,
                 steps=phase.steps,
@@ -242,11 +243,6 @@ def _progress_of(entry: _ReplicaEntry) -> Progress:
             for phase in entry.phases
         ),
     )
-
-
-def _rounds_below(root: Path) -> Sequence[Path]:
-    """Newest first."""
-    return sorted(root.glob("round-*"), reverse=True)
 
 
 def _folder_of(index: int) -> str:

@@ -1,7 +1,7 @@
 """Departures from the algorithm, to see what its parts are worth and what might be better.
 
-A :class:`Variation` says which; the defaults are the algorithm of a real swarm. :class:`Steering` carries it
-out on the replicas of one process. What turns out to be better belongs into the run specification, where real
+A :class:`Variation` says which; the defaults are the algorithm of a real swarm. :class:`VariationRunner` carries
+it out on the replicas of one process. What turns out to be better belongs into the run specification, where real
 swarms have it too; what is here is no part of a real run.
 
 Shapes: d width, k subspace width, b micro-batch, L tokens. U [d, k] is the basis of a link.
@@ -20,16 +20,12 @@ from torch import Tensor
 from node.experiment.boundary_statistics import Covariances, observe_boundaries, observe_gradients
 from node.experiment.in_process_replica import LocalReplica
 from node.experiment.row_wise import RowWiseAdamW
-from node.worker.trainer import TrainerFactories
-from protocol.algorithm.subspace import (
-    ProjectedReceivingEnd,
-    ReceivingEnd,
-    UncompressedEnd,
-    orthonormal_basis,
-)
+from node.worker.factories import TrainerFactories, run_basis
+from protocol.algorithm.subspace import ProjectedReceivingEnd, ReceivingEnd, UncompressedEnd
 from protocol.spec.run import RunSpec
 from protocol.types import Plan
 
+_BASIS, _SEEN = "basis/", "seen/"
 _CONSTRAINED = (".wo", ".w_down")
 """The matrices that write into the residual stream, [d, in]."""
 
@@ -131,31 +127,34 @@ def weighted(plan: Plan, variation: Variation) -> Plan:
 
 
 class VariationRunner:
-    """Carries out `variation` on the replicas of one swarm, which are built from :attr:`parts`.
+    """Carries out `variation` on the replicas of one swarm, which are built from :attr:`factories`.
 
     Raises ValueError as :func:`check`.
 
     Attributes:
-        parts: of all trainers of the swarm.
+        factories: of all trainers of the swarm.
+        seen: what full replicas, or links, have seen since the bases last changed.
     """
 
     def __init__(self, spec: RunSpec, variation: Variation) -> None:
         check(spec, variation)
         self._spec, self._variation = spec, variation
         self._bases: dict[int, Tensor] = {}
-        self._seen = Covariances()
-        self.parts = TrainerFactories(
-            **({} if variation.adaptation else {"receiving_end": _frozen_end}),
-            **({"adamw": _row_wise} if variation.row_wise_moments else {}),
+        self.seen = Covariances()
+        usual = TrainerFactories()
+        self.factories = TrainerFactories(
+            receiving_end=usual.receiving_end if variation.adaptation else _frozen_end,
+            basis=lambda _, boundary: self._basis(boundary),
+            adamw=_row_wise if variation.row_wise_moments else usual.adamw,
         )
 
     def watch(self, replica: LocalReplica) -> None:
         """Begin to see what the variation needs to know of `replica`; before it trains."""
         if self._variation.basis_every and len(replica.members) == 1:
-            observe_boundaries(replica.members[0], self._seen)
+            observe_boundaries(replica.members[0], self.seen)
         if self._variation.grassmann_every:
             for member in replica.members[1:]:
-                observe_gradients(member, self._seen)
+                observe_gradients(member, self.seen)
 
     def after_step(self, replica: LocalReplica) -> None:
         """`replica` has taken an AdamW step."""
@@ -177,26 +176,26 @@ class VariationRunner:
             return
         k = self._k_after(round_number)
         for replica in replicas:
-            boundaries = [member.stages.first for member in replica.members[1:]]
-            replica.connect([k] * len(boundaries), [self._basis(boundary) for boundary in boundaries])
+            replica.connect([k] * (len(replica.members) - 1))
 
-    @property
-    def state(self) -> dict[str, Tensor]:
-        """What :meth:`restore` needs to go on as if nothing had happened; float32 and float64."""
-        bases = {f"basis/{boundary}": basis for boundary, basis in self._bases.items()}
-        return bases | {f"seen/{name}": value for name, value in self._seen.sums.items()}
+    def state_dict(self) -> dict[str, Tensor]:
+        """Bases in use, and sums since they last changed; float32 and float64."""
+        bases = {f"{_BASIS}{boundary}": basis for boundary, basis in self._bases.items()}
+        return bases | {f"{_SEEN}{name}": value for name, value in self.seen.sums.items()}
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take over the `state` of another one; then :meth:`connect`."""
-        self._bases = {int(name[6:]): value for name, value in state.items() if name.startswith("basis/")}
-        self._seen.sums.clear()
-        self._seen.sums |= {name[5:]: value for name, value in state.items() if name.startswith("seen/")}
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take over the state of another runner; then call :meth:`connect`."""
+        self._bases = {
+            int(name.removeprefix(_BASIS)): value for name, value in state.items() if name.startswith(_BASIS)
+        }
+        self.seen.sums = {
+            name.removeprefix(_SEEN): value for name, value in state.items() if name.startswith(_SEEN)
+        }
 
     def _basis(self, boundary: int) -> Tensor:
         """The basis [d, d] of links into stage `boundary`."""
-        if boundary not in self._bases:
-            return orthonormal_basis(self._spec.model.width, self._spec.seed)
-        return self._bases[boundary]
+        found = self._bases.get(boundary)
+        return run_basis(self._spec, boundary) if found is None else found
 
     def _k_after(self, round_number: int) -> int:
         reached = [k for first, k in self._variation.k_by_round if first <= round_number + 1]
@@ -205,18 +204,18 @@ class VariationRunner:
     def _turn_bases(self) -> None:
         boundaries = range(1, self._spec.swarm.stages)
         if self._variation.basis_every:
-            self._bases = {boundary: principal(self._seen.of(boundary)) for boundary in boundaries}
+            self._bases = {boundary: principal(self.seen.of(boundary)) for boundary in boundaries}
         else:
-            gradients_dd = self._seen.total("gradient")
+            gradients_dd = self.seen.total("gradient")
             k, rate = self._spec.link.k, self._variation.grassmann_rate
             turned = grassmann_step(self._basis(1), k, gradients_dd, rate)
             self._bases = dict.fromkeys(boundaries, turned)
-        self._seen.sums.clear()
+        self.seen.sums.clear()
 
 
 def principal(covariance_dd: Tensor) -> Tensor:
     """Eigenvectors [d, d], float32, of the largest eigenvalue first."""
-    vectors_dd = torch.linalg.eigh(covariance_dd.double()).eigenvectors
+    vectors_dd: Tensor = torch.linalg.eigh(covariance_dd.double()).eigenvectors
     return vectors_dd.flip(-1).float().contiguous()
 
 
@@ -231,8 +230,11 @@ def grassmann_step(basis_dd: Tensor, k: int, gradients_dd: Tensor, rate: float) 
     largest = torch.linalg.eigvalsh(a_dd)[-1].clamp_min(torch.finfo(torch.float64).tiny)
     pulled_dk = a_dd @ u_dk / largest
     moved_dk = u_dk + rate * (pulled_dk - u_dk @ (u_dk.T @ pulled_dk))
+    q_dd: Tensor
     q_dd, r_dd = torch.linalg.qr(torch.cat((moved_dk, basis_dd[:, k:]), dim=1))
-    return (q_dd * r_dd.diagonal().sign()).float()
+    # The sign of the diagonal makes QR unique.
+    signs_d: Tensor = r_dd.diagonal().sign()
+    return (q_dd * signs_d).float()
 
 
 class _FrozenEnd(ProjectedReceivingEnd):
@@ -256,7 +258,7 @@ def _project_weights(replica: LocalReplica, basis_dk: Tensor) -> None:
     """W := U U^T W for all matrices before a link that write into the residual stream."""
     for member in replica.members[:-1]:
         basis = basis_dk.to(member.device)
-        for module in member.modules.values():
-            for name, weight in module.canonical_parameters().items():
+        for stage in member.stages:
+            for name, weight in member.parameters(stage).items():
                 if name.endswith(_CONSTRAINED):
                     weight.copy_(basis @ (basis.T @ weight))

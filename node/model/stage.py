@@ -6,7 +6,7 @@ micro-batch, L tokens, d width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -62,12 +62,17 @@ class Stage(nn.Module):
             x = F.embedding(x, self.emb)
         model = self.spec.model
         tables = rotary_tables(x.shape[1], model.head_width, model.rope_base, x.dtype, x.device)
-        for block in self.children():  # the blocks only, in the order of their layers
+        for block in self.blocks:
             x = self.run_block(block, x, *tables)
         if self.is_last:
             x = F.rms_norm(x, (model.width,), self.norm_f, model.norm_epsilon)
             x = F.linear(x, self.head)
         return x
+
+    @property
+    def blocks(self) -> Iterator[Block]:
+        """In the order of their layers; all other parameters of a stage are its own, not those of a child."""
+        return (child for child in self.children() if isinstance(child, Block))
 
     def canonical_parameters(self) -> dict[str, nn.Parameter]:
         """The live parameters by canonical name, in the order of :func:`parameter_shapes`."""

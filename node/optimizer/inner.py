@@ -1,49 +1,111 @@
-"""AdamW over one stage, with moments that can be kept, given back, or started anew in mid-run."""
+"""The inner optimizer: AdamW over the stages of a member, with the run's learning rate and the replica's clipping."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
 
-from node.optimizer.schedule import cold_factor
+from node.optimizer.schedule import cold_factor, learning_rate
 from protocol.spec.run import RunSpec
 
-_FIRST, _SECOND = _MOMENTS = "exp_avg", "exp_avg_sq"
+_MOMENTS = "exp_avg", "exp_avg_sq"
 
 AdamW = Callable[..., torch.optim.Optimizer]
 """As torch.optim.AdamW: its arguments, the names of its state, and groups of named parameters."""
 
 
-@dataclass(frozen=True)
-class Moments:
-    """The state of :class:`InnerOptimizer`: first and second moments by name, float32 on the CPU.
+class AdamWState(TypedDict):
+    """State dict of :class:`StageAdamW`; the moments are float32, by canonical name.
 
-    Attributes:
-        steps: AdamW's own count, for its bias correction.
-        cold_steps: steps taken since the moments started anew in mid-run; None where they did not, or where
-            the rate has risen in full.
+    `steps` is AdamW's own count, for its bias correction. `cold_steps` are those taken since the moments started anew in
+    mid-run; None where they did not, or where the rate has risen in full.
     """
 
     steps: int
     cold_steps: int | None
-    first: Mapping[str, Tensor]
-    second: Mapping[str, Tensor]
+    exp_avg: dict[str, Tensor]
+    exp_avg_sq: dict[str, Tensor]
 
 
 class InnerOptimizer:
+    """AdamW over all hosted stages, each with moments of its own.
+
+    Args:
+        spec: the run.
+        parameters: the live parameters by stage and canonical name.
+        undecayed: names of matrices without weight decay.
+        adamw: makes the optimizer of a stage.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        parameters: Mapping[int, Mapping[str, nn.Parameter]],
+        undecayed: Iterable[str],
+        adamw: AdamW = torch.optim.AdamW,
+    ) -> None:
+        self._spec = spec
+        self._parameters = [parameter for named in parameters.values() for parameter in named.values()]
+        self._stages = {
+            stage: StageAdamW(spec, named, undecayed, adamw) for stage, named in parameters.items()
+        }
+
+    def begin_round(self, round_number: int) -> None:
+        """Before the first step of `round_number`."""
+        for stage in self._stages.values():
+            stage.begin_round(round_number)
+
+    def squared_gradient_norm(self) -> float:
+        """Sum of squares of all gradients here, in float64."""
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        return math.fsum(float(gradient.double().square().sum()) for gradient in gradients)
+
+    @torch.no_grad()
+    def step(self, inner_step: int, norm: float) -> None:
+        """Clip by `norm`, the gradient norm of the whole replica, and take inner step `inner_step` of the run."""
+        # 1e-6 as in torch.nn.utils.clip_grad_norm_.
+        scale = min(1.0, self._spec.inner.clip_norm / (norm + 1e-6))
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                parameter.grad.mul_(scale)
+        rate = learning_rate(self._spec.inner, inner_step, self._spec.total_steps)
+        for stage in self._stages.values():
+            stage.step(rate)
+
+    def zero_grad(self) -> None:
+        """Drop the gradients of the backward passes since the last step."""
+        for stage in self._stages.values():
+            stage.zero_grad()
+
+    def reset(self, stage: int) -> None:
+        """Drop the moments of `stage`: they belong to parameters that have been replaced."""
+        self._stages[stage].load_state_dict(None)
+
+    def state_dict(self) -> dict[int, AdamWState | None]:
+        """By stage, as :meth:`StageAdamW.state_dict`."""
+        return {stage: optimizer.state_dict() for stage, optimizer in self._stages.items()}
+
+    def load_state_dict(self, state: Mapping[int, AdamWState | None]) -> None:
+        """Take over `state`, copied; stages that it does not hold keep theirs."""
+        for stage, held in state.items():
+            self._stages[stage].load_state_dict(held)
+
+
+class StageAdamW:
     """AdamW on the parameters of one stage, which it changes in place.
 
-    Weight decay acts on matrices only, and never on the embedding: a replica that is cut into members would
+    Weight decay acts on matrices only, and never on the embedding: a replica that is split into members would
     otherwise disagree with one that is not about the table they share.
 
     Args:
         spec: the run.
         parameters: the live parameters by canonical name.
         undecayed: names of matrices without weight decay.
-        adamw: makes the optimizer proper.
+        adamw: makes the torch optimizer.
     """
 
     def __init__(
@@ -54,14 +116,14 @@ class InnerOptimizer:
         adamw: AdamW = torch.optim.AdamW,
     ) -> None:
         self._parameters, self._cold_limit = parameters, spec.recovery.cold_steps
-        spared = set(undecayed)
-        decayed, plain = [], []
-        for name, parameter in parameters.items():
-            (decayed if parameter.dim() == 2 and name not in spared else plain).append((name, parameter))
+        plain_names = {name for name, parameter in parameters.items() if parameter.dim() != 2} | {*undecayed}
         inner = spec.inner
         groups = [
-            {"params": decayed, "weight_decay": inner.weight_decay},
-            {"params": plain, "weight_decay": 0.0},
+            {
+                "params": [item for item in parameters.items() if (item[0] in plain_names) == is_plain],
+                "weight_decay": 0.0 if is_plain else inner.weight_decay,
+            }
+            for is_plain in (False, True)
         ]
         self._adamw = adamw(
             [group for group in groups if group["params"]],
@@ -72,7 +134,7 @@ class InnerOptimizer:
         self._cold_steps: int | None = None
 
     def begin_round(self, round_number: int) -> None:
-        """Before the first step of `round_`: fresh moments in a run that is past its first round are cold."""
+        """Before the first step of `round_number`: fresh moments in a run past its first round are cold."""
         if round_number > 1 and not self._adamw.state:
             self._cold_steps = 0
 
@@ -85,45 +147,35 @@ class InnerOptimizer:
             group["lr"] = rate
         self._adamw.step()
 
-    def forget_gradients(self) -> None:
-        """Drop what backward passes have left since the last step."""
+    def zero_grad(self) -> None:
+        # None instead of zeros: a parked or idle replica then holds no gradients.
         self._adamw.zero_grad(set_to_none=True)
 
-    def start_anew(self) -> None:
-        """Forget the moments: they belong to parameters that are no longer there."""
-        self._adamw.state.clear()
-        self._cold_steps = None
-
-    def map_tensors(self, change: Callable[[str, Tensor], Tensor]) -> None:
-        """Put `change(key, tensor)` in the place of every moment; keys are equal at every call."""
-        for name, parameter in self._parameters.items():
-            held = self._adamw.state.get(parameter, {})
-            for kind in _MOMENTS if held else ():
-                held[kind] = change(f"{kind}/{name}", held[kind])
-
-    @property
-    def moments(self) -> Moments | None:
-        """The moments, not copied where they lie on the CPU; None before the first step."""
+    def state_dict(self) -> AdamWState | None:
+        """The live moments, not copied, on the device of the parameters; None before the first step."""
         state = self._adamw.state
         if not state:
             return None
         held = {name: state[parameter] for name, parameter in self._parameters.items()}
-        return Moments(
-            steps=int(next(iter(held.values()))["step"]),
-            cold_steps=self._cold_steps,
-            first={name: values[_FIRST].detach().cpu() for name, values in held.items()},
-            second={name: values[_SECOND].detach().cpu() for name, values in held.items()},
-        )
+        first, second = ({name: each[moment] for name, each in held.items()} for moment in _MOMENTS)
+        return {
+            "steps": int(next(iter(held.values()))["step"]),
+            "cold_steps": self._cold_steps,
+            "exp_avg": first,
+            "exp_avg_sq": second,
+        }
 
-    def restore(self, moments: Moments | None) -> None:
-        """Go on from `moments`, copied; None starts anew. Names and shapes are those of the parameters."""
-        self.start_anew()
-        if moments is None:
+    def load_state_dict(self, state: AdamWState | None) -> None:
+        """Go on from `state`, copied; None drops the moments. Names and shapes are those of the parameters."""
+        self._adamw.state.clear()
+        self._cold_steps = None
+        if state is None:
             return
         for name, parameter in self._parameters.items():
             self._adamw.state[parameter] = {
-                "step": torch.tensor(float(moments.steps)),
-                _FIRST: moments.first[name].to(parameter.device, copy=True),
-                _SECOND: moments.second[name].to(parameter.device, copy=True),
+                # A tensor on the CPU is what torch.optim.AdamW keeps itself.
+                "step": torch.tensor(float(state["steps"])),
+                "exp_avg": state["exp_avg"][name].to(parameter.device, copy=True),
+                "exp_avg_sq": state["exp_avg_sq"][name].to(parameter.device, copy=True),
             }
-        self._cold_steps = moments.cold_steps
+        self._cold_steps = state["cold_steps"]

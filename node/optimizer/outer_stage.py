@@ -1,22 +1,29 @@
 """The outer round of one stage as a transaction: propose, then commit or abort (SparseLoCo, eqs 1 and 2).
 
-The anchor is the last committed value of the parameters, equal in every bit on all replicas. What this
-replica learned since is anchor - local; what it learned and has not sent is the error feedback. Until a
-round is committed neither changes, so an aborted round loses nothing: the next proposal covers it. A replica
-that applies rounds without a proposal of its own follows: its local parameters move along with the anchor.
+The anchor is the last committed value of the parameters; together with the state of the outer optimizer it is equal in
+every bit on all replicas. anchor - local is what this replica has learned since. The error feedback is what it has learned
+and not sent. Until a round is committed neither changes, so an aborted round loses nothing: the next proposal covers it. A
+replica that applies rounds without a proposal of its own follows: its local parameters move along with the anchor.
+
+With momentum (protocol.algorithm.outer_optimizer) the same holds. The optimizer takes one step per committed round and none
+for an aborted one, so its state depends on the committed rounds alone, and replaying these gives the same bits. Error
+feedback counts what was put into the pseudo-gradient, whatever the optimizer makes of it. With ``outer.overlap`` the step is
+taken later, like every update.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypedDict
 
 import torch
 from torch import Tensor
 
-from node.model.init import parameter_shapes
+from node.model.init import EMBEDDING, parameter_shapes
 from protocol.algorithm.clipping import clipping_scales, outliers, payload_norm
+from protocol.algorithm.outer_optimizer import initial_state, outer_optimizer
 from protocol.algorithm.outer_step import anchor_digest, apply_update
 from protocol.algorithm.topk import sparsify_blocks
 from protocol.errors import HetnodeError
@@ -27,11 +34,31 @@ WeightedPayload = tuple[bytes, float]
 """A payload's bytes and the weight of its owner."""
 
 
+class ProposalState(TypedDict):
+    payload: bytes
+    error: dict[str, Tensor]
+    covered: dict[str, Tensor] | None
+
+
+class CommittedState(TypedDict):
+    """What all replicas hold alike. `optimizer` is empty where the outer optimizer has no state."""
+
+    anchor: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+
+
+class OuterStageState(CommittedState):
+    """State dict of :class:`OuterStage`: float32 tensors on the CPU by canonical name."""
+
+    error: dict[str, Tensor]
+    pending: ProposalState | None
+
+
 @dataclass(frozen=True)
 class _Proposal:
     """A payload, and the error feedback that remains if all of it is applied.
 
-    `covered` are the local parameters that it was made from, where training goes on before the decision.
+    `covered` are the local parameters that it was made from, where training continues before the decision.
     """
 
     payload: bytes
@@ -40,52 +67,74 @@ class _Proposal:
 
 
 class OuterStage:
-    """Anchor and error feedback of one stage, and at most one pending proposal.
+    """Anchor, optimizer state and error feedback of one stage, and at most one pending proposal.
 
     Args:
         spec: the run.
         stage: the stage.
-        parameters: the committed parameters to start from, copied. Error feedback starts at 0.
+        parameters: the committed parameters to start from, copied. Error feedback and optimizer state start at 0.
 
     Attributes:
-        anchor: float32 CPU tensors by canonical name.
-        error: error feedback e, likewise.
+        anchor: float32 CPU tensors by canonical name. A commit replaces them; nothing changes one in place, so
+            replicas of one process may share them.
+        optimizer_state: state of the outer optimizer by protocol.algorithm.outer_optimizer.state_name, likewise.
+        error: error feedback e, by canonical name.
     """
 
     def __init__(self, spec: RunSpec, stage: int, parameters: Mapping[str, Tensor]) -> None:
         self.layout = PayloadLayout(parameter_shapes(spec, stage), spec.outer)
+        self._outer, self._optimizer = spec.outer, outer_optimizer(spec.outer)
         self.anchor = {name: _float32(parameters[name]).clone() for name in self.layout.shapes}
+        self.optimizer_state = initial_state(self.anchor, self._optimizer.slots)
         self.error = {name: torch.zeros_like(tensor) for name, tensor in self.anchor.items()}
-        self._outer = spec.outer
         self._pending: _Proposal | None = None
 
-    def map_tensors(self, change: Callable[[str, Tensor], Tensor]) -> None:
-        """Put `change(key, tensor)` in the place of every tensor but the anchor, which others have as well.
+    @property
+    def committed(self) -> dict[str, Tensor]:
+        """All that replicas agree on: anchor and optimizer state, by name."""
+        return self.anchor | self.optimizer_state
 
-        Keys are equal at every call until something is proposed or decided.
-        """
-        parts = {"error": self.error}
-        if self._pending is not None:
-            parts |= {"pending": self._pending.error, "covered": self._pending.covered or {}}
-        for part, tensors in parts.items():
-            for name, tensor in tensors.items():
-                tensors[name] = change(f"{part}/{name}", tensor)
+    @property
+    def pending_payload(self) -> bytes | None:
+        """The payload of the proposal that is not decided yet."""
+        return None if self._pending is None else self._pending.payload
 
     def digest(self) -> str:
-        """Digest of the anchor; equal on all replicas after equal rounds."""
-        return anchor_digest(self.anchor)
+        """Digest of :attr:`committed`; equal on all replicas after equal rounds."""
+        return anchor_digest(self.committed)
+
+    def state_dict(self) -> OuterStageState:
+        """The live tensors, not copied."""
+        pending = self._pending
+        return {
+            "anchor": self.anchor,
+            "optimizer": self.optimizer_state,
+            "error": self.error,
+            "pending": None
+            if pending is None
+            else {"payload": pending.payload, "error": pending.error, "covered": pending.covered},
+        }
+
+    def load_state_dict(self, state: OuterStageState) -> None:
+        """Take over `state`, copied. Names and shapes are the stage's."""
+        self.anchor, self.optimizer_state = _copied(state["anchor"]), _copied(state["optimizer"])
+        self.error, pending = _copied(state["error"]), state["pending"]
+        self._pending = None
+        if pending is not None:
+            covered = None if pending["covered"] is None else _copied(pending["covered"])
+            self._pending = _Proposal(pending["payload"], _copied(pending["error"]), covered)
 
     @torch.no_grad()
     def propose(self, local: Mapping[str, Tensor]) -> bytes | None:
         """The payload with this replica's contribution to the round; it is pending until commit or abort.
 
         Takes little more memory than the pending error feedback, which is one copy of the stage, and the
-        payload, which is another where all values are sent. A proposal that is still pending is forgotten, as
+        payload, which is another where all values are sent. A proposal that is still pending is dropped, as
         by an abort: for a caller that never got to offer it.
 
         Args:
             local: the parameters after the inner phase, any device. They must not change until the round
-                is decided, or what they learn meanwhile would be lost by a commit; unless
+                is decided, or a commit would lose what they learn meanwhile; unless
                 :meth:`remember` is called before they do.
 
         Returns:
@@ -109,7 +158,7 @@ class OuterStage:
         return payload
 
     def _learned(self, name: str, local: Tensor, kept: Tensor) -> Iterator[Tensor]:
-        """beta e + (anchor - local) block by block, where local is; and all of it in `kept`, on the CPU.
+        """beta e + (anchor - local) block by block, on the device of `local`; and all of it in `kept`, on the CPU.
 
         FloatingPointError where it is not finite.
         """
@@ -120,7 +169,7 @@ class OuterStage:
             in_place = kept[run] if device == kept.device else None
             learned = torch.sub(anchor[run].to(device), local[run], out=in_place)
             learned.add_(error[run].to(device), alpha=self._outer.error_decay)
-            # A sum is the cheaper look: only if it is not finite the elements are looked at.
+            # A sum is the cheaper test; only where it is not finite the elements are tested.
             if not math.isfinite(learned.sum()) and not learned.isfinite().all():
                 raise FloatingPointError(name)
             if in_place is None:
@@ -128,13 +177,14 @@ class OuterStage:
             yield learned
 
     def remember(self, local: Mapping[str, Tensor]) -> None:
-        """Training goes on from `local` before the round is decided: a commit keeps what it learns from here.
+        """Training continues from `local` before the round is decided: a commit keeps what it learns from here.
 
-        To be called once, before local changes. Nothing where no proposal is pending.
+        To be called once, before local changes. Does nothing where no proposal is pending.
         """
         if self._pending is not None and self._pending.covered is None:
-            covered = {name: _float32(local[name]).clone() for name in self.anchor}
-            self._pending = replace(self._pending, covered=covered)
+            self._pending = replace(
+                self._pending, covered=_copied({name: local[name] for name in self.anchor})
+            )
 
     def screen(self, payloads: Sequence[bytes]) -> list[str]:
         """Why each of the gathered payloads of one round must not count, or "" where it may. Never raises.
@@ -174,26 +224,28 @@ class OuterStage:
         assert pending is not None or not mine_included, "a round cannot include what was not proposed"
         decoded = [decode(self.layout, data) for data, _ in payloads]
         weights = [weight for _, weight in payloads]
-        moved = apply_update(self.anchor, decoded, weights, self._outer.learning_rate)
+        committed = apply_update(self.committed, decoded, weights, self._optimizer)
         for name, anchor in self.anchor.items():
             if pending is None:
-                local[name].add_((moved[name] - anchor).to(local[name].device))
+                # What this replica has learned, anchor - local, stays as it was for the next proposal.
+                local[name].add_((committed[name] - anchor).to(local[name].device))
             elif pending.covered is None:
-                local[name].copy_(moved[name])
+                local[name].copy_(committed[name])
             else:
-                local[name].copy_(moved[name] + (_float32(local[name]) - pending.covered[name]))
-        self.anchor = moved
+                local[name].copy_(committed[name] + (_float32(local[name]) - pending.covered[name]))
+        self._take(committed)
         if pending is not None:
             mine = [data for data, _ in payloads].index(pending.payload)
             scale = clipping_scales([payload_norm(payload) for payload in decoded])[mine]
             self.error = pending.error
             if scale < 1.0:
+                # What clipping kept out of the round was not sent.
                 for name, sparse in decoded[mine].items():
                     sparse.add_to(self.error[name].view(-1), 1.0 - scale)
         self._pending = None
 
     def abort(self) -> None:
-        """Forget the pending proposal, if any. Anchor, error feedback and local parameters are untouched."""
+        """Drop the pending proposal, if any. All else is untouched, the optimizer's state included."""
         self._pending = None
 
     @torch.no_grad()
@@ -208,41 +260,67 @@ class OuterStage:
             local[name].copy_(anchor)
             self.error[name].zero_()
 
-    def load(self, parameters: Mapping[str, Tensor], local: Mapping[str, Tensor]) -> None:
-        """Take another anchor, copied, as :meth:`reset` local := anchor. Names and shapes are the stage's."""
-        self.anchor = {name: _float32(parameters[name]).clone() for name in self.layout.shapes}
+    def load(self, committed: Mapping[str, Tensor], local: Mapping[str, Tensor]) -> None:
+        """Take what is committed after another round, copied, and :meth:`reset` local to it.
+
+        Names and shapes are the stage's; an optimizer state that is not given is 0, as before round 1.
+        """
+        self._take(_with_state(committed, self.layout.shapes, self._optimizer.slots))
         self.reset(local)
+
+    def _take(self, committed: Mapping[str, Tensor]) -> None:
+        self.anchor = {name: committed[name] for name in self.layout.shapes}
+        self.optimizer_state = {name: tensor for name, tensor in committed.items() if name not in self.anchor}
 
 
 class EmbeddingFollower:
     """The token embedding of the last committed round, on a member that does not host stage 0.
 
     It applies stage 0's committed payloads to the one tensor, with the same arithmetic as
-    :class:`OuterStage`, so its bits equal those of stage 0's hosts.
+    :class:`OuterStage`, so its bits, and those of its optimizer state, equal those of stage 0's hosts.
 
     Args:
         spec: the run.
-        table_vd: the committed embedding to start from, copied.
+        table_vd: the committed embedding before round 1, copied.
 
     Attributes:
-        table_vd: TE, float32 [V, d] on the CPU.
+        committed: TE, float32 [V, d] on the CPU, and its optimizer state, by name. A commit replaces the tensors;
+            nothing changes one in place.
     """
 
     def __init__(self, spec: RunSpec, table_vd: Tensor) -> None:
-        self.table_vd = _float32(table_vd).clone()
         self._layout = PayloadLayout(parameter_shapes(spec, 0), spec.outer)
-        self._learning_rate = spec.outer.learning_rate
+        self._optimizer = outer_optimizer(spec.outer)
+        self.committed: dict[str, Tensor] = {}
+        self.load({EMBEDDING: table_vd})
 
-    def load(self, table_vd: Tensor) -> None:
-        """Take the table of another round, copied."""
-        self.table_vd = _float32(table_vd).clone()
+    @property
+    def table_vd(self) -> Tensor:
+        """TE, float32 [V, d] on the CPU."""
+        return self.committed[EMBEDDING]
+
+    def load(self, committed: Mapping[str, Tensor]) -> None:
+        """Take the table after another round, copied; an optimizer state that is not given is 0."""
+        self.committed = _with_state(committed, [EMBEDDING], self._optimizer.slots)
 
     def commit(self, payloads: Sequence[WeightedPayload]) -> None:
         """Apply stage 0's payloads of one manifest, in its order. HetnodeError PAYLOAD_CORRUPT: no change."""
         decoded = [decode(self._layout, data) for data, _ in payloads]
         weights = [weight for _, weight in payloads]
-        moved = apply_update({"emb": self.table_vd}, decoded, weights, self._learning_rate)
-        self.table_vd = moved["emb"]
+        self.committed = apply_update(self.committed, decoded, weights, self._optimizer)
+
+
+def _with_state(
+    committed: Mapping[str, Tensor], names: Iterable[str], slots: Sequence[str]
+) -> dict[str, Tensor]:
+    """Copies of the parameters `names` and of their optimizer state, which is 0 where `committed` has none."""
+    parameters = _copied({name: committed[name] for name in names})
+    initial = initial_state(parameters, slots)
+    return parameters | _copied({name: committed.get(name, zero) for name, zero in initial.items()})
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: _float32(tensor).clone() for name, tensor in tensors.items()}
 
 
 def _float32(tensor: Tensor) -> Tensor:

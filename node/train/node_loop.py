@@ -15,6 +15,7 @@ from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
 
+from node.checkpoint.layout import round_folder
 from node.folder import keep_only_stages
 from node.net.membership import Assignment, RunView, jittered
 from node.train.outer_exchange import OuterExchange, run_is_over
@@ -352,7 +353,7 @@ class NodeLoop:
 
     async def _keep(self, round_number: int) -> None:
         """Write a checkpoint after `round_`, in which everything here is."""
-        folder = self._checkpoints / f"round-{round_number:06d}"
+        folder = self._checkpoints / round_folder(round_number)
         async with self._between_steps:
             await self._services.worker.call(
                 "write_checkpoint", {"folder": str(folder), "round": round_number}

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from node.checkpoint.layout import round_folder
 from protocol.errors import ErrorCode, HetnodeError
 
 log = logging.getLogger(__name__)
@@ -170,7 +171,7 @@ class PayloadStore:
             )
 
     def _round_folder(self, round_number: int) -> Path:
-        return self._folder / f"round-{round_number:06d}"
+        return self._folder / round_folder(round_number)
 
     def _path(self, round_number: int, sha256: str) -> Path:
         return self._round_folder(round_number) / sha256

@@ -21,6 +21,7 @@ from rich.table import Table
 
 from node import command_runner
 from node.checkpoint import global_model
+from node.checkpoint.layout import round_folder
 from node.local_swarm import run_swarm
 from node.views import run_history
 from node.views.spec import spec_view
@@ -78,7 +79,7 @@ class SwarmView:
             history = run_history.history_of(run_history.read_events(self._folder / "metrics.jsonl"))
             if history.replicas:
                 run_history.plot_losses(history, f"run {self._spec.run_id}", self._folder / "loss.png")
-        parts = sorted(self._folder.glob(f"nodes/*/checkpoint/round-{self._spec.rounds:06d}"))
+        parts = sorted(self._folder.glob(f"nodes/*/checkpoint/{round_folder(self._spec.rounds)}"))
         global_model.assemble(parts, self._folder / "checkpoint")
         self._summarise(history, time.monotonic() - began)
 

@@ -86,7 +86,10 @@ def _checkpointed(run: RunBlock, block: Block, x_bld: Tensor, cos_le: Tensor, si
     if not torch.is_grad_enabled():
         return run(block, x_bld, cos_le, sin_le)
     # Nothing in a block is random, so no state of a generator needs to be kept.
-    return checkpoint(run, block, x_bld, cos_le, sin_le, use_reentrant=False, preserve_rng_state=False)
+    output_bld: Tensor = checkpoint(
+        run, block, x_bld, cos_le, sin_le, use_reentrant=False, preserve_rng_state=False
+    )
+    return output_bld
 
 
 def _open_device(name: str) -> torch.device:

@@ -24,9 +24,12 @@ from node.data.tokenizer import find_tokenizer
 from node.ipc.channel import Buffer, Handler, Reply, serve
 from node.model.init import embedding_shapes, parameter_count, parameter_shapes
 from node.worker.compute import Compute
+from node.worker.factories import TrainerFactories
+from node.worker.hosted_stages import Message
 from node.worker.speed import free_memory, layer_speed
-from node.worker.trainer import Message, Trainer, TrainerFactories
+from node.worker.trainer import Trainer
 from protocol.algorithm.digest import header_of, size_of
+from protocol.algorithm.outer_optimizer import committed_shapes
 from protocol.spec.run import RunSpec
 from protocol.types import DType, Part, StageRange, TensorHeader
 from protocol.wire.payload_codec import PayloadLayout
@@ -76,9 +79,9 @@ class Worker:
         built_from = TrainerFactories(initial=initial_from(_given(body)))
         self._trainer = Trainer(spec, stages, Compute.of(body), stream, built_from)
         outer = self._trainer.outer
-        parts = [_part(stage, Part.STAGE, outer[stage].layout.shapes) for stage in stages]
+        parts = [_part(spec, stage, Part.STAGE, outer[stage].layout.shapes) for stage in stages]
         if 0 not in stages:
-            parts.append(_part(0, Part.EMBEDDING, embedding_shapes(spec)))
+            parts.append(_part(spec, 0, Part.EMBEDDING, embedding_shapes(spec)))
         return Reply(
             {
                 "digests": [outer[stage].digest() for stage in stages],
@@ -208,7 +211,8 @@ def _given(body: Body) -> Path | None:
     return Path(body["initial"]) if body.get("initial") else None
 
 
-def _part(stage: int, part: Part, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+def _part(spec: RunSpec, stage: int, part: Part, parameters: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    shapes = committed_shapes(parameters, spec.outer)
     return {"stage": stage, "part": part.value, "nbytes": size_of(shapes), "header": header_of(shapes)}
 
 

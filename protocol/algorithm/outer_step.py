@@ -1,7 +1,7 @@
-"""The arithmetic of a round: digests of the anchor, and the step from one anchor to the next.
+"""The arithmetic of a round: the digest of what is committed, and the step from one round to the next.
 
-Every replica applies the same payloads in the same order with the same operations, each rounded by itself on
-the CPU, so equal anchors stay equal in every bit.
+Every replica applies the same payloads in the same order with the same operations. Each operation is rounded by itself on
+the CPU, so replicas that are equal in every bit stay equal.
 """
 
 from __future__ import annotations
@@ -16,20 +16,18 @@ from torch import Tensor
 
 from protocol.algorithm.clipping import clipping_scales, payload_norm
 from protocol.algorithm.digest import CHUNK_BYTES, digest_of, header_of
+from protocol.algorithm.outer_optimizer import OuterOptimizer, parameters_of, state_name
 from protocol.algorithm.topk import SparseTensor
 from protocol.errors import ErrorCode, HetnodeError
-
-
-def tensor_digest(name: str, tensor: Tensor) -> str:
-    """The digest of one float32 tensor by itself, as :func:`anchor_digest`."""
-    return anchor_digest({name: tensor})
 
 
 def anchor_digest(parameters: Mapping[str, Tensor]) -> str:
     """The digest (hex) of float32 tensors: that of protocol.algorithm.digest, whatever the order of `parameters`.
 
+    `parameters` are a stage's anchor and the state of the outer optimizer, if it has any.
     Tensors are hashed one at a time; no more than one of them is copied, and only if it is not on the CPU.
     """
+    # Chunks run across the borders of tensors: a checkpoint is handed on in these chunks.
     hashes, current, room = [], hashlib.sha256(), CHUNK_BYTES
     for name in sorted(parameters):
         rest = tensor_bytes(name, parameters[name])
@@ -58,26 +56,29 @@ def tensor_bytes(name: str, tensor: Tensor) -> memoryview:
 
 
 def apply_update(
-    anchor: Mapping[str, Tensor],
+    committed: Mapping[str, Tensor],
     payloads: Sequence[Mapping[str, SparseTensor]],
     weights: Sequence[float],
-    learning_rate: float,
+    optimizer: OuterOptimizer,
 ) -> dict[str, Tensor]:
-    """The anchor after a round: anchor - eta * (sum_m w_m sent_m) / (sum_m w_m), algorithm eq 2.
+    """What is committed after a round: parameters and optimizer state, by name (algorithm eq 2).
 
-    What is sent counts clipped to the bound of its round (protocol.algorithm.clipping.clipping_scales). Sums run in the
-    order given: callers pass the canonical order, by owner. The division is by the weight of all
-    contributors, never by the number that sent an element. Computed in the anchor's dtype.
+    The pseudo-gradient is (sum_m w_m sent_m) / (sum_m w_m). `optimizer` moves the parameters along it.
+    What is sent counts clipped to the bound of its round (protocol.algorithm.clipping.clipping_scales). Clipping limits
+    the share of one payload in the pseudo-gradient; momentum then adds up what is clipped already. Sums run in the order
+    given: callers pass the canonical order, by owner. The division is by the weight of all contributors, never by the
+    number that sent an element. Computed in the dtype of `committed`.
 
     Args:
-        payloads: all tensors of the stage, also where `anchor` holds fewer: the norm is that of the whole.
+        committed: some or all parameters of a stage, each with its optimizer state (:func:`state_name`).
+        payloads: all tensors of the stage, also where `committed` holds fewer: the norm is that of the whole.
 
     Returns:
-        New tensors; `anchor` is left as it was.
+        New tensors; `committed` keeps its values.
 
     Raises:
         ValueError: no contributor, or a weight that is not positive and finite.
-        HetnodeError: PAYLOAD_CORRUPT where finite payloads overflow in the sum.
+        HetnodeError: PAYLOAD_CORRUPT where finite payloads overflow in the sum or in the optimizer.
     """
     if not payloads or not all(math.isfinite(weight) and weight > 0 for weight in weights):
         raise ValueError(f"a round needs contributors with positive finite weights, not {list(weights)}")
@@ -85,16 +86,19 @@ def apply_update(
     scales = clipping_scales([payload_norm(payload) for payload in payloads])
     factors = [weight * scale for weight, scale in zip(weights, scales, strict=True)]
     moved = {}
-    for name, tensor in anchor.items():
-        total = torch.zeros_like(tensor).view(-1)
+    for name, parameter in parameters_of(committed).items():
+        total = torch.zeros_like(parameter).view(-1)
         for payload, factor in zip(payloads, factors, strict=True):
             payload[name].add_to(total, factor)
         # Plain operations in sequence: a fused alpha= would round once where other machines round twice.
-        moved[name] = tensor - total.div_(total_weight).mul_(learning_rate).view_as(tensor)
-        if not torch.isfinite(moved[name]).all():
+        gradient = total.div_(total_weight).view_as(parameter)
+        state = {slot: committed[state_name(name, slot)] for slot in optimizer.slots}
+        moved[name], state = optimizer.step(parameter, gradient, state)
+        moved |= {state_name(name, slot): tensor for slot, tensor in state.items()}
+        if not all(tensor.isfinite().all() for tensor in (moved[name], *state.values())):
             raise HetnodeError(
                 ErrorCode.PAYLOAD_CORRUPT,
-                f"The payloads of a round would move '{name}' out of the finite numbers.",
-                "Every replica refuses this round; a payload of such size should have been screened.",
+                f"The payloads of a round would make '{name}' infinite or not a number.",
+                "Every replica refuses this round. Payloads of such size should have been refused before.",
             )
     return moved

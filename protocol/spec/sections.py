@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Annotated, Literal
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from protocol.spec.quantizers import LINK_QUANTIZERS, PAYLOAD_QUANTIZERS
 
@@ -89,9 +97,21 @@ _MOST_TABLE_BYTES = 64 << 20
 """For the binomials of the enumerative code, on every member."""
 
 
-class OuterSpec(Section):
-    """SparseLoCo (algorithm.md, eqs 1 and 2) and its codec."""
+_NESTEROV = {"momentum": 0.9, "learning_rate": 0.7}
+"""DiLoCo's values (arXiv 2311.08105)."""
 
+
+class OuterSpec(Section):
+    """SparseLoCo (algorithm.md, eqs 1 and 2) and its codec.
+
+    ``optimizer = "nesterov"`` is one line of a run file: momentum is then 0.9 and learning_rate 0.7, as in DiLoCo, where
+    they are not given.
+    """
+
+    optimizer: Literal["sgd", "nesterov"] = Field(
+        "sgd", description="moves the anchor along the aggregated pseudo-gradient"
+    )
+    momentum: float | None = Field(None, ge=0.01, lt=1, description="of nesterov; None: sgd has none")
     learning_rate: float = Field(1.0, gt=0, description="eta; acts exactly once")
     error_decay: float = Field(0.95, ge=0, le=1, description="beta of the error feedback")
     chunk: int = Field(4096, ge=1, le=65536)
@@ -118,6 +138,28 @@ class OuterSpec(Section):
     @property
     def dense(self) -> bool:
         return self.top_k == 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_nesterov(cls, tree: Any) -> Any:
+        if isinstance(tree, Mapping) and tree.get("optimizer") == "nesterov":
+            return {**_NESTEROV, **{key: value for key, value in tree.items() if value is not None}}
+        return tree
+
+    @model_validator(mode="after")
+    def _momentum_is_used(self) -> OuterSpec:
+        if self.optimizer == "sgd" and self.momentum is not None:
+            raise ValueError("momentum is for optimizer 'nesterov'; optimizer 'sgd' has none")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _omit_default_optimizer(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Specifications from before these fields existed keep their JSON and their hash."""
+        tree: dict[str, Any] = handler(self)
+        if self.optimizer == "sgd":
+            tree.pop("optimizer", None)
+            tree.pop("momentum", None)
+        return tree
 
     @model_validator(mode="after")
     def _top_k_fits(self) -> OuterSpec:

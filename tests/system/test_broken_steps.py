@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from coordinator.state.events import PeerRetreated
+from node.optimizer.inner import AdamWState
 from protocol.spec.run import RunSpec
 from protocol.types import Role
 from tests.support.fault_script import Action, Moment
@@ -52,8 +53,8 @@ def local_progress(swarm: VirtualSwarm, name: str) -> float:
 def unfinished_work(swarm: VirtualSwarm, name: str) -> bool:
     """Whether activations or gradients of a step are left in the node's worker."""
     trainer = swarm.trainer(name)
-    gradients = any(parameter.grad is not None for parameter in trainer._parameters())
-    return bool(trainer._in_flight) or gradients or bool(trainer._step_losses)
+    parameters = (each for stage in trainer.stages for each in trainer.parameters(stage).values())
+    return not trainer.hosted.is_idle or any(each.grad is not None for each in parameters)
 
 
 def places_and_moments() -> list[object]:
@@ -203,12 +204,12 @@ def test_a_member_that_is_back_within_a_round_has_its_old_stage_and_warm_moments
         await swarm.until(lambda _: is_ready(swarm, "q", former), "q has loaded its checkpoint")
         after = moments_of_stage(swarm, "q", stage)
         # Those of the last round that was over: what it had done of this one is lost with its process.
-        assert after.steps == (ROUND - 1) * swarm.spec.inner.steps == before.steps - STEP
+        assert after["steps"] == (ROUND - 1) * swarm.spec.inner.steps == before["steps"] - STEP
         assert after.cold_steps is None
-        assert any(torch.count_nonzero(value) for value in after.first.values())
+        assert any(torch.count_nonzero(value) for value in after["exp_avg"].values())
         await swarm.until(lambda _: max(contributions(swarm, "q")) > ROUND, "a payload after its return")
         assert swarm.state.reservations[swarm.peer("q")] == place
-        assert moments_of_stage(swarm, "q", stage).cold_steps is None
+        assert moments_of_stage(swarm, "q", stage)["cold_steps"] is None
         await swarm.until_over()
         swarm.assert_one_truth()
 
@@ -222,7 +223,7 @@ def is_ready(swarm: VirtualSwarm, name: str, former: VirtualWorker | None) -> bo
     return worker is not former and trainer is not None and min(trainer.rounds.values()) > 0
 
 
-def moments_of_stage(swarm: VirtualSwarm, name: str, stage: int):  # type: ignore[no-untyped-def]
-    found = swarm.trainer(name)._optimizers[stage].moments
+def moments_of_stage(swarm: VirtualSwarm, name: str, stage: int) -> AdamWState:
+    found = swarm.trainer(name).inner.state_dict()[stage]
     assert found is not None
     return found

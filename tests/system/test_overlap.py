@@ -23,6 +23,7 @@ from node.model.stage import Stage, next_token_loss
 from node.optimizer.outer_stage import OuterStage
 from node.optimizer.schedule import learning_rate
 from node.transport.transport import ExchangeResult
+from node.worker.hosted_stages import Message
 from node.worker.trainer import Trainer
 from protocol.algorithm.clipping import clipping_scales, payload_norm
 from protocol.algorithm.sampling import sample_range
@@ -84,10 +85,10 @@ class Books(dict[str, Book]):
 def books(monkeypatch: pytest.MonkeyPatch) -> Iterator[Books]:
     books = Books()
     apply, propose, commit, abort = Trainer.apply, Trainer.propose, Trainer.commit, Trainer.abort
-    tokens, forget = Trainer._training_tokens, Trainer.forget_error
+    forward, forget = Trainer.forward, Trainer.forget_error
 
     def parameters(trainer: Trainer) -> dict[tuple[int, str], Tensor]:
-        found = {stage: trainer._local(stage) for stage in trainer.stages}
+        found = {stage: trainer.parameters(stage) for stage in trainer.stages}
         return {(stage, name): value for stage, named in found.items() for name, value in named.items()}
 
     def note_apply(self: Trainer, step: int, norm: float) -> None:
@@ -97,7 +98,7 @@ def books(monkeypatch: pytest.MonkeyPatch) -> Iterator[Books]:
         for key, value in parameters(self).items():
             learned = (before[key] - value.detach()).double()
             book.balance[key] = book.balance.get(key, torch.zeros_like(learned)) + learned
-        book.trained[self._round, step] += 1
+        book.trained[self.phase.round_number, step] += 1
         for stage in book.since:
             book.since[stage] += 1
 
@@ -110,9 +111,9 @@ def books(monkeypatch: pytest.MonkeyPatch) -> Iterator[Books]:
     ) -> str:
         book, outer = books[here()], self.outer[stage]
         if mine:
-            assert outer._pending is not None
+            assert outer.pending_payload is not None
             decoded = [decode(outer.layout, data) for data, _ in payloads]
-            position = [data for data, _ in payloads].index(outer._pending.payload)
+            position = [data for data, _ in payloads].index(outer.pending_payload)
             scale = clipping_scales([payload_norm(each) for each in decoded])[position]
             for name, sparse in decoded[position].items():
                 sent = torch.zeros_like(outer.anchor[name])
@@ -126,14 +127,11 @@ def books(monkeypatch: pytest.MonkeyPatch) -> Iterator[Books]:
         book.applied[round_number, stage] = book.since.pop(stage, -1)
         abort(self, stage, round_number)
 
-    def note_tokens(self: Trainer, step: int, microbatch: int) -> Any:
-        if step < self.spec.inner.steps:
-            size = self.spec.inner.microbatch_size
-            first = step * self._samples_per_step + microbatch * size
-            assert self._samples is not None
-            read = books[here()].samples.setdefault((self._round, step), [])
-            read += self._samples[first : first + size]
-        return tokens(self, step, microbatch)
+    def note_forward(self: Trainer, step: int, microbatch: int, received: Message | None) -> Message | None:
+        if received is None and step < self.spec.inner.steps:
+            read = books[here()].samples.setdefault((self.phase.round_number, step), [])
+            read += self.samples.ordinals(step, microbatch)
+        return forward(self, step, microbatch, received)
 
     def note_forget(self: Trainer, stage: int) -> None:
         books[here()].forgotten += 1
@@ -144,7 +142,7 @@ def books(monkeypatch: pytest.MonkeyPatch) -> Iterator[Books]:
         ("propose", note_propose),
         ("commit", note_commit),
         ("abort", note_abort),
-        ("_training_tokens", note_tokens),
+        ("forward", note_forward),
         ("forget_error", note_forget),
     ):
         monkeypatch.setattr(Trainer, name, noting)
@@ -156,7 +154,7 @@ def assert_balanced(swarm: VirtualSwarm, books: Books, *names: str) -> None:
     for name in names:
         trainer = swarm.trainer(name)
         for (stage, tensor), expected in books[name].balance.items():
-            outer, local = trainer.outer[stage], trainer._local(stage)[tensor].detach()
+            outer, local = trainer.outer[stage], trainer.parameters(stage)[tensor].detach()
             kept = outer.error[tensor].double() + (outer.anchor[tensor].double() - local.double())
             torch.testing.assert_close(kept, expected, rtol=0, atol=2e-6, msg=f"{name} {stage} {tensor}")
             assert float(expected.abs().max()) > 1e-4, "nothing was learned, so nothing is shown"

@@ -32,9 +32,9 @@ from protocol.spec.run import RunSpec
 from protocol.types import DType, Frame, FrameId, FrameKind, Part, Plan, Replica, StageRange, TensorHeader
 from protocol.wire.framing import frame_limit
 from protocol.wire.link_message import LinkMessage
-from tests.node.worker.test_trainer import RunningReplica, ThreadWorker, replica_of, spec_of
 from tests.support.fault_hooks import FaultHooks, checkpoint_faults
 from tests.support.fault_script import Action, Fault, Moment, Script, read_report
+from tests.support.running_replica import RunningReplica, ThreadWorker, replica_of, spec_of
 
 SPEC = spec_of(**{"swarm.stages": 2, "inner.microbatches": 3, "recovery.cold_steps": 3})
 
@@ -96,7 +96,7 @@ def commit(
         for stage in member.stages:
             weighted = [(payload, 1.0) for payload in payloads[stage]]
             digests.append(member.commit(stage, round_number, weighted, mine))
-        if not member.hosts_first:
+        if 0 not in member.stages:
             member.commit_embedding(round_number, [(payload, 1.0) for payload in payloads[0]])
     return digests + sorted({member.embedding_digest() for member in members})
 

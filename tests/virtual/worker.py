@@ -57,7 +57,7 @@ class VirtualWorker:
             if method == "begin_round":
                 self._computed = 0.0
             elif method == "apply":
-                seconds = self._seconds * self.worker._trainer._microbatches
+                seconds = self._seconds * self.worker._trainer.samples.microbatches
                 await asyncio.sleep(seconds)
                 self._computed += seconds
             try:

@@ -24,7 +24,7 @@ from node.experiment.in_process_replica import LocalReplica, plan_of
 from node.generate import validation_loss, whole_model
 from node.model.stage import next_token_loss
 from node.worker.compute import Compute
-from node.worker.trainer import TrainerFactories
+from node.worker.factories import TrainerFactories
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec

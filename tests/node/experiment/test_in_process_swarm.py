@@ -18,7 +18,7 @@ from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import StageRange
 from protocol.wire.payload_codec import decode
-from tests.node.worker.test_trainer import RunningReplica, plain_loop, spec_of
+from tests.support.running_replica import RunningReplica, plain_loop, spec_of
 
 
 @pytest.fixture(autouse=True)

@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from node.data.stream import SampleStream, open_stream
 from node.experiment.in_process_replica import LocalReplica, plan_of
 from node.experiment.in_process_swarm import LocalSwarm, RoundReport
-from node.experiment.offload import ReplicaOffload
+from node.experiment.offload import ReplicaOffload, large_tensors
 from node.experiment.variation import Variation
 from node.worker.compute import Compute
+from node.worker.trainer import private_states
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
-from tests.node.worker.test_trainer import spec_of
+from tests.support.running_replica import spec_of
 
 ROUNDS = 3
 VARIATIONS = [
@@ -67,10 +68,10 @@ def bits(swarm: LocalSwarm) -> list[list[torch.Tensor]]:
     for replica in swarm.replicas:
         tensors = []
         for member in replica.members:
-            for state in member.private_state.values():
+            for state in private_states(member.state_dict()).values():
                 tensors += [*state.error.values(), *state.local.values()]
                 if state.moments is not None:
-                    tensors += [*state.moments.first.values(), *state.moments.second.values()]
+                    tensors += [*state.moments["exp_avg"].values(), *state.moments["exp_avg_sq"].values()]
         found.append([tensor.clone() for tensor in tensors])
     return found
 
@@ -108,7 +109,7 @@ def test_a_swarm_that_was_interrupted_goes_on_with_the_same_bits(
     at: int,
 ) -> None:
     usual, expected = uninterrupted
-    spec = usual._spec
+    spec = usual.spec
     interrupted = LocalSwarm(spec, stream=stream)
     train(interrupted, at)
     interrupted.save(tmp_path / "swarm")
@@ -217,7 +218,7 @@ def test_bits_do_not_depend_on_how_many_replicas_are_in_memory(
 ) -> None:
     usual, expected = uninterrupted
     parked = tmp_path if on_disk else None
-    bounded = LocalSwarm(usual._spec, stream=stream, resident=resident, parked=parked)
+    bounded = LocalSwarm(usual.spec, stream=stream, resident=resident, parked=parked)
     assert train(bounded, ROUNDS) == expected
     assert same_bits(bounded, usual)
     assert list(tmp_path.iterdir()) == []
@@ -293,15 +294,7 @@ def test_replicas_that_average_gradients_must_all_be_there(stream: SampleStream)
 
 def held(replica: LocalReplica) -> int:
     """Bytes of what it has for itself."""
-    total = 0
-
-    def count(_: str, tensor: torch.Tensor) -> torch.Tensor:
-        nonlocal total
-        total += tensor.nbytes
-        return tensor
-
-    replica.map_tensors(count)
-    return total
+    return sum(tensor.nbytes for _, tensor in large_tensors(replica))
 
 
 def test_a_parked_replica_holds_nothing_and_all_hold_one_anchor(stream: SampleStream) -> None:
@@ -349,10 +342,10 @@ def test_what_is_done_to_all_is_done_to_each_in_order_before_it_is_used(
 
 class _Light:
     def __init__(self, index: int) -> None:
-        self.index, self.tensors = index, torch.tensor([index])
+        self.index, self.tensors, self.members = index, torch.tensor([index]), ()
 
-    def map_tensors(self, change: Any) -> None:
-        self.tensors = change("tensors", self.tensors)
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"tensors": self.tensors}
 
 
 def test_how_a_swarm_computes_is_no_part_of_what_it_is(tmp_path: Path, stream: SampleStream) -> None:

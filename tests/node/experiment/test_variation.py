@@ -11,6 +11,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from node.data.stream import open_stream
 from node.experiment.boundary_statistics import Covariances
 from node.experiment.in_process_replica import LocalReplica
 from node.experiment.in_process_swarm import LocalSwarm
@@ -19,7 +20,7 @@ from node.experiment.variation import UNVARIED, Variation, grassmann_step, princ
 from node.model.init import EMBEDDING
 from protocol.algorithm.subspace import orthonormal_basis, perpendicular_table
 from protocol.spec.run import RunSpec
-from tests.node.worker.test_trainer import spec_of
+from tests.support.running_replica import spec_of
 
 
 @pytest.fixture(autouse=True)
@@ -42,11 +43,11 @@ def parameters(replica: LocalReplica) -> dict[str, Tensor]:
 
 
 def links(replica: LocalReplica) -> list[Any]:
-    return [member._downstream for member in replica.members[:-1]]
+    return [member.hosted.downstream for member in replica.members[:-1]]
 
 
 def receiving_ends(replica: LocalReplica) -> list[Any]:
-    return [member._upstream for member in replica.members[1:]]
+    return [member.hosted.upstream for member in replica.members[1:]]
 
 
 def follows_the_embedding(swarm: LocalSwarm) -> bool:
@@ -97,7 +98,9 @@ def test_without_adaptation_the_links_keep_the_table_that_they_began_with(adapta
     assert all(torch.equal(end.perpendicular_vd, before) != adaptation for end in ends)
 
 
-def test_averaged_gradients_are_the_mean_and_keep_replicas_together() -> None:
+def test_averaged_gradients_are_the_mean_and_keep_replicas_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     dense = {"outer.top_k": 0, "outer.quantizer": "none", "inner.steps": 1}
     swarm = LocalSwarm(mixed(**dense, **{"link.k": 0}), variation=Variation(average_gradients=True))
     alone = LocalSwarm(mixed(**dense, **{"link.k": 0}))
@@ -107,10 +110,7 @@ def test_averaged_gradients_are_the_mean_and_keep_replicas_together() -> None:
         {name: value.grad.clone() for name, value in _live(replica).items()} for replica in alone.replicas
     ]
     seen: list[dict[str, Tensor]] = []
-    for replica in swarm.replicas:
-        for member in replica.members:
-            for optimizer in member._optimizers.values():
-                _note_gradients(optimizer, seen)
+    _note_gradients(monkeypatch, seen)
     swarm.train()
     first, *others = map(parameters, swarm.replicas)
     for other in others:
@@ -134,14 +134,20 @@ def _live(replica: LocalReplica) -> dict[str, nn.Parameter]:
     }
 
 
-def _note_gradients(optimizer: Any, seen: list[dict[str, Tensor]]) -> None:
-    step = optimizer.step
+def _note_gradients(monkeypatch: pytest.MonkeyPatch, seen: list[dict[str, Tensor]]) -> None:
+    """Note the gradients of each stage that takes an AdamW step, after clipping."""
+    step = torch.optim.AdamW.step
 
-    def noting(rate: float) -> None:
-        seen.append({name: p.grad.clone() for name, p in optimizer._parameters.items()})
-        step(rate)
+    def noting(self: torch.optim.AdamW) -> None:
+        found = {}
+        for group in self.param_groups:
+            for name, parameter in zip(group["param_names"], group["params"], strict=True):
+                assert parameter.grad is not None
+                found[name] = parameter.grad.clone()
+        seen.append(found)
+        step(self)
 
-    optimizer.step = noting
+    monkeypatch.setattr(torch.optim.AdamW, "step", noting)
 
 
 def test_projected_weights_write_only_what_links_carry_and_full_replicas_are_left_alone() -> None:
@@ -183,10 +189,10 @@ def test_row_wise_moments_share_one_rate_among_all_that_one_input_adds() -> None
     torch.testing.assert_close(weight.detach(), expected)
     swarm = LocalSwarm(mixed(), variation=Variation(row_wise_moments=True))
     swarm.train_round()
-    moments = swarm.replicas[0].members[0]._optimizers[0].moments
+    moments = swarm.replicas[0].members[0].inner.state_dict()[0]
     assert moments is not None
-    assert torch.equal(moments.second["0.wo"][0], moments.second["0.wo"][1])
-    assert not torch.equal(moments.second["0.wq"][0], moments.second["0.wq"][1])
+    assert torch.equal(moments["exp_avg_sq"]["0.wo"][0], moments["exp_avg_sq"]["0.wo"][1])
+    assert not torch.equal(moments["exp_avg_sq"]["0.wq"][0], moments["exp_avg_sq"]["0.wq"][1])
 
 
 def test_a_grassmann_step_loses_less_of_the_gradients_and_stays_orthonormal() -> None:
@@ -219,7 +225,7 @@ def test_links_turn_at_their_rounds_alike_in_all_pipelines_and_on_both_ends(vari
         for one, other in zip(links(swarm.replicas[2]), links(swarm.replicas[3]), strict=True):
             assert torch.equal(one.basis_dk, other.basis_dk)
         for upper, lower in zip(links(swarm.replicas[2]), swarm.replicas[2].members[1:], strict=True):
-            assert torch.equal(upper.basis_dk, lower._upstream.basis_dk)
+            assert torch.equal(upper.basis_dk, lower.hosted.upstream.basis_dk)
     turned = [not torch.equal(a, b) for a, b in pairwise(bases)]
     assert turned == [False, True, False, True]
 
@@ -227,38 +233,38 @@ def test_links_turn_at_their_rounds_alike_in_all_pipelines_and_on_both_ends(vari
 def test_the_basis_follows_what_full_replicas_see_without_the_embedding() -> None:
     spec = mixed(**{"inner.steps": 1, "inner.microbatches": 1})
     swarm = LocalSwarm(spec, variation=Variation(basis_every=1))
-    trainer = swarm.replicas[0].members[0]
+    stream = open_stream(spec)
     table = parameters(swarm.replicas[0])[EMBEDDING].clone()
     expected = Covariances()
-    for replica, planned in zip(swarm.replicas[:2], swarm._plan.replicas[:2], strict=True):
-        tokens = trainer._stream.read(_samples(swarm, planned.index))
+    for replica, planned in zip(swarm.replicas[:2], swarm.plan.replicas[:2], strict=True):
+        tokens = stream.read(_samples(swarm, planned.index))
         ids = torch.from_numpy(tokens).long()[:, :-1]
         with torch.no_grad():
             x = replica.members[0].modules[0](ids)
         expected.add("activation", 1, x - nn.functional.embedding(ids, table))
     swarm.train()
     torch.testing.assert_close(
-        swarm._steering._seen.sums["activation/1"], expected.sums["activation/1"], rtol=1e-4, atol=1e-9
+        swarm.steering.seen.sums["activation/1"], expected.sums["activation/1"], rtol=1e-4, atol=1e-9
     )
     swarm.exchange()
-    assert swarm._steering._seen.sums == {}
+    assert swarm.steering.seen.sums == {}
 
 
 def _samples(swarm: LocalSwarm, index: int) -> range:
     from protocol.algorithm.sampling import sample_range  # noqa: PLC0415
 
-    return sample_range(swarm._plan, swarm._spec, 1, index)
+    return sample_range(swarm.plan, swarm.spec, 1, index)
 
 
 def test_validation_is_not_observed() -> None:
     swarm = LocalSwarm(mixed(), variation=Variation(basis_every=3))
     swarm.validate()
-    assert swarm._steering._seen.sums == {}
+    assert swarm.steering.seen.sums == {}
 
 
 def test_full_replicas_may_weigh_more() -> None:
     swarm = LocalSwarm(mixed(), variation=Variation(full_weight=3))
-    assert [replica.weight for replica in swarm._plan.replicas] == [3, 3, 1, 1]
+    assert [replica.weight for replica in swarm.plan.replicas] == [3, 3, 1, 1]
     usual = LocalSwarm(mixed())
     swarm.train_round()
     usual.train_round()
@@ -280,9 +286,9 @@ def test_what_steers_can_be_kept_and_taken_up_again() -> None:
     for _ in range(3):
         first.train_round()
     second = LocalSwarm(mixed(), variation=Variation(basis_every=2))
-    second._steering.restore(first._steering.state)
-    second._steering.connect(3, second.replicas)
-    state, again = first._steering.state, second._steering.state
+    second.steering.load_state_dict(first.steering.state_dict())
+    second.steering.connect(3, second.replicas)
+    state, again = first.steering.state_dict(), second.steering.state_dict()
     assert state.keys() == again.keys()
     assert all(torch.equal(value, again[name]) for name, value in state.items())
     assert torch.equal(links(second.replicas[2])[1].basis_dk, links(first.replicas[2])[1].basis_dk)

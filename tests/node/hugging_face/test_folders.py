@@ -32,7 +32,7 @@ from node.hugging_face.importing import import_model, inspect, tokenizer_of
 from node.hugging_face.llama import config_of, published_name
 from node.hugging_face.weights import DTYPES
 from node.worker.compute import Compute
-from node.worker.trainer import TrainerFactories
+from node.worker.factories import TrainerFactories
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from node.optimizer.inner import InnerOptimizer
+from node.optimizer.inner import StageAdamW
 from tests.support.reference import small_spec
 
 RATE = 0.01
@@ -20,7 +20,7 @@ class Stage:
             name: nn.Parameter(torch.randn(shape, generator=generator)) for name, shape in shapes.items()
         }
         spec = small_spec(inner={"weight_decay": 0.0, **inner}, recovery={"cold_steps": 4})
-        self.optimizer = InnerOptimizer(spec, self.parameters, {undecayed})
+        self.optimizer = StageAdamW(spec, self.parameters, {undecayed})
 
     def step(self, gradient: float = 1.0) -> dict[str, Tensor]:
         """Returns by how much the parameters have changed."""
@@ -56,11 +56,11 @@ def test_moments_are_cold_again_after_they_were_given_up() -> None:
     stage = Stage()
     stage.optimizer.begin_round(1)
     stage.step()
-    stage.optimizer.start_anew()
-    assert stage.optimizer.moments is None
+    stage.optimizer.load_state_dict(None)
+    assert stage.optimizer.state_dict() is None
     stage.optimizer.begin_round(1)
     assert stage.length() == pytest.approx(RATE, rel=1e-4), "still the start of the run"
-    stage.optimizer.start_anew()
+    stage.optimizer.load_state_dict(None)
     stage.optimizer.begin_round(2)
     assert stage.length() == pytest.approx(RATE / 4, rel=1e-4)
 
@@ -73,10 +73,10 @@ def test_restored_moments_go_on_as_if_nothing_had_happened(first_round: int) -> 
         stage.step(gradient)
     for name, parameter in other.parameters.items():
         parameter.data.copy_(stage.parameters[name].data)
-    moments = stage.optimizer.moments
+    moments = stage.optimizer.state_dict()
     assert moments is not None
-    assert moments.steps == 2
-    other.optimizer.restore(moments)
+    assert moments["steps"] == 2
+    other.optimizer.load_state_dict(moments)
     for each in (stage, other):
         each.optimizer.begin_round(first_round + 1)
         for gradient in (0.5, 2.0, 0.1):

@@ -21,7 +21,7 @@ from node.worker.worker import Worker
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.types import StageRange
-from tests.node.worker.test_trainer import spec_of
+from tests.support.running_replica import spec_of
 
 CHECKPOINTED = Compute(activation_checkpointing=True)
 
@@ -54,7 +54,7 @@ def trained(compute: Compute, stream: SampleStream) -> tuple[Trainer, float, dic
     trainer = Trainer(spec, StageRange(0, 2), compute, stream)
     trainer.begin_round(1, range(spec.samples_per_round()))
     trainer.forward(0, 0, None)
-    loss = float(trainer._step_losses[0])
+    loss = float(trainer.hosted.losses[0])
     trainer.backward(0, None)
     gradients = {name: value.grad for name, value in parameters(trainer).items() if value.grad is not None}
     return trainer, loss, gradients

@@ -104,11 +104,11 @@ def test_a_swarm_saved_on_a_gpu_is_restored_with_the_same_bits(tmp_path: Path) -
     assert other.position == 1
     for mine, theirs in zip(swarm.replicas, other.replicas, strict=True):
         for stage in spec_stages(spec):
-            states = [replica.private_state[stage] for replica in (mine, theirs)]
+            states = [replica.private_states()[stage] for replica in (mine, theirs)]
             assert states[0].moments is not None
             assert states[1].moments is not None
-            for name, moment in states[0].moments.second.items():
-                assert torch.equal(moment, states[1].moments.second[name])
+            for name, moment in states[0].moments["exp_avg_sq"].items():
+                assert torch.equal(moment, states[1].moments["exp_avg_sq"][name])
             for name, error in states[0].error.items():
                 assert torch.equal(error, states[1].error[name])
     assert swarm.validate() == pytest.approx(other.validate(), rel=1e-3)

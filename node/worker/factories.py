@@ -1,0 +1,44 @@
+"""What a trainer is built from, where another choice than that of a usual run is possible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from node.model.init import InitialParameters, initial_parameters
+from node.optimizer.inner import AdamW
+from protocol.algorithm.subspace import ReceivingEnd, orthonormal_basis, receiving_end
+from protocol.spec.run import RunSpec
+
+
+def run_basis(spec: RunSpec, boundary: int) -> Tensor:
+    """The orthonormal basis [d, d] of the link into stage `boundary`: one basis for all links of the run."""
+    return _cached_basis(spec.model.width, spec.seed)
+
+
+# Links change at round boundaries, and a QR of 8192 x 8192 takes seconds.
+_cached_basis = lru_cache(maxsize=1)(orthonormal_basis)
+
+ReceivingEndFactory = Callable[[int, Tensor, Tensor], ReceivingEnd]
+"""The receiving end of a link: its k (0: uncompressed), the basis [d, d], and TE [V, d] of the last commit."""
+
+BasisFactory = Callable[[RunSpec, int], Tensor]
+"""As :func:`run_basis`."""
+
+
+@dataclass(frozen=True)
+class TrainerFactories:
+    """Makers of initial parameters, links, their bases, and AdamW.
+
+    `initial` is another one where the run starts from given parameters (node.checkpoint.initial); the others are where an
+    experiment tries another choice.
+    """
+
+    initial: InitialParameters = initial_parameters
+    receiving_end: ReceivingEndFactory = receiving_end
+    basis: BasisFactory = run_basis
+    adamw: AdamW = torch.optim.AdamW

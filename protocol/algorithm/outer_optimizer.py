@@ -1,0 +1,117 @@
+"""Outer optimizers: how an anchor moves along the aggregated pseudo-gradient of a round.
+
+The optimizer's state is as much a part of the committed state as the parameters: every replica holds the same bits of it,
+it is covered by the anchor's digest, checkpoints hold it, and late joiners receive it. So its arithmetic must give the
+same bits on every machine: float32 on the CPU, one rounding per operation, never a fused multiply-add. This is why
+torch.optim.SGD is not used: its ``add_(alpha=...)`` is fused on some processors.
+
+A new optimizer is one class here, and its name in `OuterSpec.optimizer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from protocol.spec.sections import OuterSpec
+
+LEAST_MOMENTUM = 2.0**-64
+"""Smaller absolute values of a momentum become 0: they would decay to denormal numbers, which some machines flush."""
+
+
+class OuterOptimizer(Protocol):
+    """Moves one tensor at a time. It keeps nothing itself, so a round that fails midway has changed nothing."""
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of the state tensors of each parameter. They have the parameter's shape and are 0 before round 1."""
+        ...
+
+    def step(
+        self, parameter: Tensor, gradient: Tensor, state: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The parameter and its state after one committed round.
+
+        Args:
+            gradient: the aggregated pseudo-gradient, in the dtype and shape of `parameter`.
+            state: by slot.
+
+        Returns:
+            New tensors; the arguments keep their values.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Sgd:
+    """parameter - learning_rate * gradient (algorithm, eq 2)."""
+
+    learning_rate: float
+    slots: tuple[str, ...] = ()
+
+    def step(
+        self, parameter: Tensor, gradient: Tensor, state: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        return parameter - gradient.mul(self.learning_rate), {}
+
+
+@dataclass(frozen=True)
+class Nesterov:
+    """SGD with Nesterov momentum, as torch.optim.SGD(nesterov=True) and DiLoCo (arXiv 2311.08105).
+
+    v' = momentum v + gradient; parameter' = parameter - learning_rate (gradient + momentum v').
+    """
+
+    learning_rate: float
+    momentum: float
+    slots: tuple[str, ...] = ("momentum",)
+
+    def step(
+        self, parameter: Tensor, gradient: Tensor, state: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        velocity = state["momentum"].mul(self.momentum).add_(gradient)
+        # An element that no payload sends for many rounds decays; see LEAST_MOMENTUM.
+        velocity.masked_fill_(velocity.abs() < LEAST_MOMENTUM, 0.0)
+        direction = velocity.mul(self.momentum).add_(gradient)
+        return parameter - direction.mul_(self.learning_rate), {"momentum": velocity}
+
+
+def outer_optimizer(outer: OuterSpec) -> OuterOptimizer:
+    """The optimizer that the run asks for."""
+    if outer.optimizer == "sgd":
+        return Sgd(outer.learning_rate)
+    assert outer.momentum is not None, "the spec fills it in"
+    return Nesterov(outer.learning_rate, outer.momentum)
+
+
+def state_name(parameter: str, slot: str) -> str:
+    """The name of a state tensor in digests and files.
+
+    In ascending order it follows its parameter at once: the parts of a checkpoint that are read as one range of bytes
+    (the embedding within stage 0) rely on it. Names of parameters have no slash.
+    """
+    return f"{parameter}/{slot}"
+
+
+def committed_shapes(shapes: Mapping[str, tuple[int, ...]], outer: OuterSpec) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of all that replicas agree on for parameters of these `shapes`: with the optimizer's state."""
+    slots = outer_optimizer(outer).slots
+    return dict(shapes) | {state_name(name, slot): shape for name, shape in shapes.items() for slot in slots}
+
+
+def parameters_of(committed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parameters in `committed`, without the optimizer's state."""
+    return {name: tensor for name, tensor in committed.items() if "/" not in name}
+
+
+def initial_state(parameters: Mapping[str, Tensor], slots: Sequence[str]) -> dict[str, Tensor]:
+    """The optimizer's state before round 1, by :func:`state_name`."""
+    return {
+        state_name(name, slot): torch.zeros_like(parameter)
+        for name, parameter in parameters.items()
+        for slot in slots
+    }

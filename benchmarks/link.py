@@ -102,7 +102,7 @@ class LinkEcho:
 
 
 def _id(number: int, kind: FrameKind) -> FrameId:
-    return FrameId(1, 1, 0, number, 0, kind)
+    return FrameId(1, 1, 0, number, kind)
 
 
 async def send_back(echo: Echo, first: int = 0) -> None:

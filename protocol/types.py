@@ -1,16 +1,17 @@
-"""The words of the protocol: identifiers and the frozen records that travel between parties."""
+"""Types that peers exchange: identifiers and frozen records."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
 
 PROTOCOL_VERSION = 2
-"""Raised with every incompatible change of the wire or of the arithmetic. Peers must agree exactly."""
+"""It grows with every incompatible change of the wire or of the arithmetic. All peers of a run have the same."""
 
 PeerId = NewType("PeerId", str)
-"""base58 libp2p peer id of an ed25519 key; it embeds the public key, so signatures verify against it."""
+"""A base58 libp2p peer id of an ed25519 key. It embeds the public key, so it alone verifies a signature."""
 
 
 class Role(StrEnum):
@@ -21,9 +22,12 @@ class Role(StrEnum):
 
 
 class Lifecycle(StrEnum):
-    """Where a peer is in its life, as the coordinator sees it."""
+    """The state of a peer, as the coordinator sees it.
 
-    JOINING = "joining"
+    SYNCING peers load checkpoints, READY ones wait for an assignment, TRAINING ones have one in the plan, DRAINING
+    ones leave after their round, and GONE ones have left or are lost.
+    """
+
     SYNCING = "syncing"
     READY = "ready"
     TRAINING = "training"
@@ -33,7 +37,7 @@ class Lifecycle(StrEnum):
 
 @dataclass(frozen=True, order=True)
 class StageRange:
-    """Contiguous stages ``first <= s < stop`` hosted by one member."""
+    """Contiguous stages ``first <= s < stop`` hosted by one member. Raises ValueError if it is empty or negative."""
 
     first: int
     stop: int
@@ -45,7 +49,7 @@ class StageRange:
     def __contains__(self, stage: int) -> bool:
         return self.first <= stage < self.stop
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self) -> Iterator[int]:
         return iter(range(self.first, self.stop))
 
     def __len__(self) -> int:
@@ -57,7 +61,7 @@ class StageRange:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a peer can do, as published in its DHT record and told to the coordinator; 0 is not measured.
+    """What a peer can do. It publishes this in its DHT record and to the coordinator; 0 means not measured.
 
     Attributes:
         device: torch device name.
@@ -80,13 +84,13 @@ class Capacity:
 
 @dataclass(frozen=True)
 class LinkEstimate:
-    """What a peer has measured towards another one; 0 is not measured.
+    """What a peer has measured of its connection to another peer; 0 means not measured.
 
     Attributes:
-        peer: the other one.
-        round_trip: seconds there and back.
-        bandwidth: bytes per second that arrive there, sustained.
-        incoming: bytes per second that arrive here from there, sustained; live traffic tells only this.
+        peer: the other peer.
+        round_trip: seconds to it and back.
+        bandwidth: bytes per second that arrive at it, sustained.
+        incoming: bytes per second that arrive from it, sustained. Live traffic measures this alone.
     """
 
     peer: PeerId
@@ -97,13 +101,13 @@ class LinkEstimate:
 
 @dataclass(frozen=True)
 class Estimates:
-    """What a peer has measured so far, from probes and from live traffic; told anew when it has changed.
+    """What a peer has measured so far, from probes and from live traffic. It reports again after a change.
 
     Attributes:
-        capacity: its own.
-        microbatch_seconds: what one microbatch took its replica in the last inner phase, from the first
-            member's view; 0 from others, and before.
-        links: towards neighbours and those that may become neighbours.
+        capacity: of the peer itself.
+        microbatch_seconds: seconds per microbatch of its replica in the last inner phase. The first member of a
+            chain measures it; 0 from other members and before the first inner phase.
+        links: to its neighbours and to possible neighbours.
     """
 
     capacity: Capacity
@@ -139,8 +143,8 @@ class Link:
 class Replica:
     """An ordered list of members that covers all stages. ``len(links) == len(members) - 1``.
 
-    `weight` is what its payloads weigh in a round; a descriptor with another weight is refused.
-    `microbatches` of an inner step are this replica's share of the work; 0 is the spec's number.
+    `weight` is the weight of its payloads in a round; a descriptor with another weight is refused.
+    `microbatches` is the number that it computes in one inner step; 0 means the spec's number.
     """
 
     index: int
@@ -154,7 +158,7 @@ class Replica:
         return f"replica-{self.index}"
 
     def host_of(self, stage: int) -> Member:
-        """The member that hosts `stage`; ValueError where the replica does not cover it."""
+        """The member that hosts `stage`. Raises ValueError if the replica does not cover it."""
         for member in self.members:
             if stage in member.stages:
                 return member
@@ -185,11 +189,11 @@ class ReservedAssignment:
 
 @dataclass(frozen=True)
 class Plan:
-    """Who does what from round `from_round` on.
+    """The replicas that train from round `from_round` on, and the peer of each stage.
 
-    `first_sample` is the ordinal of the first training sample of `from_round`: with `from_round`, the
-    replicas' order and the samples of one replica in a round it fixes every sample range of this plan
-    (see node.data.shards). `reason` is the sentence shown to people.
+    `first_sample` is the ordinal of the first training sample of `from_round`. With `from_round`, the order of
+    the replicas and the samples of one replica in a round, it fixes every sample range of this plan (see
+    protocol.algorithm.sampling). `reason` is a sentence for people.
     """
 
     epoch: int
@@ -204,7 +208,16 @@ class Plan:
 
 @dataclass(frozen=True)
 class PayloadDescriptor:
-    """The envelope of one replica's pseudo-gradient for one (stage, round). The signature covers the rest."""
+    """Describes one replica's payload for one (stage, round). The signature covers all other fields.
+
+    Attributes:
+        owner: the peer that made and signed the payload.
+        anchor_digest: of the anchor from which the pseudo-gradient starts.
+        codec: name and parameters of the payload codec.
+        weight: of the payload in the round's mean.
+        nbytes: length of the payload.
+        sha256: hash (hex) of the payload.
+    """
 
     run: str
     stage: int
@@ -220,7 +233,7 @@ class PayloadDescriptor:
 
 @dataclass(frozen=True)
 class Rejection:
-    """A payload that its receiver will not use. `reason` is the sentence shown to people."""
+    """A payload that its receiver refuses. `reason` is a sentence for people."""
 
     descriptor: PayloadDescriptor
     reason: str
@@ -228,9 +241,9 @@ class Rejection:
 
 @dataclass(frozen=True)
 class ExchangeGroup:
-    """The peers matched for one (stage, round), in canonical order (by owner).
+    """The payloads matched for one (stage, round), in canonical order (by owner).
 
-    `seconds` is how long its members may take to gather the payloads; 0 leaves it to the spec.
+    `seconds` is the time that its members have to gather the payloads; 0 means the spec's ``timing.fetch``.
     """
 
     group_id: str
@@ -240,7 +253,7 @@ class ExchangeGroup:
 
 @dataclass(frozen=True)
 class ManifestEntry:
-    """One payload that counts, and who is known to hold its bytes."""
+    """One payload that counts in a round, and the peers that hold its bytes."""
 
     descriptor: PayloadDescriptor
     holders: tuple[PeerId, ...]
@@ -248,11 +261,11 @@ class ManifestEntry:
 
 @dataclass(frozen=True)
 class Decision:
-    """The one and final outcome of a (stage, round).
+    """The final outcome of a (stage, round).
 
-    Committed: `entries` in canonical order (by owner); every replica applies exactly these.
-    Aborted: no entries; nobody applies anything. `reason` says why in a sentence. `next_epoch` names the
-    plan under which the next round runs.
+    Committed: every replica applies exactly the payloads of `entries`, which are in canonical order (by owner).
+    Aborted: there are no entries, and no replica applies anything. `reason` is a sentence for people.
+    `next_epoch` names the plan of the next round.
     """
 
     stage: int
@@ -264,7 +277,7 @@ class Decision:
 
 
 class Part(StrEnum):
-    """What is digested, attested and handed on of a stage: all of it, or of stage 0 the embedding alone."""
+    """The part of a stage that a checkpoint record is about: the whole stage, or the embedding of stage 0 alone."""
 
     STAGE = "stage"
     EMBEDDING = "embedding"
@@ -272,9 +285,10 @@ class Part(StrEnum):
 
 @dataclass(frozen=True)
 class StateRecord:
-    """An anchor that peers keep in a checkpoint: what the coordinator says of it under its signature.
+    """An anchor that peers keep in a checkpoint, as the coordinator signs it.
 
-    `digest` is that of the anchor after `round` (protocol.algorithm.digest), `holders` are live peers that attested it.
+    `digest` is that of the anchor after `round_number` (protocol.algorithm.digest). `holders` are live peers that
+    have attested this digest.
     """
 
     run: str
@@ -288,7 +302,7 @@ class StateRecord:
 class FrameKind(StrEnum):
     """What a frame on a link carries. BACKWARD and NORM flow upstream, the others downstream.
 
-    PHASE says whether one more inner step follows.
+    A PHASE frame tells whether another inner step follows.
     """
 
     PHASE = "phase"
@@ -301,18 +315,17 @@ class FrameKind(StrEnum):
 
 @dataclass(frozen=True, order=True)
 class FrameId:
-    """Names one frame of one run; equal ids are the same work, so a repeated frame is dropped."""
+    """Names one frame of one run. Equal ids are the same work, so the receiver drops a repeated frame."""
 
     epoch: int
     round_number: int
     step: int
     microbatch: int
-    attempt: int
     kind: FrameKind
 
 
 class DType(StrEnum):
-    """Element types that may cross a link or stand in a checkpoint."""
+    """Element types on links and in checkpoints."""
 
     F64 = "f64"
     F32 = "f32"
@@ -354,7 +367,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class PeerRecord:
-    """What a peer says of itself in the DHT, signed with its identity."""
+    """What a peer publishes about itself in the DHT, signed with its identity."""
 
     peer: PeerId
     protocol_version: int

@@ -43,7 +43,7 @@ _TIMED_EVERY_SECONDS = 0.1
 """A header travels ahead of its payload at most this often, so that the other end can time the payload. On a
 fast link one more message for every frame would cost as much as a large part of the payload."""
 
-_FAREWELL = FrameId(0, 2**32 - 1, 0, 0, 0, FrameKind.STEP)  # no run can reach this round
+_FAREWELL = FrameId(0, 2**32 - 1, 0, 0, FrameKind.STEP)  # no run can reach this round
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,7 @@ class Pipeline:
         return [link for link in (self._upstream, self._downstream) if link is not None]
 
     def _id(self, round_number: int, step: int, microbatch: int, kind: FrameKind) -> FrameId:
-        return FrameId(self._epoch, round_number, step, microbatch, 0, kind)
+        return FrameId(self._epoch, round_number, step, microbatch, kind)
 
     async def _take(self, link: Link | None, frame_id: FrameId) -> Frame | None:
         if link is None:

@@ -25,6 +25,22 @@ def test_every_preset_is_valid_and_survives_json_and_toml(preset: str, tmp_path:
     assert resolve(file=file).hash == spec.hash
 
 
+@pytest.mark.parametrize(
+    ("preset", "start"),
+    [
+        ("tiny", "09d9e57c65c3"),
+        ("nano", "d2a9dc5ffe74"),
+        ("178m", "f0a1fc84a572"),
+        ("512m", "c0d93e6c2d5d"),
+        ("1b", "c9a243398f69"),
+        ("70b", "a1fda9057efd"),
+    ],
+)
+def test_the_hashes_of_the_presets_are_these(preset: str, start: str) -> None:
+    """Peers agree on a run by its hash: another hash is another run."""
+    assert resolve(preset).hash.startswith(start)
+
+
 def test_overrides_win_over_the_file_and_the_file_over_the_preset(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('preset = "nano"\nrounds = 7\n[link]\nk = 4\n')

@@ -243,7 +243,7 @@ async def connected(machines: Machines) -> tuple[Link, Link]:
 
 
 def frame(step: int) -> Frame:
-    return Frame(FrameId(1, 1, step, 0, 0, FrameKind.STEP), (), b"")
+    return Frame(FrameId(1, 1, step, 0, FrameKind.STEP), (), b"")
 
 
 def test_links_carry_frames_and_end_when_the_other_end_is_killed(play: Play) -> None:

@@ -18,7 +18,6 @@ def frame_id_to_pb(id: FrameId) -> pb.FrameId:
         round=id.round_number,
         step=id.step,
         microbatch=id.microbatch,
-        attempt=id.attempt,
         kind=id.kind.value,
     )
 
@@ -30,7 +29,6 @@ def frame_id_from_pb(message: pb.FrameId) -> FrameId:
         round_number=message.round,
         step=message.step,
         microbatch=message.microbatch,
-        attempt=message.attempt,
         kind=FrameKind(message.kind),
     )
 

@@ -31,7 +31,7 @@ LOWER = LinkEndpoint("run", "hash", PeerId("lower"), 0, 1)
 
 
 def frame(microbatch: int, size: int, kind: FrameKind = FrameKind.FORWARD) -> Frame:
-    frame_id = FrameId(1, 1, 0, microbatch, 0, kind)
+    frame_id = FrameId(1, 1, 0, microbatch, kind)
     return Frame(frame_id, (TensorHeader("t", DType.U8, (size,)),), bytes([microbatch]) * size)
 
 

@@ -17,7 +17,7 @@ from protocol.wire.activation_codec import pack_activation, pack_ids
 from protocol.wire.framing import CHUNK_BYTES
 from protocol.wire.link_message import LinkMessage
 
-LONGEST_ID = FrameId(2**31, 2**31, 2**20, 2**20, 2**20, FrameKind.BACKWARD)
+LONGEST_ID = FrameId(2**31, 2**31, 2**20, 2**20, FrameKind.BACKWARD)
 
 
 async def written(frames: list[Frame]) -> list[LinkMessage]:

@@ -29,7 +29,7 @@ LIMITS = LinkLimits(frame_bytes=8 * CHUNK_BYTES, waiting_frames=4)
 UPPER = LinkEndpoint("run", "hash", PeerId("upper"), 0, 0)
 LOWER = LinkEndpoint("run", "hash", PeerId("lower"), 0, 1)
 FRAME = Frame(
-    FrameId(1, 1, 0, 1, 0, FrameKind.FORWARD), (TensorHeader("t", DType.U8, (100,)),), bytes([7]) * 100
+    FrameId(1, 1, 0, 1, FrameKind.FORWARD), (TensorHeader("t", DType.U8, (100,)),), bytes([7]) * 100
 )
 
 

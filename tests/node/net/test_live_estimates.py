@@ -125,7 +125,7 @@ class Narrow:
 
 
 def frame(microbatch: int, size: int) -> Frame:
-    frame_id = FrameId(1, 1, 0, microbatch, 0, FrameKind.FORWARD)
+    frame_id = FrameId(1, 1, 0, microbatch, FrameKind.FORWARD)
     return Frame(frame_id, (TensorHeader("t", DType.U8, (size,)),), bytes(size))
 
 

@@ -89,7 +89,7 @@ records = st.builds(
 )
 links = st.builds(Link, st.integers(0, 2**15), st.sampled_from(Dialer))
 weights = st.floats(min_value=0, max_value=1e6, exclude_min=True)
-frame_ids = st.builds(FrameId, naturals, naturals, naturals, naturals, naturals, st.sampled_from(FrameKind))
+frame_ids = st.builds(FrameId, naturals, naturals, naturals, naturals, st.sampled_from(FrameKind))
 headers = st.builds(
     TensorHeader,
     words,
@@ -181,6 +181,12 @@ def test_a_record_survives_the_wire(
     record = data.draw(values)
     message = to_pb(record)
     assert from_pb(type(message).FromString(message.SerializeToString())) == record
+
+
+def test_the_bytes_of_a_frame_id_are_those_of_peers_that_still_send_an_attempt_of_0() -> None:
+    """Field 5 was the attempt, always 0, which protobuf does not write."""
+    id = FrameId(1, 2, 3, 4, FrameKind.NORM)
+    assert frame_id_to_pb(id).SerializeToString() == b"\x08\x01\x10\x02\x18\x03\x20\x04\x32\x04norm"
 
 
 @given(frame_ids, st.lists(headers, max_size=3).map(tuple))

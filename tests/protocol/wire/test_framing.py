@@ -11,7 +11,7 @@ from protocol.types import DType, Frame, FrameId, FrameKind, TensorHeader
 from protocol.wire import framing
 from protocol.wire.framing import CHUNK_BYTES, FrameAssembler, chunks
 
-ID = FrameId(1, 2, 3, 4, 0, FrameKind.FORWARD)
+ID = FrameId(1, 2, 3, 4, FrameKind.FORWARD)
 
 
 def frame_of(*sizes: int) -> Frame:

@@ -175,6 +175,23 @@ def test_the_enumerative_codec_is_within_a_third_of_a_percent_of_the_entropy() -
     assert bytes_per_chunk({"indices": "enumerative"}) < min(42.2, 1.003 * ENTROPY)
 
 
+@pytest.mark.parametrize(
+    ("preset", "codec", "nbytes"),
+    [
+        ("tiny", "ef2bit-v1:4096/128", 15_465),
+        ("178m", "en2bit-v1:4096/32", 377_638),
+        ("512m", "en2bit-v1:4096/32", 831_469),
+        ("1b", "en2bit-v1:4096/32", 2_712_024),
+        ("70b", "en2bit-v1:4096/32", 196_592_296),
+    ],
+)
+def test_the_presets_of_the_paper_send_enumerative_indices(preset: str, codec: str, nbytes: int) -> None:
+    spec = resolve(preset)
+    layout = PayloadLayout(parameter_shapes(spec, 1), spec.outer)
+    assert (layout.codec, layout.nbytes) == (codec, nbytes)
+    assert spec.outer.indices == ("elias-fano" if preset == "tiny" else "enumerative")
+
+
 @pytest.mark.parametrize("options", [{}, {"indices": "enumerative"}], ids=str)
 def test_all_that_is_not_chunks_is_below_one_percent_of_a_stage_of_ten_million(
     options: dict[str, Any],

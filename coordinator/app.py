@@ -27,7 +27,7 @@ from coordinator.authority import (
     write_bootstrap,
     write_operator,
 )
-from coordinator.command_loop import NEWS, CommandLoop, Stopped
+from coordinator.command_loop import RUN_TOPIC, CommandLoop, Stopped
 from coordinator.metrics import MetricsFile
 from coordinator.state.apply import replay
 from coordinator.state.commands import Start
@@ -225,7 +225,7 @@ async def _keep_out_the_banned(command_loop: CommandLoop, bootstrap: Bootstrap) 
 
     with suppress(Stopped):
         while True:
-            known = await command_loop.until(NEWS, changed)
+            known = await command_loop.until(RUN_TOPIC, changed)
             try:
                 await bootstrap.admit((), known)
             except HetnodeError as error:

@@ -1,7 +1,7 @@
-"""The one owner of the state: commands come in, events are stored, the state moves, the waiting are woken.
+"""The only owner of the state: it decides commands, stores their events, and wakes the calls that wait.
 
-Commands are taken in order of arrival. Those that arrive while the store writes are decided together and
-stored in one transaction, so a thousand peers cost a few writes, not a thousand.
+Commands are decided in order of arrival. Those that arrive while the store writes are decided together and
+stored in one write, so the commands of a thousand peers cost a few writes, not a thousand.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from coordinator.store import Store
 from protocol.spec.run import RunSpec
 
 STALL_SECONDS = 3.0
-"""Ticks come several times a second; so long a gap means that this process did not run."""
+"""A gap between two ticks after which this process is taken to have been suspended: ticks come every 0.2 s."""
 T = TypeVar("T")
 
 Topic = tuple[str, int, int]
-"""What a waiter waits for: a group or a decision of (stage, round), or the news of the run."""
+"""What a call waits for: the group or the decision of a (stage, round), or a change of the run as a whole."""
 
-NEWS: Topic = ("news", 0, 0)
+RUN_TOPIC: Topic = ("run", 0, 0)
 
 
 def group_topic(stage: int, round_number: int) -> Topic:
@@ -56,29 +56,29 @@ def decision_topic(stage: int, round_number: int) -> Topic:
 
 
 def steady_wall_clock(not_before: float = 0.0) -> Callable[[], float]:
-    """The wall clock as it is now, running steadily from here on.
+    """A clock that starts at the wall clock's time and then runs steadily.
 
-    Stored times must go on across restarts, but must not jump when somebody sets the clock.
+    Stored times must continue across restarts, and must not jump when the wall clock is set.
 
     Args:
-        not_before: the time of the newest stored event: a clock that was set back since must not make
-            deadlines wait for as long.
+        not_before: the time of the newest stored event. If the wall clock was set back since, the clock starts
+            there instead: otherwise deadlines would wait for the difference.
     """
     offset = max(time.time(), not_before) - time.monotonic()
     return lambda: offset + time.monotonic()
 
 
 class Stopped(Exception):
-    """The coordinator is going away; whoever waits should ask its successor."""
+    """The coordinator is stopping. The caller should ask again once it has been restarted."""
 
 
 class CommandLoop:
-    """The state of one run, in front of its store.
+    """The state of one run, and the store of its events.
 
     Args:
         state: as replayed from `store`.
-        on_event: told each event after it was stored, with the state that all of its batch led to.
-        on_sentence: told the run's sentence whenever a tick finds it changed.
+        on_event: called with each event after it was stored, and the state after its whole batch.
+        on_message: called with the run's message whenever a tick finds it changed.
         clock: the time of events in seconds, never decreasing; None takes :func:`steady_wall_clock`.
     """
 
@@ -88,19 +88,19 @@ class CommandLoop:
         store: Store,
         state: State,
         on_event: Callable[[Event, State], None],
-        on_sentence: Callable[[str], None],
+        on_message: Callable[[str], None],
         clock: Callable[[], float] | None = None,
     ) -> None:
         self.spec = spec
         self.state = state
         self._store = store
         self._on_event = on_event
-        self._on_sentence = on_sentence
+        self._on_message = on_message
         self._commands: asyncio.Queue[tuple[Command, asyncio.Future[Outcome]] | None] = asyncio.Queue()
         self._waiters: defaultdict[Topic, set[asyncio.Future[None]]] = defaultdict(set)
         self._stopping = False
-        self._sentence = ""
-        self._waiting = ""
+        self._message = ""
+        self._stall_message = ""
         self._clock = clock or steady_wall_clock(state.latest_at)
         self._ticked_at = self.now()
 
@@ -109,7 +109,7 @@ class CommandLoop:
         return self._clock()
 
     async def run(self) -> None:
-        """Serve commands until :meth:`stop`. Where the store fails, raise its error and serve no more."""
+        """Decide commands until :meth:`stop`. Raises the error of the store if it fails, and then stops."""
         try:
             while (first := await self._commands.get()) is not None:
                 await self._serve([first, *self._arrived()])
@@ -121,11 +121,11 @@ class CommandLoop:
     async def execute(self, command: Command) -> None:
         """Decide `command` and return once its events are stored and applied.
 
-        A caller that is cancelled meanwhile does not undo it.
+        The command counts even if the caller is cancelled meanwhile.
 
         Raises:
             HetnodeError: the refusal.
-            Stopped: the ledger no longer serves.
+            Stopped: the loop has stopped.
         """
         if self._stopping:
             raise Stopped
@@ -136,29 +136,29 @@ class CommandLoop:
             raise refusal
 
     async def tick(self) -> None:
-        """Let time pass, and tell what the run now does or waits for if that is new.
+        """Decide what is due by now, and report the run's message if it has changed.
 
-        Where this process itself did not run for a while (a suspended or overloaded machine), peers had no
-        chance to be heard: that is treated as a restart, after which silence counts from now.
+        If this process itself did not run for a while (a suspended or overloaded machine), peers had no chance
+        to be heard. That counts as a restart: silence is counted from now on.
         """
         if self.now() - self._ticked_at > STALL_SECONDS:
             await self.execute(Start())
         await self.execute(Tick())
         self._ticked_at = self.now()
-        text = run_message(self.state, self.spec)
-        if text != self._sentence:
-            self._sentence = text
-            self._on_sentence(text)
-        waits = stall_message(self.state, self.spec)
-        if waits != self._waiting:
-            self._waiting = waits
-            self._wake(NEWS)
+        message = run_message(self.state, self.spec)
+        if message != self._message:
+            self._message = message
+            self._on_message(message)
+        stall = stall_message(self.state, self.spec)
+        if stall != self._stall_message:
+            self._stall_message = stall
+            self._wake(RUN_TOPIC)
 
     async def until(self, topic: Topic, ready: Callable[[State], T | None]) -> T:
-        """What `ready` makes of the state, as soon as that is not None; asked again on every `topic`.
+        """Wait until `ready(state)` is not None, and return it. It is called again on every event of `topic`.
 
         Raises:
-            Stopped: the ledger stops first.
+            Stopped: the loop stopped before.
         """
         while (value := ready(self.state)) is None:
             if self._stopping:
@@ -175,7 +175,7 @@ class CommandLoop:
         return value
 
     def stop(self) -> None:
-        """Wake everybody who waits, and let :meth:`run` return after the commands that it has."""
+        """Wake all calls that wait, and let :meth:`run` return after the commands that have arrived."""
         if not self._stopping:
             self._stopping = True
             self._commands.put_nowait(None)
@@ -183,7 +183,7 @@ class CommandLoop:
                 self._wake(topic)
 
     def _arrived(self) -> list[tuple[Command, asyncio.Future[Outcome]]]:
-        """The commands that wait now, without the mark of the end."""
+        """The commands that have arrived. None, the mark of the end, stays in the queue."""
         batch = []
         while not self._commands.empty():
             item = self._commands.get_nowait()
@@ -214,7 +214,7 @@ class CommandLoop:
             self._on_event(event, self.state)
         topics = {topic for event in stored for topic in _topics(event)}
         if any(isinstance(event, PeerBanned | PeerQuarantined) for event in stored):
-            topics |= set(self._waiters)  # a banned peer waits for nothing any more
+            topics |= set(self._waiters)  # the waiting calls of an excluded peer must end
         for topic in topics:
             self._wake(topic)
         for (_, answer), outcome in zip(batch, outcomes, strict=True):
@@ -233,8 +233,7 @@ class CommandLoop:
 
 
 def _answer(answer: asyncio.Future[Outcome], what: Outcome | Stopped) -> None:
-    """Unless its caller has gone."""
-    if answer.done():
+    if answer.done():  # the caller was cancelled
         return
     if isinstance(what, Stopped):
         answer.set_exception(what)
@@ -243,7 +242,7 @@ def _answer(answer: asyncio.Future[Outcome], what: Outcome | Stopped) -> None:
 
 
 def _topics(event: Event) -> tuple[Topic, ...]:
-    """What an event is news for."""
+    """The topics whose waiting calls `event` may end."""
     match event:
         case GroupClosed():
             return (group_topic(event.stage, event.round_number),)
@@ -251,8 +250,8 @@ def _topics(event: Event) -> tuple[Topic, ...]:
             key = (event.decision.stage, event.decision.round_number)
             return (group_topic(*key), decision_topic(*key))
         case PlanAdopted() | RunFinished() | PeerBanned() | PeerQuarantined() | PeerUnbanned():
-            return (NEWS,)
+            return (RUN_TOPIC,)
         case AssignmentReserved() | PeerLost() | PeerLeft() | PeerRetreated() | AnchorDiverged():
-            return (NEWS,)  # who follows has changed
+            return (RUN_TOPIC,)  # the set of followers may have changed
         case _:
             return ()

@@ -21,7 +21,7 @@ class AdminService(pb_grpc.AdminServicer):
     """Serves the holder of the operator's certificate.
 
     Args:
-        ledger: the owner of the state, running.
+        command_loop: owns the state; it is running.
         access: checks who calls.
         pin: of the run's authority.
         api_address: advertised ``host:port`` of the API, for invites.

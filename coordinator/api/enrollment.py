@@ -36,7 +36,7 @@ class EnrollmentService(pb_grpc.EnrollmentServicer):
     """Serves strangers: it reads little, answers little, and not too often.
 
     Args:
-        ledger: the owner of the state, running.
+        command_loop: owns the state; it is running.
         authority: issues the certificates.
         coordinator: peer id of the key that signs specs and plans.
         api_address: advertised ``host:port`` of the coordinator's API.

@@ -1,7 +1,7 @@
-"""The coordinator's gRPC API: messages in, commands to the ledger, records out as messages.
+"""The coordinator's gRPC API for peers: messages become commands, and records become messages.
 
-Calls that wait (Match, Report, AwaitDecision, Watch) hold nothing but a place in the ledger's waiting room; a
-cancelled call leaves it without a trace, and any call may be repeated.
+Calls that wait (Match, Report, AwaitDecision, Watch) hold nothing but a future in the command loop. A
+cancelled call changes nothing, and every call may be repeated.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar
 
 import grpc
@@ -18,8 +16,9 @@ import grpc
 from coordinator.api.access import Access
 from coordinator.api.enrollment import renew
 from coordinator.api.rpc_handling import Context, Decoding, answering, streaming
+from coordinator.api.watch import Announcements, Watcher
 from coordinator.authority import Authority
-from coordinator.command_loop import NEWS, CommandLoop, Topic, decision_topic, group_topic
+from coordinator.command_loop import RUN_TOPIC, CommandLoop, Topic, decision_topic, group_topic
 from coordinator.membership.joining import check_compatible
 from coordinator.membership.validation import bad_request, check_not_excluded, live_peer
 from coordinator.metrics import MetricsFile
@@ -27,14 +26,13 @@ from coordinator.rounds.attestation import locate, settled_digest
 from coordinator.rounds.deadlines import closes_at
 from coordinator.state import commands
 from coordinator.state.state import State
-from coordinator.status.messages import peer_message, run_message, stall_message
 from coordinator.status.run_status import run_status
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
-from protocol.status import Measurement, RunPhase
+from protocol.status import Measurement
 from protocol.trust.envelope import Signer, spec_message
 from protocol.trust.tls import identity_of, peer_of
-from protocol.types import Decision, ExchangeGroup, Lifecycle, PeerId, Plan
+from protocol.types import Decision, ExchangeGroup, PeerId
 from protocol.wire.convert.fields import endpoint_from_pb, name_from_pb, part_from_pb, role_from_pb
 from protocol.wire.convert.measurements import capacity_from_pb, estimates_from_pb
 from protocol.wire.convert.payloads import (
@@ -44,41 +42,29 @@ from protocol.wire.convert.payloads import (
     group_to_pb,
     rejections_from_pb,
 )
-from protocol.wire.convert.plans import place_to_pb
 from protocol.wire.probing import MAX_PROBE_SECONDS, ProbeDoor, answer_all, limited
-from protocol.wire.records import seal_plan, seal_state
+from protocol.wire.records import seal_state
 from protocol.wire.status import measurement_from_pb, status_to_pb
 
 T = TypeVar("T")
 
 MAX_MESSAGE_BYTES = 4 << 20
 MAX_CALLS = 16_384
-"""Concurrent calls: every member keeps a Watch open, and a few calls that wait for each stage."""
-_FOLLOWING = (Lifecycle.SYNCING, Lifecycle.READY)
+"""Concurrent calls: every member keeps a Watch open, and a few waiting calls for each stage."""
 MAX_STREAMS = 4096
-"""Concurrent calls of one connection, whatever certificate it shows."""
+"""Concurrent calls of one connection."""
 _PROBES_AT_ONCE = 4
-
-
-@dataclass(frozen=True)
-class _News:
-    """What all watchers are told alike in `state`."""
-
-    state: State
-    waiting: str
-    followers: tuple[pb.Place, ...]
-    banned: tuple[PeerId, ...]
 
 
 class CoordinatorService(pb_grpc.CoordinatorServicer):
     """Serves one run.
 
     Args:
-        ledger: the owner of the state, running.
+        command_loop: owns the state; it is running.
         metrics: where measurements go.
         access: checks who calls.
         authority: issues certificates.
-        sign: signs the spec and the plans with the coordinator's identity.
+        sign: signs with the coordinator's identity.
         dht_peers: multiaddresses of the DHT bootstrap peer, told to every node that joins.
     """
 
@@ -99,10 +85,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._sign = sign
         self._dht_peers = tuple(dht_peers)
         self._spec_signature = sign(spec_message(self._spec.canonical_json))
-        self._sealed_plans: dict[int, tuple[bytes, bytes]] = {}
+        self._announcements = Announcements(self._spec, sign)
         self._measurements: dict[PeerId, Measurement] = {}
         self._probes = ProbeDoor(_PROBES_AT_ONCE, command_loop.now)
-        self._news: _News | None = None
 
     @answering
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
@@ -136,50 +121,14 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     @streaming
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.PlanUpdate]:
-        epoch = 0
-        told: _News | None = None
-        waits = ""
-
-        def update_for(peer: PeerId, state: State) -> tuple[_News, int, pb.PlanUpdate] | None:
-            news = self._news_of(state)
-            update = pb.PlanUpdate(
-                banned=news.banned, followers=news.followers, round=max(0, state.current_round)
-            )
-            newer = state.plans[epoch:]
-            if newer:
-                plan = newer[0] if epoch else newer[-2:][0]
-                update.signed_plan, update.signature = self._sealed(plan)
-                return news, plan.epoch, update
-            update.finished = state.phase is RunPhase.FINISHED
-            update.waiting = news.waiting or peer_message(state, self._spec, peer)
-            is_new = told is None or (told.followers, told.banned) != (news.followers, news.banned)
-            fresh = update.finished or is_new or update.waiting not in ("", waits)
-            return (news, epoch, update) if fresh else None
-
         with self._access.of_peer(context, request.peer) as peer:
             live_peer(self._command_loop.state, peer)
+            watcher = Watcher(peer, self._announcements)
             finished = False
             while not finished:
-                told, epoch, update = await self._until(peer, NEWS, partial(update_for, peer))
-                waits, finished = update.waiting, update.finished
+                update = await self._until(peer, RUN_TOPIC, watcher.update)
+                finished = update.finished
                 yield update
-
-    def _news_of(self, state: State) -> _News:
-        """Made once for each state, however many peers watch."""
-        if self._news is None or self._news.state is not state:
-            waits = (
-                run_message(state, self._spec)
-                if state.phase is RunPhase.FINISHED
-                else stall_message(state, self._spec)
-            )
-            followers = [
-                place
-                for peer, place in state.reservations.items()
-                if state.peers[peer].lifecycle in _FOLLOWING
-            ]
-            messages = tuple(map(place_to_pb, sorted(followers, key=lambda place: place.peer)))
-            self._news = _News(state, waits, messages, tuple(sorted(state.excluded)))
-        return self._news
 
     @answering
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatReply:
@@ -210,7 +159,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     @answering
     async def Probe(self, requests: AsyncIterator[pb.ProbeMessage], context: Context) -> None:
-        """For any certificate of the run, also before its peer has joined. Nothing of the data is kept."""
+        """Open to every certificate of the run, also before its peer has joined. The data is thrown away."""
         caller = peer_of(identity_of(context)) or ""
         with self._access.of_member(context), self._probes.one_more(caller) as admit_data:
             try:
@@ -219,7 +168,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             except TimeoutError:
                 raise limited(f"it was not over after {MAX_PROBE_SECONDS:.0f} s") from None
             except (grpc.aio.BaseError, asyncio.InvalidStateError):
-                return  # the caller is gone
+                return  # the caller has disconnected
 
     @answering
     async def Retreat(self, request: pb.RetreatRequest, context: Context) -> pb.RetreatReply:
@@ -269,19 +218,13 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         return decision_to_pb(await self._until(peer, decision_topic(stage, round_number), made))
 
     async def _until(self, peer: PeerId, topic: Topic, ready: Callable[[State], T | None]) -> T:
-        """As the ledger's, but only while `peer` is welcome."""
+        """As :meth:`CommandLoop.until`. Raises BANNED or QUARANTINED once `peer` is excluded."""
 
         def ready_for_peer(state: State) -> T | None:
             check_not_excluded(state, peer)
             return ready(state)
 
         return await self._command_loop.until(topic, ready_for_peer)
-
-    def _sealed(self, plan: Plan) -> tuple[bytes, bytes]:
-        """Each plan is signed once, however many peers watch."""
-        if plan.epoch not in self._sealed_plans:
-            self._sealed_plans[plan.epoch] = seal_plan(plan, self._spec.run_id, self._sign)
-        return self._sealed_plans[plan.epoch]
 
     @answering
     async def Attest(self, request: pb.AttestRequest, context: Context) -> pb.AttestReply:
@@ -330,7 +273,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
 
 def _printable(reason: str) -> str:
-    """Never refused: a peer that wants to go may go."""
+    """A reason is never refused, only made printable: a peer that wants to leave must be able to."""
     return "".join(letter if letter.isprintable() else " " for letter in reason[:200])
 
 
@@ -342,7 +285,7 @@ def new_server() -> grpc.aio.Server:
             ("grpc.so_reuseport", 0),
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
             ("grpc.max_concurrent_streams", MAX_STREAMS),
-            # Members keep connections alive through routers that forget the silent.
+            # Members send keepalives: routers forget connections without traffic.
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ),

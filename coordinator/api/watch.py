@@ -1,0 +1,97 @@
+"""What a peer that watches the run is told: plans, followers, excluded peers, why it waits, and the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coordinator.state.state import State
+from coordinator.status.messages import peer_message, run_message, stall_message
+from protocol.pb import hetnode_pb2 as pb
+from protocol.spec.run import RunSpec
+from protocol.status import RunPhase
+from protocol.trust.envelope import Signer
+from protocol.types import Lifecycle, PeerId, Plan
+from protocol.wire.convert.plans import place_to_pb
+from protocol.wire.records import seal_plan
+
+_FOLLOWING = (Lifecycle.SYNCING, Lifecycle.READY)
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """What all watchers are told alike in `state`."""
+
+    state: State
+    waiting: str
+    followers: tuple[pb.Place, ...]
+    banned: tuple[PeerId, ...]
+
+
+class Announcements:
+    """Builds each announcement and signs each plan once, however many peers watch."""
+
+    def __init__(self, spec: RunSpec, sign: Signer) -> None:
+        self.spec = spec
+        self._sign = sign
+        self._sealed_plans: dict[int, tuple[bytes, bytes]] = {}
+        self._newest: Announcement | None = None
+
+    def of(self, state: State) -> Announcement:
+        if self._newest is None or self._newest.state is not state:
+            finished = state.phase is RunPhase.FINISHED
+            waiting = run_message(state, self.spec) if finished else stall_message(state, self.spec)
+            followers = [
+                reservation
+                for peer, reservation in sorted(state.reservations.items())
+                if state.peers[peer].lifecycle in _FOLLOWING
+            ]
+            excluded = tuple(sorted(state.excluded))
+            self._newest = Announcement(state, waiting, tuple(map(place_to_pb, followers)), excluded)
+        return self._newest
+
+    def sealed(self, plan: Plan) -> tuple[bytes, bytes]:
+        """The bytes of `plan` and the coordinator's signature."""
+        if plan.epoch not in self._sealed_plans:
+            self._sealed_plans[plan.epoch] = seal_plan(plan, self.spec.run_id, self._sign)
+        return self._sealed_plans[plan.epoch]
+
+
+class Watcher:
+    """What one peer has been told so far, and so what is new to it."""
+
+    def __init__(self, peer: PeerId, announcements: Announcements) -> None:
+        self._peer = peer
+        self._announcements = announcements
+        self._epoch = 0
+        self._told: Announcement | None = None
+        self._waiting = ""
+
+    def update(self, state: State) -> pb.PlanUpdate | None:
+        """The next update for the peer; None while nothing is new to it.
+
+        Plans come one by one. The first update holds the plan before the newest, since the current round may
+        still run under that one.
+        """
+        announcement = self._announcements.of(state)
+        update = pb.PlanUpdate(
+            banned=announcement.banned, followers=announcement.followers, round=max(0, state.current_round)
+        )
+        newer = state.plans[self._epoch :]
+        if newer:
+            plan = newer[0] if self._epoch else newer[-2:][0]
+            update.signed_plan, update.signature = self._announcements.sealed(plan)
+            self._epoch = plan.epoch
+        else:
+            spec = self._announcements.spec
+            update.finished = state.phase is RunPhase.FINISHED
+            update.waiting = announcement.waiting or peer_message(state, spec, self._peer)
+            told = self._told
+            is_new = (
+                told is None
+                or (told.followers, told.banned) != (announcement.followers, announcement.banned)
+                or update.waiting not in ("", self._waiting)
+            )
+            if not (update.finished or is_new):
+                return None
+        self._told, self._waiting = announcement, update.waiting
+        return update

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.command_loop import NEWS
+from coordinator.command_loop import RUN_TOPIC
 from coordinator.placement.initial_placement import group
 from coordinator.state.apply import apply
 from coordinator.state.commands import Leave
@@ -45,7 +45,7 @@ async def give_place(swarm: VirtualSwarm, place: ReservedAssignment) -> None:
     event = AssignmentReserved(command_loop.now(), place)
     swarm.coordinator.store.append([event])
     command_loop.state = apply(command_loop.state, event)
-    command_loop._wake(NEWS)
+    command_loop._wake(RUN_TOPIC)
 
 
 def stages_of(swarm: VirtualSwarm, name: str) -> StageRange:

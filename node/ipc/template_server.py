@@ -11,6 +11,7 @@ ends with the process that calls it, because no other process holds that end of 
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import fcntl
 import gc
@@ -161,10 +162,39 @@ def run(request: ForkRequest) -> None:
             return
         theirs.close()
         adopt_template(ours)
-    importlib.import_module(request.module).main()
+    _call(request.module)
+
+
+_exit_status = 0
+
+
+def _call(module: str) -> None:
+    """Call ``main()`` of `module`, and note the status with which this process ends."""
+    global _exit_status  # noqa: PLW0603  # the handler that needs it has no argument
+    try:
+        importlib.import_module(module).main()
+    except SystemExit as error:
+        _exit_status = error.code if isinstance(error.code, int) else int(error.code is not None)
+        raise
+    except KeyboardInterrupt:
+        atexit.unregister(_end_at_once)  # Python then ends this process by SIGINT
+        raise
+    except Exception:
+        _exit_status = 1
+        raise
+
+
+def _end_at_once() -> None:
+    """End this process without freeing its modules one by one: after torch that takes 0.3 CPU seconds."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(_exit_status & 0xFF)
 
 
 def main() -> None:
+    # The handler that is registered first runs last.
+    atexit.register(_end_at_once)
     requests = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(requests.fileno(), False)
     if _IS_LINUX:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import builtins
 import json
 import os
 import signal
@@ -46,6 +48,12 @@ def end_with(status: str) -> None:
     sys.exit(int(status))
 
 
+def fail(error: str) -> None:
+    """Raise an error, and print at the end without flushing."""
+    atexit.register(print, "handlers at exit have run")
+    raise getattr(builtins, error)
+
+
 def sleep() -> None:
     print("sleeping", flush=True)
     time.sleep(600)
@@ -66,4 +74,6 @@ def nest_sleep() -> None:
 
 def main() -> None:
     what, *arguments = sys.argv[1:]
-    {each.__name__: each for each in (report, compute, end_with, sleep, nest, nest_sleep)}[what](*arguments)
+    {each.__name__: each for each in (report, compute, end_with, fail, sleep, nest, nest_sleep)}[what](
+        *arguments
+    )

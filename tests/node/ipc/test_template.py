@@ -111,6 +111,17 @@ def test_the_exit_status_is_reported(template: Template, status: int) -> None:
         assert process.poll() == process.returncode == status
 
 
+@pytest.mark.parametrize(
+    ("error", "status"), [("ValueError", 1), ("KeyboardInterrupt", -signal.SIGINT), ("SystemExit", 0)]
+)
+def test_an_error_that_main_raises_gives_the_status_that_it_gives_any_program(
+    template: Template, error: str, status: int
+) -> None:
+    with forked(template, "fail", error) as (process, read):
+        assert process.wait(SECONDS) == status
+        assert line_of(read) == "handlers at exit have run"
+
+
 def test_a_signal_is_a_negative_status_and_a_process_that_has_ended_gets_none(template: Template) -> None:
     with forked(template, "sleep") as (process, read):
         line_of(read)

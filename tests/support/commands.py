@@ -1,0 +1,70 @@
+"""``hetnode`` commands, forked from one template process that has imported what all commands need.
+
+A new interpreter needs up to 4 CPU seconds to import torch and hivemind. Each process of the test suite has one
+template, and what a test starts ends with it. Some tests start a new interpreter on purpose, as a user does.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from node.ipc.template import COMMAND_MODULES, ForkedProcess, Template, own_template
+
+# Wide lines without colours, so that a test finds what a message says.
+PLAIN = {"COLUMNS": "200", "NO_COLOR": "1"}
+
+
+def template() -> Template:
+    """The template of this process, which also forks the children of a node that runs in this process."""
+    return own_template(COMMAND_MODULES)
+
+
+def start(*arguments: str, log: Path, environment: Mapping[str, str] | None = None) -> ForkedProcess:
+    """Start a command that may start children of its own; `log` gets both of its outputs at its end.
+
+    Args:
+        environment: the whole of it; None takes that of this process.
+    """
+    with log.open("ab") as output:
+        return template().fork(
+            "node.__main__",
+            arguments,
+            environment=environment,
+            stdout=output.fileno(),
+            stderr=output.fileno(),
+            with_template=True,
+        )
+
+
+def hetnode(
+    *arguments: str, folder: Path | None = None, check: bool = False, seconds: float = 120.0
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end in `folder`.
+
+    Raises CalledProcessError where `check` is set and the status is not 0, and TimeoutExpired after `seconds`.
+    """
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
+        process = template().fork(
+            "node.__main__",
+            arguments,
+            environment={**os.environ, **PLAIN},
+            stdout=out.fileno(),
+            stderr=errors.fileno(),
+            folder=folder,
+        )
+        try:
+            status = process.wait(seconds)
+        finally:
+            process.kill()
+        texts = []
+        for file in (out, errors):
+            file.seek(0)
+            texts.append(file.read().decode())
+    result = subprocess.CompletedProcess(arguments, status, *texts)
+    if check:
+        result.check_returncode()
+    return result

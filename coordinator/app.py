@@ -59,7 +59,7 @@ log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.2
 LINGER_SECONDS = 30.0
-"""How long a finished run is still served if some peer does not leave."""
+"""How long a finished run is still served if a peer does not leave."""
 STOP_SECONDS = 2.0
 
 _WARNINGS = (
@@ -76,19 +76,19 @@ _DETAILS = (PayloadOffered, PayloadWithheld, HoldingsReported, DigestAttested)
 
 
 class Bootstrap(Protocol):
-    """The DHT peer from which the others start."""
+    """The DHT peer that other peers contact first."""
 
     @property
     def addresses(self) -> Sequence[str]: ...
 
     async def admit(self, peers: Collection[PeerId], banned: Collection[PeerId]) -> None:
-        """Keep the banned out. Raises HetnodeError where that failed."""
+        """Exclude the banned peers. Raises HetnodeError if that failed."""
 
     async def close(self) -> None: ...
 
 
 class Identity(Protocol):
-    """The coordinator's ed25519 key, under whose signature spec and plans are believed."""
+    """The coordinator's ed25519 key. Nodes accept specs and plans only with its signature."""
 
     @property
     def peer(self) -> PeerId: ...
@@ -98,14 +98,14 @@ class Identity(Protocol):
 
 @dataclass(frozen=True)
 class ListenAddresses:
-    """Where the coordinator listens, as ``host:port``, and under which host others reach it.
+    """Where the coordinator listens, as ``host:port``, and the host under which others reach it.
 
-    Port 0 takes a free one. `enrolment` None is the port after that of `api`. `advertise` None tells others
-    the host that is listened on.
+    Port 0 takes a free one. `enrollment` None takes the port after that of `api`. `advertise` None advertises
+    the host of `api`.
     """
 
     api: str
-    enrolment: str | None = None
+    enrollment: str | None = None
     advertise: str | None = None
 
 
@@ -120,85 +120,119 @@ async def run_coordinator(
 ) -> None:
     """Serve the run until it is finished and its peers have left, or until cancelled.
 
-    The same folder continues the run that it holds. When cancelled, waiting calls end with UNAVAILABLE and
-    everything is closed within a few seconds; nothing that was acknowledged is lost by any kind of end.
+    A folder that holds a run continues that run. When cancelled, waiting calls end with UNAVAILABLE and all is
+    closed within a few seconds. What was acknowledged is durable, however the process ends.
 
     Args:
         spec: must equal the folder's, if the run has begun there.
         folder: gets coordinator.sqlite, metrics.jsonl, and the files of coordinator.authority; is created.
-        doors: where to listen.
+        addresses: where to listen.
         identity: signs the spec and the plans.
         start_bootstrap: starts the DHT peer; it is closed here.
-        on_ready: told the advertised addresses of the API and of the enrolment as soon as nodes can join.
+        on_ready: called with the advertised addresses of the API and of enrollment once nodes can join.
         certificate_seconds: life of the certificates that are issued.
 
     Raises:
         HetnodeError: BAD_ADDRESS, PORT_IN_USE, RUN_FOLDER_IN_USE, STORE_CORRUPT, SPEC_MISMATCH with both
             hashes, or what `start_bootstrap` raises.
     """
-    host, port = _check_free(addresses.api)
-    enrolment_host, enrolment_port = _check_free(addresses.enrolment or f"{host}:{port and port + 1}")
+    api_at = host, port = _check_free(addresses.api)
+    enrollment_at = _check_free(addresses.enrollment or f"{host}:{port and port + 1}")
     folder.mkdir(parents=True, exist_ok=True)
     async with AsyncExitStack() as stack:
         store = SqliteStore(folder / "coordinator.sqlite")
         stack.callback(store.close)
-        state = restore(store, spec)
-        if state.phase is RunPhase.FINISHED:
-            raise HetnodeError(
-                ErrorCode.RUN_FOLDER_IN_USE,
-                f"The run in {folder} is finished.",
-                "Give another --folder for a new run, or remove that one.",
-            )
+        state = _restore_unfinished(store, spec, folder)
         authority = open_authority(folder, spec.run_id, certificate_seconds)
         metrics = stack.enter_context(MetricsFile(folder / "metrics.jsonl"))
         write_bootstrap(authority, folder, identity.peer)
         bootstrap = await start_bootstrap()
         stack.push_async_callback(bootstrap.close)
-
-        def observe(event: Event, _: State) -> None:
-            metrics.record(event)
-            _log(event)
-
-        command_loop = CommandLoop(spec, store, state, observe, lambda text: log.info("%s", text))
-        serving = asyncio.create_task(command_loop.run())
-        stack.push_async_callback(_wait_for_end, serving)
-        stack.callback(command_loop.stop)
-        certificate = ServerCertificate(authority)
-        api, newcomers = service.new_server(), enrollment.new_server()
-        port = _bind(api, host, port, _credentials(certificate, authority, clients=True))
-        enrolment_port = _bind(
-            newcomers, enrolment_host, enrolment_port, _credentials(certificate, authority, clients=False)
-        )
-        api_address = _address(addresses.advertise or host, port)
-        enrolment_address = _address(addresses.advertise or enrolment_host, enrolment_port)
-        access = Access(command_loop)
-        pb_grpc.add_CoordinatorServicer_to_server(  # type: ignore[no-untyped-call]
-            CoordinatorService(command_loop, metrics, access, authority, identity.sign, bootstrap.addresses),
-            api,
-        )
-        pb_grpc.add_AdminServicer_to_server(  # type: ignore[no-untyped-call]
-            AdminService(command_loop, access, authority.pin, api_address, enrolment_address), api
-        )
-        pb_grpc.add_EnrollmentServicer_to_server(  # type: ignore[no-untyped-call]
-            EnrollmentService(command_loop, authority, identity.peer, api_address), newcomers
+        command_loop, serving = _start_command_loop(stack, spec, store, state, metrics)
+        servers, api_address, enrollment_address = _bound_servers(
+            command_loop, metrics, authority, identity, bootstrap, addresses, api_at, enrollment_at
         )
         await command_loop.execute(Start())
-        for server in (api, newcomers):
-            await server.start()
-            stack.push_async_callback(server.stop, STOP_SECONDS)
-        stack.callback(command_loop.stop)
+        await _start(stack, command_loop, servers)
         write_operator(authority, folder)
-        for keeping in (
-            asyncio.create_task(_keep_certificates(authority, folder, identity.peer)),
-            asyncio.create_task(_keep_out_the_banned(command_loop, bootstrap)),
+        for task in (
+            asyncio.create_task(_renew_certificates(authority, folder, identity.peer)),
+            asyncio.create_task(_exclude_from_dht(command_loop, bootstrap)),
         ):
-            stack.callback(keeping.cancel)
-        on_ready(api_address, enrolment_address)
+            stack.callback(task.cancel)
+        on_ready(api_address, enrollment_address)
         await _tick_until_over(command_loop, serving)
 
 
+def _bound_servers(
+    command_loop: CommandLoop,
+    metrics: MetricsFile,
+    authority: Authority,
+    identity: Identity,
+    bootstrap: Bootstrap,
+    addresses: ListenAddresses,
+    api_at: tuple[str, int],
+    enrollment_at: tuple[str, int],
+) -> tuple[tuple[grpc.aio.Server, ...], str, str]:
+    """The servers of the API and of enrollment, not started yet, and their advertised addresses."""
+    api, newcomers = service.new_server(), enrollment.new_server()
+    certificate = ServerCertificate(authority)
+    api_port = _bind(api, *api_at, _credentials(certificate, authority, clients=True))
+    newcomers_port = _bind(newcomers, *enrollment_at, _credentials(certificate, authority, clients=False))
+    api_address = _address(addresses.advertise or api_at[0], api_port)
+    enrollment_address = _address(addresses.advertise or enrollment_at[0], newcomers_port)
+    access = Access(command_loop)
+    pb_grpc.add_CoordinatorServicer_to_server(
+        CoordinatorService(command_loop, metrics, access, authority, identity.sign, bootstrap.addresses), api
+    )
+    pb_grpc.add_AdminServicer_to_server(
+        AdminService(command_loop, access, authority.pin, api_address, enrollment_address), api
+    )
+    pb_grpc.add_EnrollmentServicer_to_server(
+        EnrollmentService(command_loop, authority, identity.peer, api_address), newcomers
+    )
+    return (api, newcomers), api_address, enrollment_address
+
+
+async def _start(
+    stack: AsyncExitStack, command_loop: CommandLoop, servers: Sequence[grpc.aio.Server]
+) -> None:
+    for server in servers:
+        await server.start()
+        stack.push_async_callback(server.stop, STOP_SECONDS)
+    # The stack unwinds this first: waiting calls must end before their server stops.
+    stack.callback(command_loop.stop)
+
+
+def _start_command_loop(
+    stack: AsyncExitStack, spec: RunSpec, store: Store, state: State, metrics: MetricsFile
+) -> tuple[CommandLoop, asyncio.Task[None]]:
+    """The running command loop, which logs and measures every event; `stack` stops it."""
+
+    def observe(event: Event, _: State) -> None:
+        metrics.record(event)
+        _log(event)
+
+    command_loop = CommandLoop(spec, store, state, observe, lambda message: log.info("%s", message))
+    serving = asyncio.create_task(command_loop.run())
+    stack.push_async_callback(_wait_for_end, serving)
+    stack.callback(command_loop.stop)
+    return command_loop, serving
+
+
+def _restore_unfinished(store: Store, spec: RunSpec, folder: Path) -> State:
+    state = restore(store, spec)
+    if state.phase is RunPhase.FINISHED:
+        raise HetnodeError(
+            ErrorCode.RUN_FOLDER_IN_USE,
+            f"The run in {folder} is finished.",
+            "Give another --folder for a new run, or remove that one.",
+        )
+    return state
+
+
 def restore(store: Store, spec: RunSpec) -> State:
-    """The state that `store` holds, or a new run's, which then begins there.
+    """The state that `store` holds. A new run begins there if it is empty.
 
     Raises:
         HetnodeError: SPEC_MISMATCH if another run has begun there, STORE_CORRUPT.
@@ -215,8 +249,8 @@ def restore(store: Store, spec: RunSpec) -> State:
     return replay(State.of(spec), events)
 
 
-async def _keep_out_the_banned(command_loop: CommandLoop, bootstrap: Bootstrap) -> None:
-    """Tell the DHT peer of every change of the bans."""
+async def _exclude_from_dht(command_loop: CommandLoop, bootstrap: Bootstrap) -> None:
+    """Tell the DHT peer about every change of the excluded peers."""
     known = frozenset[PeerId]()
 
     def changed(state: State) -> frozenset[PeerId] | None:
@@ -232,7 +266,7 @@ async def _keep_out_the_banned(command_loop: CommandLoop, bootstrap: Bootstrap) 
                 log.error("the DHT peer may still serve banned peers: %s", error)
 
 
-async def _keep_certificates(authority: Authority, folder: Path, peer: PeerId) -> None:
+async def _renew_certificates(authority: Authority, folder: Path, peer: PeerId) -> None:
     """Renew the certificates of the operator and of the DHT peer as long as the coordinator runs."""
     while True:
         await asyncio.sleep(authority.seconds / 3)
@@ -249,7 +283,7 @@ async def _tick_until_over(command_loop: CommandLoop, serving: asyncio.Task[None
             await command_loop.tick()
         except Stopped:
             await _wait_for_end(serving)
-            serving.result()  # why: the log could not be written
+            serving.result()  # raises why the log could not be written
             return
         await asyncio.sleep(TICK_SECONDS)
 
@@ -258,8 +292,8 @@ def _is_over(command_loop: CommandLoop) -> bool:
     state = command_loop.state
     if state.phase is not RunPhase.FINISHED:
         return False
-    everybody_left = not any(peer.is_live for peer in state.peers.values())
-    return everybody_left or command_loop.now() - max(state.finished_at, state.started_at) > LINGER_SECONDS
+    all_left = not any(peer.is_live for peer in state.peers.values())
+    return all_left or command_loop.now() - max(state.finished_at, state.started_at) > LINGER_SECONDS
 
 
 async def _wait_for_end(serving: asyncio.Task[None]) -> None:
@@ -276,9 +310,9 @@ def _log(event: Event) -> None:
 
 
 def _check_free(listen: str) -> tuple[str, int]:
-    """Host and port of `listen`, if this machine has that address and nobody listens there.
+    """Host and port of `listen`, if this machine has that address and the port is free.
 
-    gRPC would only say that it failed; the operating system says why.
+    gRPC only says that binding failed; the operating system says why.
     """
     host, _, port = listen.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
@@ -301,7 +335,7 @@ def _check_free(listen: str) -> tuple[str, int]:
 def _credentials(
     certificate: ServerCertificate, authority: Authority, clients: bool
 ) -> grpc.ServerCredentials:
-    """TLS under a certificate that is never old; with `clients`, only for those who show one of the run's."""
+    """TLS with a certificate that is never expired. With `clients`, clients must show one of the run, too."""
 
     def configuration() -> grpc.ServerCertificateConfiguration:
         pair = certificate.pair()

@@ -1,4 +1,4 @@
-"""``metrics.jsonl``: one JSON object per line for everything that people may want to plot or count."""
+"""``metrics.jsonl``: one JSON object per line, for plots and statistics."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from protocol.status import Measurement, fields_of
 class MetricsFile:
     """Appends to the file at `path`; every line is flushed. Use as a context manager.
 
-    Half a line, left by a process that was killed, is cut off.
+    An incomplete last line, left by a process that was killed, is cut off.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,7 +51,7 @@ class MetricsFile:
         self._file.close()
 
     def write(self, at: float, event: str, fields: Mapping[str, Any]) -> None:
-        """Add ``{"time": at, "event": event, **fields}``. Numbers that JSON does not know become null."""
+        """Add ``{"time": at, "event": event, **fields}``. NaN and infinities become null."""
         finite = {
             key: None if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in fields.items()
@@ -60,75 +60,80 @@ class MetricsFile:
         self._file.flush()
 
     def record_measurement(self, at: float, measurement: Measurement) -> None:
+        """Add a line with the fields of `measurement`."""
         self.write(at, "measurement", fields_of(measurement))
 
-    def record(self, event: Event) -> None:  # noqa: PLR0912
-        """Add what `event` says, if it is of interest here."""
-        match event:
-            case RoundCommitted() | RoundAborted():
-                decision = event.decision
-                fields: dict[str, Any] = {
-                    "stage": decision.stage,
-                    "round": decision.round_number,
-                    "committed": decision.committed,
-                    "owners": [entry.descriptor.owner for entry in decision.entries],
-                    "payload_bytes": sum(entry.descriptor.nbytes for entry in decision.entries),
-                    "next_epoch": decision.next_epoch,
-                    "reason": decision.reason,
-                }
-                self.write(event.at, "decision", fields)
-            case PlanAdopted():
-                plan = event.plan
-                fields = {
-                    "epoch": plan.epoch,
-                    "from_round": plan.from_round,
-                    "first_sample": plan.first_sample,
-                    "replicas": {
-                        replica.name: [member.peer for member in replica.members] for replica in plan.replicas
-                    },
-                    "reason": plan.reason,
-                }
-                self.write(event.at, "plan", fields)
-            case PeerJoined():
-                fields = {"peer": event.peer, "change": "joined", "role": event.role.value}
-                self.write(event.at, "peer", fields)
-            case PeerLeft():
-                self.write(event.at, "peer", {"peer": event.peer, "change": "left", "reason": event.reason})
-            case PeerLost():
-                fields = {"peer": event.peer, "change": "lost", "silent_seconds": event.silent_seconds}
-                self.write(event.at, "peer", fields)
-            case PeerRetreated():
-                fields = {"peer": event.peer, "change": "retreated", "epoch": event.epoch}
-                self.write(event.at, "peer", {**fields, "reason": event.reason})
-            case AssignmentReserved():
-                place = event.reservation
-                fields = {
-                    "peer": place.peer,
-                    "replica": place.replica,
-                    "position": place.position,
-                    "stages": str(place.stages),
-                }
-                self.write(event.at, "place", fields)
-            case PeerBanned():
-                fields = {"peer": event.peer, "change": "banned", "reason": event.reason}
-                self.write(event.at, "peer", fields)
-            case PeerStruck():
-                fields = {"peer": event.peer, "change": "strike", "round": event.round_number}
-                self.write(event.at, "peer", {**fields, "reason": event.reason})
-            case PeerQuarantined():
-                fields = {"peer": event.peer, "change": "quarantined", "strikes": event.strikes}
-                self.write(event.at, "peer", fields)
-            case AnchorDiverged():
-                fields = {
-                    "peer": event.peer,
-                    "stage": event.stage,
-                    "round": event.round_number,
-                    "part": event.part,
-                    "digest": event.digest,
-                    "expected": event.expected,
-                }
-                self.write(event.at, "diverged", fields)
-            case RunFinished():
-                self.write(event.at, "finished", {})
-            case _:
-                pass
+    def record(self, event: Event) -> None:
+        """Add a line for `event`, unless its kind has none."""
+        line = _peer_line(event) or _run_line(event)
+        if line is not None:
+            self.write(event.at, *line)
+
+
+def _peer_line(event: Event) -> tuple[str, dict[str, Any]] | None:  # noqa: PLR0911
+    """The name of the line and its fields, for what happened to one peer."""
+    match event:
+        case PeerJoined():
+            return "peer", {"peer": event.peer, "change": "joined", "role": event.role.value}
+        case PeerLeft():
+            return "peer", {"peer": event.peer, "change": "left", "reason": event.reason}
+        case PeerLost():
+            return "peer", {"peer": event.peer, "change": "lost", "silent_seconds": event.silent_seconds}
+        case PeerRetreated():
+            fields = {"peer": event.peer, "change": "retreated", "epoch": event.epoch, "reason": event.reason}
+            return "peer", fields
+        case PeerBanned():
+            return "peer", {"peer": event.peer, "change": "banned", "reason": event.reason}
+        case PeerStruck():
+            where = {"change": "strike", "round": event.round_number}
+            return "peer", {"peer": event.peer, **where, "reason": event.reason}
+        case PeerQuarantined():
+            return "peer", {"peer": event.peer, "change": "quarantined", "strikes": event.strikes}
+        case AssignmentReserved(reservation=reservation):
+            return "place", {
+                "peer": reservation.peer,
+                "replica": reservation.replica,
+                "position": reservation.position,
+                "stages": str(reservation.stages),
+            }
+        case _:
+            return None
+
+
+def _run_line(event: Event) -> tuple[str, dict[str, Any]] | None:
+    """The name of the line and its fields, for plans, decisions, divergence and the end."""
+    match event:
+        case RoundCommitted(decision=decision) | RoundAborted(decision=decision):
+            return "decision", {
+                "stage": decision.stage,
+                "round": decision.round_number,
+                "committed": decision.committed,
+                "owners": [entry.descriptor.owner for entry in decision.entries],
+                "payload_bytes": sum(entry.descriptor.nbytes for entry in decision.entries),
+                "next_epoch": decision.next_epoch,
+                "reason": decision.reason,
+            }
+        case PlanAdopted(plan=plan):
+            replicas = {
+                replica.name: [member.peer for member in replica.members] for replica in plan.replicas
+            }
+            return "plan", {
+                "epoch": plan.epoch,
+                "from_round": plan.from_round,
+                "first_sample": plan.first_sample,
+                "replicas": replicas,
+                "reason": plan.reason,
+            }
+        case AnchorDiverged():
+            return "diverged", {
+                "peer": event.peer,
+                "stage": event.stage,
+                "round": event.round_number,
+                "part": event.part,
+                "digest": event.digest,
+                "expected": event.expected,
+            }
+        case RunFinished():
+            return "finished", {}
+        case _:
+            return None

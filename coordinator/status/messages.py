@@ -1,8 +1,8 @@
-"""What the run does or waits for, and what has happened, in sentences for people."""
+"""Messages for people: what the run does or waits for, and what has happened."""
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing import TypeAlias, assert_never
 
 from coordinator.placement.initial_placement import group, measuring, missing
 from coordinator.placement.replan import shortages
@@ -45,9 +45,23 @@ from protocol.spec.run import RunSpec
 from protocol.status import RunPhase
 from protocol.types import PeerId, ReservedAssignment
 
+PeerEvent: TypeAlias = (
+    PeerJoined
+    | PeerSeen
+    | PeerMeasured
+    | PeerDraining
+    | PeerLeft
+    | PeerLost
+    | PeerRetreated
+    | PeerBanned
+    | PeerUnbanned
+    | PeerStruck
+    | PeerQuarantined
+)
+
 
 def run_message(state: State, spec: RunSpec) -> str:
-    """Such as "training: round 7 of 30, waiting for replica-1 at stage 0"."""
+    """What the run does or waits for, such as "training: round 7 of 30, waiting for replica-1 at stage 0"."""
     match state.phase:
         case RunPhase.GATHERING:
             return _gathering(state, spec)
@@ -71,7 +85,7 @@ def _training(state: State, spec: RunSpec) -> str:
     round_number = state.current_round
     if round_number > spec.rounds:
         names = [f"of {peer}" for peer in unconfirmed(state, spec)]
-        names = names or [f"of somebody at stage {stage}" for stage in unattested(state, spec)]
+        names = names or [f"of any peer at stage {stage}" for stage in unattested(state, spec)]
         return f"all {spec.rounds} rounds are decided, waiting for the last digests {listed(names)}"
     if is_stalled(state, spec):
         why = listed([*shortages(state, spec, round_number).values()])
@@ -92,33 +106,33 @@ def _training(state: State, spec: RunSpec) -> str:
 
 
 def stall_message(state: State, spec: RunSpec) -> str:
-    """The sentence, if the run cannot go on without somebody joining or returning; "" otherwise."""
+    """What the run waits for, if it cannot go on before a peer joins or returns; "" otherwise."""
     if state.phase is RunPhase.GATHERING:
         return run_message(state, spec)
     return run_message(state, spec) if is_stalled(state, spec) else ""
 
 
 def peer_message(state: State, spec: RunSpec, peer: PeerId) -> str:
-    """Why `peer`, which has joined, does not train although the run goes on; "" where it does."""
+    """Why `peer`, which has joined, does not train although the run does; "" if it trains."""
     if state.phase is not RunPhase.TRAINING or state.takes_part(peer, state.plans[-1].from_round):
         return ""
-    known, place = state.peers[peer], state.reservations.get(peer)
+    known, reservation = state.peers[peer], state.reservations.get(peer)
     if is_spare(state, known):
         return (
-            "waiting as a spare: for every place that is free it lacks the memory, or an endpoint, which a "
-            "neighbour there has not either"
+            "waiting as a spare: for each vacancy it lacks the memory, or neither it nor a neighbour has an "
+            "endpoint"
         )
-    if place is None or not known.is_staying:
+    if reservation is None or not known.is_staying:
         return ""
     lacks = shortages(state, spec, state.current_round)
-    why = lacks.get(place.replica) or _why_not_yet(state, spec, place)
-    return f"following the rounds of {stages_of(place)}: {why}"
+    why = lacks.get(reservation.replica) or _why_not_yet(state, spec, reservation)
+    return f"following the rounds of {stages_of(reservation)}: {why}"
 
 
-def _why_not_yet(state: State, spec: RunSpec, place: ReservedAssignment) -> str:
+def _why_not_yet(state: State, spec: RunSpec, reservation: ReservedAssignment) -> str:
     if (
-        place.replica not in state.assigned_replicas
-        and len(state.layout(place.replica)) > 1
+        reservation.replica not in state.assigned_replicas
+        and len(state.layout(reservation.replica)) > 1
         and spec.grouping.spares
     ):
         kept = counted(spec.grouping.spares, "stage peer")
@@ -126,11 +140,68 @@ def _why_not_yet(state: State, spec: RunSpec, place: ReservedAssignment) -> str:
     return "the next plan takes it in"
 
 
-def event_message(event: Event) -> str:  # noqa: PLR0911, PLR0912
+def event_message(event: Event) -> str:  # noqa: PLR0911
     """What has happened, for the log."""
     match event:
         case CoordinatorStarted():
             return "the coordinator listens"
+        case InviteCreated() | InviteUsed() | InviteRevoked():
+            return _invite_message(event)
+        case PayloadOffered() | PayloadWithheld() | GroupClosed() | HoldingsReported() | PayloadRejected():
+            return _exchange_message(event)
+        case AssignmentReserved(reservation=reserved):
+            return f"replica-{reserved.replica}, {stages_of(reserved)} is reserved for {reserved.peer}"
+        case PlanAdopted(plan=plan):
+            return f"plan {plan.epoch} from round {plan.from_round} on: {plan.reason}"
+        case RoundCommitted(decision=decision) | RoundAborted(decision=decision):
+            outcome = "committed" if decision.committed else "aborted"
+            return f"round {decision.round_number} of stage {decision.stage} is {outcome}: {decision.reason}"
+        case DigestAttested():
+            where = f"{event.part} {event.stage} after round {event.round_number}"
+            return f"{event.peer} attests the digest {event.digest[:16]} of {where}"
+        case AnchorDiverged():
+            where = f"{event.part} {event.stage} after round {event.round_number}"
+            return (
+                f"{event.peer} DIVERGED: its digest of {where} is {event.digest}, expected {event.expected}"
+            )
+        case RunFinished():
+            return "the run is finished"
+        case _:
+            return _peer_event_message(event)
+
+
+def _invite_message(event: InviteCreated | InviteUsed | InviteRevoked) -> str:
+    match event:
+        case InviteCreated():
+            role = f" as {event.role.value}" if event.role else ""
+            return f"invite {event.invite} is valid for {counted(event.uses, 'peer')}{role}"
+        case InviteUsed():
+            return f"{event.peer} is enrolled with invite {event.invite}"
+        case InviteRevoked():
+            return f"invite {event.invite} is revoked"
+
+
+def _exchange_message(
+    event: PayloadOffered | PayloadWithheld | GroupClosed | HoldingsReported | PayloadRejected,
+) -> str:
+    if isinstance(event, PayloadOffered):
+        payload = event.descriptor
+        where = f"stage {payload.stage}, round {payload.round_number}"
+        return f"{payload.owner} offers {payload.nbytes} bytes for {where}"
+    where = f"stage {event.stage}, round {event.round_number}"
+    match event:
+        case PayloadWithheld():
+            return f"{event.peer} has no payload to offer for {where}"
+        case GroupClosed():
+            return f"the exchange group of {where} is closed"
+        case HoldingsReported():
+            return f"{event.peer} holds {counted(len(event.owners), 'payload')} of {where}"
+        case PayloadRejected():
+            return f"{event.peer} rejects the payload of {event.owner} for {where}: {event.reason}"
+
+
+def _peer_event_message(event: PeerEvent) -> str:  # noqa: PLR0911
+    match event:
         case PeerJoined():
             where = event.endpoint or "no endpoint"
             return f"{event.peer} joined as {event.role.value} ({event.capacity.device}, {where})"
@@ -141,58 +212,20 @@ def event_message(event: Event) -> str:  # noqa: PLR0911, PLR0912
             up, down = event.estimates.capacity.uplink, event.estimates.capacity.downlink
             return f"{event.peer} measures {flops}, {8e-6 * up:.1f} Mb/s up, {8e-6 * down:.1f} Mb/s down"
         case PeerDraining():
-            return f"{event.peer} goes at the end of its round: {event.reason}"
+            return f"{event.peer} leaves at the end of its round: {event.reason}"
         case PeerLeft():
             return f"{event.peer} left: {event.reason}"
         case PeerLost():
             return f"{event.peer} is lost: silent for {event.silent_seconds:.1f} s"
         case PeerRetreated():
-            return f"{event.peer} cannot go on under plan {event.epoch} and follows: {event.reason}"
-        case AssignmentReserved():
-            return f"{event.reservation.peer} has a place in replica-{event.reservation.replica}, {stages_of(event.reservation)}"
-        case InviteCreated():
-            role = f" as {event.role.value}" if event.role else ""
-            return f"invite {event.invite} lets in {event.uses} peer{'' if event.uses == 1 else 's'}{role}"
-        case InviteUsed():
-            return f"{event.peer} is enrolled with invite {event.invite}"
-        case InviteRevoked():
-            return f"invite {event.invite} is revoked"
+            return f"{event.peer} retreats under plan {event.epoch} and follows: {event.reason}"
         case PeerBanned():
             return f"{event.peer} is banned: {event.reason or 'no reason was given'}"
         case PeerUnbanned():
-            return f"{event.peer} is banned no longer"
-        case PlanAdopted():
-            plan = event.plan
-            return f"plan {plan.epoch} from round {plan.from_round} on: {plan.reason}"
-        case PayloadOffered():
-            payload = event.descriptor
-            where = f"stage {payload.stage}, round {payload.round_number}"
-            return f"{payload.owner} offers {payload.nbytes} bytes for {where}"
-        case PayloadWithheld():
-            return f"{event.peer} has nothing to offer for stage {event.stage}, round {event.round_number}"
-        case GroupClosed():
-            return f"the group of stage {event.stage}, round {event.round_number} is closed"
-        case HoldingsReported():
-            held = f"{len(event.owners)} payloads of stage {event.stage}, round {event.round_number}"
-            return f"{event.peer} holds {held}"
-        case PayloadRejected():
-            where = f"stage {event.stage}, round {event.round_number}"
-            return f"{event.peer} refuses the payload of {event.owner} for {where}: {event.reason}"
+            return f"{event.peer} is no longer banned"
         case PeerStruck():
             return f"{event.peer} gets a STRIKE in round {event.round_number}: {event.reason}"
         case PeerQuarantined():
-            return f"{event.peer} is in QUARANTINE after {event.strikes} strikes"
-        case RoundCommitted() | RoundAborted():
-            decision = event.decision
-            outcome = "committed" if decision.committed else "aborted"
-            return f"round {decision.round_number} of stage {decision.stage} is {outcome}: {decision.reason}"
-        case DigestAttested():
-            where = f"{event.part} {event.stage} after round {event.round_number}"
-            return f"{event.peer} has {event.digest[:16]} as {where}"
-        case AnchorDiverged():
-            where = f"{event.part} {event.stage} after round {event.round_number}"
-            return f"{event.peer} DIVERGED: {event.digest} as {where}, the others have {event.expected}"
-        case RunFinished():
-            return "the run is finished"
+            return f"{event.peer} is in QUARANTINE after {counted(event.strikes, 'strike')}"
         case _:
             assert_never(event)

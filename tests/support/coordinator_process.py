@@ -159,7 +159,7 @@ async def running(
         app.run_coordinator(
             spec,
             folder,
-            app.ListenAddresses(listen, enrolment="127.0.0.1:0"),
+            app.ListenAddresses(listen, enrollment="127.0.0.1:0"),
             OWNER,
             start_bootstrap,
             lambda *addresses: ready.set_result(addresses),

@@ -518,7 +518,7 @@ class TestEnd:
             run.accept(Report(A.peer, stage, 1, (payload,)))
         leave(run, A)
         assert run.state.phase is RunPhase.TRAINING
-        assert "waiting for the last digests of somebody at stage 0" in run_message(run.state, run.spec)
+        assert "waiting for the last digests of any peer at stage 0" in run_message(run.state, run.spec)
         run.accept(A.join(run.spec))
         attest(run, A, 1)
         assert run.state.phase is RunPhase.FINISHED

@@ -13,7 +13,8 @@ members than cores every forward and backward pass has a pace: it takes a fixed 
 computing. The table says for every row which it was.
 
 For each k, the seconds of one microbatch are measured first, one member at a time and over unshaped links.
-From these, the shaped bandwidth and the bytes of a message follows the prediction (coordinator.placement.cost_model).
+From these, the shaped bandwidth and the bytes of a message follows the prediction
+(coordinator.placement.cost_model).
 """
 
 from __future__ import annotations

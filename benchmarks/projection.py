@@ -4,9 +4,9 @@
     python -m benchmarks.projection --quick    # below 30 s
 
 A member in the middle of a chain has a link on either side. For each microbatch it expands an activation and
-compresses its own, and the same with gradients on the way back (protocol.algorithm.subspace); it unpacks two messages
-and packs two (protocol.wire.activation_codec). All of it is timed on one core beside the forward and backward pass of one of
-its layers; the share is that of a member with as many layers as the preset gives it.
+compresses its own, and the same with gradients on the way back (protocol.algorithm.subspace); it unpacks two
+messages and packs two (protocol.wire.activation_codec). All of it is timed on one core beside the forward and
+backward pass of one of its layers; the share is that of a member with as many layers as the preset gives it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The errors that a person or a peer may meet: a stable code, the cause and the remedy.
+"""Errors shown to people and sent to peers: a stable code, the cause and the remedy.
 
-Every failure that is not a bug is raised as a :class:`HetnodeError`. The faces print it as one message
-without a traceback and leave with the exit code of its family. ``docs/errors.md`` lists all codes; a test
-keeps that page complete.
+Every failure that is not a bug is raised as a :class:`HetnodeError`. The command line prints it as one
+message without a traceback and exits with the status of its family. ``docs/errors.md`` lists all codes; a
+test keeps that page complete.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ class ErrorCode(Enum):
     INITIAL_UNAVAILABLE = ("initial-unavailable", ExitCode.DATA)
     RESULTS_UNREADABLE = ("results-unreadable", ExitCode.DATA)
 
-    # The network between us.
+    # The network.
     COORDINATOR_UNREACHABLE = ("coordinator-unreachable", ExitCode.NETWORK)
     PORT_IN_USE = ("port-in-use", ExitCode.NETWORK)
     BAD_ADDRESS = ("bad-address", ExitCode.NETWORK)
     DHT_UNREACHABLE = ("dht-unreachable", ExitCode.NETWORK)
     WRONG_AUTHORITY = ("wrong-authority", ExitCode.NETWORK)
 
-    # The coordinator said no.
+    # The coordinator refused.
     VERSION_MISMATCH = ("version-mismatch", ExitCode.REFUSED)
     SPEC_MISMATCH = ("spec-mismatch", ExitCode.REFUSED)
     RUN_STARTED = ("run-started", ExitCode.REFUSED)
@@ -75,7 +75,7 @@ class ErrorCode(Enum):
     RATE_LIMITED = ("rate-limited", ExitCode.REFUSED)
     SEAT_LOST = ("seat-lost", ExitCode.REFUSED)
 
-    # Another peer failed, or sent what cannot be used.
+    # Another peer failed, or sent invalid data.
     NEIGHBOUR_LOST = ("neighbour-lost", ExitCode.PEER)
     NEIGHBOUR_UNREACHABLE = ("neighbour-unreachable", ExitCode.PEER)
     FRAME_CORRUPT = ("frame-corrupt", ExitCode.PEER)
@@ -101,7 +101,7 @@ class ErrorCode(Enum):
 
     @classmethod
     def from_label(cls, label: str) -> ErrorCode:
-        """The code named `label` on the wire; BAD_REQUEST where a newer peer names one unknown here."""
+        """The code named `label` on the wire; BAD_REQUEST for a label that this version does not know."""
         return next((code for code in cls if code.label == label), cls.BAD_REQUEST)
 
 
@@ -110,7 +110,7 @@ class HetnodeError(Exception):
 
     Args:
         code: the stable code.
-        cause: one sentence: what is the matter, with the values that matter.
+        cause: one sentence: what failed, with the relevant values.
         remedy: one sentence: what the reader can do.
     """
 
@@ -122,7 +122,7 @@ class HetnodeError(Exception):
 
 
 def first_error(error: BaseException) -> BaseException:
-    """The failure that started it: the first leaf of an exception group, a HetnodeError if there is one."""
+    """The first HetnodeError of an exception group, else its first exception; `error` if it is no group."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     leaves = [first_error(inner) for inner in error.exceptions]

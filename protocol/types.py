@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import NewType
 
 PROTOCOL_VERSION = 2
-"""It grows with every incompatible change of the wire or of the arithmetic. All peers of a run have the same."""
+"""It grows with every incompatible change of wire or arithmetic. All peers of a run have the same."""
 
 PeerId = NewType("PeerId", str)
 """A base58 libp2p peer id of an ed25519 key. It embeds the public key, so it alone verifies a signature."""
@@ -24,8 +24,8 @@ class Role(StrEnum):
 class Lifecycle(StrEnum):
     """The state of a peer, as the coordinator sees it.
 
-    SYNCING peers load checkpoints, READY ones wait for an assignment, TRAINING ones have one in the plan, DRAINING
-    ones leave after their round, and GONE ones have left or are lost.
+    SYNCING peers load checkpoints, READY ones wait for an assignment, TRAINING ones have one in the plan,
+    DRAINING ones leave after their round, and GONE ones have left or are lost.
     """
 
     SYNCING = "syncing"
@@ -37,7 +37,7 @@ class Lifecycle(StrEnum):
 
 @dataclass(frozen=True, order=True)
 class StageRange:
-    """Contiguous stages ``first <= s < stop`` hosted by one member. Raises ValueError if it is empty or negative."""
+    """Contiguous stages ``first <= s < stop`` hosted by one member. ValueError if it is empty."""
 
     first: int
     stop: int
@@ -105,8 +105,8 @@ class Estimates:
 
     Attributes:
         capacity: of the peer itself.
-        microbatch_seconds: seconds per microbatch of its replica in the last inner phase. The first member of a
-            chain measures it; 0 from other members and before the first inner phase.
+        microbatch_seconds: seconds per microbatch of its replica in the last inner phase. The first member
+            of a chain measures it; 0 from other members and before the first inner phase.
         links: to its neighbours and to possible neighbours.
     """
 
@@ -191,8 +191,8 @@ class ReservedAssignment:
 class Plan:
     """The replicas that train from round `from_round` on, and the peer of each stage.
 
-    `first_sample` is the ordinal of the first training sample of `from_round`. With `from_round`, the order of
-    the replicas and the samples of one replica in a round, it fixes every sample range of this plan (see
+    `first_sample` is the ordinal of the first training sample of `from_round`. With `from_round`, the order
+    of the replicas and the samples of one replica in a round, it fixes every sample range of this plan (see
     protocol.algorithm.sampling). `reason` is a sentence for people.
     """
 
@@ -263,7 +263,7 @@ class ManifestEntry:
 class Decision:
     """The final outcome of a (stage, round).
 
-    Committed: every replica applies exactly the payloads of `entries`, which are in canonical order (by owner).
+    Committed: every replica applies exactly the payloads of `entries`, in canonical order (by owner).
     Aborted: there are no entries, and no replica applies anything. `reason` is a sentence for people.
     `next_epoch` names the plan of the next round.
     """
@@ -277,7 +277,7 @@ class Decision:
 
 
 class Part(StrEnum):
-    """The part of a stage that a checkpoint record is about: the whole stage, or the embedding of stage 0 alone."""
+    """The part of a stage in a checkpoint record: the whole stage, or the embedding of stage 0 alone."""
 
     STAGE = "stage"
     EMBEDDING = "embedding"
@@ -287,8 +287,8 @@ class Part(StrEnum):
 class StateRecord:
     """An anchor that peers keep in a checkpoint, as the coordinator signs it.
 
-    `digest` is that of the anchor after `round_number` (protocol.algorithm.digest). `holders` are live peers that
-    have attested this digest.
+    `digest` is that of the anchor after `round_number` (protocol.algorithm.digest). `holders` are live peers
+    that have attested this digest.
     """
 
     run: str

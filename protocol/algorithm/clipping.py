@@ -1,9 +1,9 @@
-"""What one payload may do to a round: its norm, against what is usual in its group.
+"""Bounds on the norm of a payload, relative to the median norm of its group.
 
-A payload that is valid in every byte can still be of any size. Its norm is compared with the median of its
-group: one that is too large is clipped by every replica alike (:func:`clipping_scales`), one far beyond that
-is refused by whoever receives it (:func:`outliers`). Clipping decides what reaches the anchor, so each number
-here has the same bits on every machine: float64, each operation rounded by itself, sums in a fixed order.
+A payload of valid bytes can still have values of any size. Every replica clips a payload whose norm is too
+large (:func:`clipping_scales`), and every receiver refuses one whose norm is far too large
+(:func:`outliers`). Clipping changes the anchor, so each number here must have the same bits on every machine:
+float64, each operation rounded by itself, sums in a fixed order.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from protocol.algorithm.quantizers.magnitudes import value_table
 from protocol.algorithm.topk import SparseTensor
 
 CLIP_FACTOR = 8.0
-"""A payload counts with at most so many times the median norm of its round (docs/decisions.md, measured)."""
+"""A payload is clipped to this many times the median norm of its round (measured: docs/decisions.md)."""
 
 REFUSE_FACTOR = 100.0
-"""A payload of more than so many times the median norm is not taken at all."""
+"""A payload of more than this many times the median norm is refused."""
 
 _LEAST_SCALE = 2.0**-64
 """Smaller scales count as 0: values times such a scale could become denormal, which some machines flush."""
 
 
 def payload_norm(payload: Mapping[str, SparseTensor]) -> float:
-    """L2 norm of all values of a decoded payload, as every receiver sees them. Finite for finite float32."""
+    """L2 norm of all values of a decoded payload, with the same bits at every receiver; always finite."""
     return math.sqrt(math.fsum(_sum_of_squares(sparse) for sparse in payload.values()))
 
 
 def median_norm(norms: Sequence[float]) -> float:
-    """The lower median of the positive norms; 0 where there is none.
+    """The lower median of the positive norms; 0 if there is none.
 
-    The lower one, so that of two contributors the larger is measured by the smaller. A payload of zeros says
-    nothing about what is usual: its owner has learned nothing that it could send.
+    With two contributors the lower median is the smaller norm, so the larger one is bounded. Payloads of
+    zeros do not count: they tell nothing about the usual norm.
     """
     positive = sorted(norm for norm in norms if norm > 0)
     return positive[(len(positive) - 1) // 2] if positive else 0.0
@@ -50,7 +50,7 @@ def clipping_scales(norms: Sequence[float]) -> list[float]:
 
 
 def outliers(norms: Sequence[float]) -> list[str]:
-    """For the payloads of one group: why each is refused for its norm, or ""."""
+    """For the payloads of one group: the reason for which each is refused, or ""."""
     median = median_norm(norms)
     return [
         f"its norm of {norm:.3g} is more than {REFUSE_FACTOR:g} times {median:.3g}, the median of the group"
@@ -61,7 +61,7 @@ def outliers(norms: Sequence[float]) -> list[str]:
 
 
 def _sum_of_squares(sparse: SparseTensor) -> float:
-    """Squares of float32 values are exact in float64. Equal values are counted."""
+    """The sum of squares, each exact in float64. Equal values are counted, then multiplied."""
     if sparse.magnitudes is None:
         return _sum(sparse.codes_s.numpy().astype(np.float64) ** 2)
     count, codes_s = len(sparse.magnitudes), sparse.codes_s.numpy()
@@ -73,7 +73,7 @@ def _sum_of_squares(sparse: SparseTensor) -> float:
 
 
 def _sum(values: NDArray[np.float64]) -> float:
-    """The sum by repeated halving. numpy's own sum may use another order on another processor."""
+    """The sum by repeated halving: numpy's own sum may use another order on another processor."""
     while len(values) > 1:
         half = (len(values) + 1) // 2
         rest = values[half:]

@@ -1,9 +1,9 @@
-"""The digest of an anchor, and how its bytes can be handed on in pieces that verify against it.
+"""The digest of an anchor, under which each chunk of its bytes can be verified alone.
 
 An anchor's bytes are those of its tensors, float32 little-endian and row-major, in ascending order of their
 names: the order of a safetensors file, whose data section they are. They are cut into chunks; the digest
 covers names, shapes and the hash of every chunk. So the digest that replicas compare after a round is also
-the root under which a newcomer verifies each chunk of a checkpoint by itself.
+the root under which a new peer verifies each chunk of a checkpoint.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How much arithmetic a microbatch takes: what speeds are measured in, and what plans are made with."""
+"""The floating-point operations of a microbatch: the unit of measured speeds and of the cost model."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ def microbatch_flops(spec: RunSpec, stages: Iterable[int]) -> float:
     """Floating-point operations of one microbatch's forward and backward pass through `stages`.
 
     A weight of a matrix takes two operations per token forward and four backward; attention is counted over
-    the whole context, 12 L d per token and layer. Left out are the embedding, which is looked up, the norms,
-    and the projections of links.
+    the whole context, 12 L d per token and layer. The lookup of the embedding, the norms and the projections
+    of links are left out.
     """
     hosted = set(stages)
     layers = sum(len(spec.layers_of(stage)) for stage in hosted)
@@ -21,7 +21,7 @@ def microbatch_flops(spec: RunSpec, stages: Iterable[int]) -> float:
 
 
 def layer_flops(spec: RunSpec, layers: int) -> float:
-    """As :func:`microbatch_flops`, of so many layers alone."""
+    """As :func:`microbatch_flops`, for `layers` layers without the head."""
     model = spec.model
     weights = 4 * model.width**2 + 3 * model.width * model.feed_forward
     return (6.0 * weights + 12.0 * model.context * model.width) * layers * tokens_of_microbatch(spec)

@@ -1,12 +1,13 @@
-"""Codes of the positions that were chosen in every chunk: k strictly increasing indices below n.
+"""Codes of the positions of the values sent in every chunk: k strictly increasing indices below n.
 
-Every chunk takes the same number of bits, so any of them can be found without its neighbours, and every set
-of indices has exactly one valid code.
+Every chunk takes the same number of bits, so a reader finds any chunk without its neighbours. Every set of
+indices has exactly one valid code.
 
-- :class:`EliasFano`: low bits as they are, high parts in unary. Bytes per chunk are whole: 36 for 32 of 4096,
+- :class:`EliasFano`: low bits as they are, high parts in unary. A chunk takes whole bytes: 36 for 32 of 4096,
   within 8 % of the entropy.
 - :class:`Enumerative`: the rank of the set among all C(n, k) of them (T. M. Cover, 1973), chunk after chunk
-  without gaps: 267 bits for 32 of 4096, where the entropy is 266.2. Takes a table, and more time to decode.
+  without gaps: 267 bits for 32 of 4096, where the entropy is 266.2. It needs a table, and more time to
+  decode.
 
 Shapes: c chunks, k indices of each, l limbs of 32 bits.
 """
@@ -27,7 +28,7 @@ from protocol.spec.sections import OuterSpec
 _LIMB_BITS = 32
 _LIMB_MASK = (1 << _LIMB_BITS) - 1
 _BLOCK = 1 << 16
-"""Indices that are coded at a time, about."""
+"""Indices coded at a time, about: bounds the memory of one pass."""
 
 
 class IndexCode(Protocol):
@@ -40,7 +41,7 @@ class IndexCode(Protocol):
         """The chunks [c, k], each strictly increasing and in range, as uint8 [nbytes(c)]."""
 
     def decode(self, coded: NDArray[np.uint8], count: int) -> NDArray[np.int64]:
-        """The indices [count, k] of uint8 [nbytes(count)] from anyone.
+        """The indices [count, k] of uint8 [nbytes(count)] from any peer.
 
         Raises:
             ValueError: these bytes are not what :meth:`encode` gives for any indices.
@@ -48,14 +49,14 @@ class IndexCode(Protocol):
 
 
 def index_code(outer: OuterSpec, size: int, k: int) -> IndexCode:
-    """The code that `outer` wants for `k` indices of a chunk of `size`; a full chunk has at least as many."""
+    """The code that `outer` names, for `k` indices of a chunk of `size`, which is at most a full chunk."""
     if outer.indices == "enumerative":
         return Enumerative(size, k, (outer.chunk, outer.top_k))
     return EliasFano(size, k)
 
 
 def _blocks(count: int, k: int) -> Iterator[slice]:
-    """`count` chunks in blocks. Each begins at a whole byte, for it has a multiple of 8 before it."""
+    """`count` chunks in blocks. A multiple of 8 chunks precedes each, so each begins at a whole byte."""
     step = max(_BLOCK // k // 8, 1) * 8
     return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
@@ -64,7 +65,8 @@ def _blocks(count: int, k: int) -> Iterator[slice]:
 class EliasFano:
     """Code of `k` strictly increasing indices below `size`, in a fixed number of bytes per chunk.
 
-    The low bits of every index stand as they are; the rest, high_i, as ones at high_i + i of a bit vector.
+    The low bits of every index are stored as they are. The rest, high_i, is a one at high_i + i of a bit
+    vector.
     """
 
     size: int
@@ -111,7 +113,7 @@ class EliasFano:
         return bits
 
     def _indices(self, bits: NDArray[np.uint8]) -> NDArray[np.int64]:
-        """Indices [c, k] of code bits from anyone; ValueError where they are none."""
+        """Indices [c, k] of code bits from any peer. Raises ValueError if they are not valid."""
         count, split, end = len(bits), self.k * self.low_bits, self.k * self.low_bits + self.high_bits
         if bits[:, end:].any():
             raise ValueError("unused bits of a chunk's indices are set")
@@ -139,7 +141,7 @@ def _low_bits(indices_ck: NDArray[np.int64], width: int) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True, eq=False)
 class Binomials:
-    """C(x, i + 1) for x = 0..n and i = 0..k-1: exactly, and nearly.
+    """C(x, i + 1) for x = 0..n and i = 0..k-1: exact, and as floats.
 
     Attributes:
         limbs: uint32 [k, n + 1, l], the lowest limb first.
@@ -228,10 +230,10 @@ class Enumerative:
         return np.unpackbits(_as_bytes(ranks_lc), axis=1, bitorder="little")[:, : self.bits]
 
     def _indices(self, bits: NDArray[np.uint8]) -> NDArray[np.int64]:
-        """Indices [c, k] of code bits from anyone; ValueError where a rank is too large.
+        """Indices [c, k] of code bits from any peer. Raises ValueError if a rank is too large.
 
-        From the last index down, x_i is the largest with C(x_i, i + 1) <= rank, which goes on without it.
-        Nearly equal numbers leave two candidates at most: the larger one is tried with exact numbers.
+        From the last index down: x_i is the largest x with C(x, i + 1) <= rank; this is then subtracted from
+        rank. The float table leaves at most two candidates; the larger one is tried with exact numbers.
         """
         count, table = len(bits), self.table
         padded = np.zeros((count, self._limbs * _LIMB_BITS), np.uint8)
@@ -254,14 +256,14 @@ class Enumerative:
         return indices_ck
 
     def _minus(self, rank_lc: NDArray[np.int64], i: int, x_c: NDArray[np.int64]) -> NDArray[np.int64]:
-        """rank - C(x, i + 1); where that is negative, so is the last limb."""
+        """rank - C(x, i + 1). If the result is negative, its last limb is negative."""
         rest_lc = rank_lc - self.table.limbs[i, x_c, : len(rank_lc)].T
         _carry(rest_lc)
         return rest_lc
 
 
 def _carry(limbs_lc: NDArray[np.int64]) -> None:
-    """Bring all limbs but the last into 0..2^32-1, in place, by what is passed to the next one."""
+    """Bring all limbs but the last into 0..2^32-1, in place, and carry the rest to the next limb."""
     for limb in range(len(limbs_lc) - 1):
         limbs_lc[limb + 1] += limbs_lc[limb] >> _LIMB_BITS
         limbs_lc[limb] &= _LIMB_MASK

@@ -1,4 +1,4 @@
-"""The order of microbatches in an inner step: what every member does, and what the cost model replays."""
+"""The order of microbatches in an inner step. Members follow it, and the cost model replays it."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ def most_in_flight(members_left: int) -> int:
 def one_forward_one_backward(position: int, members: int, microbatches: int) -> tuple[Op, ...]:
     """The order of work of the member at `position` of a chain of `members`, for one inner step (1F1B).
 
-    A member first runs two forwards for each member behind it, from then on one forward alternates with one
-    backward, and the backwards left over end the step. One forward for each member behind would be enough
-    for the first gradient to come back in time if messages took no time; with the second one a message to
-    each of them, and one back, may take as long as a microbatch is computed, and nobody waits for it. So at
-    most :func:`most_in_flight` microbatches hold activations at a time, however many there are.
+    A member first runs two forwards for each member behind it. Then one forward and one backward alternate,
+    and the remaining backwards end the step. If messages took no time, one forward for each member behind
+    would be enough: the first gradient would arrive in time. The second one hides messages that take as long
+    as the computation of a microbatch. At most :func:`most_in_flight` microbatches hold activations at once.
+
+    Raises ValueError for a position outside the chain, or without microbatches.
     """
     if not 0 <= position < members or microbatches < 1:
         raise ValueError(f"no position {position} of {members} members with {microbatches} microbatches")

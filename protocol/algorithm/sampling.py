@@ -1,9 +1,9 @@
-"""Which sample ordinals a replica trains in a round: arithmetic on the plan, so nothing is sent about it.
+"""The sample ordinals that a replica trains in a round. They follow from the plan, so no peer sends them.
 
-Ordinals count the samples of the whole run from 0. A plan hands them out without gap from
-``plan.first_sample`` on: round after round, and within a round one contiguous block per replica, in the
-order of ``plan.replicas``. Where plans follow one another, the next one starts at :func:`next_first_sample`,
-so that no sample is assigned twice and none is left out.
+Ordinals count the samples of the whole run from 0. A plan assigns them without gaps from
+``plan.first_sample`` on: round after round, and within a round one contiguous block per replica, in the order
+of ``plan.replicas``. The next plan starts at :func:`next_first_sample`, so no sample is assigned twice and
+none is left out.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from protocol.types import Plan
 
 
 def sample_range(plan: Plan, spec: RunSpec, round_number: int, replica_index: int) -> range:
-    """Ordinals that the replica with ``index == replica_index`` trains in `round`.
+    """Ordinals that the replica with ``index == replica_index`` trains in `round_number`.
 
     Args:
-        plan: the plan under which the round runs.
-        spec: the run; it says how many samples a microbatch has, and a round steps.
+        plan: the plan of the round.
+        spec: the run, with the samples of a microbatch and the steps of a round.
 
     Raises:
         ValueError: the round lies before the plan, or the plan has no such replica.
@@ -33,8 +33,8 @@ def sample_range(plan: Plan, spec: RunSpec, round_number: int, replica_index: in
 def next_first_sample(plan: Plan, spec: RunSpec, next_round: int) -> int:
     """First ordinal that `plan` has not assigned when rounds ``plan.from_round .. next_round - 1`` are over.
 
-    It is the ``first_sample`` of a plan that takes over at `next_round`. Raises ValueError where that round
-    lies before the plan.
+    It is the ``first_sample`` of a plan that starts at `next_round`. Raises ValueError if that round lies
+    before `plan`.
     """
     if next_round < plan.from_round:
         raise ValueError(
@@ -44,5 +44,5 @@ def next_first_sample(plan: Plan, spec: RunSpec, next_round: int) -> int:
 
 
 def _samples_per_round(plan: Plan, spec: RunSpec) -> list[int]:
-    """Of each replica, in the order of the plan."""
+    """The samples of each replica, in the order of the plan."""
     return [spec.samples_per_round(spec.microbatches_of(replica)) for replica in plan.replicas]

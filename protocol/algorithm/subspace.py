@@ -1,9 +1,9 @@
 """The link between two members of a pipeline replica, projected onto a fixed k-dimensional subspace.
 
 Subspace Networks, as used by "Heterogeneous Low-Bandwidth Pre-Training of LLMs" (arXiv 2601.02360): only
-what lies outside the token embedding crosses the link, in the coordinates of an orthonormal U [d, k] that
-both ends share. T_perp = TE (I - U U^T) is a constant of the inner phase; the receiving end derives it from TE
-of the last committed round.
+the coordinates of an activation in an orthonormal U [d, k], which both ends share, cross the link. The
+receiving end adds T_perp = TE (I - U U^T), a constant of the inner phase, which it derives from TE of the
+last committed round.
 
 Shapes: b micro-batch, L tokens, d width, k subspace width, V vocabulary.
 """

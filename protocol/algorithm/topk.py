@@ -1,12 +1,12 @@
-"""What a replica sends of a tensor: the largest values of every chunk, with few bits each.
+"""The values of a tensor that a replica sends: the largest of every chunk, in few bits each.
 
 SparseLoCo (arXiv 2508.15706): a tensor is cut into chunks, from each the k values of largest magnitude are
-kept, and their values are quantized. Here are the cut (:class:`TensorLayout`), the choice (:func:`top_k`) and
-what comes of both (:func:`sparsify`); :mod:`protocol.algorithm.quantizers` makes the values small, and
-:mod:`protocol.wire.payload_codec` turns the result into bytes.
+kept and quantized. This module cuts the tensor (:class:`TensorLayout`), chooses the values (:func:`top_k`)
+and does both (:func:`sparsify`); protocol.algorithm.quantizers makes the values small, and
+protocol.wire.payload_codec turns the result into bytes.
 
-All goes block by block, a few chunks at a time: they stay in the processor's caches, and what is needed
-besides the tensor itself is small, however large it is.
+The work proceeds in blocks of a few chunks: a block stays in the processor's caches, and the memory needed
+besides the tensor itself is small for any size of tensor.
 
 Shapes: c chunks, n elements of a chunk, k of them sent, s = sum of all k of a tensor.
 """
@@ -29,12 +29,12 @@ from protocol.algorithm.quantizers.quantizer import Floats, QuantizedValues
 from protocol.spec.sections import OuterSpec
 
 _BLOCK = 1 << 19
-"""Elements that are looked at together: 128 chunks of 4096."""
+"""Elements of one block: 128 chunks of 4096."""
 
 
 @dataclass(frozen=True)
 class ChunkGroup:
-    """`count` chunks of `size` elements, of each of which `k` are sent."""
+    """`count` chunks of `size` elements; `k` elements of each are sent."""
 
     count: int
     size: int
@@ -43,7 +43,7 @@ class ChunkGroup:
 
 @dataclass(frozen=True)
 class Block:
-    """Neighbouring chunks of one size, which are also neighbours in row-major order: elements start..stop."""
+    """Chunks of one size that hold the elements start..stop in row-major order."""
 
     start: int
     chunks: ChunkGroup
@@ -55,15 +55,12 @@ class Block:
 
 @dataclass(frozen=True)
 class SparseTensor:
-    """What one replica sends of one tensor, on the CPU.
+    """The values that one replica sends of one tensor, on the CPU.
 
     Attributes:
-        indices_s: int64, row-major element numbers; chunk after chunk, ascending within each. None where
-            the exchange is dense: all elements in order.
-        codes_s: the values themselves; or, with magnitudes, uint8: the number of the magnitude, plus their
-            count where the value is negative.
-        magnitudes: None, or float32 [1 or 2], ascending.
-        scales_s: None, or uint8: the scale of the chunk that holds the value, see protocol.algorithm.quantizers.
+        indices_s: int64, row-major element numbers; chunk after chunk, ascending within each. None if the
+            exchange is dense: all elements in order.
+        codes_s, magnitudes, scales_s: the values, as in QuantizedValues (protocol.algorithm.quantizers).
     """
 
     indices_s: Tensor | None
@@ -98,8 +95,8 @@ class SparseTensor:
     def add_to(self, flat: Tensor, factor: float) -> None:
         """flat += factor * sent, in place on a flattened tensor of the full size.
 
-        Product and sum are rounded separately, in the dtype of `flat`, so that every machine gets the same
-        bits: no fused multiply-add.
+        Product and sum are rounded separately, in the dtype of `flat`: a fused multiply-add would give other
+        bits on some machines.
         """
         for start in range(0, len(self.codes_s), _BLOCK):
             part = slice(start, start + _BLOCK)
@@ -142,7 +139,7 @@ class TensorLayout:
 
     @cached_property
     def groups(self) -> tuple[ChunkGroup, ...]:
-        """Chunks of equal size, in the order in which they are sent. All of each is sent where dense."""
+        """Chunks of equal size, in the order in which they are sent. A dense exchange sends all of each."""
         if self._has_tiles:
             h, w = self._tile
             return (self._group(self.numel // (h * w), h * w),)
@@ -166,7 +163,7 @@ class TensorLayout:
             start += group.count * group.size
 
     def chunks_of(self, block: Block, elements: Tensor) -> Tensor:
-        """The chunks [c, n] of a block, from its elements in row-major order; a view where they are runs."""
+        """The chunks [c, n] of a block, from its elements in row-major order; a view if chunks are runs."""
         if not self._has_tiles or self._tile[0] == 1:
             return elements.view(block.chunks.count, block.chunks.size)
         h, w = self._tile
@@ -179,7 +176,7 @@ class TensorLayout:
         return np.concatenate([np.full(group.count, group.k) for group in self.groups])
 
     def _chunks_at_once(self, size: int) -> int:
-        """Chunks of one block. Tiles of several rows are runs only together with all beside them."""
+        """Chunks of one block. Tiles of several rows form a run only with all tiles beside them."""
         beside = self._matrix[1] // self._tile[1] if self._has_tiles and self._tile[0] > 1 else 1
         return max(_BLOCK // (size * beside), 1) * beside
 
@@ -237,17 +234,17 @@ def _largest_divisor(n: int, limit: int) -> int:
 def sparsify(tensor: Tensor, layout: TensorLayout) -> SparseTensor:
     """The values of `tensor` (finite, any float dtype, any device) that are sent, as the layout's spec says.
 
-    Deterministic; but near-ties fall differently after differently rounded arithmetic, so indices are
-    never derived twice: what a replica sent is the truth.
+    Deterministic. But arithmetic that rounds differently decides near-ties differently, so no peer derives
+    the indices of another: all use those that were sent. Raises FloatingPointError as the quantizer does.
     """
     flat = tensor.reshape(-1)
     return sparsify_blocks((flat[block.start : block.stop] for block in layout.blocks()), layout)
 
 
 def sparsify_blocks(elements: Iterable[Tensor], layout: TensorLayout) -> SparseTensor:
-    """As :func:`sparsify`, of a tensor that is there block by block: the elements of each of its blocks.
+    """As :func:`sparsify`, for a tensor that the caller gives block by block.
 
-    All elements are looked at where the blocks are; what is sent, and little more, goes to the host.
+    The blocks are searched on their device; only the values sent, and few others, are copied to the host.
     """
     if layout.outer.dense:
         return SparseTensor(None, torch.cat([run.to("cpu", copy=True) for run in elements]))
@@ -267,9 +264,10 @@ def sparsify_blocks(elements: Iterable[Tensor], layout: TensorLayout) -> SparseT
 def top_k(chunks_cn: Tensor, k: int) -> tuple[NDArray[np.int64], Floats]:
     """The k values [c, k] of largest magnitude of every row, of equal ones the first, and their indices.
 
-    A row is cut into groups. At least k elements, the maxima of groups, reach the k-th largest maximum, so
-    none that is smaller can be chosen. The few others, the candidates, go to the host, which decides. Rows
-    with many candidates, such as zeros, are decided as a whole before.
+    Each row is cut into groups. The k largest of the groups' maxima are at least k elements, so no element
+    below the k-th largest maximum can be among the k largest. The others, the candidates, are few; they go to
+    the host, which decides. Rows with many candidates, such as rows of zeros, are decided on the device
+    first.
 
     Args:
         chunks_cn: finite, float32 or float64, any device.
@@ -285,7 +283,7 @@ def top_k(chunks_cn: Tensor, k: int) -> tuple[NDArray[np.int64], Floats]:
     is_candidate_cn = _at_least(magnitude_cn, bound_c1)
     candidates = _flatnonzero(is_candidate_cn)
     lengths_c = np.bincount(candidates // size)
-    if lengths_c.max() > 2 * groups:
+    if lengths_c.max() > 2 * groups:  # too many to copy
         crowded = torch.from_numpy(np.flatnonzero(lengths_c > 2 * groups)).to(chunks_cn.device)
         is_candidate_cn[crowded] = _is_chosen(magnitude_cn[crowded], k)
         candidates = _flatnonzero(is_candidate_cn)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-# At the paper's sizes replicas of unlike speed are minutes apart at the end of a round.
+# At the paper's sizes the end of a round differs by minutes between fast and slow replicas.
 _PAPER_TIMING = {"match_window": 1800.0, "fetch": 120.0, "decide": 300.0, "link": 300.0}
-# Its table is small at 32 values of 4096, and to decode it takes less than to apply what was decoded.
+# At 32 of 4096 the table of the enumerative code is small, and decoding takes less time than applying.
 _PAPER_OUTER = {"indices": "enumerative"}
 _PAPER_INNER = {"steps": 50, "microbatches": 8, "microbatch_size": 4, "warmup_steps": 500}
 

@@ -1,7 +1,8 @@
-"""The quantizers that a run can name. A new one is one line here and one file in protocol.algorithm.quantizers.
+"""The quantizers that a run can name. A new one: a line here, a file in protocol.algorithm.quantizers.
 
-The classes need torch, and the coordinator and the command line read specifications without torch. So each line
-gives the module and the class as text; protocol.algorithm.quantizers.loading imports them where they are used.
+The classes need torch, and the coordinator and the command line read specifications without torch. So each
+line gives the module and the class as text; protocol.algorithm.quantizers.loading imports them where they are
+used.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class RunSpec(Section):
     seed: int = Field(0, ge=0, lt=2**63)
     rounds: int = Field(30, ge=1, le=10_000_000)
     initial: tuple[Digest, ...] | None = Field(
-        None, max_length=512, description="of each stage before round 1, where it is not drawn from the seed"
+        None, max_length=512, description="digest of each stage before round 1; None: drawn from the seed"
     )
     model: ModelSpec = ModelSpec()
     data: DataSpec = DataSpec()
@@ -74,12 +74,12 @@ class RunSpec(Section):
         if self.initial is not None and len(self.initial) != self.swarm.stages:
             raise ValueError(
                 f"initial has the digests of {len(self.initial)} stages, and swarm.stages is "
-                f"{self.swarm.stages}: import the model for that many"
+                f"{self.swarm.stages}: import the model for {self.swarm.stages} stages"
             )
         return self
 
     @model_serializer(mode="wrap")
-    def _without_initial_where_none_is_given(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _leave_out_initial_if_none(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         tree: dict[str, Any] = handler(self)
         if tree.get("initial") is None:
             tree.pop("initial", None)
@@ -93,7 +93,7 @@ class RunSpec(Section):
     def toml(self) -> str:
         """The spec as a run file; ``resolve(file=...)`` gives an equal spec again."""
         tree = self.model_dump(mode="json")
-        # JSON's scalars and arrays are TOML's as well, and a spec holds nothing else in its sections.
+        # JSON's scalars and arrays are valid TOML, and the sections of a spec hold nothing else.
         lines = [f"{key} = {json.dumps(value)}" for key, value in tree.items() if not isinstance(value, dict)]
         for section, fields in tree.items():
             if isinstance(fields, dict):
@@ -108,7 +108,7 @@ class RunSpec(Section):
 
     @property
     def run_id(self) -> str:
-        """Short name of the run, used in DHT keys, folders and frames."""
+        """Short name of the run, in DHT keys, folders and frames."""
         return f"{self.preset}-{self.hash[:12]}"
 
     @property
@@ -121,11 +121,11 @@ class RunSpec(Section):
         return replica.microbatches or self.inner.microbatches
 
     def samples_per_round(self, microbatches: int = 0) -> int:
-        """Samples in one round of a replica with so many microbatches in an inner step; 0: as usual."""
+        """Samples in one round of a replica with `microbatches` in a step; 0 means the spec's number."""
         return self.inner.steps * (microbatches or self.inner.microbatches) * self.inner.microbatch_size
 
     def layers_of(self, stage: int) -> range:
-        """Layers of `stage`. The first ``layers % stages`` stages hold one layer more."""
+        """Layers of `stage`. The first ``layers % stages`` stages have one layer more. Raises ValueError."""
         if not 0 <= stage < self.swarm.stages:
             raise ValueError(f"stage {stage} is outside 0..{self.swarm.stages - 1}")
         size, extra = divmod(self.model.layers, self.swarm.stages)

@@ -24,7 +24,7 @@ class Section(BaseModel):
 
 
 class ModelSpec(Section):
-    """Decoder-only LLaMA: RMSNorm, RoPE (half-split), SwiGLU, no biases, untied head."""
+    """A decoder-only LLaMA: RMSNorm, RoPE (half-split), SwiGLU, no biases, untied head."""
 
     vocabulary: int = Field(256, ge=2, le=2**20)
     width: int = Field(128, ge=2, le=2**15, description="d")
@@ -94,7 +94,7 @@ PayloadQuantizerName = Annotated[str, _one_of(PAYLOAD_QUANTIZERS)]
 LinkQuantizerName = Annotated[str, _one_of(LINK_QUANTIZERS)]
 
 _MOST_TABLE_BYTES = 64 << 20
-"""For the binomials of the enumerative code, on every member."""
+"""For the binomials of the enumerative code, in the memory of every member."""
 
 
 _NESTEROV = {"momentum": 0.9, "learning_rate": 0.7}
@@ -104,8 +104,8 @@ _NESTEROV = {"momentum": 0.9, "learning_rate": 0.7}
 class OuterSpec(Section):
     """SparseLoCo (algorithm.md, eqs 1 and 2) and its codec.
 
-    ``optimizer = "nesterov"`` is one line of a run file: momentum is then 0.9 and learning_rate 0.7, as in DiLoCo, where
-    they are not given.
+    ``optimizer = "nesterov"`` is one line of a run file: momentum is then 0.9 and learning_rate 0.7, as in
+    DiLoCo, where they are not given.
     """
 
     optimizer: Literal["sgd", "nesterov"] = Field(
@@ -123,16 +123,16 @@ class OuterSpec(Section):
     )
     quantizer: PayloadQuantizerName = Field(
         "2bit",
-        description="sign and one of two magnitudes; the sign alone; float32, as where the exchange is dense",
+        description="sign and one of two magnitudes; the sign alone; float32, as in a dense exchange",
     )
     codebook: Literal["tensor", "chunk"] = Field(
-        "tensor", description="magnitudes per tensor, or scaled to every chunk, which takes a byte each"
+        "tensor", description="magnitudes per tensor, or scaled to every chunk for one byte per chunk"
     )
     overlap: int = Field(
         0,
         ge=0,
         description="inner steps of the next round that are trained while a round is exchanged; its update "
-        "is applied after just so many",
+        "is applied after exactly this many",
     )
 
     @property
@@ -173,7 +173,7 @@ class OuterSpec(Section):
     def _enumeration_table_is_small(self) -> OuterSpec:
         if self.indices == "enumerative" and not self.dense:
             nbytes = 4 * self.chunk * self.top_k
-            # The product alone bounds the numbers before they are made.
+            # The product alone bounds the binomials before they are computed.
             if nbytes <= _MOST_TABLE_BYTES:
                 nbytes *= math.comb(self.chunk, min(self.top_k, self.chunk // 2)).bit_length() // 32 + 1
             if nbytes > _MOST_TABLE_BYTES:
@@ -188,8 +188,8 @@ class LinkSpec(Section):
     """The link between two members of a pipeline replica."""
 
     k: int = Field(16, ge=0, description="subspace width at first; 0 sends activations uncompressed")
-    least_k: int = Field(0, ge=0, description="narrowest that a slow link may become; 0: k stays as it is")
-    most_k: int = Field(0, ge=0, description="widest that a fast link may become; 0: k stays as it is")
+    least_k: int = Field(0, ge=0, description="smallest k of a slow link; 0: k is fixed")
+    most_k: int = Field(0, ge=0, description="largest k of a fast link; 0: k is fixed")
     dtype: LinkQuantizerName = "bf16"
 
     @property
@@ -198,7 +198,7 @@ class LinkSpec(Section):
         return self.least_k > 0
 
     def token_bytes(self, width: int) -> int:
-        """Bytes of `width` values of one token, one way; with their scale, without the id of the token."""
+        """Bytes of `width` values of one token, in one direction; with their scale, without the token id."""
         return LINK_QUANTIZERS[self.dtype].token_bytes(width)
 
     @model_validator(mode="after")
@@ -211,59 +211,61 @@ class LinkSpec(Section):
 
 
 class SwarmSpec(Section):
-    """The shape for which the run waits before it starts."""
+    """The peers that the run needs before it starts."""
 
     stages: int = Field(2, ge=1, le=512, description="S: the layers are cut once into this many stages")
     replicas: int = Field(1, ge=0, le=10_000, description="full replicas")
     pipelines: int = Field(1, ge=0, le=10_000, description="pipeline replicas")
     members: int = Field(
-        0, ge=0, le=512, description="stage peers per pipeline for which the run waits; 0: one per stage"
+        0, ge=0, le=512, description="stage peers per pipeline that the run needs; 0: one per stage"
     )
 
     @model_validator(mode="after")
-    def _someone_trains(self) -> SwarmSpec:
+    def _has_replicas(self) -> SwarmSpec:
         if self.replicas + self.pipelines == 0:
             raise ValueError("a run needs at least one replica or pipeline")
         if self.pipelines and self.stages < 2:
             raise ValueError("a pipeline replica needs at least 2 stages")
         if self.members == 1 or self.members > self.stages:
-            raise ValueError(f"{self.members} members cannot share {self.stages} stages: give 2 to that many")
+            raise ValueError(
+                f"{self.members} members cannot share {self.stages} stages: use 2 to {self.stages}"
+            )
         return self
 
     @property
     def chain_length(self) -> int:
-        """Members of one pipeline for which the run waits before it starts."""
+        """Members that one pipeline needs before the run starts."""
         return self.members or self.stages
 
 
 class GroupingSpec(Section):
-    """How pipelines are formed from what peers can carry, and when that is worth a change."""
+    """How peers are placed in pipelines, and when a new placement is worth a change."""
 
     margin: float = Field(
-        0.1, ge=0, le=1, description="a regrouping must make the inner step so much shorter, as a share"
+        0.1, ge=0, le=1, description="share by which a new placement must shorten the inner step"
     )
-    settle_rounds: int = Field(3, ge=1, description="rounds between two changes that only make it faster")
+    settle_rounds: int = Field(3, ge=1, description="rounds between two changes that only save time")
     spares: int = Field(
         0, ge=0, le=10_000, description="stage peers kept warm before another pipeline trains"
     )
     balance: bool = Field(True, description="faster replicas take more of the microbatches of a step")
-    reserve: float = Field(0.1, ge=0, lt=1, description="share of a peer's memory that is not planned with")
+    reserve: float = Field(0.1, ge=0, lt=1, description="share of a peer's memory that plans leave free")
 
 
 class TimingSpec(Section):
     """Deadlines in seconds. A deadline that passes is a normal event, never a hang."""
 
     heartbeat: float = Field(2.0, gt=0)
-    lost_after: float = Field(15.0, gt=0, description="a peer silent for so long is gone")
+    lost_after: float = Field(15.0, gt=0, description="a peer is lost after this long without a heartbeat")
     straggler: float = Field(
-        1.0, gt=0, description="a round waits for the slow for this multiple of what its first replica took"
+        1.0, gt=0, description="a round waits for slow replicas this multiple of the first one's time"
     )
     least_window: float = Field(5.0, gt=0, description="shortest such wait")
     match_window: float = Field(120.0, gt=0, description="longest such wait")
     fetch: float = Field(20.0, gt=0, description="longest time to gather the payloads of a matched group")
     decide: float = Field(40.0, gt=0, description="longest time from the matched group to the decision")
-    link: float = Field(60.0, gt=0, description="to wait for one frame of a neighbour")
-    outage: float = Field(86_400.0, gt=0, description="how long nodes wait for a coordinator that is away")
+    link: float = Field(60.0, gt=0, description="longest wait for one frame of a neighbour")
+    outage: float = Field(86_400.0, gt=0, description="how long nodes wait for an unreachable coordinator")
 
     @model_validator(mode="after")
     def _deadlines_can_hold(self) -> TimingSpec:
@@ -279,16 +281,16 @@ class TimingSpec(Section):
 
 
 class RecoverySpec(Section):
-    """What is kept for those who come late or come back, and what a replica may do on its own."""
+    """What is kept for peers that join late or return, and what a replica may do without the coordinator."""
 
     checkpoint_every: int = Field(10, ge=1, description="rounds between two checkpoints of a node")
     keep_rounds: int = Field(30, ge=2, description="rounds whose committed payloads every host keeps")
     extra_steps: int = Field(
-        20, ge=0, description="inner steps beyond H that a replica trains while the coordinator is away"
+        20, ge=0, description="inner steps beyond H that a replica trains without the coordinator"
     )
-    cold_steps: int = Field(5, ge=0, description="steps over which the rate rises where moments start anew")
+    cold_steps: int = Field(5, ge=0, description="steps of warmup after the moments were reset")
     least_share: float = Field(
-        0.1, gt=0, le=1, description="a replica that did less of its H steps waits for the next round"
+        0.1, gt=0, le=1, description="with a smaller share of its H steps a replica skips the round"
     )
 
     @model_validator(mode="after")

@@ -1,5 +1,4 @@
-"""Signatures of what travels, verified against the signer's peer id alone: payload descriptors, DHT records,
-specs and plans, and a peer's claim to a TLS key.
+"""Signatures of descriptors, DHT records, specs, plans and TLS keys, verified by the signer's peer id.
 
 A peer id is the base58 form of the identity multihash of a libp2p ed25519 public key, so it embeds the key.
 """
@@ -68,9 +67,9 @@ def is_authentic(descriptor: PayloadDescriptor) -> bool:
 
 
 def misfit(descriptor: PayloadDescriptor, own: PayloadDescriptor) -> str:
-    """Why `descriptor` cannot count in the round of `own`, whatever its bytes are; "" where it can.
+    """The reason why `descriptor` cannot count in the round of `own`, or "".
 
-    A replay is a misfit: the envelope names run, stage, round, and the anchor from which it starts.
+    This also refuses replays: a descriptor names its run, stage, round and anchor.
     """
     for name in ("run", "stage", "round_number", "codec"):
         theirs, ours = getattr(descriptor, name), getattr(own, name)
@@ -108,10 +107,10 @@ def state_message(run: str, record: bytes) -> bytes:
 
 
 def enrollment_message(pin: bytes, tls_public_key: bytes, invite: str) -> bytes:
-    """The bytes by which a newcomer claims `tls_public_key` (DER) towards the authority of `pin`."""
+    """The bytes that a new peer signs to claim `tls_public_key` (DER) at the authority with this `pin`."""
     return b"hetnode enrolment 1\n" + pin + invite.encode() + b"\n" + tls_public_key
 
 
 def renewal_message(pin: bytes, tls_public_key: bytes) -> bytes:
-    """The bytes by which an enrolled peer claims `tls_public_key` (DER) for its next certificate."""
+    """The bytes that an enrolled peer signs to claim `tls_public_key` (DER) for its next certificate."""
     return b"hetnode renewal 1\n" + pin + tls_public_key

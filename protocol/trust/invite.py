@@ -1,10 +1,10 @@
-"""An invite: one string that carries all that a newcomer needs, among it a secret that lets it in.
+"""An invite: one string with all that a new peer needs, a secret that admits it included.
 
 ``hetnode1-`` and base64url, without padding, of::
 
     pin 32 | id 6 | secret 16 | length 1, API address | length 1, enrolment address | checksum 4
 
-The checksum, the start of the sha-256 of the rest, tells a letter lost in copying from an attack.
+The checksum is the start of the sha-256 of the rest. It tells a copying error from an attack.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _MAX_ADDRESS = 255
 
 @dataclass(frozen=True)
 class Invite:
-    """Where to go, whom to believe there, and the secret that is believed in return.
+    """The addresses of a coordinator, the pin of its authority, and the secret that admits a new peer.
 
     Args:
         api: ``host:port`` of the coordinator's API.
-        enrolment: ``host:port`` where a certificate is to be had.
+        enrolment: ``host:port`` of the enrollment service, which issues certificates.
         pin: sha-256 of the DER certificate of the run's authority.
-        id: names the invite in lists and logs; 12 hexadecimal digits, no secret.
+        id: names the invite in lists and logs; 12 hexadecimal digits, not secret.
         secret: 16 random bytes. Kept out of `repr`.
     """
 
@@ -44,7 +44,7 @@ class Invite:
     secret: bytes = field(repr=False)
 
     def encode(self) -> str:
-        """The string that :func:`decode` reads. ValueError where a field has not the size given above."""
+        """The string that :func:`decode` reads. Raises ValueError for a field of a wrong size."""
         body = b"".join(
             (
                 _sized(self.pin, PIN_BYTES),
@@ -57,12 +57,12 @@ class Invite:
 
 
 def is_invite(text: str) -> bool:
-    """Whether `text` is meant to be an invite, and so is secret, rather than the name of a run."""
+    """Whether `text` looks like an invite, which is secret, and not like the name of a run."""
     return text.strip().startswith(PREFIX)
 
 
 def decode(text: str) -> Invite:
-    """The invite of `text`, around which white space may stand.
+    """The invite in `text`; white space around it is allowed.
 
     Raises:
         HetnodeError: BAD_INVITE for anything that :meth:`Invite.encode` does not write.
@@ -70,7 +70,7 @@ def decode(text: str) -> Invite:
     try:
         invite = _decode(text.strip())
     except ValueError as error:
-        # Not the text itself: it may be a secret with one letter wrong.
+        # The message must not quote the text: it may be a secret with one wrong letter.
         raise HetnodeError(
             ErrorCode.BAD_INVITE,
             f"This is not an invite: {error}.",
@@ -88,7 +88,7 @@ def _decode(text: str) -> Invite:
     try:
         data = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
-        raise ValueError("it holds characters that no invite has, or too few") from None
+        raise ValueError("it has characters that no invite has, or too few of them") from None
     body, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
     if checksum != _checksum(body):
         raise ValueError("a part of it is missing or was changed")

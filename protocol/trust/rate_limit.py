@@ -1,4 +1,4 @@
-"""How often somebody may ask: token buckets, with time as an argument."""
+"""Limits on the rate of requests: token buckets, with time as an argument."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Hashable
 class RateLimit:
     """At most `burst` requests at once and `per_second` in the long run, for each key by itself.
 
-    Memory is bounded: of more than `keys` keys the one longest silent is forgotten, and may burst again.
+    Memory is bounded: beyond `keys` keys, the key with the oldest request is forgotten and may burst again.
     """
 
     def __init__(self, burst: int, per_second: float, keys: int = 4096) -> None:
@@ -17,7 +17,7 @@ class RateLimit:
         self._buckets: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
 
     def allows(self, key: Hashable, now: float) -> bool:
-        """Whether `key` may ask at `now` (seconds, never decreasing); if so, the request is counted."""
+        """Whether a request of `key` is allowed at `now` (seconds, never decreasing). Counts it if so."""
         tokens, at = self._buckets.pop(key, (float(self._burst), now))
         tokens = min(float(self._burst), tokens + (now - at) * self._per_second)
         allowed = tokens >= 1

@@ -1,9 +1,9 @@
-"""How certificates name their holders, and how a newcomer comes to believe in an authority.
+"""Certificates: how they name peers, and how a new peer verifies the authority of a run.
 
-TLS keys are EC P-256, because gRPC's TLS takes no ed25519 certificates; a certificate binds such a key to the
-ed25519 peer id of its holder. A dialler expects the DNS name of the one peer that it means to reach; a server
-reads the URI of the client. The certificate of the run's authority travels in a private extension of the
-coordinator's own, so that a newcomer can compare it with the pin of its invite before it believes anything.
+TLS keys are EC P-256, because gRPC's TLS accepts no ed25519 certificates; a certificate binds such a key to
+the ed25519 peer id of its holder. A client expects the DNS name of the peer that it dials; a server reads the
+URI of the client. The coordinator's certificate carries the authority's certificate in a private extension,
+so that a new peer can compare it with the pin of its invite before it trusts anything.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OPERATOR_URI = "hetnode:operator"
 _PEER_URI = "hetnode:peer:"
 
 AUTHORITY_EXTENSION = x509.ObjectIdentifier("2.25.31063534994493156204315036349397164680")
-"""Of the coordinator's certificate: the DER certificate of the authority. An OID of a random UUID (X.667)."""
+"""In the coordinator's certificate: that of the authority (DER). The OID is a random UUID (X.667)."""
 
 MAX_CERTIFICATE_BYTES = 8192
 MAX_KEY_BYTES = 256
@@ -41,7 +41,7 @@ class Authenticated(Protocol):
 
 
 def tls_name(peer: str) -> str:
-    """The DNS name in the certificate of `peer`; a dialler gives it as ``grpc.ssl_target_name_override``."""
+    """The DNS name in the certificate of `peer`; a client gives it as ``grpc.ssl_target_name_override``."""
     return f"{hashlib.sha256(peer.encode()).hexdigest()[:40]}.hetnode"
 
 
@@ -50,12 +50,12 @@ def peer_uri(peer: str) -> str:
 
 
 def peer_of(uri: str) -> PeerId | None:
-    """The peer that `uri` names; None where it is not a peer's."""
+    """The peer that `uri` names; None if it is not the URI of a peer."""
     return PeerId(uri.removeprefix(_PEER_URI)) if uri.startswith(_PEER_URI) else None
 
 
 def identity_of(context: Authenticated) -> str:
-    """The URI in the certificate that the client of this call showed; "" where there is not exactly one."""
+    """The URI in the client's certificate of this call; "" unless there is exactly one."""
     uris = list(context.auth_context().get("peer_uri", ()))
     return uris[0].decode("ascii", errors="replace") if len(uris) == 1 else ""
 
@@ -66,9 +66,9 @@ def pin_of(authority: x509.Certificate) -> bytes:
 
 
 def authority_of(leaf: bytes, pin: bytes) -> x509.Certificate:
-    """The authority that a coordinator's DER certificate carries, believed only if it has the pin.
+    """The authority in the DER certificate of a coordinator, if it has the pin.
 
-    `leaf` itself is believed in nothing: TLS verifies it against what is returned here.
+    Nothing in `leaf` itself is trusted: TLS verifies it against the returned certificate.
 
     Raises:
         HetnodeError: WRONG_AUTHORITY.
@@ -116,7 +116,7 @@ def tls_key_from_der(data: bytes) -> EllipticCurvePublicKey:
 
 @dataclass(frozen=True)
 class PeerCertificate:
-    """What a certificate says: the peer, and between which Unix times it holds."""
+    """The content of a peer's certificate: the peer, and the Unix times between which it is valid."""
 
     peer: PeerId
     begins: float
@@ -128,7 +128,7 @@ class PeerCertificate:
 
 @lru_cache(maxsize=4096)
 def certified_peer(certificate: bytes, authority: x509.Certificate) -> PeerCertificate:
-    """What the DER `certificate` says, where TLS does not verify it.
+    """The content of the DER `certificate`, verified here because TLS does not see it.
 
     Raises:
         ValueError: it is malformed, not signed by `authority`, or not a peer's.
@@ -154,5 +154,5 @@ def wrong_authority(cause: str) -> HetnodeError:
     return HetnodeError(
         ErrorCode.WRONG_AUTHORITY,
         cause,
-        "Ask the operator for a new invite; if it still happens, somebody stands between you and the run.",
+        "Ask the operator for a new invite; if it still happens, the connection is intercepted.",
     )

@@ -1,11 +1,11 @@
 """Torch tensors on a link: tensor <-> (header, little-endian bytes).
 
-A frame carries a few tensors, their bytes concatenated in the order of the headers. Packing gives the headers
-and bytes of one tensor; unpacking finds it by name among those of a whole frame, checks names, element
-types, shapes and length before it touches a byte. Values that are not finite pass: they make the gradient
-norm not finite, and every member then skips the step alike.
+A frame carries a few tensors; their bytes follow one another in the order of the headers. Packing gives the
+headers and bytes of one tensor. Unpacking finds a tensor by its name in a frame, and checks names, element
+types, shapes and length before it reads a byte. Values that are not finite pass: they make the gradient norm
+not finite, and then every member skips the step.
 
-Shapes: b micro-batch, L tokens, k whatever the link carries of an activation (d where uncompressed).
+Shapes: b micro-batch, L tokens, k values of a token that cross the link (d if it is uncompressed).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def unpack_activation(
     """The activation `name` of a frame as float32 [b, L, k] on the CPU.
 
     Raises:
-        HetnodeError: FRAME_CORRUPT if the frame is not what `shape` and `dtype` promise.
+        HetnodeError: FRAME_CORRUPT if the frame does not match `shape` and `dtype`.
     """
     parts = [_section(headers, payload, expected) for expected in _headers(name, shape, dtype)]
     return link_quantizer(dtype).unpack(parts, shape)
@@ -60,7 +60,7 @@ def unpack_ids(
     """The token ids `name` of a frame as int64 [b, L] on the CPU, all of them below `vocabulary`.
 
     Raises:
-        HetnodeError: FRAME_CORRUPT where the frame is not what `shape` promises, or an id is out of range.
+        HetnodeError: FRAME_CORRUPT if the frame does not match `shape`, or an id is out of range.
     """
     dtype = _ids_dtype(vocabulary)
     raw = _section(headers, payload, TensorHeader(name, dtype, shape)).view(_NUMPY_IDS[dtype])
@@ -110,5 +110,5 @@ def _corrupt(cause: str) -> HetnodeError:
     return HetnodeError(
         ErrorCode.FRAME_CORRUPT,
         cause,
-        "The stream is closed; the neighbour must run the same version and specification.",
+        "The stream is closed. The neighbour must run the same version and specification.",
     )

@@ -1,7 +1,7 @@
 """Frames of a link as a header and bounded chunks, and their reassembly on the other side.
 
-A neighbour's bytes are never trusted: the header is checked in full before any chunk is kept, and no more is
-kept than the header announced.
+A neighbour's bytes are never trusted: the header is checked in full before any chunk is kept, and at most the
+bytes that the header announced are kept.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from protocol.spec.run import RunSpec
 from protocol.types import Frame, FrameId, TensorHeader
 
 CHUNK_BYTES = 1 << 20
-"""Largest chunk of one message; larger frames are split."""
+"""Largest chunk of one message; larger payloads are split."""
 
 MAX_TENSORS = 8
 
@@ -49,7 +49,7 @@ class FrameAssembler:
     def header(self, frame_id: FrameId, tensors: tuple[TensorHeader, ...], nbytes: int) -> Frame | None:
         """Begin a frame. Returns it at once when it has no payload."""
         if self._header is not None:
-            raise _corrupt("a frame begins before the former one is complete")
+            raise _corrupt("a frame begins before the previous one is complete")
         if nbytes > self._max_bytes:
             raise HetnodeError(
                 ErrorCode.FRAME_TOO_LARGE,
@@ -66,7 +66,7 @@ class FrameAssembler:
         return None
 
     def chunk(self, data: bytes | memoryview) -> Frame | None:
-        """Add the next chunk, which is kept as it is until the frame is complete; then returns that."""
+        """Add the next chunk, without copying. Returns the frame when it is complete, None before."""
         if self._header is None:
             raise _corrupt("a chunk arrives outside of a frame")
         frame_id, tensors, nbytes = self._header

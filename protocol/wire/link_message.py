@@ -1,8 +1,8 @@
-"""One gRPC message of a link, with as few copies of its chunk as there can be.
+"""One gRPC message of a link. Its chunk is copied once when it is sent and never when it is received.
 
 On the wire it is the protobuf message LinkMessage: at most one hello or header, then at most one chunk, which
-takes nearly all the bytes. The small part goes through protobuf. The chunk is written behind it in the one
-copy that makes the message, and found in a received one without any.
+has nearly all the bytes. Protobuf writes and reads the small part alone; its own bytes field would copy the
+chunk again.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from google.protobuf.message import DecodeError
 
 from protocol.pb import hetnode_pb2 as pb
 
-# A key is the field's number and wire type 2: a length follows, then so many bytes.
+# A key is the field's number and wire type 2: a length follows, then that many bytes.
 _HELLO_KEY, _HEADER_KEY, _CHUNK_KEY = (field.number << 3 | 2 for field in pb.LinkMessage.DESCRIPTOR.fields)
-_LENGTH_BYTES = 4  # far more than gRPC lets a message of a link have
+_LENGTH_BYTES = 4  # up to 256 MB, far above the limit of gRPC for a message of a link
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class LinkMessage:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> LinkMessage:
-        """The message; its chunk is a view of `data`. Raises DecodeError where `data` is none."""
+        """The message; its chunk is a view of `data`. Raises DecodeError if `data` is not a message."""
         start, chunk = 0, None
         if data and data[0] in (_HELLO_KEY, _HEADER_KEY):
             _, start = _field(data, 0)
@@ -54,7 +54,7 @@ class LinkMessage:
 
 
 def _field(data: bytes, start: int) -> tuple[int, int]:
-    """Where the content of the field that begins at `start` begins and ends."""
+    """Begin and end of the content of the field at `start`. Raises DecodeError if `data` ends before it."""
     size = 0
     for i, byte in enumerate(data[start + 1 : start + 1 + _LENGTH_BYTES]):
         size |= (byte & 127) << 7 * i
@@ -67,7 +67,7 @@ def _field(data: bytes, start: int) -> tuple[int, int]:
 
 
 def _length(size: int) -> bytes:
-    """As a protobuf varint."""
+    """`size` as a protobuf varint."""
     result = bytearray()
     while size > 127:
         result.append(size & 127 | 128)

@@ -2,11 +2,11 @@
 
 Layout: a header (magic, version, fingerprint of names, shapes and codec), then tensor after tensor in
 canonical order, each as [magnitudes, float32] [scales, a byte per chunk] [indices, chunk after chunk]
-[codes]. Parts in brackets are left out where the codec has no use for them. All sizes follow from the spec,
-none is read from the bytes, so each chunk can be found without the others.
+codes. The codec leaves out the parts in brackets that it does not need. All sizes follow from the spec and
+none is read from the bytes, so a reader finds each chunk without the others.
 
 For 32 of 4096 indices take 36 bytes per chunk ("elias-fano") or 33.4 ("enumerative", within 0.3 % of the
-entropy), 2-bit codes 8: 44 bytes in all by default. There is exactly one valid form for every content.
+entropy), 2-bit codes 8: 44 bytes in all by default. Every content has exactly one valid form.
 
 Shapes: c chunks of equal size n, k indices of each, s values of a tensor.
 """
@@ -105,10 +105,10 @@ def encode_tensor(layout: TensorLayout, sparse: SparseTensor) -> bytes:
 
 
 def decode(layout: PayloadLayout, data: bytes) -> dict[str, SparseTensor]:
-    """The content of a payload from anyone; on success it is finite and inside the tensors of `layout`.
+    """The content of a payload from any peer: finite values at positions inside the tensors of `layout`.
 
     Raises:
-        HetnodeError: PAYLOAD_CORRUPT for any other bytes. Nothing is allocated by what the bytes say.
+        HetnodeError: PAYLOAD_CORRUPT for any other bytes. The bytes never determine how much is allocated.
     """
     if len(data) != layout.nbytes:
         raise _corrupt(f"It has {len(data)} bytes instead of {layout.nbytes}.")
@@ -160,5 +160,5 @@ def _corrupt(cause: str) -> HetnodeError:
     return HetnodeError(
         ErrorCode.PAYLOAD_CORRUPT,
         f"A payload cannot be used. {cause}",
-        "It is left out of the round; its owner must run the same version and specification.",
+        "It is left out of the round. Its owner must run the same version and specification.",
     )

@@ -1,9 +1,9 @@
-"""Measuring a connection by turns: what one end answers to another that measures, and how much of it.
+"""The answering end of a probe, which measures a connection in turns, and its limits.
 
-The words are those of ProbeMessage: whoever is welcome is told so, an echo is answered at once, data is
-counted and forgotten, a tally says how much came since the last one, and a fill is answered with data for so
-many seconds and then its tally. The end that answers speaks first, because gRPC tells a caller that writes
-into a refused call nothing of the reason.
+The messages are those of ProbeMessage. The answering end sends a hello first: if it refuses the call instead,
+the caller learns the reason, which gRPC does not give to a caller that writes first. It answers an echo at
+once, counts data and drops it, answers a tally with the bytes since the last tally, and answers a fill with
+data for the given seconds and then a tally.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from protocol.pb import hetnode_pb2 as pb
 from protocol.trust.rate_limit import RateLimit
 
 DATA_BYTES = 1 << 16
-"""Of one message of data, as both ends send it."""
+"""Bytes of one message of data, from either end."""
 
 MAX_DATA_BYTES = 128 << 20
-"""Of all data of one probe, in each direction."""
+"""Bytes of all data of one probe, in each direction."""
 
 MAX_FILL_SECONDS = 3.0
-"""Of all fills of one probe."""
+"""Seconds of all fills of one probe."""
 
 MAX_PROBE_SECONDS = 30.0
-"""Of one probe from its first message to its last: whoever answers ends it then."""
+"""Seconds of one probe from its first message to its last; then the answering end closes it."""
 
 _MAX_TURNS = 1000
 _AT_ONCE = 8
@@ -40,11 +40,11 @@ _DATA = pb.ProbeMessage(data=bytes(DATA_BYTES))
 
 
 class Answers:
-    """Answers the messages of one probe. Keeps nothing of the data, and has no IO and no clock of its own.
+    """Answers the messages of one probe. It keeps no data, does no IO and takes the clock as an argument.
 
     Args:
         now: seconds, never decreasing.
-        admit_data: called once, before any data moves; raises HetnodeError where none may.
+        admit_data: called once, before any data moves; raises HetnodeError if the caller may not send data.
     """
 
     def __init__(self, now: Callable[[], float], admit_data: Callable[[], None]) -> None:
@@ -54,10 +54,10 @@ class Answers:
         self._turns = self._counted = self._received = self._sent = 0
 
     def to(self, message: pb.ProbeMessage) -> Iterator[pb.ProbeMessage]:
-        """The answers to `message`, each made when it is asked for.
+        """The answers to `message`, made one by one while the caller iterates.
 
-        Raises (while iterated): HetnodeError BAD_REQUEST for what is no part of a probe; RATE_LIMITED where
-        the probe takes more than one may take; what `admit_data` raises.
+        Raises (while iterated): HetnodeError BAD_REQUEST if the message is no part of a probe; RATE_LIMITED
+        if the probe exceeds a limit; what `admit_data` raises.
         """
         kind = message.WhichOneof("content")
         if kind == "data":
@@ -70,7 +70,7 @@ class Answers:
             case "echo":
                 yield message
             case "tally":
-                self._admit()  # who is about to send asks for one first, and hears why not if it may not
+                self._admit()  # a caller asks for a tally before it sends data, and so learns of a refusal
                 yield pb.ProbeMessage(tally=self._counted)
                 self._counted = 0
             case "fill":
@@ -107,16 +107,16 @@ class Answers:
 
 
 class ProbeDoor:
-    """How many probes one end answers at once, one of each caller, and how often the same one may come.
+    """Limits of the probes that one end answers: how many at once, one of each caller, and how often.
 
-    Echoes cost next to nothing; data takes the line of whoever answers, so it is admitted rarely.
+    Echoes cost next to nothing. Data fills the connection of the answering end, so it is admitted rarely.
 
     Args:
         most: probes of all callers at once.
         now: seconds, never decreasing.
 
     Attributes:
-        is_busy: whether this end needs its line for itself, and answers echoes only.
+        is_busy: whether this end needs its connection for training and answers echoes only.
     """
 
     def __init__(self, most: int, now: Callable[[], float]) -> None:
@@ -128,7 +128,7 @@ class ProbeDoor:
 
     @contextmanager
     def one_more(self, caller: str) -> Iterator[Callable[[], None]]:
-        """A probe of `caller`, while it lasts, and what admits data to it. Both raise RATE_LIMITED."""
+        """Counts a probe of `caller` while it lasts; gives its `admit_data`. Both raise RATE_LIMITED."""
         if caller in self._inside:
             raise limited(f"{caller} is probing already")
         if len(self._inside) >= self._most:
@@ -155,13 +155,13 @@ async def answer_all(
     now: Callable[[], float],
     admit_data: Callable[[], None],
 ) -> None:
-    """Welcome the peer `caller`, "" being the operator, and answer until it has no more to ask.
+    """Send a hello to the peer `caller` ("" is the operator), then answer until its requests end.
 
     Args:
         admit_data: as for :class:`Answers`.
 
-    The host sets the deadline, MAX_PROBE_SECONDS. Raises HetnodeError: as :meth:`Answers.to` does, and
-    BAD_REQUEST for bytes that are no message.
+    The caller of this function sets the deadline, MAX_PROBE_SECONDS. Raises HetnodeError as
+    :meth:`Answers.to`, and BAD_REQUEST for bytes that are no message.
     """
     answers = Answers(now, admit_data)
     await write(pb.ProbeMessage(hello=caller))

@@ -1,6 +1,6 @@
 """Bytes of the records that are signed: the DHT's peer records, payload descriptors, plans, checkpoints.
 
-Everything read here was written by a stranger: any bad bytes raise BAD_REQUEST, nothing else.
+All bytes read here may come from a hostile peer: any bad bytes raise BAD_REQUEST, nothing else.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from protocol.wire.convert.payloads import descriptor_from_pb, descriptor_to_pb,
 from protocol.wire.convert.plans import peer_record_from_pb, peer_record_to_pb, plan_from_pb, plan_to_pb
 
 MAX_SEALED_BYTES = 2048
-"""Largest signed record in the DHT; every field of a PeerRecord, and a certificate, is well below it."""
+"""Largest signed record in the DHT. A PeerRecord with its certificate is well below it."""
 
 
 @dataclass(frozen=True)
 class OpenedRecord:
-    """A record as its peer has signed it. `expires`: Unix time until which the DHT may keep it."""
+    """A record that its peer has signed. `expires`: Unix time until which the DHT may keep it."""
 
     record: PeerRecord
     expires: float
@@ -59,7 +59,7 @@ def seal_record(record: PeerRecord, sign: Signer, expires: float, certificate: b
 
 
 def open_record(sealed: bytes, peer: str, authority: x509.Certificate, now: float) -> OpenedRecord:
-    """The record that `peer` signed about itself, if its certificate is the authority's and neither is over.
+    """The record that `peer` signed about itself, if its certificate is valid and neither has expired.
 
     Raises:
         HetnodeError: BAD_REQUEST if it is too long, malformed, about another peer, not signed by `peer`, not
@@ -80,7 +80,7 @@ def open_record(sealed: bytes, peer: str, authority: x509.Certificate, now: floa
     except ValueError as error:
         raise _bad(f"{peer} shows {error}") from None
     if certificate.peer != peer or not certificate.holds_at(now):
-        raise _bad(f"{peer} shows the certificate of another peer, or one whose time is over")
+        raise _bad(f"{peer} shows the certificate of another peer, or one that has expired")
     record = record_from_bytes(signed.record)
     if record.peer != peer:
         raise _bad(f"{peer[:64]} signed a record about {record.peer}")
@@ -109,7 +109,7 @@ def open_plan(data: bytes, signature: bytes, run: str, coordinator: str) -> Plan
     """The plan of `run` that `coordinator`, the peer id of its key, has signed.
 
     Raises:
-        HetnodeError: WRONG_AUTHORITY if it is not signed so; BAD_REQUEST if what was signed is no plan.
+        HetnodeError: WRONG_AUTHORITY if the signature is not the coordinator's; BAD_REQUEST if it is no plan.
     """
     _check_signed(plan_message(run, data), signature, run, coordinator, "plan")
     try:
@@ -128,7 +128,8 @@ def open_state(data: bytes, signature: bytes, run: str, coordinator: str) -> Sta
     """The record of a checkpoint of `run` that `coordinator`, the peer id of its key, has signed.
 
     Raises:
-        HetnodeError: WRONG_AUTHORITY if it is not signed so; BAD_REQUEST if what was signed is no record.
+        HetnodeError: WRONG_AUTHORITY if the signature is not the coordinator's; BAD_REQUEST if it is no
+        record.
     """
     _check_signed(state_message(run, data), signature, run, coordinator, "record of a checkpoint")
     try:

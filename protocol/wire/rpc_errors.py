@@ -22,7 +22,7 @@ _INVALID_ARGUMENT = frozenset((ErrorCode.BAD_REQUEST, ErrorCode.FRAME_CORRUPT, E
 async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: HetnodeError) -> NoReturn:
     """End the call with `error`; :func:`error_from_rpc` restores it at the other end. Always raises.
 
-    The status is INVALID_ARGUMENT where the message itself was unusable, FAILED_PRECONDITION otherwise.
+    The status is INVALID_ARGUMENT if the message itself was invalid, FAILED_PRECONDITION otherwise.
     """
     status = grpc.StatusCode.FAILED_PRECONDITION
     if error.code in _INVALID_ARGUMENT:
@@ -33,7 +33,7 @@ async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: Hetnode
 
 
 def error_from_rpc(error: grpc.RpcError) -> HetnodeError | None:
-    """The HetnodeError with which the other end refused the call; None where the failure is gRPC's own."""
+    """The HetnodeError with which the other end refused the call; None if the failure is gRPC's own."""
     metadata = getattr(error, "trailing_metadata", lambda: None)() or ()
     found = {key: value for key, value in metadata if isinstance(value, str)}
     if _CODE not in found:

@@ -1,12 +1,12 @@
 """Activations and gradients in 4 bits a value, scaled token by token.
 
 The values x [k] of a token have nearly a Gaussian's distribution, since the basis of a link is a random
-rotation. They are rounded to the 16 odd multiples of half a step around 0. The step is the one that loses least
-of a Gaussian: its share of the root mean square is that of the uniform quantizer of Max (1960). It travels as
-one byte, a power of 2^(1/4); a token costs ceil(k / 2) + 1 bytes.
+rotation. They are rounded to the 16 odd multiples of half a step around 0. The step is the one that loses
+least of a Gaussian: its share of the root mean square is that of the uniform quantizer of Max (1960). It
+travels as one byte, a power of 2^(1/4); a token costs ceil(k / 2) + 1 bytes.
 
-4 bits allow a larger k for the same bytes: a link loses mostly what lies outside its k dimensions, and little of
-the loss is rounding.
+4 bits allow a larger k for the same bytes: a link loses mostly what lies outside its k dimensions, and little
+of the loss is rounding.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _ZERO, _NOT_FINITE = 0, 255
 
 
 class Int4:
-    """Link values in 16 levels, two to a byte, the first in the low bits; the second array is the steps' codes.
+    """Link values in 16 levels, two to a byte, the first in the low bits. The second array: step codes.
 
-    A token that holds a value that is not finite becomes NaN as a whole. A token whose step would be below 2^-48
-    becomes zeros.
+    A token that holds a value that is not finite becomes NaN as a whole. A token whose step would be below
+    2^-48 becomes zeros.
     """
 
     def parts(self, rows: Shape) -> tuple[TensorHeader, ...]:
@@ -51,7 +51,7 @@ class Int4:
         code_bl = exponent_bl.round().clamp(_ZERO, _NOT_FINITE - 1)
         code_bl = torch.where(rms_bl.isfinite(), code_bl, _NOT_FINITE).to(torch.uint8)
         level_blk = (x_blk / _steps(code_bl).unsqueeze(-1)).floor_().add_(_HALF)
-        # NaN has no integer. The code of such a token says that it is not finite, so its values do not matter.
+        # NaN has no integer value. The code of such a token is _NOT_FINITE, so its levels do not matter.
         level_blk = level_blk.nan_to_num_(_HALF).clamp_(0, 2 * _HALF - 1).to(torch.uint8)
         padded = torch.nn.functional.pad(level_blk, (0, level_blk.shape[-1] % 2))
         return [little_endian(padded[..., ::2] | padded[..., 1::2] << 4), little_endian(code_bl)]

@@ -1,8 +1,9 @@
 """Payload values in 1 or 2 bits: a sign, one of the magnitudes of the tensor, optionally a scale per chunk.
 
-Magnitudes, one (1 bit) or two (2 bits), are fitted to the values of the whole tensor. With the codebook "chunk"
-each chunk has a scale of one byte too: the fit is to values divided by it, and receivers multiply by it. A scale
-is a float of 4 exponent and 4 mantissa bits: (16 + m) / 32 x 2^(e - 15), and 0 for the lowest byte.
+Magnitudes, one (1 bit) or two (2 bits), are fitted to the values of the whole tensor. With the codebook
+"chunk" each chunk has a scale of one byte too: the fit is to values divided by it, and receivers multiply by
+it. A scale is a float of 4 exponent and 4 mantissa bits: (16 + m) / 32 x 2^(e - 15), and 0 for the lowest
+byte.
 
 A value at the receiver has the same bits on every machine: it is at most one product of two float32 numbers.
 
@@ -113,7 +114,7 @@ class TwoBits(Magnitudes):
 
 
 def value_table(magnitudes: NDArray[np.float32], scaled: bool) -> NDArray[np.float32]:
-    """The value of each code: float32 [2 m]; with scales [256, 2 m], by the byte of the scale and the code."""
+    """The value of each code: float32 [2 m]; with scales [256, 2 m], by scale and code."""
     signed = np.concatenate((magnitudes, -magnitudes))
     return np.multiply.outer(SCALES, signed) if scaled else signed
 

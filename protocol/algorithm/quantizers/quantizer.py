@@ -1,8 +1,8 @@
 """What every quantizer does: it turns values into a few arrays of fixed size, and back.
 
 A link quantizes the activations and gradients of a microbatch, one row per token. A payload quantizes the
-values sent of one tensor, one row per chunk. For both, the size of every array follows from the rows alone, so
-a receiver knows it before the first byte arrives.
+values sent of one tensor, one row per chunk. For both, the size of every array follows from the rows alone,
+so a receiver knows it before the first byte arrives.
 
 Shapes: b micro-batch, L tokens, k values of a token, s values sent of a tensor, c chunks, m magnitudes.
 """
@@ -31,7 +31,7 @@ class Quantizer(Protocol[Values, Rows_contra]):
     """Values in few bits each."""
 
     def parts(self, rows: Rows_contra) -> tuple[TensorHeader, ...]:
-        """Name, element type and shape of each array that :meth:`pack` gives for values in these rows."""
+        """Name, element type and shape of each array of :meth:`pack` for these rows."""
 
     def pack(self, values: Values, rows: Rows_contra) -> list[NDArray[Any]]:
         """The arrays, little-endian and row-major. They have the element sizes and shapes of :meth:`parts`."""

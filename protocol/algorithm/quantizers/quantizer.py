@@ -34,7 +34,7 @@ class Quantizer(Protocol[Values, Rows_contra]):
         """Name, element type and shape of each array of :meth:`pack` for these rows."""
 
     def pack(self, values: Values, rows: Rows_contra) -> list[NDArray[Any]]:
-        """The arrays, little-endian and row-major. They have the element sizes and shapes of :meth:`parts`."""
+        """The arrays, little-endian and row-major. Sizes and shapes are those of :meth:`parts`."""
 
     def unpack(self, parts: Sequence[NDArray[np.uint8]], rows: Rows_contra) -> Values:
         """The values, on the CPU, from the raw bytes of the arrays of a peer.

@@ -177,8 +177,10 @@ def _bound_servers(
     """The servers of the API and of enrollment, not started yet, and their advertised addresses."""
     api, newcomers = service.new_server(), enrollment.new_server()
     certificate = ServerCertificate(authority)
-    api_port = _bind(api, *api_at, _credentials(certificate, authority, clients=True))
-    newcomers_port = _bind(newcomers, *enrollment_at, _credentials(certificate, authority, clients=False))
+    api_port = bind(api, *api_at, server_credentials(certificate, authority, clients=True))
+    newcomers_port = bind(
+        newcomers, *enrollment_at, server_credentials(certificate, authority, clients=False)
+    )
     api_address = _address(addresses.advertise or api_at[0], api_port)
     enrollment_address = _address(addresses.advertise or enrollment_at[0], newcomers_port)
     access = Access(command_loop)
@@ -332,7 +334,7 @@ def _check_free(listen: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _credentials(
+def server_credentials(
     certificate: ServerCertificate, authority: Authority, clients: bool
 ) -> grpc.ServerCredentials:
     """TLS with a certificate that is never expired. With `clients`, clients must show one of the run, too."""
@@ -349,7 +351,7 @@ def _address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials) -> int:
+def bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials) -> int:
     try:
         return int(server.add_secure_port(f"{host}:{port}", credentials))
     except RuntimeError:

@@ -1,7 +1,7 @@
 """A whole swarm of real processes on one machine: what ``hetnode swarm up`` runs.
 
-It only starts what a person would start by hand, ``hetnode coordinator`` and ``hetnode join``, watches the
-coordinator's status, and ends every process that it started, whatever happens.
+It starts ``hetnode coordinator`` and ``hetnode join`` as a person would, watches the status of the run, and
+ends every process that it started, also after a failure.
 """
 
 from __future__ import annotations
@@ -30,13 +30,11 @@ from protocol.types import Role
 _STOP_SECONDS = 4.5
 _POLL_SECONDS = 0.5
 _INVITE_SECONDS = 3600.0
-
-
 _RESTARTS = 3
 
 
 def initial_of(folder: Path) -> Path:
-    """Where the nodes of a swarm in `folder` look for the parameters from which the run starts, if given."""
+    """The folder of the parameters from which the run in `folder` starts, if it starts from given ones."""
     return folder / "initial"
 
 
@@ -68,7 +66,7 @@ class Swarm:
         with log.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                "-P",  # a folder of the user's must not shadow our packages
+                "-P",  # a folder of the user must not shadow the packages of hetnode
                 "-m",
                 "node",
                 *arguments,
@@ -78,13 +76,13 @@ class Swarm:
                 stdout=output,
                 stderr=output,
                 pass_fds=(self._lifeline_read,),
-                start_new_session=True,  # Ctrl-C is for this process, which then ends the others in order
+                start_new_session=True,  # Ctrl-C reaches only this process, which then ends the others in order
             )
         return SwarmProcess(name, process, log)
 
     async def close(self) -> None:
         """End every process: SIGTERM, then SIGKILL for what is left of its session."""
-        # The coordinator goes last, so that the nodes find it when they say farewell.
+        # The coordinator ends last: the nodes tell it that they leave.
         for group in (list(self.nodes.values()), [self.coordinator] if self.coordinator else []):
             await _end(group)
         os.close(self._lifeline_write)
@@ -107,7 +105,7 @@ async def _end(processes: Sequence[SwarmProcess]) -> None:
 
 def roles_to_start(spec: RunSpec) -> list[Role]:
     """The role of each node that the run needs before it starts, full replicas first."""
-    needed = [(role, POLICIES[role].peers_needed(spec)) for role in reversed(POLICIES)]
+    needed = [(role, POLICIES[role].peers_needed(spec)) for role in reversed(tuple(POLICIES))]
     return [role for role, count in needed for _ in range(count)]
 
 
@@ -121,8 +119,7 @@ async def run_swarm(
 ) -> Swarm:
     """Run a swarm of the shape in `spec` until the run is finished.
 
-    A folder in which a swarm of this spec has run before goes on where it was: coordinator and nodes find
-    their state there.
+    A swarm in a folder in which it has run before continues: coordinator and nodes find their state there.
 
     Args:
         spec: the resolved spec.
@@ -130,11 +127,13 @@ async def run_swarm(
         folder: the run folder; coordinator, nodes and logs live in it.
         listen: HOST:PORT of the coordinator; port 0 takes a free one.
         on_status: called about twice a second with the coordinator's status.
-        on_restart: told the name of a node that was killed and is started again.
+        on_restart: called with the name of a node that was killed and is started again.
 
-    Raises HetnodeError: when a process fails, with the last words of its log; a node that was killed is
-    started again a few times before. All processes have ended when this returns or raises, also when it is
-    cancelled.
+    A node that was killed by a signal is started again, at most _RESTARTS times. All processes have ended when
+    this returns, raises or is cancelled.
+
+    Raises:
+        HetnodeError: a process failed; the message is the last error in its log.
     """
     async with AsyncExitStack() as stack:
         swarm = Swarm(folder)
@@ -145,61 +144,64 @@ async def run_swarm(
             ["coordinator", "--config", str(spec_file), "--folder", str(folder), "--listen", listen],
         )
         swarm.address = await _address_of(swarm.coordinator, folder / "address", former)
-        operator = load_operator(folder)
         roles = roles_to_start(spec)
-        threads = max(1, available_threads() // len(roles))
-        invite_file = await _invite(*operator, folder, len(roles))
+        invite_file = await _invite(*load_operator(folder), folder, len(roles))
         stack.callback(invite_file.unlink, missing_ok=True)
-
-        async def start_node(name: str, role: Role, again: bool = False) -> None:
-            own = folder / "nodes" / name
-            key = own / "identity.key"
-            known = folder_of(key, spec.run_id)
-            # A coordinator that was started anew may listen elsewhere; the invite says where.
-            invited = [str(known)] if again and exist(known) else ["--invite-file", str(invite_file)]
-            options = ["--folder", str(own), "--identity", str(key), "--threads", str(threads)]
-            options += ["--drain-seconds", "0"]  # all of them end together: nobody stays to be spared
-            options.append("--no-measure")  # all nodes share one machine
-            if spec.initial is not None:
-                options += ["--initial", str(initial_of(folder))]
-            swarm.nodes[name] = await swarm.start(
-                name,
-                [
-                    *("join", *invited, "--role", role.value, *options),
-                    *("--listen", "127.0.0.1:0", "--advertise", "127.0.0.1"),
-                ],
-            )
-
+        starter = _NodeStarter(swarm, spec, invite_file, threads=max(1, available_threads() // len(roles)))
         names = {f"{number:02d}-{role.value}": role for number, role in enumerate(roles)}
         for name, role in names.items():
-            await start_node(name, role)
+            await starter.start(name, role)
 
         async def restart(name: str) -> None:
             on_restart(name)
-            await start_node(name, names[name], again=True)
+            await starter.start(name, names[name], again=True)
 
         await _watch(swarm, folder, on_status, restart)
         return swarm
 
 
+@dataclass(frozen=True)
+class _NodeStarter:
+    """Starts nodes with ``hetnode join``, each with `threads` CPU threads."""
+
+    swarm: Swarm
+    spec: RunSpec
+    invite_file: Path
+    threads: int
+
+    async def start(self, name: str, role: Role, again: bool = False) -> None:
+        own = self.swarm.folder / "nodes" / name
+        key = own / "identity.key"
+        known = folder_of(key, self.spec.run_id)
+        # A restarted coordinator may listen elsewhere: the invite holds its new address.
+        invited = [str(known)] if again and exist(known) else ["--invite-file", str(self.invite_file)]
+        options = ["--role", role.value, "--folder", str(own), "--identity", str(key)]
+        options += ["--threads", str(self.threads), "--listen", "127.0.0.1:0", "--advertise", "127.0.0.1"]
+        options += ["--drain-seconds", "0"]  # all nodes end together: no other node needs the time
+        options += ["--no-measure"]  # all nodes share one machine
+        if self.spec.initial is not None:
+            options += ["--initial", str(initial_of(self.swarm.folder))]
+        self.swarm.nodes[name] = await self.swarm.start(name, ["join", *invited, *options])
+
+
 async def _invite(address: str, operator: Credentials, folder: Path, uses: int) -> Path:
-    """A file, for this user alone, with an invite for all nodes: others could see it in command lines."""
+    """A file with an invite for all nodes, readable by this user alone. Command lines are readable by all."""
     async with AdminClient(address, operator) as admin:
         invite, _ = await admin.create_invite(uses, _INVITE_SECONDS, None)
     path = folder / "invite"
-    path.unlink(missing_ok=True)  # of a swarm that was killed
+    path.unlink(missing_ok=True)  # left by a swarm that was killed
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(f"{invite}\n")
     return path
 
 
 def _written_at(file: Path) -> int:
-    """When, in nanoseconds; 0 where there is none."""
+    """Time of the last write to `file` in nanoseconds; 0 if it does not exist."""
     return file.stat().st_mtime_ns if file.exists() else 0
 
 
 async def _address_of(coordinator: SwarmProcess, file: Path, former: int) -> str:
-    """Wait until the coordinator has written the address on which it listens; `former` is of another one."""
+    """The address that the coordinator writes to `file`. `former` is the time at which another one wrote it."""
     while _written_at(file) in (0, former):
         if coordinator.process.returncode is not None:
             raise _failure(coordinator)
@@ -213,9 +215,9 @@ async def _watch(
     on_status: Callable[[RunStatus], None],
     restart: Callable[[str], Awaitable[None]],
 ) -> None:
-    """Show the status until all nodes have ended well; the first failure ends the swarm.
+    """Report the status until all nodes have ended with status 0. Raises HetnodeError on the first failure.
 
-    A node that a signal has ended is none: it is started again, as a supervisor would do.
+    A node that a signal ended is started again, as a supervisor would do.
     """
     assert swarm.coordinator is not None
     coordinator_end = asyncio.create_task(swarm.coordinator.process.wait())
@@ -248,18 +250,18 @@ async def _watch(
 
 
 def _failure(child: SwarmProcess) -> HetnodeError:
-    """The failure of a process in its own last words."""
+    """The failure of a process, with the last error in its log."""
     lines = child.log.read_text(errors="replace").strip().splitlines()
     code = child.process.returncode
     coded = next(
         (match for line in reversed(lines) if (match := re.search(r"error \[([a-z-]+)\] (.*)", line))), None
     )
     if coded is not None:
-        remedy = f"Its whole log is {child.log}."
+        remedy = f"See its log {child.log}."
         return HetnodeError(ErrorCode.from_label(coded[1]), f"{child.name}: {coded[2]}", remedy)
-    last = next((line for line in reversed(lines) if "[" in line), lines[-1] if lines else "it said nothing")
+    last = next((line for line in reversed(lines) if "[" in line), lines[-1] if lines else "its log is empty")
     return HetnodeError(
         ErrorCode.SWARM_PROCESS_FAILED,
         f"The process {child.name} ended with status {code}: {last.strip()[:500]}",
-        f"Its whole log is {child.log}.",
+        f"See its log {child.log}.",
     )

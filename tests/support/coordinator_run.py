@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from coordinator.state.state import State
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.status import RunPhase
-from protocol.types import Estimates, Role
+from protocol.types import Decision, Estimates, Role
 from tests.builders import Keyed, anchor_of, keyed, spec_of
 
 ALL = [keyed(i) for i in range(12)]
@@ -174,3 +174,34 @@ def slot_of(run: Run, peer: Keyed) -> tuple[int, int]:
     """Replica and position."""
     kept = run.state.reservations[peer.peer]
     return kept.replica, kept.position
+
+
+def joined_run(spec: RunSpec, *roles: Role) -> Run:
+    """A run in which the first keyed peers have joined in these roles."""
+    run = Run(spec)
+    run.accept(Start())
+    for i, role in enumerate(roles):
+        run.accept(keyed(i).join(spec, role))
+    return run
+
+
+def settle(run: Run, stage: int, round_number: int, hosts: Sequence[Keyed]) -> Decision:
+    """All `hosts` offer, hold all payloads, report and attest. Returns the decision."""
+    payloads = [host.payload(run.spec, stage, round_number) for host in hosts]
+    for host, payload in zip(hosts, payloads, strict=True):
+        run.accept(Offer(host.peer, payload))
+    for host in hosts:
+        run.accept(Report(host.peer, stage, round_number, tuple(payloads)))
+    for host in hosts:
+        run.accept(Attest(host.peer, stage, round_number, "stage", anchor_of(stage, round_number)))
+    return run.state.decisions[stage, round_number]
+
+
+def beat_for(run: Run, seconds: float, *peers: Keyed) -> None:
+    """Time passes while `peers` send heartbeats."""
+    end = run.now + seconds
+    while run.now < end:
+        run.now = min(end, run.now + run.spec.timing.lost_after / 2)
+        for peer in peers:
+            run.accept(Heartbeat(peer.peer, 1, 1))
+        run.accept(Tick())

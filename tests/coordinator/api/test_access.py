@@ -307,8 +307,8 @@ class TestCertificates:
         now = time.time() - 10_000.0
         authority = open_authority(tmp_path, "run-1", 3600.0, lambda: now)
         server = enrollment.new_server()
-        credentials = app._credentials(ServerCertificate(authority), authority, clients=False)
-        port = app._bind(server, "127.0.0.1", 0, credentials)
+        credentials = app.server_credentials(ServerCertificate(authority), authority, clients=False)
+        port = app.bind(server, "127.0.0.1", 0, credentials)
         await server.start()
         now = time.time()
         async with channel_to(f"127.0.0.1:{port}", authority.pem, None) as channel:

@@ -329,9 +329,9 @@ async def test_a_port_in_use_is_refused(run: Running, tmp_path: Path) -> None:
 async def test_grpc_itself_does_not_share_the_port(run: Running) -> None:
     """The check before binding could be overtaken by another program."""
     host, _, port = run.address.rpartition(":")
-    credentials = app._credentials(ServerCertificate(run.authority), run.authority, clients=True)
+    credentials = app.server_credentials(ServerCertificate(run.authority), run.authority, clients=True)
     with pytest.raises(HetnodeError) as error:
-        app._bind(service.new_server(), host, int(port), credentials)
+        app.bind(service.new_server(), host, int(port), credentials)
     assert error.value.code is ErrorCode.PORT_IN_USE
 
 

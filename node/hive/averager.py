@@ -28,13 +28,14 @@ from hivemind.averaging.group_info import GroupInfo
 from hivemind.p2p import P2P, PeerID
 from hivemind.utils import get_dht_time
 
-from node.hive.allow_list import AllowList, Gated
+from node.hive.access import AllowedCalls
 from node.hive.calls import Admit, Exchange, FetchCheckpoint, FetchPayload
 from node.hive.lifetime import end_with_parent
 from node.hive.matchmaking import WINDOW_SECONDS, RoundMatchmaking, RoundStep
-from node.hive.payload_exchange import PayloadPeer, stage_prefix
+from node.hive.payload_peer import PayloadPeer, stage_prefix
 from node.ipc.channel import Connection, serve
 from node.ipc.typed_calls import handler
+from node.transport.allow_list import AllowList
 from node.transport.payload_store import PayloadStore
 from node.transport.transport import ExchangeResult
 from protocol.errors import ErrorCode, HetnodeError
@@ -138,7 +139,7 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
 
     def _on_fetch_checkpoint(self, request: FetchCheckpoint) -> None:
         async def fetch() -> None:
-            await self._payloads.fetch_checkpoint(request.download, request.deadline)
+            await self._peer.fetch_checkpoint(request.download, request.deadline)
 
         self._in_loop(fetch())
 
@@ -149,7 +150,7 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
 
     async def add_p2p_handlers(self, p2p: P2P, wrapper: object = None, **options: Any) -> None:
         """hivemind's hook, called by its event loop: nobody but the roster may call."""
-        await super().add_p2p_handlers(p2p, Gated(self, self._allow_list), **options)
+        await super().add_p2p_handlers(p2p, AllowedCalls(self, self._allow_list), **options)
 
     async def _open(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -158,11 +159,12 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
         self._ends: float  # of the exchange, on the event loop's clock
         storage = self._storage
         store = PayloadStore(storage.payloads, storage.keep_rounds)
-        self._payloads = PayloadPeer(
+        self._peer = PayloadPeer(
             self._p2p, self._run_id, self._stage, storage.capacity, store, storage.checkpoints
         )
+        self._payloads = self._peer.payloads
         if not self.client_mode:
-            await self._payloads.serve(self._allow_list)
+            await self._peer.serve(self._allow_list)
         self._matchmaking = RoundMatchmaking(
             self._p2p, self.schema_hash, self.dht, client_mode=self.client_mode, **self.matchmaking_kwargs
         )
@@ -223,9 +225,8 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
         others = [descriptor for owner, descriptor in announced.items() if owner != own.owner]
         remaining = max(0.0, self._ends - self._loop.time())
         faults = await self._payloads.gather(own, others, remaining, push=self.client_mode)
-        rejected += [Rejection(announced[PeerId(owner)], reason) for owner, reason in faults.items()]
-        store = self._payloads.store
-        held = [each for each in announced.values() if store.has(each.round_number, each.sha256)]
+        rejected += [Rejection(announced[owner], reason) for owner, reason in faults.items()]
+        held = filter(self._payloads.holds, announced.values())
         return ExchangeResult(tuple(sorted(held, key=lambda each: each.owner)), tuple(rejected))
 
     def _problem(self, descriptor: PayloadDescriptor, peer: PeerId) -> str | None:

@@ -27,7 +27,7 @@ from hivemind.utils.mpfuture import MPFuture
 from hivemind.utils.multiaddr import Multiaddr
 
 from node.hive import records
-from node.hive.allow_list import limit_messages
+from node.hive.access import limit_messages
 from node.hive.authorizer import CertificateAuthorizer, signer_of
 from node.hive.averager import SparseAverager, Storage
 from node.hive.calls import AVERAGER_REQUESTS, Admit, DhtJoined, HostStages, JoinDht, Lookup, Publish

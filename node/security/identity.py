@@ -75,12 +75,12 @@ def _try_open(path: Path) -> Identity | None:
         data = _FILE_PREFIX + key.private_bytes_raw() + _public_bytes(key)
         os.pwrite(descriptor, data, 0)
         os.fsync(descriptor)
-    key = _parse(data)
-    if key is None:
+    parsed = _parse(data)
+    if parsed is None:
         os.close(descriptor)
         raise _unreadable(path, "it does not hold an ed25519 key in libp2p form")
     os.fchmod(descriptor, 0o600)
-    return Identity(path, key, descriptor)
+    return Identity(path, parsed, descriptor)
 
 
 def _parse(data: bytes) -> Ed25519PrivateKey | None:

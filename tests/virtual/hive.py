@@ -17,9 +17,9 @@ import grpc
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PHandlerError
 
-from node.hive.allow_list import AllowList
-from node.hive.payload_exchange import PayloadPeer
+from node.hive.payload_peer import PayloadPeer
 from node.security.identity import Identity
+from node.transport.allow_list import AllowList
 from node.transport.payload_store import PayloadStore
 from node.transport.transport import CheckpointDownload, ExchangeResult, Transport
 from protocol.errors import ErrorCode, HetnodeError
@@ -186,7 +186,7 @@ class VirtualTransport(Transport):
         deadline: float,
     ) -> ExchangeResult:
         clock = asyncio.get_running_loop().time
-        ends, peer = clock() + deadline, self._stages[descriptor.stage]
+        ends, peer = clock() + deadline, self._stages[descriptor.stage].payloads
         peer.break_off()
         await peer.hold(descriptor, bytes(payload))
         if group is None:
@@ -203,7 +203,7 @@ class VirtualTransport(Transport):
                 others.append(each)
         faults = await peer.gather(descriptor, others, max(0.0, ends - clock()), push=self._client_mode)
         refused |= {each: faults[each.owner] for each in others if each.owner in faults}
-        held = [each for each in (descriptor, *others) if peer.store.has(each.round_number, each.sha256)]
+        held = filter(peer.holds, (descriptor, *others))
         return ExchangeResult(
             tuple(sorted(held, key=lambda each: each.owner)),
             tuple(Rejection(each, why) for each, why in refused.items()),
@@ -211,7 +211,7 @@ class VirtualTransport(Transport):
 
     async def fetch_payload(self, entry: ManifestEntry, deadline: float) -> bytes:
         peer = self._stages.get(entry.descriptor.stage) or self._any_stage()
-        return await peer.fetch(entry, deadline)
+        return await peer.payloads.fetch(entry, deadline)
 
     async def fetch_checkpoint(self, download: CheckpointDownload, deadline: float) -> None:
         await self._any_stage().fetch_checkpoint(download, deadline)

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from hivemind.p2p import PeerID
 
-from node.hive import payload_exchange
-from node.hive.payload_exchange import PayloadPeer
+from node.hive.payload_peer import PayloadPeer
 from node.security.identity import open_identity
+from node.transport import payload_exchange
 from node.transport.payload_store import PayloadStore
 from protocol.types import PayloadDescriptor, PeerId
 from protocol.wire.convert.payloads import descriptor_to_pb
@@ -28,6 +28,7 @@ class Bench:
     """A peer, the one who asks it, and the payloads of both."""
 
     peer: PayloadPeer
+    p2p: Any
     mine: PayloadDescriptor
     theirs: PayloadDescriptor
 
@@ -50,12 +51,12 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setattr(payload_exchange, "_EARLY_SECONDS", 60.0)  # no test may pass because time did
+    monkeypatch.setattr(payload_exchange, "TURN_SECONDS", 60.0)  # no test may pass because time did
     me, other = (open_identity(tmp_path / f"{name}.key").peer for name in ("me", "other"))
     p2p: Any = SimpleNamespace(peer_id=PeerID.from_base58(me))
     store = PayloadStore(tmp_path / "payloads", 4)
     peer = PayloadPeer(p2p, "run", 0, len(PAYLOAD), store, tmp_path / "checkpoints")
-    return Bench(peer, describe(me, PAYLOAD), describe(other, OTHER))
+    return Bench(peer, p2p, describe(me, PAYLOAD), describe(other, OTHER))
 
 
 def describe(owner: PeerId, payload: bytes) -> PayloadDescriptor:
@@ -72,46 +73,47 @@ async def pass_turns(until: Callable[[], bool] = lambda: False) -> None:
 
 
 async def test_a_groupmate_that_asks_first_gets_the_payload_once_this_peer_has_asked_too(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: Bench,
 ) -> None:
     order: list[str] = []
     may_dial = asyncio.Event()
 
-    class Stub:
-        async def rpc_fetch(self, request: object) -> object:
-            await may_dial.wait()
-            order.append("asked")
-            raise ConnectionError("the request is out, and that is all that counts here")
+    async def call(*_: object) -> object:
+        await may_dial.wait()
+        order.append("asked")
+        raise ConnectionError("the request has been sent, which is enough here")
 
-    monkeypatch.setattr(bench.peer, "_stub", lambda peer, stage: Stub())
+    bench.p2p.iterate_protobuf_handler = call
     answer = bench.answer(bench.mine)  # before this peer knows of the group
     answer.add_done_callback(lambda _: order.append("answered"))
     await pass_turns(answer.done)
-    with bench.peer.exchange(5):
-        await bench.peer.hold(bench.mine, PAYLOAD)
-        gathering = asyncio.create_task(bench.peer.gather(bench.mine, [bench.theirs], 60.0, push=False))
+    with bench.peer.payloads.exchange(5):
+        await bench.peer.payloads.hold(bench.mine, PAYLOAD)
+        gathering = asyncio.create_task(
+            bench.peer.payloads.gather(bench.mine, [bench.theirs], 60.0, push=False)
+        )
         await pass_turns(answer.done)
         assert order == []
         may_dial.set()
         assert await answer == PAYLOAD
         assert order[:2] == ["asked", "answered"]
-        bench.peer.break_off()
+        bench.peer.payloads.break_off()
         await gathering
 
 
 async def test_a_payload_that_is_held_already_need_not_be_asked_for(bench: Bench) -> None:
     answer = bench.answer(bench.mine)
-    with bench.peer.exchange(5):
-        await bench.peer.hold(bench.mine, PAYLOAD)
-        await bench.peer.hold(bench.theirs, OTHER)
-        assert await bench.peer.gather(bench.mine, [bench.theirs], 60.0, push=False) == {}
+    with bench.peer.payloads.exchange(5):
+        await bench.peer.payloads.hold(bench.mine, PAYLOAD)
+        await bench.peer.payloads.hold(bench.theirs, OTHER)
+        assert await bench.peer.payloads.gather(bench.mine, [bench.theirs], 60.0, push=False) == {}
         assert await answer == PAYLOAD
 
 
 async def test_an_exchange_that_comes_to_nothing_holds_nothing_back(bench: Bench) -> None:
     answer = bench.answer(bench.mine)
-    with bench.peer.exchange(5):
-        await bench.peer.hold(bench.mine, PAYLOAD)
+    with bench.peer.payloads.exchange(5):
+        await bench.peer.payloads.hold(bench.mine, PAYLOAD)
         await pass_turns(answer.done)
         assert not answer.done()
     assert await answer == PAYLOAD
@@ -119,8 +121,8 @@ async def test_an_exchange_that_comes_to_nothing_holds_nothing_back(bench: Bench
 
 async def test_what_is_no_payload_of_this_peer_yet_to_come_is_answered_at_once(bench: Bench) -> None:
     other, older = bench.theirs, replace(bench.mine, round_number=4)
-    with bench.peer.exchange(5):
-        await bench.peer.hold(older, PAYLOAD)
+    with bench.peer.payloads.exchange(5):
+        await bench.peer.payloads.hold(older, PAYLOAD)
         assert await bench.answer(older) == PAYLOAD
         assert "does not hold" in str(await bench.answer(other))
         assert "does not hold" in str(await bench.answer(replace(bench.mine, round_number=3)))
@@ -139,7 +141,7 @@ async def test_no_peer_keeps_more_than_two_requests_waiting(bench: Bench) -> Non
 
 
 async def test_a_stream_stays_open_until_its_receiver_has_closed_it(bench: Bench) -> None:
-    await bench.peer.hold(bench.mine, PAYLOAD)
+    await bench.peer.payloads.hold(bench.mine, PAYLOAD)
     context: Any = SimpleNamespace(remote_id=PeerID.from_base58(bench.theirs.owner))
     stream = bench.peer.rpc_fetch(descriptor_to_pb(bench.mine), context)
     received = 0
@@ -155,5 +157,5 @@ async def test_a_stream_stays_open_until_its_receiver_has_closed_it(bench: Bench
 
 
 async def test_a_request_does_not_wait_for_ever(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(payload_exchange, "_EARLY_SECONDS", 0.01)
+    monkeypatch.setattr(payload_exchange, "TURN_SECONDS", 0.01)
     assert "does not hold" in str(await bench.answer(bench.mine))

@@ -1,0 +1,193 @@
+"""Payloads and checkpoints over libp2p: the calls to other peers of a stage, and the answers to theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, AsyncIterator  # noqa: UP035 - hivemind knows only typing's in rpc signatures
+
+from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
+
+from node import hooks
+from node.hive.access import AllowedCalls
+from node.transport.allow_list import AllowList
+from node.transport.checkpoint_transfer import CheckpointServer, fetch_checkpoint
+from node.transport.payload_exchange import OpenTransfers, PayloadCalls, PayloadExchange, own_order
+from node.transport.payload_store import PayloadStore
+from node.transport.transfer import (
+    CHUNK_BYTES,
+    CHUNK_SECONDS,
+    TransferError,
+    linger,
+    outgoing,
+    receive,
+    receive_exactly,
+)
+from node.transport.transport import CheckpointDownload
+from protocol.errors import HetnodeError
+from protocol.pb.hetnode_pb2 import PayloadDescriptor as DescriptorMessage
+from protocol.pb.payload_pb2 import PayloadChunk, PushReply, StateRequest
+from protocol.types import PayloadDescriptor, PeerId
+from protocol.wire.convert.fields import part_from_pb
+from protocol.wire.convert.payloads import descriptor_from_pb, descriptor_to_pb
+
+log = logging.getLogger(__name__)
+
+_DIAL_SECONDS = 5.0
+_HASHING_SECONDS = 60.0  # a donor reads the whole part once before it can name its chunks
+_PAYLOAD_TRANSFERS = 2  # of one payload to one peer, which may have come back while the first is still open
+_CHECKPOINT_TRANSFERS = 4  # to one peer
+
+
+def stage_prefix(run: str, stage: int) -> str:
+    """Names the peers of `stage` on the wire and in the DHT."""
+    return f"{run}-stage-{stage}"
+
+
+class PayloadPeer(ServicerBase, PayloadCalls):  # type: ignore[misc]  # hivemind has no type information
+    """One of the peers that exchange the payloads of a stage. Belongs to one event loop.
+
+    hivemind derives the names of the remote calls from the names of this class and its rpc methods: renaming
+    them changes the wire.
+
+    Args:
+        capacity: the largest payload of `stage`, in bytes.
+        store: of the payloads of `stage`.
+        checkpoints: the folder of this node's checkpoints.
+
+    Attributes:
+        payloads: those of the stage, which this peer gets from others and gives to others.
+    """
+
+    def __init__(
+        self, p2p: P2P, run: str, stage: int, capacity: int, store: PayloadStore, checkpoints: Path
+    ) -> None:
+        self._p2p, self._run, self._stage = p2p, run, stage
+        self._me = p2p.peer_id.to_base58()
+        self._transfers = OpenTransfers()
+        self._checkpoints = CheckpointServer(checkpoints)
+        self.payloads = PayloadExchange(self._me, stage, capacity, store, self)
+
+    async def serve(self, allow_list: AllowList) -> None:
+        """Answer the peers of the allow list from now on."""
+        await self.add_p2p_handlers(
+            self._p2p, AllowedCalls(self, allow_list), namespace=stage_prefix(self._run, self._stage)
+        )
+
+    # Calls to other peers
+
+    async def fetch(
+        self, holder: str, descriptor: PayloadDescriptor, when_asked: Callable[[], None]
+    ) -> bytes:
+        try:
+            stub = self._stub(holder, descriptor.stage)
+            async with asyncio.timeout(_DIAL_SECONDS):
+                stream = await stub.rpc_fetch(descriptor_to_pb(descriptor))
+        finally:
+            when_asked()
+        async with aclosing(stream):
+            return await receive(stream, descriptor)
+
+    async def push(self, listener: str, own: PayloadDescriptor, payload: bytes) -> None:
+        async def parts() -> AsyncIterator[PayloadChunk]:
+            yield PayloadChunk(announced=descriptor_to_pb(own))
+            pieces = (payload[start : start + CHUNK_BYTES] for start in range(0, len(payload), CHUNK_BYTES))
+            async for chunk in outgoing(pieces, own.round_number, own.stage):
+                yield chunk
+
+        reply = await self._stub(listener, own.stage).rpc_push(parts())
+        if reply.refusal:
+            raise TransferError(f"refused: {reply.refusal[:200]}")
+
+    async def fetch_checkpoint(self, download: CheckpointDownload, seconds: float) -> None:
+        """See :meth:`node.transport.transport.Transport.fetch_checkpoint`."""
+        record, donors = download.record, download.donors
+
+        async def ask(donor: str, index: int, size: int) -> bytes:
+            wanted = StateRequest(
+                stage=record.stage, part=record.part.value, round=record.round_number, index=index
+            )
+            async with asyncio.timeout(_DIAL_SECONDS):
+                stream = await self._stub(donor, donors[PeerId(donor)]).rpc_state(wanted)
+            async with aclosing(stream):
+                patience = _HASHING_SECONDS if index == 0 else CHUNK_SECONDS
+                return bytes(await receive_exactly(stream, size, patience))
+
+        others = own_order(set(donors) - {self._me}, self._me)
+        await fetch_checkpoint(download, others, seconds, ask)
+
+    def _stub(self, peer: str, stage: int) -> Any:
+        hooks.current().before_contact(peer)
+        return self.get_stub(self._p2p, PeerID.from_base58(peer), namespace=stage_prefix(self._run, stage))
+
+    # Answers to the calls of other peers
+
+    async def rpc_fetch(self, request: DescriptorMessage, context: P2PContext) -> AsyncIterator[PayloadChunk]:
+        """Send a held payload."""
+        peer = context.remote_id.to_base58()
+        with self._transfers.admit(peer, request.sha256, _PAYLOAD_TRANSFERS) as allowed:
+            if not allowed:
+                yield PayloadChunk(refusal="that payload is being sent to you already")
+                return
+            await self.payloads.wait_for_turn(peer, request.owner, request.round, request.sha256)
+            pieces = await asyncio.to_thread(self._pieces, request)
+            if pieces is None:
+                yield PayloadChunk(refusal="this peer does not hold that payload")
+                return
+            sent = 0
+            async for chunk in outgoing(pieces, request.round, self._stage):
+                sent += len(chunk.data)
+                yield chunk
+            if sent == request.nbytes:
+                await linger()
+
+    async def rpc_push(self, stream: AsyncIterator[PayloadChunk], context: P2PContext) -> PushReply:
+        """Take the awaited payload of a groupmate that this peer cannot dial."""
+        async with asyncio.timeout(_DIAL_SECONDS):
+            first = await anext(stream)
+        try:
+            descriptor = descriptor_from_pb(first.announced)
+        except HetnodeError as error:
+            return PushReply(refusal=error.cause)
+        sender = context.remote_id.to_base58()
+        if not self.payloads.awaits(sender, descriptor):
+            return PushReply(refusal="this peer awaits no such payload from you now")
+        if self.payloads.holds(descriptor):
+            return PushReply()
+        with self._transfers.admit(sender, f"push {descriptor.sha256}", 1) as allowed:
+            if not allowed:
+                return PushReply(refusal="you are sending that payload already")
+            try:
+                payload = await receive(stream, descriptor)
+            except (TransferError, TimeoutError) as error:
+                self.payloads.note_fault(descriptor, sender, error)
+                return PushReply(refusal=str(error) or "too slow")
+        await self.payloads.hold(descriptor, payload)
+        return PushReply()
+
+    async def rpc_state(self, request: StateRequest, context: P2PContext) -> AsyncIterator[PayloadChunk]:
+        """Send a piece of a checkpoint."""
+        peer = context.remote_id.to_base58()
+        with self._transfers.admit(peer, "state", _CHECKPOINT_TRANSFERS) as allowed:
+            if not allowed:
+                yield PayloadChunk(refusal=f"{_CHECKPOINT_TRANSFERS} pieces are being sent to you already")
+                return
+            try:
+                part = await self._checkpoints.find(request.stage, part_from_pb(request.part), request.round)
+                if part is None:
+                    yield PayloadChunk(refusal="this peer has no such checkpoint")
+                    return
+                async for piece in self._checkpoints.pieces(part, request.index):
+                    yield PayloadChunk(data=piece)
+                await linger()
+            except HetnodeError as error:
+                yield PayloadChunk(refusal=error.cause[:200])
+            except (IndexError, OSError) as error:
+                log.info("%s did not get all of a checkpoint: %s", peer, error)
+                yield PayloadChunk(refusal="this peer has no such piece of the checkpoint any more")
+
+    def _pieces(self, request: DescriptorMessage) -> Iterator[bytes] | None:
+        return self.payloads.store.pieces(request.round, request.sha256, CHUNK_BYTES)

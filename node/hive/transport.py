@@ -119,44 +119,44 @@ class HivemindTransport(Transport):
         Raises:
             HetnodeError: PORT_IN_USE, BAD_ADDRESS, DHT_UNREACHABLE, HIVEMIND_DIED. Nothing is left behind.
         """
-        address, port = _usable_address(listen_host, listen_port)
-        # Sockets and little else live here; a short path, because a socket's path has at most 104 bytes.
-        folder = Path(tempfile.mkdtemp(prefix="hetnode-"))
-        try:
-            host = await start_child(
-                "node.hive.host",
-                name="hivemind",
-                died=ErrorCode.HIVEMIND_DIED,
-                environment=_environment(folder),
-            )
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        issuer = x509.load_pem_x509_certificate(authority.read_bytes())
-        hivemind = cls(host, folder, identity, certificate, issuer, clock_offset)
-        try:
-            joined = await hivemind._call(
-                JoinDht(
-                    run=run,
-                    peer=identity.peer,
-                    initial_peers=tuple(initial_peers),
-                    listen=_multiaddress(address, port),
-                    announce=None if advertise is None else _multiaddress(advertise, port),
-                    identity=identity.path,
-                    certificate=certificate,
-                    authority=authority,
-                    client_mode=client_mode,
-                    clock_offset=clock_offset,
-                    folder=folder,
-                    deadline=_START_SECONDS,
+        address, port, reservation = _reserve_address(listen_host, listen_port)
+        with reservation:  # until libp2p listens
+            # Holds mainly sockets. Its path is short, because a socket's path has at most 104 bytes.
+            folder = Path(tempfile.mkdtemp(prefix="hetnode-"))
+            try:
+                host = await start_child(
+                    "node.hive.host",
+                    name="hivemind",
+                    died=ErrorCode.HIVEMIND_DIED,
+                    environment=_environment(folder),
                 )
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+            issuer = x509.load_pem_x509_certificate(authority.read_bytes())
+            transport = cls(host, folder, identity, certificate, issuer, clock_offset)
+            request = JoinDht(
+                run=run,
+                peer=identity.peer,
+                initial_peers=tuple(initial_peers),
+                listen=_multiaddress(address, port),
+                announce=None if advertise is None else _multiaddress(advertise, port),
+                identity=identity.path,
+                certificate=certificate,
+                authority=authority,
+                client_mode=client_mode,
+                clock_offset=clock_offset,
+                folder=folder,
+                deadline=_START_SECONDS,
             )
-            assert joined.peer == identity.peer, "p2pd and this process derive the peer id from the same key"
-            hivemind._addresses = joined.addresses
-        except BaseException:
-            await hivemind.close()
-            raise
-        return hivemind
+            try:
+                joined = await transport._call(request)
+                assert joined.peer == identity.peer, "p2pd and this process derive it from the same key"
+            except BaseException:
+                await transport.close()
+                raise
+        transport._addresses = joined.addresses
+        return transport
 
     async def host_stages(
         self, capacities: Mapping[int, int], payload_folder: Path, checkpoint_folder: Path, keep_rounds: int
@@ -278,18 +278,28 @@ def _multiaddress(host: str, port: int) -> str:
         return f"/dns/{host}/tcp/{port}"
 
 
-def _usable_address(host: str, port: int) -> tuple[str, int]:
-    """The IP address and port to listen on; a free port for 0, because libp2p announces explicit ones only.
+def _reserve_address(host: str, port: int) -> tuple[str, int, socket.socket]:
+    """The IP address and port to listen on, a free port for 0; and a socket that keeps that port reserved.
 
-    libp2p would share a port that is taken (SO_REUSEPORT) without a word, and get half of its connections.
+    libp2p announces explicit ports only, so a free one is chosen here.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # old connections do not matter
-            probe.bind(address)
-            ip, port, *_ = probe.getsockname()
-            return str(ip), int(port)
+        reservation = socket.socket(family, socket.SOCK_STREAM)
+        # libp2p sets SO_REUSEPORT: it would share a taken port with another process, and get half of its
+        # connections. For a given port this socket lacks the option, so that a taken one is noticed. For
+        # port 0 it has the option: libp2p can bind the port too, and no other process is given it meanwhile.
+        option = socket.SO_REUSEADDR if port else socket.SO_REUSEPORT
+        try:
+            reservation.setsockopt(socket.SOL_SOCKET, option, 1)
+            reservation.bind(address)
+        except OSError:
+            reservation.close()
+            raise
+        ip, bound, *_ = reservation.getsockname()
+        if port:
+            reservation.close()  # libp2p could not bind it otherwise
+        return str(ip), int(bound), reservation
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise HetnodeError(

@@ -158,6 +158,11 @@ class HivemindTransport(Transport):
         transport._addresses = joined.addresses
         return transport
 
+    @property
+    def pid(self) -> int:
+        """Of the host process."""
+        return self._host.pid
+
     async def host_stages(
         self, capacities: Mapping[int, int], payload_folder: Path, checkpoint_folder: Path, keep_rounds: int
     ) -> None:

@@ -1,7 +1,7 @@
-"""A DHT peer of the run without our validator, which writes into others' records.
+"""A DHT peer of the run without the validator, which writes into the records of others.
 
-``python -m tests.support.hive_forger KEY ADDRESS IDENTITY CERTIFICATE AUTHORITY`` reads "SUBKEY HEX-OF-VALUE EXPIRES"
-lines, stores each under KEY, and prints whether any peer of the DHT accepted it.
+Its arguments are KEY ADDRESS IDENTITY CERTIFICATE AUTHORITY. It reads lines "SUBKEY HEX-OF-VALUE EXPIRES",
+stores each under KEY, and prints whether any peer of the DHT accepted it.
 """
 
 from __future__ import annotations

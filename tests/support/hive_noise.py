@@ -1,7 +1,7 @@
 """A member of the run that writes random bytes to every call that a peer of its stage answers.
 
-``python -m tests.support.hive_noise ADDRESS IDENTITY HANDLE...`` connects under IDENTITY to the peer at ADDRESS,
-calls each HANDLE, and prints for each how many calls have arrived.
+Its arguments are ADDRESS IDENTITY HANDLE... It connects under IDENTITY to the peer at ADDRESS, calls each
+HANDLE, and prints for each how many calls have arrived.
 """
 
 from __future__ import annotations

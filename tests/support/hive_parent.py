@@ -1,4 +1,4 @@
-"""A node's main process that only holds its place in hivemind: ``python -m tests.support.hive_parent FOLDER``.
+"""A node's main process that only keeps hivemind running: ``python -m tests.support.hive_parent FOLDER``.
 
 Prints "ready" when all its processes run, and then waits to be killed.
 """

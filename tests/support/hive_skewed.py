@@ -1,10 +1,10 @@
 """A node in a process of its own.
 
-``python -m tests.support.hive_skewed FOLDER CERTIFICATE AUTHORITY OFFSET PEER ADDRESS``: its test gives it a clock
-that is wrong; it takes the coordinator's to be OFFSET seconds ahead. It joins the DHT at ADDRESS, where it
-publishes and looks for records, and prints whether it has found that of PEER. Then it exchanges a payload
-with PEER: the descriptors go over stdin and stdout as lines of hex. At last it prints how many payloads it
-holds, and waits for one more line before it ends.
+Its arguments are FOLDER CERTIFICATE AUTHORITY OFFSET PEER ADDRESS. Its test gives it a wrong clock; it takes
+the coordinator's to be OFFSET seconds ahead. It joins the DHT at ADDRESS, publishes its record there, and
+prints whether it has found that of PEER. Then it exchanges a payload with PEER: the descriptors go over stdin
+and stdout as lines of hex. At the end it prints the number of payloads that it holds, and waits for one more
+line before it ends.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from node.security.identity import open_identity
 from protocol.errors import HetnodeError
 from protocol.types import ExchangeGroup, PeerId
 from protocol.wire.records import descriptor_from_bytes, descriptor_to_bytes
-from tests.node.hive.test_hive import CAPACITY, KEEP_ROUNDS, PATIENT, RUN, canonical, describe, record_of
+from tests.support.hive_nodes import CAPACITY, KEEP_ROUNDS, PATIENT, RUN, canonical, describe, record_of
 
 
 async def main(

@@ -3,84 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
-import shutil
-import signal
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import psutil
 import pytest
 import pytest_asyncio
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from coordinator.authority import Authority
 from node.hive.transport import HivemindTransport
 from node.security.identity import Identity, open_identity
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.envelope import sign_descriptor
-from protocol.types import (
-    PROTOCOL_VERSION,
-    Capacity,
-    ExchangeGroup,
-    ManifestEntry,
-    PayloadDescriptor,
-    PeerId,
-    PeerRecord,
-    Role,
-    StageRange,
-)
 from protocol.wire.records import seal_record
-from tests.support.certificates import authority, credentials, enrolled
+from tests.support.certificates import authority, credentials
+from tests.support.hive_nodes import (
+    BRIEF,
+    CAPACITY,
+    KEEP_ROUNDS,
+    PATIENT,
+    REFUSED,
+    RUN,
+    Node,
+    canonical,
+    certified,
+    describe,
+    record_of,
+    start_node,
+)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-RUN = "test-run"
-CAPACITY = 600_000
-KEEP_ROUNDS = 4
-REFUSED = Path("/dev/null/payloads")
-"""Nobody can write there, whoever it is."""
-PATIENT = 30.0
-"""Deadline of what must succeed."""
-BRIEF = 2.0
-"""Deadline of what must go on until its deadline, and then end."""
-
-
-@dataclass(frozen=True)
-class Node:
-    identity: Identity
-    hivemind: HivemindTransport
-
-    def descriptor(self, payload: bytes, stage: int, round_number: int) -> PayloadDescriptor:
-        return describe(self.identity, payload, stage, round_number)
-
-    async def exchange(
-        self,
-        payload: bytes,
-        descriptor: PayloadDescriptor,
-        group: Sequence[PayloadDescriptor] | None,
-        deadline: float = PATIENT,
-        expected: int = 0,
-    ) -> tuple[PayloadDescriptor, ...]:
-        gathered = await self.hivemind.exchange(
-            payload,
-            descriptor,
-            None if group is None else ExchangeGroup("group", tuple(canonical(group))),
-            expected=expected,
-            deadline=deadline,
-        )
-        return gathered.held
-
-    async def fetch(self, descriptor: PayloadDescriptor, *holders: Node, deadline: float = PATIENT) -> bytes:
-        entry = ManifestEntry(descriptor, tuple(holder.identity.peer for holder in holders))
-        return await self.hivemind.fetch_payload(entry, deadline)
 
 
 @dataclass(frozen=True)
@@ -89,86 +46,6 @@ class Network:
     alice: Node
     bob: Node
     carol: Node
-
-
-def describe(identity: Identity, payload: bytes, stage: int, round_number: int) -> PayloadDescriptor:
-    unsigned = PayloadDescriptor(
-        run=RUN,
-        stage=stage,
-        round_number=round_number,
-        owner=identity.peer,
-        anchor_digest="anchor",
-        codec="test",
-        weight=1.0,
-        nbytes=len(payload),
-        sha256=hashlib.sha256(payload).hexdigest(),
-    )
-    return sign_descriptor(unsigned, identity.sign)
-
-
-def canonical(descriptors: Sequence[PayloadDescriptor]) -> tuple[PayloadDescriptor, ...]:
-    return tuple(sorted(descriptors, key=lambda descriptor: descriptor.owner))
-
-
-def record_of(identity: Identity, endpoint: str = "127.0.0.1:4000") -> PeerRecord:
-    capacity = Capacity(device="cpu", memory_bytes=1 << 30, threads=2)
-    return PeerRecord(identity.peer, PROTOCOL_VERSION, Role.STAGE, capacity, endpoint, StageRange(0, 2))
-
-
-async def start_node(
-    folder: Path,
-    name: str,
-    stages: Sequence[int],
-    initial_peers: Sequence[str] = (),
-    client_mode: bool = False,
-    allow_list: Sequence[PeerId] = (),
-    payloads: Path | None = None,
-) -> Node:
-    """Its checkpoints are in `folder`, under its name; so are its payloads, unless told otherwise."""
-    return await start_as(
-        open_identity(folder / f"{name}.key"),
-        folder / name,
-        stages,
-        initial_peers,
-        client_mode,
-        allow_list,
-        payloads,
-    )
-
-
-async def start_as(
-    identity: Identity,
-    folder: Path,
-    stages: Sequence[int],
-    initial_peers: Sequence[str] = (),
-    client_mode: bool = False,
-    allow_list: Sequence[PeerId] = (),
-    payloads: Path | None = None,
-    listen_port: int = 0,
-) -> Node:
-    hivemind = await HivemindTransport.start(
-        identity=identity,
-        **certified(identity),
-        run=RUN,
-        initial_peers=initial_peers,
-        client_mode=client_mode,
-        listen_port=listen_port,
-    )
-    if stages:
-        await hivemind.admit(allow_list)
-        await hivemind.host_stages(
-            dict.fromkeys(stages, CAPACITY),
-            payloads or folder / "payloads",
-            folder / "checkpoints",
-            KEEP_ROUNDS,
-        )
-    return Node(identity, hivemind)
-
-
-def certified(identity: Identity, issuer: Authority | None = None) -> dict[str, Path]:
-    """What HivemindTransport.start needs to be believed."""
-    credentials = enrolled(identity, RUN, issuer=issuer)
-    return {"certificate": credentials.certificate_file, "authority": credentials.authority_file}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -552,88 +429,6 @@ async def test_an_advertised_address_is_what_others_are_told(tmp_path: Path) -> 
         assert address.endswith(f"/p2p/{identity.peer}")
     finally:
         await hivemind.close()
-
-
-@pytest.mark.parametrize("victim", ["host", "p2pd", "averager"])
-async def test_the_death_of_any_of_its_processes_is_the_death_of_all(tmp_path: Path, victim: str) -> None:
-    node = await start_node(tmp_path, "node", (0, 1))
-    host = psutil.Process(node.hivemind._host.pid)
-    family = [host, *host.children(recursive=True)]
-    folder = node.hivemind._folder
-    assert any(folder.iterdir())
-    by_name = {
-        "host": host,
-        "p2pd": next(process for process in family if process.name() == "p2pd"),
-        "averager": host.children()[-1],
-    }
-    own = node.descriptor(b"payload", 0, 1)
-    waiting = asyncio.create_task(node.exchange(b"payload", own, None, expected=2))
-    await node.exchange(b"payload", node.descriptor(b"payload", 1, 1), None, expected=1)
-    by_name[victim].kill()
-    with pytest.raises(HetnodeError) as failure:
-        await waiting
-    assert failure.value.code is ErrorCode.HIVEMIND_DIED
-    await gone(family)
-    await node.hivemind.close()
-    assert not folder.exists()
-
-
-async def test_closing_leaves_no_process_and_no_file(tmp_path: Path) -> None:
-    node = await start_node(tmp_path, "node", (0,))
-    host = psutil.Process(node.hivemind._host.pid)
-    family = [host, *host.children(recursive=True)]
-    await node.hivemind.close()
-    assert not list(filter(is_alive, family))
-    assert not node.hivemind._folder.exists()
-
-
-@pytest.mark.parametrize("host_too", [False, True], ids=["main process", "main process and host"])
-async def test_sigkill_of_the_parent_leaves_no_process_and_no_file(tmp_path: Path, host_too: bool) -> None:
-    short = Path(tempfile.mkdtemp(prefix="t-"))  # a socket's path has at most 104 bytes
-    parent = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "tests.support.hive_parent",
-        str(tmp_path),
-        stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "TMPDIR": str(short)},
-    )
-    try:
-        assert parent.stdout is not None
-        assert await parent.stdout.readline() == b"ready\n"
-        (template,) = psutil.Process(parent.pid).children()
-        (host,) = template.children()
-        family = [template, host, *host.children(recursive=True)]
-        assert len(family) == 6  # template, host, DHT, p2pd and two averagers
-        assert any(short.rglob("*.sock"))
-        others_sockets = set(Path("/tmp").glob("hivemind-*"))
-        if host_too:
-            host.suspend()  # so that it cannot clean up before it dies itself
-        parent.send_signal(signal.SIGKILL)
-        if host_too:
-            host.kill()
-        await parent.wait()
-        await gone(family)
-        assert list(short.iterdir()) == []
-        assert set(Path("/tmp").glob("hivemind-*")) <= others_sockets
-    finally:
-        if parent.returncode is None:
-            parent.kill()
-        shutil.rmtree(short)
-
-
-def is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-async def gone(processes: Sequence[psutil.Process]) -> None:
-    """Return once all `processes` have ended; TimeoutError if they do not."""
-    async with asyncio.timeout(10):
-        while any(map(is_alive, processes)):  # noqa: ASYNC110 - no event tells of it
-            await asyncio.sleep(0.05)
 
 
 async def test_the_validator_sees_through_other_spellings_of_a_key() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from node.security.identity import open_identity
-from tests.node.hive.test_hive import RUN, Node, canonical, start_node
+from tests.support.hive_nodes import RUN, Node, canonical, start_node
 from tests.support.hive_noise import TIMES
 
 MOST_BYTES = 1500 << 20

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 import pytest_asyncio
 import torch
@@ -24,7 +23,7 @@ from protocol.algorithm.outer_step import anchor_digest
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import Part, PeerId, StateRecord
 from protocol.wire.records import descriptor_from_bytes, descriptor_to_bytes
-from tests.node.hive.test_hive import (
+from tests.support.hive_nodes import (
     BRIEF,
     PATIENT,
     RUN,
@@ -89,8 +88,7 @@ async def swarm(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Swarm
 
 
 async def kill(node: Node) -> None:
-    host = psutil.Process(node.hivemind._host.pid)
-    family = [host, *host.children(recursive=True)]
+    family = node.processes
     for process in family:
         process.kill()
     await gone(family)

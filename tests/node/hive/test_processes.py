@@ -1,0 +1,98 @@
+"""How the processes of a node's hivemind end: together, and without leaving a file."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from protocol.errors import ErrorCode, HetnodeError
+from tests.support.hive_nodes import (
+    gone,
+    is_alive,
+    start_node,
+)
+
+
+@pytest.fixture
+def sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder for temporary files. Its path is short, because a socket's path has at most 104 bytes."""
+    folder = Path(tempfile.mkdtemp(prefix="t-"))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("victim", ["host", "p2pd", "averager"])
+async def test_the_death_of_any_of_its_processes_is_the_death_of_all(
+    tmp_path: Path, sockets: Path, victim: str
+) -> None:
+    node = await start_node(tmp_path, "node", (0, 1))
+    host, *_ = family = node.processes
+    assert any(sockets.rglob("*"))
+    by_name = {
+        "host": host,
+        "p2pd": next(process for process in family if process.name() == "p2pd"),
+        "averager": host.children()[-1],
+    }
+    own = node.descriptor(b"payload", 0, 1)
+    waiting = asyncio.create_task(node.exchange(b"payload", own, None, expected=2))
+    await node.exchange(b"payload", node.descriptor(b"payload", 1, 1), None, expected=1)
+    by_name[victim].kill()
+    with pytest.raises(HetnodeError) as failure:
+        await waiting
+    assert failure.value.code is ErrorCode.HIVEMIND_DIED
+    await gone(family)
+    await node.hivemind.close()
+    assert not any(sockets.iterdir())
+
+
+async def test_closing_leaves_no_process_and_no_file(tmp_path: Path, sockets: Path) -> None:
+    node = await start_node(tmp_path, "node", (0,))
+    family = node.processes
+    await node.hivemind.close()
+    assert not list(filter(is_alive, family))
+    assert not any(sockets.iterdir())
+
+
+@pytest.mark.parametrize("host_too", [False, True], ids=["main process", "main process and host"])
+async def test_sigkill_of_the_parent_leaves_no_process_and_no_file(
+    tmp_path: Path, sockets: Path, host_too: bool
+) -> None:
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "tests.support.hive_parent",
+        str(tmp_path),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(sockets)},
+    )
+    try:
+        assert parent.stdout is not None
+        assert await parent.stdout.readline() == b"ready\n"
+        (template,) = psutil.Process(parent.pid).children()
+        (host,) = template.children()
+        family = [template, host, *host.children(recursive=True)]
+        assert len(family) == 6  # template, host, DHT, p2pd and two averagers
+        assert any(sockets.rglob("*.sock"))
+        others_sockets = set(Path("/tmp").glob("hivemind-*"))
+        if host_too:
+            host.suspend()  # so that it cannot clean up before it dies itself
+        parent.send_signal(signal.SIGKILL)
+        if host_too:
+            host.kill()
+        await parent.wait()
+        await gone(family)
+        assert list(sockets.iterdir()) == []
+        assert set(Path("/tmp").glob("hivemind-*")) <= others_sockets
+    finally:
+        if parent.returncode is None:
+            parent.kill()

@@ -1,0 +1,170 @@
+"""Nodes with the real transport: hivemind's processes and libp2p's daemon, on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from coordinator.authority import Authority
+from node.hive.transport import HivemindTransport
+from node.security.identity import Identity, open_identity
+from protocol.trust.envelope import sign_descriptor
+from protocol.types import (
+    PROTOCOL_VERSION,
+    Capacity,
+    ExchangeGroup,
+    ManifestEntry,
+    PayloadDescriptor,
+    PeerId,
+    PeerRecord,
+    Role,
+    StageRange,
+)
+from tests.support.certificates import enrolled
+
+RUN = "test-run"
+CAPACITY = 600_000
+KEEP_ROUNDS = 4
+REFUSED = Path("/dev/null/payloads")
+"""A folder that cannot be made, not even by root."""
+PATIENT = 30.0
+"""Deadline of a call that must succeed."""
+BRIEF = 2.0
+"""Deadline of a call that must reach its deadline."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A peer with the real transport."""
+
+    identity: Identity
+    hivemind: HivemindTransport
+
+    @property
+    def processes(self) -> list[psutil.Process]:
+        """The hivemind host, and after it all processes below it."""
+        host = psutil.Process(self.hivemind.pid)
+        return [host, *host.children(recursive=True)]
+
+    def descriptor(self, payload: bytes, stage: int, round_number: int) -> PayloadDescriptor:
+        return describe(self.identity, payload, stage, round_number)
+
+    async def exchange(
+        self,
+        payload: bytes,
+        descriptor: PayloadDescriptor,
+        group: Sequence[PayloadDescriptor] | None,
+        deadline: float = PATIENT,
+        expected: int = 0,
+    ) -> tuple[PayloadDescriptor, ...]:
+        gathered = await self.hivemind.exchange(
+            payload,
+            descriptor,
+            None if group is None else ExchangeGroup("group", tuple(canonical(group))),
+            expected=expected,
+            deadline=deadline,
+        )
+        return gathered.held
+
+    async def fetch(self, descriptor: PayloadDescriptor, *holders: Node, deadline: float = PATIENT) -> bytes:
+        entry = ManifestEntry(descriptor, tuple(holder.identity.peer for holder in holders))
+        return await self.hivemind.fetch_payload(entry, deadline)
+
+
+def describe(identity: Identity, payload: bytes, stage: int, round_number: int) -> PayloadDescriptor:
+    unsigned = PayloadDescriptor(
+        run=RUN,
+        stage=stage,
+        round_number=round_number,
+        owner=identity.peer,
+        anchor_digest="anchor",
+        codec="test",
+        weight=1.0,
+        nbytes=len(payload),
+        sha256=hashlib.sha256(payload).hexdigest(),
+    )
+    return sign_descriptor(unsigned, identity.sign)
+
+
+def canonical(descriptors: Sequence[PayloadDescriptor]) -> tuple[PayloadDescriptor, ...]:
+    return tuple(sorted(descriptors, key=lambda descriptor: descriptor.owner))
+
+
+def record_of(identity: Identity, endpoint: str = "127.0.0.1:4000") -> PeerRecord:
+    capacity = Capacity(device="cpu", memory_bytes=1 << 30, threads=2)
+    return PeerRecord(identity.peer, PROTOCOL_VERSION, Role.STAGE, capacity, endpoint, StageRange(0, 2))
+
+
+async def start_node(
+    folder: Path,
+    name: str,
+    stages: Sequence[int],
+    initial_peers: Sequence[str] = (),
+    client_mode: bool = False,
+    allow_list: Sequence[PeerId] = (),
+    payloads: Path | None = None,
+) -> Node:
+    """Its checkpoints are in `folder`, under its name; so are its payloads, unless told otherwise."""
+    return await start_as(
+        open_identity(folder / f"{name}.key"),
+        folder / name,
+        stages,
+        initial_peers,
+        client_mode,
+        allow_list,
+        payloads,
+    )
+
+
+async def start_as(
+    identity: Identity,
+    folder: Path,
+    stages: Sequence[int],
+    initial_peers: Sequence[str] = (),
+    client_mode: bool = False,
+    allow_list: Sequence[PeerId] = (),
+    payloads: Path | None = None,
+    listen_port: int = 0,
+) -> Node:
+    hivemind = await HivemindTransport.start(
+        identity=identity,
+        **certified(identity),
+        run=RUN,
+        initial_peers=initial_peers,
+        client_mode=client_mode,
+        listen_port=listen_port,
+    )
+    if stages:
+        await hivemind.admit(allow_list)
+        await hivemind.host_stages(
+            dict.fromkeys(stages, CAPACITY),
+            payloads or folder / "payloads",
+            folder / "checkpoints",
+            KEEP_ROUNDS,
+        )
+    return Node(identity, hivemind)
+
+
+def certified(identity: Identity, issuer: Authority | None = None) -> dict[str, Path]:
+    """What HivemindTransport.start needs to be believed."""
+    credentials = enrolled(identity, RUN, issuer=issuer)
+    return {"certificate": credentials.certificate_file, "authority": credentials.authority_file}
+
+
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def gone(processes: Sequence[psutil.Process]) -> None:
+    """Return once all `processes` have ended; TimeoutError if they do not."""
+    async with asyncio.timeout(10):
+        while any(map(is_alive, processes)):  # noqa: ASYNC110 - no event tells of it
+            await asyncio.sleep(0.05)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from node.measure.hardware import available_threads
 from node.net.admin_client import AdminClient
-from node.net.coordinator_client import fetch_status
+from node.net.coordinator_channel import fetch_status
 from node.security.credentials import Credentials, exist, folder_of, load_operator
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.roles import POLICIES

@@ -27,7 +27,7 @@ from node.cli import known_runs
 from node.ipc.channel import start_child
 from node.measure import hardware
 from node.measure.measure import MOST_NEIGHBOURS, in_words, tokens_per_second, training_speed, way_in_words
-from node.net.coordinator_client import fetch_status, probe_coordinator
+from node.net.coordinator_channel import CoordinatorChannel, fetch_status
 from node.net.probe import probe_peer
 from node.security import credentials
 from node.security.credentials import Credentials
@@ -345,7 +345,7 @@ async def ways(address: str, tls: Credentials, me: str, status: RunStatus) -> li
     """To the coordinator, and to those with an endpoint in the newest plan."""
     findings = []
     try:
-        async with probe_coordinator(address, tls) as probe:
+        async with CoordinatorChannel(address, tls) as channel, channel.probe() as probe:
             figures = await probe.figures()
         slow = min(figures.uplink, figures.downlink) < _SLOW_UPLINK
         findings.append(

@@ -22,7 +22,7 @@ Run = Annotated[
 
 def status(run: Run = None) -> None:
     """Show what a run is doing, who takes part, and how the loss goes."""
-    from node.net.coordinator_client import fetch_status  # noqa: PLC0415
+    from node.net.coordinator_channel import fetch_status  # noqa: PLC0415
     from node.views.status import status_view  # noqa: PLC0415
 
     address, credentials = known_runs.operator_or_member(run)

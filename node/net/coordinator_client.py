@@ -1,13 +1,11 @@
-"""A node's view of the coordinator: typed calls with deadlines, retried while the connection is away.
+"""The calls of a peer to its coordinator: typed, and each with a deadline.
 
-gRPC itself retries UNAVAILABLE with back-off (the service config below); every request may safely arrive
-twice. What the coordinator refuses is raised as the HetnodeError that it sent.
+Every request may safely arrive twice. A refusal of the coordinator is raised as the HetnodeError that it sent.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -19,18 +17,18 @@ import grpc
 from cryptography.x509 import load_pem_x509_certificate
 
 from node import hooks
+from node.net.coordinator_channel import CoordinatorChannel
 from node.net.enrollment import check_own
-from node.net.probe import Probe, probe_over
-from node.security.channels import open_channel, tls_failure
-from node.security.credentials import Credentials, RunCredentials, check_in_date
+from node.net.probe import Probe
+from node.security.channels import tls_failure
+from node.security.credentials import RunCredentials, check_in_date
 from node.security.identity import Identity
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
-from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.spec.run import RunSpec
-from protocol.status import Measurement, RunStatus
+from protocol.status import Measurement
 from protocol.trust.envelope import is_signed_by, renewal_message, spec_message
-from protocol.trust.tls import COORDINATOR_NAME, pin_of, wrong_authority
+from protocol.trust.tls import pin_of, wrong_authority
 from protocol.types import (
     PROTOCOL_VERSION,
     Capacity,
@@ -51,45 +49,13 @@ from protocol.wire.convert.measurements import capacity_to_pb, estimates_to_pb
 from protocol.wire.convert.payloads import decision_from_pb, descriptor_to_pb, group_from_pb, rejection_to_pb
 from protocol.wire.convert.plans import places_from_pb
 from protocol.wire.records import open_plan, open_state
-from protocol.wire.rpc_errors import error_from_rpc
-from protocol.wire.status import measurement_to_pb, status_from_pb
+from protocol.wire.status import measurement_to_pb
 
 log = logging.getLogger(__name__)
 
-_SERVICE = pb.DESCRIPTOR.services_by_name["Coordinator"]
-_SERVICE_CONFIG = json.dumps(
-    {
-        "methodConfig": [
-            {
-                # Join and Status are for people who wait: they want to know at once what TLS has to say. A
-                # probe that was kept for another try would measure that.
-                "name": [
-                    {"service": _SERVICE.full_name, "method": method.name}
-                    for method in _SERVICE.methods
-                    if method.name not in ("Join", "Status", "Probe")
-                ],
-                "retryPolicy": {
-                    "maxAttempts": 5,
-                    "initialBackoff": "0.5s",
-                    "maxBackoff": "5s",
-                    "backoffMultiplier": 2,
-                    "retryableStatusCodes": ["UNAVAILABLE"],
-                },
-            }
-        ]
-    }
-)
-_OPTIONS = (
-    ("grpc.service_config", _SERVICE_CONFIG),
-    ("grpc.enable_retries", 1),
-    ("grpc.max_receive_message_length", 4 << 20),
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 5000),
-    ("grpc.keepalive_time_ms", 20_000),
-)
 _CALL_SECONDS = 15.0
 _LONGEST_SLEEP = 600.0
-"""Longer waits are counted anew: certificates go by the wall clock, and the machine may have slept."""
+"""A longer wait is split: certificates go by the wall clock, and the machine may have been suspended."""
 _RETRY_SECONDS = 0.3
 
 
@@ -106,22 +72,23 @@ class Admission:
 
 
 @dataclass(frozen=True)
-class Pulse:
+class HeartbeatReply:
     """What the coordinator answers to a heartbeat.
 
-    `round` is the one that is open, `closes` in how many seconds it closes, if others wait for that already.
+    `round_number` is the round that is open, `closes_seconds` the time until it closes, if others wait for
+    that already.
     """
 
     round_number: int
-    closes: float | None
+    closes_seconds: float | None
 
 
 @dataclass(frozen=True)
-class PlanNews:
-    """One message of the Watch stream: a plan, or the sentence that says what the run waits for.
+class PlanUpdate:
+    """One message of the Watch stream: a plan, or a sentence that says what the run waits for.
 
-    `banned` are all peers that are banned now, `followers` the places of those that are in no plan yet,
-    `round` is the one that is open.
+    `banned` are all peers that are banned now, `followers` the reserved assignments of peers that are in no
+    plan yet, `round_number` is the round that is open.
     """
 
     plan: Plan | None
@@ -132,42 +99,14 @@ class PlanNews:
     round_number: int = 0
 
 
-class _Channel:
-    """A connection under one certificate, and how many calls use it."""
-
-    def __init__(self, address: str, tls: Credentials) -> None:
-        self._channel = open_channel(address, tls, COORDINATOR_NAME, _OPTIONS)
-        self.stub = pb_grpc.CoordinatorStub(self._channel)
-        self._calls = 0
-        self._retired = False
-
-    @asynccontextmanager
-    async def call(self) -> AsyncIterator[pb_grpc.CoordinatorStub]:
-        self._calls += 1
-        try:
-            yield self.stub
-        finally:
-            self._calls -= 1
-            await self._close_if_idle()
-
-    async def retire(self) -> None:
-        """Close it as soon as the last of its calls, which may be a stream of days, is over."""
-        self._retired = True
-        await self._close_if_idle()
-
-    async def close(self) -> None:
-        await self._channel.close()
-
-    async def _close_if_idle(self) -> None:
-        if self._retired and not self._calls:
-            await self._channel.close()
-
-
 class CoordinatorClient:
-    """Calls to the coordinator of one run in the name of the peer whose `credentials` these are.
+    """Calls of one peer to the coordinator of one run.
 
-    Both ends show certificates. A renewed one is shown on a new connection; the calls that are open, and the
-    stream of plans, go on undisturbed on the old one. Close it when done.
+    Both ends show certificates. A renewed one is shown on a new connection; open calls, and the stream of
+    plans, continue on the old one. To be closed after use.
+
+    Args:
+        credentials: of the peer that `identity` names.
     """
 
     def __init__(self, credentials: RunCredentials, identity: Identity) -> None:
@@ -175,7 +114,7 @@ class CoordinatorClient:
         self.credentials = credentials
         self._identity = identity
         self._peer = identity.peer
-        self._channel = _Channel(self.address, credentials.tls)
+        self._channel = CoordinatorChannel(self.address, credentials.tls)
 
     async def join(
         self, role: Role, capacity: Capacity, endpoint: str, spec_hash: str, deadline: float
@@ -209,21 +148,21 @@ class CoordinatorClient:
         return Admission(spec, tuple(reply.dht_peers), clock_offset)
 
     async def _first_call(self, request: pb.JoinRequest, deadline: float) -> pb.JoinReply:
-        """Join, repeated while nobody answers at all; but a certificate that TLS refuses stays refused."""
+        """Join, with further attempts until something answers at the address and TLS accepts it."""
         clock = asyncio.get_running_loop().time
         ends = clock() + deadline
         while True:
             await hooks.current().before_coordinator_call("Join", request)
-            try:
-                async with self._channel.call() as stub:
+            async with self._channel.call() as stub:
+                try:
                     reply: pb.JoinReply = await stub.Join(request, timeout=max(0.1, ends - clock()))
-            except grpc.aio.AioRpcError as error:
-                late = clock() > ends - _RETRY_SECONDS
-                if error.code() is not grpc.StatusCode.UNAVAILABLE or tls_failure(error) or late:
-                    raise self._translated(error) from None
-            else:
-                await hooks.current().after_coordinator_call("Join", request)
-                return reply
+                except grpc.aio.AioRpcError as error:
+                    late = clock() > ends - _RETRY_SECONDS
+                    if error.code() is not grpc.StatusCode.UNAVAILABLE or tls_failure(error) or late:
+                        raise
+                else:
+                    await hooks.current().after_coordinator_call("Join", request)
+                    return reply
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def renew(self) -> None:
@@ -240,13 +179,13 @@ class CoordinatorClient:
         renewed = replace(tls, certificate=reply.certificate_pem)
         check_own(renewed, authority, self._peer)
         self.credentials = self.credentials.renewed(reply.certificate_pem)
-        old, self._channel = self._channel, _Channel(self.address, self.credentials.tls)
+        old, self._channel = self._channel, CoordinatorChannel(self.address, self.credentials.tls)
         await old.retire()
 
     async def keep_renewed(self) -> NoReturn:
-        """Renew the certificate long before it runs out, again and again; what is connected stays so.
+        """Renew the certificate each time well before it expires. Open connections continue.
 
-        Raises HetnodeError: BANNED or another refusal; CERTIFICATE_REFUSED once it has run out nevertheless.
+        Raises HetnodeError: BANNED or another refusal; CERTIFICATE_REFUSED if it has expired nevertheless.
         """
         while True:
             wait = self.credentials.tls.seconds_to_renewal(time.time())
@@ -262,7 +201,7 @@ class CoordinatorClient:
                 check_in_date(self.credentials, time.time())
                 log.warning("the certificate could not be renewed yet: %s", error)
 
-    async def watch(self) -> AsyncIterator[PlanNews]:
+    async def watch(self) -> AsyncIterator[PlanUpdate]:
         """The plan in force at once, then every newer one. Ends with the run or the connection.
 
         Raises HetnodeError: WRONG_AUTHORITY where a plan is not signed by the coordinator's key.
@@ -273,18 +212,16 @@ class CoordinatorClient:
             try:
                 async for update in call:
                     await hooks.current().after_coordinator_call("Watch", request)
-                    yield self._news(update)
-            except grpc.aio.AioRpcError as error:
-                raise self._translated(error) from None
+                    yield self._opened(update)
             finally:
                 call.cancel()
 
-    def _news(self, update: pb.PlanUpdate) -> PlanNews:
+    def _opened(self, update: pb.PlanUpdate) -> PlanUpdate:
         plan = None
         if update.signed_plan:
             credentials = self.credentials
             plan = open_plan(update.signed_plan, update.signature, credentials.run, credentials.coordinator)
-        return PlanNews(
+        return PlanUpdate(
             plan,
             update.waiting,
             update.finished,
@@ -295,26 +232,20 @@ class CoordinatorClient:
 
     async def heartbeat(
         self, round_number: int, inner_step: int, estimates: Estimates | None = None
-    ) -> Pulse:
-        """Say how far this node is, and what it has measured where that has changed."""
-        told = None if estimates is None else estimates_to_pb(estimates)
+    ) -> HeartbeatReply:
+        """Report how far this node is, and its measurements if they have changed."""
+        changed = None if estimates is None else estimates_to_pb(estimates)
         request = pb.HeartbeatRequest(
-            peer=self._peer, round=round_number, inner_step=inner_step, estimates=told
+            peer=self._peer, round=round_number, inner_step=inner_step, estimates=changed
         )
         reply = await self._call("Heartbeat", request, _CALL_SECONDS)
-        return Pulse(reply.round, reply.closes_seconds if reply.closing else None)
+        return HeartbeatReply(reply.round, reply.closes_seconds if reply.closing else None)
 
     @asynccontextmanager
     async def probe(self) -> AsyncIterator[Probe]:
-        """For measuring the way to the coordinator. May be asked for before joining.
-
-        Raises HetnodeError: as :func:`node.net.probe.probe_over` does, COORDINATOR_UNREACHABLE.
-        """
+        """As :meth:`CoordinatorChannel.probe`. Can be used before joining."""
         await hooks.current().before_coordinator_call("Probe", None)
-        async with (
-            self._channel.call() as stub,
-            probe_over(stub.Probe(), self._translated) as probe,
-        ):
+        async with self._channel.probe() as probe:
             yield probe
 
     async def leave(self, reason: str) -> None:
@@ -393,55 +324,7 @@ class CoordinatorClient:
 
     async def _call(self, method: str, request: Any, deadline: float) -> Any:
         await hooks.current().before_coordinator_call(method, request)
-        try:
-            async with self._channel.call() as stub:
-                reply = await getattr(stub, method)(request, timeout=deadline, wait_for_ready=True)
-        except grpc.aio.AioRpcError as error:
-            raise self._translated(error) from None
+        async with self._channel.call() as stub:
+            reply = await getattr(stub, method)(request, timeout=deadline, wait_for_ready=True)
         await hooks.current().after_coordinator_call(method, request)
         return reply
-
-    def _translated(self, error: grpc.aio.AioRpcError) -> HetnodeError:
-        return _error_of(error, self.address)
-
-
-async def fetch_status(address: str, tls: Credentials, deadline: float = 5.0) -> RunStatus:
-    """What the coordinator at `address` shows to holders of any certificate of its run.
-
-    Raises HetnodeError: COORDINATOR_UNREACHABLE, WRONG_AUTHORITY, or the refusal.
-    """
-    channel = open_channel(address, tls, COORDINATOR_NAME, _OPTIONS)
-    try:
-        reply = await pb_grpc.CoordinatorStub(channel).Status(pb.StatusRequest(), timeout=deadline)
-        return status_from_pb(reply)
-    except grpc.aio.AioRpcError as error:
-        raise _error_of(error, address) from None
-    finally:
-        await channel.close()
-
-
-@asynccontextmanager
-async def probe_coordinator(address: str, tls: Credentials) -> AsyncIterator[Probe]:
-    """As :meth:`CoordinatorClient.probe`, for whoever holds `tls`."""
-    channel = open_channel(address, tls, COORDINATOR_NAME, _OPTIONS)
-    try:
-        call = pb_grpc.CoordinatorStub(channel).Probe()
-        async with probe_over(call, lambda error: _error_of(error, address)) as probe:
-            yield probe
-    finally:
-        await channel.close()
-
-
-def _error_of(error: grpc.aio.AioRpcError, address: str) -> HetnodeError:
-    """The coordinator's refusal, or why it could not be asked."""
-    refusal = error_from_rpc(error)
-    if refusal is not None:
-        return refusal
-    if why := tls_failure(error):
-        return wrong_authority(f"What answers at {address} is not the coordinator of this run: {why}.")
-    why = (error.details() or error.code().name)[:200]
-    return HetnodeError(
-        ErrorCode.COORDINATOR_UNREACHABLE,
-        f"The coordinator at {address} does not answer ({error.code().name}: {why}).",
-        "Check the address, that 'hetnode coordinator' runs there, and that its port is open.",
-    )

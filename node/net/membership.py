@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import NoReturn, TypeVar
 
-from node.net.coordinator_client import CoordinatorClient, PlanNews
+from node.net.coordinator_client import CoordinatorClient, PlanUpdate
 from node.net.live_estimates import LiveEstimates
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import Capacity, PeerId, Plan, Replica, ReservedAssignment, StageRange
@@ -235,7 +235,7 @@ class Membership:
             self._is_missed = True
             log.warning("waiting for the coordinator, there is nothing to do here: %s", error.cause)
 
-    async def _take(self, news: PlanNews) -> None:
+    async def _take(self, news: PlanUpdate) -> None:
         """Adopt what is new; the averagers first, as others may act on it before this node."""
         async with self._adopting:
             now = self.run_view
@@ -286,8 +286,8 @@ class Membership:
                 if self._is_missed:
                     self._is_missed = False
                     log.info("the coordinator is back")
-                if pulse.closes is not None:
-                    self._closes = (pulse.round_number, self._answered + pulse.closes)
+                if pulse.closes_seconds is not None:
+                    self._closes = (pulse.round_number, self._answered + pulse.closes_seconds)
                 if pulse.round_number > self.run_view.round_number:
                     await self._set(replace(self.run_view, round_number=pulse.round_number))
             except HetnodeError as error:

@@ -17,7 +17,7 @@ from coordinator.state.apply import apply
 from coordinator.state.commands import Leave
 from coordinator.state.events import AssignmentReserved, PeerJoined, PlanAdopted
 from coordinator.state.text import Waiting
-from node.net.coordinator_client import Admission, CoordinatorClient, PlanNews
+from node.net.coordinator_client import Admission, CoordinatorClient, PlanUpdate
 from node.net.link_dialer import Links
 from node.net.membership import Membership
 from protocol.algorithm.sampling import sample_range
@@ -136,7 +136,7 @@ def test_who_is_refused_because_of_a_move_that_it_has_not_heard_of_moves(
     refused: list[ErrorCode] = []
     is_late = False
 
-    async def take_late(self: Membership, news: PlanNews) -> None:
+    async def take_late(self: Membership, news: PlanUpdate) -> None:
         if here() == "s" and is_late:
             await asyncio.sleep(8)
         await take(self, news)

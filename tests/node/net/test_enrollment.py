@@ -12,7 +12,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from node.net.coordinator_client import CoordinatorClient, PlanNews, fetch_status
+from node.net.coordinator_channel import fetch_status
+from node.net.coordinator_client import CoordinatorClient, PlanUpdate
 from node.net.enrollment import enroll
 from node.security import credentials as kept
 from node.security.credentials import RunCredentials
@@ -51,7 +52,7 @@ async def join(client: CoordinatorClient) -> None:
     assert admission.spec == spec_of()
 
 
-async def last_of(client: CoordinatorClient) -> PlanNews:
+async def last_of(client: CoordinatorClient) -> PlanUpdate:
     """Of the stream of plans."""
     return [news async for news in client.watch()][-1]
 
@@ -213,7 +214,7 @@ async def test_renewing_drops_no_stream_and_new_connections_show_the_new_certifi
     assert client.credentials.tls.key == old.key
     assert kept.load(client.credentials.folder) == client.credentials
     await run.join(keyed(1))
-    update: PlanNews = await anext(news)  # on the stream of before
+    update: PlanUpdate = await anext(news)  # on the stream of before
     assert update.plan is not None
     await client.heartbeat(1, 0)
     await news.aclose()

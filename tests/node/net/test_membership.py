@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from node.net.coordinator_client import PlanNews, Pulse
+from node.net.coordinator_client import HeartbeatReply, PlanUpdate
 from node.net.membership import Membership, RunView
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import Estimates, Member, PeerId, Plan, Replica, ReservedAssignment, StageRange
@@ -34,8 +34,8 @@ def plan_of(epoch: int, from_round: int, *peers: PeerId) -> Plan:
 
 def news(
     plan: Plan | None = None, *followers: ReservedAssignment, round_number: int = 1, **more: Any
-) -> PlanNews:
-    return PlanNews(
+) -> PlanUpdate:
+    return PlanUpdate(
         plan,
         **{"waiting": "", "finished": False, "banned": frozenset(), **more},
         followers=followers,
@@ -49,16 +49,16 @@ class Coordinator:
     def __init__(self) -> None:
         self.trouble: dict[str, HetnodeError] = {}
         self.calls: dict[str, list[float]] = {"watch": [], "heartbeat": [], "join": []}
-        self.pulse = Pulse(1, None)
-        self._streams: list[asyncio.Queue[PlanNews | HetnodeError]] = []
+        self.pulse = HeartbeatReply(1, None)
+        self._streams: list[asyncio.Queue[PlanUpdate | HetnodeError]] = []
 
-    def tell(self, what: PlanNews | HetnodeError) -> None:
+    def tell(self, what: PlanUpdate | HetnodeError) -> None:
         """To the newest stream alone."""
         self._streams[-1].put_nowait(what)
 
-    async def watch(self) -> AsyncIterator[PlanNews]:
+    async def watch(self) -> AsyncIterator[PlanUpdate]:
         self._called("watch")
-        stream: asyncio.Queue[PlanNews | HetnodeError] = asyncio.Queue()
+        stream: asyncio.Queue[PlanUpdate | HetnodeError] = asyncio.Queue()
         self._streams.append(stream)
         while True:
             told = await stream.get()
@@ -68,7 +68,7 @@ class Coordinator:
 
     async def heartbeat(
         self, round_number: int, inner_step: int, estimates: Estimates | None = None
-    ) -> Pulse:
+    ) -> HeartbeatReply:
         self._called("heartbeat")
         return self.pulse
 
@@ -103,7 +103,7 @@ def play(scenario: Scenario[T]) -> T:
     return run(main())
 
 
-async def hears(coordinator: Coordinator, membership: Membership, *told: PlanNews) -> RunView:
+async def hears(coordinator: Coordinator, membership: Membership, *told: PlanUpdate) -> RunView:
     """The standing after the node has heard all of `told`."""
     for each in told:
         coordinator.tell(each)
@@ -271,7 +271,7 @@ def test_a_node_that_was_suspended_does_not_take_the_coordinator_for_away() -> N
 
 def test_a_heartbeat_says_when_offers_close_and_which_round_is_open() -> None:
     async def scenario(coordinator: Coordinator, membership: Membership) -> None:
-        coordinator.pulse = Pulse(7, 10.0)
+        coordinator.pulse = HeartbeatReply(7, 10.0)
         await membership.until(lambda run_view: run_view.round_number == 7 or None)
         assert membership.closes_in(7) == pytest.approx(10.0)
         assert membership.closes_in(8) is None

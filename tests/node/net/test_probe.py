@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from coordinator.api import service
 from node.net import probe as probing
-from node.net.coordinator_client import probe_coordinator
+from node.net.coordinator_channel import CoordinatorChannel
 from node.net.link_handshake import stream_options
 from node.net.link_server import LinkServer
 from node.net.probe import Figures, Probe, probe_peer
@@ -358,7 +358,7 @@ async def refused(probing: Coroutine[Any, Any, object]) -> ErrorCode:
 
 
 async def probed(run: Running, peer: str, tls: Credentials | None = None) -> Figures:
-    async with probe_coordinator(run.address, tls or shown(run, peer)) as found:
+    async with CoordinatorChannel(run.address, tls or shown(run, peer)) as channel, channel.probe() as found:
         return await found.figures(SHORT)
 
 
@@ -392,7 +392,7 @@ async def test_the_coordinator_answers_one_probe_of_a_peer_and_four_of_all(run: 
         done = asyncio.Event()
 
         async def hold(peer: str, entered: asyncio.Event) -> None:
-            async with probe_coordinator(run.address, shown(run, peer)) as held:
+            async with CoordinatorChannel(run.address, shown(run, peer)) as channel, channel.probe() as held:
                 await held.round_trip(1)
                 entered.set()
                 await done.wait()
@@ -410,7 +410,7 @@ async def test_a_probe_that_idles_is_ended(run: Running, monkeypatch: pytest.Mon
     monkeypatch.setattr(service, "MAX_PROBE_SECONDS", 0.05)
 
     async def idle() -> None:
-        async with probe_coordinator(run.address, shown(run, A.peer)) as found:
+        async with CoordinatorChannel(run.address, shown(run, A.peer)) as channel, channel.probe() as found:
             await found.round_trip(1)
             await found._read()
 
@@ -423,7 +423,7 @@ async def test_a_caller_gives_up_on_one_that_never_answers(
     monkeypatch.setattr(probing, "_MOST_SECONDS", 0.3)
 
     async def wait() -> None:
-        async with probe_coordinator(run.address, shown(run, A.peer)) as found:
+        async with CoordinatorChannel(run.address, shown(run, A.peer)) as channel, channel.probe() as found:
             await found._read()
 
     assert await refused(wait()) is ErrorCode.NEIGHBOUR_UNREACHABLE
@@ -442,7 +442,7 @@ async def test_bytes_that_are_no_message_are_refused(run: Running) -> None:
 
 async def test_a_coordinator_that_is_away_is_said_to_be(run: Running) -> None:
     async def away() -> None:
-        async with probe_coordinator("127.0.0.1:9", shown(run, A.peer)) as found:
+        async with CoordinatorChannel("127.0.0.1:9", shown(run, A.peer)) as channel, channel.probe() as found:
             await found.round_trip()
 
     assert await refused(away()) is ErrorCode.COORDINATOR_UNREACHABLE

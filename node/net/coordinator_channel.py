@@ -1,0 +1,132 @@
+"""A connection to the coordinator, and the calls that every holder of a certificate of the run can make.
+
+gRPC itself retries UNAVAILABLE with backoff (the service config below), so the coordinator may get any request
+twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Self
+
+import grpc
+
+from node.net.probe import Probe, probe_over
+from node.security.channels import open_channel, tls_failure
+from node.security.credentials import Credentials
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.pb import hetnode_pb2 as pb
+from protocol.pb import hetnode_pb2_grpc as pb_grpc
+from protocol.status import RunStatus
+from protocol.trust.tls import COORDINATOR_NAME, wrong_authority
+from protocol.wire.rpc_errors import error_from_rpc
+from protocol.wire.status import status_from_pb
+
+_SERVICE = pb.DESCRIPTOR.services_by_name["Coordinator"]
+_SERVICE_CONFIG = json.dumps(
+    {
+        "methodConfig": [
+            {
+                # A person waits for Join and Status, and must see at once why TLS fails. A probe that
+                # gRPC held back for another attempt would measure the wait.
+                "name": [
+                    {"service": _SERVICE.full_name, "method": method.name}
+                    for method in _SERVICE.methods
+                    if method.name not in ("Join", "Status", "Probe")
+                ],
+                "retryPolicy": {
+                    "maxAttempts": 5,
+                    "initialBackoff": "0.5s",
+                    "maxBackoff": "5s",
+                    "backoffMultiplier": 2,
+                    "retryableStatusCodes": ["UNAVAILABLE"],
+                },
+            }
+        ]
+    }
+)
+_OPTIONS = (
+    ("grpc.service_config", _SERVICE_CONFIG),
+    ("grpc.enable_retries", 1),
+    ("grpc.max_receive_message_length", 4 << 20),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 5000),
+    ("grpc.keepalive_time_ms", 20_000),
+)
+
+
+class CoordinatorChannel:
+    """A connection to the coordinator at `address`, which shows one certificate."""
+
+    def __init__(self, address: str, tls: Credentials) -> None:
+        self._address = address
+        self._channel = open_channel(address, tls, COORDINATOR_NAME, _OPTIONS)
+        self._stub = pb_grpc.CoordinatorStub(self._channel)
+        self._calls = 0
+        self._retired = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @asynccontextmanager
+    async def call(self) -> AsyncIterator[pb_grpc.CoordinatorStub]:
+        """The stub, for one call. An error of gRPC within is raised as :meth:`error_of` says."""
+        self._calls += 1
+        try:
+            yield self._stub
+        except grpc.aio.AioRpcError as error:
+            raise self.error_of(error) from None
+        finally:
+            self._calls -= 1
+            await self._close_if_idle()
+
+    @asynccontextmanager
+    async def probe(self) -> AsyncIterator[Probe]:
+        """For measuring the way to the coordinator.
+
+        Raises HetnodeError: as :func:`node.net.probe.probe_over` does, COORDINATOR_UNREACHABLE.
+        """
+        async with self.call() as stub, probe_over(stub.Probe(), self.error_of) as probe:
+            yield probe
+
+    def error_of(self, error: grpc.aio.AioRpcError) -> HetnodeError:
+        """The coordinator's refusal; WRONG_AUTHORITY where TLS failed; else COORDINATOR_UNREACHABLE."""
+        refusal = error_from_rpc(error)
+        if refusal is not None:
+            return refusal
+        if why := tls_failure(error):
+            return wrong_authority(
+                f"What answers at {self._address} is not the coordinator of this run: {why}."
+            )
+        why = (error.details() or error.code().name)[:200]
+        return HetnodeError(
+            ErrorCode.COORDINATOR_UNREACHABLE,
+            f"The coordinator at {self._address} does not answer ({error.code().name}: {why}).",
+            "Check the address, that 'hetnode coordinator' runs there, and that its port is open.",
+        )
+
+    async def retire(self) -> None:
+        """Close the connection as soon as the last of its calls is over; one may be a stream of days."""
+        self._retired = True
+        await self._close_if_idle()
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def _close_if_idle(self) -> None:
+        if self._retired and not self._calls:
+            await self._channel.close()
+
+
+async def fetch_status(address: str, tls: Credentials, deadline: float = 5.0) -> RunStatus:
+    """What the coordinator at `address` shows to holders of any certificate of its run.
+
+    Raises HetnodeError: COORDINATOR_UNREACHABLE, WRONG_AUTHORITY, or the refusal.
+    """
+    async with CoordinatorChannel(address, tls) as channel, channel.call() as stub:
+        return status_from_pb(await stub.Status(pb.StatusRequest(), timeout=deadline))

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from math import inf
 
 from coordinator.placement.cost_model import Survey, chain_time
-from coordinator.placement.initial_chains import form
-from coordinator.placement.initial_placement import group
+from coordinator.placement.initial_chains import form_chains
+from coordinator.placement.initial_placement import initial_plan
 from coordinator.state.state import Peer
 from coordinator.state.text import Waiting
 from protocol.spec.resolve import resolve
@@ -67,7 +67,7 @@ def in_order_of_arrival(spec: RunSpec, survey: Survey, peers: Sequence[Peer]) ->
         Peer(each.peer, each.role, Capacity("cuda", 0, 8), each.endpoint, each.arrival, each.lifecycle)
         for each in peers
     ]
-    plan = group(blank, spec, 1, 1, 0)
+    plan = initial_plan(blank, spec, 1, 1, 0)
     return slowest(spec, survey, [each.members for each in plan.replicas]) if isinstance(plan, Plan) else inf
 
 
@@ -102,7 +102,7 @@ def main() -> None:
         )
         survey = Survey({each.peer: each.capacity for each in peers})
         began = time.perf_counter()
-        chains = form(spec, survey, peers, pipelines)
+        chains = form_chains(spec, survey, peers, pipelines)
         seconds = time.perf_counter() - began
         if isinstance(chains, Waiting):
             print(f"{count:5}{pipelines:11}{stages:8}{seconds:18.2f}  {chains.sentence}")

@@ -1,32 +1,30 @@
 """What a swarm would do: tokens per second, traffic and bottleneck of a plan, from the cost model.
 
-The same arithmetic as where pipelines are formed (:mod:`coordinator.placement.cost_model`), carried on to whole rounds.
-With M replicas in the plan:
+Pipelines are formed with the same cost model (:mod:`coordinator.placement.cost_model`); here it is extended
+to whole rounds. M is the number of replicas in the plan. Units are seconds and bytes.
 
-**Inner phase.** H inner steps; the replicas work side by side, so it lasts as long as that of the slowest.
+**Inner phase.** H inner steps. The replicas work side by side, so it lasts as long as the slowest one.
 
-**Outer exchange.** For every stage the M hosts gather each other's payloads: a peer sends and receives
-(M - 1) payloads of each of its stages, all stages at the same time. Then members without stage 0 fetch the M
-payloads of stage 0 for the embedding, in equal parts from its M hosts. Both take
+**Outer exchange.** For each stage its M hosts gather each other's payloads: a peer sends and receives M - 1
+payloads of each of its stages, all stages at the same time. Then members without stage 0 fetch the M payloads
+of stage 0 for the embedding, in equal parts from its M hosts. Each of the two takes
 
     max over peers (bytes sent / uplink, bytes received / downlink)
 
-one after the other, and after the inner phase. Left out: matching, screening, deciding and applying, the DHT,
-checkpoints of returning peers.
-
-Units are seconds and bytes. A bandwidth or speed that nobody has measured costs nothing.
+and they follow each other after the inner phase. Left out: forming groups, validating, deciding and applying,
+the DHT, checkpoints of returning peers. A bandwidth or speed that is not measured costs nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
-from coordinator.placement.cost_model import Survey, chain_time, compute_seconds, link_time, message_bytes
-from coordinator.placement.initial_placement import group, survey_of
-from coordinator.placement.rebalance import fair_shares, largest_share
+from coordinator.placement.cost_model import Survey, bottleneck, chain_costs, message_bytes
+from coordinator.placement.initial_placement import initial_plan, survey_of
 from coordinator.placement.schedule import LinkTime, StepTime, step_time
+from coordinator.placement.shares import fair_shares, largest_share, with_shares
 from coordinator.state.state import Peer
 from coordinator.state.text import Waiting
 from protocol.spec.run import RunSpec
@@ -54,14 +52,19 @@ class ReplicaForecast:
     """One replica in the inner phase.
 
     Attributes:
-        step: one inner step; its bottleneck names members by position.
-        utilization: share of a whole round that each member computes, the wait for slower replicas and the
-            outer exchange included.
+        step: one inner step.
+        utilization: share of a whole round that each member computes. The rest of the round includes the wait
+            for slower replicas and the outer exchange.
     """
 
     replica: Replica
     step: StepTime
     utilization: tuple[float, ...]
+
+    @property
+    def bottleneck(self) -> str:
+        """What the inner step waits for, with members named by position; "" where it takes no time."""
+        return str(self.step.bottleneck or "")
 
 
 @dataclass(frozen=True)
@@ -72,11 +75,11 @@ class Forecast:
         inner_seconds: of the inner phase of one round.
         gather_seconds: of gathering payloads in one round.
         embedding_seconds: of fetching the embedding's update in one round.
-        hidden_seconds: of these two, while inner steps of the next round go on (`outer.overlap`). That the
-            links carry activations at the same time is not taken into account.
+        hidden_seconds: the part of these two during which inner steps of the next round run
+            (`outer.overlap`). The activations that the links carry at the same time are left out.
         tokens_per_round: of all replicas.
         per_round: traffic of each peer in one round.
-        bottleneck: what a round waits for, in words.
+        bottleneck: a sentence that says what a round waits for.
     """
 
     replicas: tuple[ReplicaForecast, ...]
@@ -148,22 +151,17 @@ def forecast(
         hidden,
         spec.model.context * sum(spec.samples_per_round(spec.microbatches_of(each)) for each in replicas),
         traffic,
-        _bottleneck(spec, survey, replicas, steps, inner, gather + fetch - hidden, (gathering, fetching)),
+        _bottleneck(survey, replicas, steps, inner, gather + fetch - hidden, (gathering, fetching)),
     )
 
 
 def _steps(spec: RunSpec, survey: Survey, replicas: Sequence[Replica]) -> list[StepTime]:
-    """An inner step of each; replicas of equal peers are worked out once."""
+    """An inner step of each replica; for replicas of equal peers it is computed once."""
     known: dict[tuple[tuple[float, ...], tuple[LinkTime, ...], int], StepTime] = {}
     steps = []
     for replica in replicas:
-        members = replica.members
-        compute = tuple(compute_seconds(spec, survey, each.peer, each.stages) for each in members)
-        links = tuple(
-            link_time(survey, members[i].peer, members[i + 1].peer, message_bytes(spec, link.k))
-            for i, link in enumerate(replica.links)
-        )
-        key = (compute, links, spec.microbatches_of(replica))
+        ks = [link.k for link in replica.links]
+        key = (*chain_costs(spec, survey, replica.members, ks), spec.microbatches_of(replica))
         if key not in known:
             known[key] = step_time(*key)
         steps.append(known[key])
@@ -195,7 +193,7 @@ def _gathering(replicas: Sequence[Replica], payload_bytes: Sequence[int]) -> dic
 
 
 def _fetching_embedding(replicas: Sequence[Replica], payload: int) -> dict[PeerId, Traffic]:
-    """Stage 0's payloads to those who do not host it, in equal parts from those who do."""
+    """Payloads of stage 0 for members that do not host it, in equal parts from its hosts."""
     followers = [member.peer for replica in replicas for member in replica.members[1:]]
     hosts = [replica.members[0].peer for replica in replicas]
     received = dict.fromkeys(followers, Traffic(received=len(replicas) * payload))
@@ -204,18 +202,19 @@ def _fetching_embedding(replicas: Sequence[Replica], payload: int) -> dict[PeerI
 
 
 def _seconds(survey: Survey, traffic: Mapping[PeerId, Traffic]) -> float:
-    """Until everybody has sent and received its part, all at the same time."""
+    """Until all peers have sent and received their parts, at the same time."""
     return max((_longest(survey, peer, each)[0] for peer, each in traffic.items()), default=0.0)
 
 
 def _longest(survey: Survey, peer: PeerId, traffic: Traffic) -> tuple[float, str]:
-    capacity = survey.capacities.get(peer)
-    uplink, downlink = (capacity.uplink or inf, capacity.downlink or inf) if capacity else (inf, inf)
-    return max((traffic.sent / uplink, "uplink"), (traffic.received / downlink, "downlink"))
+    capacity = survey.capacity(peer)
+    return max(
+        (traffic.sent / (capacity.uplink or inf), "uplink"),
+        (traffic.received / (capacity.downlink or inf), "downlink"),
+    )
 
 
 def _bottleneck(
-    spec: RunSpec,
     survey: Survey,
     replicas: Sequence[Replica],
     steps: Sequence[StepTime],
@@ -223,48 +222,42 @@ def _bottleneck(
     outer: float,
     exchanges: Sequence[Mapping[PeerId, Traffic]],
 ) -> str:
-    """The larger of inner phase and outer exchange (what is not hidden of it), and what it waits for."""
+    """The longer one of inner phase and outer exchange (what is not hidden of it), and what it waits for."""
     whole = inner + outer
     if whole == 0:
         return "nothing is known of the peers' speeds"
     if outer > inner:
-        (_, way), peer = max(
+        (_, direction), peer = max(
             (_longest(survey, peer, each), peer) for traffic in exchanges for peer, each in traffic.items()
         )
-        return f"the outer exchange, {outer / whole:.0%} of a round: {way} of {peer}"
-    slowest = max(range(len(steps)), key=lambda i: steps[i].seconds)
-    replica = replicas[slowest]
-    share = sum(steps[slowest].utilization) / len(replica.members)
-    ks = [link.k for link in replica.links]
-    what = chain_time(spec, survey, replica.members, ks, spec.microbatches_of(replica)).bottleneck
-    return f"{what}, in {replica.name}, whose members compute {share:.0%} of a step"
+        return f"the outer exchange, {outer / whole:.0%} of a round: {direction} of {peer}"
+    replica, step = max(zip(replicas, steps, strict=True), key=lambda each: each[1].seconds)
+    share = sum(step.utilization) / len(replica.members)
+    cause = bottleneck(survey, replica.members, step)
+    return f"{cause}, in {replica.name}, whose members compute {share:.0%} of a step"
 
 
 def shared_out(spec: RunSpec, survey: Survey, replicas: Sequence[Replica]) -> list[Replica]:
-    """`replicas` with their microbatches of an inner step by speed, as the coordinator shares them out.
+    """`replicas` with microbatches by speed, as the coordinator will share them out.
 
-    In equal parts where the spec does not balance, or nothing is known of speeds.
+    Shares are equal where the spec does not balance work, or where no speed is known.
     """
     usual = spec.inner.microbatches
-    alike = [replace(each, microbatches=usual, weight=1.0) for each in replicas]
-    seconds = [step.seconds / usual for step in _steps(spec, survey, alike)]
+    equal = with_shares(spec, replicas, [usual] * len(replicas))
+    seconds = [step.seconds / usual for step in _steps(spec, survey, equal)]
     if not spec.grouping.balance or not all(seconds):
-        return alike
+        return equal
     most = largest_share(usual, len(replicas))
-    shares = fair_shares(seconds, usual, [most] * len(replicas))
-    return [
-        replace(each, microbatches=share, weight=share / usual)
-        for each, share in zip(replicas, shares, strict=True)
-    ]
+    return with_shares(spec, replicas, fair_shares(seconds, usual, [most] * len(replicas)))
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """Who would form which replica.
+    """The plan that the coordinator would make.
 
     Attributes:
-        reason: what was formed and why, in a sentence.
-        spares: peers that no replica takes.
+        reason: a sentence that says which replicas were formed and why.
+        spares: peers that are in no replica.
     """
 
     survey: Survey
@@ -274,11 +267,11 @@ class Proposal:
 
 
 def proposed(spec: RunSpec, peers: Sequence[Peer]) -> Proposal | Waiting:
-    """What the coordinator would form of `peers` if they all joined, of whom it knows their capacities."""
-    survey = survey_of(peers, {})
-    plan = group(peers, spec, 1, 1, 0)
+    """What the coordinator would form if all of `peers` joined and it knew their capacities."""
+    plan = initial_plan(peers, spec, 1, 1, 0)
     if isinstance(plan, Waiting):
         return plan
-    seated = {member.peer for replica in plan.replicas for member in replica.members}
-    spares = tuple(peer.peer for peer in peers if peer.peer not in seated)
+    survey = survey_of(peers, {})
+    assigned = {member.peer for replica in plan.replicas for member in replica.members}
+    spares = tuple(peer.peer for peer in peers if peer.peer not in assigned)
     return Proposal(survey, tuple(shared_out(spec, survey, plan.replicas)), plan.reason, spares)

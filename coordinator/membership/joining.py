@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from coordinator.membership.invites import permitted_role
 from coordinator.membership.validation import bad_request, check_not_excluded, check_peer_id
-from coordinator.placement.initial_placement import group, measuring, missing
+from coordinator.placement.initial_placement import initial_plan, measuring, missing
 from coordinator.placement.vacancies import Vacancies, reserve_assignments
 from coordinator.state.commands import Join
 from coordinator.state.events import AssignmentReserved, PeerJoined, PeerLost, PlanAdopted
@@ -91,7 +91,7 @@ def start_run(transaction: Transaction, spec: RunSpec, now: float) -> None:
     staying, estimates = transaction.state.staying, transaction.state.estimates
     if any(now < peer.joined_at + SPEED_SECONDS for peer in measuring(staying, estimates)):
         return
-    plan = group(staying, spec, 1, 1, 0, estimates)
+    plan = initial_plan(staying, spec, 1, 1, 0, estimates)
     if isinstance(plan, Plan):
         transaction.add(PlanAdopted(now, plan))
         reserve_assignments(transaction, spec, now)
@@ -121,7 +121,7 @@ def _require_room(state: State, spec: RunSpec, command: Join) -> None:
     if sum(peer.role is command.role for peer in peers) < total:
         return
     short = missing(peers, spec)
-    waiting = group(peers, spec, 1, 1, 0, state.estimates)
+    waiting = initial_plan(peers, spec, 1, 1, 0, state.estimates)
     is_open = isinstance(waiting, Waiting) and (command.endpoint or not waiting.unreachable)
     if not short and policy.joins_pipelines and is_open:
         return  # one more peer may connect two others, or have the memory that they lack

@@ -1,205 +1,216 @@
-"""The best chain of given peers: in which order they stand, and how the stages are cut between them."""
+"""The fastest chain of given peers: in which order they are, and where the stages are cut between them.
+
+Of a few peers all chains are compared. Of more peers one plausible order is taken, and a local search
+(coordinator.placement.local_search) moves the cuts. A chain respects the memory of its members, and of two
+neighbours one accepts connections.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import accumulate, combinations, pairwise, permutations
+from itertools import accumulate, combinations, pairwise, permutations, product
 from math import comb, factorial, inf
 
-from coordinator.placement.cost_model import Survey, link_time, memory_needed, message_bytes
+from coordinator.placement.cost_model import (
+    Survey,
+    link_time,
+    memory_budget,
+    memory_needed,
+    message_bytes,
+)
+from coordinator.placement.local_search import Move, improve
 from coordinator.placement.schedule import LinkTime, step_seconds
 from coordinator.state.state import Peer
 from protocol.algorithm.flops import microbatch_flops
 from protocol.algorithm.microbatch_order import most_in_flight
 from protocol.spec.run import RunSpec
-from protocol.types import Capacity, StageRange
+from protocol.types import StageRange
 
-_MOST_TRIED = 120
-"""Chains of a few peers are all looked at if there are no more; of others only neighbouring ones."""
-_HALVINGS = 10
+_MOST_COMPARED = 120
+"""All chains of a few peers are compared if there are at most this many."""
+_BISECTIONS = 10
 
 Cuts = tuple[int, ...]
-"""The first stage of each member, and behind the last one the number of stages."""
+"""The first stage of each member, and after the last member the number of stages."""
 
 
 @dataclass(frozen=True)
-class Arrangement:
-    """A chain of peers, by their numbers, and how long its inner step is."""
+class Chain:
+    """Peers, by their numbers, in the order of their stages, and the seconds of their inner step.
+
+    `seconds` is infinite, and `cuts` is empty, where these peers cannot form a chain.
+    """
 
     seconds: float
     order: tuple[int, ...]
     cuts: Cuts
 
 
-class Arranger:
-    """Arranges peers, which it knows by their position in `peers`, into chains.
+class ChainSearch:
+    """Finds chains of peers. A peer's number is its position in `peers`.
 
-    A chain respects memory, and of two neighbours one has an endpoint. k is the narrowest of the run's, since
-    wider ones are chosen later, and cost next to nothing then.
+    k is the least one of the run: a wider k is chosen later, and then makes a step hardly longer.
 
     Args:
-        anywhere: take every peer for one with an endpoint.
+        ignore_endpoints: treat each peer as one that accepts connections.
+
+    Attributes:
+        stages: of the run.
+        compared: chains that were looked at so far, a measure of the effort.
+        reachable: by peer, whether it accepts connections.
+        budgets: by peer, bytes of memory that may be planned with.
     """
 
-    def __init__(self, spec: RunSpec, survey: Survey, peers: Sequence[Peer], anywhere: bool = False) -> None:
+    def __init__(
+        self, spec: RunSpec, survey: Survey, peers: Sequence[Peer], ignore_endpoints: bool = False
+    ) -> None:
         self.stages = spec.swarm.stages
-        self.looked_at = 0
-        self.reachable = [anywhere or bool(peer.endpoint) for peer in peers]
-        capacities = [survey.capacities.get(peer.peer, peer.capacity) for peer in peers]
-        self.budgets = [_budget(spec, each) for each in capacities]
+        self.compared = 0
+        self.reachable = [ignore_endpoints or bool(peer.endpoint) for peer in peers]
+        self._capacities = [survey.capacities.get(peer.peer, peer.capacity) for peer in peers]
+        self.budgets = [memory_budget(spec, each) for each in self._capacities]
         self._spec, self._survey, self._peers = spec, survey, peers
         self._microbatches = spec.inner.microbatches
         flops = [survey.flops(peer.peer) for peer in peers]
-        self._pace = [1 / each if each else 0.0 for each in flops]
-        of_stages = [microbatch_flops(spec, StageRange(i, i + 1)) for i in range(self.stages)]
-        self._work = [0.0, *accumulate(of_stages)]
+        self._seconds_per_flop = [1 / each if each else 0.0 for each in flops]
+        stage_flops = [microbatch_flops(spec, StageRange(i, i + 1)) for i in range(self.stages)]
+        self._flops_before = [0.0, *accumulate(stage_flops)]
         self._sizes = message_bytes(spec, spec.link.least_k or spec.link.k)
-        self._devices = ["cpu" if each.device == "cpu" else "" for each in capacities]
+        self._devices = ["cpu" if each.device == "cpu" else "" for each in self._capacities]
         self._links: dict[tuple[int, int], LinkTime] = {}
-        self._least: dict[str, list[int]] = {}
         self._memory: dict[tuple[int, int, int, str], int] = {}
 
     def burden(self, peer: int, share: float) -> float:
-        """Seconds that a microbatch takes `peer` with `share` of the stages, or its messages its line."""
-        capacity = self._survey.capacities.get(self._peers[peer].peer, self._peers[peer].capacity)
-        compute = share * self._work[-1] * self._pace[peer]
-        lines = [line for line in (capacity.uplink, capacity.downlink) if line > 0]
-        return max(compute, sum(self._sizes) / min(lines, default=inf)) + capacity.round_trip
+        """How slow `peer` is: seconds per microbatch for `share` of all stages, or for its messages if longer."""
+        capacity = self._capacities[peer]
+        compute = share * self._flops_before[-1] * self._seconds_per_flop[peer]
+        bandwidths = [each for each in (capacity.uplink, capacity.downlink) if each > 0]
+        return max(compute, sum(self._sizes) / min(bandwidths, default=inf)) + capacity.round_trip
 
-    def room(self, peer: int) -> int:
-        """How many stages fit on `peer`, those that need least, at the end of a chain."""
-        needs = self._least_needs(self._devices[peer])
-        return sum(need <= self.budgets[peer] for need in needs)
+    def most_stages(self, peer: int) -> int:
+        """How many neighbouring stages fit on `peer` at best, at the end of a chain."""
+        return max(
+            (
+                stop - first
+                for first, stop in combinations(range(self.stages + 1), 2)
+                if self._fits(peer, first, stop, 1)
+            ),
+            default=0,
+        )
 
     def chains_of(self, size: int) -> int:
-        """In how many ways `size` peers can be arranged."""
+        """The number of chains that `size` peers can form."""
         return factorial(size) * comb(self.stages - 1, size - 1)
 
-    def best(self, group: Sequence[int], limit: float = inf) -> Arrangement | None:
-        """A fast chain of `group` below `limit` seconds: of few peers the fastest, else a plausible one."""
-        if self.chains_of(len(group)) <= _MOST_TRIED:
-            return self.best_of_all(group, limit)
+    def chain(self, group: Sequence[int], limit: float = inf) -> Chain | None:
+        """A fast chain of `group` below `limit` seconds: the fastest one if they are few."""
+        if self.chains_of(len(group)) <= _MOST_COMPARED:
+            return self.fastest(group, limit)
         order = self._plausible_order(group)
         found = self._cut(order) if order else None
         return found if found is not None and found.seconds < limit else None
 
-    def improved(self, chain: Arrangement) -> Arrangement | None:
-        """The first faster one with two members of `chain` exchanged."""
+    def reordered(self, chain: Chain) -> Iterator[Chain]:
+        """The chains in which two members of `chain` have changed places."""
         for i, j in combinations(range(len(chain.order)), 2):
-            swapped = list(chain.order)
-            swapped[i], swapped[j] = swapped[j], swapped[i]
-            other = self._cut(tuple(swapped))
-            if other is not None and other.seconds < chain.seconds:
-                return other
-        return None
+            order = list(chain.order)
+            order[i], order[j] = order[j], order[i]
+            found = self._cut(tuple(order))
+            if found is not None:
+                yield found
 
-    def best_of_all(self, group: Sequence[int], limit: float = inf) -> Arrangement | None:
-        """The fastest chain of `group` below `limit` seconds: none is left out."""
-        promising = []
+    def fastest(self, group: Sequence[int], limit: float = inf) -> Chain | None:
+        """The fastest of all chains of `group` below `limit` seconds."""
+        candidates = []
         for order in permutations(sorted(group)):
             links = self._links_of(order)
-            if links is None:
-                continue
-            for cuts in _all_cuts(self.stages, len(order)):
+            for cuts in _all_cuts(self.stages, len(order)) if links is not None else ():
                 compute = self._compute(order, cuts)
-                if compute is not None:
-                    self.looked_at += 1
-                    bound = least_seconds(compute, links, self._microbatches)
-                    if bound < limit:
-                        promising.append((bound, order, cuts, compute, links))
-        promising.sort(key=lambda each: each[0])
+                if compute is None or links is None:
+                    continue
+                self.compared += 1
+                bound = least_seconds(compute, links, self._microbatches)
+                if bound < limit:
+                    candidates.append((bound, order, cuts, compute, links))
         best = None
-        for bound, order, cuts, compute, links in promising:
+        # The replay takes longer than the bound, so only promising chains are replayed.
+        for bound, order, cuts, compute, links in sorted(candidates, key=lambda each: each[0]):
             if bound >= limit:
                 break
             seconds = step_seconds(compute, links, self._microbatches)
-            self.looked_at += 2
+            self.compared += 2
             if seconds < limit:
-                limit, best = seconds, Arrangement(seconds, order, cuts)
+                limit, best = seconds, Chain(seconds, order, cuts)
         return best
 
     def _plausible_order(self, group: Sequence[int]) -> tuple[int, ...] | None:
-        """Thin lines at the ends, which have one link only; those that only dial in every other place."""
+        """Slow peers at the ends, which have one link only; peers without an endpoint at every other place."""
         size = len(group)
         by_burden = sorted(group, key=lambda peer: (-self.burden(peer, 1 / size), peer))
         dialing = [peer for peer in by_burden if not self.reachable[peer]]
-        outside_in = sorted(range(size), key=lambda place: (min(place, size - 1 - place), place))
-        places = [place for place in outside_in if place % 2 == 0]
-        if len(dialing) > len(places):
-            return None
-        order = dict(zip(places, dialing, strict=False))
         rest = [peer for peer in by_burden if self.reachable[peer]]
-        order |= dict(zip([place for place in outside_in if place not in order], rest, strict=True))
-        return tuple(order[place] for place in range(size))
+        outside_in = sorted(range(size), key=lambda position: (min(position, size - 1 - position), position))
+        alternate = [position for position in outside_in if position % 2 == 0]
+        if len(dialing) > len(alternate):
+            return None
+        order = dict(zip(alternate, dialing, strict=False))
+        order |= dict(zip([position for position in outside_in if position not in order], rest, strict=True))
+        return tuple(order[position] for position in range(size))
 
-    def _cut(self, order: tuple[int, ...]) -> Arrangement | None:
-        """`order` with cuts that make its slowest member as fast as can be, then moved while that helps."""
+    def _cut(self, order: tuple[int, ...]) -> Chain | None:
+        """`order` with the cuts that a local search finds best; None where none is possible."""
         links = self._links_of(order)
         if links is None:
             return None
-        size, total = len(order), self._work[-1]
-        tried = [even_cuts(self.stages, size)]
-        low, high = 0.0, total * max(self._pace[peer] for peer in order)
-        slowest = self._greedy_cuts(order, inf)
-        tried += [slowest] if slowest else []
-        for _ in range(_HALVINGS):
+        starts = [even_cuts(self.stages, len(order)), self._balanced_cuts(order)]
+        chains = [self._bounded(order, cuts, links) for cuts in starts if cuts is not None]
+        best = {0: min(chains, key=lambda each: each.seconds)}
+
+        def moves(_: int) -> Iterator[Move[Chain]]:
+            """Each cut moved by one stage."""
+            present = best[0].cuts
+            for at, by in product(range(1, len(order)), (-1, 1)):
+                cuts = (*present[:at], present[at] + by, *present[at + 1 :])
+                if cuts[at - 1] < cuts[at] < cuts[at + 1]:
+                    yield Move({0: self._bounded(order, cuts, links)})
+
+        improve(best, moves)
+        compute = self._compute(order, best[0].cuts)
+        if compute is None:
+            return None
+        return replace(best[0], seconds=step_seconds(compute, links, self._microbatches))
+
+    def _bounded(self, order: tuple[int, ...], cuts: Cuts, links: Sequence[LinkTime]) -> Chain:
+        """With the bound of its seconds, which is found faster than the seconds; infinite if not possible."""
+        self.compared += 1
+        compute = self._compute(order, cuts)
+        seconds = inf if compute is None else least_seconds(compute, links, self._microbatches)
+        return Chain(seconds, order, cuts)
+
+    def _balanced_cuts(self, order: tuple[int, ...]) -> Cuts | None:
+        """Cuts with which the slowest member computes about as briefly as possible; None if memory forbids."""
+        most = self._flops_before[-1] * max(self._seconds_per_flop[peer] for peer in order)
+        low, high, best = 0.0, most, self._greedy_cuts(order, inf)
+        for _ in range(_BISECTIONS):
             middle = (low + high) / 2
             found = self._greedy_cuts(order, middle)
+            best = found or best
             low, high = (low, middle) if found else (middle, high)
-            tried += [found] if found else []
-        best: tuple[float, Cuts] | None = None
-        for cuts in [tried[0], *reversed(tried[1:])]:
-            best = self._better(order, cuts, links, best)
-        before = None
-        while best is not before:
-            before = best
-            for at in range(1, size):
-                for by in (-1, 1):
-                    best = self._moved(order, at, by, links, best)
-        if best is None:
-            return None
-        compute = self._compute(order, best[1])
-        assert compute is not None
-        return Arrangement(step_seconds(compute, links, self._microbatches), order, best[1])
-
-    def _moved(
-        self,
-        order: tuple[int, ...],
-        at: int,
-        by: int,
-        links: Sequence[LinkTime],
-        best: tuple[float, Cuts] | None,
-    ) -> tuple[float, Cuts] | None:
-        """`best`, or what it becomes with the cut number `at` moved `by` stages if that is better."""
-        if best is None:
-            return None
-        cuts = (*best[1][:at], best[1][at] + by, *best[1][at + 1 :])
-        is_sound = all(first < stop for first, stop in pairwise(cuts))
-        return self._better(order, cuts, links, best) if is_sound else best
-
-    def _better(
-        self, order: tuple[int, ...], cuts: Cuts, links: Sequence[LinkTime], best: tuple[float, Cuts] | None
-    ) -> tuple[float, Cuts] | None:
-        self.looked_at += 1
-        compute = self._compute(order, cuts)
-        if compute is None:
-            return best
-        seconds = least_seconds(compute, links, self._microbatches)
-        return (seconds, cuts) if best is None or seconds < best[0] else best
+        return best
 
     def _greedy_cuts(self, order: tuple[int, ...], longest: float) -> Cuts | None:
-        """Every member takes as many stages as fit and take it no longer than `longest` per microbatch."""
-        self.looked_at += 1
+        """Each member takes as many stages as fit and as it computes within `longest` per microbatch."""
+        self.compared += 1
         cuts = [0]
         for position, peer in enumerate(order):
-            behind = len(order) - 1 - position
+            members_left = len(order) - position
             first = stop = cuts[-1]
             while (
-                stop < self.stages - behind
-                and (self._work[stop + 1] - self._work[first]) * self._pace[peer] <= longest
-                and self._fits(peer, first, stop + 1, behind + 1)
+                stop <= self.stages - members_left
+                and self._compute_seconds(peer, first, stop + 1) <= longest
+                and self._fits(peer, first, stop + 1, members_left)
             ):
                 stop += 1
             if stop == first:
@@ -209,33 +220,24 @@ class Arranger:
 
     def _compute(self, order: tuple[int, ...], cuts: Cuts) -> list[float] | None:
         """Seconds of a microbatch on each member; None where the memory of one does not suffice."""
-        size = len(order)
+        found = []
         for position, peer in enumerate(order):
-            if not self._fits(peer, cuts[position], cuts[position + 1], size - position):
+            first, stop = cuts[position], cuts[position + 1]
+            if not self._fits(peer, first, stop, len(order) - position):
                 return None
-        work = self._work
-        return [(work[cuts[i + 1]] - work[cuts[i]]) * self._pace[peer] for i, peer in enumerate(order)]
+            found.append(self._compute_seconds(peer, first, stop))
+        return found
+
+    def _compute_seconds(self, peer: int, first: int, stop: int) -> float:
+        return (self._flops_before[stop] - self._flops_before[first]) * self._seconds_per_flop[peer]
 
     def _fits(self, peer: int, first: int, stop: int, members_left: int) -> bool:
         key = (first, stop, members_left, self._devices[peer])
         found = self._memory.get(key)
         if found is None:
-            found = memory_needed(self._spec, StageRange(first, stop), members_left, key[3])
+            found = memory_needed(self._spec, StageRange(first, stop), members_left, self._devices[peer])
             self._memory[key] = found
         return found <= self.budgets[peer]
-
-    def _least_needs(self, device: str) -> list[int]:
-        """Bytes of the most frugal 1, 2, ... neighbouring stages."""
-        found = self._least.get(device)
-        if found is None:
-            found = self._least[device] = [
-                min(
-                    memory_needed(self._spec, StageRange(first, first + count), 1, device)
-                    for first in range(self.stages - count + 1)
-                )
-                for count in range(1, self.stages + 1)
-            ]
-        return found
 
     def _links_of(self, order: tuple[int, ...]) -> list[LinkTime] | None:
         """None where two neighbours have no endpoint."""
@@ -252,28 +254,27 @@ class Arranger:
 
 
 def least_seconds(compute: Sequence[float], links: Sequence[LinkTime], microbatches: int) -> float:
-    """A bound below the step of a chain (:func:`coordinator.placement.schedule.step_seconds`), and rarely far below.
+    """A lower bound of a chain's step (:func:`coordinator.placement.schedule.step_seconds`), rarely far below it.
 
-    With R_i, the time from a microbatch's arrival at member i until its gradient leaves it, a step lasts no
-    less than one microbatch takes all along the chain, R_0, and the others take one of these:
+    Let R_i be the time from a microbatch's arrival at member i until its gradient leaves member i. A step
+    lasts at least as long as one microbatch takes along the whole chain, R_0, while the others need at least
+    one of these:
 
-    - member i, which computes all of them in turn, outside of which R_0 - R_i pass;
-    - the window of member i: it has at most so many microbatches under way, so M microbatches are M divided
-      by that number, rounded up, times R_i;
-    - a wire, or the uplink of a member in the middle, which carries all messages in turn.
+    - member i computes all microbatches in turn, and R_0 - R_i pass outside of it;
+    - member i has at most W_i microbatches in flight, so M microbatches take ceil(M / W_i) times R_i;
+    - a link, or the uplink of a member in the middle, carries all messages in turn.
     """
     size = len(compute)
-    rounds = [0.0] * size
+    round_trips = [0.0] * size
     total = 0.0
     for i in range(size - 1, -1, -1):
         if i < size - 1:
             link = links[i]
             total += link.forward + link.backward + 2 * link.delay
         total += compute[i]
-        rounds[i] = total
+        round_trips[i] = total
     most = total
-    for i in range(size):
-        own = rounds[i]
+    for i, own in enumerate(round_trips):
         windows = -(-microbatches // most_in_flight(size - i))
         most = max(most, total - own + max(microbatches * compute[i], windows * own))
         if i < size - 1:
@@ -294,11 +295,6 @@ def _all_cuts(stages: int, members: int) -> tuple[Cuts, ...]:
 
 
 def even_cuts(stages: int, members: int) -> Cuts:
-    """Equal shares of the stages; where they are not even, the first members have one more."""
+    """Equal shares of the stages; where they cannot be equal, the first members have one stage more."""
     size, extra = divmod(stages, members)
     return tuple(i * size + min(i, extra) for i in range(members + 1))
-
-
-def _budget(spec: RunSpec, capacity: Capacity) -> float:
-    """Bytes to plan with; a peer that has not measured its memory is not bounded by it."""
-    return (1 - spec.grouping.reserve) * capacity.memory_bytes or inf

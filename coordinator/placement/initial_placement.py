@@ -1,6 +1,9 @@
-"""Which peers form which replica when the run starts: by what they can carry, else by order of arrival.
+"""Which peers form which replica when the run starts.
 
-Pure functions; whoever calls them with the same peers in another order gets the same plan.
+Full replicas are taken by order of arrival. Stage peers form pipelines by what they have measured, or by order
+of arrival where nothing is measured.
+
+Pure functions: the same peers in another order give the same plan.
 """
 
 from __future__ import annotations
@@ -10,38 +13,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from coordinator.placement.chain_search import even_cuts
-from coordinator.placement.cost_model import Survey, memory_needed
-from coordinator.placement.initial_chains import Chain, form, unconnected
+from coordinator.placement.cost_model import Survey, bottleneck, memory_budget, memory_needed
+from coordinator.placement.initial_chains import FormedChain, form_chains, unconnected
+from coordinator.placement.links import links_between
 from coordinator.state.state import Peer
 from coordinator.state.text import Waiting, counted, listed, short
 from protocol.roles import POLICIES
 from protocol.spec.run import RunSpec
-from protocol.types import (
-    Dialer,
-    Estimates,
-    Link,
-    Member,
-    PeerId,
-    Plan,
-    Replica,
-    StageRange,
-)
+from protocol.types import Estimates, Member, PeerId, Plan, Replica, StageRange
 
-__all__ = [
-    "Waiting",
-    "counted",
-    "group",
-    "links_between",
-    "listed",
-    "measuring",
-    "missing",
-    "short",
-    "survey_of",
-]
-
-_MOST_MEMBERS = 8
-_MOST_SHOWN = 4
-"""Of more pipelines than these a plan's reason tells only the slowest."""
+_MOST_MEMBERS_NAMED = 8
+_MOST_PIPELINES_NAMED = 4
+"""Of more pipelines a plan's reason describes only the slowest."""
 
 
 def missing(peers: Iterable[Peer], spec: RunSpec) -> str:
@@ -52,28 +35,26 @@ def missing(peers: Iterable[Peer], spec: RunSpec) -> str:
         total = policy.peers_needed(spec)
         lacking = total - here[role]
         if lacking > 0:
-            noun = counted(lacking, f"more {policy.noun}")
-            parts.append(f"{noun} ({here[role]} of {total} here)")
+            parts.append(f"{counted(lacking, f'more {policy.noun}')} ({here[role]} of {total} here)")
     return " and ".join(parts)
 
 
 def survey_of(peers: Iterable[Peer], estimates: Mapping[PeerId, Estimates]) -> Survey:
-    """What is known of `peers`: their estimates, else what they said when they joined."""
+    """What is known of `peers`: their estimates, else what they declared when they joined."""
     capacities = {peer.peer: peer.capacity for peer in peers}
-    told = {peer: each for peer, each in estimates.items() if peer in capacities}
-    return Survey.of(told, capacities)
+    return Survey.of({peer: each for peer, each in estimates.items() if peer in capacities}, capacities)
 
 
 def measuring(peers: Iterable[Peer], estimates: Mapping[PeerId, Estimates]) -> list[Peer]:
-    """The stage peers that are about to tell their speed: it can be measured only after they have joined.
+    """The stage peers that are about to report their speed, which they can measure only after the join.
 
-    They are those that have measured their connection: who does not want to measure tells neither.
+    They have measured their connection. A peer that does not want to measure reports neither.
     """
-    told = ((peer, estimates[peer.peer].capacity) for peer in peers if peer.peer in estimates)
-    return [peer for peer, able in told if peer.policy.joins_pipelines and able.uplink and not able.flops]
+    known = ((peer, estimates[peer.peer].capacity) for peer in peers if peer.peer in estimates)
+    return [peer for peer, able in known if peer.policy.joins_pipelines and able.uplink and not able.flops]
 
 
-def group(
+def initial_plan(
     peers: Iterable[Peer],
     spec: RunSpec,
     epoch: int,
@@ -81,138 +62,112 @@ def group(
     first_sample: int,
     estimates: Mapping[PeerId, Estimates] | None = None,
 ) -> Plan | Waiting:
-    """The plan for `peers`, those that are gone or about to go left aside.
+    """The plan for those of `peers` that stay, or what it waits for.
 
-    Each full replica is one member with all stages, by order of arrival, and comes first in the plan. The
-    stage peers form pipelines by what they can carry (coordinator.placement.initial_chains). Where none of them has measured a
-    speed or bandwidth, they do so in order of arrival with equal shares of the stages, if their memory holds
-    these; they deviate only as far as needed so that of two neighbours at least one accepts connections.
+    A full replica is one member with all stages; full replicas come first in the plan, by order of arrival.
+    Stage peers form pipelines by what they can carry (coordinator.placement.initial_chains). Where no speed
+    and no bandwidth is measured, they do so in order of arrival and with equal shares of the stages, if
+    their memory holds these; the order changes only as far as needed so that of two neighbours one accepts
+    connections.
     """
-    here = sorted((peer for peer in peers if peer.is_staying), key=lambda peer: peer.arrival)
-    lacks = missing(here, spec)
-    if lacks:
-        return Waiting(f"waiting for {lacks}")
-    stages, swarm = spec.swarm.stages, spec.swarm
-    whole = [peer for peer in here if peer.policy.hosts_all_stages][: swarm.replicas]
-    replicas = [
-        Replica(index, (Member(peer.peer, StageRange(0, stages), peer.endpoint),), ())
-        for index, peer in enumerate(whole)
+    staying = sorted((peer for peer in peers if peer.is_staying), key=lambda peer: peer.arrival)
+    if lacking := missing(staying, spec):
+        return Waiting(f"waiting for {lacking}")
+    swarm = spec.swarm
+    alone = [peer for peer in staying if peer.policy.hosts_all_stages][: swarm.replicas]
+    whole = [
+        Replica(index, (Member(peer.peer, StageRange(0, swarm.stages), peer.endpoint),), ())
+        for index, peer in enumerate(alone)
     ]
-    staged = [peer for peer in here if peer.policy.joins_pipelines]
-    survey = survey_of(staged, estimates or {})
+    stage_peers = [peer for peer in staying if peer.policy.joins_pipelines]
+    survey = survey_of(stage_peers, estimates or {})
     parts = [counted(len(whole), "full replica")] if whole else []
-    in_order: list[Replica] | None = None
     if survey.is_blank or not swarm.pipelines:
-        lines = _chains(staged, swarm.pipelines, swarm.chain_length)
+        lines = _in_order_of_arrival(stage_peers, swarm.pipelines, swarm.chain_length)
         if isinstance(lines, Waiting):
             return lines
-        in_order = [_pipeline(len(whole) + i, line, spec) for i, line in enumerate(lines)]
-    if in_order is not None and all(_has_memory(spec, survey, each) for each in in_order):
-        replicas += in_order
-        parts += [f"{counted(len(in_order), 'pipeline')} of {stages} stages"] if in_order else []
-        reason = f"{' and '.join(parts)}, in order of arrival"
-    else:
-        chains = form(spec, survey, staged, swarm.pipelines)
-        if isinstance(chains, Waiting):
-            return chains
-        formed = [
-            Replica(len(whole) + i, chain.members, links_between(chain.members, chain.ks))
-            for i, chain in enumerate(chains)
-        ]
-        replicas += formed
-        parts.append(f"{counted(len(chains), 'pipeline')} by what peers can carry")
-        reason = f"{' and '.join(parts)}: {_described(formed, chains, spec.link.adapts)}"
-    return Plan(epoch, from_round, first_sample, tuple(replicas), reason)
+        pipelines = [_pipeline(len(whole) + i, line, spec) for i, line in enumerate(lines)]
+        if all(_has_memory(spec, survey, each) for each in pipelines):
+            parts += [f"{counted(len(lines), 'pipeline')} of {swarm.stages} stages"] if lines else []
+            reason = f"{' and '.join(parts)}, in order of arrival"
+            return Plan(epoch, from_round, first_sample, (*whole, *pipelines), reason)
+    chains = form_chains(spec, survey, stage_peers, swarm.pipelines)
+    if isinstance(chains, Waiting):
+        return chains
+    pipelines = [
+        Replica(len(whole) + i, chain.members, links_between(chain.members, chain.ks))
+        for i, chain in enumerate(chains)
+    ]
+    parts.append(f"{counted(len(chains), 'pipeline')} by what peers can carry")
+    reason = f"{' and '.join(parts)}: {_described(spec, survey, pipelines, chains)}"
+    return Plan(epoch, from_round, first_sample, (*whole, *pipelines), reason)
 
 
 def _has_memory(spec: RunSpec, survey: Survey, replica: Replica) -> bool:
-    """Whether every member whose memory is known can hold its stages."""
-    for position, member in enumerate(replica.members):
-        able = survey.capacities[member.peer]
-        needed = memory_needed(spec, member.stages, len(replica.members) - position, able.device)
-        if able.memory_bytes and needed > (1 - spec.grouping.reserve) * able.memory_bytes:
-            return False
-    return True
+    """Whether each member whose memory is known can hold its stages."""
+    size = len(replica.members)
+    capacities = [survey.capacity(member.peer) for member in replica.members]
+    return all(
+        memory_needed(spec, member.stages, size - i, able.device) <= memory_budget(spec, able)
+        for i, (member, able) in enumerate(zip(replica.members, capacities, strict=True))
+    )
 
 
-def _described(replicas: Sequence[Replica], chains: Sequence[Chain], adapts: bool) -> str:
+def _described(
+    spec: RunSpec, survey: Survey, replicas: Sequence[Replica], chains: Sequence[FormedChain]
+) -> str:
     """Such as "replica-1: ..ab (stages 0-1), ..cd (2-3); step 0.8 s, bottleneck: uplink of ..cd"."""
-    told = list(zip(replicas, chains, strict=True))
+    shown = list(zip(replicas, chains, strict=True))
     note = ""
-    if len(told) > _MOST_SHOWN:
-        told = [max(told, key=lambda each: each[1].time.seconds)]
+    if len(shown) > _MOST_PIPELINES_NAMED:
+        shown = [max(shown, key=lambda each: each[1].time.seconds)]
         note = "the slowest is "
     sentences = []
-    for replica, chain in told:
-        first, *others = (f"{short(member.peer)} ({{}}{member.stages})" for member in chain.members)
+    for replica, chain in shown:
         noun = "stage " if len(chain.members[0].stages) == 1 else "stages "
-        members = listed([first.format(noun), *(other.format("") for other in others)], _MOST_MEMBERS)
-        ks = f", k {'/'.join(map(str, chain.ks))}" if adapts else ""
-        time = f"step {chain.time.seconds:.2g} s, bottleneck: {chain.time.bottleneck}"
-        sentences.append(
-            f"{replica.name}: {members}{ks}; {time if chain.time.bottleneck else 'step unknown'}"
-        )
+        members = [
+            f"{short(member.peer)} ({'' if i else noun}{member.stages})"
+            for i, member in enumerate(chain.members)
+        ]
+        ks = f", k {'/'.join(map(str, chain.ks))}" if spec.link.adapts else ""
+        cause = bottleneck(survey, chain.members, chain.time)
+        step = f"step {chain.time.seconds:.2g} s, bottleneck: {cause}" if cause else "step unknown"
+        sentences.append(f"{replica.name}: {listed(members, _MOST_MEMBERS_NAMED)}{ks}; {step}")
     return note + "; ".join(sentences)
 
 
-def _chains(peers: Sequence[Peer], count: int, length: int) -> list[list[Peer]] | Waiting:
-    """Cut `peers` (by arrival) into `count` chains in which no two neighbours both lack an endpoint.
+def _in_order_of_arrival(peers: Sequence[Peer], count: int, length: int) -> list[list[Peer]] | Waiting:
+    """Cut `peers` into `count` chains in which no two neighbours both lack an endpoint.
 
-    A chain of n members has room for ceil(n/2) without an endpoint, so it needs floor(n/2) with one: each
-    chain leaves that many for every chain behind it.
+    Each position goes to the first peer that leaves enough peers for the other positions.
     """
     reachable = deque(peer for peer in peers if peer.endpoint)
     dialing = deque(peer for peer in peers if not peer.endpoint)
-    least = length // 2
-    usable = min(len(dialing), count * (length - least))
-    if len(reachable) < count * least or len(reachable) + usable < count * length:
-        return unconnected([peer.peer for peer in dialing])
-    return [
-        _chain(reachable, dialing, length, spare=len(reachable) - later * least)
-        for later in reversed(range(count))
-    ]
-
-
-def _chain(reachable: deque[Peer], dialing: deque[Peer], length: int, spare: int) -> list[Peer]:
-    """Take one chain from the heads of both queues: the earliest peer after which the rest can still follow.
-
-    `spare` is how many of `reachable` this chain may take.
-    """
-    chain: list[Peer] = []
-    for after in reversed(range(length)):
-        heads = sorted((queue[0] for queue in (reachable, dialing) if queue), key=lambda peer: peer.arrival)
-        for peer in heads:
-            if peer.endpoint and _can_follow(after, spare - 1, len(dialing), after_dialing=False):
-                chain.append(reachable.popleft())
-                spare -= 1
-                break
-            behind_dialing = bool(chain) and not chain[-1].endpoint
-            if not (peer.endpoint or behind_dialing) and _can_follow(
-                after, spare, len(dialing) - 1, after_dialing=True
-            ):
-                chain.append(dialing.popleft())
-                break
-    assert len(chain) == length
-    return chain
-
-
-def _can_follow(slots: int, reachable: int, dialing: int, after_dialing: bool) -> bool:
-    """Whether `slots` more members can follow, if no two neighbours may both only dial."""
-    return reachable + min(dialing, (slots + (not after_dialing)) // 2) >= slots
+    unreachable = unconnected([peer.peer for peer in dialing])
+    chains: list[list[Peer]] = [[] for _ in range(count)]
+    for i, chain in enumerate(chains):
+        for left in reversed(range(length)):
+            heads = [queue for queue in (reachable, dialing) if queue]
+            for queue in sorted(heads, key=lambda queue: queue[0].arrival):
+                peer = queue[0]
+                if not peer.endpoint and chain and not chain[-1].endpoint:
+                    continue
+                # A chain of n positions has room for ceil(n/2) peers without an endpoint.
+                room = (left + bool(peer.endpoint)) // 2 + (count - i - 1) * -(-length // 2)
+                dialing_left = len(dialing) - (not peer.endpoint)
+                reachable_left = len(reachable) - bool(peer.endpoint)
+                if reachable_left + min(dialing_left, room) >= left + (count - i - 1) * length:
+                    chain.append(queue.popleft())
+                    break
+            else:
+                return unreachable
+    return chains
 
 
 def _pipeline(index: int, line: Sequence[Peer], spec: RunSpec) -> Replica:
-    ranges = (StageRange(first, stop) for first, stop in pairwise(even_cuts(spec.swarm.stages, len(line))))
+    cuts = even_cuts(spec.swarm.stages, len(line))
     members = tuple(
-        Member(peer.peer, stages, peer.endpoint) for peer, stages in zip(line, ranges, strict=True)
+        Member(peer.peer, StageRange(first, stop), peer.endpoint)
+        for peer, (first, stop) in zip(line, pairwise(cuts), strict=True)
     )
     return Replica(index, members, links_between(members, spec.link.k))
-
-
-def links_between(members: Sequence[Member], k: int | Sequence[int]) -> tuple[Link, ...]:
-    """With one `k` for all, or one each. The upstream end dials, unless the other accepts no connections."""
-    ks = [k] * (len(members) - 1) if isinstance(k, int) else k
-    return tuple(
-        Link(width, Dialer.UPSTREAM if each.endpoint else Dialer.DOWNSTREAM)
-        for each, width in zip(members[1:], ks, strict=True)
-    )

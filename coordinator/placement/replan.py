@@ -1,11 +1,11 @@
-"""Which peers form which replica from round to round: by the places that they have.
+"""Which peers form which replica from round to round, by the assignments that are reserved for them.
 
-All replicas have bit-equal anchors after a round, so peers with the same stages may stand in for one another
-at once: a replica that has lost a member, or is about to, goes on with a spare that has followed the rounds
-of those stages. Spares are the stage peers whose own pipeline does not train, above all those of the next
-pipeline, which is not full yet.
+All replicas have bit-equal anchors after a round, so a peer can replace another one with the same stages at
+once. A replica that has lost a member, or whose member drains, goes on with a spare that has followed the
+rounds of these stages. Spares are the stage peers whose own pipeline does not train, first of all those of
+the newest pipeline, which is not complete yet.
 
-Pure functions; whoever calls them with the same peers in another order gets the same plan.
+Pure functions: the same peers in another order give the same plan.
 """
 
 from __future__ import annotations
@@ -13,79 +13,72 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from coordinator.placement.eligibility import (
-    can_be_neighbours,
-    fits,
-    is_synced,
-    peer_rests_until,
-    rests_until,
-)
-from coordinator.placement.initial_placement import links_between
-from coordinator.placement.rebalance import Tuner
+from coordinator.placement.eligibility import fits, is_synced, peer_rests_until, replica_rests_until
+from coordinator.placement.links import can_be_neighbours, links_between
+from coordinator.placement.rebalance import Rebalance
 from coordinator.state.state import State, stages_of
 from coordinator.state.text import Waiting, listed, short
 from protocol.spec.run import RunSpec
-from protocol.types import Lifecycle, Member, PeerId, Plan, Replica, ReservedAssignment
+from protocol.types import Lifecycle, Member, Plan, Replica, ReservedAssignment
 
-_MOST_LACKS = 2
-"""So much is told of what one replica lacks."""
+_MOST_OBSTACLES = 2
+"""Obstacles that are named of one replica."""
 
-Chain = tuple[ReservedAssignment, ...]
-"""The places of a replica in order of position, each with the peer that is to have it."""
+ReservedChain = tuple[ReservedAssignment, ...]
+"""The assignments of one replica in order of position, each with the peer that takes it."""
 
 
-def regroup(
+def next_plan(
     state: State, spec: RunSpec, epoch: int, from_round: int, first_sample: int
 ) -> Plan | Waiting | None:
-    """The plan that takes over at `from_round`; None where the newest one still is the right one.
+    """The plan that takes over at `from_round`; None where the newest one is still right.
 
-    Replicas that stand keep their members: all of these take part, and none drains. To them come, by index,
-    the replicas whose every place is filled by a peer that has caught up and rested: by the one that has the
-    place, else by a spare with the same stages. A pipeline that was never in a plan trains only if
-    `grouping.spares` stage peers are left as spares. Where no replica would be left, flapping peers do not
-    rest, no spares are kept, and members that drain stay seated.
+    Replicas of which all members take part, and none drains, keep their members. Other replicas train if each
+    of their positions has a peer that has caught up and rested: the one that it is reserved for, else a spare
+    with the same stages. A pipeline that was never in a plan trains only if `grouping.spares` stage peers
+    remain as spares.
 
-    Only where nobody comes or goes, the plan may change to become faster (coordinator.placement.rebalance).
+    If no replica is left, peers and replicas need not rest and no spares are kept. If still none is left,
+    members that drain keep their assignments.
     """
     newest = state.plans[-1]
-    chosen = _chosen(state, spec, from_round)
-    if not chosen.run_view and not chosen.chains:
-        lacks = [*shortages(state, spec, from_round).values()]
-        return Waiting(f"no complete replica is left: {listed(lacks)}")
-    tuner = Tuner(state, spec, from_round)
+    selection = _selection(state, spec, from_round)
+    if selection.is_empty:
+        return Waiting(f"no complete replica is left: {listed([*obstacles(state, from_round).values()])}")
     replicas = [
-        chosen.run_view[index]
-        if index in chosen.run_view
-        else _replica(state, spec, index, chosen.chains[index])
-        for index in sorted([*chosen.run_view, *chosen.chains])
+        selection.kept.get(index) or _rebuilt_replica(state, spec, index, selection.rebuilt[index])
+        for index in sorted([*selection.kept, *selection.rebuilt])
     ]
-    # A replica that comes back with the same members needs a plan, too: under the newest one it is broken.
-    is_same = not chosen.chains and len(chosen.run_view) == len(newest.replicas)
-    reasons = _reasons(state, chosen, from_round)
-    replicas, faster = tuner.tuned(replicas, is_settled=is_same)
+    # A replica that returns with the same members needs a plan, too: under the newest one it is broken.
+    is_same = not selection.rebuilt and len(selection.kept) == len(newest.replicas)
+    reasons = _reasons(state, selection, from_round)
+    replicas, rebalanced = Rebalance(state, spec, from_round).run(replicas, is_settled=is_same)
     if is_same and replicas == list(newest.replicas):
         return None
-    return Plan(epoch, from_round, first_sample, tuple(replicas), "; ".join([*reasons, *faster]))
+    return Plan(epoch, from_round, first_sample, tuple(replicas), "; ".join([*reasons, *rebalanced]))
 
 
 @dataclass(frozen=True)
-class _Chosen:
-    """The replicas that train next, by index: those that stand, and those that are put together anew."""
+class _Selection:
+    """The replicas that train next, by index: those that keep their members, and those built anew."""
 
-    run_view: Mapping[int, Replica]
-    chains: Mapping[int, Chain] = field(default_factory=dict)
+    kept: Mapping[int, Replica]
+    rebuilt: Mapping[int, ReservedChain] = field(default_factory=dict)
 
-
-def _chosen(state: State, spec: RunSpec, from_round: int) -> _Chosen:
-    """Nobody rests, is kept as a spare, or goes before its successor comes, where nobody else would train."""
-    for lenient in (False, True):
-        chosen = _choose(state, spec, from_round, lenient)
-        if chosen.run_view or chosen.chains:
-            return chosen
-    return _Chosen(_run_view(state, with_draining=True))
+    @property
+    def is_empty(self) -> bool:
+        return not self.kept and not self.rebuilt
 
 
-def _run_view(state: State, with_draining: bool) -> dict[int, Replica]:
+def _selection(state: State, spec: RunSpec, from_round: int) -> _Selection:
+    for is_lenient in (False, True):
+        selection = _select(state, spec, from_round, is_lenient)
+        if not selection.is_empty:
+            return selection
+    return _Selection(_unbroken_replicas(state, with_draining=True))
+
+
+def _unbroken_replicas(state: State, with_draining: bool) -> dict[int, Replica]:
     newest = state.plans[-1]
     absent = state.absent.get(newest.epoch, frozenset())
     return {
@@ -96,208 +89,182 @@ def _run_view(state: State, with_draining: bool) -> dict[int, Replica]:
     }
 
 
-def _choose(state: State, spec: RunSpec, from_round: int, lenient: bool) -> _Chosen:
-    run_view = _run_view(state, with_draining=False)
-    held = {
-        place.slot: place
-        for place in state.reservations.values()
-        if place.replica not in run_view and _is_ready(state, place, from_round, lenient)
+def _select(state: State, spec: RunSpec, from_round: int, is_lenient: bool) -> _Selection:
+    kept = _unbroken_replicas(state, with_draining=False)
+    ready = {
+        reservation.slot: reservation
+        for reservation in state.reservations.values()
+        if reservation.replica not in kept and _is_ready(state, reservation, from_round, is_lenient)
     }
-    # Who has trained before comes first, and takes its spares from those that come after it.
+    # A replica that has trained before comes first, and takes its spares from those that come after it.
     waiting = sorted(
-        {place.replica for place in state.reservations.values()} - run_view.keys(),
+        {reservation.replica for reservation in state.reservations.values()} - kept.keys(),
         key=lambda index: (index not in state.assigned_replicas, index),
     )
     complete = complete_chains(state, spec)
-    chains: dict[int, Chain] = {}
+    rebuilt: dict[int, ReservedChain] = {}
     for turn, index in enumerate(waiting):
-        if rests_until(state, index) > from_round and not lenient:
+        if replica_rests_until(state, index) > from_round and not is_lenient:
             continue
         later = {other: rank for rank, other in enumerate(waiting[turn + 1 :])}
-        spares = [place for place in held.values() if place.replica in later]
-        spares.sort(key=lambda place: (place.replica in complete, -later[place.replica], place.position))
-        chain = _filled(state, spec, index, held, spares)
-        needs_no_spares = lenient or index in state.assigned_replicas
-        if chain is None or not (needs_no_spares or _leaves_spares(state, spec, run_view, chains, chain)):
+        spares = [reservation for reservation in ready.values() if reservation.replica in later]
+        spares.sort(key=lambda each: (each.replica in complete, -later[each.replica], each.position))
+        chain = _rebuilt_chain(state, spec, index, ready, spares)
+        if chain is None:
             continue
-        chains[index] = chain
-        taken = {place.peer for place in chain}
-        held = {where: place for where, place in held.items() if place.peer not in taken}
-    return _Chosen(run_view, chains)
+        needs_spares = len(chain) > 1 and not is_lenient and index not in state.assigned_replicas
+        if needs_spares and _spares_left(state, kept, [*rebuilt.values(), chain]) < spec.grouping.spares:
+            continue
+        rebuilt[index] = chain
+        taken = {reservation.peer for reservation in chain}
+        ready = {slot: each for slot, each in ready.items() if each.peer not in taken}
+    return _Selection(kept, rebuilt)
 
 
-def _is_ready(state: State, place: ReservedAssignment, from_round: int, lenient: bool) -> bool:
-    has_rested = lenient or peer_rests_until(state, place.peer) <= from_round
-    return has_rested and state.peers[place.peer].is_staying and is_synced(state, place, from_round)
+def _is_ready(state: State, reservation: ReservedAssignment, from_round: int, is_lenient: bool) -> bool:
+    has_rested = is_lenient or peer_rests_until(state, reservation.peer) <= from_round
+    return (
+        has_rested and state.peers[reservation.peer].is_staying and is_synced(state, reservation, from_round)
+    )
 
 
-def _filled(
+def _rebuilt_chain(
     state: State,
     spec: RunSpec,
     index: int,
-    held: Mapping[tuple[int, int], ReservedAssignment],
+    ready: Mapping[tuple[int, int], ReservedAssignment],
     spares: Sequence[ReservedAssignment],
-) -> Chain | None:
-    """The chain of `index`: by position who holds the place, else the first of `spares` that can; or None."""
+) -> ReservedChain | None:
+    """Replica `index` with, at each position, the ready peer that it is reserved for, else one of `spares`.
+
+    The first spares that can be connected are taken. None where a position stays empty.
+    """
     layout = state.layout(index)
-    is_whole = len(layout) == 1
-    options: list[list[ReservedAssignment]] = []
+    # The first chain that ends with a peer without an endpoint, and the first that ends with one that has it:
+    # only this decides who can follow. No peer can be at two positions, since these have different stages.
+    chains: dict[bool, ReservedChain] = {True: ()}
     for position, stages in enumerate(layout):
-        holder = held.get((index, position))
-        found = [holder] if holder is not None else []
-        if not found and not is_whole:
-            found = [
+        if (index, position) in ready:
+            options = [ready[index, position]]
+        else:
+            options = [
                 ReservedAssignment(spare.peer, index, position, stages)
                 for spare in spares
-                if spare.stages == stages and fits(state, spec, spare.peer, stages, len(layout) - position)
+                if len(layout) > 1
+                and spare.stages == stages
+                and fits(state, spec, spare.peer, stages, len(layout) - position)
             ]
-        if not found:
-            return None
-        options.append(found)
-    # No peer is an option for two positions, since each has other stages. Of two neighbours one must accept
-    # connections: `reached` are, for both kinds of last member, the first choices that lead to it.
-    reached: dict[bool, Chain] = {True: ()}
-    for found in options:
-        longer: dict[bool, Chain] = {}
-        for place in found:
-            accepts = bool(state.peers[place.peer].endpoint)
-            for chain in reached.values():
-                if accepts in longer:
-                    break
-                if not chain or can_be_neighbours(state.peers[chain[-1].peer], state.peers[place.peer]):
-                    longer[accepts] = (*chain, place)
-        reached = longer
-    return next(iter(reached.values()), None)
+        longer: dict[bool, ReservedChain] = {}
+        for option in options:
+            peer = state.peers[option.peer]
+            for chain in chains.values():
+                if not chain or can_be_neighbours(state.peers[chain[-1].peer], peer):
+                    longer.setdefault(bool(peer.endpoint), (*chain, option))
+        chains = longer
+    return next(iter(chains.values()), None)
 
 
-def _leaves_spares(
-    state: State,
-    spec: RunSpec,
-    run_view: Mapping[int, Replica],
-    chains: Mapping[int, Chain],
-    chain: Chain,
-) -> bool:
-    if len(chain) == 1:
-        return True
-    seated = {member.peer for replica in run_view.values() for member in replica.members}
-    seated |= {place.peer for each in (*chains.values(), chain) for place in each}
-    left = sum(peer.policy.joins_pipelines and peer.peer not in seated for peer in state.staying)
-    return left >= spec.grouping.spares
+def _spares_left(state: State, kept: Mapping[int, Replica], rebuilt: Sequence[ReservedChain]) -> int:
+    """Stage peers that would have no assignment."""
+    assigned = {member.peer for replica in kept.values() for member in replica.members}
+    assigned |= {reservation.peer for chain in rebuilt for reservation in chain}
+    return sum(peer.policy.joins_pipelines and peer.peer not in assigned for peer in state.staying)
 
 
-def _replica(state: State, spec: RunSpec, index: int, chain: Chain) -> Replica:
+def _rebuilt_replica(state: State, spec: RunSpec, index: int, chain: ReservedChain) -> Replica:
     """With the k and the share of the work that it has in the newest plan."""
-    members = tuple(Member(place.peer, place.stages, state.peers[place.peer].endpoint) for place in chain)
+    members = tuple(Member(each.peer, each.stages, state.peers[each.peer].endpoint) for each in chain)
     former = next((each for each in state.plans[-1].replicas if each.index == index), None)
     if former is None:
         return Replica(index, members, links_between(members, spec.link.k))
-    links = links_between(members, [link.k for link in former.links])
-    return replace(former, members=members, links=links)
+    return replace(former, members=members, links=links_between(members, [link.k for link in former.links]))
 
 
-def _reasons(state: State, chosen: _Chosen, from_round: int) -> list[str]:
-    """What changes and why, but for what only becomes faster."""
-    newest = state.plans[-1]
-    in_newest = {replica.index: replica for replica in newest.replicas}
+def _reasons(state: State, selection: _Selection, from_round: int) -> list[str]:
+    """Sentences for the replicas that join, return or are left out, and why."""
+    newest = {replica.index: replica for replica in state.plans[-1].replicas}
     changes = []
-    for index, chain in sorted(chosen.chains.items()):
-        stand_ins = _stand_ins(state, chain, from_round)
-        with_whom = f" with {listed(stand_ins)}" if stand_ins else ""
-        former = in_newest.get(index)
-        members = {member.peer for member in former.members} if former else set()
-        if former and stand_ins and not members.isdisjoint(place.peer for place in chain):
-            doing = "goes on"
+    for index, chain in sorted(selection.rebuilt.items()):
+        replaced = _replacements(state, chain, from_round)
+        members = {member.peer for member in newest[index].members} if index in newest else set()
+        if replaced and not members.isdisjoint(reservation.peer for reservation in chain):
+            change = "goes on"
         else:
-            doing = "returns" if index in state.assigned_replicas else "joins"
-        changes.append(f"replica-{index} {doing}{with_whom}")
-    reasons = [listed(changes)] if changes else []
-    dropped = [each for each in newest.replicas if each.index not in {*chosen.run_view, *chosen.chains}]
-    for why, replicas in _by_cause(state, dropped).items():
-        reasons.append(f"goes on without {listed(replicas)}, {why}")
-    return reasons
+            change = "returns" if index in state.assigned_replicas else "joins"
+        changes.append(f"replica-{index} {change}{f' with {listed(replaced)}' if replaced else ''}")
+    left_out: dict[str, list[str]] = {}
+    for index, replica in newest.items():
+        if index not in selection.kept and index not in selection.rebuilt:
+            left_out.setdefault(_why_left_out(state, replica), []).append(replica.name)
+    return [
+        *([listed(changes)] if changes else []),
+        *(f"goes on without {listed(names)}, {why}" for why, names in left_out.items()),
+    ]
 
 
-def _stand_ins(state: State, chain: Chain, from_round: int) -> list[str]:
+def _replacements(state: State, chain: ReservedChain, from_round: int) -> list[str]:
     """Such as "..ab for ..cd (stage 1), which is gone"."""
-    holders = {place.slot: place.peer for place in state.reservations.values()}
+    holders = {reservation.slot: reservation for reservation in state.reservations.values()}
     found = []
-    for place in chain:
-        holder = holders.get(place.slot)
-        if holder == place.peer:
-            continue
-        instead = "nobody" if holder is None else short(holder)
-        why = "" if holder is None else f", which {_trouble(state, holder, from_round)}"
-        found.append(f"{short(place.peer)} for {instead} ({stages_of(place)}){why}")
+    for reservation in chain:
+        holder = holders.get(reservation.slot)
+        if holder is None:
+            found.append(f"{short(reservation.peer)} for nobody ({stages_of(reservation)})")
+        elif holder.peer != reservation.peer:
+            why = _obstacle(state, holder, from_round)
+            former = f"{short(holder.peer)} ({stages_of(holder)}){f', {why}' if why else ''}"
+            found.append(f"{short(reservation.peer)} for {former}")
     return found
 
 
-def _trouble(state: State, peer: PeerId, from_round: int) -> str:
-    known = state.peers[peer]
-    if not known.is_live:
-        return "is gone"
-    if known.lifecycle is Lifecycle.DRAINING:
-        return "drains"
-    if peer_rests_until(state, peer) > from_round:
-        return f"rests after {state.failures[peer][0]} failures"
-    return "must catch up"
-
-
-def _by_cause(state: State, dropped: Sequence[Replica]) -> dict[str, list[str]]:
-    causes: dict[str, list[str]] = {}
-    for replica in dropped:
-        members = [state.peers[member.peer] for member in replica.members]
-        if any(each.is_lost for each in members):
-            why = "which lost a member"
-        elif not all(each.is_staying for each in members):
-            why = "of which a member drains"
-        else:
-            why = "which must catch up"
-        causes.setdefault(why, []).append(replica.name)
-    return causes
+def _why_left_out(state: State, replica: Replica) -> str:
+    members = [state.peers[member.peer] for member in replica.members]
+    if any(each.is_lost for each in members):
+        return "which lost a member"
+    return "which must catch up" if all(each.is_staying for each in members) else "of which a member drains"
 
 
 def complete_chains(state: State, spec: RunSpec) -> dict[int, list[ReservedAssignment]]:
-    """By index the replicas whose places cover all stages with peers that stay, in order of position."""
+    """By index the replicas with all stages reserved for peers that stay, in order of position."""
     chains: dict[int, list[ReservedAssignment]] = {}
-    for place in state.reservations.values():
-        if state.peers[place.peer].is_staying:
-            chains.setdefault(place.replica, []).append(place)
-    complete = {}
-    for index, places in chains.items():
-        chain = sorted(places, key=lambda place: place.position)
-        if [stage for place in chain for stage in place.stages] == list(range(spec.swarm.stages)):
-            complete[index] = chain
-    return complete
+    for reservation in sorted(state.reservations.values(), key=lambda each: each.slot):
+        if state.peers[reservation.peer].is_staying:
+            chains.setdefault(reservation.replica, []).append(reservation)
+    stages = list(range(spec.swarm.stages))
+    return {
+        index: chain
+        for index, chain in chains.items()
+        if [s for each in chain for s in each.stages] == stages
+    }
 
 
-def shortages(state: State, spec: RunSpec, from_round: int) -> dict[int, str]:
-    """What keeps replicas (by index) from training from `from_round` on, such as "replica-1 has lost Qm"."""
-    chains: dict[int, dict[int, ReservedAssignment]] = {}
-    for place in state.reservations.values():
-        chains.setdefault(place.replica, {})[place.position] = place
+def obstacles(state: State, from_round: int) -> dict[int, str]:
+    """By index what keeps replicas from training, such as "replica-1 waits for ..Qm (stage 1), which is gone"."""
+    reserved = {reservation.slot: reservation for reservation in state.reservations.values()}
     found = {}
-    for index, chain in sorted(chains.items()):
-        lacks = []
+    for index in sorted({replica for replica, _ in reserved}):
+        sentences = []
         for position, stages in enumerate(state.layout(index)):
-            held = chain.get(position)
-            if held is None:
-                lacks.append(f"has nobody for {'stage' if len(stages) == 1 else 'stages'} {stages}")
-                continue
-            who = f"{short(held.peer)} ({stages_of(held)})"
-            peer_rests = peer_rests_until(state, held.peer)
-            if not state.peers[held.peer].is_live:
-                lacks.append(f"has lost {who}")
-            elif not state.peers[held.peer].is_staying:
-                lacks.append(f"needs somebody for {who}, which drains")
-            elif not is_synced(state, held, from_round):
-                lacks.append(f"waits until {who} has caught up")
-            elif peer_rests > from_round:
-                times, _ = state.failures[held.peer]
-                lacks.append(f"waits for {who}, which rests until round {peer_rests} after {times} failures")
-        if not lacks and rests_until(state, index) > from_round:
-            lacks.append(
-                f"rests until round {rests_until(state, index)}, because its members could not go on"
-            )
-        if lacks:
-            found[index] = f"replica-{index} {' and '.join(lacks[:_MOST_LACKS])}"
+            holder = reserved.get((index, position))
+            if holder is None:
+                sentences.append(f"has nobody for {'stage' if len(stages) == 1 else 'stages'} {stages}")
+            elif why := _obstacle(state, holder, from_round):
+                sentences.append(f"waits for {short(holder.peer)} ({stages_of(holder)}), {why}")
+        rests = replica_rests_until(state, index)
+        if not sentences and rests > from_round:
+            sentences.append(f"rests until round {rests}, because its members could not go on")
+        if sentences:
+            found[index] = f"replica-{index} {' and '.join(sentences[:_MOST_OBSTACLES])}"
     return found
+
+
+def _obstacle(state: State, reservation: ReservedAssignment, from_round: int) -> str:
+    """Why the peer of `reservation` cannot train from `from_round` on; "" where it can."""
+    peer, rests = state.peers[reservation.peer], peer_rests_until(state, reservation.peer)
+    if not peer.is_live:
+        return "which is gone"
+    if peer.lifecycle is Lifecycle.DRAINING:
+        return "which drains"
+    if rests > from_round:
+        return f"which rests until round {rests} after {state.failures[peer.peer][0]} failures"
+    return "" if is_synced(state, reservation, from_round) else "which must catch up"

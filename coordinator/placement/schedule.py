@@ -1,27 +1,31 @@
-"""An inner step of a chain replayed: when each operation of 1F1B begins, and what the step waits for.
+"""The inner step of a chain, replayed operation by operation: how long it takes and what it waits for.
 
-Receiving, computing and sending overlap. Each member computes one operation at a time in the order that
-protocol.algorithm.microbatch_order gives, as the nodes do; each direction of a link carries one message at a time; a member
-in the middle sends to both sides through one uplink. So every time in a step is the maximum of some earlier
-ones plus a constant, and as the order is fixed, whatever becomes faster never makes a step longer.
+Receiving, computing and sending overlap:
+
+- A member computes one operation at a time, in the 1F1B order that the nodes use
+  (protocol.algorithm.microbatch_order).
+- Each direction of a link carries one message at a time.
+- A member in the middle sends to both neighbours through one uplink.
+
+Each time in a step is the maximum of some earlier times plus a constant, and the order is fixed. So a step
+never becomes longer when something becomes faster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Literal
 
 from protocol.algorithm.microbatch_order import OpKind, one_forward_one_backward
 
 FORWARD_SHARE = 1 / 3
-"""Of the computing of a microbatch; the rest is its backward pass."""
+"""Share of a microbatch's computing that the forward pass takes."""
+_SLOWDOWN = 0.01
+"""To find the bottleneck, each resource in turn is made slower by this share."""
 
-Kind = Literal["computing", "sending", "latency"]
-"""What a step can wait for: a member, the messages from it to a neighbour, or their travelling."""
-Resource = tuple[Kind, int, int]
-"""A kind with the position of the member, and of the neighbour (its own again where it computes)."""
+ResourceKind = Literal["computing", "sending", "latency"]
 Operation = tuple[int, bool, int]
 """Position of the member, whether it is a forward pass, microbatch."""
 
@@ -31,12 +35,12 @@ class LinkTime:
     """What one microbatch costs on a link, in seconds.
 
     Attributes:
-        forward: that its activation takes the wire downstream.
-        backward: that its gradient takes the wire upstream.
-        delay: that either travels afterwards.
-        forward_uplink: of `forward`, how long the sender's uplink has no room for its other link; 0 if it is
-            not shared.
-        backward_uplink: likewise of `backward`.
+        forward: transfer of its activation downstream.
+        backward: transfer of its gradient upstream.
+        delay: latency of either message after its transfer.
+        forward_uplink: part of `forward` during which the sender's uplink cannot serve its other link; 0 if
+            the two links do not share it.
+        backward_uplink: the same for `backward`.
     """
 
     forward: float
@@ -47,190 +51,134 @@ class LinkTime:
 
 
 @dataclass(frozen=True)
-class StepTime:
-    """An inner step of one replica.
+class Resource:
+    """What a step can wait for: one member, the messages from it to `other`, or the latency between the two.
 
-    Attributes:
-        seconds: from the first member's first forward until it may begin the next step.
-        busy: seconds that each member computes in it.
-        bottleneck: what most of the critical path is spent on, such as "uplink of ..cd"; "" where nothing
-            takes any time.
+    `other` is the position of the neighbour; it equals `position` for computing.
     """
 
+    kind: ResourceKind
+    position: int
+    other: int
+
+    def __str__(self) -> str:
+        if self.kind == "computing":
+            return f"computing of member {self.position}"
+        if self.kind == "sending":
+            return f"sending from member {self.position} to {self.other}"
+        return f"latency between members {self.position} and {self.other}"
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """The inner step of one chain.
+
+    Attributes:
+        compute: seconds that one microbatch takes each member, forward and backward.
+        links: the link between each member and the next.
+        microbatches: in one step.
+        seconds: from the first member's first forward pass until it may begin the next step.
+    """
+
+    compute: tuple[float, ...]
+    links: tuple[LinkTime, ...]
+    microbatches: int
     seconds: float
-    busy: tuple[float, ...]
-    bottleneck: str
+
+    @property
+    def busy(self) -> tuple[float, ...]:
+        """Seconds that each member computes in the step."""
+        return tuple(self.microbatches * seconds for seconds in self.compute)
 
     @property
     def utilization(self) -> tuple[float, ...]:
-        """Share of the step that each member computes; 0 where nothing takes any time."""
+        """Share of the step that each member computes; 0 where the step takes no time."""
         return tuple(busy / self.seconds if self.seconds else 0.0 for busy in self.busy)
 
+    @cached_property
+    def bottleneck(self) -> Resource | None:
+        """The resource that makes the step longest when it becomes slower; None if the step takes no time."""
+        if self.seconds <= 0:
+            return None
+        slower = {
+            resource: step_seconds(compute, links, self.microbatches)
+            for resource, compute, links in self._with_one_slower_resource()
+        }
+        return max(slower, key=lambda resource: slower[resource])
 
-def step_time(
-    compute: Sequence[float],
-    links: Sequence[LinkTime],
-    microbatches: int,
-    named: Callable[[Kind, int, int], str] | None = None,
-) -> StepTime:
-    """An inner step of a chain.
+    def _with_one_slower_resource(self) -> Iterator[tuple[Resource, Sequence[float], Sequence[LinkTime]]]:
+        factor = 1 + _SLOWDOWN
+        for i, seconds in enumerate(self.compute):
+            slower = [*self.compute[:i], seconds * factor, *self.compute[i + 1 :]]
+            yield Resource("computing", i, i), slower, self.links
+        for i, link in enumerate(self.links):
+            before, after = self.links[:i], self.links[i + 1 :]
+            downstream = replace(
+                link, forward=link.forward * factor, forward_uplink=link.forward_uplink * factor
+            )
+            upstream = replace(
+                link, backward=link.backward * factor, backward_uplink=link.backward_uplink * factor
+            )
+            delayed = replace(link, delay=link.delay * factor)
+            yield Resource("sending", i, i + 1), self.compute, [*before, downstream, *after]
+            yield Resource("sending", i + 1, i), self.compute, [*before, upstream, *after]
+            yield Resource("latency", i, i + 1), self.compute, [*before, delayed, *after]
+
+
+def step_time(compute: Sequence[float], links: Sequence[LinkTime], microbatches: int) -> StepTime:
+    """The inner step of a chain.
 
     Args:
         compute: seconds that one microbatch takes each member, forward and backward.
-        links: between each member and the next.
-        microbatches: of one step, at least 1.
-        named: the words for a bottleneck; positions by default.
+        links: the link between each member and the next.
+        microbatches: in one step, at least 1.
     """
-    replay = _replay(compute, links, microbatches)
-    busy = tuple(microbatches * seconds for seconds in compute)
-    if replay.seconds <= 0:
-        return StepTime(0.0, busy, "")
-    spent = _critical_path(compute, links, microbatches, replay)
-    bottleneck = max(spent, key=lambda resource: spent[resource])
-    return StepTime(replay.seconds, busy, (named or _by_position)(*bottleneck))
+    seconds = step_seconds(compute, links, microbatches)
+    return StepTime(tuple(compute), tuple(links), microbatches, seconds)
 
 
 def step_seconds(compute: Sequence[float], links: Sequence[LinkTime], microbatches: int) -> float:
-    """`seconds` of :func:`step_time`, for those who compare many chains."""
-    return _replay(compute, links, microbatches).seconds
-
-
-@lru_cache(maxsize=1024)
-@lru_cache(maxsize=1024)
-def _order_of(position: int, members: int, microbatches: int) -> tuple[tuple[bool, int], ...]:
-    """The operations of the member at `position` in their order, as (is forward, microbatch)."""
-    operations = one_forward_one_backward(position, members, microbatches)
-    return tuple((each.kind is OpKind.FORWARD, each.microbatch) for each in operations)
+    """The `seconds` of :func:`step_time`."""
+    members = len(compute)
+    forward = [seconds * FORWARD_SHARE for seconds in compute]
+    backward = [seconds * (1 - FORWARD_SHARE) for seconds in compute]
+    # When each member, its uplink, and its transfers to either side are free again.
+    free, uplink, downstream, upstream = ([0.0] * members for _ in range(4))
+    arrived_f, arrived_b = ([[0.0] * microbatches for _ in range(members)] for _ in range(2))
+    for i, is_forward, m in _sequence(members, microbatches):
+        if is_forward:
+            free[i] = max(free[i], arrived_f[i][m]) + forward[i]
+            if i < members - 1:
+                link = links[i]
+                sent = max(free[i], uplink[i], downstream[i])
+                uplink[i] = sent + link.forward_uplink
+                downstream[i] = sent + link.forward
+                arrived_f[i + 1][m] = downstream[i] + link.delay
+        else:
+            free[i] = max(free[i], arrived_b[i][m]) + backward[i]
+            if i:
+                link = links[i - 1]
+                sent = max(free[i], uplink[i], upstream[i])
+                uplink[i] = sent + link.backward_uplink
+                upstream[i] = sent + link.backward
+                arrived_b[i - 1][m] = upstream[i] + link.delay
+    # The first member ends the step: its last backward pass waits for those of all others.
+    return free[0]
 
 
 @lru_cache(maxsize=256)
 def _sequence(members: int, microbatches: int) -> tuple[Operation, ...]:
-    """The operations of all members, each behind those that it waits for."""
-    orders = [_order_of(position, members, microbatches) for position in range(members)]
+    """The operations of all members, each after those that it waits for."""
+    orders = [one_forward_one_backward(position, members, microbatches) for position in range(members)]
     done = [0] * members
     sequence: dict[Operation, None] = {}
     while len(sequence) < 2 * members * microbatches:
         for i, order in enumerate(orders):
             while done[i] < len(order):
-                forward, m = order[done[i]]
-                source = i - 1 if forward else i + 1
-                if 0 <= source < members and (source, forward, m) not in sequence:
+                is_forward, m = order[done[i]].kind is OpKind.FORWARD, order[done[i]].microbatch
+                source = i - 1 if is_forward else i + 1
+                if 0 <= source < members and (source, is_forward, m) not in sequence:
                     break
-                sequence[i, forward, m] = None
+                sequence[i, is_forward, m] = None
                 done[i] += 1
     return tuple(sequence)
-
-
-@dataclass(frozen=True)
-class _Replay:
-    """All times of a step, from its begin; those of an operation by [is forward][position][microbatch].
-
-    `sent` is when its result begins to leave.
-    """
-
-    seconds: float
-    starts: tuple[list[list[float]], list[list[float]]]
-    sent: tuple[list[list[float]], list[list[float]]]
-
-
-def _replay(compute: Sequence[float], links: Sequence[LinkTime], microbatches: int) -> _Replay:
-    members = len(compute)
-    forward = [seconds * FORWARD_SHARE for seconds in compute]
-    backward = [seconds * (1 - FORWARD_SHARE) for seconds in compute]
-    # When each member, its uplink, and the wires from it to either side are free again.
-    free, uplink, downstream, upstream = ([0.0] * members for _ in range(4))
-    starts_b, starts_f, sent_b, sent_f, arrived_b, arrived_f = (
-        [[0.0] * microbatches for _ in range(members)] for _ in range(6)
-    )
-    for i, is_forward, m in _sequence(members, microbatches):
-        if is_forward:
-            starts_f[i][m] = start = max(free[i], arrived_f[i][m])
-            free[i] = done = start + forward[i]
-            if i < members - 1:
-                link = links[i]
-                sent_f[i][m] = sent = max(done, uplink[i], downstream[i])
-                uplink[i] = sent + link.forward_uplink
-                downstream[i] = sent + link.forward
-                arrived_f[i + 1][m] = downstream[i] + link.delay
-        else:
-            starts_b[i][m] = start = max(free[i], arrived_b[i][m])
-            free[i] = done = start + backward[i]
-            if i:
-                link = links[i - 1]
-                sent_b[i][m] = sent = max(done, uplink[i], upstream[i])
-                uplink[i] = sent + link.backward_uplink
-                upstream[i] = sent + link.backward
-                arrived_b[i - 1][m] = upstream[i] + link.delay
-    return _Replay(free[0], (starts_b, starts_f), (sent_b, sent_f))
-
-
-def _critical_path(
-    compute: Sequence[float], links: Sequence[LinkTime], microbatches: int, replay: _Replay
-) -> dict[Resource, float]:
-    """Seconds of the step's longest path by what they are spent on, walked back from its end."""
-    members = len(compute)
-    spent: dict[Resource, float] = {}
-    i, forward, m = 0, False, microbatches - 1
-    while True:
-        seconds = compute[i] * (FORWARD_SHARE if forward else 1 - FORWARD_SHARE)
-        spent["computing", i, i] = spent.get(("computing", i, i), 0.0) + seconds
-        start = replay.starts[forward][i][m]
-        if start <= 0:
-            return spent
-        source = i - 1 if forward else i + 1
-        if 0 <= source < members:
-            link = links[min(i, source)]
-            wire = link.forward if forward else link.backward
-            if replay.sent[forward][source][m] + wire + link.delay >= start:
-                between: Resource = ("latency", min(i, source), max(i, source))
-                spent[between] = spent.get(between, 0.0) + link.delay
-                queue: Resource = ("sending", source, i)
-                spent[queue] = spent.get(queue, 0.0) + wire
-                i, forward, m = _first_in_queue(
-                    compute, links, microbatches, replay, (source, forward, m), spent
-                )
-                continue
-        order = _order_of(i, members, microbatches)
-        forward, m = order[order.index((forward, m)) - 1]
-
-
-def _first_in_queue(
-    compute: Sequence[float],
-    links: Sequence[LinkTime],
-    microbatches: int,
-    replay: _Replay,
-    message: Operation,
-    spent: dict[Resource, float],
-) -> Operation:
-    """The operation whose result left at once, so that those behind it up to `message` had to queue.
-
-    What the messages before the last one took of wire or uplink is added to `spent`.
-    """
-    i, forward, m = message
-    order = _order_of(i, len(compute), microbatches)
-    for earlier in range(order.index((forward, m)) - 1, -1, -1):
-        sent = replay.sent[forward][i][m]
-        share = FORWARD_SHARE if forward else 1 - FORWARD_SHARE
-        if replay.starts[forward][i][m] + compute[i] * share >= sent:
-            break
-        former, former_m = order[earlier]
-        target = i + 1 if former else i - 1
-        if not 0 <= target < len(compute):
-            continue
-        link = links[min(i, target)]
-        wire, uplink = (
-            (link.forward, link.forward_uplink) if former else (link.backward, link.backward_uplink)
-        )
-        taken = wire if former == forward else uplink
-        if replay.sent[former][i][former_m] + taken >= sent:
-            spent["sending", i, target] = spent.get(("sending", i, target), 0.0) + taken
-            forward, m = former, former_m
-    return i, forward, m
-
-
-def _by_position(kind: Kind, position: int, other: int) -> str:
-    if kind == "computing":
-        return f"computing of member {position}"
-    if kind == "sending":
-        return f"sending from member {position} to {other}"
-    return f"latency between members {position} and {other}"

@@ -1,13 +1,13 @@
-"""Which peer moves to other stages, where a pipeline lacks a member that nobody can stand in for.
+"""Which peer moves to other stages, where a pipeline lacks a member that no spare can replace.
 
-A move is costly: the peer has to rebuild and to fetch the state of its new stages. So none is made merely to
-be faster, and none where waiting may do.
+A move is costly: the peer has to rebuild its model and to fetch the state of its new stages. So no peer moves
+merely to make a step faster, or where waiting may be enough.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from coordinator.placement.eligibility import peer_rests_until
 from coordinator.placement.vacancies import Vacancies, Vacancy
@@ -18,169 +18,170 @@ from protocol.spec.run import RunSpec
 from protocol.types import PeerId, ReservedAssignment
 
 _MOST_TRIED = 16
-"""While nothing trains, it is tried to complete one of so many pipelines, those that lack fewest members."""
+"""While nothing trains, this many pipelines are tried, those that lack the fewest members."""
 
 
 def move_spares(transaction: Transaction, spec: RunSpec, now: float) -> None:
-    """Give spares the places of lost or draining members of pipelines that have trained.
+    """Reserve the assignments of lost or draining members of pipelines that have trained for spares.
 
-    To be called at the end of a round, when who was lost has had its time to come back. Nobody moves where as
-    many spares have those stages already; to stages whose state no live peer has, or away from such; or twice
-    within `grouping.settle_rounds` rounds. First move those whose pipeline never trained, of these who joined
-    last; then those of a later pipeline that has stood still for as many rounds.
+    To be called at the end of a round, when lost peers have had time to come back. A spare does not move
+
+    - if as many spares with the wanted stages are there;
+    - to stages whose state no live peer has, or away from stages whose state no other live peer has;
+    - twice within `grouping.settle_rounds` rounds.
+
+    Spares whose pipeline never trained move first, the last to join before others; then those of a later
+    pipeline that has not trained for `grouping.settle_rounds` rounds.
     """
     state, vacancies = transaction.state, Vacancies(transaction.state, spec)
     holes = [
         each
         for each in vacancies.vacant
-        if each.replica in state.assigned_replicas and _is_pipeline(state, each)
+        if each.replica in state.assigned_replicas and len(state.layout(each.replica)) > 1
     ]
     if not holes:
         return
     idle = [(peer, state.reservations[peer.peer]) for peer in state.staying if _is_idle(state, peer)]
-    spares, wanted = Counter(place.stages for _, place in idle), Counter(hole.stages for hole in holes)
+    spares = Counter(reservation.stages for _, reservation in idle)
+    wanted = Counter(hole.stages for hole in holes)
     hosts = _hosts(state)
     lost_in = _last_losses(state, holes)
-    movable = [(peer, place) for peer, place in idle if _has_settled(state, spec, place, lost_in)]
+    movable = [each for each in idle if _has_settled(state, spec, each[1], lost_in)]
     movable.sort(key=lambda each: (each[1].replica in state.assigned_replicas, -each[0].arrival))
     for hole in holes:
         if spares[hole.stages] >= wanted[hole.stages] or not all(hosts[stage] for stage in hole.stages):
             continue
-        for peer, place in movable:
-            has_trained = place.replica in state.assigned_replicas
-            if has_trained and place.replica <= hole.replica:
+        for peer, former in movable:
+            has_trained = former.replica in state.assigned_replicas
+            if has_trained and former.replica <= hole.replica:
                 continue
-            is_spared = spares[place.stages] > wanted[place.stages]
-            if is_spared and not _is_last(state, hosts, place, hole) and vacancies.suits(hole, peer):
-                transaction.add(AssignmentReserved(now, hole.given_to(place.peer)))
-                movable.remove((peer, place))
-                spares[place.stages] -= 1
+            is_spared = spares[former.stages] > wanted[former.stages]
+            if is_spared and not _is_last_host(state, hosts, former, hole) and vacancies.suits(hole, peer):
+                transaction.add(AssignmentReserved(now, hole.reserved_for(peer.peer)))
+                movable.remove((peer, former))
+                spares[former.stages] -= 1
                 wanted[hole.stages] -= 1
-                wanted[place.stages] += has_trained
+                wanted[former.stages] += has_trained
                 hosts, vacancies = _hosts(transaction.state), Vacancies(transaction.state, spec)
                 break
 
 
 def complete_a_pipeline(transaction: Transaction, spec: RunSpec, now: float) -> None:
-    """While nothing trains: give one pipeline all members that it lacks, whoever is there and wherever it is.
+    """While nothing trains: fill one pipeline with peers of others, whatever their stages are.
 
-    No round ends meanwhile, so nobody is given time to come back, to settle or to rest. But nobody moves
-    where the members of some replica are all there, and only have to catch up; where the state of some stage
-    is with no live peer; or away from such. Of the pipelines that lack fewest, the one for which fewest peers
-    have to move to other stages.
+    No round ends meanwhile, so peers are given no time to come back, to settle or to rest. But none moves if
+    some replica has all its members, which only have to catch up; or if no live peer has the state of some
+    stage. Of the pipelines that lack the fewest members, the one is filled for which the fewest peers have to
+    move to other stages.
     """
     state = transaction.state
     hosts = _hosts(state)
     if not all(hosts[stage] for stage in range(state.stages)):
         return
-    lacking: dict[int, list[Vacancy]] = {replica: [] for replica in state.layouts}
+    holes: dict[int, list[Vacancy]] = {replica: [] for replica in state.layouts}
     for hole in Vacancies(state, spec).vacant:
-        lacking[hole.replica].append(hole)
-    if not all(lacking.values()):
+        holes[hole.replica].append(hole)
+    if not all(holes.values()):
         return
-    pipelines = [replica for replica in lacking if len(state.layout(replica)) > 1]
-    pipelines.sort(
-        key=lambda replica: (len(lacking[replica]), replica not in state.assigned_replicas, replica)
-    )
-    ways = [_filling(state, spec, lacking[replica]) for replica in pipelines[:_MOST_TRIED]]
-    possible = [places for places in ways if places is not None]
-    for place in min(possible, key=lambda places: _moves(state, places), default=[]):
-        transaction.add(AssignmentReserved(now, place))
+    pipelines = [replica for replica in holes if len(state.layout(replica)) > 1]
+    pipelines.sort(key=lambda replica: (len(holes[replica]), replica not in state.assigned_replicas, replica))
+    fillings = [_filling(state, spec, holes[replica]) for replica in pipelines[:_MOST_TRIED]]
+
+    def moves(filling: Sequence[ReservedAssignment]) -> int:
+        return sum(each.stages != state.reservations[each.peer].stages for each in filling)
+
+    possible = [filling for filling in fillings if filling is not None]
+    for reservation in min(possible, key=moves, default=[]):
+        transaction.add(AssignmentReserved(now, reservation))
 
 
 def _filling(state: State, spec: RunSpec, holes: Sequence[Vacancy]) -> list[ReservedAssignment] | None:
-    """The places that members of other pipelines get so that all `holes` of one are filled; None if not all.
-
-    Into each comes, where there is one, somebody with its stages, else of those who never trained who came
-    last.
-    """
+    """Reservations for peers of other replicas that fill all `holes` of one; None if that is not possible."""
     trial = Transaction(state)
     found = []
     for hole in holes:
         vacancies, hosts = Vacancies(trial.state, spec), _hosts(trial.state)
-        others = [
-            (
-                place.stages != hole.stages,
-                place.replica in state.assigned_replicas,
-                -peer.arrival,
-                peer,
-                place,
-            )
-            for peer in state.staying
-            for place in [trial.state.reservations.get(peer.peer)]
-            if place is not None and peer.policy.joins_pipelines and place.replica != hole.replica
-        ]
-        others.sort(key=lambda each: each[:3])
-        mover = next(
-            (
-                peer
-                for *_, peer, place in others
-                if not _is_last(trial.state, hosts, place, hole) and vacancies.suits(hole, peer)
-            ),
-            None,
+        suitable = (
+            peer
+            for peer, former in _candidates(state, trial.state.reservations, hole)
+            if not _is_last_host(trial.state, hosts, former, hole) and vacancies.suits(hole, peer)
         )
-        if mover is None:
+        peer = next(suitable, None)
+        if peer is None:
             return None
-        found.append(hole.given_to(mover.peer))
+        found.append(hole.reserved_for(peer.peer))
         trial.add(AssignmentReserved(state.latest_at, found[-1]))
     return found
 
 
-def _moves(state: State, places: Sequence[ReservedAssignment]) -> int:
-    """How many of those who get `places` have other stages now."""
-    return sum(place.stages != state.reservations[place.peer].stages for place in places)
-
-
-def _is_pipeline(state: State, vacancy: Vacancy) -> bool:
-    return len(state.layout(vacancy.replica)) > 1
+def _candidates(
+    state: State, reservations: Mapping[PeerId, ReservedAssignment], hole: Vacancy
+) -> Iterator[tuple[Peer, ReservedAssignment]]:
+    """Peers with the same stages first, then those whose replica never trained, the last to join first."""
+    others = [
+        (peer, reservations[peer.peer])
+        for peer in state.staying
+        if peer.policy.joins_pipelines
+        and peer.peer in reservations
+        and reservations[peer.peer].replica != hole.replica
+    ]
+    return iter(
+        sorted(
+            others,
+            key=lambda each: (
+                each[1].stages != hole.stages,
+                each[1].replica in state.assigned_replicas,
+                -each[0].arrival,
+            ),
+        )
+    )
 
 
 def _is_idle(state: State, peer: Peer) -> bool:
-    """Whether `peer` is a stage peer with a place that the newest plan does not need."""
-    seated = peer.peer in state.assignments[state.plans[-1].epoch]
+    """Whether `peer` is a stage peer with a reservation that the newest plan does not need."""
+    is_assigned = peer.peer in state.assignments[state.plans[-1].epoch]
     rests = peer_rests_until(state, peer.peer) > state.current_round
-    return peer.policy.joins_pipelines and peer.peer in state.reservations and not seated and not rests
+    return peer.policy.joins_pipelines and peer.peer in state.reservations and not is_assigned and not rests
 
 
 def _hosts(state: State) -> Counter[int]:
     """How many live peers have the state of each stage."""
-    return Counter(stage for peer in state.reservations for stage in _held(state, peer))
+    return Counter(stage for peer in state.reservations for stage in _hosted(state, peer))
 
 
-def _held(state: State, peer: PeerId) -> set[int]:
-    """The stages of whose state `peer` has some round. Before the first decision everybody has them all."""
+def _hosted(state: State, peer: PeerId) -> set[int]:
+    """The stages of whose state `peer` has some round; before the first decision all peers have all stages."""
     if not state.peers[peer].is_live:
         return set()
-    place = state.reservations[peer]
     if state.rounds_decided == 0:
         return set(range(state.stages))
-    return {stage for stage in place.stages if stage in state.synced.get(peer, {})}
+    return {stage for stage in state.reservations[peer].stages if stage in state.synced.get(peer, {})}
 
 
-def _is_last(state: State, hosts: Counter[int], place: ReservedAssignment, hole: Vacancy) -> bool:
-    """Whether nobody else would have a stage any more that the peer of `place` would leave for `hole`."""
-    held = _held(state, place.peer)
-    left = set(place.stages) - set(hole.stages)
-    return any(hosts[stage] <= (stage in held) for stage in left)
+def _is_last_host(state: State, hosts: Counter[int], former: ReservedAssignment, hole: Vacancy) -> bool:
+    """Whether the peer of `former`, if it moves to `hole`, leaves a stage that no other live peer has."""
+    hosted = _hosted(state, former.peer)
+    return any(hosts[stage] <= (stage in hosted) for stage in set(former.stages) - set(hole.stages))
 
 
-def _last_losses(state: State, holes: list[Vacancy]) -> dict[int, int]:
+def _last_losses(state: State, holes: Sequence[Vacancy]) -> dict[int, int]:
     """By replica that lacks members: the round in which it lost the last one."""
-    missing = {hole.where for hole in holes}
+    slots = {hole.slot for hole in holes}
     found = {hole.replica: 0 for hole in holes}
-    for place in state.reservations.values():
-        if place.slot in missing:
-            lost_in = state.failures.get(place.peer, (0, 0))[1]
-            found[place.replica] = max(found[place.replica], lost_in)
+    for reservation in state.reservations.values():
+        if reservation.slot in slots:
+            _, lost_in = state.failures.get(reservation.peer, (0, 0))
+            found[reservation.replica] = max(found[reservation.replica], lost_in)
     return found
 
 
-def _has_settled(state: State, spec: RunSpec, place: ReservedAssignment, lost_in: dict[int, int]) -> bool:
-    """Whether its last move is long ago, and so is the loss for which its pipeline trains no more, if any."""
+def _has_settled(
+    state: State, spec: RunSpec, reservation: ReservedAssignment, lost_in: Mapping[int, int]
+) -> bool:
+    """Whether the peer moved long ago, and its pipeline, if it has trained, lost its last member long ago."""
     settled = state.current_round - spec.grouping.settle_rounds
-    if state.moved_at.get(place.peer, settled) > settled:
+    if state.moved_at.get(reservation.peer, settled) > settled:
         return False
-    return (
-        place.replica not in state.assigned_replicas
-        or lost_in.get(place.replica, state.current_round) <= settled
-    )
+    if reservation.replica not in state.assigned_replicas:
+        return True
+    return lost_in.get(reservation.replica, state.current_round) <= settled

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from coordinator.membership.strikes import judge, note_rejections, strike
 from coordinator.membership.validation import bad_request, check_descriptor, host_of, live_peer
-from coordinator.placement.replan import regroup
+from coordinator.placement.replan import next_plan
 from coordinator.placement.stage_moves import complete_a_pipeline, move_spares
 from coordinator.rounds.attestation import note_divergence, settled_digest
 from coordinator.rounds.deadlines import closes_at, decide_seconds, gather_seconds
@@ -218,7 +218,7 @@ def resume(transaction: Transaction, spec: RunSpec, now: float) -> None:
     if newest.from_round == round_number and now < state.began_at + spec.timing.heartbeat:
         return
     first_sample = next_first_sample(newest, spec, round_number)
-    successor = regroup(state, spec, newest.epoch + 1, round_number, first_sample)
+    successor = next_plan(state, spec, newest.epoch + 1, round_number, first_sample)
     if isinstance(successor, Plan):
         reason = f"round {round_number} starts anew, nothing was committed of its samples: {successor.reason}"
         transaction.add(PlanAdopted(now, replace(successor, reason=reason)))
@@ -332,7 +332,7 @@ def _next_epoch(transaction: Transaction, spec: RunSpec, round_number: int, now:
     if not is_first or round_number == spec.rounds:
         return plan.epoch
     first_sample = next_first_sample(plan, spec, round_number + 1)
-    successor = regroup(state, spec, plan.epoch + 1, round_number + 1, first_sample)
+    successor = next_plan(state, spec, plan.epoch + 1, round_number + 1, first_sample)
     if isinstance(successor, Plan):
         transaction.add(PlanAdopted(now, successor))
     move_spares(transaction, spec, now)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TypeAlias, assert_never
 
-from coordinator.placement.initial_placement import group, measuring, missing
-from coordinator.placement.replan import shortages
+from coordinator.placement.initial_placement import initial_plan, measuring, missing
+from coordinator.placement.replan import obstacles
 from coordinator.placement.vacancies import is_spare
 from coordinator.rounds.attestation import unattested, unconfirmed
 from coordinator.rounds.rounds import is_stalled, missing_offers, missing_reports
@@ -77,7 +77,7 @@ def _gathering(state: State, spec: RunSpec) -> str:
         return f"waiting for {lacks}"
     if names := [short(peer.peer) for peer in measuring(staying, state.estimates)]:
         return f"waiting for the measured speed of {listed(names)}"
-    waiting = group(staying, spec, 1, 1, 0, state.estimates)
+    waiting = initial_plan(staying, spec, 1, 1, 0, state.estimates)
     return waiting.sentence if isinstance(waiting, Waiting) else "about to start"
 
 
@@ -88,7 +88,7 @@ def _training(state: State, spec: RunSpec) -> str:
         names = names or [f"of any peer at stage {stage}" for stage in unattested(state, spec)]
         return f"all {spec.rounds} rounds are decided, waiting for the last digests {listed(names)}"
     if is_stalled(state, spec):
-        why = listed([*shortages(state, spec, round_number).values()])
+        why = listed([*obstacles(state, round_number).values()])
         return f"waiting in round {round_number} of {spec.rounds}: no complete replica is left: {why}"
     doing = f"training: round {round_number} of {spec.rounds}"
     for stage in range(spec.swarm.stages):
@@ -124,7 +124,7 @@ def peer_message(state: State, spec: RunSpec, peer: PeerId) -> str:
         )
     if reservation is None or not known.is_staying:
         return ""
-    lacks = shortages(state, spec, state.current_round)
+    lacks = obstacles(state, state.current_round)
     why = lacks.get(reservation.replica) or _why_not_yet(state, spec, reservation)
     return f"following the rounds of {stages_of(reservation)}: {why}"
 

@@ -58,7 +58,7 @@ def plan_json(spec: RunSpec, proposal: Proposal, found: Forecast) -> dict[str, A
                 "index": each.replica.index,
                 "microbatches": spec.microbatches_of(each.replica),
                 "step_seconds": each.step.seconds,
-                "bottleneck": each.step.bottleneck,
+                "bottleneck": each.bottleneck,
                 "k": [link.k for link in each.replica.links],
                 "members": [
                     {
@@ -115,7 +115,7 @@ def _replicas(spec: RunSpec, found: Forecast) -> Table:
             f"{each.step.seconds:.3g} s",
             _percent(each.step.utilization),
             _percent(each.utilization),
-            each.step.bottleneck,
+            each.bottleneck,
         )
     _say_how_many_more(table, len(found.replicas))
     return table

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from coordinator.command_loop import RUN_TOPIC
-from coordinator.placement.initial_placement import group
+from coordinator.placement.initial_placement import initial_plan
 from coordinator.state.apply import apply
 from coordinator.state.commands import Leave
 from coordinator.state.events import AssignmentReserved, PeerJoined, PlanAdopted
@@ -248,13 +248,13 @@ def test_who_is_moved_back_finds_what_it_had_kept(play: Play, monkeypatch: pytes
 def replaced_plan(change: Callable[[Replica], Replica], at: int) -> Callable[..., Any]:
     """The rule of what plan follows: one new one, of changed replicas, from round `at` on."""
 
-    def regroup(state: Any, spec: RunSpec, epoch: int, from_round: int, first_sample: int) -> Plan | None:
+    def next_plan(state: Any, spec: RunSpec, epoch: int, from_round: int, first_sample: int) -> Plan | None:
         newest = state.plans[-1]
         if from_round != at:
             return None
         return Plan(epoch, from_round, first_sample, tuple(map(change, newest.replicas)), "a test")
 
-    return regroup
+    return next_plan
 
 
 @pytest.mark.parametrize("k", [4, 0, pytest.param(16, marks=pytest.mark.slow)])
@@ -264,7 +264,7 @@ def test_k_moves_at_a_round_boundary_on_both_ends_and_no_link_is_opened_anew(
     def widened(replica: Replica) -> Replica:
         return replace(replica, links=tuple(replace(link, k=k) for link in replica.links))
 
-    monkeypatch.setattr("coordinator.rounds.rounds.regroup", replaced_plan(widened, at=4))
+    monkeypatch.setattr("coordinator.rounds.rounds.next_plan", replaced_plan(widened, at=4))
     opened: list[str] = []
     connected: list[tuple[int, int | None, int | None]] = []
     original_dial, original_call = Links.dial, VirtualWorker.call
@@ -306,7 +306,7 @@ def test_replicas_with_uneven_shares_of_the_batch_train_and_stay_equal(
         share = shares[replica.index]
         return replace(replica, microbatches=share, weight=share / 2)
 
-    monkeypatch.setattr("coordinator.rounds.rounds.regroup", replaced_plan(shared, at=3))
+    monkeypatch.setattr("coordinator.rounds.rounds.next_plan", replaced_plan(shared, at=3))
 
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start()
@@ -358,7 +358,7 @@ def test_two_halves_of_unlike_pipelines_become_one_where_together_they_have_all_
     cuts = [(StageRange(0, 1), StageRange(1, 3)), (StageRange(0, 2), StageRange(2, 3))]
 
     def unlike(*arguments: Any) -> Plan | Waiting:
-        found = group(*arguments)
+        found = initial_plan(*arguments)
         if isinstance(found, Waiting):
             return found
         replicas = [
@@ -367,7 +367,7 @@ def test_two_halves_of_unlike_pipelines_become_one_where_together_they_have_all_
         ]
         return replace(found, replicas=tuple(replicas))
 
-    monkeypatch.setattr("coordinator.decide.group", unlike)
+    monkeypatch.setattr("coordinator.membership.joining.initial_plan", unlike)
 
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start("p", "q", "r", "s")

@@ -342,7 +342,7 @@ def test_a_run_waits_with_a_reason_for_whoever_is_missing(play: Play) -> None:
         lives = {peer.lifecycle for peer in swarm.state.peers.values()}
         assert lives == {Lifecycle.GONE}
         lacks = [
-            f"{place.replica} has lost {short(place.peer)} (stages 0-1)"
+            f"{place.replica} waits for {short(place.peer)} (stages 0-1), which is gone"
             for place in sorted(swarm.state.reservations.values(), key=lambda place: place.replica)
         ]
         assert run_message(swarm.state, swarm.spec) == (

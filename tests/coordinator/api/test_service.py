@@ -113,7 +113,7 @@ async def test_a_late_joiner_is_named_to_everybody_as_a_follower_until_a_plan_se
     assert places_from_pb((await own.read()).followers) == (place,)
     assert (await own.read()).waiting == (
         "following the rounds of stages 0-1: "
-        f"replica-2 waits until ..{C.peer[-8:]} (stages 0-1) has caught up"
+        f"replica-2 waits for ..{C.peer[-8:]} (stages 0-1), which must catch up"
     )
     for stage in (0, 1):
         assert (await run.attest(C, stage, 0)).agrees

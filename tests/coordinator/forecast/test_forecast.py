@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from coordinator.forecast.forecast import Traffic, forecast, proposed, shared_out
 from coordinator.forecast.sweeps import scaling, utilization_against_bandwidth
 from coordinator.placement.cost_model import Survey, message_bytes
-from coordinator.placement.initial_placement import links_between
+from coordinator.placement.links import links_between
 from coordinator.state.state import Peer
 from coordinator.state.text import Waiting
 from protocol.algorithm.flops import microbatch_flops
@@ -116,7 +116,7 @@ def test_faster_replicas_take_more_of_the_microbatches() -> None:
     evenly = forecast(SPEC, survey, [full(0, "slow"), full(1, "fast")], PAYLOADS)
     assert forecast(SPEC, survey, shared, PAYLOADS).tokens_per_second > 1.5 * evenly.tokens_per_second
     unknown = shared_out(SPEC, Survey(), [full(0, "slow"), full(1, "fast")])
-    assert [each.microbatches for each in unknown] == [4, 4]
+    assert [*map(SPEC.microbatches_of, unknown)] == [4, 4]
 
 
 def test_what_the_coordinator_would_form_takes_all_replicas_and_leaves_spares() -> None:

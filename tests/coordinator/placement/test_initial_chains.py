@@ -14,10 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.placement import initial_chains
 from coordinator.placement.chain_search import least_seconds
 from coordinator.placement.cost_model import Survey, chain_time, memory_needed
-from coordinator.placement.initial_chains import Chain, form
+from coordinator.placement.initial_chains import FormedChain, form_chains
 from coordinator.placement.schedule import LinkTime, step_seconds
 from coordinator.state.state import Peer
 from coordinator.state.text import Waiting
@@ -137,7 +136,7 @@ def everything_tried(spec: RunSpec, known: Survey, peers: Sequence[Peer], pipeli
     return best(tuple(peers), pipelines)
 
 
-def slowest(chains: tuple[Chain, ...] | Waiting) -> float:
+def slowest(chains: tuple[FormedChain, ...] | Waiting) -> float:
     return inf if isinstance(chains, Waiting) else max(chain.time.seconds for chain in chains)
 
 
@@ -147,17 +146,14 @@ def optima() -> list[float]:
 
 
 def test_a_few_peers_are_grouped_as_well_as_by_trying_everything(optima: list[float]) -> None:
-    found = [slowest(form(*random_swarm(seed))) for seed in range(200)]
+    found = [slowest(form_chains(*random_swarm(seed))) for seed in range(200)]
     assert sum(best < inf for best in optima) > 150
     assert found == pytest.approx(optima, rel=1e-9)
 
 
-def test_what_many_peers_are_grouped_with_is_nearly_as_good(
-    optima: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The heuristic, on the same swarms: it finds a way in nearly all, mostly the fastest."""
-    monkeypatch.setattr(initial_chains, "_MOST_IN_FULL", 0)
-    found = [slowest(form(*random_swarm(seed))) for seed in range(200)]
+def test_the_heuristic_for_many_peers_is_nearly_as_good(optima: list[float]) -> None:
+    """On the same swarms it finds a solution in nearly all, mostly the fastest."""
+    found = [slowest(form_chains(*random_swarm(seed), most_in_full=0)) for seed in range(200)]
     feasible = [(each, best) for each, best in zip(found, optima, strict=True) if best < inf]
     gaps = [each / best - 1 for each, best in feasible if each < inf]
     assert len(gaps) >= len(feasible) - 2, "memory is tight in some, and they have one solution"
@@ -194,7 +190,7 @@ def test_chains_cover_all_stages_within_memory_and_can_be_connected(
     case: tuple[RunSpec, Survey, list[Peer], int],
 ) -> None:
     spec, known, peers, pipelines = case
-    chains = form(spec, known, peers, pipelines)
+    chains = form_chains(spec, known, peers, pipelines)
     if isinstance(chains, Waiting):
         assert chains.sentence.startswith("waiting for")
         return
@@ -222,7 +218,7 @@ def test_the_order_of_the_peers_does_not_matter(
 ) -> None:
     spec, known, peers, pipelines = case
     shuffled = coin.sample(peers, len(peers))
-    assert form(spec, known, shuffled, pipelines) == form(spec, known, peers, pipelines)
+    assert form_chains(spec, known, shuffled, pipelines) == form_chains(spec, known, peers, pipelines)
 
 
 @settings(max_examples=60)
@@ -240,8 +236,8 @@ def test_of_few_peers_more_bandwidth_of_anyone_never_makes_a_step_longer(
         pair: replace(link, bandwidth=link.bandwidth * (times[2] if chosen in pair else 1))
         for pair, link in known.links.items()
     }
-    after = slowest(form(spec, Survey({**known.capacities, chosen: better}, links), peers, pipelines))
-    before = slowest(form(spec, known, peers, pipelines))
+    after = slowest(form_chains(spec, Survey({**known.capacities, chosen: better}, links), peers, pipelines))
+    before = slowest(form_chains(spec, known, peers, pipelines))
     assert after <= before * (1.03 if spec.link.adapts else 1) * (1 + 1e-9) or before == inf == after
 
 
@@ -260,7 +256,7 @@ def test_the_bound_with_which_chains_are_passed_over_is_one(data: st.DataObject)
 
 
 def formed(spec: RunSpec, peers: list[Peer], pipelines: int = 1) -> list[list[tuple[str, str]]]:
-    chains = form(spec, survey(peers), peers, pipelines)
+    chains = form_chains(spec, survey(peers), peers, pipelines)
     assert not isinstance(chains, Waiting), chains.sentence
     return [[(each.peer, str(each.stages)) for each in chain.members] for chain in chains]
 
@@ -303,13 +299,15 @@ def test_memory_for_the_work_in_flight_does_not_depend_on_how_much_work_there_is
     first = memory_needed(spec, StageRange(0, 1), 2) / (1 - spec.grouping.reserve)
     for size, is_enough in ((first * 1.01, True), (first * 0.99, False)):
         weak = replace(peer(1), capacity=replace(peer(1).capacity, memory_bytes=int(size)))
-        chains = form(spec, survey([weak, peer(2)]), [weak, peer(2)], 1)
+        chains = form_chains(spec, survey([weak, peer(2)]), [weak, peer(2)], 1)
         assert not isinstance(chains, Waiting)
         assert (chains[0].members[0].peer == weak.peer) is is_enough
 
 
 def test_a_lack_of_memory_is_told_in_numbers() -> None:
-    waiting = form(spec_of(2, 1), survey(peers := [peer(1, gigabytes=1), peer(2, gigabytes=2)]), peers, 1)
+    waiting = form_chains(
+        spec_of(2, 1), survey(peers := [peer(1, gigabytes=1), peer(2, gigabytes=2)]), peers, 1
+    )
     assert isinstance(waiting, Waiting)
     assert not waiting.unreachable
     assert "waiting for more memory: 1 pipeline of 2 stages" in waiting.sentence
@@ -318,7 +316,7 @@ def test_a_lack_of_memory_is_told_in_numbers() -> None:
 
 def test_peers_of_which_no_two_can_be_neighbours_wait_for_an_endpoint() -> None:
     peers = [peer(1, port=0), peer(2, port=0)]
-    waiting = form(spec_of(2, 1), survey(peers), peers, 1)
+    waiting = form_chains(spec_of(2, 1), survey(peers), peers, 1)
     assert isinstance(waiting, Waiting)
     assert waiting.unreachable
     assert "peer-1 and peer-2" in waiting.sentence
@@ -326,7 +324,7 @@ def test_peers_of_which_no_two_can_be_neighbours_wait_for_an_endpoint() -> None:
 
 def test_too_few_peers_wait_for_more() -> None:
     peers = [peer(1), peer(2), peer(3)]
-    assert form(spec_of(2, 2), survey(peers), peers, 2) == Waiting("waiting for 1 more stage peer")
+    assert form_chains(spec_of(2, 2), survey(peers), peers, 2) == Waiting("waiting for 1 more stage peer")
 
 
 def test_many_pipelines_are_formed_and_faster_than_by_chance() -> None:
@@ -336,7 +334,7 @@ def test_many_pipelines_are_formed_and_faster_than_by_chance() -> None:
         for i in range(120)
     ]
     spec, known = spec_of(4, 30), survey(peers)
-    chains = form(spec, known, peers, 30)
+    chains = form_chains(spec, known, peers, 30)
     assert not isinstance(chains, Waiting)
     at_random = coin.sample(peers, len(peers))
     worst = max(

@@ -10,14 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.placement import local_search, rebalance
 from coordinator.placement.cost_model import Survey
-from coordinator.placement.rebalance import MOST_SHARE, fair_shares
+from coordinator.placement.links import fit_k
+from coordinator.placement.member_exchange import MemberExchange
+from coordinator.placement.shares import MOST_SHARE, fair_shares
 from coordinator.state.commands import Offer
 from coordinator.state.text import short
 from protocol.algorithm.sampling import sample_range
 from protocol.errors import ErrorCode
-from protocol.types import Member, Role
+from protocol.types import Capacity, Member, Role
 from tests.builders import Keyed
 from tests.support.coordinator_run import (
     ALL,
@@ -150,39 +151,40 @@ class TestK:
         play_rounds(run, 2)
         assert len(run.state.plans) == 1
 
-    def test_a_chain_too_long_to_look_at_keeps_its_k_and_the_others_take_turns(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        run = started_and_attested(0, 3, rounds=60, link__k=16, link__least_k=8, link__most_k=16)
-        for peer in ALL[:6]:
-            measure(run, peer, 1e9, bandwidth=1e4)
-        effort = 2 * 4 * 1 * 2 * run.spec.inner.microbatches
-        monkeypatch.setattr(rebalance, "_MOST_OPERATIONS", effort - 1)
-        play_rounds(run)
-        assert self.ks(run) == [16, 16, 16]
-        monkeypatch.setattr(rebalance, "_MOST_OPERATIONS", effort)
-        play_rounds(run)
-        assert sorted(self.ks(run)) == [8, 16, 16]
-        play_rounds(run, 2)
-        assert self.ks(run) == [8, 8, 8]
+    def test_a_chain_beyond_the_budget_keeps_its_k_and_the_others_take_turns(self) -> None:
+        run = started_and_attested(0, 3, link__k=16, link__least_k=8, link__most_k=16)
+        replicas = run.state.plans[-1].replicas
+        slow = Capacity("cpu", 2**30, 1, flops=1e9, uplink=1e4, downlink=1e4)
+        survey = Survey({peer.peer: slow for peer in ALL[:6]})
+        operations_of_one_chain = 2 * 4 * 1 * 2 * run.spec.inner.microbatches
+
+        def narrowed(from_round: int, budget: int) -> list[int]:
+            fitted, _ = fit_k(run.spec, survey, replicas, {0, 1, 2}, from_round, budget)
+            return [replica.index for replica in fitted if replica.links[0].k == 8]
+
+        assert narrowed(1, operations_of_one_chain - 1) == []
+        turns = [narrowed(from_round, operations_of_one_chain) for from_round in (1, 2, 3)]
+        assert sorted(turns) == [[0], [1], [2]]
+        assert narrowed(1, 3 * operations_of_one_chain) == [0, 1, 2]
 
     def ks(self, run: Run) -> list[int]:
         return [link.k for replica in run.state.plans[-1].replicas for link in replica.links]
 
 
-class TestSearch:
-    def test_who_cannot_be_where_it_is_tried_counts_as_well(self, monkeypatch: pytest.MonkeyPatch) -> None:
+class TestBudget:
+    def test_an_exchange_that_is_not_possible_counts_as_an_operation(self) -> None:
         run = started_and_attested(0, 4, stages=2)
         replicas = run.state.plans[-1].replicas
         capacities = {peer.peer: replace(run.state.peers[peer.peer].capacity, flops=1e9) for peer in ALL[:8]}
         tried: list[Member] = []
 
-        def may_sit(member: Member, members_left: int) -> bool:
+        def has_no_room(member: Member, members_left: int) -> bool:
             tried.append(member)
             return False
 
-        monkeypatch.setattr(local_search, "_MOST_OPERATIONS", 4 * 2 * run.spec.inner.microbatches + 5)
-        local_search.Search(run.spec, Survey(capacities), replicas, {0, 1, 2, 3}, [], may_sit).run()
+        budget = 4 * 2 * run.spec.inner.microbatches + 5
+        search = MemberExchange(run.spec, Survey(capacities), replicas, {0, 1, 2, 3}, [], has_no_room, budget)
+        assert search.run().descriptions == []
         assert len(tried) == 5
 
 

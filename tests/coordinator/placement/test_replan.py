@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from coordinator.placement.cost_model import memory_needed
 from coordinator.placement.eligibility import is_synced, peer_rests_until
-from coordinator.placement.initial_placement import links_between
-from coordinator.placement.replan import regroup
+from coordinator.placement.links import links_between
+from coordinator.placement.replan import next_plan
 from coordinator.state.apply import replay
 from coordinator.state.commands import Attest, Drain, Leave, Offer, Report, Retreat
 from coordinator.state.events import AssignmentReserved, PeerJoined, PlanAdopted, RoundAborted
@@ -513,7 +513,7 @@ class TestFlapping:
         play_rounds(run)
         assert members_by_replica(run)[1] == [B.peer, E.peer]
         assert (
-            f"{short(E.peer)} for {short(C.peer)} (stage 1), which rests after 3 failures"
+            f"{short(E.peer)} for {short(C.peer)} (stage 1), which rests until round 7 after 3 failures"
             in latest_reason(run)
         )
 
@@ -591,8 +591,8 @@ def test_any_history_gives_sound_plans_that_no_order_changes(
         elif what == "round" and run.state.complete_replicas(run.state.current_round):
             play_rounds(run)
         state, epoch, next_round = run.state, len(run.state.plans) + 1, run.state.current_round + 1
-        found = regroup(state, run.spec, epoch, next_round, 0)
-        assert regroup(shuffled(state, seed), run.spec, epoch, next_round, 0) == found
+        found = next_plan(state, run.spec, epoch, next_round, 0)
+        assert next_plan(shuffled(state, seed), run.spec, epoch, next_round, 0) == found
         if isinstance(found, Plan):
             is_sound(run, found)
     assert replay(State.of(run.spec), run.events) == run.state

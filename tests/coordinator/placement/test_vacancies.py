@@ -230,7 +230,7 @@ class TestRegrouping:
         assert members_by_replica(run) == {0: [A.peer]}
         assert run.state.plans[-1].reason == "goes on without replica-1, which lost a member"
         assert run.state.peers[B.peer].lifecycle is Lifecycle.SYNCING
-        assert "has lost" in peer_message(run.state, run.spec, B.peer)
+        assert "which is gone" in peer_message(run.state, run.spec, B.peer)
         play_round(run, followers=(B,))
         run.accept(D.join(run.spec, Role.STAGE))
         attest(run, D)
@@ -298,8 +298,8 @@ class TestStall:
         assert not any(isinstance(event, RoundAborted) for event in run.events)
         text = run_message(run.state, run.spec)
         assert text.startswith(f"waiting in round 2 of {run.spec.rounds}: no complete replica is left")
-        assert f"replica-0 has lost {short(A.peer)} (stages 0-1)" in text
-        assert f"replica-1 has lost {short(C.peer)} (stage 1)" in text
+        assert f"replica-0 waits for {short(A.peer)} (stages 0-1), which is gone" in text
+        assert f"replica-1 waits for {short(C.peer)} (stage 1), which is gone" in text
         assert stall_message(run.state, run.spec) == text
 
     def test_it_goes_on_in_the_same_round_when_a_replica_is_whole_again(self) -> None:
@@ -310,7 +310,7 @@ class TestStall:
         pass_time(run, 60, B)
         run.accept(C.join(run.spec, Role.STAGE))
         text = run_message(run.state, run.spec)
-        assert f"replica-1 waits until {short(C.peer)} (stage 1) has caught up" in text
+        assert f"replica-1 waits for {short(C.peer)} (stage 1), which must catch up" in text
         *_, adopted = run.accept(Attest(C.peer, 1, 1, "stage", anchor_of(1, 1)))
         assert isinstance(adopted, PlanAdopted)
         plan = adopted.plan

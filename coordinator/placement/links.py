@@ -1,0 +1,207 @@
+"""The links of a chain: which end dials, and in how many dimensions k activations cross them.
+
+A wider link loses less of the activations, so each link gets the widest k that makes a step hardly longer.
+The possible values are `link.least_k`, twice that, and so on up to `link.most_k`.
+
+Pure functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from coordinator.placement.cost_model import (
+    COMPARED_MICROBATCHES,
+    Survey,
+    chain_costs,
+    compute_seconds,
+    message_bytes,
+)
+from coordinator.placement.schedule import step_seconds
+from coordinator.state.state import Peer
+from coordinator.state.text import short
+from protocol.spec.run import RunSpec
+from protocol.types import Dialer, Link, Member, Replica
+
+_TOLERANCE_AT_FIRST, _TOLERANCE_TO_WIDEN, _TOLERANCE_BEFORE_NARROWING = 0.03, 0.02, 0.06
+"""Share by which a step may be longer than with the least k. The last two differ so that k does not swing."""
+MOST_OPERATIONS = 400_000
+"""Choosing k replays at most this many operations of members per plan, about half a second. A chain that needs
+more alone keeps its k.
+"""
+
+
+def can_be_neighbours(one: Peer | Member, other: Peer | Member) -> bool:
+    """Whether one of the two accepts connections."""
+    return bool(one.endpoint or other.endpoint)
+
+
+def links_between(members: Sequence[Member], k: int | Sequence[int]) -> tuple[Link, ...]:
+    """With one `k` for all links, or one for each. The upstream end dials if the other accepts connections."""
+    ks = [k] * (len(members) - 1) if isinstance(k, int) else k
+    return tuple(
+        Link(width, Dialer.UPSTREAM if each.endpoint else Dialer.DOWNSTREAM)
+        for each, width in zip(members[1:], ks, strict=True)
+    )
+
+
+def choose_k(
+    spec: RunSpec,
+    survey: Survey,
+    members: Sequence[Member],
+    present: Sequence[int] | None,
+    microbatches: int = 0,
+) -> tuple[int, ...]:
+    """k of each link of `members`: the widest with which a step is hardly longer than with the least k.
+
+    Args:
+        present: k of each link now. Each moves to the next possible value at most: to a wider one if that
+            costs less than 2 % of the step, to a narrower one if the present k costs more than 6 %. None for
+            a new chain.
+        microbatches: in the steps that are compared; 0 means the number in the spec.
+
+    Where the run's k does not adapt, or no speed or bandwidth is known, k stays as it is.
+    """
+    link = spec.link
+    at_first = tuple(present) if present is not None else (link.k,) * (len(members) - 1)
+    known = [survey.knows_link(one.peer, other.peer) for one, other in pairwise(members)]
+    if not link.adapts or not any(known) or not all(survey.flops(each.peer) for each in members):
+        return at_first
+    widths = _possible_widths(link.least_k, link.most_k)
+    start = [widths[0] if is_known else now for is_known, now in zip(known, at_first, strict=True)]
+    compute, _ = chain_costs(spec, survey, members, start)
+    # By link and width: what the search below looks up again and again.
+    times = {
+        width: chain_costs(spec, survey, members, [width] * len(at_first))[1]
+        for width in {*widths, *at_first}
+    }
+
+    def seconds(ks: Sequence[int]) -> float:
+        links = [times[k][i] for i, k in enumerate(ks)]
+        return step_seconds(compute, links, microbatches or spec.inner.microbatches)
+
+    def widest(tolerance: float) -> list[int]:
+        return _widest(widths, start, known, seconds, tolerance)
+
+    if present is None:
+        return tuple(widest(_TOLERANCE_AT_FIRST))
+    least, most = widest(_TOLERANCE_TO_WIDEN), widest(_TOLERANCE_BEFORE_NARROWING)
+    return tuple(
+        _next_width(widths, now, low, max(low, high)) if is_known else now
+        for is_known, now, low, high in zip(known, present, least, most, strict=True)
+    )
+
+
+def _widest(
+    widths: Sequence[int],
+    start: Sequence[int],
+    known: Sequence[bool],
+    seconds: Callable[[Sequence[int]], float],
+    tolerance: float,
+) -> list[int]:
+    """Widen all `known` links from `start` in turn while the step is at most `tolerance` longer."""
+    ks = list(start)
+    limit = seconds(ks) * (1 + tolerance)
+    growing = [i for i, is_known in enumerate(known) if is_known]
+    for wider in widths[1:]:
+        for i in list(growing):
+            narrower, ks[i] = ks[i], wider
+            if seconds(ks) > limit:
+                ks[i] = narrower
+                growing.remove(i)
+    return ks
+
+
+def _possible_widths(least: int, most: int) -> list[int]:
+    widths = [least]
+    while 2 * widths[-1] <= most:
+        widths.append(2 * widths[-1])
+    return widths if widths[-1] == most else [*widths, most]
+
+
+def _next_width(widths: Sequence[int], now: int, low: int, high: int) -> int:
+    """`now`, or the next of `widths` towards the interval `low` .. `high`."""
+    if now < low:
+        return min(width for width in widths if width > now)
+    if now > high:
+        return max(width for width in widths if width < now)
+    return now
+
+
+def fit_k(
+    spec: RunSpec,
+    survey: Survey,
+    replicas: Sequence[Replica],
+    running: Collection[int],
+    from_round: int,
+    most_operations: int = MOST_OPERATIONS,
+) -> tuple[list[Replica], list[str]]:
+    """`replicas` with k as their links carry it now, and a sentence for each link that changes.
+
+    Args:
+        running: indices of the replicas that are in the present plan.
+        from_round: first round of the plan; it determines whose turn it is where the effort is bounded.
+    """
+    if not spec.link.adapts:
+        return list(replicas), []
+    due = _due(spec, replicas, running, from_round, most_operations)
+    fitted, reasons = [], []
+    for replica in replicas:
+        before = tuple(link.k for link in replica.links)
+        ks = before
+        if replica.index in due:
+            present = before if replica.index in running else None
+            microbatches = min(spec.microbatches_of(replica), COMPARED_MICROBATCHES)
+            ks = choose_k(spec, survey, replica.members, present, microbatches)
+        fitted.append(replica if ks == before else replace(replica, links=links_between(replica.members, ks)))
+        if replica.index in running:
+            ends = zip(pairwise(replica.members), before, ks, strict=True)
+            reasons += [_why_k(spec, survey, *pair, was, now) for pair, was, now in ends if was != now]
+    return fitted, reasons
+
+
+def _due(
+    spec: RunSpec,
+    replicas: Sequence[Replica],
+    running: Collection[int],
+    from_round: int,
+    most_operations: int,
+) -> set[int]:
+    """The pipelines (by index) whose k is chosen this time: new ones, then the others in turn."""
+    # Operations to choose k once: both searches try each width of each link.
+    widths = 2 + (spec.link.most_k // spec.link.least_k).bit_length()
+    microbatches = min(spec.inner.microbatches, COMPARED_MICROBATCHES)
+    effort = {
+        each.index: 2 * widths * len(each.links) * len(each.members) * microbatches
+        for each in replicas
+        if each.links
+    }
+    new = [index for index in effort if index not in running]
+    others = [index for index in effort if index in running]
+    if others:
+        count = max(1, most_operations // max(effort[index] for index in others))
+        first = from_round * count % len(others)
+        others = [*others[first:], *others[:first]]
+    due, left = set(), most_operations
+    for index in [*new, *others]:
+        if effort[index] <= left:
+            due.add(index)
+            left -= effort[index]
+    return due
+
+
+def _why_k(spec: RunSpec, survey: Survey, one: Member, other: Member, before: int, after: int) -> str:
+    """Names the slower direction of the link and the computing of the slower end."""
+    bandwidths = survey.bandwidth(one.peer, other.peer), survey.bandwidth(other.peer, one.peer)
+    sizes = message_bytes(spec, after)
+    seconds, bandwidth = max(
+        (size / bandwidth, bandwidth) for size, bandwidth in zip(sizes, bandwidths, strict=True)
+    )
+    compute = max(compute_seconds(spec, survey, each.peer, each.stages) for each in (one, other))
+    change = "rises" if after > before else "falls"
+    return (
+        f"k of the link {short(one.peer)} -> {short(other.peer)} {change} {before} -> {after}: "
+        f"{8e-6 * bandwidth:.1f} Mb/s carry it in {seconds:.2g} s, computing takes {compute:.2g} s"
+    )

@@ -1,0 +1,182 @@
+"""Which members change places between two rounds so that steps become faster.
+
+All replicas have bit-equal anchors after a round, so two peers with the same stages can change places without
+moving any state. The moves of this local search (coordinator.placement.local_search) are: a member changes
+places with a member of another pipeline, or with a spare, that has the same stages. Of all moves the best one
+is made, since each exchange makes peers connect anew.
+
+Pure: the same peers in another order give the same exchanges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from coordinator.placement.cost_model import (
+    COMPARED_MICROBATCHES,
+    Survey,
+    compute_seconds,
+    message_bytes,
+    seconds_per_microbatch,
+)
+from coordinator.placement.links import can_be_neighbours, links_between
+from coordinator.placement.local_search import SHARED_WORK, SLOWEST_CHAIN, Move, improve
+from coordinator.state.text import short
+from protocol.spec.run import RunSpec
+from protocol.types import Member, Replica
+
+MOST_OPERATIONS = 40_000
+"""A search replays at most this many operations of members, about half a second. An exchange that is not
+possible counts as one operation.
+"""
+_SAMPLE = 4
+"""In a large swarm each member is tried against this many of the fastest peers, the slowest, and others."""
+_LEAST_GAIN = 0.01
+"""An exchange must make the chains that it touches faster by this share."""
+
+
+@dataclass(frozen=True)
+class Exchanges:
+    """The result of a search.
+
+    Attributes:
+        replicas: all replicas, after the exchanges.
+        descriptions: one for each exchange; empty where none helps.
+        before: seconds of the step that the exchanges improve.
+        after: seconds of the same step after them.
+    """
+
+    replicas: list[Replica]
+    descriptions: list[str]
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
+class _Chain:
+    members: tuple[Member, ...]
+    seconds: float
+
+
+class MemberExchange:
+    """Searches for exchanges of members.
+
+    Args:
+        replicas: all replicas of the plan.
+        movable: indices of the replicas whose members may change places.
+        spares: peers that may become members.
+        may_host: whether a peer's memory holds its stages, given the members from it to the end of its chain.
+        most_operations: the budget of the search.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        survey: Survey,
+        replicas: Sequence[Replica],
+        movable: Collection[int],
+        spares: Sequence[Member],
+        may_host: Callable[[Member, int], bool],
+        most_operations: int = MOST_OPERATIONS,
+    ) -> None:
+        self._spec, self._survey, self._may_host = spec, survey, may_host
+        self._replicas = {each.index: each for each in replicas}
+        self._ks = {each.index: tuple(link.k for link in each.links) for each in replicas}
+        self._operations_left = most_operations
+        self._seconds: dict[tuple[tuple[Member, ...], tuple[int, ...]], float] = {}
+        self._chains = {each.index: self._timed(each.index, each.members) for each in replicas}
+        self._movable = {index: self._chains[index] for index in movable}
+        members = [member for chain in self._movable.values() for member in chain.members]
+        self._candidates = sorted(
+            [*members, *spares], key=lambda each: (self._seconds_alone(each), each.peer)
+        )
+
+    def run(self) -> Exchanges:
+        """The exchanges that help, within the budget."""
+        objective = SHARED_WORK if self._spec.grouping.balance else SLOWEST_CHAIN
+        made = improve(self._movable, self._moves, objective, margin=_LEAST_GAIN, compared=None)
+        after = {**self._chains, **self._movable}
+        changed = {index for index, chain in after.items() if chain.members != self._chains[index].members}
+        # Where work is shared by speed, a gain would vanish among many chains that did not change.
+        counted = changed if self._spec.grouping.balance else after.keys()
+
+        def cost(chains: dict[int, _Chain]) -> float:
+            seconds = [chains[index].seconds * self._spec.inner.microbatches for index in counted]
+            known = [each for each in seconds if each > 0]
+            return objective.cost(known) if known else 0.0
+
+        replicas = [
+            self._with_members(replica, after[index].members) if index in changed else replica
+            for index, replica in self._replicas.items()
+        ]
+        return Exchanges(replicas, [move.description for move in made], cost(self._chains), cost(after))
+
+    def _with_members(self, replica: Replica, members: tuple[Member, ...]) -> Replica:
+        return replace(replica, members=members, links=links_between(members, self._ks[replica.index]))
+
+    def _moves(self, index: int) -> Iterator[Move[_Chain]]:
+        where = {member: i for i, chain in self._movable.items() for member in chain.members}
+        for member in self._movable[index].members:
+            for other in self._partners(member, index, where):
+                if self._operations_left <= 0:
+                    return
+                self._operations_left -= 1
+                move = self._exchange(index, member, other, where.get(other))
+                if move is not None:
+                    yield move
+
+    def _exchange(
+        self, index: int, member: Member, other: Member, its_index: int | None
+    ) -> Move[_Chain] | None:
+        """`member` of chain `index` for `other`, a spare where `its_index` is None; None if not possible."""
+        chain = self._with(index, member, other)
+        if chain is None:
+            return None
+        if its_index is None:
+            return Move(
+                {index: chain},
+                f"{short(other.peer)} takes the place of {short(member.peer)} in replica-{index}",
+            )
+        its_chain = self._with(its_index, other, member)
+        if its_chain is None:
+            return None
+        where = f"between replica-{index} and replica-{its_index}"
+        return Move(
+            {index: chain, its_index: its_chain},
+            f"{short(member.peer)} and {short(other.peer)} change places {where}",
+        )
+
+    def _with(self, index: int, former: Member, newcomer: Member) -> _Chain | None:
+        """Chain `index` with `newcomer` for `former`; None where memory or a missing endpoint forbids it."""
+        members = tuple(newcomer if each == former else each for each in self._movable[index].members)
+        # The others were members before, so only the newcomer's memory matters.
+        if not self._may_host(newcomer, len(members) - members.index(newcomer)):
+            return None
+        if not all(can_be_neighbours(one, other) for one, other in pairwise(members)):
+            return None
+        return self._timed(index, members)
+
+    def _partners(self, member: Member, index: int, where: dict[Member, int]) -> list[Member]:
+        """Peers to try in place of `member`, the fastest first: all of them in a small swarm."""
+        found = [
+            each for each in self._candidates if each.stages == member.stages and where.get(each) != index
+        ]
+        if len(found) <= 3 * _SAMPLE:
+            return found
+        others = found[_SAMPLE:-_SAMPLE]
+        return [*found[:_SAMPLE], *others[:: -(-len(others) // _SAMPLE)], *found[-_SAMPLE:]]
+
+    def _seconds_alone(self, member: Member) -> float:
+        """Seconds per microbatch for computing, or for sending both messages if that is slower."""
+        compute = compute_seconds(self._spec, self._survey, member.peer, member.stages)
+        uplink = self._survey.capacity(member.peer).uplink
+        return max(compute, sum(message_bytes(self._spec, self._spec.link.k)) / uplink if uplink > 0 else 0.0)
+
+    def _timed(self, index: int, members: tuple[Member, ...]) -> _Chain:
+        key = (members, self._ks[index])
+        if key not in self._seconds:
+            self._operations_left -= len(members) * min(self._spec.inner.microbatches, COMPARED_MICROBATCHES)
+            self._seconds[key] = seconds_per_microbatch(self._spec, self._survey, *key)
+        return _Chain(members, self._seconds[key])

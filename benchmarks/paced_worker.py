@@ -10,41 +10,45 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
-from node.ipc.channel import Buffer, Reply, serve
+from node.ipc.channel import serve
+from node.ipc.typed_calls import Request, handler
+from node.ipc.worker_calls import Backward, Forward, Message
 from node.worker.worker import Worker, handlers
 
 PACE_VARIABLE = "HETNODE_PACE"
 FORWARD_SHARE = 1 / 3
 
-Body = Mapping[str, Any]
-Blobs = Sequence[Buffer]
+
+@dataclass(frozen=True)
+class Passes(Request[tuple[tuple[str, float], ...]]):
+    """Answers kind and seconds of every pass since the last call."""
 
 
 class PacedWorker(Worker):
-    """The calls of the production worker; what forward and backward passes took is asked with `passes`."""
+    """The calls of the production worker, and :class:`Passes`."""
 
     def __init__(self, pace: float) -> None:
+        super().__init__()
         self._pace = pace
         self._passes: list[tuple[str, float]] = []
 
-    def forward(self, body: Body, blobs: Blobs) -> Reply:
+    def forward(self, call: Forward) -> Message | None:
         with self._timed("forward", self._pace * FORWARD_SHARE):
-            return super().forward(body, blobs)
+            return super().forward(call)
 
-    def backward(self, body: Body, blobs: Blobs) -> Reply:
+    def backward(self, call: Backward) -> Message | None:
         with self._timed("backward", self._pace * (1 - FORWARD_SHARE)):
-            return super().backward(body, blobs)
+            return super().backward(call)
 
-    def passes(self, _: Body, __: Blobs) -> Reply:
-        """Kind and seconds of every pass since the last call."""
+    def passes(self, _: Passes) -> tuple[tuple[str, float], ...]:
         passes, self._passes = self._passes, []
-        return Reply({"passes": passes})
+        return tuple(passes)
 
     @contextmanager
     def _timed(self, kind: str, pace: float) -> Iterator[None]:
@@ -57,7 +61,7 @@ class PacedWorker(Worker):
 def main() -> None:
     torch.set_num_threads(1)
     worker = PacedWorker(float(os.environ.get(PACE_VARIABLE, "0")))
-    serve(int(sys.argv[1]), {**handlers(worker), "passes": worker.passes})
+    serve(int(sys.argv[1]), {**handlers(worker), **handler(Passes, worker.passes)})
 
 
 if __name__ == "__main__":

@@ -16,8 +16,9 @@ from typing import Any
 
 import uvloop
 
-from benchmarks.paced_worker import PACE_VARIABLE
+from benchmarks.paced_worker import PACE_VARIABLE, Passes
 from node.ipc.channel import Child, start_child
+from node.ipc.worker_calls import BeginRound, Build, Connect
 from node.ipc.worker_client import WorkerClient
 from node.net.link import Link, LinkEndpoint, LinkLimits
 from node.net.link_dialer import dial
@@ -72,20 +73,12 @@ class PipelineMember:
             "OMP_NUM_THREADS": "1",
             PACE_VARIABLE: str(pace),
         }
-        self._worker = await start_child(
+        child = await start_child(
             "benchmarks.paced_worker", name="worker", died=ErrorCode.WORKER_DIED, environment=environment
         )
         stages = replica_of(self._spec, members, 0, 0).members[position].stages
-        await self._worker.call(
-            "build",
-            {
-                "spec": spec,
-                "stages": [stages.first, stages.stop],
-                "device": "cpu",
-                "source": None,
-                "tokenizer": None,
-            },
-        )
+        self._worker = WorkerClient(child)
+        await self._worker.call(Build(self._spec, stages))
         return {"port": port}
 
     async def connect(self, endpoint: str | None) -> dict[str, Any]:
@@ -114,7 +107,7 @@ class PipelineMember:
             Plan(1, 1, 0, (replica,), ""),
             replica,
             self._position,
-            WorkerClient(self._worker),
+            self._worker,
             upstream,
             downstream,
         )
@@ -125,15 +118,9 @@ class PipelineMember:
         spec, last = self._spec, self._members - 1
         replica = replica_of(spec, self._members, k, microbatches)
         self._pipeline.adopt(Plan(round_number, round_number, 0, (replica,), ""), replica)
-        await self._worker.call(
-            "connect",
-            {
-                "k_upstream": k if self._position else None,
-                "k_downstream": k if self._position < last else None,
-            },
-        )
-        samples = [0, spec.samples_per_round(microbatches)]
-        await self._worker.call("begin_round", {"round": round_number, "samples": samples})
+        await self._worker.call(Connect(k if self._position else None, k if self._position < last else None))
+        samples = range(spec.samples_per_round(microbatches))
+        await self._worker.call(BeginRound(round_number, samples))
         results = []
         sent = self._pipeline.bytes_sent
         for step in range(steps):
@@ -141,7 +128,7 @@ class PipelineMember:
             await self._pipeline.phase(round_number, step, True)
             await self._pipeline.inner_step(round_number, step)
             seconds = time.monotonic() - began
-            passes = (await self._worker.call("passes", {})).body["passes"]
+            passes = await self._worker.call(Passes())
             results.append({"seconds": seconds, "passes": passes})
         await self._pipeline.phase(round_number, steps, False)
         await self._pipeline.forget_before(round_number + 1)

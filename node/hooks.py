@@ -10,7 +10,7 @@ end the process.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -20,10 +20,10 @@ from protocol.types import Frame, PeerId
 class Hooks:
     """The hooks of one node. Override those that the test needs."""
 
-    async def before_worker_call(self, method: str, body: Mapping[str, Any]) -> None:
-        """Runs before the call is queued at the worker."""
+    async def before_worker_call(self, request: object) -> None:
+        """Runs before a request of :mod:`node.ipc.worker_calls` is queued at the worker."""
 
-    async def after_worker_call(self, method: str, body: Mapping[str, Any]) -> None:
+    async def after_worker_call(self, request: object) -> None:
         """Runs after the worker has answered without an error, before the caller gets the answer."""
 
     async def before_coordinator_call(self, method: str, request: Any) -> None:

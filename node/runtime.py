@@ -15,6 +15,7 @@ from pathlib import Path
 from node.folder import keep_only_run, lock_folder, remember_node_folder
 from node.hive.transport import HivemindTransport
 from node.ipc.channel import start_child
+from node.ipc.worker_calls import CheckDevice, ComputeOptions, RequireInitial
 from node.ipc.worker_client import WorkerClient
 from node.measure.hardware import measure_capacity
 from node.measure.measure import LinkProber, known_speed, measure_coordinator, measure_speed
@@ -83,6 +84,15 @@ class NodeOptions:
     spec_hash: str = ""
     join_seconds: float | None = None
     measure: bool = False
+
+    @property
+    def compute(self) -> ComputeOptions:
+        return ComputeOptions(self.device, self.compile, self.activation_checkpointing)
+
+    @property
+    def initial_folder(self) -> Path | None:
+        """The checkpoint of the parameters before round 1."""
+        return None if self.initial is None else Path(self.initial)
 
 
 async def run_node(options: NodeOptions, identity: Identity, leaving: asyncio.Event | None = None) -> Path:
@@ -158,17 +168,10 @@ async def _enter(
     # The worker needs seconds to import torch: start it while the network is being set up.
     worker = await _start_worker(options, processes)
     # What this machine lacks must be said before others count on it.
-    checked = await worker.call(
-        "check",
-        {
-            "device": options.device,
-            "compile": options.compile,
-            "activation_checkpointing": options.activation_checkpointing,
-        },
-    )
+    free_bytes = await worker.call(CheckDevice(options.compute))
     capacity = measure_capacity(options.device, options.threads)
-    if on_device := checked.body["memory_bytes"]:
-        capacity = replace(capacity, memory_bytes=on_device)
+    if free_bytes:
+        capacity = replace(capacity, memory_bytes=free_bytes)
     estimates = LiveEstimates(capacity)
     credentials = await _credentials(options, identity)
     role = options.role or credentials.role or DEFAULT_ROLE
@@ -198,7 +201,7 @@ async def _enter(
     remember_node_folder(credentials.folder, options.folder)
     spec = admission.spec
     if spec.initial is not None:
-        await worker.call("require_initial", {"spec": spec.canonical_json, "initial": options.initial})
+        await worker.call(RequireInitial(spec, options.initial_folder))
     log.info("joined run %s as %s, peer %s, spec %s", spec.run_id, role, identity.peer, spec.hash)
     if abs(admission.clock_offset) > _CLOCK_SECONDS:
         log.warning("this machine's clock is wrong by %.0f s", -admission.clock_offset)
@@ -277,7 +280,7 @@ async def _train_in_place(node: _Joined, worker: WorkerClient, transport: Transp
     """Train in the place that this node has; how that has ended, and where its checkpoint is."""
     options, identity, membership = node.options, node.identity, node.membership
     async with asyncio.TaskGroup() as group:
-        background = [group.create_task(_guard(worker))]
+        background = [group.create_task(worker.guard())]
         await membership.attach(transport.admit)
         directory = Directory(transport, node.record, membership.estimates)
         background.append(group.create_task(directory.keep()))
@@ -292,14 +295,11 @@ async def _train_in_place(node: _Joined, worker: WorkerClient, transport: Transp
             )
             background.append(group.create_task(prober.keep()))
         services = Services(identity, worker, transport, node.coordinator, node.links, membership, directory)
+        search_paths = [options.folder.absolute()]
+        if options.initial_folder is not None:
+            search_paths.append(options.initial_folder)
         local = LocalData(
-            device=options.device,
-            source=options.source,
-            tokenizer=options.tokenizer,
-            initial=options.initial,
-            search_paths=(str(options.folder.absolute()), *([options.initial] if options.initial else [])),
-            compile=options.compile,
-            activation_checkpointing=options.activation_checkpointing,
+            options.compute, options.source, options.tokenizer, options.initial_folder, tuple(search_paths)
         )
         training = NodeLoop(node.spec, services, local, node.folder, node.leaving)
         try:
@@ -389,12 +389,6 @@ async def _keep_progress(training: NodeLoop, seconds: float | None) -> None:
             await training.keep_progress()
     except (TimeoutError, HetnodeError) as error:
         log.warning("the progress since the last checkpoint is not kept: %s", error)
-
-
-async def _guard(worker: WorkerClient) -> None:
-    """Raise the worker's death as soon as it happens, not when it is next needed."""
-    await worker.caller.wait_closed()
-    await worker.call("alive", {})
 
 
 async def _leave(coordinator: CoordinatorClient, reason: str) -> None:

@@ -25,6 +25,8 @@ from coordinator.placement.cost_model import memory_needed, stage_parameters
 from node import command_runner
 from node.cli import known_runs
 from node.ipc.channel import start_child
+from node.ipc.worker_calls import CheckDevice, ComputeOptions
+from node.ipc.worker_client import WorkerClient
 from node.measure import hardware
 from node.measure.measure import MOST_NEIGHBOURS, in_words, tokens_per_second, training_speed, way_in_words
 from node.net.coordinator_channel import CoordinatorChannel, fetch_status
@@ -199,17 +201,18 @@ async def computing(
     """Device, memory and speed, as a node's worker process finds them."""
     environment = {"HETNODE_THREADS": str(wanted.threads), "OMP_NUM_THREADS": str(wanted.threads)}
     async with AsyncExitStack() as stack:
-        worker = await start_child(
+        child = await start_child(
             "node.worker.worker", name="worker", died=ErrorCode.WORKER_DIED, environment=environment
         )
-        stack.push_async_callback(worker.close, _CLOSE_SECONDS)
+        stack.push_async_callback(child.close, _CLOSE_SECONDS)
+        worker = WorkerClient(child)
         try:
-            checked = await worker.call("check", {"device": wanted.device})
+            free_bytes = await worker.call(CheckDevice(ComputeOptions(wanted.device)))
         except HetnodeError as error:
             return None, [problem("device", error)]
         capacity = hardware.measure_capacity(wanted.device, wanted.threads)
-        if on_device := checked.body["memory_bytes"]:
-            capacity = replace(capacity, memory_bytes=on_device)
+        if free_bytes:
+            capacity = replace(capacity, memory_bytes=free_bytes)
         findings = [
             Finding(
                 "device",

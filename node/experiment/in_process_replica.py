@@ -17,12 +17,12 @@ from node.checkpoint.files import Parameters
 from node.checkpoint.node_checkpoint import Restored
 from node.checkpoint.private_state import StageState
 from node.data.stream import SampleStream
+from node.ipc.worker_calls import InnerResult, Message
 from node.optimizer.outer_stage import CommittedState, WeightedPayload
 from node.optimizer.outer_state import embedding_of
 from node.worker.compute import Compute
 from node.worker.factories import TrainerFactories
-from node.worker.hosted_stages import Message
-from node.worker.trainer import InnerResult, Trainer, TrainerState, private_states
+from node.worker.trainer import Trainer, TrainerState, private_states
 from protocol.spec.run import RunSpec
 from protocol.types import Dialer, Link, Member, PeerId, Plan, Replica, StageRange
 

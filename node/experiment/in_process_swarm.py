@@ -23,9 +23,9 @@ from node.experiment.in_process_replica import LocalReplica, average_gradients, 
 from node.experiment.offload import ReplicaOffload
 from node.experiment.swarm_checkpoint import Progress
 from node.experiment.variation import UNVARIED, Variation, VariationRunner, weighted
+from node.ipc.worker_calls import InnerResult
 from node.optimizer.outer_stage import CommittedState, WeightedPayload
 from node.worker.compute import Compute
-from node.worker.trainer import InnerResult
 from protocol.algorithm.sampling import sample_range
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec

@@ -2,7 +2,8 @@
 
 A request is a frozen dataclass that derives from ``Request[Answer]``; the name of its class is the name of
 the call. Values are encoded as JSON, and each bytes value as a blob beside it. Decoding goes by the declared
-types: dataclasses, enums, paths, optional values, tuples, sequences, frozen sets and mappings of these.
+types: dataclasses, enums, paths, ranges, run specs, optional values, tuples, sequences, frozen sets and
+mappings of these.
 """
 
 from __future__ import annotations
@@ -16,11 +17,17 @@ from pathlib import Path
 from typing import Any, Generic, NewType, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from node.ipc.channel import Buffer, Handler, Reply
+from protocol.spec.run import RunSpec
 
 Answer_co = TypeVar("Answer_co", covariant=True)
 AnyRequest = TypeVar("AnyRequest", bound="Request[Any]")
 
 _BUFFERS = (bytes, bytearray, memoryview)
+_CODERS: Mapping[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    RunSpec: (lambda spec: spec.canonical_json, RunSpec.from_json),
+    range: (lambda each: [each.start, each.stop], lambda ends: range(*ends)),
+}
+"""Other types: how a value becomes JSON, and how it is made from that again."""
 
 
 class Request(Generic[Answer_co]):
@@ -80,6 +87,8 @@ def _encode(value: object, blobs: list[Buffer]) -> Any:
         return value.value
     if isinstance(value, Path):
         return str(value)
+    if isinstance(value, tuple(_CODERS)):
+        return _CODERS[type(value)][0](value)
     if isinstance(value, str):
         return value
     return _encode_composite(value, blobs)
@@ -99,12 +108,14 @@ def _encode_composite(value: object, blobs: list[Buffer]) -> Any:
 
 def _decode(expected: Any, value: Any, blobs: Sequence[Buffer]) -> Any:
     """The value of type `expected` that :func:`_encode` has encoded."""
+    while isinstance(expected, NewType):
+        expected = expected.__supertype__
     if get_origin(expected) is not None:
         return _decode_generic(get_origin(expected), get_args(expected), value, blobs)
-    if isinstance(expected, NewType):
-        return _decode(expected.__supertype__, value, blobs)
     if expected is bytes:
         return bytes(blobs[value])
+    if expected in _CODERS:
+        return _CODERS[expected][1](value)
     if dataclasses.is_dataclass(expected):
         fields = _field_types(cast(type, expected))
         return cast(type, expected)(**{name: _decode(fields[name], value[name], blobs) for name in fields})

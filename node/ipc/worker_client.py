@@ -1,50 +1,61 @@
-"""Calls to the worker process."""
+"""The client of the worker process: typed calls, which pass the hooks of the node."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from node import hooks
 from node.ipc.channel import Buffer, Reply
+from node.ipc.typed_calls import Request, decode_answer, encode_request
+from node.ipc.worker_calls import Abandon
+
+Answer = TypeVar("Answer")
 
 
-class Caller(Protocol):
-    """Sends calls to another process, in their order."""
+class Channel(Protocol):
+    """Sends calls to the worker in their order, as :class:`node.ipc.channel.Child` does."""
 
-    def call(self, method: str, body: Mapping[str, Any], *blobs: Buffer) -> Awaitable[Reply]: ...
+    def call(self, method: str, body: Mapping[str, Any], *blobs: Buffer) -> Awaitable[Reply]:
+        """Queue a call and return the future of its reply."""
 
     async def wait_closed(self) -> None:
-        """Return when the process has ended."""
+        """Return when the worker has ended."""
 
 
 @dataclass(frozen=True)
-class PendingCall:
-    """A call that is queued at the worker."""
+class QueuedCall(Generic[Answer]):
+    """A call that is queued at the worker and perhaps done already."""
 
-    _method: str
-    _body: Mapping[str, Any]
-    _reply: Awaitable[Reply]
+    request: Request[Answer]
+    reply: Awaitable[Reply]
 
-    async def result(self) -> Reply:
-        reply = await self._reply
-        await hooks.current().after_worker_call(self._method, self._body)
-        return reply
+    async def answer(self) -> Answer:
+        """Wait for the answer. Raises HetnodeError as the worker raised it, or WORKER_DIED."""
+        reply = await self.reply
+        await hooks.current().after_worker_call(self.request)
+        return decode_answer(self.request, reply)
 
 
 @dataclass(frozen=True)
 class WorkerClient:
-    """Calls to the worker behind `caller`, which does them in the order in which they are queued."""
+    """Calls to the worker at the other end of `channel`; see :mod:`node.ipc.worker_calls`."""
 
-    caller: Caller
+    channel: Channel
 
-    async def call(self, method: str, body: Mapping[str, Any], *blobs: Buffer) -> Reply:
-        """Queue the call and wait for its answer."""
-        pending = await self.queue(method, body, *blobs)
-        return await pending.result()
+    async def call(self, request: Request[Answer]) -> Answer:
+        """Queue a call and wait for its answer. Raises as :meth:`QueuedCall.answer`."""
+        queued = await self.queue(request)
+        return await queued.answer()
 
-    async def queue(self, method: str, body: Mapping[str, Any], *blobs: Buffer) -> PendingCall:
-        """Queue the call. Its answer can be awaited later."""
-        await hooks.current().before_worker_call(method, body)
-        return PendingCall(method, body, self.caller.call(method, body, *blobs))
+    async def guard(self) -> None:
+        """Wait until the worker has ended. Then raises HetnodeError WORKER_DIED."""
+        await self.channel.wait_closed()
+        await self.call(Abandon())  # any call to a process that has ended raises its death
+
+    async def queue(self, request: Request[Answer]) -> QueuedCall[Answer]:
+        """Queue a call, behind all that were queued before. Its answer can be awaited later."""
+        await hooks.current().before_worker_call(request)
+        method, body, blobs = encode_request(request)
+        return QueuedCall(request, self.channel.call(method, body, *blobs))

@@ -17,7 +17,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
-from node.ipc.channel import Child
+from node.ipc.worker_calls import MeasureSpeed
+from node.ipc.worker_client import WorkerClient
 from node.net.coordinator_client import CoordinatorClient
 from node.net.directory import Directory
 from node.net.live_estimates import LiveEstimates
@@ -71,15 +72,16 @@ def tokens_per_second(spec: RunSpec, stage: int, flops: float) -> float:
 # Computing
 
 
-async def training_speed(worker: Child, spec: RunSpec, device: str, threads: int, folder: Path) -> float:
+async def training_speed(
+    worker: WorkerClient, spec: RunSpec, device: str, threads: int, folder: Path
+) -> float:
     """FLOP/s that `device` achieves in training the run's layers; measured once, then kept in `folder`.
 
     Raises HetnodeError: DEVICE_UNAVAILABLE, WORKER_DIED.
     """
     if flops := known_speed(folder, spec.run_id, device, threads):
         return flops
-    body = {"spec": spec.canonical_json, "device": device, "seconds": _SPEED_SECONDS}
-    flops = float((await worker.call("speed", body)).body["flops"])
+    flops = await worker.call(MeasureSpeed(spec, device, _SPEED_SECONDS))
     file = folder / _SPEEDS
     newest = [*_read_speeds(file).items(), (_key(spec.run_id, device, threads), flops)][-_KEPT_SPEEDS:]
     try:
@@ -98,7 +100,7 @@ def known_speed(folder: Path, run: str, device: str, threads: int) -> float:
 
 
 async def measure_speed(
-    worker: Child, spec: RunSpec, device: str, threads: int, folder: Path, estimates: LiveEstimates
+    worker: WorkerClient, spec: RunSpec, device: str, threads: int, folder: Path, estimates: LiveEstimates
 ) -> None:
     """As :func:`training_speed`, into `estimates`, unless they know; then say all. Raises WORKER_DIED.
 

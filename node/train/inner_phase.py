@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from typing import Any
 
+from node.ipc.worker_calls import AssignSamples, BeginRound, EndInnerPhase
 from node.net.membership import Assignment
 from node.train.pipeline import Pipeline
 from node.train.services import Services
@@ -41,8 +41,7 @@ class InnerLoop:
     async def begin(self, assignment: Assignment, round_number: int) -> None:
         """Begin the inner phase of `round_` in `seat`; :meth:`train` is to follow."""
         self._assignment, self._samples = assignment, self._samples_of(assignment, round_number)
-        body = {"round": round_number, "samples": [self._samples.start, self._samples.stop]}
-        await self._services.worker.call("begin_round", body)
+        await self._services.worker.call(BeginRound(round_number, self._samples))
         self._start(round_number)
 
     async def go_on(self, assignment: Assignment) -> None:
@@ -53,7 +52,7 @@ class InnerLoop:
         self._assignment, samples = assignment, self._samples_of(assignment, self.round_number)
         if samples != self._samples:
             self._samples = samples
-            await self._services.worker.call("assign", {"samples": [samples.start, samples.stop]})
+            await self._services.worker.call(AssignSamples(samples))
 
     def is_ahead_of(self, round_number: int) -> bool:
         """Whether any step of a later round than `round_` is trained."""
@@ -76,23 +75,23 @@ class InnerLoop:
     async def end(self) -> dict[str, Any]:
         """What was measured of the phase, as the fields of a Measurement."""
         spec, replica = self._spec, self._assignment.replica
-        result = (await self._services.worker.call("end_inner_phase", {})).body
-        if result["skipped_steps"]:
+        report = await self._services.worker.call(EndInnerPhase())
+        result = report.result
+        if result.skipped_steps:
             log.warning(
                 "round %d: %d steps had gradients that are not finite",
-                self.round_number,
-                result["skipped_steps"],
+                *(self.round_number, result.skipped_steps),
             )
-        if result["steps"] < spec.inner.steps:
-            log.info("round %d: %d of %d steps", self.round_number, result["steps"], spec.inner.steps)
-        self._estimate(result)
+        if result.steps < spec.inner.steps:
+            log.info("round %d: %d of %d steps", self.round_number, result.steps, spec.inner.steps)
+        self._estimate(report.compute_seconds)
         return {
-            "train_loss": result["loss"],
-            "tokens": result["tokens"],
-            "steps": result["steps"],
-            "gradient_norm": result["gradient_norm"],
+            "train_loss": result.loss,
+            "tokens": result.tokens,
+            "steps": result.steps,
+            "gradient_norm": result.gradient_norm,
             "inner_seconds": self.seconds,
-            "compute_seconds": result["compute_seconds"],
+            "compute_seconds": report.compute_seconds,
             "microbatches": spec.microbatches_of(replica),
             "link_bytes_sent": self._bytes_sent,
             "link_bytes_dense": self._pipeline.dense_bytes_per_round,
@@ -130,11 +129,11 @@ class InnerLoop:
         # One step's time more, because offering takes some, too.
         return closes is None or closes > 2 * self._step_seconds
 
-    def _estimate(self, result: Mapping[str, Any]) -> None:
+    def _estimate(self, compute_seconds: float) -> None:
         """Learn from the phase how fast this node and its replica are."""
         estimates, done = self._services.membership.estimates, self._microbatches
         stages = self._assignment.replica.members[self._assignment.position].stages
-        estimates.computed(done * microbatch_flops(self._spec, stages), result["compute_seconds"])
+        estimates.computed(done * microbatch_flops(self._spec, stages), compute_seconds)
         seconds = self.seconds + self._beyond_seconds
         estimates.replica_took(seconds / done if done and self._assignment.is_first else 0.0)
 

@@ -11,18 +11,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
 
 from node.checkpoint.layout import round_folder
 from node.folder import keep_only_stages
+from node.ipc.worker_calls import Abandon, Build, StageInfo, WriteCheckpoint
 from node.net.membership import Assignment, RunView, jittered
 from node.train.outer_exchange import OuterExchange, run_is_over
 from node.train.recovery import Recovery
 from node.train.replica_session import ReplicaSession, Superseded
 from node.train.services import LocalData, Services
-from node.train.stage_info import Facts
 from node.train.waiting import AskedToLeave, unless_asked
 from protocol.errors import ErrorCode, HetnodeError, first_error
 from protocol.spec.run import RunSpec
@@ -96,7 +95,7 @@ class NodeLoop:
         self._left_epoch = 0  # no seat of a plan up to this one counts any more
         # What is known once this node has its place.
         self._stages: StageRange
-        self._facts: Facts
+        self._stage_info: StageInfo
         self._exchange: OuterExchange
         self._recovery: Recovery
         self._ready = False
@@ -159,11 +158,20 @@ class NodeLoop:
         self._stages = place.stages
         keep_only_stages(self._folder, place.stages)
         log.info("this node's place is replica-%d, %s", place.replica, _words(place.stages))
-        body = {"spec": spec.canonical_json, "stages": [place.stages.first, place.stages.stop]}
-        reply = await services.worker.call("build", {**body, **asdict(self._local)})
-        self._facts = Facts.of_build(place.stages, reply.body)
+        local = self._local
+        self._stage_info = await services.worker.call(
+            Build(
+                spec,
+                place.stages,
+                local.compute,
+                local.source,
+                local.tokenizer,
+                local.initial,
+                local.search_paths,
+            )
+        )
         await services.transport.host_stages(
-            self._facts.hosted_payload_bytes(place.stages),
+            {stage: self._stage_info.payload_bytes[stage] for stage in place.stages},
             self._payloads,
             self._checkpoints,
             spec.recovery.keep_rounds,
@@ -177,7 +185,7 @@ class NodeLoop:
             services.transport,
             services.coordinator,
             services.membership,
-            self._facts,
+            self._stage_info,
             self._between_steps,
         )
         self._recovery = Recovery(
@@ -188,7 +196,7 @@ class NodeLoop:
             services.coordinator,
             services.membership,
             self._exchange,
-            self._facts,
+            self._stage_info,
             self._checkpoints,
         )
         await self._recovery.begin()
@@ -287,7 +295,7 @@ class NodeLoop:
     async def _abandon(self) -> None:
         """Nothing of an inner step that was not finished counts; what is being applied is applied first."""
         async with self._between_steps:
-            await self._services.worker.call("abandon", {})
+            await self._services.worker.call(Abandon())
 
     async def _give_up(self, reason: BaseException) -> None:
         """Leave the seat, and let nobody wait for this node's replica as it is.
@@ -324,7 +332,7 @@ class NodeLoop:
             assignment,
             self._services,
             self._exchange,
-            self._facts,
+            self._stage_info,
             self._between_steps,
             self._leaving,
             self._keep_if_due,
@@ -355,9 +363,7 @@ class NodeLoop:
         """Write a checkpoint after `round_`, in which everything here is."""
         folder = self._checkpoints / round_folder(round_number)
         async with self._between_steps:
-            await self._services.worker.call(
-                "write_checkpoint", {"folder": str(folder), "round": round_number}
-            )
+            await self._services.worker.call(WriteCheckpoint(folder, round_number))
         self._kept = folder
 
 

@@ -16,12 +16,21 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from node.ipc.worker_calls import (
+    Abort,
+    Commit,
+    CommitEmbedding,
+    Digests,
+    Propose,
+    ResetError,
+    Screen,
+    StageInfo,
+)
 from node.ipc.worker_client import WorkerClient
 from node.net.coordinator_client import CoordinatorClient
 from node.net.membership import Membership, jittered
 from node.security.identity import Identity
 from node.train.overlap import Overlap
-from node.train.stage_info import Facts
 from node.transport.transport import Transport
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
@@ -72,12 +81,12 @@ class OuterExchange:
         transport: Transport,
         coordinator: CoordinatorClient,
         membership: Membership,
-        facts: Facts,
+        stage_info: StageInfo,
         between_steps: asyncio.Lock,
     ) -> None:
         self._spec, self._stages, self._identity = spec, stages, identity
         self._worker, self._transport, self._coordinator = worker, transport, coordinator
-        self._membership, self._facts, self._between_steps = membership, facts, between_steps
+        self._membership, self._stage_info, self._between_steps = membership, stage_info, between_steps
         # Round and digest of each anchor; of the embedding as well where it is a part of stage 0.
         self._anchors: dict[tuple[int, Part], tuple[int, str]] = {}
         self._pending: dict[int, PayloadDescriptor] = {}
@@ -100,7 +109,7 @@ class OuterExchange:
     @property
     def parts(self) -> list[tuple[int, Part]]:
         """What this member holds: its stages, and the embedding of stage 0 where it does not host that."""
-        return list(self._facts.parts)
+        return list(self._stage_info.parts)
 
     def round_of(self, stage: int, part: Part) -> int:
         """The last round that is applied to this part."""
@@ -108,12 +117,7 @@ class OuterExchange:
 
     async def refresh(self) -> None:
         """Learn from the worker what its anchors are; to be called after it has loaded any."""
-        found = (await self._worker.call("digests", {})).body
-        self._anchors = {
-            (int(stage), Part.STAGE): (round_number, digest)
-            for stage, (round_number, digest) in found["stages"].items()
-        }
-        self._anchors[0, Part.EMBEDDING] = (found["embedding"][0], found["embedding"][1])
+        self._anchors = dict(await self._worker.call(Digests()))
         self._pending.clear()  # loading drops proposals
 
     async def contribute(
@@ -206,13 +210,12 @@ class OuterExchange:
             )
             return None
         async with self._between_steps:
-            proposal = await self._worker.call("propose", {"stage": stage})
-        if not proposal.body["finite"]:
+            payload = await self._worker.call(Propose(stage))
+        if payload is None:
             log.warning(
                 "stage %d diverged to non-finite values: restarted from the anchor, nothing sent", stage
             )
-            return None
-        return bytes(proposal.blobs[0])
+        return payload
 
     def _describe(
         self, plan: Plan, stage: int, round_number: int, share: float, payload: bytes
@@ -225,7 +228,7 @@ class OuterExchange:
             round_number=round_number,
             owner=self._identity.peer,
             anchor_digest=self._anchors[stage, Part.STAGE][1],
-            codec=self._facts.codecs[stage],
+            codec=self._stage_info.codecs[stage],
             weight=replica.weight * share,
             nbytes=len(payload),
             sha256=hashlib.sha256(payload).hexdigest(),
@@ -246,8 +249,8 @@ class OuterExchange:
             else:
                 entry = ManifestEntry(descriptor, (self._identity.peer,))  # it is here already
                 known[descriptor] = await self._transport.fetch_payload(entry, _LOCAL_SECONDS)
-        reply = await self._worker.call("screen", {"stage": mine.stage}, *known.values())
-        for descriptor, problem in zip(list(known), reply.body["problems"], strict=True):
+        problems = await self._worker.call(Screen(mine.stage, tuple(known.values())))
+        for descriptor, problem in zip(list(known), problems, strict=True):
             if problem and descriptor != mine:
                 del known[descriptor]
                 rejected.append(Rejection(descriptor, problem))
@@ -263,7 +266,7 @@ class OuterExchange:
             return f"its owner does not host stage {descriptor.stage} in plan {plan.epoch}"
         if descriptor.weight > replica.weight:
             return f"its weight is {descriptor.weight}, the plan gives it {replica.weight}"
-        expected = self._facts.payload_bytes[descriptor.stage]
+        expected = self._stage_info.payload_bytes[descriptor.stage]
         if descriptor.nbytes != expected:
             return f"it has {descriptor.nbytes} bytes, every payload of this stage has {expected}"
         return ""
@@ -352,31 +355,28 @@ class OuterExchange:
         pending = self._pending.get(stage)
         if not decision.committed:
             log.warning("round %d of stage %d was aborted: %s", round_number, stage, decision.reason)
-            await self._worker.call("abort", {"stage": stage, "round": round_number})
+            await self._worker.call(Abort(stage, round_number))
             self._pending.pop(stage, None)
             return {part: self._anchors[stage, part][1] for part in self._moves(stage, Part.STAGE)}
         mine_included = any(entry.descriptor == pending for entry in decision.entries)
-        body = {
-            "stage": stage,
-            "round": round_number,
-            "weights": [entry.descriptor.weight for entry in decision.entries],
-            "mine_included": mine_included,
-        }
-        reply = (await self._worker.call("commit", body, *payloads)).body
+        weights = tuple(entry.descriptor.weight for entry in decision.entries)
+        result = await self._worker.call(Commit(stage, round_number, tuple(payloads), weights, mine_included))
         self._pending.pop(stage, None)
         owners = [entry.descriptor.owner for entry in decision.entries]
         if self._identity.peer in owners and not mine_included:
             # What it sent before it was started anew is in the anchor now, and still in what it kept: it
             # would count twice.
-            await self._worker.call("forget_error", {"stage": stage})
-        digests = {Part.STAGE: str(reply["digest"])}
-        return digests if stage else {**digests, Part.EMBEDDING: str(reply["embedding_digest"])}
+            await self._worker.call(ResetError(stage))
+        digests = {Part.STAGE: result.digest}
+        if result.embedding_digest is not None:
+            digests[Part.EMBEDDING] = result.embedding_digest
+        return digests
 
     async def _apply_to_embedding(self, decision: Decision, payloads: Iterable[bytes]) -> dict[Part, str]:
-        weights = [entry.descriptor.weight for entry in decision.entries]  # none where it was aborted
-        body = {"round": decision.round_number, "weights": weights}
-        reply = await self._worker.call("commit_embedding", body, *payloads)
-        return {Part.EMBEDDING: str(reply.body["embedding_digest"])}
+        # An aborted round has no entries: then the embedding stays as it is.
+        weights = tuple(entry.descriptor.weight for entry in decision.entries)
+        digest = await self._worker.call(CommitEmbedding(decision.round_number, tuple(payloads), weights))
+        return {Part.EMBEDDING: digest}
 
     async def _collect(self, decision: Decision, known: Mapping[PayloadDescriptor, bytes]) -> list[bytes]:
         """The bytes of every entry of the manifest, in its order, each verified against its hash."""
@@ -386,7 +386,7 @@ class OuterExchange:
             descriptor = entry.descriptor
             if descriptor in known:
                 return known[descriptor]
-            expected = self._facts.payload_bytes[decision.stage]
+            expected = self._stage_info.payload_bytes[decision.stage]
             if descriptor.nbytes != expected or not is_authentic(descriptor):
                 raise HetnodeError(
                     ErrorCode.PAYLOAD_CORRUPT,

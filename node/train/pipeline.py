@@ -15,9 +15,9 @@ import math
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
-from node.ipc.worker_client import PendingCall, WorkerClient
+from node.ipc.worker_calls import Apply, Backward, EndValidation, Evaluate, Forward, Message, SquaredNorm
+from node.ipc.worker_client import QueuedCall, WorkerClient
 from node.net.link import Link
 from protocol.algorithm.microbatch_order import Op, OpKind, one_forward_one_backward
 from protocol.errors import ErrorCode, HetnodeError
@@ -130,13 +130,17 @@ class Pipeline:
                 frame_id = self._id(round_number, step, operation.microbatch, kind)
                 received = await self._take(self._upstream if forward else self._downstream, frame_id)
                 await slots.acquire()
-                reply = await self._compute(
-                    operation.kind.value, {"step": step, "microbatch": operation.microbatch}, received
+                message = _message_of(received)
+                request: Forward | Backward = (
+                    Forward(step, operation.microbatch, message)
+                    if forward
+                    else Backward(operation.microbatch, message)
                 )
+                queued = await self._worker.queue(request)
                 target = self._downstream if forward else self._upstream
-                group.create_task(self._pass_on(reply, frame_id, target, slots))
+                group.create_task(self._pass_on(queued, frame_id, target, slots))
         norm = await self._agree_on_norm(round_number, step)
-        await self._worker.call("apply", {"step": step, "norm": norm})
+        await self._worker.call(Apply(step, norm))
 
     async def validate(self, round_number: int) -> float:
         """Forward passes over the validation samples. Returns the mean loss at the last member, else NaN."""
@@ -146,10 +150,9 @@ class Pipeline:
                 frame_id = self._id(round_number, 0, microbatch, FrameKind.EVALUATE)
                 received = await self._take(self._upstream, frame_id)
                 await slots.acquire()
-                reply = await self._compute("evaluate", {"microbatch": microbatch}, received)
-                group.create_task(self._pass_on(reply, frame_id, self._downstream, slots))
-        reply = await self._worker.call("end_validation", {})
-        return float(reply.body["loss"])
+                queued = await self._worker.queue(Evaluate(microbatch, _message_of(received)))
+                group.create_task(self._pass_on(queued, frame_id, self._downstream, slots))
+        return await self._worker.call(EndValidation())
 
     @property
     def _links(self) -> list[Link]:
@@ -165,29 +168,23 @@ class Pipeline:
         first = frame_id.kind is FrameKind.EVALUATE and frame_id.microbatch == 0
         return await link.take(frame_id, self._round_seconds if first else self._frame_seconds)
 
-    async def _compute(self, method: str, body: dict[str, Any], received: Frame | None) -> PendingCall:
-        if received is None:
-            return await self._worker.queue(method, body)
-        tensors = [(tensor.name, tensor.dtype.value, tensor.shape) for tensor in received.tensors]
-        return await self._worker.queue(method, {**body, "tensors": tensors}, received.payload)
-
     async def _pass_on(
-        self, pending: PendingCall, frame_id: FrameId, link: Link | None, slots: asyncio.Semaphore
+        self,
+        queued: QueuedCall[Message | None],
+        frame_id: FrameId,
+        link: Link | None,
+        slots: asyncio.Semaphore,
     ) -> None:
-        result = await pending.result()
+        """Send the answer of a call to a neighbour, if there is one."""
+        message = await queued.answer()
         if link is not None:
-            tensors = tuple(
-                TensorHeader(name, DType(dtype), tuple(shape))
-                for name, dtype, shape in result.body["tensors"]
-            )
-            frame = Frame(frame_id, tensors, bytes(result.blobs[0]))
-            await link.send(frame, self._round_seconds)
-        slots.release()  # only now: a neighbour that takes nothing must not make results pile up here
+            assert message is not None, "a member with a neighbour has something to send"
+            await link.send(Frame(frame_id, message.tensors, message.payload), self._round_seconds)
+        slots.release()  # only now: results must not pile up here while a neighbour takes none
 
     async def _agree_on_norm(self, round_number: int, step: int) -> float:
         """The replica's global gradient norm: squares are summed upstream, the norm comes back downstream."""
-        reply = await self._worker.call("squared_norm", {})
-        squares = float(reply.body["squares"])
+        squares = await self._worker.call(SquaredNorm())
         norm_id = self._id(round_number, step, 0, FrameKind.NORM)
         step_id = self._id(round_number, step, 0, FrameKind.STEP)
         below = await self._take(self._downstream, norm_id)
@@ -214,6 +211,10 @@ async def _failing_as_one() -> AsyncIterator[asyncio.TaskGroup]:
     except BaseExceptionGroup as failures:
         expected = [failure for failure in failures.exceptions if isinstance(failure, HetnodeError)]
         raise (expected or failures.exceptions)[0] from None
+
+
+def _message_of(frame: Frame | None) -> Message | None:
+    return None if frame is None else Message(frame.tensors, frame.payload)
 
 
 def _decision_of(frame: Frame) -> bool:

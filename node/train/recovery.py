@@ -6,11 +6,11 @@ import asyncio
 import logging
 from pathlib import Path
 
+from node.ipc.worker_calls import LoadInitial, LoadPart, ResetError, Restore, StageInfo
 from node.ipc.worker_client import WorkerClient
 from node.net.coordinator_client import CoordinatorClient
 from node.net.membership import Membership
 from node.train.outer_exchange import OuterExchange
-from node.train.stage_info import Facts
 from node.transport.transport import CheckpointDownload, Transport
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
@@ -38,29 +38,31 @@ class Recovery:
         coordinator: CoordinatorClient,
         membership: Membership,
         exchange: OuterExchange,
-        facts: Facts,
+        stage_info: StageInfo,
         folder: Path,
     ) -> None:
         self._spec, self._peer, self._folder = spec, peer, folder
         self._worker, self._transport, self._coordinator = worker, transport, coordinator
-        self._membership, self._exchange, self._facts = membership, exchange, facts
+        self._membership, self._exchange, self._stage_info = membership, exchange, stage_info
         self._tried_round = 0  # of this node's own checkpoint from which it has started over
 
     async def begin(self) -> None:
         """At the start of a node: its own newest checkpoint, else one of others if that saves rounds."""
-        restored = (await self._worker.call("restore", {"folder": str(self._folder)})).body
+        restored = await self._worker.call(Restore(self._folder))
         await self._exchange.refresh()
-        if restored["restored"]:
-            kept = "with" if restored["private"] else "without"
+        if restored is not None:
+            kept = "with" if restored.has_private_state else "without"
             log.info(
-                "this node's checkpoint of round %d is loaded, %s its own progress", restored["round"], kept
+                "this node's checkpoint of round %d is loaded, %s its own progress",
+                restored.round_number,
+                kept,
             )
         if self._exchange.position >= max(1, self._membership.run_view.round_number):
             log.warning("this node's checkpoint is ahead of the run: starting from the parameters before it")
-            await self._worker.call("load_initial", {})
+            await self._worker.call(LoadInitial())
             await self._exchange.refresh()
         every, keep = self._spec.recovery.checkpoint_every, self._spec.recovery.keep_rounds
-        await self.catch_up(keep if restored["restored"] else every)
+        await self.catch_up(every if restored is None else keep)
 
     async def catch_up(self, most: int | None = None) -> None:
         """Jump forward where more than `most` rounds would have to be replayed.
@@ -106,13 +108,13 @@ class Recovery:
         if all(others):
             await self._load_all(others)
             return
-        restored = (await self._worker.call("restore", {"folder": str(self._folder)})).body
-        if not restored["restored"] or restored["round"] == self._tried_round:
-            await self._worker.call("load_initial", {})
-        self._tried_round = restored["round"]
+        restored = await self._worker.call(Restore(self._folder))
+        if restored is None or restored.round_number == self._tried_round:
+            await self._worker.call(LoadInitial())
+        self._tried_round = 0 if restored is None else restored.round_number
         for stage, part in self._exchange.parts:
             if part is Part.STAGE:
-                await self._worker.call("forget_error", {"stage": stage})
+                await self._worker.call(ResetError(stage))
         await self._exchange.refresh()
 
     async def _load_all(self, wanted: list[list[StateRecord]] | list[tuple[StateRecord, ...]]) -> None:
@@ -139,24 +141,16 @@ class Recovery:
         hosts = self._membership.run_view.hosts()
         holders = set(record.holders) & hosts.keys() - {self._peer}
         donors = {peer: hosts[peer].first for peer in holders}
-        facts = self._facts.parts[record.stage, record.part]
+        info = self._stage_info.parts[record.stage, record.part]
         folder = self._folder / "incoming"
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / f"{record.part.value}-{record.stage:02d}-{record.round_number:06d}"
         log.info(
             "loading %s %d of round %d (%d bytes) from %d peers",
-            *(record.part.value, record.stage, record.round_number, facts.nbytes, len(donors)),
+            *(record.part.value, record.stage, record.round_number, info.nbytes, len(donors)),
         )
-        download = CheckpointDownload(record, donors, facts.nbytes, facts.header, file)
+        download = CheckpointDownload(record, donors, info.nbytes, info.header, file)
         await self._transport.fetch_checkpoint(download, _DOWNLOAD_SECONDS)
-        await self._worker.call(
-            "load_part",
-            {
-                "stage": record.stage,
-                "part": record.part.value,
-                "round": record.round_number,
-                "file": str(file),
-            },
-        )
+        await self._worker.call(LoadPart(record.stage, record.part, record.round_number, file))
         for leftover in folder.glob(f"{file.name}*"):
             leftover.unlink()

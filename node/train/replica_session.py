@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
+from node.ipc.worker_calls import Connect, KeepTraining, StageInfo
 from node.net.link import Link, LinkEndpoint, LinkLimits
 from node.net.membership import Assignment, RunView
 from node.train.inner_phase import InnerLoop
@@ -19,7 +20,6 @@ from node.train.outer_exchange import OuterExchange, RoundOutcome
 from node.train.overlap import Overlap
 from node.train.pipeline import Pipeline
 from node.train.services import Services
-from node.train.stage_info import Facts
 from node.train.waiting import unless, unless_failed
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
@@ -58,13 +58,13 @@ class ReplicaSession:
         assignment: Assignment,
         services: Services,
         exchange: OuterExchange,
-        facts: Facts,
+        stage_info: StageInfo,
         between_steps: asyncio.Lock,
         leaving: asyncio.Event,
         keep: Callable[[int], Awaitable[None]],
     ) -> None:
         self.assignment = assignment
-        self._spec, self._services, self._exchange, self._facts = spec, services, exchange, facts
+        self._spec, self._services, self._exchange, self._stage_info = spec, services, exchange, stage_info
         self._between_steps, self._leaving, self._keep = between_steps, leaving, keep
         self._last: int | None = None
 
@@ -122,7 +122,7 @@ class ReplicaSession:
         links = assignment.replica.links
         k_upstream = None if assignment.is_first else links[assignment.position - 1].k
         k_downstream = None if assignment.is_last else links[assignment.position].k
-        await self._services.worker.call("connect", {"k_upstream": k_upstream, "k_downstream": k_downstream})
+        await self._services.worker.call(Connect(k_upstream, k_downstream))
 
     async def _adopt(self, assignment: Assignment, pipeline: Pipeline) -> None:
         """Go on in the same chain under the next plan, whose links may be wider or narrower.
@@ -188,7 +188,7 @@ class ReplicaSession:
         measured = await inner.end()
         outcome = await self._exchanged(pipeline, inner, round_number, measured)
         measured["payload_bytes"] = outcome.payload_bytes
-        measured["payload_bytes_dense"] = 4 * sum(self._facts.parameters.values())
+        measured["payload_bytes_dense"] = 4 * sum(self._stage_info.parameters.values())
         await pipeline.forget_before(round_number)
         measured["validation_loss"] = await pipeline.validate(round_number)
         await self._measure(round_number, measured)
@@ -233,7 +233,7 @@ class ReplicaSession:
         steps = self._spec.outer.overlap if round_number < self._spec.rounds else 0
         await overlap.until_proposed()
         if steps:
-            await self._services.worker.call("keep_training", {})
+            await self._services.worker.call(KeepTraining())
             await inner.begin(self.assignment, round_number + 1)
             await inner.train_ahead(steps)
         overlap.has_trained()
@@ -266,7 +266,7 @@ class ReplicaSession:
                 break
             if not steps:
                 log.warning("the coordinator is away: training up to %d steps without it", most)
-                await self._services.worker.call("keep_training", {})
+                await self._services.worker.call(KeepTraining())
             await inner.train_beyond(round_number, first_extra + steps)
             steps += 1
         if steps and not contributing.done():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from node.ipc.worker_calls import ComputeOptions
 from node.ipc.worker_client import WorkerClient
 from node.net.coordinator_client import CoordinatorClient
 from node.net.directory import Directory
@@ -28,16 +30,17 @@ class Services:
 
 @dataclass(frozen=True)
 class LocalData:
-    """How this machine computes and where it finds what the spec names: None means as the spec says.
+    """How this machine computes, and where it finds what the spec names; None: as the spec says.
 
-    `initial` is the checkpoint of the parameters before round 1, where the run starts from given ones. In
-    `search_paths`, or above them, a tokenizer.json is looked for that is not where the spec says.
+    Attributes:
+        source: of the training data.
+        tokenizer: its file.
+        initial: the checkpoint of the parameters before round 1, where the run starts from given ones.
+        search_paths: folders in which, or above which, tokenizer.json is looked for.
     """
 
-    device: str
-    source: str | None
-    tokenizer: str | None
-    initial: str | None = None
-    search_paths: tuple[str, ...] = ()
-    compile: bool = False
-    activation_checkpointing: bool = False
+    compute: ComputeOptions
+    source: str | None = None
+    tokenizer: str | None = None
+    initial: Path | None = None
+    search_paths: tuple[Path, ...] = ()

@@ -12,21 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from node.data.stream import Samples
+from node.ipc.worker_calls import Message
 from node.model.stage import Stage, next_token_loss
 from node.worker.compute import Compute
 from node.worker.factories import TrainerFactories
 from protocol.algorithm.subspace import ReceivingEnd, SendingEnd, sending_end
 from protocol.spec.run import RunSpec
-from protocol.types import StageRange, TensorHeader
+from protocol.types import StageRange
 from protocol.wire.activation_codec import pack_activation, pack_ids, unpack_activation, unpack_ids
-
-
-@dataclass(frozen=True)
-class Message:
-    """The tensors of one frame: what one member hands to the next."""
-
-    tensors: tuple[TensorHeader, ...]
-    payload: bytes
 
 
 class HostedStagesState(TypedDict):

@@ -38,6 +38,7 @@ from node.checkpoint.files import read_part
 from node.checkpoint.node_checkpoint import Restored
 from node.checkpoint.private_state import StageState
 from node.data.stream import SampleStream
+from node.ipc.worker_calls import InnerResult, Message
 from node.model.init import EMBEDDING, embedding_shapes, parameter_shapes
 from node.model.stage import Stage
 from node.optimizer.inner import AdamWState, InnerOptimizer
@@ -45,30 +46,11 @@ from node.optimizer.outer_stage import WeightedPayload
 from node.optimizer.outer_state import OuterState, OuterStateDict
 from node.worker.compute import Compute
 from node.worker.factories import TrainerFactories
-from node.worker.hosted_stages import HostedStages, HostedStagesState, Message
+from node.worker.hosted_stages import HostedStages, HostedStagesState
 from node.worker.samples import MicrobatchReader
 from protocol.algorithm.outer_optimizer import committed_shapes
 from protocol.spec.run import RunSpec
 from protocol.types import Part, StageRange
-
-
-@dataclass(frozen=True)
-class InnerResult:
-    """What one inner phase did on this member so far.
-
-    Attributes:
-        loss: mean over all microbatches of completed steps; NaN except on the last member.
-        steps: AdamW steps taken, without those beyond the spec's H. Equal on all members of a replica.
-        tokens: of these steps.
-        skipped_steps: completed steps whose gradients were not finite, which are no part of `steps`.
-        gradient_norm: of the last completed step, before clipping.
-    """
-
-    loss: float
-    tokens: int
-    steps: int
-    skipped_steps: int
-    gradient_norm: float
 
 
 class InnerPhaseState(TypedDict):

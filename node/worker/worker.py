@@ -1,7 +1,7 @@
-"""The worker process: sole owner of the device, and of the model.
+"""The worker process: sole owner of the device and of the model.
 
-``python -m node.worker.worker FD``: answers the main process's calls strictly in order. Computing never blocks
-the main process's event loop, and the loop never touches the device.
+``python -m node.worker.worker FD`` answers the calls of the main process (:mod:`node.ipc.worker_calls`) strictly
+in order. Computing never blocks the event loop of the main process, and that loop never touches the device.
 """
 
 from __future__ import annotations
@@ -10,196 +10,183 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 import torch
 
 from node.checkpoint.initial import initial_from, require_initial
 from node.data.stream import open_stream
 from node.data.tokenizer import find_tokenizer
-from node.ipc.channel import Buffer, Handler, Reply, serve
+from node.ipc import worker_calls as calls
+from node.ipc.channel import Handler, serve
+from node.ipc.typed_calls import handler
 from node.model.init import embedding_shapes, parameter_count, parameter_shapes
 from node.worker.compute import Compute
 from node.worker.factories import TrainerFactories
-from node.worker.hosted_stages import Message
 from node.worker.speed import free_memory, layer_speed
 from node.worker.trainer import Trainer
 from protocol.algorithm.digest import header_of, size_of
 from protocol.algorithm.outer_optimizer import committed_shapes
 from protocol.spec.run import RunSpec
-from protocol.types import DType, Part, StageRange, TensorHeader
+from protocol.types import Part
 from protocol.wire.payload_codec import PayloadLayout
-
-Body = Mapping[str, Any]
-Blobs = Sequence[Buffer]
 
 
 class Worker:
-    """The calls of the main process, one method each; :class:`Trainer` does the work."""
+    """The calls of the main process, one method each; :class:`Trainer` does the work.
 
-    _trainer: Trainer
-    _computed = 0.0
-    """Seconds of computing since the round began."""
+    Attributes:
+        trainer: exists after :meth:`build`.
+    """
 
-    def check(self, body: Body, _: Blobs) -> Reply:
-        """Whether this machine can compute as it is to: asked before it joins a run.
+    trainer: Trainer
 
-        Answers the bytes free on it, 0 where its memory is the machine's own.
+    def __init__(self) -> None:
+        self._computed = 0.0  # seconds of computing since the round began
+
+    def check_device(self, call: calls.CheckDevice) -> int:
+        """Try the device before this node joins a run.
+
+        Raises HetnodeError DEVICE_UNAVAILABLE.
         """
-        return Reply({"memory_bytes": free_memory(Compute.of(body))})
+        return free_memory(_compute(call.compute))
 
-    def speed(self, body: Body, _: Blobs) -> Reply:
-        """Operations per second on `device` in training layers of the run, measured for so many seconds."""
-        spec = RunSpec.from_json(body["spec"])
-        return Reply({"flops": layer_speed(spec, body["device"], body["seconds"])})
+    def measure_speed(self, call: calls.MeasureSpeed) -> float:
+        """Measure how fast the device trains layers of the run."""
+        return layer_speed(call.spec, call.device, call.seconds)
 
-    def require_initial(self, body: Body, _: Blobs) -> Reply:
-        """Whether the parameters from which the run starts are here: asked before others count on it."""
-        require_initial(RunSpec.from_json(body["spec"]), _given(body))
-        return Reply({})
+    def require_initial(self, call: calls.RequireInitial) -> None:
+        """Check that the parameters from which the run starts are here, before others count on this node.
 
-    def build(self, body: Body, _: Blobs) -> Reply:
-        """Create stages and optimizers; open the data if stage 0 is here. To be called once.
-
-        Answers facts by stage, and the parts of the anchor that this member holds: bytes and header as in
-        protocol.algorithm.digest.
+        Raises HetnodeError where they are not.
         """
-        spec = RunSpec.from_json(body["spec"])
-        stages = StageRange(*body["stages"])
+        require_initial(call.spec, call.initial)
+
+    def build(self, call: calls.Build) -> calls.StageInfo:
+        """Create stages and optimizers; open the data if stage 0 is here. To be called once."""
+        spec, stages = call.spec, call.stages
         stream = None
         if 0 in stages:
-            search_paths = map(Path, body.get("search_paths", ()))
-            stream = open_stream(
-                spec, body["source"], body["tokenizer"] or find_tokenizer(spec.data, *search_paths)
-            )
-        built_from = TrainerFactories(initial=initial_from(_given(body)))
-        self._trainer = Trainer(spec, stages, Compute.of(body), stream, built_from)
-        outer = self._trainer.outer
-        parts = [_part(spec, stage, Part.STAGE, outer[stage].layout.shapes) for stage in stages]
+            tokenizer = call.tokenizer or find_tokenizer(spec.data, *call.search_paths)
+            stream = open_stream(spec, call.source, tokenizer)
+        factories = TrainerFactories(initial=initial_from(call.initial))
+        self.trainer = Trainer(spec, stages, _compute(call.compute), stream, factories)
+        layouts = {stage: self.trainer.outer[stage].layout for stage in stages}
+        parts = {(stage, Part.STAGE): _part(spec, layout.shapes) for stage, layout in layouts.items()}
         if 0 not in stages:
-            parts.append(_part(spec, 0, Part.EMBEDDING, embedding_shapes(spec)))
-        return Reply(
-            {
-                "digests": [outer[stage].digest() for stage in stages],
-                "codecs": [outer[stage].layout.codec for stage in stages],
-                "embedding_payload_bytes": PayloadLayout(parameter_shapes(spec, 0), spec.outer).nbytes,
-                "payload_bytes": [outer[stage].layout.nbytes for stage in stages],
-                "parameters": [parameter_count(spec, stage) for stage in stages],
-                "parts": parts,
-            }
+            parts[0, Part.EMBEDDING] = _part(spec, embedding_shapes(spec))
+        # Every member applies the payloads of stage 0, because they change the embedding.
+        embedding = PayloadLayout(parameter_shapes(spec, 0), spec.outer)
+        return calls.StageInfo(
+            codecs={stage: layout.codec for stage, layout in layouts.items()},
+            payload_bytes={0: embedding.nbytes, **{stage: each.nbytes for stage, each in layouts.items()}},
+            parameters={stage: parameter_count(spec, stage) for stage in stages},
+            parts=parts,
         )
 
-    def connect(self, body: Body, _: Blobs) -> Reply:
-        """Set the links to both neighbours; again for every plan that changes them."""
-        self._trainer.connect(body["k_upstream"], body["k_downstream"])
-        return Reply({})
+    def connect(self, call: calls.Connect) -> None:
+        """Set the links to both neighbours; called again for every plan that changes them."""
+        self.trainer.connect(call.k_upstream, call.k_downstream)
 
-    def begin_round(self, body: Body, _: Blobs) -> Reply:
+    def begin_round(self, call: calls.BeginRound) -> None:
         self._computed = 0.0
-        self._trainer.begin_round(body["round"], range(*body["samples"]))
-        return Reply({})
+        self.trainer.begin_round(call.round_number, call.samples)
 
-    def assign(self, body: Body, _: Blobs) -> Reply:
-        """Other samples from the next step on, after a change of the plan in the midst of an inner phase."""
-        self._trainer.assign(range(*body["samples"]))
-        return Reply({})
+    def assign_samples(self, call: calls.AssignSamples) -> None:
+        """Use other samples from the next step on, after the plan has changed during an inner phase."""
+        self.trainer.assign(call.samples)
 
-    def abandon(self, _: Body, __: Blobs) -> Reply:
-        """Forget the inner step or validation that a failure has interrupted."""
-        self._trainer.abandon()
-        return Reply({})
+    def abandon(self, _: calls.Abandon) -> None:
+        """Drop the inner step or validation that a failure has interrupted."""
+        self.trainer.abandon()
 
-    def forward(self, body: Body, blobs: Blobs) -> Reply:
+    def forward(self, call: calls.Forward) -> calls.Message | None:
         with self._computing():
-            return _reply(self._trainer.forward(body["step"], body["microbatch"], _message(body, blobs)))
+            return self.trainer.forward(call.step, call.microbatch, call.received)
 
-    def backward(self, body: Body, blobs: Blobs) -> Reply:
+    def backward(self, call: calls.Backward) -> calls.Message | None:
         with self._computing():
-            return _reply(self._trainer.backward(body["microbatch"], _message(body, blobs)))
+            return self.trainer.backward(call.microbatch, call.received)
 
-    def evaluate(self, body: Body, blobs: Blobs) -> Reply:
-        return _reply(self._trainer.evaluate(body["microbatch"], _message(body, blobs)))
+    def evaluate(self, call: calls.Evaluate) -> calls.Message | None:
+        return self.trainer.evaluate(call.microbatch, call.received)
 
-    def squared_norm(self, _: Body, __: Blobs) -> Reply:
+    def squared_norm(self, _: calls.SquaredNorm) -> float:
         with self._computing():
-            return Reply({"squares": self._trainer.squared_gradient_norm()})
+            return self.trainer.squared_gradient_norm()
 
-    def apply(self, body: Body, _: Blobs) -> Reply:
+    def apply(self, call: calls.Apply) -> None:
         with self._computing():
-            self._trainer.apply(body["step"], body["norm"])
-        return Reply({})
+            self.trainer.apply(call.step, call.norm)
 
-    def end_inner_phase(self, _: Body, __: Blobs) -> Reply:
-        return Reply({**asdict(self._trainer.end_inner_phase()), "compute_seconds": self._computed})
+    def end_inner_phase(self, _: calls.EndInnerPhase) -> calls.InnerReport:
+        return calls.InnerReport(self.trainer.end_inner_phase(), self._computed)
 
-    def end_validation(self, _: Body, __: Blobs) -> Reply:
-        return Reply({"loss": self._trainer.end_validation()})
+    def end_validation(self, _: calls.EndValidation) -> float:
+        return self.trainer.end_validation()
 
-    def propose(self, body: Body, _: Blobs) -> Reply:
-        payload = self._trainer.propose(body["stage"])
-        return Reply({"finite": payload is not None}, () if payload is None else (payload,))
+    def propose(self, call: calls.Propose) -> bytes | None:
+        return self.trainer.propose(call.stage)
 
-    def screen(self, body: Body, blobs: Blobs) -> Reply:
-        return Reply({"problems": self._trainer.screen(body["stage"], [bytes(blob) for blob in blobs])})
+    def screen(self, call: calls.Screen) -> tuple[str, ...]:
+        return tuple(self.trainer.screen(call.stage, call.payloads))
 
-    def keep_training(self, _: Body, __: Blobs) -> Reply:
-        """Before the first inner step that is trained while proposals are pending."""
-        self._trainer.keep_training()
-        return Reply({})
+    def keep_training(self, _: calls.KeepTraining) -> None:
+        """Called before the first inner step that is trained while proposals are pending."""
+        self.trainer.keep_training()
 
-    def commit(self, body: Body, blobs: Blobs) -> Reply:
-        """Never between the first forward and the `apply` of an inner step."""
-        stage, round_number = body["stage"], body["round"]
-        digest = self._trainer.commit(stage, round_number, _weighted(body, blobs), body["mine_included"])
-        embedding = self._trainer.embedding_digest() if stage == 0 else None
-        return Reply({"digest": digest, "embedding_digest": embedding})
+    def commit(self, call: calls.Commit) -> calls.CommitResult:
+        """Never called between the first forward and the `apply` of an inner step.
 
-    def commit_embedding(self, body: Body, blobs: Blobs) -> Reply:
-        """Without payloads where the round of stage 0 was aborted."""
-        digest = self._trainer.commit_embedding(body["round"], _weighted(body, blobs))
-        return Reply({"embedding_digest": digest})
+        Raises HetnodeError PAYLOAD_CORRUPT; nothing has changed.
+        """
+        weighted = list(zip(call.payloads, call.weights, strict=True))
+        digest = self.trainer.commit(call.stage, call.round_number, weighted, call.mine_included)
+        return calls.CommitResult(digest, self.trainer.embedding_digest() if call.stage == 0 else None)
 
-    def abort(self, body: Body, _: Blobs) -> Reply:
-        self._trainer.abort(body["stage"], body["round"])
-        return Reply({})
+    def commit_embedding(self, call: calls.CommitEmbedding) -> str:
+        """Called without payloads where the round of stage 0 was aborted. Raises as :meth:`commit`."""
+        weighted = list(zip(call.payloads, call.weights, strict=True))
+        return self.trainer.commit_embedding(call.round_number, weighted)
 
-    def digests(self, _: Body, __: Blobs) -> Reply:
-        """By stage, and of the embedding: the round that the anchor is after, and its digest."""
-        trainer = self._trainer
-        stages = {stage: [trainer.rounds[stage], outer.digest()] for stage, outer in trainer.outer.items()}
-        embedding = [trainer.embedding_round, trainer.embedding_digest()]
-        return Reply({"stages": stages, "embedding": embedding})
+    def abort(self, call: calls.Abort) -> None:
+        self.trainer.abort(call.stage, call.round_number)
 
-    def load_initial(self, _: Body, __: Blobs) -> Reply:
-        self._trainer.load_initial()
-        return Reply({})
+    def digests(self, _: calls.Digests) -> Mapping[tuple[int, Part], tuple[int, str]]:
+        trainer = self.trainer
+        found = {
+            (stage, Part.STAGE): (trainer.rounds[stage], trainer.outer[stage].digest())
+            for stage in trainer.stages
+        }
+        found[0, Part.EMBEDDING] = (trainer.embedding_round, trainer.embedding_digest())
+        return found
 
-    def load_part(self, body: Body, _: Blobs) -> Reply:
-        part, file = Part(body["part"]), Path(body["file"])
-        return Reply({"digest": self._trainer.load_part(body["stage"], part, body["round"], file)})
+    def load_initial(self, _: calls.LoadInitial) -> None:
+        """Go back to the parameters before round 1."""
+        self.trainer.load_initial()
 
-    def restore(self, body: Body, _: Blobs) -> Reply:
-        found = self._trainer.restore(Path(body["folder"]))
-        if found is None:
-            return Reply({"restored": False, "round": 0, "private": False})
-        return Reply({"restored": True, "round": found.round_number, "private": found.private is not None})
+    def load_part(self, call: calls.LoadPart) -> str:
+        return self.trainer.load_part(call.stage, call.part, call.round_number, call.file)
 
-    def forget_error(self, body: Body, _: Blobs) -> Reply:
-        self._trainer.forget_error(body["stage"])
-        return Reply({})
+    def restore(self, call: calls.Restore) -> calls.RestoredCheckpoint | None:
+        """Load the newest usable checkpoint below `folder`."""
+        found = self.trainer.restore(call.folder)
+        return (
+            None if found is None else calls.RestoredCheckpoint(found.round_number, found.private is not None)
+        )
 
-    def write_checkpoint(self, body: Body, _: Blobs) -> Reply:
-        """Anchors and this node's own state to `folder`, its name ``round-NNNNNN``; the last two are kept."""
-        self._trainer.write_checkpoint(Path(body["folder"]), body["round"])
-        return Reply({})
+    def reset_error(self, call: calls.ResetError) -> None:
+        """Drop error feedback and local progress of a stage, which a committed payload holds already."""
+        self.trainer.forget_error(call.stage)
+
+    def write_checkpoint(self, call: calls.WriteCheckpoint) -> None:
+        """Write anchors and private state to `folder`, its name ``round-NNNNNN``; the last two are kept."""
+        self.trainer.write_checkpoint(call.folder, call.round_number)
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
-        """Count the seconds. On a GPU all but the last operation is over when they are: results leave it."""
+        """Count the seconds. Results leave a GPU, so that all but its last operation has ended by then."""
         began = time.perf_counter()
         try:
             yield
@@ -207,36 +194,46 @@ class Worker:
             self._computed += time.perf_counter() - began
 
 
-def _given(body: Body) -> Path | None:
-    return Path(body["initial"]) if body.get("initial") else None
-
-
-def _part(spec: RunSpec, stage: int, part: Part, parameters: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    shapes = committed_shapes(parameters, spec.outer)
-    return {"stage": stage, "part": part.value, "nbytes": size_of(shapes), "header": header_of(shapes)}
-
-
-def _weighted(body: Body, blobs: Blobs) -> list[tuple[bytes, float]]:
-    return [(bytes(blob), weight) for blob, weight in zip(blobs, body["weights"], strict=True)]
-
-
-def _message(body: Body, blobs: Blobs) -> Message | None:
-    if not blobs:
-        return None
-    tensors = tuple(TensorHeader(name, DType(dtype), tuple(shape)) for name, dtype, shape in body["tensors"])
-    return Message(tensors, bytes(blobs[0]))
-
-
-def _reply(message: Message | None) -> Reply:
-    if message is None:
-        return Reply({"tensors": None})
-    tensors = [(tensor.name, tensor.dtype.value, tensor.shape) for tensor in message.tensors]
-    return Reply({"tensors": tensors}, (message.payload,))
-
-
 def handlers(worker: Worker) -> dict[str, Handler]:
-    """The calls that the main process may make."""
-    return {name: getattr(worker, name) for name in vars(Worker) if not name.startswith("_")}
+    """The calls that the main process can make."""
+    return {
+        **handler(calls.CheckDevice, worker.check_device),
+        **handler(calls.MeasureSpeed, worker.measure_speed),
+        **handler(calls.RequireInitial, worker.require_initial),
+        **handler(calls.Build, worker.build),
+        **handler(calls.Connect, worker.connect),
+        **handler(calls.BeginRound, worker.begin_round),
+        **handler(calls.AssignSamples, worker.assign_samples),
+        **handler(calls.Forward, worker.forward),
+        **handler(calls.Backward, worker.backward),
+        **handler(calls.SquaredNorm, worker.squared_norm),
+        **handler(calls.Apply, worker.apply),
+        **handler(calls.Abandon, worker.abandon),
+        **handler(calls.EndInnerPhase, worker.end_inner_phase),
+        **handler(calls.Evaluate, worker.evaluate),
+        **handler(calls.EndValidation, worker.end_validation),
+        **handler(calls.Propose, worker.propose),
+        **handler(calls.Screen, worker.screen),
+        **handler(calls.KeepTraining, worker.keep_training),
+        **handler(calls.Commit, worker.commit),
+        **handler(calls.CommitEmbedding, worker.commit_embedding),
+        **handler(calls.Abort, worker.abort),
+        **handler(calls.Digests, worker.digests),
+        **handler(calls.LoadInitial, worker.load_initial),
+        **handler(calls.LoadPart, worker.load_part),
+        **handler(calls.Restore, worker.restore),
+        **handler(calls.ResetError, worker.reset_error),
+        **handler(calls.WriteCheckpoint, worker.write_checkpoint),
+    }
+
+
+def _compute(options: calls.ComputeOptions) -> Compute:
+    return Compute(options.device, options.compile, options.activation_checkpointing)
+
+
+def _part(spec: RunSpec, parameters: Mapping[str, tuple[int, ...]]) -> calls.PartInfo:
+    shapes = committed_shapes(parameters, spec.outer)
+    return calls.PartInfo(size_of(shapes), header_of(shapes))
 
 
 def main() -> None:

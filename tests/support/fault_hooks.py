@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from node import hooks
+from node.ipc import worker_calls as calls
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.types import Frame, PeerId
@@ -32,25 +33,26 @@ class FaultHooks(hooks.Hooks):
         self._microbatches = 0  # of the replica in one inner step
         self._forwards, self._backwards = 0, 0  # of this inner step so far
 
-    async def before_worker_call(self, method: str, body: Mapping[str, Any]) -> None:
-        moment = self._moment_before(method)
+    async def before_worker_call(self, request: object) -> None:
+        moment = self._moment_before(request)
         if moment is Moment.VALIDATE:
             await self.script.reach(moment, self._decided)
         elif moment is not None:
             await self.script.reach(moment, self._round, step=self._step)
 
-    async def after_worker_call(self, method: str, body: Mapping[str, Any]) -> None:
-        if method == "build":
-            self._spec = RunSpec.from_json(body["spec"])
-        elif method == "begin_round":
-            first, stop = body["samples"]
-            self._microbatches = (stop - first) // self._spec.samples_per_round(1)
-            await self._next_step(body["round"], 0)
-        elif method == "apply":
-            await self._next_step(self._round, body["step"] + 1)
-        elif method in ("commit", "abort", "commit_embedding"):
-            self._decided = max(self._decided, body["round"])
-            await self.script.reach(Moment.APPLIED, body["round"], body.get("stage", 0))
+    async def after_worker_call(self, request: object) -> None:
+        match request:
+            case calls.Build():
+                self._spec = request.spec
+            case calls.BeginRound():
+                self._microbatches = len(request.samples) // self._spec.samples_per_round(1)
+                await self._next_step(request.round_number, 0)
+            case calls.Apply():
+                await self._next_step(self._round, request.step + 1)
+            case calls.Commit() | calls.Abort():
+                await self._applied(request.round_number, request.stage)
+            case calls.CommitEmbedding():
+                await self._applied(request.round_number, 0)
 
     async def before_coordinator_call(self, method: str, request: Any) -> None:
         self._check_coordinator()
@@ -98,20 +100,20 @@ class FaultHooks(hooks.Hooks):
     def time(self) -> float:
         return super().time() + self.script.skew()
 
-    def _moment_before(self, method: str) -> Moment | None:
+    def _moment_before(self, request: object) -> Moment | None:
         """The moment of an inner step or validation that comes with this call."""
-        match method:
-            case "forward":
+        match request:
+            case calls.Forward():
                 self._forwards += 1
                 return Moment.FORWARD if self._backwards else Moment.WARM_UP
-            case "backward":
+            case calls.Backward():
                 self._backwards += 1
                 return Moment.COOL_DOWN if self._forwards == self._microbatches else Moment.BACKWARD
-            case "squared_norm":
+            case calls.SquaredNorm():
                 return Moment.NORM
-            case "apply":
+            case calls.Apply():
                 return Moment.APPLY
-            case "evaluate":
+            case calls.Evaluate():
                 return Moment.VALIDATE
             case _:
                 return None
@@ -120,6 +122,10 @@ class FaultHooks(hooks.Hooks):
         self._round, self._step, self._forwards, self._backwards = round_number, step, 0, 0
         await self.script.reach(Moment.INNER_STEP, round_number, step=step)
         await self.script.reach(Moment.PHASE, round_number, step=step)
+
+    async def _applied(self, round_number: int, stage: int) -> None:
+        self._decided = max(self._decided, round_number)
+        await self.script.reach(Moment.APPLIED, round_number, stage)
 
     async def _carry(self, nbytes: int) -> None:
         """Take as long as a slow link does for `nbytes`."""

@@ -18,6 +18,7 @@ import torch
 
 from node.data.stream import open_stream
 from node.ipc.channel import Buffer, Reply
+from node.ipc.worker_calls import BeginRound, Build, Connect, EndInnerPhase
 from node.ipc.worker_client import WorkerClient
 from node.model.stage import Stage, next_token_loss
 from node.net.link import LinkEndpoint, LinkLimits
@@ -27,7 +28,7 @@ from node.optimizer.schedule import learning_rate
 from node.security.credentials import Credentials
 from node.train.pipeline import Pipeline
 from node.worker.trainer import Trainer
-from node.worker.worker import Worker
+from node.worker.worker import Worker, handlers
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import Dialer, Link, Member, PeerId, Plan, Replica, StageRange
@@ -40,19 +41,24 @@ def _same(shown: Credentials) -> Credentials:
 
 
 class ThreadWorker:
-    """The production worker's calls, in a thread instead of a process."""
+    """The production worker in a thread instead of a process, and the client of its calls."""
 
     def __init__(self) -> None:
-        self.worker = Worker()
+        self._worker = Worker()
+        self._handlers = handlers(self._worker)
         self._pool = ThreadPoolExecutor(1)
+        self.client = WorkerClient(self)
 
     @property
     def trainer(self) -> Trainer:
-        return self.worker._trainer
+        return self._worker.trainer
 
     def call(self, method: str, body: Mapping[str, Any], *blobs: Buffer) -> Awaitable[Reply]:
         loop = asyncio.get_running_loop()
-        return loop.run_in_executor(self._pool, getattr(self.worker, method), body, blobs)
+        return loop.run_in_executor(self._pool, self._handlers[method], body, blobs)
+
+    async def wait_closed(self) -> None:
+        await asyncio.Event().wait()
 
 
 def spec_of(**overrides: Any) -> RunSpec:
@@ -90,14 +96,7 @@ class RunningReplica:
 
     async def start(self, stack: AsyncExitStack) -> None:
         for worker, member in zip(self.workers, self.replica.members, strict=True):
-            body = {
-                "spec": self.spec.canonical_json,
-                "stages": [member.stages.first, member.stages.stop],
-                "device": "cpu",
-                "source": None,
-                "tokenizer": None,
-            }
-            await worker.call("build", body)
+            await worker.client.call(Build(self.spec, member.stages))
         await self.connect()
         limits = LinkLimits(frame_limit(self.spec), 12)
         places = [
@@ -121,7 +120,7 @@ class RunningReplica:
             upstream.append(below)
         downstream.append(None)
         self.pipelines = [
-            Pipeline(self.spec, self.plan, self.replica, i, WorkerClient(worker), upstream[i], downstream[i])
+            Pipeline(self.spec, self.plan, self.replica, i, worker.client, upstream[i], downstream[i])
             for i, worker in enumerate(self.workers)
         ]
 
@@ -129,7 +128,7 @@ class RunningReplica:
         """Tell all workers how wide the links are."""
         ks = [None, *(link.k for link in self.replica.links), None]
         for worker, (k_upstream, k_downstream) in zip(self.workers, pairwise(ks), strict=True):
-            await worker.call("connect", {"k_upstream": k_upstream, "k_downstream": k_downstream})
+            await worker.client.call(Connect(k_upstream, k_downstream))
 
     async def adopt(self, replica: Replica, epoch: int) -> None:
         """Go on under a later plan, with the same links."""
@@ -141,15 +140,15 @@ class RunningReplica:
     async def inner_phase(self, round_number: int, first_sample: int) -> float:
         """Train one round; returns the mean training loss."""
         microbatches = self.spec.microbatches_of(self.replica)
-        samples = [first_sample, first_sample + self.spec.samples_per_round(microbatches)]
+        samples = range(first_sample, first_sample + self.spec.samples_per_round(microbatches))
 
         async def member(pipeline: Pipeline, worker: ThreadWorker) -> float:
-            await worker.call("begin_round", {"round": round_number, "samples": samples})
+            await worker.client.call(BeginRound(round_number, samples))
             for step in count():
                 if not await pipeline.phase(round_number, step, step < self.spec.inner.steps):
                     break
                 await pipeline.inner_step(round_number, step)
-            return float((await worker.call("end_inner_phase", {})).body["loss"])
+            return (await worker.client.call(EndInnerPhase())).result.loss
 
         losses = await asyncio.gather(*map(member, self.pipelines, self.workers))
         return losses[-1]

@@ -6,8 +6,10 @@ import asyncio
 
 import pytest
 
-from protocol.algorithm.microbatch_order import one_forward_one_backward
+from node.ipc import worker_calls as calls
+from protocol.algorithm.microbatch_order import OpKind, one_forward_one_backward
 from protocol.spec.resolve import resolve
+from protocol.types import StageRange
 from tests.support.fault_hooks import FaultHooks
 from tests.support.fault_script import Moment, Script
 
@@ -33,17 +35,20 @@ def test_a_step_has_all_moments_of_its_schedule_in_their_order(position: int, me
     script = RecordingScript()
     hooks = FaultHooks(script)
 
-    async def call(method: str, **body: object) -> None:
-        await hooks.before_worker_call(method, body)
-        await hooks.after_worker_call(method, body)
+    async def call(request: object) -> None:
+        await hooks.before_worker_call(request)
+        await hooks.after_worker_call(request)
 
     async def step() -> None:
-        await call("build", spec=spec.canonical_json)
-        await call("begin_round", round=2, samples=[0, spec.samples_per_round(MICROBATCHES)])
+        await call(calls.Build(spec, StageRange(0, 1)))
+        await call(calls.BeginRound(2, range(spec.samples_per_round(MICROBATCHES))))
         for operation in one_forward_one_backward(position, members, MICROBATCHES):
-            await call(operation.kind.value, step=0, microbatch=operation.microbatch)
-        await call("squared_norm")
-        await call("apply", step=0)
+            if operation.kind is OpKind.FORWARD:
+                await call(calls.Forward(0, operation.microbatch, None))
+            else:
+                await call(calls.Backward(operation.microbatch, None))
+        await call(calls.SquaredNorm())
+        await call(calls.Apply(0, 1.0))
 
     asyncio.run(step())
     found = [moment for moment, *_ in script.reached]

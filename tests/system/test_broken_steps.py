@@ -219,7 +219,7 @@ def test_a_member_that_is_back_within_a_round_has_its_old_stage_and_warm_moments
 def is_ready(swarm: VirtualSwarm, name: str, former: VirtualWorker | None) -> bool:
     """Whether the node has loaded something in its new life, in which `former` is no longer its worker."""
     worker = swarm.nodes[name].worker
-    trainer = getattr(worker and worker.worker, "_trainer", None)
+    trainer = getattr(worker and worker.worker, "trainer", None)
     return worker is not former and trainer is not None and min(trainer.rounds.values()) > 0
 
 

@@ -17,6 +17,8 @@ from coordinator.state.apply import apply
 from coordinator.state.commands import Leave
 from coordinator.state.events import AssignmentReserved, PeerJoined, PlanAdopted
 from coordinator.state.text import Waiting
+from node.ipc.typed_calls import name_of
+from node.ipc.worker_calls import Connect
 from node.net.coordinator_client import Admission, CoordinatorClient, PlanUpdate
 from node.net.link_dialer import Links
 from node.net.membership import Membership
@@ -55,7 +57,7 @@ def stages_of(swarm: VirtualSwarm, name: str) -> StageRange:
 async def until_built(swarm: VirtualSwarm, name: str, stages: StageRange) -> None:
     def built(_: object) -> bool:
         worker = swarm.nodes[name].worker
-        trainer = getattr(worker and worker.worker, "_trainer", None)
+        trainer = getattr(worker and worker.worker, "trainer", None)
         return trainer is not None and trainer.stages == stages
 
     await swarm.until(built, f"{name} has built {stages}", 120)
@@ -274,8 +276,8 @@ def test_k_moves_at_a_round_boundary_on_both_ends_and_no_link_is_opened_anew(
         return await original_dial(self, *arguments)
 
     def call(self: VirtualWorker, method: str, body: Any, *blobs: Any) -> Any:
-        if method == "connect" and (body["k_upstream"], body["k_downstream"]) != (None, None):
-            rounds = min(self.worker._trainer.rounds.values())
+        if method == name_of(Connect) and (body["k_upstream"], body["k_downstream"]) != (None, None):
+            rounds = min(self.worker.trainer.rounds.values())
             connected.append((rounds, body["k_upstream"], body["k_downstream"]))
         return original_call(self, method, body, *blobs)
 

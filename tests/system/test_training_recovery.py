@@ -21,11 +21,27 @@ from torch import Tensor
 from node import hooks
 from node.data.stream import SampleStream, open_stream
 from node.ipc.channel import Buffer, Reply
+from node.ipc.worker_calls import (
+    Abandon,
+    Abort,
+    BeginRound,
+    Build,
+    CommitEmbedding,
+    Connect,
+    Digests,
+    EndInnerPhase,
+    LoadInitial,
+    LoadPart,
+    ResetError,
+    Restore,
+    RestoredCheckpoint,
+    WriteCheckpoint,
+)
 from node.ipc.worker_client import WorkerClient
 from node.net.link import Link, LinkEndpoint, LinkLimits
 from node.train.pipeline import Pipeline
 from node.worker.trainer import Trainer
-from node.worker.worker import Worker
+from node.worker.worker import Worker, handlers
 from protocol.algorithm.microbatch_order import Op, OpKind, one_forward_one_backward
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
@@ -407,12 +423,12 @@ async def test_all_members_take_as_many_steps_as_the_first_one_wants() -> None:
 
         async def train(position: int) -> int:
             pipeline, worker = replica.pipelines[position], replica.workers[position]
-            await worker.call("begin_round", {"round": 1, "samples": [0, SPEC.samples_per_round()]})
+            await worker.client.call(BeginRound(1, range(SPEC.samples_per_round())))
             step = 0
             while await pipeline.phase(1, step, wanted=position == 0 and step < 1):
                 await pipeline.inner_step(1, step)
                 step += 1
-            return int((await worker.call("end_inner_phase", {})).body["steps"])
+            return (await worker.client.call(EndInnerPhase())).result.steps
 
         assert await asyncio.gather(train(0), train(1)) == [1, 1]
 
@@ -422,7 +438,7 @@ async def test_a_lost_neighbour_ends_the_step_with_one_error_and_leaves_no_task(
         replica = RunningReplica(SPEC, members=2)
         await replica.start(stack)
         for worker in replica.workers:
-            await worker.call("begin_round", {"round": 1, "samples": [0, SPEC.samples_per_round()]})
+            await worker.client.call(BeginRound(1, range(SPEC.samples_per_round())))
         tasks_before = asyncio.all_tasks()
         first, second = replica.pipelines
         step = asyncio.create_task(first.inner_step(1, 0))
@@ -434,7 +450,7 @@ async def test_a_lost_neighbour_ends_the_step_with_one_error_and_leaves_no_task(
         assert caught.value.code is ErrorCode.NEIGHBOUR_LOST
         assert {task for task in asyncio.all_tasks() - tasks_before if not task.done()} == set()
         before = {name: tensor.clone() for name, tensor in replica.parameters().items()}
-        await replica.workers[0].call("abandon", {})
+        await replica.workers[0].client.call(Abandon())
         assert replica.workers[0].trainer.squared_gradient_norm() == 0.0
         assert_same_bits(dict(replica.parameters()), before)
 
@@ -452,7 +468,7 @@ async def test_a_phase_frame_that_says_neither_yes_nor_no_is_corrupt() -> None:
             replica.plan,
             replica.replica,
             0,
-            WorkerClient(replica.workers[0]),
+            replica.workers[0].client,
             Upstream(),
             None,
         )
@@ -486,65 +502,69 @@ def faulty(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("faulty")
-def test_scripted_faults_strike_a_checkpoint_that_is_being_written(tmp_path: Path) -> None:
+def test_faults_strike_a_checkpoint_that_is_being_written(tmp_path: Path) -> None:
     worker = Worker()
-    body = {"spec": SPEC.canonical_json, "stages": [0, 2], "device": "cpu", "source": None, "tokenizer": None}
-    worker.build(body, ())
+    worker.build(Build(SPEC, StageRange(0, 2)))
+    kept = tmp_path / "kept"
     for round_number in (1, 2, 3):
         for stage in (0, 1):
-            worker.abort({"stage": stage, "round": round_number}, ())
-        request = {"folder": str(tmp_path / "kept" / f"round-{round_number:06d}"), "round": round_number}
+            worker.abort(Abort(stage, round_number))
+        request = WriteCheckpoint(kept / f"round-{round_number:06d}", round_number)
         if round_number == 2:
             with pytest.raises(HetnodeError) as caught:
-                worker.write_checkpoint(request, ())
+                worker.write_checkpoint(request)
             assert caught.value.code is ErrorCode.DISK_FULL
         else:
-            worker.write_checkpoint(request, ())
-    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["round-000001", "round-000003"]
-    assert worker.restore({"folder": str(tmp_path / "kept")}, ()).body["round"] == 1
+            worker.write_checkpoint(request)
+    assert sorted(path.name for path in kept.iterdir()) == ["round-000001", "round-000003"]
+    assert worker.restore(Restore(kept)) == RestoredCheckpoint(1, has_private_state=True)
 
 
 async def test_the_workers_calls_of_recovery_round_trip(tmp_path: Path) -> None:
-    worker = ThreadWorker()
-    body = {"spec": SPEC.canonical_json, "stages": [1, 2], "device": "cpu", "source": None, "tokenizer": None}
-    built = (await worker.call("build", body)).body
-    assert [(part["stage"], part["part"]) for part in built["parts"]] == [(1, "stage"), (0, "embedding")]
-    for links in ({"k_upstream": 8, "k_downstream": None}, {"k_upstream": 4, "k_downstream": None}):
-        await worker.call("connect", links)
-    at_start = (await worker.call("digests", {})).body
-    assert at_start["stages"] == {1: [0, built["digests"][0]]}
-    assert at_start["embedding"][0] == 0
-    nothing = {"restored": False, "round": 0, "private": False}
-    assert (await worker.call("restore", {"folder": str(tmp_path)})).body == nothing
-    await worker.call("abort", {"stage": 1, "round": 1})
-    await worker.call("commit_embedding", {"round": 1, "weights": []})
-    await worker.call("write_checkpoint", {"folder": str(tmp_path / "round-000001"), "round": 1})
-    sizes = [(tmp_path / "round-000001" / name).stat().st_size for name in ("stage-01.safetensors",)]
-    assert sizes[0] > built["parts"][0]["nbytes"]
-    await worker.call("load_initial", {})
-    assert (await worker.call("digests", {})).body == at_start
-    found = {"restored": True, "round": 1, "private": True}
-    assert (await worker.call("restore", {"folder": str(tmp_path)})).body == found
-    assert (await worker.call("digests", {})).body["stages"] == {1: [1, built["digests"][0]]}
-    file = data_of(tmp_path / "round-000001" / "embedding.safetensors", tmp_path / "part")
-    assert file.stat().st_size == built["parts"][1]["nbytes"]
-    part = {"stage": 0, "part": "embedding", "round": 4, "file": str(file)}
-    assert (await worker.call("load_part", part)).body["digest"] == at_start["embedding"][1]
-    assert (await worker.call("digests", {})).body["embedding"] == [4, at_start["embedding"][1]]
-    await worker.call("forget_error", {"stage": 1})
+    worker = ThreadWorker().client
+    built = await worker.call(Build(SPEC, StageRange(1, 2)))
+    assert list(built.parts) == [(1, Part.STAGE), (0, Part.EMBEDDING)]
+    for k_upstream in (8, 4):
+        await worker.call(Connect(k_upstream, None))
+    at_start = await worker.call(Digests())
+    assert [(part, round_number) for part, (round_number, _) in at_start.items()] == [
+        ((1, Part.STAGE), 0),
+        ((0, Part.EMBEDDING), 0),
+    ]
+    assert await worker.call(Restore(tmp_path)) is None
+    await worker.call(Abort(1, 1))
+    await worker.call(CommitEmbedding(1, (), ()))
+    written = tmp_path / "round-000001"
+    await worker.call(WriteCheckpoint(written, 1))
+    assert (written / "stage-01.safetensors").stat().st_size > built.parts[1, Part.STAGE].nbytes
+    await worker.call(LoadInitial())
+    assert await worker.call(Digests()) == at_start
+    assert await worker.call(Restore(tmp_path)) == RestoredCheckpoint(1, has_private_state=True)
+    (_, stage_digest), (_, embedding_digest) = at_start.values()
+    assert (await worker.call(Digests()))[1, Part.STAGE] == (1, stage_digest)
+    file = data_of(written / "embedding.safetensors", tmp_path / "part")
+    assert file.stat().st_size == built.parts[0, Part.EMBEDDING].nbytes
+    assert await worker.call(LoadPart(0, Part.EMBEDDING, 4, file)) == embedding_digest
+    assert (await worker.call(Digests()))[0, Part.EMBEDDING] == (4, embedding_digest)
+    await worker.call(ResetError(1))
 
 
 class InlineWorker:
     """The production worker's calls, each done when it is made: what happens depends on no thread."""
 
     def __init__(self, trainer: Trainer) -> None:
-        self._worker = Worker()
-        self._worker._trainer = trainer
+        worker = Worker()
+        worker.trainer = trainer
+        self._handlers = handlers(worker)
+        self.client = WorkerClient(self)
 
     def call(self, method: str, body: Mapping[str, Any], *blobs: Buffer) -> Awaitable[Reply]:
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        answer.set_result(getattr(self._worker, method)(body, blobs))
+        answer.set_result(self._handlers[method](body, blobs))
         return answer
+
+    async def wait_closed(self) -> None:
+        raise NotImplementedError
 
 
 class NoisyWire:
@@ -610,7 +630,7 @@ class Attempt:
         below = [end(i, down[i], up[i]) for i in range(members - 1)]
         self.links = [*above, *below]
         self.pipelines = [
-            Pipeline(SPEC, plan, replica, i, WorkerClient(worker), up_link, down_link)  # type: ignore[arg-type]
+            Pipeline(SPEC, plan, replica, i, worker.client, up_link, down_link)  # type: ignore[arg-type]
             for i, (worker, up_link, down_link) in enumerate(
                 zip(workers, [None, *below], [*above, None], strict=True)
             )
@@ -678,7 +698,7 @@ def test_frames_that_come_again_or_from_a_broken_attempt_count_nothing(
         first = Attempt(workers, shared, 1, again, None)
         await first.step(step, killed_after)
         for worker in workers:
-            await worker.call("abandon", {})
+            await worker.client.call(Abandon())
         await Attempt(workers, shared, 2, again, first).step(step)
 
     undisturbed, broken = trained(), trained()

@@ -146,7 +146,7 @@ class VirtualSwarm:
         """What the node's worker, in its newest life, has built."""
         worker = self.nodes[name].worker
         assert worker is not None
-        return worker.worker._trainer
+        return worker.worker.trainer
 
     def damage_anchor(self, name: str, stage: int) -> None:
         """Flip one bit of an anchor in the node's worker, as broken memory would."""

@@ -9,7 +9,9 @@ from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from node.ipc.channel import Buffer, Reply
-from node.worker.worker import Worker
+from node.ipc.typed_calls import name_of
+from node.ipc.worker_calls import Apply, BeginRound, EndInnerPhase
+from node.worker.worker import Worker, handlers
 from protocol.errors import ErrorCode, HetnodeError
 from tests.support.fault_script import Killed
 from tests.virtual.loop import current_life
@@ -31,6 +33,7 @@ class VirtualWorker:
 
     def __init__(self, seconds: float) -> None:
         self.worker = Worker()
+        self._handlers = handlers(self.worker)
         self._seconds, self._computed = seconds, 0.0
         self._calls: asyncio.Queue[tuple[asyncio.Future[Reply], str, Any, list[bytes]]] = asyncio.Queue()
         self._closed = asyncio.Event()
@@ -54,16 +57,18 @@ class VirtualWorker:
     async def _serve(self) -> None:
         while True:
             answer, method, body, blobs = await self._calls.get()
-            if method == "begin_round":
+            if method == name_of(BeginRound):
                 self._computed = 0.0
-            elif method == "apply":
-                seconds = self._seconds * self.worker._trainer.samples.microbatches
+            elif method == name_of(Apply):
+                seconds = self._seconds * self.worker.trainer.samples.microbatches
                 await asyncio.sleep(seconds)
                 self._computed += seconds
             try:
-                reply = getattr(self.worker, method)(body, blobs)
-                told = {"compute_seconds": self._computed} if method == "end_inner_phase" else {}
-                result = Reply(_through_json({**reply.body, **told}), [bytes(blob) for blob in reply.blobs])
+                reply = self._handlers[method](body, blobs)
+                answer_body = _through_json(reply.body)
+                if method == name_of(EndInnerPhase):
+                    answer_body["answer"]["compute_seconds"] = self._computed
+                result = Reply(answer_body, [bytes(blob) for blob in reply.blobs])
             except Killed:
                 await asyncio.get_running_loop().create_future()  # this life is over
             except HetnodeError as error:

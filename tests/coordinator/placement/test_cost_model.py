@@ -26,6 +26,8 @@ from coordinator.placement.cost_model import (
 from coordinator.placement.links import choose_k
 from coordinator.placement.schedule import LinkTime, step_seconds, step_time
 from node.ipc.channel import Reply
+from node.ipc.typed_calls import name_of
+from node.ipc.worker_calls import Backward, Forward
 from node.ipc.worker_client import WorkerClient
 from node.model.init import parameter_count
 from node.model.stage import Stage, next_token_loss
@@ -115,15 +117,20 @@ class _Worker:
     """Computes one call at a time, in the order in which they were made."""
 
     def __init__(self, seconds: float) -> None:
-        self._seconds = {"forward": seconds / 3, "backward": seconds * 2 / 3}
+        self._seconds = {name_of(Forward): seconds / 3, name_of(Backward): seconds * 2 / 3}
         self._free = 0.0
 
     def call(self, method: str, body: dict[str, Any], *blobs: bytes) -> asyncio.Future[Reply]:
         loop = asyncio.get_running_loop()
         self._free = max(self._free, loop.time()) + self._seconds.get(method, 0.0)
         reply: asyncio.Future[Reply] = loop.create_future()
-        loop.call_at(self._free, reply.set_result, Reply({"squares": 1.0, "tensors": []}, (b"",)))
+        message = {"tensors": [], "payload": 0}
+        answer = message if method in self._seconds else 1.0
+        loop.call_at(self._free, reply.set_result, Reply({"answer": answer}, (b"",)))
         return reply
+
+    async def wait_closed(self) -> None:
+        raise NotImplementedError
 
 
 class _End:

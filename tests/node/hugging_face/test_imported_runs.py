@@ -19,6 +19,7 @@ from node.data.tokenizer import find_tokenizer
 from node.hugging_face.export import export
 from node.hugging_face.importing import import_model, inspect
 from node.hugging_face.weights import DTYPES
+from node.ipc.worker_calls import Build
 from node.local_swarm import initial_of
 from node.views.swarm import SwarmView
 from node.worker.worker import Worker
@@ -26,6 +27,7 @@ from protocol.algorithm.outer_step import anchor_digest
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
+from protocol.types import StageRange
 from tests.support.models import PLAIN, random_model, write_model
 
 
@@ -72,10 +74,11 @@ def _spec(mine: Path) -> RunSpec:
     return resolve(file=mine / "run.toml")
 
 
-def _build(worker: Worker, spec: RunSpec, stages: tuple[int, int], **more: object) -> list[str]:
-    body = {"spec": spec.canonical_json, "stages": stages, "device": "cpu", "source": None, "tokenizer": None}
-    found: list[str] = worker.build(body | more, ()).body["digests"]
-    return found
+def _build(
+    worker: Worker, spec: RunSpec, stages: StageRange, initial: Path, search_paths: tuple[Path, ...] = ()
+) -> list[str]:
+    worker.build(Build(spec, stages, initial=initial, search_paths=search_paths))
+    return [worker.trainer.outer[stage].digest() for stage in stages]
 
 
 def test_the_model_is_used_from_any_folder(mine: Path) -> None:
@@ -122,9 +125,9 @@ def test_a_tokenizer_that_is_named_at_the_import_is_kept_as_well(mine: Path, tmp
 def test_a_worker_finds_the_tokenizer_in_the_places_of_its_node(mine: Path) -> None:
     spec = _spec(mine)
     with pytest.raises(HetnodeError) as caught:
-        _build(Worker(), spec, (0, 1), initial=str(mine))
+        _build(Worker(), spec, StageRange(0, 1), mine)
     assert caught.value.code is ErrorCode.TOKENIZER_UNREADABLE
-    _build(Worker(), spec, (0, 1), initial=str(mine), search_paths=[str(mine)])
+    _build(Worker(), spec, StageRange(0, 1), mine, search_paths=(mine,))
 
 
 def test_a_swarm_keeps_the_tokenizer_in_its_folder_above_its_nodes(
@@ -165,8 +168,8 @@ def test_a_worker_starts_from_the_given_parameters_and_comes_back_to_them(tmp_pa
     spec = import_model(inspect(tmp_path / "bytes"), PLAIN, tmp_path / "mine")
     assert spec.initial == tuple(anchor_digest(stage) for stage in random_model(PLAIN).values())
     worker = Worker()
-    assert _build(worker, spec, (0, 2), initial=str(tmp_path / "mine")) == list(spec.initial)
-    trainer = worker._trainer
+    assert _build(worker, spec, StageRange(0, 2), tmp_path / "mine") == list(spec.initial)
+    trainer = worker.trainer
     for stage, digest in enumerate(spec.initial):
         with torch.no_grad():
             for parameter in trainer.modules[stage].parameters():
@@ -178,5 +181,5 @@ def test_a_worker_starts_from_the_given_parameters_and_comes_back_to_them(tmp_pa
     assert [trainer.outer[stage].digest() for stage in range(2)] == list(spec.initial)
     assert trainer.rounds == {0: 0, 1: 0}
     last = Worker()
-    assert _build(last, spec, (1, 2), initial=str(tmp_path / "mine")) == [spec.initial[1]]
-    assert torch.equal(last._trainer.embedding, random_model(PLAIN)[0]["emb"])
+    assert _build(last, spec, StageRange(1, 2), tmp_path / "mine") == [spec.initial[1]]
+    assert torch.equal(last.trainer.embedding, random_model(PLAIN)[0]["emb"])

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from node.ipc.channel import Reply
+from node.ipc.worker_calls import MeasureSpeed
 from node.measure import measure
 from node.measure.measure import (
     MOST_NEIGHBOURS,
@@ -33,7 +33,6 @@ from node.worker.worker import Worker
 from protocol.algorithm.flops import layer_flops, microbatch_flops, tokens_of_microbatch
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.resolve import resolve
-from protocol.spec.run import RunSpec
 from protocol.types import (
     Capacity,
     LinkEstimate,
@@ -58,13 +57,12 @@ class FakeWorker:
     def __init__(self, error: Exception | None = None) -> None:
         self.error, self.calls = error, 0
 
-    async def call(self, method: str, body: Mapping[str, Any]) -> Reply:
-        assert method == "speed"
-        assert RunSpec.from_json(body["spec"])
+    async def call(self, request: MeasureSpeed) -> float:
+        assert request.spec == SPEC
         self.calls += 1
         if self.error:
             raise self.error
-        return Reply({"flops": 5e9})
+        return 5e9
 
 
 # Operations

@@ -20,17 +20,17 @@ import pytest_asyncio
 
 from coordinator.membership import strikes
 from node.hive.transport import HivemindTransport
-from node.ipc.channel import Child, start_child
+from node.ipc.channel import start_child
+from node.ipc.worker_calls import Apply, Backward, BeginRound, Build, Digests, Forward, Propose
 from node.ipc.worker_client import WorkerClient
 from node.net.coordinator_client import CoordinatorClient
 from node.net.membership import Membership
 from node.security.identity import Identity, open_identity
 from node.train.outer_exchange import OuterExchange, RoundOutcome
-from node.train.stage_info import Facts
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.resolve import resolve
 from protocol.trust.envelope import sign_descriptor
-from protocol.types import Capacity, Decision, PayloadDescriptor, PeerId, Plan, Role, StageRange
+from protocol.types import Capacity, Decision, Part, PayloadDescriptor, PeerId, Plan, Role, StageRange
 from tests.support.certificates import enrolled
 from tests.support.coordinator_process import OWNER, Running, running
 
@@ -64,7 +64,7 @@ class Peer:
 @dataclass
 class Honest(Peer):
     exchange: OuterExchange
-    worker: Child
+    worker: WorkerClient
 
 
 @dataclass
@@ -88,20 +88,20 @@ class Round:
             )
         self.number += 1
         assert all(isinstance(outcome, RoundOutcome) for outcome in outcomes)
-        first, second = [await peer.worker.call("digests", {}) for peer in self.honest]
-        assert first.body == second.body
+        first, second = [await peer.worker.call(Digests()) for peer in self.honest]
+        assert first == second
         decision = await self.honest[0].coordinator.await_decision(0, number, PATIENT)
         assert decision.committed
         return decision
 
     async def describe(self, payload: bytes, **changes: object) -> PayloadDescriptor:
-        _, digest = (await self.honest[0].worker.call("digests", {})).body["stages"]["0"]
+        _, digest = (await self.honest[0].worker.call(Digests()))[0, Part.STAGE]
         descriptor = PayloadDescriptor(
             run=SPEC.run_id,
             stage=0,
             round_number=self.number,
             owner=self.bad.identity.peer,
-            anchor_digest=str(digest),
+            anchor_digest=digest,
             codec=self.codec,
             weight=1.0,
             nbytes=len(payload),
@@ -139,7 +139,7 @@ async def rounds(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Roun
 async def _start(folder: Path, coordinator: Running, stack: AsyncExitStack) -> Round:
     identities = [open_identity(folder / f"{name}.key") for name in ("alice", "bob", "mallory")]
     workers = [await _worker(stack) for _ in range(2)]
-    builds = [worker.call("build", _build_request()) for worker in workers]
+    builds = [asyncio.create_task(worker.call(Build(SPEC, StageRange(0, 1)))) for worker in workers]
     peers: list[Peer] = []
     for identity in identities:
         credentials = enrolled(identity, SPEC.run_id, OWNER.peer, coordinator.authority)
@@ -155,8 +155,8 @@ async def _start(folder: Path, coordinator: Running, stack: AsyncExitStack) -> R
         )
         stack.push_async_callback(hivemind.close)
         peers.append(Peer(identity, client, hivemind))
-    built = [(await build).body for build in builds]
-    capacity = int(built[0]["payload_bytes"][0])
+    built = [await build for build in builds]
+    capacity = built[0].payload_bytes[0]
     for peer in peers:
         await peer.hivemind.admit([identity.peer for identity in identities])
         home = folder / peer.identity.path.stem
@@ -165,7 +165,7 @@ async def _start(folder: Path, coordinator: Running, stack: AsyncExitStack) -> R
         await peer.hivemind.host_stages({0: capacity}, payloads / "payloads", home / "checkpoints", 10)
     plan = await anext(news.plan async for news in peers[0].coordinator.watch() if news.plan)
     honest = []
-    for peer, worker, facts in zip(peers, workers, built, strict=False):
+    for peer, worker, stage_info in zip(peers, workers, built, strict=False):
         await _train(worker, len(honest))
         membership = await _membership(peer, stack)
         stages = StageRange(0, 1)
@@ -173,20 +173,20 @@ async def _start(folder: Path, coordinator: Running, stack: AsyncExitStack) -> R
             SPEC,
             stages,
             peer.identity,
-            WorkerClient(worker),
+            worker,
             peer.hivemind,
             peer.coordinator,
             membership,
-            Facts.of_build(stages, facts),
+            stage_info,
             asyncio.Lock(),
         )
         await exchange.refresh()
         honest.append(Honest(peer.identity, peer.coordinator, peer.hivemind, exchange, worker))
     stray = await _worker(stack)
-    await stray.call("build", _build_request())
+    await stray.call(Build(SPEC, StageRange(0, 1)))
     await _train(stray, len(honest))
-    payload = bytes((await stray.call("propose", {"stage": 0})).blobs[0])
-    return Round(plan, (honest[0], honest[1]), peers[2], payload, built[0]["codecs"][0])
+    payload = await stray.call(Propose(0))
+    return Round(plan, (honest[0], honest[1]), peers[2], payload, built[0].codecs[0])
 
 
 async def _membership(peer: Peer, stack: AsyncExitStack) -> Membership:
@@ -202,33 +202,23 @@ async def _membership(peer: Peer, stack: AsyncExitStack) -> Membership:
     return membership
 
 
-async def _worker(stack: AsyncExitStack) -> Child:
+async def _worker(stack: AsyncExitStack) -> WorkerClient:
     threads = {"HETNODE_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    worker = await start_child(
+    child = await start_child(
         "node.worker.worker", name="worker", died=ErrorCode.WORKER_DIED, environment=threads
     )
-    stack.push_async_callback(worker.close, 3.0)
-    return worker
+    stack.push_async_callback(child.close, 3.0)
+    return WorkerClient(child)
 
 
-def _build_request() -> dict[str, object]:
-    return {
-        "spec": SPEC.canonical_json,
-        "stages": [0, 1],
-        "device": "cpu",
-        "source": None,
-        "tokenizer": None,
-    }
-
-
-async def _train(worker: Child, replica: int) -> None:
+async def _train(worker: WorkerClient, replica: int) -> None:
     """One inner step, so that there is something to send."""
     size = SPEC.samples_per_round()
-    await worker.call("begin_round", {"round": 1, "samples": [replica * size, (replica + 1) * size]})
+    await worker.call(BeginRound(1, range(replica * size, (replica + 1) * size)))
     for microbatch in range(SPEC.inner.microbatches):
-        await worker.call("forward", {"step": 0, "microbatch": microbatch})
-        await worker.call("backward", {"microbatch": microbatch})
-    await worker.call("apply", {"step": 0, "norm": 1.0})
+        await worker.call(Forward(0, microbatch, None))
+        await worker.call(Backward(microbatch, None))
+    await worker.call(Apply(0, 1.0))
 
 
 def honest_owners(rounds: Round) -> list[PeerId]:

@@ -1,0 +1,293 @@
+"""The calls to the worker process: one dataclass for each, which declares its answer.
+
+The worker does the calls strictly in the order in which they are queued, and keeps the model between them. The
+methods of :class:`node.worker.worker.Worker` say what each call does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from node.ipc.typed_calls import Request
+from protocol.spec.run import RunSpec
+from protocol.types import Part, StageRange, TensorHeader
+
+
+@dataclass(frozen=True)
+class ComputeOptions:
+    """The device of a member, and how it computes there: see :class:`node.worker.compute.Compute`."""
+
+    device: str = "cpu"
+    compile: bool = False
+    activation_checkpointing: bool = False
+
+
+@dataclass(frozen=True)
+class Message:
+    """Activations or gradients of one microbatch as they travel: named tensors and the bytes of all of them."""
+
+    tensors: tuple[TensorHeader, ...]
+    payload: bytes
+
+
+@dataclass(frozen=True)
+class PartInfo:
+    """Size in bytes and header (protocol.algorithm.digest) of a part that this member holds."""
+
+    nbytes: int
+    header: str
+
+
+@dataclass(frozen=True)
+class StageInfo:
+    """What the worker has built.
+
+    Attributes:
+        codecs: by hosted stage.
+        payload_bytes: length of a payload, by hosted stage; also of stage 0, which every member applies.
+        parameters: their number, by hosted stage.
+        parts: the stages hosted here, and the embedding of stage 0 on a member that does not host stage 0.
+    """
+
+    codecs: Mapping[int, str]
+    payload_bytes: Mapping[int, int]
+    parameters: Mapping[int, int]
+    parts: Mapping[tuple[int, Part], PartInfo]
+
+
+@dataclass(frozen=True)
+class InnerResult:
+    """What one inner phase did on this member so far.
+
+    Attributes:
+        loss: mean over all microbatches of completed steps; NaN except on the last member.
+        steps: AdamW steps taken, without those beyond the spec's H. Equal on all members of a replica.
+        tokens: of these steps.
+        skipped_steps: completed steps whose gradients were not finite, which are no part of `steps`.
+        gradient_norm: of the last completed step, before clipping.
+    """
+
+    loss: float
+    tokens: int
+    steps: int
+    skipped_steps: int
+    gradient_norm: float
+
+
+@dataclass(frozen=True)
+class InnerReport:
+    """The result of an inner phase, and the seconds of computing since it began."""
+
+    result: InnerResult
+    compute_seconds: float
+
+
+@dataclass(frozen=True)
+class CommitResult:
+    """Digests after a commit; that of the embedding only where the stage is stage 0."""
+
+    digest: str
+    embedding_digest: str | None
+
+
+@dataclass(frozen=True)
+class RestoredCheckpoint:
+    """The checkpoint that was loaded: its round, and whether error feedback and moments were in it."""
+
+    round_number: int
+    has_private_state: bool
+
+
+# Before training
+
+
+@dataclass(frozen=True)
+class CheckDevice(Request[int]):
+    """Answers the free bytes of the device; 0 where it uses the memory of the machine."""
+
+    compute: ComputeOptions
+
+
+@dataclass(frozen=True)
+class MeasureSpeed(Request[float]):
+    """Answers operations per second, measured for `seconds`."""
+
+    spec: RunSpec
+    device: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RequireInitial(Request[None]):
+    spec: RunSpec
+    initial: Path | None
+
+
+@dataclass(frozen=True)
+class Build(Request[StageInfo]):
+    """`source`, `tokenizer` and `initial` are this machine's own; None: as the spec says."""
+
+    spec: RunSpec
+    stages: StageRange
+    compute: ComputeOptions = ComputeOptions()
+    source: str | None = None
+    tokenizer: str | None = None
+    initial: Path | None = None
+    search_paths: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class Connect(Request[None]):
+    """The width of each link; None where this end of the chain has no link."""
+
+    k_upstream: int | None
+    k_downstream: int | None
+
+
+# The inner phase
+
+
+@dataclass(frozen=True)
+class BeginRound(Request[None]):
+    round_number: int
+    samples: range
+
+
+@dataclass(frozen=True)
+class AssignSamples(Request[None]):
+    samples: range
+
+
+@dataclass(frozen=True)
+class Forward(Request[Message | None]):
+    step: int
+    microbatch: int
+    received: Message | None
+
+
+@dataclass(frozen=True)
+class Backward(Request[Message | None]):
+    microbatch: int
+    received: Message | None
+
+
+@dataclass(frozen=True)
+class SquaredNorm(Request[float]):
+    pass
+
+
+@dataclass(frozen=True)
+class Apply(Request[None]):
+    step: int
+    norm: float
+
+
+@dataclass(frozen=True)
+class Abandon(Request[None]):
+    pass
+
+
+@dataclass(frozen=True)
+class EndInnerPhase(Request[InnerReport]):
+    pass
+
+
+@dataclass(frozen=True)
+class Evaluate(Request[Message | None]):
+    microbatch: int
+    received: Message | None
+
+
+@dataclass(frozen=True)
+class EndValidation(Request[float]):
+    """Answers the mean loss; NaN except on the last member."""
+
+
+# The outer round
+
+
+@dataclass(frozen=True)
+class Propose(Request[bytes | None]):
+    """Answers the payload; None where the parameters of the stage are not finite."""
+
+    stage: int
+
+
+@dataclass(frozen=True)
+class Screen(Request[tuple[str, ...]]):
+    """Answers for each payload why it must not count; "" where it may."""
+
+    stage: int
+    payloads: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class KeepTraining(Request[None]):
+    pass
+
+
+@dataclass(frozen=True)
+class Commit(Request[CommitResult]):
+    stage: int
+    round_number: int
+    payloads: tuple[bytes, ...]
+    weights: tuple[float, ...]
+    mine_included: bool
+
+
+@dataclass(frozen=True)
+class CommitEmbedding(Request[str]):
+    """Answers the digest of the embedding."""
+
+    round_number: int
+    payloads: tuple[bytes, ...]
+    weights: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Abort(Request[None]):
+    stage: int
+    round_number: int
+
+
+# Anchors and checkpoints
+
+
+@dataclass(frozen=True)
+class Digests(Request[Mapping[tuple[int, Part], tuple[int, str]]]):
+    """Answers the round that each part is after, and its digest. The embedding is always among the parts."""
+
+
+@dataclass(frozen=True)
+class LoadInitial(Request[None]):
+    pass
+
+
+@dataclass(frozen=True)
+class LoadPart(Request[str]):
+    """Answers the digest."""
+
+    stage: int
+    part: Part
+    round_number: int
+    file: Path
+
+
+@dataclass(frozen=True)
+class Restore(Request[RestoredCheckpoint | None]):
+    """Answers None where no checkpoint below `folder` can be used."""
+
+    folder: Path
+
+
+@dataclass(frozen=True)
+class ResetError(Request[None]):
+    stage: int
+
+
+@dataclass(frozen=True)
+class WriteCheckpoint(Request[None]):
+    folder: Path
+    round_number: int

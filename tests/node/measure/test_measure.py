@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from node.ipc.worker_calls import MeasureSpeed
+from node.ipc.worker_calls import CheckDevice, ComputeOptions, MeasureSpeed
 from node.measure import measure
 from node.measure.measure import (
     MOST_NEIGHBOURS,
@@ -91,15 +91,13 @@ def test_tokens_per_second_of_a_stage_follow_from_its_operations() -> None:
 
 def test_the_worker_measures_the_layers_of_a_run_before_it_builds_any() -> None:
     worker = Worker()
-    assert worker.check({"device": "cpu"}, ()).body == {"memory_bytes": 0}
-    flops = worker.speed({"spec": SPEC.canonical_json, "device": "cpu", "seconds": 0.01}, ()).body["flops"]
-    assert 0 < flops < 1e15
+    assert worker.check_device(CheckDevice(ComputeOptions("cpu"))) == 0
+    assert 0 < worker.measure_speed(MeasureSpeed(SPEC, "cpu", seconds=0.01)) < 1e15
 
 
 def test_a_device_that_cannot_compute_is_said_to_be_so() -> None:
-    body = {"spec": SPEC.canonical_json, "device": "nonsense", "seconds": 0.01}
     with pytest.raises(HetnodeError) as refused:
-        Worker().speed(body, ())
+        Worker().measure_speed(MeasureSpeed(SPEC, "nonsense", seconds=0.01))
     assert refused.value.code is ErrorCode.DEVICE_UNAVAILABLE
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from node.data.stream import SampleStream, open_stream
 from node.experiment.in_process_swarm import LocalSwarm
+from node.ipc.worker_calls import CheckDevice, ComputeOptions
 from node.worker import compute as computing
 from node.worker.compute import Compute
 from node.worker.trainer import Trainer
@@ -190,7 +191,7 @@ def test_a_compiler_that_is_not_there_is_said_before_anything_counts_on_it(
 ) -> None:
     monkeypatch.setattr(computing, "BACKEND", "nonsense")
     with pytest.raises(HetnodeError) as refused:
-        Worker().check({"device": "cpu", "compile": True, "activation_checkpointing": False}, ())
+        Worker().check_device(CheckDevice(ComputeOptions("cpu", compile=True)))
     assert refused.value.code is ErrorCode.DEVICE_UNAVAILABLE
     assert "torch.compile" in refused.value.cause
-    assert Worker().check({"device": "cpu", "compile": False}, ()).body == {"memory_bytes": 0}
+    assert Worker().check_device(CheckDevice(ComputeOptions("cpu"))) == 0

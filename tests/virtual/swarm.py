@@ -285,7 +285,7 @@ class VirtualSwarm:
                 "os.fsync", lambda descriptor: None
             ),  # a machine of this swarm never loses its disk's cache
             # SIGKILL gives a lock back; here it is the same process that goes on.
-            patch("node.runtime.locked", lambda folder: nullcontext()),
+            patch("node.runtime.lock_folder", lambda folder: nullcontext()),
             patch("node.runtime.measure_capacity", lambda device, threads: Capacity(device, 2**30, threads)),
             patch("node.net.link.clock", self.loop.time),
             patch("node.runtime.start_child", start_child),

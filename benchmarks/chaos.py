@@ -147,10 +147,10 @@ def real(seed: int, rounds: int, steps: int, minutes: float, folder: Path) -> No
                 if now - began < 60 * minutes:
                     campaign.plan(open_round, len(kill_in & set(range(seen + 1, open_round + 1))), seconds)
                 seen, opened = open_round, now
-            campaign.go_on()
+            campaign.act()
             time.sleep(_LOOK_SECONDS)
         in_time = [name for name in MEMBERS if swarm.status(name) == 0]
-        swarm.assert_one_truth(*in_time)
+        swarm.assert_all_agree(*in_time)
     _show(folder / "run" / "metrics.jsonl", spec, strikes, in_time)
 
 
@@ -174,20 +174,20 @@ class Campaign:
         if chance.random() < STOPS_PER_ROUND and round_number < self._swarm.spec.rounds - 1:
             self._stops.append(now + chance.uniform(0, seconds))
 
-    def go_on(self) -> None:
+    def act(self) -> None:
         """Do what is due."""
         now, swarm = time.monotonic(), self._swarm
         for name, when in list(self.back.items()):
             if when <= now:
                 del self.back[name]
                 if swarm.is_running(name):
-                    swarm.go_on(name)
+                    swarm.resume(name)
                 elif name == COORDINATOR:
                     swarm.start_coordinator()
                 else:
                     swarm.start_node(name)
         for name in MEMBERS:
-            if name not in self.back and swarm.has_fallen(name, _TOO_LATE):
+            if name not in self.back and swarm.has_crashed(name, _TOO_LATE):
                 swarm.start_node(name)
         while self._kills and min(self._kills) <= now:
             self._kills.remove(min(self._kills))
@@ -291,7 +291,7 @@ def virtual(seed: int, rounds: int, folder: Path) -> None:
                 print(f"round {number} at {swarm.loop.time() - BEGINNING:.0f} s", flush=True)
         await swarm.until_all_over(_TOO_LATE)
         in_time = [node.name for node in swarm.nodes.values() if node.has_finished]
-        swarm.assert_one_truth(*in_time)
+        swarm.assert_all_agree(*in_time)
         return in_time
 
     in_time = play(campaign, spec, folder, MEMBERS, seed=seed, horizon=1e9)

@@ -1,7 +1,8 @@
 """``hetnode`` commands, forked from one template process that has imported what all commands need.
 
-A new interpreter needs up to 4 CPU seconds to import torch and hivemind. Each process of the test suite has one
-template, and what a test starts ends with it. Some tests start a new interpreter on purpose, as a user does.
+A new interpreter needs up to 4 CPU seconds to import torch and hivemind. Each process of the test suite has
+one template, and what a test starts ends with it. Some tests start a new interpreter on purpose, as a user
+does.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def hetnode(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end in `folder`.
 
-    Raises CalledProcessError where `check` is set and the status is not 0, and TimeoutExpired after `seconds`.
+    Raises CalledProcessError if `check` is set and the status is not 0; TimeoutExpired after `seconds`.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
         process = template().fork(
@@ -55,6 +56,7 @@ def hetnode(
             stdout=out.fileno(),
             stderr=errors.fileno(),
             folder=folder,
+            with_template=True,
         )
         try:
             status = process.wait(seconds)

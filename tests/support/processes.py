@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,12 +21,15 @@ from typing import Any, Self
 import psutil
 
 from node.checkpoint import global_model
+from node.ipc.template import ForkedProcess
 from node.security.credentials import folder_of
 from node.views import run_history
 from protocol.errors import ExitCode
 from protocol.spec.run import RunSpec
 from protocol.types import Role
+from tests.support import commands
 from tests.support.faults import FaultPlan
+from tests.support.ports import free_port
 
 _POLL_SECONDS = 0.05
 COORDINATOR = "coordinator"
@@ -37,7 +39,7 @@ COORDINATOR = "coordinator"
 class Started:
     """The latest process of a name, and all that it has started."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | ForkedProcess
 
     def tree(self) -> list[psutil.Process]:
         """It and its descendants, as many as live."""
@@ -132,7 +134,7 @@ class ProcessSwarm:
     def status(self, name: str) -> int | None:
         return self.started[name].process.poll()
 
-    def has_fallen(self, name: str, but: str = "nothing") -> bool:
+    def has_crashed(self, name: str, but: str = "nothing") -> bool:
         """Whether a supervisor would start the node again: a signal has ended it, or it found no network.
 
         AssertionError where it has ended in any other way than well, unless its last words say `but`.
@@ -157,7 +159,7 @@ class ProcessSwarm:
         """SIGSTOP the whole tree."""
         self._signal(name, signal.SIGSTOP)
 
-    def go_on(self, name: str) -> None:
+    def resume(self, name: str) -> None:
         """SIGCONT the whole tree."""
         self._signal(name, signal.SIGCONT)
 
@@ -182,7 +184,7 @@ class ProcessSwarm:
         """Poll until `condition`; AssertionError with the logs after `seconds`."""
         ends = time.monotonic() + seconds
         while not condition():
-            assert time.monotonic() < ends, f"not within {seconds:.0f} s: {what}\n{self.last_words()}"
+            assert time.monotonic() < ends, f"not within {seconds:.0f} s: {what}\n{self.log_ends()}"
             time.sleep(_POLL_SECONDS)
 
     def wait_round(self, number: int, seconds: float) -> None:
@@ -196,9 +198,9 @@ class ProcessSwarm:
             lambda: not any(self.is_running(name) for name in wanted), seconds, f"the end of {wanted}"
         )
         failed = {name: self.status(name) for name in wanted if self.status(name) != 0}
-        assert not failed, f"{failed}\n{self.last_words()}"
+        assert not failed, f"{failed}\n{self.log_ends()}"
 
-    def tend(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
+    def keep_running_until(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
         """Start every node again that a signal has ended, until `condition`."""
 
         def is_so() -> bool:
@@ -212,9 +214,11 @@ class ProcessSwarm:
 
         self.wait_until(is_so, seconds, what)
 
-    def tend_to_the_end(self, seconds: float) -> None:
+    def keep_running_to_the_end(self, seconds: float) -> None:
         """Start every node again that a signal has ended, until all have ended well."""
-        self.tend(lambda: not any(map(self.is_running, self.members)), seconds, "the end of all nodes")
+        self.keep_running_until(
+            lambda: not any(map(self.is_running, self.members)), seconds, "the end of all nodes"
+        )
 
     def wait_fired(self, name: str, seconds: float, count: int = 1) -> None:
         """Wait until `count` planned faults have struck the node."""
@@ -265,7 +269,7 @@ class ProcessSwarm:
             for stage, tensors in found.stages.items()
         }
 
-    def assert_one_truth(self, *names: str) -> None:
+    def assert_all_agree(self, *names: str) -> None:
         """All rounds decided, each once, and bit-equal final anchors on all nodes."""
         keys = [(each["stage"], each["round"]) for each in self.decisions()]
         assert len(keys) == len(set(keys)), "a round was decided twice"
@@ -279,31 +283,37 @@ class ProcessSwarm:
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
-    def last_words(self, most: int = 1500) -> str:
+    def log_ends(self, most: int = 1500) -> str:
         """The end of every log."""
         return "\n".join(f"--- {name}\n{self.log(name)[-most:]}" for name in self.started)
 
     def _spawn(self, name: str, arguments: Sequence[str], environment: dict[str, str]) -> None:
         assert not self.is_running(name), name
+        log = self.folder / f"{name}.log"
         clean = {key: value for key, value in os.environ.items() if not key.startswith("HETNODE_")}
-        with (self.folder / f"{name}.log").open("ab") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "node", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                env={**clean, "TMPDIR": str(self._sockets), **environment},
-            )
+        clean["TMPDIR"] = str(self._sockets)
+        process: subprocess.Popen[bytes] | ForkedProcess
+        if environment:
+            # Its variables are read when Python starts.
+            with log.open("ab") as output:
+                process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "node", *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                    env={**clean, **environment},
+                )
+        else:
+            process = commands.start(*arguments, log=log, environment=clean)
         self.started[name] = Started(process)
 
     def _invite(self) -> Path:
         """One invite for everybody."""
         file = self.folder / "invite"
         if not file.exists():
-            command = [sys.executable, "-m", "node.cli.main", "invite", "create", "--uses", "100"]
-            command += ["--folder", str(self.run), "--out", str(file)]
-            subprocess.run(command, check=True, capture_output=True, timeout=60)
+            where = ("--folder", str(self.run), "--out", str(file))
+            commands.hetnode("invite", "create", "--uses", "100", *where, check=True)
         return file
 
     def _signal(self, name: str, number: int) -> None:
@@ -320,12 +330,6 @@ class ProcessSwarm:
     def _has_main(self, process: psutil.Process) -> bool:
         """Whether it belongs to a tree whose main process lives."""
         return any(process in started.tree() for started in self.started.values())
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _lives(process: psutil.Process) -> bool:

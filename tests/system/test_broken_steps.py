@@ -96,7 +96,7 @@ def test_a_member_killed_anywhere_in_a_step_costs_that_step_alone(
                 assert local_progress(swarm, survivor) > 0
         swarm.start(name)
         await swarm.until_over()
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
         for replica in full:
             assert contributions(swarm, replica) == list(range(1, swarm.spec.rounds + 1))
         for member in (name, *survivors):
@@ -131,7 +131,7 @@ def test_a_spare_takes_the_stage_of_a_member_that_died_in_a_step(
         lost = swarm.state.reservations[swarm.peer("q")].stages
         await swarm.until_over("a", "b", "p", "spare-0", "spare-1")
         staying = ("a", "b", "p", "spare-0", "spare-1")
-        swarm.assert_one_truth(*staying)
+        swarm.assert_all_agree(*staying)
         for replica in ("a", "b"):
             assert contributions(swarm, replica) == list(range(1, 7))
         (stand_in,) = (name for name in ("spare-0", "spare-1") if contributions(swarm, name))
@@ -182,7 +182,7 @@ def test_a_neighbour_that_falls_silent_in_a_step_is_noticed_within_the_bound(
         assert not unfinished_work(swarm, "p")
         swarm.network.heal()
         await swarm.until_over()
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
         assert contributions(swarm, "a") == list(range(1, 16))
         assert contributions(swarm, "p")[-1] == 15
 
@@ -211,7 +211,7 @@ def test_a_member_that_is_back_within_a_round_has_its_old_stage_and_warm_moments
         assert swarm.state.reservations[swarm.peer("q")] == place
         assert moments_of_stage(swarm, "q", stage)["cold_steps"] is None
         await swarm.until_over()
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
 
     play(scenario, PIPE, microbatch_spec(PIPE, 6))
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from protocol.errors import ExitCode
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import Role
+from tests.support import commands
 from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
 from tests.support.processes import COORDINATOR, ProcessSwarm
@@ -52,9 +51,9 @@ def test_killed_nodes_one_with_a_wrong_clock_come_back_and_nothing_forks(tmp_pat
     plan.fail_at("c", 0, 7, Moment.GATHERED, Action.KILL)
     with ProcessSwarm(spec_of(FULL, 26), tmp_path, FULL, plan) as swarm:
         swarm.start()
-        swarm.tend_to_the_end(150)
+        swarm.keep_running_to_the_end(150)
         plan.assert_all_fired()
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
         assert swarm.restarts == 3
         # Its first life saw the clock jump; the second one began with it wrong.
         assert swarm.log("a").count("this machine's clock is wrong by 600 s") == 1
@@ -67,9 +66,9 @@ def test_a_member_killed_inside_a_step_comes_back_and_the_full_replica_misses_no
     plan.fail_at("q", None, 3, Moment.COOL_DOWN, Action.KILL, step=5)
     with ProcessSwarm(spec_of(MIXED, 22), tmp_path, MIXED, plan) as swarm:
         swarm.start()
-        swarm.tend_to_the_end(150)
+        swarm.keep_running_to_the_end(150)
         plan.assert_all_fired()
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
         assert swarm.restarts == 1
         assert swarm.contributions("a") == set(range(1, 23))
         assert all(22 in swarm.contributions(name) for name in MIXED)
@@ -85,12 +84,11 @@ def test_nodes_that_are_asked_to_end_finish_their_round_and_leave_in_order(tmp_p
         last = swarm.round_number
         assert max(swarm.contributions("a")) >= last - 1
         assert swarm.times_lost("a") == 0
-        command = [sys.executable, "-m", "node.cli.main", "leave", str(tmp_path / "b")]
-        left = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+        left = commands.hetnode("leave", str(tmp_path / "b"), check=True)
         assert "the node has left" in left.stdout
         swarm.wait_over(10, "b")
         swarm.wait_round(last + 3, 60)
-        subprocess.run([*command[:-1], str(tmp_path / "c"), "--now"], check=True, timeout=60)
+        commands.hetnode("leave", str(tmp_path / "c"), "--now", check=True)
         swarm.wait_until(lambda: swarm.status("c") == ExitCode.INTERRUPTED, 10, "the end of c")
         assert global_model.latest(tmp_path / "c" / "checkpoint") is not None
 
@@ -119,9 +117,9 @@ def test_stopped_cut_off_and_killed_all_at_once_with_the_coordinator_they_come_b
         cut = swarm.round_number + 5
         plan.fail_at("a", None, cut, Moment.INNER_STEP, Action.PARTITION, seconds=11.0)
         swarm.start_coordinator()
-        swarm.tend_to_the_end(360)
+        swarm.keep_running_to_the_end(360)
         plan.assert_all_fired()
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
         assert swarm.restarts == len(MIXED)
         assert not swarm.contributions("a") & {cut, cut + 1, cut + 2}
         assert all(120 in swarm.contributions(name) for name in MIXED)

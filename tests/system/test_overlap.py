@@ -250,7 +250,7 @@ def test_the_update_comes_after_exactly_d_steps_on_full_and_on_pipeline_replicas
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start()
         await swarm.until_over()
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
         assert swarm.committed(0) == swarm.committed(1) == [1, 2, 3, 4, 5]
         assert all(contributions(swarm, name) == [1, 2, 3, 4, 5] for name in MIXED)
         expected = {key: {steps} for key, steps in steps_before_the_update(spec).items()}
@@ -340,7 +340,7 @@ def test_the_anchors_are_those_of_a_plain_loop(play: Play, ahead: int) -> None:
     async def scenario(swarm: VirtualSwarm) -> dict[int, dict[str, Tensor]]:
         swarm.start()
         await swarm.until_over()
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
         return {stage: outer.anchor for stage, outer in swarm.trainer("a").outer.items()}
 
     found, expected = play(scenario, TWO, spec), reference(spec, 2, ahead)
@@ -379,7 +379,7 @@ def test_what_was_learned_around_an_aborted_round_counts_in_the_next(
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start()
         await swarm.until_over()
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
         assert (swarm.committed(0), swarm.committed(1)) == ([1, 2, 3, 4, 5], [1, 4, 5])
         expected = {key: {steps} for key, steps in steps_before_the_update(spec).items()}
         assert applied_by(books, *MIXED) == expected
@@ -410,7 +410,7 @@ def test_a_replica_whose_payload_is_left_out_loses_nothing(
         here_too = swarm
         swarm.start()
         await swarm.until_over()
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
         owners = [{e.descriptor.owner for e in each.entries} for each in swarm.decisions if each.stage == 0]
         assert [swarm.peer("c") in each for each in owners] == [True, True, False, True, True]
         assert_balanced(swarm, books, *FULL)
@@ -440,7 +440,7 @@ def test_who_is_killed_in_the_steps_that_overlap_comes_back_and_nothing_forks(
         assert (3, 0) not in books[name].applied
         await return_after(swarm, name, 5)
         await swarm.until_over()
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
         assert swarm.committed(0) == swarm.committed(1) == list(range(1, 9))
         assert contributions(swarm, "a") == list(range(1, 9))
         assert contributions(swarm, name)[-1] == 8
@@ -464,7 +464,7 @@ def test_while_the_coordinator_is_away_replicas_train_the_overlap_and_then_up_to
         await asyncio.sleep(seconds)
         await swarm.coordinator.start()
         await swarm.until_over()
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
         assert not any(isinstance(event, PeerLost | PeerRetreated) for event in swarm.events)
         found = measured_of(swarm)
         assert {each["steps"] for each in found.values()} == {spec.inner.steps}
@@ -492,7 +492,7 @@ def test_a_plan_that_changes_in_between_is_followed_from_the_next_step_on(play: 
         await asyncio.sleep(0.5)
         swarm.kill("a")
         await swarm.until_over("b", "p", "q")
-        swarm.assert_one_truth("b", "p", "q")
+        swarm.assert_all_agree("b", "p", "q")
         plans = [event.plan for event in swarm.events if isinstance(event, PlanAdopted)]
         assert len(plans) == 2
         changed, rest = plans[1].from_round, ("b", "p", "q")
@@ -519,7 +519,7 @@ def test_shares_of_the_microbatches_may_change_while_replicas_train_ahead(play: 
         swarm.nodes["c"].speed = 0.5
         swarm.start()
         await swarm.until_over()
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
         assert swarm.committed(0) == list(range(1, 7))
         found = measured_of(swarm)
         shares = {round_number: found["c", round_number]["microbatches"] for round_number in range(1, 7)}
@@ -538,7 +538,7 @@ def test_a_slow_replica_that_has_no_time_for_the_overlap_still_counts(play: Play
         swarm.nodes["c"].speed = 0.1
         swarm.start()
         await swarm.until_over()
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
         weights = [
             entry.descriptor.weight
             for each in swarm.decisions
@@ -583,7 +583,7 @@ def test_who_drains_finishes_its_round_and_keeps_what_it_has_not_sent(
         assert kept.exists(), sorted(kept.parent.iterdir())
         swarm.start(name)
         await swarm.until_over()
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
         assert contributions(swarm, name)[-1] == 7
         assert books[name].forgotten == 0
         assert swarm.committed(0) == list(range(1, 8))
@@ -602,7 +602,7 @@ def test_who_comes_to_its_seat_has_nothing_to_overlap_with_and_is_in_step_from_t
         await swarm.until_round(3)
         swarm.start("late")
         await swarm.until_over()
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
         counted = contributions(swarm, "late")
         assert counted[-1] == 8
         followed = {round_number for (round_number, _), steps in books["late"].applied.items() if steps < 0}
@@ -626,7 +626,7 @@ def test_a_checkpoint_written_in_the_overlap_holds_what_is_learned_beside_the_an
         learned = {name: private_of(swarm, name, 4) for name in PIPE}
         assert all(learned.values())
         await swarm.until_over()
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
 
     play(scenario, PIPE, spec)
 

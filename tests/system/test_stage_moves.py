@@ -78,7 +78,7 @@ def test_a_node_takes_up_other_stages_without_being_started_again(play: Play) ->
         aside = folder / f"stages-{here.stages}" / "checkpoint"
         assert list(aside.glob("round-*"))  # what it had kept of the stage before is still there, by itself
         await swarm.until_over()
-        swarm.assert_one_truth("a", "p", "q", "s")
+        swarm.assert_all_agree("a", "p", "q", "s")
         assert swarm.nodes["s"].task is task
         assert swarm.nodes["s"].life is life
         joins = [event for event in swarm.events if isinstance(event, PeerJoined)]
@@ -215,7 +215,7 @@ def test_a_pipeline_that_has_lost_a_stage_for_good_trains_again_with_a_spare_tha
         swarm.kill(*at_first)  # one of the pipeline, and its only spare
         await until_built(swarm, left, StageRange(0, 1))
         await swarm.until_over("a", neighbour, left)
-        swarm.assert_one_truth("a", neighbour, left)
+        swarm.assert_all_agree("a", neighbour, left)
         assert contributions(swarm, "a") == list(range(1, 41))
         assert contributions(swarm, neighbour)[-1] == contributions(swarm, left)[-1] == 40
 
@@ -239,7 +239,7 @@ def test_who_is_moved_back_finds_what_it_had_kept(play: Play, monkeypatch: pytes
         assert list((folder / "checkpoint").glob(f"round-*/stage-{here.stages.first:02d}.safetensors"))
         assert not list((folder / "checkpoint").glob(f"round-*/stage-{other.first:02d}.safetensors"))
         await swarm.until_over()
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
 
     play(scenario, {name: BENCH[name] for name in "apqs"}, bench_spec(12))
 
@@ -287,7 +287,7 @@ def test_k_moves_at_a_round_boundary_on_both_ends_and_no_link_is_opened_anew(
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start()
         await swarm.until_over()
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
         assert opened == ["link"]
         assert sorted(connected, key=str) == sorted(
             [(0, None, 8), (0, 8, None), (3, None, k), (3, k, None)], key=str
@@ -313,7 +313,7 @@ def test_replicas_with_uneven_shares_of_the_batch_train_and_stay_equal(
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start()
         await swarm.until_over()
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
         weights = {
             entry.descriptor.owner: entry.descriptor.weight
             for decision in swarm.decisions
@@ -379,7 +379,7 @@ def test_two_halves_of_unlike_pipelines_become_one_where_together_they_have_all_
         (alone, second), (first, last) = chains
         swarm.kill(alone, last)
         await swarm.until_over(second, first)
-        swarm.assert_one_truth(second, first)
+        swarm.assert_all_agree(second, first)
         assert contributions(swarm, first)[-1] == 20
 
     members = dict.fromkeys("pqrs", Role.STAGE)

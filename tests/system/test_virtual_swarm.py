@@ -31,7 +31,7 @@ def test_an_undisturbed_swarm_commits_every_round_and_all_anchors_are_bit_equal(
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start()
         await swarm.until_over()
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
         assert swarm.committed(0) == swarm.committed(1) == [1, 2, 3, 4, 5, 6]
         assert all(contributions(swarm, name) == [1, 2, 3, 4, 5, 6] for name in ("a", "b"))
 
@@ -65,7 +65,7 @@ def test_a_contributor_killed_around_its_payload_comes_back_and_nothing_forks(
         swarm.start()
         await return_after(swarm, "b", 5)
         await swarm.until_over()
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
         assert swarm.committed(0) == swarm.committed(1) == list(range(1, 9))
         assert contributions(swarm, "b")[-1] == 8
 
@@ -82,7 +82,7 @@ def test_a_member_of_a_pipeline_dies_and_the_replica_goes_on_when_it_is_back(
         swarm.start()
         await return_after(swarm, "q", 5)
         await swarm.until_over()
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
         assert contributions(swarm, "a") == list(range(1, 11))
         assert contributions(swarm, "q")[-1] == contributions(swarm, "p")[-1] == 10
 
@@ -95,7 +95,7 @@ def test_a_suspended_node_is_fenced_and_catches_up(play: Play, plan: FaultPlan) 
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start()
         await swarm.until_over()
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
         assert swarm.committed(0) == list(range(1, 31))
         lost = [event.peer for event in swarm.events if isinstance(event, PeerLost)]
         assert lost == [swarm.peer("b")]
@@ -114,7 +114,7 @@ def test_a_replica_that_is_cut_off_for_three_rounds_catches_up_by_replay(play: P
         await swarm.until_round(6)
         swarm.network.heal()
         await swarm.until_over()
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
         assert swarm.committed(0) == list(range(1, 13))
         assert not {4, 5} & set(contributions(swarm, "b"))
         assert contributions(swarm, "b")[-1] == 12
@@ -127,7 +127,7 @@ def test_replicas_that_cannot_call_each_other_get_payloads_through_a_third(play:
         swarm.network.close("a", "b")
         swarm.start()
         await swarm.until_over()
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
         assert swarm.committed(0) == swarm.committed(1) == [1, 2, 3, 4, 5, 6]
 
     play(scenario)
@@ -158,7 +158,7 @@ def test_calls_that_arrive_twice_change_nothing(play: Play) -> None:
         swarm.rpc.duplicated = {"Match", "Report", "Attest", "AwaitDecision", "Heartbeat", "Leave", "Join"}
         swarm.start()
         await swarm.until_over()
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
         assert swarm.committed(0) == swarm.committed(1) == [1, 2, 3, 4, 5, 6]
 
     play(scenario)
@@ -177,7 +177,7 @@ def test_a_coordinator_killed_in_a_round_settles_that_round_when_it_is_back(
         await asyncio.sleep(10)
         await swarm.coordinator.start()
         await swarm.until_over()
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
         assert len(swarm.committed(0)) >= 5
         assert not any(isinstance(event, PeerLost) for event in swarm.events)
 
@@ -195,7 +195,7 @@ def test_while_the_coordinator_is_away_for_long_replicas_train_up_to_a_bound_and
         await asyncio.sleep(600)
         await swarm.coordinator.start()
         await swarm.until_over()
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
         lines = (swarm.folder / "coordinator" / "metrics.jsonl").read_text().splitlines()
         measured = [
             line for line in map(json.loads, lines) if line["event"] == "measurement" and line["round"]
@@ -218,7 +218,7 @@ def test_the_only_holder_of_a_stage_dies_and_the_run_waits_for_it(play: Play, pl
         assert swarm.state.current_round == 4
         swarm.start("q")
         await swarm.until_over()
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
         assert swarm.committed(1)[-1] == 6
 
     play(scenario, members)
@@ -238,7 +238,7 @@ def test_everybody_dies_at_once_and_everybody_returns(play: Play, with_coordinat
             await swarm.coordinator.start()
         swarm.start()
         await swarm.until_over()
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
         assert swarm.committed(0)[-1] == 8
 
     play(scenario, MIXED, swarm_spec(MIXED, rounds=8))
@@ -252,7 +252,7 @@ def test_a_newcomer_loads_a_checkpoint_replays_the_rest_and_contributes(play: Pl
         await swarm.until_round(6)
         swarm.start("late")
         await swarm.until_over()
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
         assert contributions(swarm, "late")[-1] == 14
         assert min(contributions(swarm, "late")) > 6
 
@@ -274,7 +274,7 @@ def test_a_checkpoint_donor_whose_disk_lies_is_found_out_and_another_one_serves(
         swarm.start("late")
         await swarm.until_round(14)
         await swarm.until_over()
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
         assert contributions(swarm, "late")[-1] == 18
 
     play(scenario, members, swarm_spec(FULL, rounds=18, **{"recovery.keep_rounds": 6}))
@@ -286,7 +286,7 @@ def test_a_full_disk_costs_a_checkpoint_and_nothing_else(play: Play, plan: Fault
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start()
         await swarm.until_over()
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
         assert contributions(swarm, "b") == [1, 2, 3, 4, 5, 6]
 
     play(scenario)
@@ -301,7 +301,7 @@ def test_a_node_killed_while_it_writes_goes_on_from_the_checkpoint_before(
         swarm.start()
         await return_after(swarm, "b", 3)
         await swarm.until_over()
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
         assert contributions(swarm, "b")[-1] == 8
 
     play(scenario, spec=swarm_spec(FULL, rounds=8))
@@ -316,7 +316,7 @@ def test_a_bit_turned_in_a_live_anchor_is_noticed_within_a_round_and_mended(play
         assert {event.peer for event in swarm.diverged()} == {swarm.peer("b")}
         assert {event.round_number for event in swarm.diverged()} <= {3, 4}
         await swarm.until_over()
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
         assert contributions(swarm, "b")[-1] == 12
 
     play(scenario, spec=swarm_spec(FULL, rounds=12))
@@ -394,7 +394,7 @@ def test_a_link_that_breaks_while_the_coordinator_is_away_is_given_up_when_it_is
         await asyncio.sleep(60)
         await swarm.coordinator.start()
         await swarm.until_over(seconds=3000)
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
         assert {epoch for _, epoch in retreats(swarm)} == {1}
         assert contributions(swarm, "p")[-1] == contributions(swarm, "q")[-1] == 6
 
@@ -410,7 +410,7 @@ def test_a_full_replica_that_lacks_one_payload_gives_up_its_seat_and_gets_anothe
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start()
         await swarm.until_over(seconds=3000)
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
         assert retreats(swarm) == [("c", 1)]
         assert not any(isinstance(event, PayloadWithheld) for event in swarm.events)
         assert all(contributions(swarm, name)[-2:] == [5, 6] for name in FULL)
@@ -441,7 +441,7 @@ def test_the_seat_given_up_is_that_of_the_newest_plan_that_kept_the_replica(play
         assert len(swarm.state.plans[1].replicas) == 2
         break_connections(swarm, "p", "q")
         await swarm.until_over("a", "p", "q", seconds=3000)
-        swarm.assert_one_truth("a", "p", "q")
+        swarm.assert_all_agree("a", "p", "q")
         assert sorted(retreats(swarm)) == [("p", 2), ("q", 2)]
         assert not any(isinstance(event, PayloadWithheld) for event in swarm.events)
         assert contributions(swarm, "p")[-1] == contributions(swarm, "q")[-1] == 7
@@ -470,7 +470,7 @@ def test_a_part_of_a_checkpoint_that_nobody_gives_for_a_while_does_not_end_the_n
         await swarm.until_round(11)
         swarm.start("b")
         await swarm.until_over(seconds=3000)
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
         assert len(refused) == 9
         assert contributions(swarm, "b")[-1] == 26
 
@@ -505,7 +505,7 @@ def test_what_fails_while_a_node_mends_its_anchors_is_mended_as_well(
         failed.append("next")
         swarm.damage_anchor("b", stage=0)
         await swarm.until_over(seconds=3000)
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
         assert failed == ["next", "done"]
         assert {event.peer for event in swarm.diverged()} == {swarm.peer("b")}
         assert contributions(swarm, "b")[-1] == 9

@@ -254,7 +254,7 @@ class VirtualSwarm:
         folder = task.result()
         return {int(path.stem[6:]): digest_of(path) for path in folder.glob("stage-*.safetensors")}
 
-    def assert_one_truth(self, *names: str) -> None:
+    def assert_all_agree(self, *names: str) -> None:
         """One decision per (stage, round), all rounds decided, and equal final anchors on all nodes."""
         keys = [(each.stage, each.round_number) for each in self.decisions]
         assert len(keys) == len(set(keys)), "a round was decided twice"

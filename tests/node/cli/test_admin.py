@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import stat
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.invite import decode
 from protocol.types import Role
 from tests.builders import keyed, spec_of
+from tests.support import commands
 from tests.support.coordinator_process import Running, refusal_of, running
 
 A = keyed(0)
@@ -23,16 +22,8 @@ A = keyed(0)
 
 async def hetnode(*arguments: str) -> tuple[int, str, str]:
     """Status, standard output and standard error of the command; this process serves the coordinator."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "node.cli.main", *arguments),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"},
-    )
-    out, errors = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, out.decode(), errors.decode()
+    result = await asyncio.to_thread(commands.hetnode, *arguments)
+    return result.returncode, result.stdout, result.stderr
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -13,18 +12,8 @@ from pathlib import Path
 import pytest
 
 from protocol.trust.invite import Invite
-
-
-def hetnode(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "node", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        cwd=cwd,
-        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"},
-    )
+from tests.support.commands import hetnode
+from tests.support.ports import free_port
 
 
 @pytest.fixture
@@ -34,9 +23,9 @@ def busy_port() -> Iterator[int]:
 
 
 @pytest.fixture
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+def closed_port() -> int:
+    """A port where no process listens."""
+    return free_port()
 
 
 def check(result: subprocess.CompletedProcess[str], status: int, code: str, *words: str) -> None:
@@ -48,26 +37,26 @@ def check(result: subprocess.CompletedProcess[str], status: int, code: str, *wor
 
 
 def test_an_unknown_preset(tmp_path: Path) -> None:
-    check(hetnode("swarm", "up", "--preset", "giant", cwd=tmp_path), 2, "unknown-preset", "giant", "tiny")
+    check(hetnode("swarm", "up", "--preset", "giant", folder=tmp_path), 2, "unknown-preset", "giant", "tiny")
 
 
 def test_k_larger_than_d(tmp_path: Path) -> None:
-    check(hetnode("swarm", "up", "--k", "4096", cwd=tmp_path), 2, "bad-spec", "4096", "128")
+    check(hetnode("swarm", "up", "--k", "4096", folder=tmp_path), 2, "bad-spec", "4096", "128")
 
 
 def test_more_stages_than_layers(tmp_path: Path) -> None:
-    check(hetnode("swarm", "up", "--stages", "9", cwd=tmp_path), 2, "bad-spec", "9", "4")
+    check(hetnode("swarm", "up", "--stages", "9", folder=tmp_path), 2, "bad-spec", "9", "4")
 
 
 def test_data_that_cannot_be_read(tmp_path: Path) -> None:
-    result = hetnode("swarm", "up", "--data", "text:/no/such/file.txt", cwd=tmp_path)
+    result = hetnode("swarm", "up", "--data", "text:/no/such/file.txt", folder=tmp_path)
     check(result, 3, "data-unreadable", "/no/such/file.txt")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_run_file_that_is_no_toml(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("[model\n")
-    check(hetnode("spec", "show", "--config", "run.toml", cwd=tmp_path), 2, "bad-spec", "run.toml")
+    check(hetnode("spec", "show", "--config", "run.toml", folder=tmp_path), 2, "bad-spec", "run.toml")
 
 
 def test_a_port_in_use(busy_port: int, tmp_path: Path) -> None:
@@ -80,14 +69,14 @@ def test_an_address_that_is_none(tmp_path: Path) -> None:
     check(result, 4, "bad-address", "localhost")
 
 
-def test_a_coordinator_that_is_not_there(free_port: int, tmp_path: Path) -> None:
-    address = f"127.0.0.1:{free_port}"
+def test_a_coordinator_that_is_not_there(closed_port: int, tmp_path: Path) -> None:
+    address = f"127.0.0.1:{closed_port}"
     invite = Invite(address, address, bytes(32), "00" * 6, bytes(16)).encode()
     result = hetnode(
         *("join", invite, "--role", "stage", "--join-seconds", "1"),
         *("--identity", str(tmp_path / "key"), "--folder", str(tmp_path / "node")),
     )
-    check(result, 4, "coordinator-unreachable", str(free_port))
+    check(result, 4, "coordinator-unreachable", str(closed_port))
 
 
 def test_an_invite_with_a_letter_wrong_is_refused_and_not_repeated(tmp_path: Path) -> None:
@@ -140,14 +129,14 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, command: tuple[str, ...
     check(result, 2, "bad-option", "--folder", place)
 
 
-def test_a_node_folder_that_cannot_be_written_is_noticed_before_joining(free_port: int) -> None:
-    result = hetnode("join", f"127.0.0.1:{free_port}", "--role", "stage", "--folder", "/proc/nowhere")
+def test_a_node_folder_that_cannot_be_written_is_noticed_before_joining(closed_port: int) -> None:
+    result = hetnode("join", f"127.0.0.1:{closed_port}", "--role", "stage", "--folder", "/proc/nowhere")
     check(result, 2, "bad-option", "/proc/nowhere")
 
 
-def test_a_device_that_is_not_there_is_noticed_before_joining(free_port: int, tmp_path: Path) -> None:
+def test_a_device_that_is_not_there_is_noticed_before_joining(closed_port: int, tmp_path: Path) -> None:
     result = hetnode(
-        *("join", f"127.0.0.1:{free_port}", "--role", "stage", "--device", "cuda:77"),
+        *("join", f"127.0.0.1:{closed_port}", "--role", "stage", "--device", "cuda:77"),
         *("--identity", str(tmp_path / "key"), "--folder", str(tmp_path / "node")),
     )
     check(result, 7, "device-unavailable", "cuda:77")

@@ -45,7 +45,7 @@ def test_a_full_replica_finishes_its_round_and_leaves_and_the_others_go_on(play:
         await swarm.until_over("b", seconds=20)
         assert departures(swarm, "b") == ["drained"]
         await swarm.until_over()
-        swarm.assert_one_truth("a", "c")
+        swarm.assert_all_agree("a", "c")
         assert contributions(swarm, "b") == [1, 2, 3]
         assert swarm.committed(0) == [1, 2, 3, 4, 5, 6]
         assert nobody_was_lost(swarm)
@@ -65,7 +65,7 @@ def test_a_member_of_a_pipeline_that_leaves_takes_its_round_to_the_end(play: Pla
         assert contributions(swarm, "p") == contributions(swarm, "q") == [1, 2, 3]
         other = "q" if name == "p" else "p"
         await swarm.until_over("a", "b", other)
-        swarm.assert_one_truth("a", "b", other)
+        swarm.assert_all_agree("a", "b", other)
         assert swarm.committed(1) == [1, 2, 3, 4, 5, 6]
         assert nobody_was_lost(swarm)  # its neighbour saw the link end in order
 
@@ -113,7 +113,7 @@ def test_who_was_drained_goes_on_where_it_was_when_it_is_started_again(play: Pla
         assert kept.exists()
         swarm.start("b")
         await swarm.until_over()
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
         assert contributions(swarm, "b")[-1] == 8
 
     play(scenario, spec=swarm_spec(FULL, rounds=8))
@@ -134,7 +134,7 @@ def test_who_only_follows_leaves_at_once(play: Play) -> None:
         assert swarm.loop.time() - asked < 0.5  # a round takes several times as long
         assert departures(swarm, "spare") == ["drained"]
         await swarm.until_over()
-        swarm.assert_one_truth("a", "p", "q")
+        swarm.assert_all_agree("a", "p", "q")
         assert contributions(swarm, "p") == [1, 2, 3, 4, 5, 6]
 
     play(scenario, members, spec)
@@ -196,7 +196,7 @@ def test_a_coordinator_that_was_away_hears_of_it_when_it_is_back_and_the_round_i
         await swarm.until_over("b", seconds=60)
         assert [event.peer for event in swarm.events if isinstance(event, PeerDraining)] == [swarm.peer("b")]
         await swarm.until_over()
-        swarm.assert_one_truth("a", "c")
+        swarm.assert_all_agree("a", "c")
         assert contributions(swarm, "b") == [1, 2, 3]
 
     play(scenario)

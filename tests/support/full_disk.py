@@ -1,8 +1,8 @@
 """Writes checkpoints where the disk refuses at different places: a process of its own for a test.
 
 ``python -m tests.support.full_disk tmpfs|limit FOLDER``: mounts small file systems, or limits the size of
-files. Its test gives it a mount namespace of its own, so the mounts end with it. Prints the error code of each
-attempt.
+files. Its test gives it a mount namespace of its own, so the mounts end with it. Prints the error code of
+each attempt.
 """
 
 from __future__ import annotations

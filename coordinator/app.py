@@ -120,8 +120,8 @@ async def run_coordinator(
 ) -> None:
     """Serve the run until it is finished and its peers have left, or until cancelled.
 
-    A folder that holds a run continues that run. When cancelled, waiting calls end with UNAVAILABLE and all is
-    closed within a few seconds. What was acknowledged is durable, however the process ends.
+    A folder that holds a run continues that run. When cancelled, waiting calls end with UNAVAILABLE and
+    everything is closed within a few seconds. What was acknowledged is durable, however the process ends.
 
     Args:
         spec: must equal the folder's, if the run has begun there.

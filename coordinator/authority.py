@@ -42,7 +42,7 @@ CERTIFICATE_SECONDS = 86400.0
 
 _AUTHORITY_LIFE = timedelta(days=3652)
 _CLOCK_SKEW = 3600.0
-"""Certificates hold from so long ago on, for clocks that are late; a fourth of their life at most."""
+"""Certificates are valid from this long ago on, for clocks that are late; a fourth of their life at most."""
 
 _CLIENT, _SERVER = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
 
@@ -68,7 +68,7 @@ class Authority:
 
     @property
     def pin(self) -> bytes:
-        """By which an invite names this authority; 32 bytes."""
+        """The 32 bytes that name this authority in an invite."""
         return pin_of(self.certificate)
 
     def for_peer(self, peer: PeerId, key: EllipticCurvePublicKey) -> bytes:
@@ -119,7 +119,7 @@ class Authority:
 class ServerCertificate:
     """The coordinator's certificate for its servers, replaced when half of its life is over.
 
-    gRPC asks for it from threads of its own at every new connection; those that are open go on.
+    gRPC asks for it at every new connection, from its own threads. Open connections keep the former one.
     """
 
     def __init__(self, authority: Authority) -> None:
@@ -156,7 +156,7 @@ def open_authority(
             key = generate_private_key(SECP256R1())
             certificate = _self_signed(key, run, datetime.fromtimestamp(clock(), UTC))
             certificate_file.write_bytes(certificate.public_bytes(Encoding.PEM))
-            # Last: the key makes the pair complete, and without it nothing was issued yet.
+            # The key is written last: a folder without it has issued no certificate yet.
             write_private(key_file, _private_pem(key))
         key = _load_key(key_file)
         certificate = x509.load_pem_x509_certificate(certificate_file.read_bytes())
@@ -192,9 +192,9 @@ def write_operator(authority: Authority, folder: Path) -> None:
 
 
 def write_bootstrap(authority: Authority, folder: Path, peer: PeerId) -> None:
-    """A new ``bootstrap.pem`` in `folder`, under which the others believe the coordinator's DHT peer.
+    """Write a new ``bootstrap.pem`` into `folder`: the certificate of the coordinator's DHT peer.
 
-    There it speaks under its peer id; nobody holds the TLS key that the certificate also names.
+    The DHT peer proves its peer id. No program holds the TLS key that the certificate also names.
 
     Raises:
         HetnodeError: STORE_CORRUPT where it cannot be written.

@@ -38,7 +38,7 @@ from coordinator.store import Store
 from protocol.spec.run import RunSpec
 
 STALL_SECONDS = 3.0
-"""A gap between two ticks after which this process is taken to have been suspended: ticks come every 0.2 s."""
+"""Ticks come every 0.2 s. After a longer gap than this, the process counts as suspended meanwhile."""
 T = TypeVar("T")
 
 Topic = tuple[str, int, int]
@@ -61,8 +61,8 @@ def steady_wall_clock(not_before: float = 0.0) -> Callable[[], float]:
     Stored times must continue across restarts, and must not jump when the wall clock is set.
 
     Args:
-        not_before: the time of the newest stored event. If the wall clock was set back since, the clock starts
-            there instead: otherwise deadlines would wait for the difference.
+        not_before: the time of the newest stored event. If the wall clock was set back since, the
+            clock starts there instead: otherwise deadlines would wait for the difference.
     """
     offset = max(time.time(), not_before) - time.monotonic()
     return lambda: offset + time.monotonic()
@@ -138,8 +138,8 @@ class CommandLoop:
     async def tick(self) -> None:
         """Decide what is due by now, and report the run's message if it has changed.
 
-        If this process itself did not run for a while (a suspended or overloaded machine), peers had no chance
-        to be heard. That counts as a restart: silence is counted from now on.
+        If this process itself did not run for a while (a suspended or overloaded machine), peers had no
+        chance to be heard. That counts as a restart: silence is counted from now on.
         """
         if self.now() - self._ticked_at > STALL_SECONDS:
             await self.execute(Start())

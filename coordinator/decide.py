@@ -1,7 +1,7 @@
 """What a command leads to: ``decide(state, command, now) -> events, and the refusal if there is one``.
 
-Pure: the clock is an argument, and the same state, command and time always give the same outcome. Each command
-has one rule, in coordinator.membership or coordinator.rounds.
+Pure: the clock is an argument, and the same state, command and time always give the same outcome. Each
+command has one rule, in coordinator.membership or coordinator.rounds.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ def decide(state: State, spec: RunSpec, command: Command, now: float) -> Outcome
     return Outcome(tuple(transaction.events))
 
 
-def _apply_rule(transaction: Transaction, spec: RunSpec, command: Command, now: float) -> None:  # noqa: PLR0912
+def _apply_rule(  # noqa: PLR0912
+    transaction: Transaction, spec: RunSpec, command: Command, now: float
+) -> None:
     match command:
         case Start():
             transaction.add(CoordinatorStarted(now))

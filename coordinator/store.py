@@ -1,7 +1,7 @@
-"""Where events are kept: an append-only log with the run's spec, in SQLite or in memory.
+"""The event store: an append-only log with the spec of the run, in SQLite or in memory.
 
-What `append` has returned from survives the end of the process and of the machine. A store has one owner at a
-time and is not safe for concurrent calls.
+Events survive the end of the process and of the machine once `append` has returned. A store has one owner at
+a time and is not safe for concurrent calls.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Store(Protocol):
         """The spec (None before `begin`) and all events, in order."""
 
     def begin(self, spec_json: str) -> None:
-        """Keep the spec of the run, once and for all."""
+        """Store the spec of the run. It cannot be changed later."""
 
     def append(self, events: Sequence[Event]) -> None:
         """Add `events`, all or none; they are durable when this returns."""
@@ -52,7 +52,7 @@ class Store(Protocol):
 
 
 class MemoryStore:
-    """A log that lasts as long as this object."""
+    """A log in memory, for tests."""
 
     blocks = False
 
@@ -127,7 +127,7 @@ class SqliteStore:
 
     def _open(self) -> None:
         run = self._db.execute
-        # The lock belongs to the process and ends with it, whatever ends it.
+        # The lock ends with the process, also if it is killed.
         run("PRAGMA locking_mode = EXCLUSIVE")
         (application,) = run("PRAGMA application_id").fetchone()
         (tables,) = run("SELECT count(*) FROM sqlite_master").fetchone()
@@ -158,7 +158,7 @@ class SqliteStore:
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
-        """SQLite's errors as the HetnodeError that says what to do."""
+        """Raises SQLite's errors as a HetnodeError with a remedy."""
         try:
             yield
         except sqlite3.Error as error:

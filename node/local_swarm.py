@@ -76,7 +76,7 @@ class Swarm:
                 stdout=output,
                 stderr=output,
                 pass_fds=(self._lifeline_read,),
-                start_new_session=True,  # Ctrl-C reaches only this process, which then ends the others in order
+                start_new_session=True,  # Ctrl-C reaches only this process: it ends the others
             )
         return SwarmProcess(name, process, log)
 
@@ -129,7 +129,7 @@ async def run_swarm(
         on_status: called about twice a second with the coordinator's status.
         on_restart: called with the name of a node that was killed and is started again.
 
-    A node that was killed by a signal is started again, at most _RESTARTS times. All processes have ended when
+    A node that was killed by a signal is started again, a few times at most. All processes have ended when
     this returns, raises or is cancelled.
 
     Raises:
@@ -201,7 +201,7 @@ def _written_at(file: Path) -> int:
 
 
 async def _address_of(coordinator: SwarmProcess, file: Path, former: int) -> str:
-    """The address that the coordinator writes to `file`. `former` is the time at which another one wrote it."""
+    """The address in `file` once the coordinator has written it, later than at time `former`."""
     while _written_at(file) in (0, former):
         if coordinator.process.returncode is not None:
             raise _failure(coordinator)

@@ -27,8 +27,8 @@ class RunPhase(StrEnum):
 class Measurement:
     """What one member measured in one round. Byte counts are of this round alone.
 
-    Round 0 is the model before the first round. The losses and `tokens` are valid where `complete`, which only
-    the last member of a replica sets.
+    Round 0 is the model before the first round. The losses and `tokens` are valid if `complete` is set,
+    which only the last member of a replica does.
 
     Attributes:
         train_loss: mean over the inner phase, in nats per token.

@@ -1,4 +1,4 @@
-"""Who may call: the certificate of every call, bans, and how much one caller may ask for at once."""
+"""Access control: the certificate of each call, excluded peers, and limits on the calls of one caller."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _CALLS_PER_STAGE = 4
 
 
 class Access:
-    """The doorkeeper of the coordinator's API. Every call goes through one of its methods before all else."""
+    """Access control of the coordinator's API. Every call enters one of these contexts before all else."""
 
     def __init__(self, command_loop: CommandLoop) -> None:
         self._command_loop = command_loop
-        # A host waits with one call for each of its stages, and may repeat one whose answer was lost.
+        # A host waits with one call for each of its stages, and may repeat a call whose answer was lost.
         self._most_calls = _SPARE_CALLS + _CALLS_PER_STAGE * command_loop.spec.swarm.stages
         self._calls: Counter[str] = Counter()
         self._joins = RateLimit(_JOINS_AT_ONCE, _JOINS_PER_SECOND)
 
     @contextmanager
     def of_peer(self, context: Authenticated, claimed: str) -> Iterator[PeerId]:
-        """A call in the name of `claimed`, while it lasts; yields that name, now proved.
+        """While a call in the name of `claimed` runs. Yields that name, which the certificate proves.
 
         Raises:
-            HetnodeError: CERTIFICATE_REFUSED where the client's certificate is another's; BANNED;
+            HetnodeError: CERTIFICATE_REFUSED if the certificate names another peer; BANNED; QUARANTINED;
                 RATE_LIMITED where the peer has too many calls open.
         """
         holder = identity_of(context)
@@ -44,39 +44,39 @@ class Access:
             )
         peer = PeerId(claimed)
         check_not_excluded(self._command_loop.state, peer)
-        with self._one_more(holder):
+        with self._count_call(holder):
             yield peer
 
     @contextmanager
     def of_member(self, context: Authenticated) -> Iterator[None]:
-        """A call that any certificate of the run opens. Raises as :meth:`of_peer` does."""
+        """While a call runs that every certificate of the run permits. Raises as :meth:`of_peer` does."""
         holder = identity_of(context)
         peer = peer_of(holder)
         if peer is not None:
             check_not_excluded(self._command_loop.state, peer)
         elif holder != OPERATOR_URI:
             raise certificate_refused(f"A call came with the certificate of {holder[:96]!r}")
-        with self._one_more(holder):
+        with self._count_call(holder):
             yield
 
     @contextmanager
     def of_operator(self, context: Authenticated) -> Iterator[None]:
-        """A call that the operator's certificate alone opens. Raises as :meth:`of_peer` does."""
+        """While a call runs that only the operator's certificate permits. Raises as :meth:`of_peer` does."""
         holder = identity_of(context)
         if holder != OPERATOR_URI:
             raise certificate_refused(
                 f"This call is the operator's, and came with the certificate of {holder[:96]!r}"
             )
-        with self._one_more(holder):
+        with self._count_call(holder):
             yield
 
     def check_join_rate(self, peer: PeerId) -> None:
-        """Raises RATE_LIMITED where `peer` tries to join too often."""
+        """Raises RATE_LIMITED if `peer` asks to join too often."""
         if not self._joins.allows(peer, self._command_loop.now()):
             raise rate_limited(f"Peer {peer} asks to join too often")
 
     @contextmanager
-    def _one_more(self, holder: str) -> Iterator[None]:
+    def _count_call(self, holder: str) -> Iterator[None]:
         if self._calls[holder] >= self._most_calls:
             raise rate_limited(f"{holder} has {self._most_calls} calls open already")
         self._calls[holder] += 1
@@ -92,7 +92,7 @@ def certificate_refused(cause: str) -> HetnodeError:
     return HetnodeError(
         ErrorCode.CERTIFICATE_REFUSED,
         f"{cause}.",
-        "Use the certificate that this run has issued to the one who calls.",
+        "Use the certificate that this run has issued to the caller.",
     )
 
 

@@ -1,4 +1,4 @@
-"""The operator's side of the API: invites, and who is let in or kept out."""
+"""The operator's part of the API: invites, and the list of peers with their bans."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from protocol.wire.convert.fields import name_from_pb, peer_from_pb, role_from_p
 
 
 class AdminService(pb_grpc.AdminServicer):
-    """Serves the holder of the operator's certificate.
+    """Answers calls with the operator's certificate.
 
     Args:
         command_loop: owns the state; it is running.
         access: checks who calls.
         pin: of the run's authority.
         api_address: advertised ``host:port`` of the API, for invites.
-        enrolment_address: advertised ``host:port`` of the enrolment, for invites.
+        enrollment_address: advertised ``host:port`` of enrollment, for invites.
     """
 
     def __init__(
-        self, command_loop: CommandLoop, access: Access, pin: bytes, api_address: str, enrolment_address: str
+        self, command_loop: CommandLoop, access: Access, pin: bytes, api_address: str, enrollment_address: str
     ) -> None:
         self._command_loop = command_loop
         self._access = access
         self._pin = pin
-        self._addresses = (api_address, enrolment_address)
+        self._addresses = (api_address, enrollment_address)
 
     @answering
     async def CreateInvite(self, request: pb.CreateInviteRequest, context: Context) -> pb.CreateInviteReply:
@@ -83,8 +83,8 @@ class AdminService(pb_grpc.AdminServicer):
     async def ListPeers(self, request: pb.ListPeersRequest, context: Context) -> pb.ListPeersReply:
         with self._access.of_operator(context):
             state = self._command_loop.state
-            everybody = dict.fromkeys((*state.enrolled, *state.peers, *state.banned))
-            return pb.ListPeersReply(peers=[_enrolled_peer(state, peer) for peer in everybody])
+            known = dict.fromkeys((*state.enrolled, *state.peers, *state.banned))
+            return pb.ListPeersReply(peers=[_enrolled_peer(state, peer) for peer in known])
 
     @answering
     async def Ban(self, request: pb.BanRequest, context: Context) -> pb.BanReply:

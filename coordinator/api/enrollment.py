@@ -1,4 +1,4 @@
-"""Where peers get their certificates: an invite, and proof of the identity that the certificate will name."""
+"""Enrollment: a peer gets a certificate for an invite and a proof of its identity."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _AT_ONCE_IN_ALL, _PER_SECOND_IN_ALL = 512, 20.0
 
 
 class EnrollmentService(pb_grpc.EnrollmentServicer):
-    """Serves strangers: it reads little, answers little, and not too often.
+    """Serves clients without certificate: messages are small, and calls are limited per source and in all.
 
     Args:
         command_loop: owns the state; it is running.
@@ -57,7 +57,7 @@ class EnrollmentService(pb_grpc.EnrollmentServicer):
         now = self._command_loop.now()
         source = source_of(context.peer())
         if not (self._by_source.allows(source, now) and self._in_all.allows(None, now)):
-            raise rate_limited(f"Too many peers ask to be let in from {source}")
+            raise rate_limited(f"Too many enrollments from {source}")
         check_compatible(self._command_loop.spec, request.protocol_version, "")
         invite = name_from_pb(request.invite_id, "the invite") if request.invite_id else ""
         message = enrollment_message(self._authority.pin, request.tls_public_key, invite)
@@ -76,7 +76,7 @@ class EnrollmentService(pb_grpc.EnrollmentServicer):
 
 
 def renew(authority: Authority, request: pb.RenewRequest) -> pb.RenewReply:
-    """The answer to a peer whose right to ask was checked. Raises BAD_REQUEST."""
+    """A new certificate for a peer whose present one was checked. Raises BAD_REQUEST."""
     message = renewal_message(authority.pin, request.tls_public_key)
     peer, key = claimant(request.peer, request.tls_public_key, message, request.proof)
     return pb.RenewReply(certificate_pem=authority.for_peer(peer, key))
@@ -85,10 +85,10 @@ def renew(authority: Authority, request: pb.RenewRequest) -> pb.RenewReply:
 def claimant(
     claimed: str, tls_public_key: bytes, message: bytes, proof: bytes
 ) -> tuple[PeerId, EllipticCurvePublicKey]:
-    """The peer and the TLS key that it claims, by its signature `proof` under `message`.
+    """The peer and its TLS key, which its signature `proof` of `message` proves.
 
     Raises:
-        HetnodeError: BAD_REQUEST where any of it is malformed or the proof is not by that peer.
+        HetnodeError: BAD_REQUEST if a part is malformed or the proof is not by that peer.
     """
     peer = peer_from_pb(claimed)
     try:
@@ -101,7 +101,7 @@ def claimant(
 
 
 def source_of(peer: str) -> str:
-    """Whose requests are counted together, from gRPC's name of the other end: an IPv4 host or an IPv6 /64."""
+    """The source whose requests are counted together, from gRPC's name of a client: IPv4 host or IPv6 /64."""
     scheme, _, address = peer.partition(":")
     host = unquote(address).rpartition(":")[0].strip("[]")
     try:

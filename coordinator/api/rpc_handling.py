@@ -1,5 +1,7 @@
-"""How calls begin and end: bytes that are no message are refused, refusals are the errors of the call, and
-while the coordinator stops everybody gets UNAVAILABLE.
+"""How gRPC calls begin and end.
+
+Bytes that are not a valid message are refused with BAD_REQUEST. A HetnodeError becomes the error of the call.
+While the coordinator stops, all calls end with UNAVAILABLE.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ Service = TypeVar("Service")
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 
-# Not RATE_LIMITED: whoever floods the coordinator must not flood its log.
+# RATE_LIMITED is left out: a peer that floods the coordinator must not flood its log as well.
 _SUSPICIOUS = frozenset(
     (
         ErrorCode.BAD_REQUEST,
@@ -43,14 +45,14 @@ _UNDECODABLE = object()
 
 
 class Decoding(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Refuses bytes that are no message. gRPC itself would log a traceback and answer UNKNOWN."""
+    """Refuses bytes that are not a valid message. gRPC itself would log a traceback and answer UNKNOWN."""
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
         handler = await continuation(details)
         if handler is None:
             return None
         if handler.request_streaming:
-            return handler  # its reader meets them one by one
+            return handler  # a stream decodes its messages one by one
 
         def decode(data: bytes) -> Any:
             try:
@@ -76,7 +78,7 @@ class Decoding(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 def _no_message(method: str) -> HetnodeError:
     return HetnodeError(
         ErrorCode.BAD_REQUEST,
-        f"The bytes that came with a call of {method} are no message of it.",
+        f"The bytes that came with a call of {method} are not a message of that call.",
         "Run the same version of hetnode on every peer; if they already do, that peer is faulty.",
     )
 
@@ -84,7 +86,7 @@ def _no_message(method: str) -> HetnodeError:
 def answering(
     method: Callable[[Service, Request, Context], Awaitable[Reply]],
 ) -> Callable[[Service, Request, Context], Awaitable[Reply]]:
-    """Decorates a call of one answer."""
+    """Decorates a call with one reply: errors end it as described above."""
 
     @wraps(method)
     async def answer(self: Service, request: Request, context: Context) -> Reply:
@@ -99,7 +101,7 @@ def answering(
 def streaming(
     method: Callable[[Service, Request, Context], AsyncIterator[Reply]],
 ) -> Callable[[Service, Request, Context], AsyncIterator[Reply]]:
-    """Decorates a call of many answers."""
+    """Decorates a call with a stream of replies: errors end it as described above."""
 
     @wraps(method)
     async def answers(self: Service, request: Request, context: Context) -> AsyncIterator[Reply]:

@@ -34,7 +34,7 @@ def _record_estimates(transaction: Transaction, peer: PeerId, estimates: Estimat
 
 
 def remove_silent_peers(transaction: Transaction, spec: RunSpec, now: float) -> bool:
-    """Count every peer as lost that has been silent for `lost_after` seconds. Returns whether there was one."""
+    """Every peer that was silent for `lost_after` seconds is lost. Returns whether there was one."""
     before = len(transaction.events)
     for peer in transaction.state.peers.values():
         # While the coordinator was away, peers had no chance to be heard.

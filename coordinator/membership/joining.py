@@ -87,7 +87,7 @@ def join(transaction: Transaction, spec: RunSpec, command: Join, now: float) -> 
 
 
 def start_run(transaction: Transaction, spec: RunSpec, now: float) -> None:
-    """Adopt the first plan, if the peers suffice for one. Peers that are about to report a speed are waited for."""
+    """Adopt the first plan if the peers suffice for one and none of them is about to report its speed."""
     staying, estimates = transaction.state.staying, transaction.state.estimates
     if any(now < peer.joined_at + SPEED_SECONDS for peer in measuring(staying, estimates)):
         return

@@ -1,9 +1,9 @@
-"""What a peer answers for: payloads that its group refuses, and what it signed that it must not sign.
+"""Strikes: a peer gets one for a payload that its group rejects, or for what it must not sign.
 
-One peer's word is not enough, or it could have an honest one removed: a strike needs the word of two members
-of the group, and of more than half of those that have reported. What the coordinator itself has seen under
-the peer's signature needs no other word. A peer gets one strike a round at most, and repeated strikes put it
-in quarantine: it counts as gone, and nobody waits for it.
+The report of one peer is not enough, or it could remove an honest peer: a strike needs reports of two members
+of the group, and of more than half of the members that have reported. What the coordinator itself has seen
+with the peer's signature needs no report. A peer gets at most one strike a round. Repeated strikes put it in
+quarantine: it counts as gone, and no round waits for it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from protocol.types import PeerId, Rejection
 
 STRIKES_TO_QUARANTINE = 3
 STRIKE_ROUNDS = 50
-"""Strikes of earlier rounds are forgotten."""
+"""Rounds after which a strike no longer counts."""
 
 _LEAST_ACCUSERS = 2
 
@@ -30,7 +30,7 @@ def note_rejections(
     rejected: Sequence[Rejection],
     now: float,
 ) -> None:
-    """Record what `sender` refused of the payloads on offer, each once; anything else is ignored."""
+    """Record each rejection of an offered payload by `sender` once. Other rejections are ignored."""
     round_state = transaction.state.round_of(stage, round_number)
     for rejection in rejected:
         owner = rejection.descriptor.owner
@@ -40,7 +40,7 @@ def note_rejections(
 
 
 def judge(transaction: Transaction, round_number: int, round_state: Round, now: float) -> None:
-    """Give a strike to every owner of whose payload enough of the group say that it cannot be used."""
+    """Give a strike to the owner of every payload that enough members of the group reject."""
     group = [descriptor.owner for descriptor in round_state.group.descriptors] if round_state.group else []
     for owner, reasons in sorted(round_state.rejections.items()):
         witnesses = [peer for peer in group if peer != owner and peer in round_state.reports]
@@ -50,7 +50,7 @@ def judge(transaction: Transaction, round_number: int, round_state: Round, now: 
 
 
 def strike(transaction: Transaction, peer: PeerId, round_number: int, reason: str, now: float) -> None:
-    """Give `peer` its strike of round `round_number`, if it has none, and quarantine it if these are too many."""
+    """Give `peer` a strike for `round_number` unless it has one. Quarantine it if it has too many."""
     if round_number in transaction.state.strikes.get(peer, ()):
         return
     transaction.add(PeerStruck(now, peer, round_number, reason))

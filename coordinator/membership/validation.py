@@ -1,4 +1,4 @@
-"""What a peer may say at all: checks that come before any rule of the run. Each raises a HetnodeError."""
+"""Checks that come before any rule of the run. Each raises a HetnodeError."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _ROUNDING = 1e-9
 
 
 def check_not_excluded(state: State, peer: PeerId) -> None:
-    """Raises BANNED where the operator keeps `peer` out, QUARANTINED where its strikes do."""
+    """Raises BANNED or QUARANTINED if `peer` is excluded from the run."""
     reason = state.banned.get(peer)
     if reason is not None:
         raise HetnodeError(
             ErrorCode.BANNED,
             f"Peer {peer} is banned from this run: {reason or 'no reason was given'}.",
-            "Ask the operator of the run, who alone can lift it.",
+            "Only the operator of the run can lift the ban.",
         )
     if peer in state.quarantined:
         rounds = ", ".join(map(str, state.strikes.get(peer, ())))
@@ -39,7 +39,7 @@ def check_peer_id(peer: PeerId) -> None:
 
 
 def live_peer(state: State, peer: PeerId) -> Peer:
-    """The record of `peer`. Raises BANNED, or UNKNOWN_PEER where it never joined or is counted as gone."""
+    """The record of `peer`. Raises BANNED, QUARANTINED, or UNKNOWN_PEER if it has not joined or is gone."""
     check_not_excluded(state, peer)
     known = state.peers.get(peer)
     if known is not None and known.is_live:
@@ -48,12 +48,12 @@ def live_peer(state: State, peer: PeerId) -> Peer:
     raise HetnodeError(
         ErrorCode.UNKNOWN_PEER,
         f"Peer {peer} {cause}.",
-        "Join again; its place is kept until somebody else takes it.",
+        "Join again; its assignment stays reserved until another peer takes it.",
     )
 
 
 def host_of(state: State, spec: RunSpec, peer: PeerId, stage: int, round_number: int) -> Assignment:
-    """The seat of `peer` as host of `stage` in a round that is open or decided. Raises BAD_REQUEST."""
+    """The assignment of `peer` as host of `stage` in an open or decided round. Raises BAD_REQUEST."""
     if state.phase is RunPhase.GATHERING or not 1 <= round_number <= min(state.current_round, spec.rounds):
         raise bad_request(
             f"round {round_number} is not open; the run is in round {state.current_round} of {spec.rounds}"
@@ -73,7 +73,7 @@ def bad_request(cause: str) -> HetnodeError:
 
 
 def check_descriptor(state: State, spec: RunSpec, descriptor: PayloadDescriptor) -> None:
-    """All that can be said of the payload of a host of its stage but for its anchor. Raises BAD_REQUEST."""
+    """Check everything in a descriptor but the anchor. Its owner hosts the stage. Raises BAD_REQUEST."""
     owner = descriptor.owner
     if descriptor.run != spec.run_id:
         raise bad_request(f"the payload of {owner} belongs to run {descriptor.run}, not {spec.run_id}")
@@ -93,7 +93,7 @@ def check_descriptor(state: State, spec: RunSpec, descriptor: PayloadDescriptor)
 
 
 def max_payload_bytes(spec: RunSpec) -> int:
-    """A generous bound: every parameter of the whole model as a float32 value with an int32 index."""
+    """An upper bound: every parameter of the whole model as a float32 value with an int32 index."""
     model = spec.model
     per_layer = 4 * model.width**2 + 3 * model.width * model.feed_forward + 2 * model.width
     parameters = 2 * model.vocabulary * model.width + model.layers * per_layer + model.width

@@ -1,4 +1,4 @@
-"""Whether the anchors agree: the digests that peers attest after a round, and who is done after the last."""
+"""Attestation: the digests of the anchors after a round, which peers diverge, and what the end waits for."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from protocol.types import Part, PeerId, StateRecord
 
 
 def attest(transaction: Transaction, command: Attest, now: float) -> None:
-    """Note the digest of `sender`'s anchor after `round_number`, and name every peer whose anchor differs.
+    """Record the digest of the sender's anchor after a round, and every peer whose anchor differs.
 
-    Whoever has a place attests its stages after every decision, whether it trains or follows. Round 0 stands
-    for the anchor before the first round. Part EMBEDDING is attested for stage 0 by any of them, since all
-    keep the table. A peer whose anchor differs takes no part until a later plan, made after it attested the
-    anchor of the others.
+    Every peer with a reservation attests its stages after each decision, whether it trains or follows. Round
+    0 is the anchor before the first round. Each of them may attest part EMBEDDING of stage 0, since all keep
+    the table. A peer whose anchor differs takes no part until a plan that is made after it has attested the
+    right digest.
 
     Raises:
         HetnodeError: UNKNOWN_PEER or BAD_REQUEST.
@@ -32,7 +32,7 @@ def attest(transaction: Transaction, command: Attest, now: float) -> None:
     if round_number > 0 and (stage, round_number) not in transaction.state.decisions:
         raise bad_request(f"{sender} attests stage {stage} after round {round_number}, which is not decided")
     if not transaction.state.keeps_digests(round_number):
-        return  # a peer that is catching up cannot know yet how far the others are
+        return  # a peer that catches up does not know yet how far the others are
     key = (stage, round_number, part)
     if not _is_known(transaction.state, sender, stage, round_number, part, digest):
         transaction.add(DigestAttested(now, stage, round_number, part, sender, digest))
@@ -43,12 +43,12 @@ def attest(transaction: Transaction, command: Attest, now: float) -> None:
         if its_digest != expected:
             note_divergence(transaction, now, stage, round_number, part, peer, its_digest, expected)
         elif (peer, *key) in transaction.state.diverged:
-            # It was right all along, or is so again.
+            # Its digest turns out to be right: it no longer counts as diverged.
             transaction.add(DigestAttested(now, stage, round_number, part, peer, its_digest))
 
 
 def _is_known(state: State, peer: PeerId, stage: int, round_number: int, part: str, digest: str) -> bool:
-    """Whether `peer` has said this since it joined."""
+    """Whether `peer` has attested this digest since it joined."""
     if state.digests.get((stage, round_number, part), {}).get(peer) != digest:
         return False
     is_synced = part != Part.STAGE or state.synced.get(peer, {}).get(stage, -1) >= round_number
@@ -56,30 +56,30 @@ def _is_known(state: State, peer: PeerId, stage: int, round_number: int, part: s
 
 
 def expected_digest(state: State, stage: int, round_number: int, part: str) -> str | None:
-    """The digest that most peers attested; of equally many the one attested first. None before any."""
+    """The digest that most peers attested; on a tie the one attested first. None before any."""
     digests = state.digests.get((stage, round_number, part))
     return Counter(digests.values()).most_common(1)[0][0] if digests else None
 
 
 def settled_digest(state: State, stage: int, round_number: int, part: str) -> str | None:
-    """The expected digest, once it is certain: an honest peer must not be condemned by whoever spoke first.
+    """The expected digest, once it is certain: the first attester alone must not condemn an honest peer.
 
-    None where another one has as many attesters, until everybody who takes part has attested.
+    On a tie: None until all members that take part have attested.
     """
     digests = state.digests.get((stage, round_number, part))
     if not digests:
         return None
-    # Of equally many, whoever was found wrong before has no vote: a late liar overturns nothing.
+    # On a tie, a peer that diverged before has no vote: a late liar must not overturn a settled digest.
     sound = [d for peer, d in digests.items() if (peer, stage, round_number, part) not in state.diverged]
     for votes in (list(digests.values()), sound):
         (first, most), *others = Counter(votes).most_common(2) or [("", 0)]
         if most and (not others or most > others[0][1]):
             return first
-    everybody_has_spoken = digests.keys() >= _who_attest(state, stage, round_number, part)
-    return expected_digest(state, stage, round_number, part) if everybody_has_spoken else None
+    all_have_attested = digests.keys() >= _expected_attesters(state, stage, round_number, part)
+    return expected_digest(state, stage, round_number, part) if all_have_attested else None
 
 
-def _who_attest(state: State, stage: int, round_number: int, part: str) -> set[PeerId]:
+def _expected_attesters(state: State, stage: int, round_number: int, part: str) -> set[PeerId]:
     """The live members that took part in `round_number` and hold `part` of `stage`."""
     return {
         member.peer
@@ -106,10 +106,10 @@ def note_divergence(
 
 
 def locate(state: State, spec: RunSpec, stage: int, part: Part) -> tuple[StateRecord, ...]:
-    """The checkpoints of `stage` that can be had, newest first.
+    """The checkpoints of `stage` that peers can download, newest first.
 
-    Those of rounds after which every node writes one, whose digest at least two peers attested, or the only
-    peer that attested any; with the live ones among these.
+    A round counts if every node writes a checkpoint after it, and if two peers attested the digest (or the
+    only peer that attested any). Holders are the live peers among them.
     """
     every = spec.recovery.checkpoint_every
     found = []
@@ -131,7 +131,7 @@ def locate(state: State, spec: RunSpec, stage: int, part: Part) -> tuple[StateRe
 
 
 def unconfirmed(state: State, spec: RunSpec) -> list[PeerId]:
-    """The members that take part in the last round and have not attested their last anchor yet."""
+    """The members of the last round that have not attested their last anchor yet."""
     return [
         member.peer
         for replica in state.plans[-1].replicas
@@ -143,7 +143,7 @@ def unconfirmed(state: State, spec: RunSpec) -> list[PeerId]:
 
 
 def unattested(state: State, spec: RunSpec) -> list[int]:
-    """The stages whose anchor after the last round nobody has attested rightly."""
+    """The stages whose last anchor no peer has attested with the right digest."""
     attested = {
         stage
         for rounds in state.synced.values()
@@ -154,7 +154,7 @@ def unattested(state: State, spec: RunSpec) -> list[int]:
 
 
 def _holds(state: State, peer: PeerId, stage: int, round_number: int, part: str) -> bool:
-    """By its place, or by a seat that it had."""
+    """Whether `peer` has `part` of `stage`, by its reservation or its assignment in that round."""
     assignment, place = state.assignment(peer, round_number), state.reservations.get(peer)
     hosted = [
         holder.stages for holder in (assignment.member if assignment else None, place) if holder is not None

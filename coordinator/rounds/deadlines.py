@@ -1,7 +1,7 @@
-"""How long a round waits: deadlines that follow from what the run itself has measured, within fixed bounds.
+"""How long a round waits: deadlines from what the run has measured, within the bounds of the spec.
 
-A round takes as long as its replicas and its links do, so no fixed deadline fits them all. The spec bounds
-each from above, and what was measured since makes it shorter.
+How long a round takes depends on its replicas and links, so no fixed deadline fits all runs. The spec bounds
+each deadline from above; measurements make it shorter.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _MARGIN = 3.0
 def closes_at(state: State, spec: RunSpec) -> float | None:
     """When the groups of the current round close at the latest; None before its first offer.
 
-    The slow may take so much longer than the first replica took for its inner phase as the spec says, at
-    least `least_window` and at most `match_window` seconds. A restarted coordinator waits anew.
+    Slow replicas have `straggler` times the inner phase of the first replica, at least `least_window` and at
+    most `match_window` seconds. A restarted coordinator starts to wait anew.
 
     Steps that overlap with the exchange of the round before may have been trained before this one began, so
     its H - D steps stand for all H. Where none were, that is too generous by up to H / (H - D).
@@ -44,7 +44,7 @@ def gather_seconds(state: State, spec: RunSpec, stage: int, nbytes: int) -> floa
         if its_stage == stage
         and round_state.gathered_in > 0
         and round_state.group is not None
-        # Who is alone has nothing to gather.
+        # A group of one has no payloads to gather.
         and len(round_state.group.descriptors) > 1
     ]
     most = spec.timing.fetch

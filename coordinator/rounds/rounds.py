@@ -2,7 +2,7 @@
 
 A (stage, round) goes through offers -> group -> reports -> decision. A round opens when the one before it is
 decided at every stage: no honest replica can be ahead of that, since its inner phase needs all stages.
-Refusals are raised as HetnodeError; what was drafted before a refusal stands.
+Refusals are raised as HetnodeError. Events that were added before a refusal are kept.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ from protocol.types import (
 )
 
 MAX_HOLDERS = 16
-"""Holders named per payload of a manifest; more would make manifests grow with the square of the swarm."""
+"""Most holders that a manifest names per payload: naming all would grow with the square of the swarm."""
 
 
 def offer(transaction: Transaction, spec: RunSpec, command: Offer, now: float) -> None:
-    """Take the payload that `sender` offers for its stage and round, and close the group if it is complete.
+    """Record an offered payload, and close the group if it is complete.
 
-    The same offer again, or an offer after the group has closed, changes nothing: the caller is shown the
-    group as it stands. An offer that no honest peer makes costs a strike.
+    A repeated offer, or an offer after the group was closed, changes nothing: the caller gets the group as it
+    is. An offer that no honest peer makes costs a strike.
 
     Raises:
-        HetnodeError: UNKNOWN_PEER; BAD_REQUEST; ANCHOR_DIVERGED, which is also recorded, or if the peer has
-            not kept its seat: it came back, retreated, or another anchor of it differed.
+        HetnodeError: UNKNOWN_PEER; BAD_REQUEST; ANCHOR_DIVERGED, which is also recorded; SEAT_LOST if the
+            peer came back, retreated or diverged since the plan was made.
     """
     sender, descriptor = command.peer, command.descriptor
     stage, round_number = descriptor.stage, descriptor.round_number
@@ -82,25 +82,25 @@ def offer(transaction: Transaction, spec: RunSpec, command: Offer, now: float) -
     if agrees and not transaction.state.takes_part(sender, round_number):
         raise HetnodeError(
             ErrorCode.SEAT_LOST,
-            f"{sender} has no part in round {round_number} any more: it came back, retreated, or diverged.",
-            "It must follow the rounds until a new plan seats it.",
+            f"{sender} no longer takes part in round {round_number}: it came back, retreated, or diverged.",
+            "It must follow the rounds until a new plan assigns it.",
         )
     expected = _admit(transaction, descriptor, now)
     if expected is not None:
         raise HetnodeError(
             ErrorCode.ANCHOR_DIVERGED,
-            f"The anchor of {sender} at stage {stage} before round {round_number} is {descriptor.anchor_digest}, "
-            f"that of the others is {expected}.",
+            f"The anchor of {sender} at stage {stage} before round {round_number} is "
+            f"{descriptor.anchor_digest}, that of the others is {expected}.",
             "Its replica must load the anchor of the others before it can contribute again.",
         )
     advance(transaction, spec, stage, now)
 
 
 def withhold(transaction: Transaction, spec: RunSpec, command: Await, now: float) -> None:
-    """Note that `sender` asks for a decision to which it has not contributed.
+    """Record that the sender waits for a decision and offers nothing itself.
 
-    If it hosts the stage under plan `epoch`, and that is the one in force, it says that it will not offer, so
-    nobody waits for it. Anybody may ask, under no plan: who has not heard yet of its new seat is waited for.
+    It names the plan under which it hosts the stage. If that is the plan of the round, the group no longer
+    waits for its offer. A sender that names no plan only asks: it may not know its new assignment yet.
 
     Raises:
         HetnodeError: UNKNOWN_PEER; BAD_REQUEST for a stage or round that will never be decided.
@@ -130,12 +130,12 @@ def withhold(transaction: Transaction, spec: RunSpec, command: Await, now: float
 
 
 def report(transaction: Transaction, spec: RunSpec, command: Report, now: float) -> None:
-    """Note which payloads `sender` holds or refuses, and decide the round if that was the last word needed.
+    """Record which payloads the sender holds or rejects, and decide the round if no other report is missing.
 
     Before the group is closed, a reported payload that its owner has not offered yet counts as its offer: the
-    peers may have matched through the DHT while the coordinator was away. One that starts from a diverged
-    anchor, came too late for the group, or is not the one that its owner offered is left out; for the last
-    its owner gets a strike, since it has signed two. After the decision nothing changes.
+    peers may have formed a group through the DHT while the coordinator was away. A payload is left out if it
+    starts from a diverged anchor, is too late for the group, or differs from the one that its owner offered.
+    In the last case the owner has signed two payloads and gets a strike. After the decision nothing changes.
 
     Raises:
         HetnodeError: as :func:`offer`.
@@ -184,7 +184,7 @@ def advance(transaction: Transaction, spec: RunSpec, stage: int, now: float) -> 
         return
     if state.round_of(stage, round_number).group is None:
         if not _group_is_due(state, spec, stage, round_number, now):
-            why = _nothing_comes(state, spec, stage, round_number, now)
+            why = _reason_without_offers(state, spec, stage, round_number, now)
             if why is not None:
                 _conclude(transaction, spec, stage, (), why, now)
             return
@@ -199,9 +199,9 @@ def advance(transaction: Transaction, spec: RunSpec, stage: int, now: float) -> 
 
 
 def is_stalled(state: State, spec: RunSpec) -> bool:
-    """Whether the run waits for peers: no replica of the current round is whole, and nobody has offered.
+    """Whether the run waits for peers: no replica of the round is complete, and no payload is offered.
 
-    However long that lasts, the round is neither closed nor aborted.
+    A stalled round is neither closed nor aborted, however long the stall lasts.
     """
     round_number = state.current_round
     is_idle = state.phase is RunPhase.TRAINING and round_number <= spec.rounds and state.opened_at is None
@@ -209,12 +209,12 @@ def is_stalled(state: State, spec: RunSpec) -> bool:
 
 
 def resume(transaction: Transaction, spec: RunSpec, now: float) -> None:
-    """End a stall as soon as some replica is whole again: the round starts anew, with the same samples."""
+    """End a stall once a replica is complete again: the round starts anew, with the same samples."""
     state = transaction.state
     if not is_stalled(state, spec):
         return
     round_number, newest = state.current_round, state.plans[-1]
-    # Members that cannot reach each other would come and go without a pause.
+    # Without this pause, members that cannot reach each other would join and retreat in a busy loop.
     if newest.from_round == round_number and now < state.began_at + spec.timing.heartbeat:
         return
     first_sample = next_first_sample(newest, spec, round_number)
@@ -236,7 +236,7 @@ def missing_offers(state: State, stage: int, round_number: int) -> list[str]:
 
 
 def missing_reports(state: State, round_state: Round) -> list[PeerId]:
-    """The members of the group that have not reported yet and still can: who came back has lost its part."""
+    """The members of the group that have not reported yet and still can."""
     members = round_state.group.descriptors if round_state.group else ()
     return [
         d.owner
@@ -254,17 +254,19 @@ def _group_is_due(state: State, spec: RunSpec, stage: int, round_number: int, no
     closes = closes_at(state, spec)
     if closes is not None and now >= closes:
         return True
-    # A cheap bound first: this runs once per offer.
+    # A cheap check first: this runs once per offer.
     plan = state.plan_for(round_number)
     answers = len(round_state.offers) + len(round_state.withheld) + len(state.absent.get(plan.epoch, ()))
     enough = answers >= len(plan.replicas)
     return enough and not missing_offers(state, stage, round_number)
 
 
-def _nothing_comes(state: State, spec: RunSpec, stage: int, round_number: int, now: float) -> str | None:
-    """Why this stage must not hold up the others any longer although nobody has offered; None while it may.
+def _reason_without_offers(
+    state: State, spec: RunSpec, stage: int, round_number: int, now: float
+) -> str | None:
+    """Why this stage is decided although it has no offer; None while it must wait.
 
-    Before the first offer at any stage it may for ever: an inner phase takes as long as it takes.
+    Before the first offer at any stage it waits for ever: an inner phase may take any time.
     """
     round_state = state.round_of(stage, round_number)
     if round_state.offers:
@@ -273,7 +275,7 @@ def _nothing_comes(state: State, spec: RunSpec, stage: int, round_number: int, n
         return "no replica had a payload to offer"
     closes = closes_at(state, spec)
     if closes is not None and now >= closes:
-        return "nobody offered a payload before the round closed"
+        return "no peer offered a payload before the round closed"
     return None
 
 
@@ -289,12 +291,12 @@ def _decide(
     entries, left_out = [], []
     for position, descriptor in enumerate(group.descriptors):
         holders = [peer for peer, owners in live_reports if descriptor.owner in owners]
-        # More than half of those who have tried: or two could have the others wait for bytes that none has.
+        # More than half of the reporters must hold it: two peers alone could claim bytes that they lack.
         if len(holders) < need or 2 * len(holders) <= len(live_reports):
             assignment = state.assignment(descriptor.owner, descriptor.round_number)
             left_out.append(assignment.replica.name if assignment else descriptor.owner)
             continue
-        start = position % len(holders)  # so that not everybody asks the same few
+        start = position % len(holders)  # spreads the downloads over all holders
         holders = [*holders[start:], *holders[:start]][:MAX_HOLDERS]
         entries.append(ManifestEntry(descriptor, tuple(sorted(holders))))
     peers = f"{need} peer{'s' if need > 1 else ''}"
@@ -340,9 +342,9 @@ def _next_epoch(transaction: Transaction, spec: RunSpec, round_number: int, now:
 
 
 def _admit(transaction: Transaction, descriptor: PayloadDescriptor, now: float) -> str | None:
-    """Record the offer if it starts from the anchor of the others; otherwise return theirs.
+    """Record the offer if it starts from the anchor of the others. Otherwise return their digest.
 
-    While it is not settled which that is, every offer is taken: the group is closed over the one of most.
+    While no digest is settled, every offer counts; the group is closed over the anchor of the majority.
     """
     stage, round_number, found = descriptor.stage, descriptor.round_number, descriptor.anchor_digest
     expected = settled_digest(transaction.state, stage, round_number - 1, Part.STAGE) or found
@@ -356,14 +358,14 @@ def _admit(transaction: Transaction, descriptor: PayloadDescriptor, now: float) 
 
 
 def _common_anchor(state: State, stage: int, round_number: int) -> str | None:
-    """The digest from which `round_number` starts: as attested, else as most offers have it."""
+    """The digest from which `round_number` starts: the settled one, else that of most offers."""
     attested = settled_digest(state, stage, round_number - 1, Part.STAGE)
     offered = [descriptor.anchor_digest for descriptor in state.round_of(stage, round_number).offers.values()]
     return attested or (Counter(offered).most_common(1)[0][0] if offered else None)
 
 
 def _close_group(transaction: Transaction, spec: RunSpec, stage: int, round_number: int, now: float) -> None:
-    """Close the group over the common anchor: attestations may have shown since that an offer has another."""
+    """Close the group over the common anchor. Offers from another anchor are recorded as diverged."""
     anchor = _common_anchor(transaction.state, stage, round_number)
     assert anchor is not None
     for descriptor in transaction.state.round_of(stage, round_number).offers.values():

@@ -1,4 +1,4 @@
-"""What is asked of the coordinator: by peers, by the operator, and by time."""
+"""Commands: what peers, the operator and the clock ask of the coordinator."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Leave:
 
 @dataclass(frozen=True)
 class Drain:
-    """`peer` wants to go at the end of the round that it is in."""
+    """`peer` wants to leave at the end of its round."""
 
     peer: PeerId
     reason: str
@@ -75,7 +75,7 @@ class Drain:
 
 @dataclass(frozen=True)
 class Retreat:
-    """The replica of `peer` cannot go on under the plan of `epoch`, as when two members lost their link."""
+    """`peer` cannot train under the plan of `epoch`, for example after two members lost their link."""
 
     peer: PeerId
     epoch: int
@@ -84,7 +84,7 @@ class Retreat:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """`estimates` where they have changed."""
+    """`estimates` is None if they have not changed."""
 
     peer: PeerId
     round_number: int
@@ -102,7 +102,7 @@ class Offer:
 class Await:
     """A peer waits for a decision to which it does not contribute.
 
-    `withheld` is the epoch under which it has a seat and nothing to offer; 0 where it only asks.
+    `withheld` is the epoch of the plan under which it hosts the stage and offers nothing; 0 if it only asks.
     """
 
     peer: PeerId
@@ -131,7 +131,7 @@ class Attest:
 
 @dataclass(frozen=True)
 class Tick:
-    """Time has passed: silent peers are lost, windows close, deadlines fall."""
+    """Time has passed: silent peers are lost, groups are closed, rounds are decided."""
 
 
 Command: TypeAlias = (

@@ -1,4 +1,4 @@
-"""What can happen to a run: the events that are stored and replayed. Times (`at`) are seconds."""
+"""Events: what has happened to a run, as it is stored and replayed. Times (`at`) are seconds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from protocol.types import (
 
 @dataclass(frozen=True)
 class CoordinatorStarted:
-    """Deadlines and silences of earlier date count from here: nobody could report while it was away."""
+    """Deadlines and silence that began before count from here: no peer could report meanwhile."""
 
     at: float
 
@@ -53,7 +53,7 @@ class PeerLeft:
 
 @dataclass(frozen=True)
 class PeerMeasured:
-    """`peer` can do otherwise than it was last known."""
+    """The estimates of `peer` have changed."""
 
     at: float
     peer: PeerId
@@ -62,7 +62,7 @@ class PeerMeasured:
 
 @dataclass(frozen=True)
 class PeerDraining:
-    """`peer` goes at the end of the round that it is in: no later plan seats it."""
+    """`peer` leaves at the end of its round: no later plan assigns it."""
 
     at: float
     peer: PeerId
@@ -78,7 +78,7 @@ class PeerLost:
 
 @dataclass(frozen=True)
 class PeerRetreated:
-    """`peer` cannot go on in its replica under plan `epoch`: it follows until a later plan seats it."""
+    """`peer` cannot train under plan `epoch`: it follows until a later plan assigns it."""
 
     at: float
     peer: PeerId
@@ -96,7 +96,7 @@ class AssignmentReserved:
 
 @dataclass(frozen=True)
 class InviteCreated:
-    """`secret_sha256` (hex) stands for the secret, which is told once and kept nowhere. `role` None: any."""
+    """`secret_sha256` (hex) is all that is kept of the secret. `role` None permits any."""
 
     at: float
     invite: str
@@ -148,7 +148,7 @@ class PayloadOffered:
 
 @dataclass(frozen=True)
 class PayloadWithheld:
-    """A host of the stage is done with its inner phase and has nothing to offer."""
+    """A host of the stage has ended its inner phase and offers no payload."""
 
     at: float
     stage: int
@@ -182,7 +182,7 @@ class HoldingsReported:
 
 @dataclass(frozen=True)
 class PayloadRejected:
-    """`peer` will not use the payload of `owner`."""
+    """`peer` rejects the payload of `owner`."""
 
     at: float
     stage: int
@@ -194,7 +194,7 @@ class PayloadRejected:
 
 @dataclass(frozen=True)
 class PeerStruck:
-    """`peer` is held to account for something that it did in `round`."""
+    """`peer` gets a strike for what it did in that round."""
 
     at: float
     peer: PeerId
@@ -204,7 +204,7 @@ class PeerStruck:
 
 @dataclass(frozen=True)
 class PeerQuarantined:
-    """`peer` has had `strikes` strikes of late: it counts as gone, and may not come back."""
+    """`peer` has `strikes` recent strikes: it counts as gone, and may not join again."""
 
     at: float
     peer: PeerId
@@ -235,7 +235,7 @@ class DigestAttested:
 
 @dataclass(frozen=True)
 class AnchorDiverged:
-    """`peer` holds another anchor than the others after `round`. `expected` is theirs."""
+    """The anchor of `peer` after that round differs from that of the others, which is `expected`."""
 
     at: float
     stage: int

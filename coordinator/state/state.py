@@ -39,8 +39,8 @@ KEPT_CHECKPOINTS = 3
 class Peer:
     """A peer that has joined. `arrival` counts joins from 1 on and orders the peers.
 
-    `lifecycle` is TRAINING while the newest plan, or that of the current round, assigns the peer and the peer is
-    not absent. `finished` marks a peer that is GONE because its work was done: its replica has not lost a
+    `lifecycle` is TRAINING while the newest plan, or that of the current round, assigns the peer and the peer
+    is not absent. `finished` marks a peer that is GONE because its work was done: its replica has not lost a
     member.
     """
 

@@ -1,4 +1,4 @@
-"""Words that the coordinator's sentences for people share."""
+"""Phrases that the messages of the coordinator share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operator's calls to a coordinator: invites, and who is let in or kept out."""
+"""The operator's calls to a coordinator: invites, and the list of peers with their bans."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class AdminClient:
         await self._channel.close()
 
     async def create_invite(self, uses: int, valid_seconds: float, role: Role | None) -> tuple[str, str]:
-        """The invite, which is a secret, and its name, which is none."""
+        """The invite, which is secret, and its name, which is not."""
         request = pb.CreateInviteRequest(
             uses=uses, valid_seconds=valid_seconds, role=role.value if role else ""
         )

@@ -1,4 +1,4 @@
-"""What a finished or running swarm shows to people, from the measurements in ``metrics.jsonl``."""
+"""The history of a run from the measurements in ``metrics.jsonl``: losses, traffic, a plot."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class History:
-    """Everything the summary and the plot are made of."""
+    """The data of the summary and of the plot."""
 
     replicas: tuple[ReplicaHistory, ...]
     traffic: Traffic
@@ -50,7 +50,7 @@ class History:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """The events of a metrics file. A last line that is still being written is left out."""
+    """The events of a metrics file. An incomplete last line is left out: it is still being written."""
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -85,7 +85,7 @@ def history_of(events: Iterable[Mapping[str, Any]]) -> History:
 
 def plot_losses(history: History, title: str, path: Path) -> None:
     """Write a PNG of every replica's validation loss by round."""
-    import matplotlib  # noqa: PLC0415 (a second of start-up that other commands need not pay)
+    import matplotlib  # noqa: PLC0415 (it takes a second, which other commands need not)
 
     matplotlib.use("Agg")
     from matplotlib import pyplot  # noqa: PLC0415

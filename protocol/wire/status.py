@@ -1,7 +1,7 @@
 """RunStatus and Measurement as messages, and back.
 
-As in protocol.wire.convert, every ``*_from_pb`` raises a HetnodeError for a message that holds no valid record:
-BAD_REQUEST, or BAD_SPEC for its run specification.
+As in protocol.wire.convert, every ``*_from_pb`` raises a HetnodeError for a message that holds no valid
+record: BAD_REQUEST, or BAD_SPEC for its run specification.
 """
 
 from __future__ import annotations

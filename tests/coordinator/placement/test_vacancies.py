@@ -245,7 +245,7 @@ class TestRegrouping:
         lost, joined, given = run.accept(B.join(run.spec))
         assert (type(lost), type(joined), type(given)) == (PeerLost, PeerJoined, AssignmentReserved)
         refusal = run.refuse(Offer(B.peer, B.payload(run.spec, 0, 1)), ErrorCode.SEAT_LOST)
-        assert "has no part in round 1" in refusal.cause
+        assert "no longer takes part in round 1" in refusal.cause
         assert run.accept(Await(B.peer, 0, 1, withheld=1)) == ()
         attest(run, B, 0)
         play_round(run)

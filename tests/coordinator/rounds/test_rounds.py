@@ -256,7 +256,7 @@ class TestDecisions:
         beat_for(run, run.spec.timing.match_window, A, B)
         decision = run.state.decisions[1, 1]
         assert not decision.committed
-        assert "nobody offered" in decision.reason
+        assert "no peer offered" in decision.reason
         assert run.state.current_round == 2
 
     def test_an_inner_phase_may_take_longer_than_any_window(self, run: Run) -> None:

@@ -123,7 +123,7 @@ class ChainSearch:
 
     def fastest(self, group: Sequence[int], limit: float = inf) -> Chain | None:
         """The fastest of all chains of `group` below `limit` seconds."""
-        candidates = []
+        best = None
         for order in permutations(sorted(group)):
             links = self._links_of(order)
             for cuts in _all_cuts(self.stages, len(order)) if links is not None else ():
@@ -131,18 +131,12 @@ class ChainSearch:
                 if compute is None or links is None:
                     continue
                 self.compared += 1
-                bound = least_seconds(compute, links, self._microbatches)
-                if bound < limit:
-                    candidates.append((bound, order, cuts, compute, links))
-        best = None
-        # The replay takes longer than the bound, so only promising chains are replayed.
-        for bound, order, cuts, compute, links in sorted(candidates, key=lambda each: each[0]):
-            if bound >= limit:
-                break
-            seconds = step_seconds(compute, links, self._microbatches)
-            self.compared += 2
-            if seconds < limit:
-                limit, best = seconds, Chain(seconds, order, cuts)
+                # A replay takes longer than the bound, so only promising chains are replayed.
+                if least_seconds(compute, links, self._microbatches) < limit:
+                    self.compared += 2
+                    seconds = step_seconds(compute, links, self._microbatches)
+                    if seconds < limit:
+                        limit, best = seconds, Chain(seconds, order, cuts)
         return best
 
     def _plausible_order(self, group: Sequence[int]) -> tuple[int, ...] | None:

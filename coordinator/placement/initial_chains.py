@@ -173,9 +173,8 @@ class _LargeSwarm:
 
     def _starts(self, length: int) -> Iterator[dict[int, Chain]]:
         """Chains of `length` that are alike in burden; if memory forbids some of them, those alike in memory."""
-        memory = [-float(most) for most in self._most_stages]
-        for ranks, weights in ((self._burdens, self._burdens), (memory, [-each for each in memory])):
-            groups = self._deal(ranks, weights, length)
+        for weights in (self._burdens, [1 / most if most else inf for most in self._most_stages]):
+            groups = self._deal(weights, length)
             if groups is None:
                 return
             chains = {
@@ -185,13 +184,13 @@ class _LargeSwarm:
             if _slowest(chains) < inf:
                 return
 
-    def _deal(self, ranks: Sequence[float], weights: Sequence[float], length: int) -> list[list[int]] | None:
-        """Deal the peers of lowest rank out, the heaviest first, each to the lightest group with room.
+    def _deal(self, weights: Sequence[float], length: int) -> list[list[int]] | None:
+        """Deal the lightest peers out, of these the heaviest first, each to the lightest group with room.
 
         A chain of n members has room for ceil(n/2) peers without an endpoint. None if there are too few peers.
         """
         reachable, alternate = self._search.reachable, -(-length // 2)
-        ranked = sorted(self._usable, key=lambda peer: (ranks[peer], peer))
+        ranked = sorted(self._usable, key=lambda peer: (weights[peer], peer))
         dialing = [peer for peer in ranked if not reachable[peer]][: self._pipelines * alternate]
         allowed = set(dialing)
         chosen = [peer for peer in ranked if reachable[peer] or peer in allowed][: self._pipelines * length]
@@ -200,11 +199,11 @@ class _LargeSwarm:
         groups: list[list[int]] = [[] for _ in range(self._pipelines)]
         loads = [0.0] * self._pipelines
         # Peers without an endpoint come first: any group has room for the others.
-        for accepts, room in ((False, alternate), (True, length)):
+        for is_reachable, room in ((False, alternate), (True, length)):
             lightest = [(loads[i], i) for i, group in enumerate(groups) if len(group) < room]
             heapify(lightest)
-            for peer in sorted(chosen, key=lambda each: (-weights[each], each)):
-                if reachable[peer] == accepts:
+            for peer in reversed(chosen):
+                if reachable[peer] == is_reachable:
                     _, i = heappop(lightest)
                     groups[i].append(peer)
                     loads[i] += weights[peer]

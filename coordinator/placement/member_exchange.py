@@ -23,7 +23,7 @@ from coordinator.placement.cost_model import (
 )
 from coordinator.placement.links import can_be_neighbours, links_between
 from coordinator.placement.local_search import SHARED_WORK, SLOWEST_CHAIN, Move, improve
-from coordinator.state.text import short
+from coordinator.state.text import listed, short
 from protocol.spec.run import RunSpec
 from protocol.types import Member, Replica
 
@@ -35,23 +35,6 @@ _SAMPLE = 4
 """In a large swarm each member is tried against this many of the fastest peers, the slowest, and others."""
 _LEAST_GAIN = 0.01
 """An exchange must make the chains that it touches faster by this share."""
-
-
-@dataclass(frozen=True)
-class Exchanges:
-    """The result of a search.
-
-    Attributes:
-        replicas: all replicas, after the exchanges.
-        descriptions: one for each exchange; empty where none helps.
-        before: seconds of the step that the exchanges improve.
-        after: seconds of the same step after them.
-    """
-
-    replicas: list[Replica]
-    descriptions: list[str]
-    before: float
-    after: float
 
 
 @dataclass(frozen=True)
@@ -93,28 +76,35 @@ class MemberExchange:
             [*members, *spares], key=lambda each: (self._seconds_alone(each), each.peer)
         )
 
-    def run(self) -> Exchanges:
-        """The exchanges that help, within the budget."""
-        objective = SHARED_WORK if self._spec.grouping.balance else SLOWEST_CHAIN
+    def run(self) -> tuple[list[Replica], list[str]]:
+        """The replicas after the exchanges that help, and a sentence that says what changes and why.
+
+        Nothing changes unless the step becomes shorter by `grouping.margin`.
+        """
+        grouping = self._spec.grouping
+        objective = SHARED_WORK if grouping.balance else SLOWEST_CHAIN
         made = improve(self._movable, self._moves, objective, margin=_LEAST_GAIN, compared=None)
         after = {**self._chains, **self._movable}
-        changed = {index for index, chain in after.items() if chain.members != self._chains[index].members}
+        changed = [index for index, chain in after.items() if chain.members != self._chains[index].members]
+        if not changed:
+            return list(self._replicas.values()), []
         # Where work is shared by speed, a gain would vanish among many chains that did not change.
-        counted = changed if self._spec.grouping.balance else after.keys()
-
-        def cost(chains: dict[int, _Chain]) -> float:
-            seconds = [chains[index].seconds * self._spec.inner.microbatches for index in counted]
-            known = [each for each in seconds if each > 0]
-            return objective.cost(known) if known else 0.0
-
-        replicas = [
-            self._with_members(replica, after[index].members) if index in changed else replica
-            for index, replica in self._replicas.items()
-        ]
-        return Exchanges(replicas, [move.description for move in made], cost(self._chains), cost(after))
-
-    def _with_members(self, replica: Replica, members: tuple[Member, ...]) -> Replica:
-        return replace(replica, members=members, links=links_between(members, self._ks[replica.index]))
+        counted = changed if grouping.balance else list(after)
+        seconds_before, seconds_after = (
+            self._spec.inner.microbatches * objective.cost([chains[index].seconds for index in counted])
+            for chains in (self._chains, after)
+        )
+        if seconds_after >= seconds_before * (1 - grouping.margin):
+            return list(self._replicas.values()), []
+        replicas = dict(self._replicas)
+        for index in changed:
+            members = after[index].members
+            replicas[index] = replace(
+                replicas[index], members=members, links=links_between(members, self._ks[index])
+            )
+        step = "their step, at fair shares," if grouping.balance else "the slowest step"
+        gain = f"{step} falls from {seconds_before:.3g} s to {seconds_after:.3g} s"
+        return list(replicas.values()), [f"{listed([move.description for move in made])}: {gain}"]
 
     def _moves(self, index: int) -> Iterator[Move[_Chain]]:
         where = {member: i for i, chain in self._movable.items() for member in chain.members}

@@ -47,7 +47,9 @@ class Rebalance:
         )
         result, exchanges, shares = list(replicas), list[str](), list[str]()
         if is_settled and may_change and self._delivered:
-            result, exchanges = self._exchange_members(result)
+            movable = [replica.index for replica in result if self._may_exchange(replica)]
+            search = MemberExchange(spec, self._survey, result, movable, self._spares(), self._may_host)
+            result, exchanges = search.run()
         result, widths = fit_k(spec, self._survey, result, running, self._from_round)
         are_changed = [*map(peers_of, result)] != [*map(peers_of, state.plans[-1].replicas)]
         is_complete = sum(map(spec.microbatches_of, result)) == spec.inner.microbatches * len(result)
@@ -56,17 +58,6 @@ class Rebalance:
             limits = share_limits(spec, state, result, self._delivered)
             result, shares = share_out(spec, result, seconds, limits, are_changed)
         return result, [*exchanges, *([listed(widths)] if widths else []), *shares]
-
-    def _exchange_members(self, replicas: list[Replica]) -> tuple[list[Replica], list[str]]:
-        movable = [replica.index for replica in replicas if self._may_exchange(replica)]
-        search = MemberExchange(self._spec, self._survey, replicas, movable, self._spares(), self._may_host)
-        found = search.run()
-        grouping = self._spec.grouping
-        if not found.descriptions or found.after >= found.before * (1 - grouping.margin):
-            return replicas, []
-        step = "their step, at fair shares," if grouping.balance else "the slowest step"
-        gain = f"{step} falls from {found.before:.3g} s to {found.after:.3g} s"
-        return found.replicas, [f"{listed(found.descriptions)}: {gain}"]
 
     def _may_exchange(self, replica: Replica) -> bool:
         """Whether all members of a pipeline have measured their speed and attested what is due."""

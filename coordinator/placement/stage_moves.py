@@ -7,7 +7,7 @@ merely to make a step faster, or where waiting may be enough.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from coordinator.placement.eligibility import peer_rests_until
 from coordinator.placement.vacancies import Vacancies, Vacancy
@@ -101,40 +101,31 @@ def _filling(state: State, spec: RunSpec, holes: Sequence[Vacancy]) -> list[Rese
     found = []
     for hole in holes:
         vacancies, hosts = Vacancies(trial.state, spec), _hosts(trial.state)
-        suitable = (
-            peer
-            for peer, former in _candidates(state, trial.state.reservations, hole)
-            if not _is_last_host(trial.state, hosts, former, hole) and vacancies.suits(hole, peer)
-        )
-        peer = next(suitable, None)
-        if peer is None:
-            return None
-        found.append(hole.reserved_for(peer.peer))
-        trial.add(AssignmentReserved(state.latest_at, found[-1]))
-    return found
-
-
-def _candidates(
-    state: State, reservations: Mapping[PeerId, ReservedAssignment], hole: Vacancy
-) -> Iterator[tuple[Peer, ReservedAssignment]]:
-    """Peers with the same stages first, then those whose replica never trained, the last to join first."""
-    others = [
-        (peer, reservations[peer.peer])
-        for peer in state.staying
-        if peer.policy.joins_pipelines
-        and peer.peer in reservations
-        and reservations[peer.peer].replica != hole.replica
-    ]
-    return iter(
-        sorted(
-            others,
+        candidates = [
+            (peer, former)
+            for peer in state.staying
+            for former in [trial.state.reservations.get(peer.peer)]
+            if peer.policy.joins_pipelines and former is not None and former.replica != hole.replica
+        ]
+        # Peers with the same stages first, then those whose replica never trained, the last to join first.
+        candidates.sort(
             key=lambda each: (
                 each[1].stages != hole.stages,
                 each[1].replica in state.assigned_replicas,
                 -each[0].arrival,
-            ),
+            )
         )
-    )
+        suitable = (
+            hole.reserved_for(peer.peer)
+            for peer, former in candidates
+            if not _is_last_host(trial.state, hosts, former, hole) and vacancies.suits(hole, peer)
+        )
+        reservation = next(suitable, None)
+        if reservation is None:
+            return None
+        found.append(reservation)
+        trial.add(AssignmentReserved(state.latest_at, reservation))
+    return found
 
 
 def _is_idle(state: State, peer: Peer) -> bool:

@@ -8,6 +8,7 @@ pipelines have.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -70,30 +71,18 @@ class Vacancies:
         self._state, self._spec = state, spec
         self._layouts = dict(state.layouts)
         self._holders = {each.slot: each.peer for each in state.reservations.values()}
+        self._fits = cache(lambda peer, stages, left: fits(state, spec, peer, stages, left))
         self.vacant = sorted(
-            (
-                vacancy
-                for replica in self._layouts
-                for vacancy in self._positions(replica)
-                if self._is_vacant(vacancy.slot)
-            ),
-            key=_order,
+            (vacancy for replica in self._layouts for vacancy in self._vacant_in(replica)), key=_order
         )
 
-    def _positions(self, replica: int) -> list[Vacancy]:
-        layout = self._layouts[replica]
-        return [
-            Vacancy(replica, position, stages, is_left=self._drains((replica, position)))
-            for position, stages in enumerate(layout)
-        ]
-
-    def _drains(self, slot: Slot) -> bool:
-        holder = self._state.peers[self._holders[slot]] if slot in self._holders else None
-        return holder is not None and holder.is_live and not holder.is_staying
-
-    def _is_vacant(self, slot: Slot) -> bool:
-        holder = self._state.peers[self._holders[slot]] if slot in self._holders else None
-        return holder is None or holder.is_lost or self._drains(slot)
+    def _vacant_in(self, replica: int) -> Iterator[Vacancy]:
+        for position, stages in enumerate(self._layouts[replica]):
+            peer = self._holders.get((replica, position))
+            holder = None if peer is None else self._state.peers[peer]
+            drains = holder is not None and holder.is_live and not holder.is_staying
+            if holder is None or holder.is_lost or drains:
+                yield Vacancy(replica, position, stages, is_left=drains)
 
     def reservation_for(
         self, peer: Peer, former: ReservedAssignment | None = None
@@ -111,10 +100,8 @@ class Vacancies:
             each.reserved_for(peer.peer) == former and self._can_connect(each, peer) for each in vacant
         ):
             return former
-        has_room = cache(lambda stages, left: fits(self._state, self._spec, peer.peer, stages, left))
         for each in vacant:
-            left = len(self._layouts[each.replica]) - each.position
-            if has_room(each.stages, left) and self._can_connect(each, peer):
+            if self.suits(each, peer):
                 return each.reserved_for(peer.peer)
         assigned = self._state.assigned_replicas
         waiting = {each.replica for each in vacant} - assigned
@@ -126,7 +113,7 @@ class Vacancies:
             (
                 ReservedAssignment(peer.peer, founded, position, stages)
                 for position, stages in enumerate(layout)
-                if has_room(stages, len(layout) - position)
+                if self._fits(peer.peer, stages, len(layout) - position)
             ),
             None,
         )
@@ -140,15 +127,14 @@ class Vacancies:
         replica = reservation.replica
         if replica not in self._layouts:
             self._layouts[replica] = self._founded_by(self._state.peers[reservation.peer], replica)
-            self.vacant += self._positions(replica)
+            self.vacant += self._vacant_in(replica)
         self._holders[reservation.slot] = reservation.peer
         self.vacant = sorted((each for each in self.vacant if each.slot != reservation.slot), key=_order)
 
     def suits(self, vacancy: Vacancy, peer: Peer) -> bool:
         """Whether the memory of `peer` allows `vacancy`, and the peer can connect to both neighbours."""
         left = len(self._layouts[vacancy.replica]) - vacancy.position
-        has_room = fits(self._state, self._spec, peer.peer, vacancy.stages, left)
-        return has_room and self._can_connect(vacancy, peer)
+        return self._fits(peer.peer, vacancy.stages, left) and self._can_connect(vacancy, peer)
 
     def _can_connect(self, vacancy: Vacancy, peer: Peer) -> bool:
         slots = ((vacancy.replica, vacancy.position + by) for by in (-1, 1))

@@ -1,8 +1,8 @@
-"""The DHT's calls, for holders of a certificate of the run only.
+"""Restricts the calls of the DHT to holders of a certificate of the run.
 
-hivemind lets an authorizer sign and validate every unary call of the DHT, and its answer. Its own
-TokenAuthorizerBase binds tokens to an RSA key of the process; here the token is the certificate that the
-coordinator has given to this peer anyway, and the signature that of the ed25519 key in its peer id.
+hivemind lets an authorizer sign and validate every unary call of the DHT, and its answer. hivemind's own
+TokenAuthorizerBase binds tokens to an RSA key of the process. Here the token is the certificate that the
+coordinator has issued to this peer, and the signature is that of the ed25519 key in its peer id.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from protocol.trust.tls import certified_peer
 
 log = logging.getLogger(__name__)
 
-_CLOCKS_SECONDS = 60.0
+_CLOCK_SECONDS = 60.0  # difference between two clocks that is accepted
 _MAX_NAMED = 1024  # peers whose refusal is logged
 
 
 class CertificateAuthorizer(AuthorizerBase):  # type: ignore[misc]  # hivemind has no type information
-    """Signs this peer's calls and answers, and believes others' under certificates of the authority.
+    """Signs this peer's calls and answers; accepts those of peers with a certificate of the authority.
 
     Args:
         sign: with the identity of this peer.
-        certificate: PEM file of this peer, read anew whenever it was replaced.
+        certificate: PEM file of this peer, read again when it has been replaced.
         authority: PEM file of the run's authority.
     """
 
@@ -51,7 +51,7 @@ class CertificateAuthorizer(AuthorizerBase):  # type: ignore[misc]  # hivemind h
     def ban(self, peers: Iterable[str]) -> None:
         self._banned.update(peers)
 
-    def pardon(self, peers: Iterable[str]) -> None:
+    def unban(self, peers: Iterable[str]) -> None:
         self._banned.difference_update(peers)
 
     async def sign_request(self, request: Any, service_public_key: object) -> None:
@@ -64,12 +64,12 @@ class CertificateAuthorizer(AuthorizerBase):  # type: ignore[misc]  # hivemind h
     async def validate_request(self, request: Any) -> bool:
         auth = request.auth
         now = get_dht_time()
-        if not self._is_believed(auth.client_access_token, request, now):
+        if not self._is_authorized(auth.client_access_token, request, now):
             return False
-        if abs(auth.time - now) > _CLOCKS_SECONDS or auth.nonce in self._seen_nonces:
-            log.debug("refused a call of the DHT that is old, or was made before")
+        if abs(auth.time - now) > _CLOCK_SECONDS or auth.nonce in self._seen_nonces:
+            log.debug("refused a call of the DHT that is old, or came before")
             return False
-        self._seen_nonces.store(bytes(auth.nonce), None, now + 3 * _CLOCKS_SECONDS)
+        self._seen_nonces.store(bytes(auth.nonce), None, now + 3 * _CLOCK_SECONDS)
         return True
 
     async def sign_response(self, response: Any, request: Any) -> None:
@@ -80,10 +80,10 @@ class CertificateAuthorizer(AuthorizerBase):  # type: ignore[misc]  # hivemind h
 
     async def validate_response(self, response: Any, request: Any) -> bool:
         auth = response.auth
-        believed = self._is_believed(auth.service_access_token, response, get_dht_time())
-        return believed and auth.nonce == request.auth.nonce
+        authorized = self._is_authorized(auth.service_access_token, response, get_dht_time())
+        return authorized and auth.nonce == request.auth.nonce
 
-    def _is_believed(self, token: AccessToken, message: Any, now: float) -> bool:
+    def _is_authorized(self, token: AccessToken, message: Any, now: float) -> bool:
         """Whether the holder of `token`, not banned, has signed `message`."""
         try:
             certificate = certified_peer(token.public_key, self._authority)
@@ -94,9 +94,9 @@ class CertificateAuthorizer(AuthorizerBase):  # type: ignore[misc]  # hivemind h
         if peer in self._banned:
             self._refuse(peer, "it was banned")
         elif not certificate.holds_at(now):
-            self._refuse(peer, "its certificate has run out")
+            self._refuse(peer, "its certificate has expired")
         elif not is_signed_by(peer, _message(message), message.auth.signature):
-            self._refuse(peer, "it has not signed its call")
+            self._refuse(peer, "it has not signed this message")
         else:
             return True
         return False
@@ -116,7 +116,7 @@ class CertificateAuthorizer(AuthorizerBase):  # type: ignore[misc]  # hivemind h
 
 
 def _message(message: Any) -> bytes:
-    """The bytes to sign: which message it is, and all of it but the signature."""
+    """The bytes to sign: the type of the message, and all of it except the signature."""
     unsigned = type(message)()
     unsigned.CopyFrom(message)
     unsigned.auth.ClearField("signature")
@@ -125,5 +125,5 @@ def _message(message: Any) -> bytes:
 
 
 def signer_of(identity: Path) -> Callable[[bytes], bytes]:
-    """Signs with the ed25519 key of an identity file, which its owner has checked."""
+    """A function that signs with the ed25519 key of an identity file. Its owner has checked the file."""
     return Ed25519PrivateKey.from_private_bytes(identity.read_bytes()[4:36]).sign

@@ -1,9 +1,9 @@
 """The averager process of one stage: hivemind's averager, with an all-gather in place of the all-reduce.
 
-hivemind brings the peer-to-peer layer, matchmaking and the step. Stock all-reduce cannot be used: peers would
+hivemind provides the peer-to-peer layer, matchmaking and the step. Its all-reduce cannot be used: peers would
 disagree after a partial failure, and sparse payloads cannot be summed in parts. So the members of a group
-gather each other's payload bytes, checked against what their owners signed, and later serve them to whoever
-asks; what is applied is decided elsewhere.
+gather each other's payload bytes, verify them against the signed descriptors, and serve them to other peers
+afterwards. The coordinator decides which of them are applied.
 
 The process has two sides: :func:`node.ipc.channel.serve` answers the host's calls in threads, and hivemind's
 event loop does the work.
@@ -68,11 +68,11 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
     """Gathers, holds and serves the payloads of one stage.
 
     Args:
-        roster: the peers that may call this one, until told otherwise.
+        allow_list: the peers that may call this one at first.
         sockets: folder that is removed when this process finds its parent dead.
     """
 
-    # hivemind caches a class's remote calls in these; inherited, they would bear the other class's name.
+    # hivemind caches the remote calls of a class here; inherited, they would have the name of the base class.
     _rpc_handlers = _stub_type = None
 
     def __init__(
@@ -87,7 +87,7 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
             request_timeout=_REQUEST_SECONDS,
             allow_state_sharing=False,
         )
-        # The run names the hash of its spec, and with it model and codec: members of other runs are refused.
+        # The run id contains the hash of the spec, thus of model and codec: peers of other runs are refused.
         self.schema_hash = hashlib.sha256(self.prefix.encode()).digest()
         self._run_id, self._stage, self._storage, self._sockets = run, stage, storage, sockets
         self._allow_list = AllowList(allow_list)
@@ -108,7 +108,7 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
         end_with_parent(self._parent_pid, self._sockets)
         self._host_end.close()
         threading.Thread(target=self._run_or_end, name="hivemind", daemon=True).start()
-        # hivemind runs what comes through its control pipe on its event loop, once that is ready.
+        # hivemind runs calls from its control pipe on its event loop once that is ready.
         self._outer_pipe.send(("_open", [], {}))
         handlers = {
             **handler(Exchange, self._on_exchange),
@@ -122,7 +122,7 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
         try:
             self._run_internal()
         finally:
-            os._exit(1)  # an averager without its event loop is dead; the host must see it
+            os._exit(1)  # without its event loop an averager is useless; the host must notice
 
     def _in_loop(self, work: Coroutine[Any, Any, T]) -> T:
         self._opened.wait()
@@ -149,7 +149,7 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
     # In the averager process: on the event loop
 
     async def add_p2p_handlers(self, p2p: P2P, wrapper: object = None, **options: Any) -> None:
-        """hivemind's hook, called by its event loop: nobody but the roster may call."""
+        """hivemind's event loop calls this. Only peers of the allow list may call."""
         await super().add_p2p_handlers(p2p, AllowedCalls(self, self._allow_list), **options)
 
     async def _open(self) -> None:
@@ -250,7 +250,7 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
 
     @contextmanager
     def _register_allreduce_group(self, group_info: GroupInfo) -> Iterator[None]:
-        """There is no all-reduce to register: hivemind then refuses every request for one."""
+        """Register no all-reduce, so that hivemind refuses every request for one."""
         self._pending_groups_registered.set()
         yield
 
@@ -260,7 +260,7 @@ def _group_info(group: ExchangeGroup) -> GroupInfo:
     # The owner of a descriptor that is not authentic need not even be a peer id.
     authentic = tuple(filter(is_authentic, group.descriptors))
     if len(authentic) < len(group.descriptors):
-        log.warning("left those out of group %s whose signature is not valid", group.group_id)
+        log.warning("left descriptors without a valid signature out of group %s", group.group_id)
     return GroupInfo(
         group.group_id.encode(),
         tuple(PeerID.from_base58(descriptor.owner) for descriptor in authentic),

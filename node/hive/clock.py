@@ -1,7 +1,7 @@
-"""The time by which DHT records and certificates are believed: the coordinator's, as well as it is known.
+"""The coordinator's time, as this node estimates it: DHT records and certificates are checked against it.
 
-hivemind refuses peers whose clocks differ from its own by more than 3 seconds, and a home computer may be
-minutes off. So its clock, a function that its modules import by name, is replaced by a corrected one.
+hivemind refuses peers whose clocks differ from its own by more than 3 seconds, and the clock of a home
+computer may be minutes off. So hivemind's clock, a function that its modules import by name, is replaced.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ def coordinator_time(offset: float) -> float:
 
 
 def correct_dht_time(offset: float) -> None:
-    """Let hivemind, and all who have imported its clock, go by the coordinator's in this process.
+    """Replace hivemind's clock in this process and those forked from it, in all modules that import it.
 
-    And in those forked from it. To be called when everything is imported and nothing started.
+    To be called when everything is imported and nothing started.
     """
 
     def get_dht_time() -> float:

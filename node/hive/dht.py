@@ -19,10 +19,10 @@ from node.hive.authorizer import CertificateAuthorizer
 from node.hive.lifetime import end_with_parent
 
 _PEERS_PER_CALL = 32
-"""As many as fit into one piece of the control pipe, to which several processes write."""
+"""They fit into one atomic write to the control pipe, to which several processes write (PIPE_BUF)."""
 
 _GREET_SECONDS = 20.0
-"""About how often the initial peers are greeted. One that was started again knows nobody."""
+"""Mean time between two greetings of the initial peers. One that was started again knows no other peer."""
 _CALL_SECONDS = 5.0
 
 
@@ -37,7 +37,7 @@ class HostedDHT(DHT):  # type: ignore[misc]  # hivemind has no type information
     """
 
     def __init__(self, folder: Path, authorizer: CertificateAuthorizer, **options: Any) -> None:
-        # hivemind would put its sockets into /tmp, open to everybody and never to be found again.
+        # By default hivemind puts its sockets into /tmp, where all users see them and none removes them.
         P2P._UNIX_SOCKET_PREFIX = f"/unix{folder}/"
         self._folder = folder
         self._banned: frozenset[str] = frozenset()
@@ -48,21 +48,21 @@ class HostedDHT(DHT):  # type: ignore[misc]  # hivemind has no type information
         super().run()
 
     def greet(self, deadline: float) -> None:
-        """Make the initial peers, the coordinator among them, and this one known to each other again."""
+        """Introduce this peer to the initial peers again, the coordinator among them."""
         work = partial(_greet, addresses=tuple(self.initial_peers))
         self.run_coroutine(work, return_future=True).result(deadline)
 
-    def keep_in_touch(self) -> None:
-        """Greet the initial peers now and then, from now on."""
-        work = partial(_keep_in_touch, addresses=tuple(self.initial_peers))
-        self._keeping_in_touch = self.run_coroutine(work, return_future=True)
+    def keep_greeting(self) -> None:
+        """Greet the initial peers from time to time, from now on."""
+        work = partial(_keep_greeting, addresses=tuple(self.initial_peers))
+        self._greeting = self.run_coroutine(work, return_future=True)
 
-    def keep_out(self, banned: Collection[str], deadline: float) -> None:
-        """From now on exactly the peers in `banned` are refused in spite of their certificates."""
+    def ban(self, banned: Collection[str], deadline: float) -> None:
+        """From now on exactly the peers in `banned` are refused, although they have certificates."""
         newly = frozenset(banned) - self._banned
-        pardoned = self._banned - frozenset(banned)
+        unbanned = self._banned - frozenset(banned)
         self._banned = frozenset(banned)
-        for peers, out in ((sorted(newly), True), (sorted(pardoned), False)):
+        for peers, out in ((sorted(newly), True), (sorted(unbanned), False)):
             for start in range(0, len(peers), _PEERS_PER_CALL):
                 change = partial(_change_bans, peers=peers[start : start + _PEERS_PER_CALL], out=out)
                 self.run_coroutine(change, return_future=True).result(deadline)
@@ -74,10 +74,10 @@ async def _change_bans(_: DHT, node: DHTNode, *, peers: Sequence[str], out: bool
     if out:
         authorizer.ban(peers)
     else:
-        authorizer.pardon(peers)
+        authorizer.unban(peers)
 
 
-async def _keep_in_touch(_: DHT, node: DHTNode, *, addresses: Sequence[str]) -> None:
+async def _keep_greeting(_: DHT, node: DHTNode, *, addresses: Sequence[str]) -> None:
     """In the DHT process, until it ends."""
     while addresses:
         await asyncio.sleep(_GREET_SECONDS * random.uniform(0.5, 1.5))
@@ -91,5 +91,5 @@ async def _greet(_: DHT, node: DHTNode, *, addresses: Sequence[str]) -> None:
         with suppress(Exception):  # hivemind and libp2p raise anything here
             await asyncio.wait_for(node.p2p._client.connect(peer, [address]), _CALL_SECONDS)
             if await node.protocol.call_ping(peer) is not None:
-                # hivemind doubles the time for which it asks an absent peer nothing.
+                # hivemind doubles the time for which it avoids a peer that did not answer.
                 node.blacklist.register_success(peer)

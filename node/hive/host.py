@@ -81,7 +81,7 @@ class Averagers:
 
 
 class Host:
-    """The calls of the main process, one method each."""
+    """Answers the calls of the main process, each by one method; see :mod:`node.hive.calls`."""
 
     _folder: Path
     _run: str
@@ -125,7 +125,7 @@ class Host:
             peers = ", ".join(request.initial_peers) or "no other peer"
             why = str(error) or type(error).__name__
             raise _unreachable(f"joining it through {peers} failed: {why}") from None
-        self._dht.keep_in_touch()
+        self._dht.keep_greeting()
         self._p2pd = next(p for p in psutil.Process(self._dht.pid).children() if p.name() == "p2pd")
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
         # hivemind caches the answers to both, so that the averagers inherit them.
@@ -173,7 +173,7 @@ class Host:
     def admit(self, request: Admit) -> None:
         self._averagers.admit(request)
         with _dht_answers():
-            self._dht.keep_out(request.banned, request.deadline)
+            self._dht.ban(request.banned, request.deadline)
 
     def handlers(self) -> Mapping[str, Handler]:
         """For :func:`node.ipc.channel.serve`. What averagers answer passes through unread."""
@@ -200,7 +200,7 @@ class Host:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _watch(self) -> None:
-        """One dead process makes the others useless: end them all, for the main process to see."""
+        """When one process dies, the others are useless: end them all, so that the main process notices."""
         while self._p2pd.is_running():
             children: list[Any] = [self._dht, *self._averagers.by_stage.values()]
             sentinels = [child.sentinel for child in children if child.is_alive()]
@@ -215,7 +215,7 @@ class Host:
 
 @contextmanager
 def _dht_answers() -> Iterator[None]:
-    """Whatever the DHT process raises, or a timeout, means that the DHT is out of reach."""
+    """Any exception of the DHT process, or a timeout, means that the DHT is out of reach."""
     try:
         yield
     except Exception as error:
@@ -243,11 +243,11 @@ def _unreachable(why: str) -> HetnodeError:
 
 
 def _configure_logging() -> None:
-    """hivemind reports its expected failures, with tracebacks, as errors: they are for debugging only."""
+    """Hide hivemind's messages unless debugging: it logs expected failures as errors with tracebacks."""
     level = os.environ.get("HETNODE_LOG_LEVEL", "INFO")
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s hivemind: %(message)s")
     use_hivemind_log_handler("nowhere")
-    logging.addLevelName(logging.WARNING, "WARNING")  # hivemind renames it for everybody
+    logging.addLevelName(logging.WARNING, "WARNING")  # hivemind renames it for the whole process
     if level != "DEBUG":
         for name in ("hivemind", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)

@@ -1,4 +1,4 @@
-"""How the processes of this room end: together, and leaving no socket file behind."""
+"""How hivemind's processes end: all together, and without leaving a socket file."""
 
 from __future__ import annotations
 

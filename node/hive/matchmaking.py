@@ -1,4 +1,4 @@
-"""Who is in a round's group: the coordinator's word, or hivemind's own search through the DHT."""
+"""The group of a round: matched by the coordinator, or found by hivemind's own search through the DHT."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hivemind.dht import DHT
 from hivemind.p2p import P2P
 
 WINDOW_SECONDS = 3.0
-"""Peers that look for their group within this time find each other; with shorter windows groups split."""
+"""Peers that begin to search within this time find each other; with shorter windows groups split."""
 
 
 class RoundStep(StepControl):  # type: ignore[misc]  # hivemind has no type information
-    """A step that starts as soon as its group is known: nobody has to trigger it."""
+    """A step that starts as soon as its group is known, without a trigger."""
 
     @property
     def triggered(self) -> bool:
@@ -22,7 +22,7 @@ class RoundStep(StepControl):  # type: ignore[misc]  # hivemind has no type info
 
 
 class _RoundKey(GroupKeyManager):  # type: ignore[misc]  # hivemind has no type information
-    """Names the group of one round, where hivemind would draw new bits after each group."""
+    """Names the group of one round. hivemind would draw new random bits after each group."""
 
     async def update_key_on_group_assembled(self, group_info: GroupInfo) -> None:
         pass

@@ -1,7 +1,7 @@
-"""The DHT's record of each peer: one dictionary per run, whose entries only their own peer can write.
+"""The peer records in the DHT: one dictionary per run, in which each peer can write only its own entry.
 
-A record is signed with the time at which it expires, and the DHT may keep it no longer. So nobody can bring
-an old record back, not even in the place of a newer one, which expires later.
+The signature of a record covers the time at which it expires, and the DHT may not keep it longer. So an old
+record cannot be restored: a newer one expires later and replaces it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class OwnRecordValidator(RecordValidatorBase):  # type: ignore[misc]  # hivemind
 
     That peer must be certified by `authority`, and the record must not outlive what its peer has signed.
 
-    Runs in the DHT process of every peer, on the way in and on the way out. Other keys, such as those of
-    hivemind's matchmaking, are not its business.
+    Runs in the DHT process of every peer, when a record is stored and when it is read. Accepts all other
+    keys, such as those of hivemind's matchmaking.
     """
 
     def __init__(self, run: str, authority: x509.Certificate) -> None:

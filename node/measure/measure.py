@@ -157,7 +157,7 @@ def candidates(
 
     The rest in an order of this node's own, so that not all measure the same ones.
     """
-    hosts, place = run_view.hosts(), run_view.place_of(me)
+    hosts, place = run_view.hosts(), run_view.reservation_of(me)
 
     def order(peer: PeerId) -> tuple[bool, bytes]:
         stages = hosts.get(peer)

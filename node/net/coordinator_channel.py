@@ -1,7 +1,7 @@
 """A connection to the coordinator, and the calls that every holder of a certificate of the run can make.
 
-gRPC itself retries UNAVAILABLE with backoff (the service config below), so the coordinator may get any request
-twice.
+gRPC itself retries UNAVAILABLE with backoff (the service config below), so the coordinator may get any
+request twice.
 """
 
 from __future__ import annotations

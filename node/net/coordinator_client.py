@@ -1,6 +1,6 @@
 """The calls of a peer to its coordinator: typed, and each with a deadline.
 
-Every request may safely arrive twice. A refusal of the coordinator is raised as the HetnodeError that it sent.
+Every request may safely arrive twice. A refusal is raised as the HetnodeError that the coordinator sent.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _RETRY_SECONDS = 0.3
 
 @dataclass(frozen=True)
 class Admission:
-    """What a peer gets when the coordinator lets it in.
+    """What a peer gets when it has joined.
 
     `clock_offset`: seconds by which the coordinator's clock is ahead of this machine's.
     """
@@ -119,7 +119,7 @@ class CoordinatorClient:
     async def join(
         self, role: Role, capacity: Capacity, endpoint: str, spec_hash: str, deadline: float
     ) -> Admission:
-        """Enter the run, waiting up to `deadline` seconds for the coordinator to answer at all.
+        """Join the run, waiting up to `deadline` seconds for the coordinator to answer at all.
 
         Raises HetnodeError: COORDINATOR_UNREACHABLE, or the refusal.
         """
@@ -252,16 +252,16 @@ class CoordinatorClient:
         await self._call("Leave", pb.LeaveRequest(peer=self._peer, reason=reason), 2.0)
 
     async def drain(self, reason: str) -> None:
-        """Say that this node goes at the end of the round that it is in."""
+        """Report that this node leaves at the end of its current round."""
         await self._call("Drain", pb.DrainRequest(peer=self._peer, reason=reason[:200]), _CALL_SECONDS)
 
     async def retreat(self, epoch: int, reason: str) -> None:
-        """Say that this peer's replica cannot go on under plan `epoch`; a later plan may seat it again."""
+        """Report that this peer's replica cannot continue under plan `epoch`. A later plan may include it."""
         request = pb.RetreatRequest(peer=self._peer, epoch=epoch, reason=reason[:200])
         await self._call("Retreat", request, _CALL_SECONDS)
 
     async def locate(self, stage: int, part: Part) -> tuple[StateRecord, ...]:
-        """The checkpoints of `part` of `stage` that can be had, newest first.
+        """The checkpoints of `part` of `stage` that peers hold, newest first.
 
         Raises HetnodeError: WRONG_AUTHORITY where a record is not signed by the coordinator's key.
         """
@@ -284,7 +284,7 @@ class CoordinatorClient:
         rejected: Sequence[Rejection],
         deadline: float,
     ) -> Decision:
-        """Say which payloads this peer holds or refuses and wait for the one decision on (stage, round)."""
+        """Report the payloads that this peer holds or refuses; wait for the decision on (stage, round)."""
         request = pb.ReportRequest(
             peer=self._peer,
             stage=stage,
@@ -299,20 +299,20 @@ class CoordinatorClient:
     ) -> Decision:
         """Wait for the decision on a (stage, round) to which this peer does not contribute.
 
-        `withheld`: the epoch under which it has a seat and nothing to offer; 0 where it only asks.
+        `withheld`: the epoch of an assignment for which it has no payload to offer; 0 where it only asks.
         """
         request = pb.AwaitDecisionRequest(peer=self._peer, stage=stage, round=round_number, withheld=withheld)
         return decision_from_pb(await self._call("AwaitDecision", request, deadline))
 
     async def attest(self, stage: int, round_number: int, part: str, digest: str) -> None:
-        """Report the anchor after `round_`. Raises ANCHOR_DIVERGED if others have another one."""
+        """Report the anchor after `round_number`. Raises ANCHOR_DIVERGED if the others have another one."""
         request = pb.AttestRequest(peer=self._peer, stage=stage, round=round_number, part=part, digest=digest)
         reply = await self._call("Attest", request, _CALL_SECONDS)
         if not reply.agrees:
             raise HetnodeError(
                 ErrorCode.ANCHOR_DIVERGED,
-                f"After round {round_number} this node's {part} of stage {stage} has digest {digest[:16]}, the run "
-                f"has {reply.expected[:16]}.",
+                f"After round {round_number} this node's {part} of stage {stage} has digest {digest[:16]}, "
+                f"the run has {reply.expected[:16]}.",
                 "It loads the anchor of the others before it contributes again.",
             )
 

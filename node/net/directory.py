@@ -16,8 +16,8 @@ from protocol.types import PeerRecord, StageRange
 log = logging.getLogger(__name__)
 
 _RECORD_SECONDS = 900.0
-"""A record is good for so long. To publish it costs as many bytes as a small payload, and it is news only to
-those who would not find it in the plan, so it is done seldom, and at once where it changes."""
+"""Lifetime of a record. Publishing costs as many bytes as a small payload, and helps only peers that do not
+find this node in the plan: so it is done rarely, and at once after a change."""
 
 
 class Directory:
@@ -26,7 +26,7 @@ class Directory:
     A DHT that is out of reach for a while is normal and only logged.
 
     Args:
-        estimates: the record always has the newest capacity of these.
+        estimates: a published record has the newest capacity of these.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Directory:
         self._transport, self._record, self._estimates = transport, record, estimates
 
     async def keep(self) -> NoReturn:
-        """Publish the record again and again until cancelled."""
+        """Publish the record until cancelled, three times in its lifetime."""
         while True:
             await self._publish()
             await asyncio.sleep(_RECORD_SECONDS / 3)
@@ -46,7 +46,7 @@ class Directory:
         await self._publish()
 
     async def endpoints(self) -> Mapping[str, str]:
-        """host:port by peer id, as peers say in the DHT; empty where the DHT cannot be asked."""
+        """host:port by peer id, from the records of the peers; empty where the DHT does not answer."""
         try:
             records = await self._transport.lookup()
         except HetnodeError as error:

@@ -1,4 +1,4 @@
-"""How a newcomer trades an invite for a certificate: it believes nobody but the authority of the pin."""
+"""How a new peer gets a certificate for an invite: it trusts only the authority of the invite's pin."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ async def enroll(invite: Invite, identity: Identity, deadline: float) -> RunCred
         deadline: seconds to wait for the coordinator to answer at all.
 
     Raises:
-        HetnodeError: COORDINATOR_UNREACHABLE; WRONG_AUTHORITY, before anything is told, if what answers has
-            not the invite's pin; INVITE_EXPIRED, INVITE_USED, ..., or what else the coordinator refuses with.
+        HetnodeError: COORDINATOR_UNREACHABLE; WRONG_AUTHORITY, before anything is sent, if the authority that
+            answers has not the invite's pin; INVITE_EXPIRED, INVITE_USED or another refusal.
     """
     key = new_tls_key()
     try:
@@ -156,6 +156,6 @@ def _checked_run(run: str) -> str:
 def _unreachable(address: str, why: str) -> HetnodeError:
     return HetnodeError(
         ErrorCode.COORDINATOR_UNREACHABLE,
-        f"The coordinator's enrolment at {address} does not answer: {why}.",
+        f"The coordinator's enrollment at {address} does not answer: {why}.",
         "Check that 'hetnode coordinator' runs there, and that its port is open to this machine.",
     )

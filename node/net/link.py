@@ -165,16 +165,16 @@ class Link:
         except TimeoutError:
             raise HetnodeError(
                 ErrorCode.NEIGHBOUR_LOST,
-                f"{self.neighbour.name} sent no {frame_id.kind.value} frame for microbatch "
-                f"{frame_id.microbatch} of inner step {frame_id.step} in round {frame_id.round_number} within "
-                f"{deadline:.0f} s.",
+                f"{self.neighbour.name} sent no {frame_id.kind.value} frame within {deadline:.0f} s, for "
+                f"microbatch {frame_id.microbatch} of inner step {frame_id.step} in round "
+                f"{frame_id.round_number}.",
                 "Check that neighbour's log and connection; timing.link in the run file sets the bound.",
             ) from None
         self._has_room.set()
         return self._inbox.pop(frame_id)
 
     async def part(self, deadline: float) -> None:
-        """Send a farewell and wait up to `deadline` seconds for the neighbour's. To be called before `close`.
+        """Send a farewell and wait up to `deadline` seconds for the neighbour's; call it before `close`.
 
         If one end closed while the last write of the other is still under way, that write would fail. Never
         raises: a neighbour that is gone needs no farewell.

@@ -1,6 +1,6 @@
-"""What this node knows of its own speed and of its links, renewed by what it does anyway.
+"""Estimates of this node's speed and of its links, updated while it trains.
 
-The numbers are told to the coordinator with a heartbeat once one of them has moved. Time is an argument.
+They are reported to the coordinator with a heartbeat once one of them has changed. Time is an argument.
 """
 
 from __future__ import annotations
@@ -13,37 +13,37 @@ from statistics import median
 from protocol.types import Capacity, Estimates, LinkEstimate, PeerId
 
 LEAST_FRAME_BYTES = 1 << 16
-"""Smaller frames say more of timers than of the link."""
+"""The time of a smaller frame depends more on timers than on the link."""
 
 _FRAMES = 32
 _LEAST_FRAMES = 4
 _QUANTILE = 0.8
 _ROUNDS = 5
-_MOVED = 0.2
+_CHANGE = 0.2
 _PAUSE_SECONDS, _LONGEST_PAUSE = 5.0, 30.0
-"""Between two tellings: at first short, as a plan may wait for them, then longer and longer."""
+"""Between two reports: short at first, because a plan may wait for them, then longer each time."""
 _MOST_PEERS = 64
 
 
 class FrameRate:
     """Bytes per second of a link, from the arrival of its frames.
 
-    A frame whose sender computes, or shares its line, meanwhile looks slower than the link is: so a high
-    quantile of the last frames is taken. Not the highest, as a frame that waited in a buffer looks faster. A
-    link that has become slower is noticed after most of those frames were seen again.
+    A frame seems slower than the link if its sender computes or shares its line meanwhile, so this is a high
+    quantile of the last frames. It is not the maximum, because a frame that waited in a buffer seems faster.
+    A link that becomes slower is noticed after most of these frames are replaced.
     """
 
     def __init__(self) -> None:
         self._rates: deque[float] = deque(maxlen=_FRAMES)
 
     def frame(self, nbytes: int, seconds: float) -> None:
-        """So many bytes came in so many seconds; the bytes that had come when the time began do not count."""
+        """`nbytes` came in `seconds`, without the bytes that had come before the time began."""
         if nbytes >= LEAST_FRAME_BYTES and seconds > 0:
             self._rates.append(nbytes / seconds)
 
     @property
     def bandwidth(self) -> float:
-        """0 until enough frames have come."""
+        """Bytes per second; 0 until enough frames have come."""
         if len(self._rates) < _LEAST_FRAMES:
             return 0.0
         return sorted(self._rates)[int(_QUANTILE * (len(self._rates) - 1))]
@@ -61,10 +61,10 @@ class _Neighbour:
 
 
 class LiveEstimates:
-    """The newest estimates of this node, and which of them the coordinator has been told.
+    """The newest estimates of this node, and those that the coordinator knows.
 
     Args:
-        capacity: as it was told when joining.
+        capacity: as reported when joining.
     """
 
     def __init__(self, capacity: Capacity) -> None:
@@ -72,13 +72,13 @@ class LiveEstimates:
         self._microbatch_seconds = 0.0
         self._speeds: deque[float] = deque(maxlen=_ROUNDS)
         self._neighbours: OrderedDict[PeerId, _Neighbour] = OrderedDict()
-        self._told = Estimates(capacity)
-        self._told_at, self._pause = 0.0, 0.0
+        self._reported = Estimates(capacity)
+        self._reported_at, self._pause = 0.0, 0.0
 
-    # What is measured
+    # Measurements
 
     def probed(self, peer: PeerId, round_trip: float, bandwidth: float, incoming: float) -> None:
-        """The way to `peer`: seconds there and back, bytes per second that arrive there and here."""
+        """A probe of `peer`: seconds of a round trip, bytes per second that arrived there and here."""
         found = self._neighbour(peer)
         found.round_trip, found.bandwidth, found.incoming = round_trip, bandwidth, incoming
 
@@ -86,20 +86,20 @@ class LiveEstimates:
         self._neighbour(peer).round_trip = round_trip
 
     def received(self, peer: PeerId, nbytes: int, seconds: float) -> None:
-        """A frame of `peer` came on a link: so many bytes after its beginning, in so many seconds."""
+        """A frame of `peer` came over a link: `nbytes` after its header, in `seconds`."""
         self._neighbour(peer).frames.frame(nbytes, seconds)
 
     def computed(self, flops: float, seconds: float) -> None:
-        """A round's inner phase took so many operations (protocol.algorithm.flops) and seconds of computing here."""
+        """An inner phase took `flops` operations (protocol.algorithm.flops) and `seconds` of computing."""
         if flops > 0 and seconds > 0:
             self._speeds.append(flops / seconds)
             self.capacity = replace(self.capacity, flops=median(self._speeds))
 
     def replica_took(self, microbatch_seconds: float) -> None:
-        """What one microbatch took the replica whose first member this node is; 0 where it is none now."""
+        """One microbatch took this replica so long; 0 where this node is not the first member of one."""
         self._microbatch_seconds = max(0.0, microbatch_seconds)
 
-    # What is told
+    # Reports
 
     @property
     def now(self) -> Estimates:
@@ -108,19 +108,19 @@ class LiveEstimates:
         return Estimates(self.capacity, self._microbatch_seconds, known)
 
     def joined(self) -> None:
-        """The coordinator knows the capacity, as it is now, and nothing else."""
-        self._told, self._pause = Estimates(self.capacity), 0.0
+        """This node has joined: the coordinator knows the current capacity and nothing else."""
+        self._reported, self._pause = Estimates(self.capacity), 0.0
 
-    def news(self, at: float) -> Estimates | None:
-        """What to tell the coordinator at `at` (seconds), if something has moved and it is not too soon."""
-        if at < self._told_at + self._pause:
+    def due(self, at: float) -> Estimates | None:
+        """What to report at the time `at` (seconds); None where nothing has changed or it is too soon."""
+        if at < self._reported_at + self._pause:
             return None
         estimates = self.now
-        return estimates if _has_moved(self._told, estimates) else None
+        return estimates if _has_changed(self._reported, estimates) else None
 
-    def told(self, estimates: Estimates, at: float) -> None:
-        """The coordinator has heard them."""
-        self._told, self._told_at = estimates, at
+    def reported(self, estimates: Estimates, at: float) -> None:
+        """The coordinator has received `estimates`."""
+        self._reported, self._reported_at = estimates, at
         self._pause = min(2 * self._pause or _PAUSE_SECONDS, _LONGEST_PAUSE)
 
     def _neighbour(self, peer: PeerId) -> _Neighbour:
@@ -131,16 +131,16 @@ class LiveEstimates:
         return found
 
 
-def _has_moved(before: Estimates, after: Estimates) -> bool:
-    """Whether a value has moved by more than a fifth, or was not there."""
-    told = {link.peer: link for link in before.links}
+def _has_changed(before: Estimates, after: Estimates) -> bool:
+    """Whether a value has changed by more than a fifth, or is new."""
+    known = {link.peer: link for link in before.links}
     pairs: list[tuple[float, float]] = [
         (before.microbatch_seconds, after.microbatch_seconds),
         *zip(_speeds_of(before.capacity), _speeds_of(after.capacity), strict=True),
     ]
     for link in after.links:
-        pairs += zip(_values_of(told.get(link.peer)), _values_of(link), strict=True)
-    return any(abs(new - old) > _MOVED * old for old, new in pairs)
+        pairs += zip(_values_of(known.get(link.peer)), _values_of(link), strict=True)
+    return any(abs(new - old) > _CHANGE * old for old, new in pairs)
 
 
 def _speeds_of(capacity: Capacity) -> Iterator[float]:

@@ -1,4 +1,4 @@
-"""A node's standing with the coordinator: heartbeats, and the plans, places and bans pushed to it."""
+"""A node's membership in its run: its heartbeats, and the plans, reservations and bans that it receives."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 Admit = Callable[[Set[PeerId], Set[PeerId]], Awaitable[None]]
-"""Told who has a place in the run and who is banned."""
+"""Called with the peers that have an assignment, also a reserved one, and with the banned peers."""
 
 _RETRY_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """Where a plan puts this node."""
+    """A peer's position in a replica of a plan."""
 
     plan: Plan
     replica: Replica
@@ -42,10 +42,12 @@ class Assignment:
 
 @dataclass(frozen=True)
 class RunView:
-    """What the coordinator has said last.
+    """The run as the coordinator described it last.
 
-    `session` counts how often this node has joined; `round` is the one that is open. `followed` is the epoch
-    of the newest plan in which each peer had no part: its seats in plans up to that one do not count.
+    `session` counts how often this node has joined; `round_number` is the round that is open. `followers` are
+    the peers that have a reserved assignment and no part in the newest plan. `followed` has for each peer the
+    epoch of the newest plan in which it was such a follower: its assignments in plans up to that one do not
+    count.
     """
 
     session: int = 1
@@ -61,13 +63,13 @@ class RunView:
         return self.plans[max(self.plans)] if self.plans else None
 
     def plan_for(self, round_number: int) -> Plan | None:
-        """The plan in force in `round_`, as far as plans are known."""
+        """The plan in force in `round_number`, as far as plans are known."""
         return next(
             (p for _, p in sorted(self.plans.items(), reverse=True) if p.from_round <= round_number), None
         )
 
     def assignment_of(self, peer: PeerId, round_number: int) -> Assignment | None:
-        """Where `peer` trains in `round_`; None while it follows."""
+        """The assignment with which `peer` trains in `round_number`; None while it follows."""
         plan = self.plan_for(round_number)
         replica = plan.replica_of(peer) if plan else None
         if plan is None or replica is None or plan.epoch <= self.followed.get(peer, 0):
@@ -75,11 +77,11 @@ class RunView:
         return Assignment(plan, replica, replica.position_of(peer))
 
     def trains(self, peer: PeerId) -> bool:
-        """Whether `peer` has a seat in the open round."""
+        """Whether `peer` has an assignment in the open round."""
         return self.assignment_of(peer, self.round_number) is not None
 
-    def place_of(self, peer: PeerId) -> ReservedAssignment | None:
-        """The place that `peer` has in the newest plan, or is to have in a later one."""
+    def reservation_of(self, peer: PeerId) -> ReservedAssignment | None:
+        """What `peer` hosts in the newest plan, or will host in a later one."""
         if peer in self.followers:
             return self.followers[peer]
         replica = self.newest.replica_of(peer) if self.newest else None
@@ -89,10 +91,10 @@ class RunView:
         return ReservedAssignment(peer, replica.index, position, replica.members[position].stages)
 
     def hosts(self) -> dict[PeerId, StageRange]:
-        """The stages of all peers that host any now, or follow their rounds."""
+        """By peer the stages that it hosts, or whose rounds it follows."""
         replicas = self.newest.replicas if self.newest else ()
-        seated = {member.peer: member.stages for replica in replicas for member in replica.members}
-        return seated | {place.peer: place.stages for place in self.followers.values()}
+        assigned = {member.peer: member.stages for replica in replicas for member in replica.members}
+        return assigned | {each.peer: each.stages for each in self.followers.values()}
 
     def hosts_of(self, stage: int) -> list[PeerId]:
         """The peers that host `stage` now, or follow its rounds."""
@@ -100,15 +102,15 @@ class RunView:
 
 
 class Membership:
-    """Keeps this node a member of the run while :meth:`keep` runs; other tasks ask it for plans.
+    """Keeps this node a member of the run while :meth:`keep` runs; other tasks read its view of the run.
 
-    Losing the coordinator for a while is normal and only logged. A coordinator that took this node for lost
-    is joined again; being refused otherwise ends `keep`.
+    A coordinator that is away for a while is normal and only logged. If the coordinator has removed this node
+    as lost, it joins again; any other refusal ends `keep`.
 
     Args:
         join: joins the run again.
         heartbeat: seconds between two heartbeats.
-        estimates: told to the coordinator with heartbeats, as they change.
+        estimates: reported with heartbeats when they have changed.
     """
 
     def __init__(
@@ -124,36 +126,36 @@ class Membership:
         self._joining = asyncio.Lock()
         self._changed = asyncio.Condition()
         self._stream: asyncio.Task[None] | None = None
-        self._is_missed = False
+        self._is_away = False
         self._answered = self._now()
-        self._closes: tuple[int, float] | None = None
+        self._closing: tuple[int, float] | None = None
         self.run_view = RunView()
         self.estimates = estimates or LiveEstimates(Capacity("", 0, 0))
         self.progress = (0, 0)
-        """(round, inner step) that heartbeats report."""
+        """(round number, inner step) that heartbeats report."""
 
     @property
     def away(self) -> float:
-        """Seconds for which the coordinator has not answered, beyond the usual."""
+        """Seconds since the coordinator has answered, beyond two heartbeats."""
         return max(0.0, self._now() - self._answered - 2 * self._heartbeat)
 
     def closes_in(self, round_number: int) -> float | None:
-        """Seconds until offers for `round_` close, as far as that is known; below 0 where they have."""
+        """Seconds until `round_number` closes for new offers; None if not known, below 0 if it has closed."""
         if self.run_view.round_number > round_number:
             return -1.0
-        if self._closes is None or self._closes[0] != round_number:
+        if self._closing is None or self._closing[0] != round_number:
             return None
-        return self._closes[1] - self._now()
+        return self._closing[1] - self._now()
 
     async def keep(self) -> NoReturn:
         """Run until cancelled. Raises HetnodeError when the coordinator will not have this node."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._watch())
-            group.create_task(self._beat())
+            group.create_task(self._keep_watching())
+            group.create_task(self._send_heartbeats())
         raise AssertionError("membership tasks never end by themselves")
 
     async def until(self, ready: Callable[[RunView], T | None]) -> T:
-        """What `ready` makes of the standing, as soon as that is not None."""
+        """The result of `ready` on the newest view, as soon as it is not None."""
         async with self._changed:
             while (value := ready(self.run_view)) is None:
                 await self._changed.wait()
@@ -164,14 +166,14 @@ class Membership:
         await self.until(lambda run_view: True if run_view.session > session else None)
 
     async def rejoin(self, session: int) -> None:
-        """Join again, once for all who found out that `session` is over; return when that is done.
+        """Join again, once for all tasks that found out that `session` is over; return when that is done.
 
         Raises HetnodeError when the coordinator will not have this node.
         """
         async with self._joining:
             if self.run_view.session > session:
                 return
-            log.warning("the coordinator has taken this node for lost: joining again")
+            log.warning("the coordinator has removed this node as lost: joining again")
             while True:
                 try:
                     await self._join()
@@ -182,47 +184,47 @@ class Membership:
                         raise
                 await asyncio.sleep(jittered(_RETRY_SECONDS))
             self._answered = self._now()
-            # What was known of plans is of the former session; a new stream tells everything again.
+            # The known plans are of the former session; a new stream sends everything again.
             async with self._adopting:
-                await self._set(RunView(session + 1, banned=self.run_view.banned))
+                await self._replace_view(RunView(session + 1, banned=self.run_view.banned))
                 if self._stream is not None:
                     self._stream.cancel()
 
     async def attach(self, admit: Admit) -> None:
-        """From now on `admit` hears of every change, and of how things stand, before anybody acts on it."""
+        """Call `admit` now, and at every change before any other task can act on the change."""
         async with self._adopting:
             self._admit = admit
-            await self._tell(self.run_view)
+            await self._update_allow_list(self.run_view)
 
     async def banned(self, peer: PeerId) -> HetnodeError:
-        """Return, once `peer` is banned, the error with which a link to it ends."""
+        """Wait until `peer` is banned; return the error with which a link to it ends."""
         await self.until(lambda run_view: True if peer in run_view.banned else None)
         return HetnodeError(
             ErrorCode.NEIGHBOUR_LOST,
             f"The operator has banned the neighbour {peer} from the run; its link is closed.",
-            "This node follows the run until another peer takes that place.",
+            "This node follows the run until another peer takes that assignment.",
         )
 
-    async def _watch(self) -> None:
+    async def _keep_watching(self) -> None:
         while not self.run_view.finished:
             session = self.run_view.session
-            self._stream = asyncio.create_task(self._take_all(), name="watch")
+            self._stream = asyncio.create_task(self._follow_updates(), name="watch")
             try:
                 await asyncio.wait({self._stream})
             finally:
                 self._stream.cancel()
             if not self._stream.cancelled():
-                await self._bear(self._stream.exception(), session)
+                await self._handle(self._stream.exception(), session)
             await asyncio.sleep(jittered(_RETRY_SECONDS))
 
-    async def _take_all(self) -> None:
-        async for news in self._coordinator.watch():
-            await self._take(news)
-            if news.plan is None and news.waiting and not news.finished:
-                log.info("%s", news.waiting)
+    async def _follow_updates(self) -> None:
+        async for update in self._coordinator.watch():
+            await self._adopt(update)
+            if update.plan is None and update.waiting and not update.finished:
+                log.info("%s", update.waiting)
 
-    async def _bear(self, error: BaseException | None, session: int) -> None:
-        """Join again where the coordinator no longer knows this node, go on where it is away; else raise."""
+    async def _handle(self, error: BaseException | None, session: int) -> None:
+        """Join again if the coordinator no longer knows this node, continue if it is away, else raise."""
         if error is None:
             return
         if not isinstance(error, HetnodeError):
@@ -231,40 +233,40 @@ class Membership:
             await self.rejoin(session)
         elif error.code is not ErrorCode.COORDINATOR_UNREACHABLE:
             raise error
-        elif not self._is_missed:
-            self._is_missed = True
-            log.warning("waiting for the coordinator, there is nothing to do here: %s", error.cause)
+        elif not self._is_away:
+            self._is_away = True
+            log.warning("waiting for the coordinator; no action is needed here: %s", error.cause)
 
-    async def _take(self, news: PlanUpdate) -> None:
-        """Adopt what is new; the averagers first, as others may act on it before this node."""
+    async def _adopt(self, update: PlanUpdate) -> None:
+        """Make `update` the newest view; first the allow list, as other peers may act before this node."""
         async with self._adopting:
             now = self.run_view
-            plans = now.plans if news.plan is None else {**now.plans, news.plan.epoch: news.plan}
-            followers = {place.peer: place for place in news.followers}
+            plans = now.plans if update.plan is None else {**now.plans, update.plan.epoch: update.plan}
+            followers = {each.peer: each for each in update.followers}
             then = replace(
                 now,
                 plans=plans,
                 followers=followers,
                 followed={**now.followed, **dict.fromkeys(followers, max(plans, default=0))},
-                banned=news.banned,
-                round_number=max(now.round_number, news.round_number),
-                finished=now.finished or news.finished,
+                banned=update.banned,
+                round_number=max(now.round_number, update.round_number),
+                finished=now.finished or update.finished,
             )
             for peer in then.banned - now.banned:
                 log.warning("peer %s is banned from the run", peer)
             if (then.plans, then.followers, then.banned) != (now.plans, now.followers, now.banned):
-                await self._tell(then)
-            await self._set(then)
+                await self._update_allow_list(then)
+            await self._replace_view(then)
 
-    async def _set(self, run_view: RunView) -> None:
+    async def _replace_view(self, run_view: RunView) -> None:
         async with self._changed:
             self.run_view = run_view
             self._changed.notify_all()
 
-    async def _tell(self, run_view: RunView) -> None:
+    async def _update_allow_list(self, run_view: RunView) -> None:
         if self._admit is None:
             return
-        # Two plans, because not all peers go over to the next one at the same moment.
+        # Two plans, because peers change to the next one at different moments.
         newest = [run_view.plans[epoch] for epoch in sorted(run_view.plans)[-2:]]
         placed = {member.peer for plan in newest for replica in plan.replicas for member in replica.members}
         try:
@@ -274,28 +276,28 @@ class Membership:
                 raise
             log.warning("%s", error)
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
             session = self.run_view.session
             try:
-                news = self.estimates.news(self._now())
-                pulse = await self._coordinator.heartbeat(*self.progress, news)
+                changed = self.estimates.due(self._now())
+                reply = await self._coordinator.heartbeat(*self.progress, changed)
                 self._answered = self._now()
-                if news is not None:
-                    self.estimates.told(news, self._answered)
-                if self._is_missed:
-                    self._is_missed = False
+                if changed is not None:
+                    self.estimates.reported(changed, self._answered)
+                if self._is_away:
+                    self._is_away = False
                     log.info("the coordinator is back")
-                if pulse.closes_seconds is not None:
-                    self._closes = (pulse.round_number, self._answered + pulse.closes_seconds)
-                if pulse.round_number > self.run_view.round_number:
-                    await self._set(replace(self.run_view, round_number=pulse.round_number))
+                if reply.closes_seconds is not None:
+                    self._closing = (reply.round_number, self._answered + reply.closes_seconds)
+                if reply.round_number > self.run_view.round_number:
+                    await self._replace_view(replace(self.run_view, round_number=reply.round_number))
             except HetnodeError as error:
-                await self._bear(error, session)
+                await self._handle(error, session)
             slept = self._now()
             await asyncio.sleep(jittered(self._heartbeat))
             if self._now() - slept > 3 * self._heartbeat:
-                self._answered = self._now()  # it was this process that was away
+                self._answered = self._now()  # this process was suspended, not the coordinator away
 
     @staticmethod
     def _now() -> float:
@@ -303,5 +305,5 @@ class Membership:
 
 
 def jittered(seconds: float) -> float:
-    """So that those who lost the coordinator at the same moment do not all come back at the same moment."""
+    """`seconds` times a random factor, so that peers that fail at one moment do not retry at one moment."""
     return seconds * random.uniform(0.75, 1.25)

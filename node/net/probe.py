@@ -1,8 +1,8 @@
-"""Measuring the way to the coordinator or to another peer: round trip, and sustained transfer both ways.
+"""Probes of the coordinator or of another peer: round trip, and sustained transfer in both directions.
 
-:class:`Probe` is the calling half over any stream; the answering half is protocol.wire.probing. Both ways are
-measured by what has arrived, never by what was handed to a socket, and the first share of the time is left
-aside: connections start slowly.
+:class:`Probe` is the calling half over any stream; the answering half is protocol.wire.probing. Both
+directions are measured by the bytes that have arrived, never by those handed to a socket. The first part of
+the time does not count, because connections start slowly.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _ECHOES = 5
 _MOST_SECONDS = 20.0
 _MOST_SENT = MAX_DATA_BYTES // 2
 _DATA = pb.ProbeMessage(data=bytes(DATA_BYTES))
-# How gRPC says that a stream has ended; a decoder, that it never was one of ours.
+# What gRPC raises when a stream has ended, and a decoder for bytes that are no message of a probe.
 _STREAM_ERRORS = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError, DecodeError)
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What was measured on the way to one other end: seconds there and back, bytes per second each way."""
+    """Measured between here and one other end: seconds of a round trip, bytes per second each way."""
 
     round_trip: float
     uplink: float
@@ -185,7 +185,7 @@ async def probe_over(call: Any, unreachable: Callable[[grpc.RpcError], HetnodeEr
     except DecodeError:
         raise _corrupt("its bytes are no message of it") from None
     except (*_STREAM_ERRORS, asyncio.CancelledError) as error:
-        # gRPC raises a cancellation out of a write whose call has ended; only a real one may pass.
+        # gRPC raises this from a write whose call has ended; only a real cancellation may pass.
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise
@@ -212,7 +212,7 @@ async def probe_peer(endpoint: str, peer: PeerId, credentials: Credentials) -> A
             return HetnodeError(
                 ErrorCode.CERTIFICATE_REFUSED,
                 f"What answers at {endpoint} has no certificate of {peer} ({why}).",
-                "Whoever listens there is not that peer.",
+                "Another program or peer listens there.",
             )
         why = str(status.details() or status.code().name)[:200]
         return HetnodeError(

@@ -1,4 +1,4 @@
-"""Mutual TLS over gRPC: channels that believe one named end only, servers that ask for a certificate."""
+"""Mutual TLS over gRPC: channels that trust one named end only, servers that ask for a certificate."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _TLS_FAILURES = ("handshake", "Peer name", "certificate", "CERTIFICATE", "Hostna
 def open_channel(
     address: str, credentials: Credentials, name: str, options: Sequence[tuple[str, Any]]
 ) -> grpc.aio.Channel:
-    """A channel to `address`, where only the holder of a certificate for the DNS name `name` is believed.
+    """A channel to `address`, which must show a certificate for the DNS name `name`.
 
-    The certificate that this end shows stays that of `credentials`: renewing it takes a new channel.
+    This end always shows the certificate of `credentials`: a renewed one needs a new channel.
     """
     tls = grpc.ssl_channel_credentials(credentials.authority, credentials.key, credentials.certificate)
     return grpc.aio.secure_channel(address, tls, options=(*options, ("grpc.ssl_target_name_override", name)))
 
 
 def server_credentials(current: Callable[[], Credentials]) -> grpc.ServerCredentials:
-    """Of a server that asks every client for a certificate, and shows what `current` returns by then."""
+    """For a server that asks every client for a certificate. `current` is called at each new connection."""
     shown = current()
 
     def configuration(credentials: Credentials) -> Any:
@@ -44,6 +44,6 @@ def server_credentials(current: Callable[[], Credentials]) -> grpc.ServerCredent
 
 
 def tls_failure(error: grpc.RpcError) -> str:
-    """What TLS said, where it is why the call failed; "" otherwise."""
+    """The message of TLS if the call failed because of it; "" otherwise."""
     details = str(getattr(error, "details", lambda: "")() or "")
     return details[:300] if any(word in details for word in _TLS_FAILURES) else ""

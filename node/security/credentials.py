@@ -1,6 +1,6 @@
-"""What a node shows to prove that it was let into a run: the files, and when they have to be renewed.
+"""A node's certificate for a run: its files, and when it has to be renewed.
 
-Next to the identity ``NAME.key`` stand the credentials of every run that it was invited to::
+Next to the identity ``NAME.key`` are the credentials of every run that it was invited to::
 
     NAME.runs/RUN/key.pem          private TLS key, EC P-256, mode 0600
                   certificate.pem  binds that key to the identity's peer id; short-lived
@@ -34,7 +34,7 @@ _KEY, _CERTIFICATE, _AUTHORITY, _RUN = "key.pem", "certificate.pem", "authority.
 
 @dataclass(frozen=True)
 class Credentials:
-    """One end's part of mutual TLS, in PEM: whom it believes, what it shows, and the private key to that."""
+    """One end of mutual TLS, in PEM: the authority that it trusts, its certificate, and its private key."""
 
     authority: bytes
     certificate: bytes
@@ -54,7 +54,7 @@ class Credentials:
     def seconds_to_renewal(self, now: float) -> float:
         """How long to wait, at Unix time `now`, before asking for the next certificate.
 
-        Two thirds of what is left; so failed attempts are repeated, faster towards the end.
+        Two thirds of what is left, so attempts after a failure come faster towards the end.
         """
         return max(_LEAST_WAIT, (self.expires - now) * 2 / 3)
 
@@ -67,7 +67,7 @@ class RunCredentials:
         folder: where they are kept.
         api: ``host:port`` of the coordinator's API.
         coordinator: peer id of the key under whose signature specs and plans are believed.
-        role: that in which the node was last, or the only one that the invite was for, or None.
+        role: the node's last role, or the only one of its invite, or None.
     """
 
     folder: Path
@@ -78,19 +78,19 @@ class RunCredentials:
     tls: Credentials
 
     def save(self) -> None:
-        """Write all files, for their owner's eyes only."""
+        """Write all files, readable by their owner only."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         _write(self.folder / _KEY, self.tls.key)
         _write(self.folder / _AUTHORITY, self.tls.authority)
         self._save_run()
-        _write(self.folder / _CERTIFICATE, self.tls.certificate)  # last: without it nothing is believed
+        _write(self.folder / _CERTIFICATE, self.tls.certificate)  # last: it marks the folder as complete
 
     def _save_run(self) -> None:
         body = {"run": self.run, "api": self.api, "coordinator": self.coordinator, "role": self.role}
         _write(self.folder / _RUN, json.dumps(body, indent=2).encode())
 
     def remember(self, role: Role) -> None:
-        """Keep the role in which this node takes part: it comes back in the same one."""
+        """Store the role in which this node takes part, for its next start."""
         replace(self, role=role)._save_run()
 
     @property
@@ -102,7 +102,7 @@ class RunCredentials:
         return self.folder / _AUTHORITY
 
     def renewed(self, certificate: bytes) -> RunCredentials:
-        """These with a new certificate for the same key, which is kept in the folder."""
+        """These credentials with a new certificate for the same key; stores it in the folder."""
         _write(self.certificate_file, certificate)
         return replace(self, tls=replace(self.tls, certificate=certificate))
 
@@ -147,7 +147,7 @@ def exist(folder: Path) -> bool:
 
 
 def check_in_date(credentials: RunCredentials, now: float) -> None:
-    """Raises HetnodeError CERTIFICATE_REFUSED if the certificate has run out while this node was away."""
+    """Raises HetnodeError CERTIFICATE_REFUSED if the certificate expired while this node was away."""
     if now >= credentials.tls.expires:
         raise HetnodeError(
             ErrorCode.CERTIFICATE_REFUSED,

@@ -226,12 +226,12 @@ class NodeLoop:
 
     @property
     def _has_its_place(self) -> bool:
-        place = self._services.membership.run_view.place_of(self._services.identity.peer)
+        place = self._services.membership.run_view.reservation_of(self._services.identity.peer)
         return place is not None and place.stages == self._stages
 
     def _check_place(self) -> None:
         """Raises _Moved where this node is to have other stages."""
-        place = self._services.membership.run_view.place_of(self._services.identity.peer)
+        place = self._services.membership.run_view.reservation_of(self._services.identity.peer)
         if place is not None and place.stages != self._stages:
             raise _Moved(
                 f"this node moves from {_words(self._stages)} to {_words(place.stages)} of "
@@ -379,4 +379,4 @@ def _place_in(run_view: RunView, peer: PeerId) -> ReservedAssignment | None:
     """The place of `peer`, once it has one. Raises RUN_STARTED where the run ends before."""
     if run_view.finished:
         raise run_is_over()
-    return run_view.place_of(peer)
+    return run_view.reservation_of(peer)

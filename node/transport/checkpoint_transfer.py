@@ -27,11 +27,11 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 3.0
 _HASHES_KEPT = 64
 
 Ask = Callable[[str, int, int], Awaitable[bytes]]
-"""(donor, index as in a StateRequest, bytes that are due) -> exactly so many bytes. Raises anything."""
+"""(donor, index as in a StateRequest, number of bytes) -> exactly that number of bytes. Raises anything."""
 
 
 class CheckpointServer:
-    """What this peer can hand on of the checkpoints below `folder`. Belongs to one event loop."""
+    """Serves the parts of the checkpoints below `folder`. Belongs to one event loop."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -88,7 +88,7 @@ async def fetch_checkpoint(
     try:
         async with asyncio.timeout(seconds):
             hashes = await _chunk_list(download, known, name, ask)
-            missing &= await asyncio.to_thread(_what_lacks, into, nbytes, hashes)
+            missing &= await asyncio.to_thread(_missing_chunks, into, nbytes, hashes)
             if len(missing) < chunks:
                 log.info("%s: %d of %d chunks are here already", name, chunks - len(missing), chunks)
 
@@ -104,29 +104,29 @@ async def fetch_checkpoint(
 
             await _Transfer(Download(missing, known), name, due, check, take, ask, first=1).run()
             await asyncio.to_thread(_flush, into)
-    except (TimeoutError, _NobodyLeft):
+    except (TimeoutError, _NoDonorLeft):
         tried = "; ".join(f"{donor}: {why}" for donor, why in known.reasons.items()) or "no answer in time"
         raise HetnodeError(
             ErrorCode.STATE_UNAVAILABLE,
-            f"{name[0].upper()}{name[1:]} could not be had whole from its {len(list(known))} donors; "
+            f"{name[0].upper()}{name[1:]} did not arrive whole from its {len(list(known))} donors; "
             f"{chunks - len(missing)} of {chunks} chunks are here: {tried}.",
-            "Try again: what is here is kept, and other donors may come.",
+            "Try again: the chunks that are here are kept, and other donors may come.",
         ) from None
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise HetnodeError(
             ErrorCode.DISK_FULL,
             f"{name[0].upper()}{name[1:]} cannot be written to {into}: {error.strerror or error}.",
-            f"{'Make room on that disk' if full else 'Mend that folder'}, then start the node again.",
+            f"{'Make room on that disk' if full else 'Make it writable'}, then start the node again.",
         ) from None
 
 
-class _NobodyLeft(Exception):
+class _NoDonorLeft(Exception):
     """Every donor has been given up."""
 
 
 async def _chunk_list(download: CheckpointDownload, donors: Donors, name: str, ask: Ask) -> list[bytes]:
-    """The hash of every chunk, from whoever first sends those of which `record.digest` is made."""
+    """The hash of every chunk, from the first donor whose list has the digest of the record."""
     size = HASH_BYTES * chunk_count(download.nbytes)
     found: list[bytes] = []
 
@@ -148,9 +148,9 @@ class _Transfer:
     """Carries out a :class:`Download`.
 
     Args:
-        due: the bytes of a piece.
-        check: raises WrongBytes unless these are its bytes.
-        take: keeps the bytes of a piece; may be called twice for one. Raises OSError.
+        due: the number of bytes of a piece.
+        check: raises WrongBytes unless the bytes are those of the piece.
+        take: stores the bytes of a piece; may be called twice for one. Raises OSError.
         first: the index that a StateRequest has for piece 0.
     """
 
@@ -172,7 +172,7 @@ class _Transfer:
         self._is_over = False
 
     async def run(self) -> None:
-        """Return when nothing is missing. Raises _NobodyLeft; OSError from `take`."""
+        """Return when nothing is missing. Raises _NoDonorLeft; OSError from `take`."""
         work = [self._work(donor) for donor in self._download.donors.usable for _ in range(_PER_DONOR)]
         tasks = [asyncio.create_task(each) for each in work]
         ended = asyncio.create_task(self._wait_ended())
@@ -181,14 +181,14 @@ class _Transfer:
             while not ended.done():
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
-                    task.result()  # what `take` raises ends it all
+                    task.result()  # an error of `take` ends the transfer
         finally:
-            self._is_over = True  # for those who are in a library that swallows that they are cancelled
+            self._is_over = True  # a library may swallow the cancellation of a worker
             for task in (ended, *tasks):
                 task.cancel()
             await asyncio.gather(ended, *tasks, return_exceptions=True)
         if not self._download.is_complete:
-            raise _NobodyLeft
+            raise _NoDonorLeft
 
     async def _wait_ended(self) -> None:
         async with self._changed:
@@ -243,8 +243,8 @@ class _Transfer:
         self._download.failed(donor, piece, str(error), has_lied=True)
 
 
-def _what_lacks(into: Path, nbytes: int, hashes: list[bytes]) -> set[int]:
-    """The chunks that `into` does not hold. Makes the file, of the right size, where there is none."""
+def _missing_chunks(into: Path, nbytes: int, hashes: list[bytes]) -> set[int]:
+    """The chunks that the file lacks. Makes the file if needed, and gives it the right size."""
     into.parent.mkdir(parents=True, exist_ok=True)
     lacking = set()
     with os.fdopen(os.open(into, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b") as file:

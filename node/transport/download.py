@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 PATIENCE = 6
-"""Failures in a row after which a donor is given up."""
+"""After this number of failures in a row a donor is given up."""
 
 _MOST_ASKED = 2
 
@@ -19,7 +19,7 @@ class _Donor:
 
 
 class Donors:
-    """Those who are said to have something, and what is known of each: one record over several downloads."""
+    """The peers that hold a checkpoint, and the failures of each; used for several downloads."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._donors = {name: _Donor() for name in names}
@@ -29,7 +29,7 @@ class Donors:
 
     @property
     def usable(self) -> tuple[str, ...]:
-        """Those that may still be asked."""
+        """The donors that may still be asked."""
         return tuple(name for name, donor in self._donors.items() if not donor.is_out)
 
     @property
@@ -48,10 +48,10 @@ class Donors:
         self._donors[donor].failures = 0
 
     def failed(self, donor: str, reason: str, has_lied: bool) -> None:
-        """Note a failure. One that has sent wrong bytes is never asked again."""
+        """Note a failure. A donor that has sent wrong bytes is never asked again."""
         known = self._donors[donor]
         if known.is_out:
-            return  # its other answers may still come in; the reason is the one that put it out
+            return  # its other answers may still arrive; keep the reason for which it was given up
         known.failures += 1
         known.reason = reason
         known.is_out = has_lied or known.failures >= PATIENCE
@@ -59,10 +59,10 @@ class Donors:
 
 @dataclass
 class Download:
-    """What is missing, and who is being asked for it.
+    """The missing pieces of a download, and the donors that have been asked for each.
 
-    Every piece is asked of one donor, the lowest first. When all are on their way, donors with nothing to do
-    are asked for what another one has not yet sent, so that the slowest does not hold up the end.
+    Each piece is asked of one donor, the lowest first. When all pieces are on their way, an idle donor is
+    asked for a piece that another one has not sent yet, so that the slowest donor does not delay the end.
     """
 
     missing: set[int]
@@ -75,11 +75,11 @@ class Download:
 
     @property
     def is_hopeless(self) -> bool:
-        """Nobody is left to ask."""
+        """No donor is left to ask."""
         return bool(self.missing) and not self.donors.usable
 
     def next_for(self, donor: str) -> int | None:
-        """What to ask `donor` for, now noted as asked; None when there is nothing for it at the moment."""
+        """The piece to ask `donor` for, noted as asked; None when there is none for it at the moment."""
         if not self.donors.may_be_asked(donor):
             return None
         free = [
@@ -94,7 +94,7 @@ class Download:
         return piece
 
     def arrived(self, donor: str, piece: int) -> None:
-        """`piece` has come from `donor`, was found right and is kept."""
+        """`piece` has come from `donor`, is verified and is stored."""
         self.missing.discard(piece)
         self._asked.pop(piece, None)
         self.donors.succeeded(donor)

@@ -206,7 +206,7 @@ class PayloadExchange:
     async def _obtain(
         self, descriptor: PayloadDescriptor, holders: Sequence[str], reasons: dict[str, str]
     ) -> bytes:
-        """Ask one holder after the other until one has sent the payload; never gives up, but can be cancelled.
+        """Ask one holder after the other until one has sent the payload. Runs until it is cancelled.
 
         Args:
             reasons: gets the reason of each holder that did not send it.

@@ -20,11 +20,11 @@ _LINGER_SECONDS = 60.0
 
 
 class TransferError(Exception):
-    """A payload did not arrive as announced; the sentence says why."""
+    """A payload did not arrive as announced; the message says why."""
 
 
 class WrongBytes(TransferError):
-    """What arrived cannot be the announced payload, however good the connection was."""
+    """The sender sent bytes that cannot be the announced payload; the connection is not to blame."""
 
 
 async def outgoing(pieces: Iterator[bytes], round_number: int, stage: int) -> AsyncIterator[PayloadChunk]:
@@ -39,10 +39,10 @@ async def outgoing(pieces: Iterator[bytes], round_number: int, stage: int) -> As
 
 
 async def linger() -> None:
-    """Keep a stream on which all was sent open until its receiver, who knows the length, has closed it.
+    """Keep a stream open after the last byte, until its receiver, which knows the length, has closed it.
 
-    libp2p's daemon may drop what is still on its way when the sender closes. Ends by being cancelled, as
-    hivemind does to the handler of a stream that its caller has closed; or after a time, wherever that is.
+    libp2p's daemon may drop bytes on their way when the sender closes. hivemind cancels the handler of a
+    stream that its caller has closed, which ends this; otherwise it ends after a minute.
     """
     await asyncio.sleep(_LINGER_SECONDS)
 
@@ -65,9 +65,9 @@ async def receive(stream: AsyncIterator[PayloadChunk], descriptor: PayloadDescri
 async def receive_exactly(
     stream: AsyncIterator[PayloadChunk], nbytes: int, first_seconds: float = CHUNK_SECONDS
 ) -> bytearray:
-    """`nbytes` bytes, whatever they are. Raises as :func:`receive`.
+    """`nbytes` bytes, not verified. Raises as :func:`receive`.
 
-    A cut libp2p stream looks like one that ended, so only the bytes themselves tell that they are complete.
+    A cut libp2p stream looks like one that ended, so only the number of bytes shows that it is complete.
 
     Args:
         first_seconds: longest wait for the first chunk.
@@ -75,7 +75,7 @@ async def receive_exactly(
     data = bytearray()
     while len(data) < nbytes:
         try:
-            # Not wait_for, which may swallow that its caller is cancelled.
+            # Not wait_for, which can lose the cancellation of its caller.
             async with asyncio.timeout(CHUNK_SECONDS if data else first_seconds):
                 chunk = await anext(stream)
         except StopAsyncIteration:

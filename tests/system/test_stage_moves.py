@@ -134,7 +134,7 @@ def test_a_move_outlasts_a_dht_that_is_away_and_goes_by_the_newest_admission(
 def test_who_is_refused_because_of_a_move_that_it_has_not_heard_of_moves(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take, attest = Membership._take, CoordinatorClient.attest
+    take, attest = Membership._adopt, CoordinatorClient.attest
     refused: list[ErrorCode] = []
     is_late = False
 
@@ -165,7 +165,7 @@ def test_who_is_refused_because_of_a_move_that_it_has_not_heard_of_moves(
         await swarm.until_over()
         assert not swarm.nodes["s"].errors
 
-    monkeypatch.setattr(Membership, "_take", take_late)
+    monkeypatch.setattr(Membership, "_adopt", take_late)
     monkeypatch.setattr(CoordinatorClient, "attest", attest_watched)
     play(scenario, BENCH, bench_spec(20))
 

@@ -179,7 +179,7 @@ async def test_what_was_measured_is_news_for_the_coordinator(tmp_path: Path) -> 
     estimates = LiveEstimates(CAPACITY)
     worker: Any = FakeWorker()
     await measure_speed(worker, SPEC, "cpu", 2, tmp_path, estimates)
-    news = estimates.news(0.0)
+    news = estimates.due(0.0)
     assert news is not None
     assert news.capacity.flops == 5e9
     assert "5.0 GFLOP/s" in in_words(estimates.capacity)

@@ -40,9 +40,9 @@ def estimates() -> LiveEstimates:
 
 def told(live: LiveEstimates, at: float) -> Estimates | None:
     """What is told at that time, which the coordinator then has heard."""
-    news = live.news(at)
+    news = live.due(at)
     if news is not None:
-        live.told(news, at)
+        live.reported(news, at)
     return news
 
 
@@ -233,7 +233,7 @@ def test_small_frames_never_take_the_turn_of_one_that_can_be_timed(monkeypatch: 
 
 
 def test_what_was_told_when_joining_is_no_news() -> None:
-    assert estimates().news(0.0) is None
+    assert estimates().due(0.0) is None
 
 
 def test_a_value_is_told_when_it_has_moved_by_more_than_a_fifth() -> None:
@@ -250,7 +250,7 @@ def test_a_value_is_told_when_it_has_moved_by_more_than_a_fifth() -> None:
 @pytest.mark.parametrize("field", ["flops", "uplink", "downlink", "round_trip"])
 def test_a_value_that_was_not_known_before_is_news(field: str) -> None:
     live = LiveEstimates(replace(CAPACITY, **{field: 0.0}))
-    assert live.news(0.0) is None
+    assert live.due(0.0) is None
     live.capacity = CAPACITY
     assert told(live, 0.0) == Estimates(CAPACITY)
 
@@ -269,7 +269,7 @@ def test_news_wait_a_little_for_each_other() -> None:
 def test_what_was_not_heard_is_told_again() -> None:
     live = estimates()
     live.replica_took(1.0)
-    assert live.news(0.0) == live.news(0.0)
+    assert live.due(0.0) == live.due(0.0)
 
 
 def test_the_ways_to_others_are_told_and_renewed() -> None:
@@ -345,4 +345,4 @@ def test_the_coordinator_is_never_far_from_what_is_known(calls: list[Any]) -> No
             assert at >= before + 5.0
             before = at
     told(live, at + 30.0)
-    assert live.news(at + 60.0) is None
+    assert live.due(at + 60.0) is None

@@ -120,11 +120,11 @@ def test_a_seat_counts_from_the_plans_round_on() -> None:
         plans = [news(plan_of(1, 1, ME, OTHER)), news(plan_of(2, 5, OTHER), PLACE, round_number=4)]
         run_view = await hears(coordinator, membership, plans[0])
         assert run_view.assignment_of(ME, 1) is not None
-        assert run_view.place_of(ME) == PLACE
+        assert run_view.reservation_of(ME) == PLACE
         run_view = await hears(coordinator, membership, plans[1])
         assert run_view.assignment_of(OTHER, 4) is not None
         assert run_view.assignment_of(ME, 5) is None
-        assert run_view.place_of(ME) == PLACE
+        assert run_view.reservation_of(ME) == PLACE
         assert run_view.hosts_of(0) == [ME, OTHER]
 
     play(scenario)
@@ -159,7 +159,7 @@ def test_joining_again_forgets_the_plans_and_hears_them_anew() -> None:
         run_view = membership.run_view
         assert (run_view.session, epochs(run_view), run_view.round_number) == (2, [], 0)
         assert run_view.assignment_of(ME, 4) is None
-        assert run_view.place_of(ME) is None
+        assert run_view.reservation_of(ME) is None
         assert run_view.banned == {OTHER}, "nobody deals with it, until the coordinator has said otherwise"
         await asyncio.sleep(2)
         assert len(coordinator.calls["watch"]) == 2
@@ -247,7 +247,7 @@ def test_away_counts_from_the_last_answer_and_is_told_once(caplog: pytest.LogCap
     play(scenario)
     told = [record.message for record in caplog.records]
     assert [text.partition(":")[0] for text in told] == [
-        "waiting for the coordinator, there is nothing to do here",
+        "waiting for the coordinator; no action is needed here",
         "the coordinator is back",
     ]
 

@@ -10,13 +10,13 @@ import asyncio
 import os
 import re
 import signal
-import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from node.ipc.template import COMMAND_MODULES, ForkedProcess, own_template
 from node.measure.hardware import available_threads
 from node.net.admin_client import AdminClient
 from node.net.coordinator_channel import fetch_status
@@ -43,7 +43,7 @@ class SwarmProcess:
     """One process of the swarm and the file that holds its output."""
 
     name: str
-    process: asyncio.subprocess.Process
+    process: ForkedProcess
     log: Path
 
 
@@ -55,28 +55,22 @@ class Swarm:
         self.address = ""
         self.coordinator: SwarmProcess | None = None
         self.nodes: dict[str, SwarmProcess] = {}
-        # Children watch the read end: it closes when this process ends, even by SIGKILL.
+        # Each process watches the read end: it closes when this process ends, even by SIGKILL.
         self._lifeline_read, self._lifeline_write = os.pipe()
-        os.set_inheritable(self._lifeline_read, True)
 
-    async def start(self, name: str, arguments: Sequence[str]) -> SwarmProcess:
+    def start(self, name: str, arguments: Sequence[str]) -> SwarmProcess:
         """Start ``hetnode ARGUMENTS`` with its output in ``logs/NAME.log``."""
         log = self.folder / "logs" / f"{name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-P",  # a folder of the user must not shadow the packages of hetnode
-                "-m",
-                "node",
-                *arguments,
-                "--lifeline",
-                str(self._lifeline_read),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=(self._lifeline_read,),
-                start_new_session=True,  # Ctrl-C reaches only this process: it ends the others
+            # One template for all processes of the swarm: this machine imports torch and hivemind once.
+            process = own_template(COMMAND_MODULES).fork(
+                "node.__main__",
+                [*arguments, "--lifeline", str(self._lifeline_read)],
+                descriptors=[self._lifeline_read],
+                stdout=output.fileno(),
+                stderr=output.fileno(),
+                with_template=True,
             )
         return SwarmProcess(name, process, log)
 
@@ -91,9 +85,9 @@ class Swarm:
 
 async def _end(processes: Sequence[SwarmProcess]) -> None:
     for child in processes:
-        if child.process.returncode is None:
+        if child.process.poll() is None:
             child.process.terminate()
-    waits = [asyncio.create_task(child.process.wait()) for child in processes]
+    waits = [asyncio.create_task(child.process.wait_async()) for child in processes]
     if waits:
         await asyncio.wait(waits, timeout=_STOP_SECONDS)
     for child in processes:
@@ -139,7 +133,7 @@ async def run_swarm(
         swarm = Swarm(folder)
         stack.push_async_callback(swarm.close)
         former = _written_at(folder / "address")
-        swarm.coordinator = await swarm.start(
+        swarm.coordinator = swarm.start(
             "coordinator",
             ["coordinator", "--config", str(spec_file), "--folder", str(folder), "--listen", listen],
         )
@@ -150,11 +144,11 @@ async def run_swarm(
         starter = _NodeStarter(swarm, spec, invite_file, threads=max(1, available_threads() // len(roles)))
         names = {f"{number:02d}-{role.value}": role for number, role in enumerate(roles)}
         for name, role in names.items():
-            await starter.start(name, role)
+            starter.start(name, role)
 
-        async def restart(name: str) -> None:
+        def restart(name: str) -> None:
             on_restart(name)
-            await starter.start(name, names[name], again=True)
+            starter.start(name, names[name], again=True)
 
         await _watch(swarm, folder, on_status, restart)
         return swarm
@@ -169,7 +163,7 @@ class _NodeStarter:
     invite_file: Path
     threads: int
 
-    async def start(self, name: str, role: Role, again: bool = False) -> None:
+    def start(self, name: str, role: Role, again: bool = False) -> None:
         own = self.swarm.folder / "nodes" / name
         key = own / "identity.key"
         known = folder_of(key, self.spec.run_id)
@@ -181,7 +175,7 @@ class _NodeStarter:
         options += ["--no-measure"]  # all nodes share one machine
         if self.spec.initial is not None:
             options += ["--initial", str(initial_of(self.swarm.folder))]
-        self.swarm.nodes[name] = await self.swarm.start(name, ["join", *invited, *options])
+        self.swarm.nodes[name] = self.swarm.start(name, ["join", *invited, *options])
 
 
 async def _invite(address: str, operator: Credentials, folder: Path, uses: int) -> Path:
@@ -203,7 +197,7 @@ def _written_at(file: Path) -> int:
 async def _address_of(coordinator: SwarmProcess, file: Path, former: int) -> str:
     """The address in `file` once the coordinator has written it, later than at time `former`."""
     while _written_at(file) in (0, former):
-        if coordinator.process.returncode is not None:
+        if coordinator.process.poll() is not None:
             raise _failure(coordinator)
         await asyncio.sleep(0.05)
     return file.read_text().strip()
@@ -213,15 +207,15 @@ async def _watch(
     swarm: Swarm,
     folder: Path,
     on_status: Callable[[RunStatus], None],
-    restart: Callable[[str], Awaitable[None]],
+    restart: Callable[[str], None],
 ) -> None:
     """Report the status until all nodes have ended with status 0. Raises HetnodeError on the first failure.
 
     A node that a signal ended is started again, as a supervisor would do.
     """
     assert swarm.coordinator is not None
-    coordinator_end = asyncio.create_task(swarm.coordinator.process.wait())
-    pending = {asyncio.create_task(node.process.wait()): name for name, node in swarm.nodes.items()}
+    coordinator_end = asyncio.create_task(swarm.coordinator.process.wait_async())
+    pending = {asyncio.create_task(node.process.wait_async()): name for name, node in swarm.nodes.items()}
     restarts = Counter[str]()
     try:
         while pending:
@@ -232,8 +226,8 @@ async def _watch(
                 name = pending.pop(task)
                 restarts[name] += 1
                 if task.result() < 0 and restarts[name] <= _RESTARTS:
-                    await restart(name)
-                    pending[asyncio.create_task(swarm.nodes[name].process.wait())] = name
+                    restart(name)
+                    pending[asyncio.create_task(swarm.nodes[name].process.wait_async())] = name
                 elif task.result() != 0:
                     raise _failure(swarm.nodes[name])
             if coordinator_end.done():
@@ -252,7 +246,7 @@ async def _watch(
 def _failure(child: SwarmProcess) -> HetnodeError:
     """The failure of a process, with the last error in its log."""
     lines = child.log.read_text(errors="replace").strip().splitlines()
-    code = child.process.returncode
+    code = child.process.poll()
     coded = next(
         (match for line in reversed(lines) if (match := re.search(r"error \[([a-z-]+)\] (.*)", line))), None
     )

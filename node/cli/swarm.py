@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from node import command_runner
+from node.cli.options import NETWORK
 from node.cli.spec import (
     Config,
     Data,
@@ -25,13 +26,12 @@ from node.cli.spec import (
     spec_of,
 )
 from node.folder import disk_errors_reported, make_usable
+from node.ipc.template import COMMAND_MODULES, own_template
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 
 swarm_app = typer.Typer(help="A whole swarm of real processes on this machine.", no_args_is_help=True)
-
-_NETWORK = "Network"
 
 
 @swarm_app.command("up")
@@ -60,7 +60,7 @@ def swarm_up(
         ),
     ] = None,
     listen: Annotated[
-        str, typer.Option(help="HOST:PORT of the coordinator; port 0 is free.", rich_help_panel=_NETWORK)
+        str, typer.Option(help="HOST:PORT of the coordinator; port 0 is free.", rich_help_panel=NETWORK)
     ] = "127.0.0.1:0",
 ) -> None:
     """Train on this machine with a real swarm: coordinator, full replica and pipeline, each its own process.
@@ -68,50 +68,64 @@ def swarm_up(
     Ends by itself after the run's rounds and leaves a run folder with metrics.jsonl, loss.png, logs and a
     checkpoint of the global model. Ctrl-C ends every process; --resume goes on from there.
     """
-    from node.checkpoint.initial import require_initial  # noqa: PLC0415
-    from node.data.stream import open_stream  # noqa: PLC0415
-    from node.data.tokenizer import find_tokenizer  # noqa: PLC0415
-    from node.local_swarm import initial_of  # noqa: PLC0415
+    overrides = {
+        "data": data,
+        "tokenizer": tokenizer,
+        "rounds": rounds,
+        "steps": inner_steps,
+        "replicas": replicas,
+        "pipelines": pipelines,
+        "stages": stages,
+        "k": k,
+        "seed": seed,
+    }
+    command_runner.split_address(listen, "--listen")
+    if resume is None:
+        spec = pinned(spec_of(config, preset, **overrides), config, initial)
+        folder = _prepare_new_run(spec, folder, config, initial)
+    elif any(option is not None for option in (folder, preset, config, *overrides.values())):
+        raise command_runner.bad_option(
+            "--resume continues the run as it was.", "Leave out the options of the specification."
+        )
+    else:
+        spec, folder = _prepare_resumed_run(resume, initial), resume
+
     from node.views.swarm import SwarmView  # noqa: PLC0415
 
-    if resume is not None:
-        given = (preset, config, data, tokenizer, rounds, inner_steps, replicas, pipelines, stages, k, seed)
-        if folder is not None or any(option is not None for option in given):
-            raise command_runner.bad_option(
-                "--resume goes on with the run as it was.", "Leave out the options of the specification."
-            )
-        spec = _spec_of_run(resume)
-        require_initial(spec, initial or initial_of(resume))
-        _link_initial(spec, resume, initial)
-        SwarmView(spec, resume).run(listen)
-        return
-    spec = pinned(
-        spec_of(
-            config,
-            preset,
-            data=data,
-            tokenizer=tokenizer,
-            rounds=rounds,
-            steps=inner_steps,
-            replicas=replicas,
-            pipelines=pipelines,
-            stages=stages,
-            k=k,
-            seed=seed,
-        ),
-        config,
-        initial,
-    )
-    command_runner.split_address(listen, "--listen")
+    SwarmView(spec, folder).run(listen)
+
+
+def _prepare_new_run(spec: RunSpec, folder: Path | None, config: Path | None, initial: Path | None) -> Path:
+    """Check the data and the given parameters before any process starts. Returns the run folder."""
+    from node.data.stream import open_stream  # noqa: PLC0415
+    from node.data.tokenizer import find_tokenizer  # noqa: PLC0415
+
+    own_template(COMMAND_MODULES)  # imports torch and hivemind while the data is checked
     own_tokenizer = find_tokenizer(spec.data, config, initial)
-    # What is wrong with the data is better said before any process starts.
     open_stream(spec, tokenizer=own_tokenizer)
     start = initial or (config.parent if config else None)
-    require_initial(spec, start)
+    _require_initial(spec, start)
     folder = _new_run_folder(spec, folder)
     _link_initial(spec, folder, start)
     _keep_tokenizer(folder, own_tokenizer)
-    SwarmView(spec, folder).run(listen)
+    return folder
+
+
+def _prepare_resumed_run(folder: Path, initial: Path | None) -> RunSpec:
+    """The spec of the run in `folder`, whose given parameters are checked."""
+    from node.local_swarm import initial_of  # noqa: PLC0415
+
+    spec = _spec_of_run(folder)
+    _require_initial(spec, initial or initial_of(folder))
+    _link_initial(spec, folder, initial)
+    return spec
+
+
+def _require_initial(spec: RunSpec, folder: Path | None) -> None:
+    if spec.initial is not None:  # otherwise torch need not be imported
+        from node.checkpoint.initial import require_initial  # noqa: PLC0415
+
+        require_initial(spec, folder)
 
 
 def _link_initial(spec: RunSpec, folder: Path, start: Path | None) -> None:
@@ -127,7 +141,7 @@ def _link_initial(spec: RunSpec, folder: Path, start: Path | None) -> None:
 
 
 def _keep_tokenizer(folder: Path, own_tokenizer: str | None) -> None:
-    """A copy in the run folder: there the nodes find it, and whoever uses the model later from elsewhere."""
+    """Copy it to the run folder, where the nodes find it, and later commands that use the model."""
     from node.data.tokenizer import TOKENIZER_FILE  # noqa: PLC0415
 
     if own_tokenizer is not None:

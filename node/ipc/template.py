@@ -30,7 +30,7 @@ from typing import Self
 
 CHILD_MODULES = ("torch", "hivemind", "node.worker.worker", "node.hive.host")
 """What the children of a node import: the worker and the hivemind host."""
-COMMAND_MODULES = (*CHILD_MODULES, "node.cli.main", "node.runtime", "coordinator.app")
+COMMAND_MODULES = (*CHILD_MODULES, "node.cli.join", "node.cli.coordinator", "node.runtime", "coordinator.app")
 """The same, and what the commands ``hetnode join`` and ``hetnode coordinator`` import."""
 
 REPORT = struct.Struct("<i")  # the template reports two of them: the pid, then the exit status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -20,8 +21,8 @@ from rich.progress import (
 from rich.table import Table
 
 from node import command_runner
-from node.checkpoint import global_model
 from node.checkpoint.layout import round_folder
+from node.ipc.template import own_template
 from node.local_swarm import run_swarm
 from node.views import run_history
 from node.views.spec import spec_view
@@ -80,7 +81,12 @@ class SwarmView:
             if history.replicas:
                 run_history.plot_losses(history, f"run {self._spec.run_id}", self._folder / "loss.png")
         parts = sorted(self._folder.glob(f"nodes/*/checkpoint/{round_folder(self._spec.rounds)}"))
-        global_model.assemble(parts, self._folder / "checkpoint")
+        # In a process of the template, because this one has not imported torch.
+        command = ["checkpoint", "assemble", *map(str, parts), "--out", str(self._folder / "checkpoint")]
+        with open(os.devnull, "wb") as nowhere:
+            status = own_template().fork("node.__main__", command, stdout=nowhere.fileno()).wait()
+        if status:
+            raise SystemExit(status)  # the process has printed the reason
         self._summarise(history, time.monotonic() - began)
 
     def _update(self, live: Live, status: RunStatus) -> None:

@@ -49,7 +49,10 @@ def mentioning(folder: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            if process.pid != os.getpid() and any(str(folder) in word for word in process.cmdline()):
+            opened = (file.path for file in process.open_files())  # such as the log
+            if process.pid != os.getpid() and any(
+                str(folder) in name for name in (*process.cmdline(), *opened)
+            ):
                 found += [process, *process.children(recursive=True)]
         except psutil.Error:
             continue

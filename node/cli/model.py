@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -41,8 +41,10 @@ if TYPE_CHECKING:
     import torch
 
     from node.checkpoint.global_model import Checkpoint
+    from node.data.tokenizer import FileTokenizer
     from node.experiment.evaluate import Evaluation
     from node.hugging_face.export import Measured
+    from node.hugging_face.importing import Published
 
 checkpoint_app = typer.Typer(help="Checkpoints of the global model.", no_args_is_help=True)
 
@@ -194,53 +196,73 @@ def import_model(
     Every member needs these parameters: a copy of the folder, or of the model, imported with the same run
     file. Their digests are part of the run's specification.
     """
-    from node.data.tokenizer import FileTokenizer, find_tokenizer, load_tokenizer  # noqa: PLC0415
     from node.hugging_face import importing  # noqa: PLC0415
 
     importing.require_empty(out)
+    overrides = {
+        "data": data,
+        "tokenizer": tokenizer,
+        "rounds": rounds,
+        "steps": inner_steps,
+        "replicas": replicas,
+        "pipelines": pipelines,
+        "stages": stages,
+        "k": k,
+        "seed": seed,
+    }
     former = resolve(file=config) if config else None
-    if former is not None and former.initial is not None:  # of a run that there is already
-        given = (preset, context, data, tokenizer, rounds, inner_steps, replicas, pipelines, stages, k, seed)
-        if any(option is not None for option in given):
-            raise command_runner.bad_option(
-                f"{config} is the file of a run whose parameters are settled.",
-                "Leave out the options of the specification.",
-            )
-        published = importing.inspect(model, former.model.context)
-        spec = former
-        place = find_tokenizer(spec.data, config, model)
-        used = load_tokenizer(spec.data, place) if place else None
+    if config is None or former is None or former.initial is None:
+        published, spec, used = _import_for_new_run(model, config, preset, context, overrides)
+    elif all(option is None for option in (preset, context, *overrides.values())):
+        published, spec, used = _import_for_known_run(model, config, former)
     else:
-        published = importing.inspect(model, context)
-        names_one = tokenizer is not None or (former is not None and former.data.tokenizer != "byte")
-        theirs = None if names_one else importing.tokenizer_of(published)
-        with _naming_k(k):
-            spec = spec_of(
-                config,
-                preset,
-                **{f"model.{name}": value for name, value in published.model.items()},
-                **{"data.tokenizer_sha256": theirs.sha256 if theirs else None},
-                data=data,
-                tokenizer=importing.TOKENIZER if theirs else tokenizer,
-                rounds=rounds,
-                steps=inner_steps,
-                replicas=replicas,
-                pipelines=pipelines,
-                stages=stages,
-                k=k,
-                seed=seed,
-            )
-        place = str(model / importing.TOKENIZER) if theirs else find_tokenizer(spec.data, config)
-        spec = pinned(spec, tokenizer=place)
-        used = load_tokenizer(spec.data, place)
-        if isinstance(used, FileTokenizer):
-            here = {**spec.data.model_dump(), "tokenizer": importing.TOKENIZER}
-            spec = RunSpec.model_validate({**spec.model_dump(), "data": here})
-    kept = used if isinstance(used, FileTokenizer) else None
-    started = importing.import_model(published, spec, out, kept)
+        raise command_runner.bad_option(
+            f"{config} is the file of a run whose parameters are settled.",
+            "Leave out the options of the specification.",
+        )
+    started = importing.import_model(published, spec, out, used)
     print(f"run {started.run_id} starts from {model}: hetnode swarm up --config {out / importing.RUN_FILE}")
     if published.tied:
-        print("its embedding was tied to its head: they are trained apart from now on")
+        print("The embedding of this model is tied to its head; from now on they are trained apart.")
+
+
+def _import_for_known_run(
+    model: Path, config: Path, spec: RunSpec
+) -> tuple[Published, RunSpec, FileTokenizer | None]:
+    """The model again, for another member of the run in the file `config`. The spec stays as it is."""
+    from node.data.tokenizer import FileTokenizer, find_tokenizer, load_tokenizer  # noqa: PLC0415
+    from node.hugging_face import importing  # noqa: PLC0415
+
+    published = importing.inspect(model, spec.model.context)
+    place = find_tokenizer(spec.data, config, model)
+    used = load_tokenizer(spec.data, place) if place else None
+    return published, spec, used if isinstance(used, FileTokenizer) else None
+
+
+def _import_for_new_run(
+    model: Path, config: Path | None, preset: str | None, context: int | None, overrides: dict[str, Any]
+) -> tuple[Published, RunSpec, FileTokenizer | None]:
+    """The model, the spec of a run that starts from it, and the tokenizer file to keep beside it, if any."""
+    from node.data.tokenizer import FileTokenizer, find_tokenizer, load_tokenizer  # noqa: PLC0415
+    from node.hugging_face import importing  # noqa: PLC0415
+
+    published = importing.inspect(model, context)
+    former = resolve(file=config) if config else None
+    # The model's own tokenizer, unless an option or the run file names another one.
+    is_named = overrides["tokenizer"] is not None or (former is not None and former.data.tokenizer != "byte")
+    own = None if is_named else importing.tokenizer_of(published)
+    if own:
+        overrides = {**overrides, "tokenizer": importing.TOKENIZER, "data.tokenizer_sha256": own.sha256}
+    overrides |= {f"model.{name}": value for name, value in published.model.items()}
+    with _naming_k(overrides["k"]):
+        spec = spec_of(config, preset, **overrides)
+    place = str(model / importing.TOKENIZER) if own else find_tokenizer(spec.data, config)
+    spec = pinned(spec, tokenizer=place)
+    used = load_tokenizer(spec.data, place)
+    if not isinstance(used, FileTokenizer):
+        return published, spec, None
+    data = {**spec.data.model_dump(), "tokenizer": importing.TOKENIZER}  # it will lie beside the run file
+    return published, RunSpec.model_validate({**spec.model_dump(), "data": data}), used
 
 
 @contextmanager

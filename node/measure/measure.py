@@ -47,18 +47,18 @@ OpenProbe = Callable[[str, PeerId], AbstractAsyncContextManager[Probe]]
 """Opens a probe of a peer at an endpoint."""
 
 
-def in_words(capacity: Capacity) -> str:
+def describe_capacity(capacity: Capacity) -> str:
     """All of it that is known, for people."""
     words = [f"{capacity.memory_bytes / 2**30:.1f} GiB free on {capacity.device}"]
     if capacity.uplink:
         way = Figures(capacity.round_trip, capacity.uplink, capacity.downlink)
-        words.append(f"to the coordinator {way_in_words(way)}")
+        words.append(f"to the coordinator {describe_connection(way)}")
     if capacity.flops:
         words.append(f"{capacity.flops / 1e9:,.1f} GFLOP/s in training")
     return ", ".join(words)
 
 
-def way_in_words(figures: Figures) -> str:
+def describe_connection(figures: Figures) -> str:
     """What was measured on the way to somebody, for people."""
     up, down = (f"{rate * 8 / 1e6:,.1f} Mb/s" for rate in (figures.uplink, figures.downlink))
     return f"{up} up, {down} down, {figures.round_trip * 1000:.1f} ms there and back"
@@ -113,7 +113,7 @@ async def measure_speed(
         if isinstance(error, HetnodeError) and error.code is ErrorCode.WORKER_DIED:
             raise
         log.warning("the speed of this machine was not measured: %s", error)
-    log.info("this machine: %s", in_words(estimates.capacity))
+    log.info("this machine: %s", describe_capacity(estimates.capacity))
 
 
 def _key(run: str, device: str, threads: int) -> str:
@@ -232,7 +232,7 @@ class LinkProber:
             return
         self._measured[peer] = endpoint
         self._membership.estimates.probed(peer, figures.round_trip, figures.uplink, figures.downlink)
-        log.info("the way to peer %s: %s", peer, way_in_words(figures))
+        log.info("the way to peer %s: %s", peer, describe_connection(figures))
 
     async def _echo(self) -> None:
         """The round trips anew. Whoever does not answer is left as it was."""

@@ -13,16 +13,15 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator.placement.cost_model import memory_needed
-from node.cli import doctor
-from node.cli.doctor import (
-    Examination,
+from node.cli import doctor, doctor_checks
+from node.cli.doctor import examine, findings_view
+from node.cli.doctor_checks import (
     Finding,
-    Verdict,
-    certificate,
-    examine,
-    findings_view,
-    fitting,
-    listening,
+    NodeSettings,
+    Severity,
+    check_certificate,
+    check_listening,
+    check_memory,
 )
 from node.cli.main import app
 from node.net.link_server import LinkServer
@@ -37,8 +36,8 @@ from tests.builders import keyed, spec_of
 from tests.support.certificates import credentials
 from tests.support.coordinator_process import OWNER, Running, running
 
-WANTED = Examination("cpu", 1, "127.0.0.1", 0, None, "nano")
-SPEED = Finding("speed", Verdict.OK, "as fast as ever")
+WANTED = NodeSettings("cpu", 1, "127.0.0.1", 0, None, "nano")
+SPEED = Finding("speed", Severity.OK, "as fast as ever")
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +45,7 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (doctor, doctor.known_runs):
         monkeypatch.setattr(module, "user_config_path", lambda _: tmp_path / "config")
         monkeypatch.setattr(module, "user_data_path", lambda _: tmp_path / "data")
+    monkeypatch.setattr(doctor_checks, "user_data_path", lambda _: tmp_path / "data")
     monkeypatch.setattr(doctor.command_runner, "configure_logging", lambda: None)
 
 
@@ -54,11 +54,11 @@ def _computed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Computing is another test's."""
 
     async def computing(
-        wanted: Examination, spec: RunSpec, folder: Path
+        wanted: NodeSettings, spec: RunSpec, folder: Path
     ) -> tuple[Capacity | None, list[Finding]]:
         return Capacity("cpu", 2**34, 1, 1e9), [SPEED]
 
-    monkeypatch.setattr(doctor, "computing", computing)
+    monkeypatch.setattr(doctor_checks, "check_compute", computing)
 
 
 @pytest.fixture
@@ -81,13 +81,13 @@ def by_subject(findings: list[Finding]) -> dict[str, Finding]:
     assert len(found) == len(findings)
     for each in findings:
         assert each.found
-        assert each.verdict is Verdict.OK or each.remedy
-        assert (each.verdict is Verdict.PROBLEM) == (each.code is not None)
+        assert each.severity is Severity.OK or each.remedy
+        assert (each.severity is Severity.PROBLEM) == (each.code is not None)
     return found
 
 
 def problems(findings: list[Finding]) -> list[ErrorCode | None]:
-    return [each.code for each in findings if each.verdict is Verdict.PROBLEM]
+    return [each.code for each in findings if each.severity is Severity.PROBLEM]
 
 
 def test_without_a_run_the_machine_alone_is_examined() -> None:
@@ -118,8 +118,8 @@ async def test_a_known_run_is_measured_and_left_alone(run: Running, tmp_path: Pa
     found = by_subject(findings)
     assert not problems(findings)
     assert run.spec.run_id in found["coordinator"].found
-    assert found["clock"].verdict is Verdict.OK
-    assert found["certificate"].verdict is Verdict.OK
+    assert found["clock"].severity is Severity.OK
+    assert found["certificate"].severity is Severity.OK
     for words in ("Mb/s up", "Mb/s down", "ms there and back"):
         assert words in found["connection"].found
     assert "2 stages fit" in found["fit"].found
@@ -146,8 +146,8 @@ async def test_neighbours_of_the_plan_are_echoed_and_not_disturbed(run: Running,
     finally:
         await server.close()
     assert "ms there and back" in found[f"neighbour {first.peer[-8:]}"].found
-    assert found[f"neighbour {first.peer[-8:]}"].verdict is Verdict.OK
-    assert found[f"neighbour {second.peer[-8:]}"].verdict is Verdict.WARNING
+    assert found[f"neighbour {first.peer[-8:]}"].severity is Severity.OK
+    assert found[f"neighbour {second.peer[-8:]}"].severity is Severity.WARNING
 
 
 @pytest.mark.usefixtures("_computed")
@@ -195,9 +195,9 @@ async def test_a_clock_that_is_wrong_is_said_to_be(
 ) -> None:
     member(run, tmp_path)
     slow = SimpleNamespace(time=lambda: time.time() - 600)
-    monkeypatch.setattr(doctor, "time", slow)
+    monkeypatch.setattr(doctor_checks, "time", slow)
     clock = by_subject(await examine(WANTED, run.spec.run_id, None))["clock"]
-    assert clock.verdict is Verdict.WARNING
+    assert clock.severity is Severity.WARNING
     assert "600" in clock.found
     assert "behind" in clock.found
 
@@ -217,42 +217,44 @@ async def test_what_is_no_invite_is_refused() -> None:
 async def test_a_port_that_is_taken_is_a_problem() -> None:
     server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    taken = listening(replace(WANTED, port=port))
+    taken = check_listening(replace(WANTED, port=port))
     server.close()
     await server.wait_closed()
     assert taken.code is ErrorCode.PORT_IN_USE
 
 
 @pytest.mark.parametrize(
-    ("advertise", "port", "verdict"),
+    ("advertise", "port", "severity"),
     [
-        (None, 0, Verdict.WARNING),
-        ("192.168.1.5", 0, Verdict.WARNING),
-        ("home.example.org", 0, Verdict.WARNING),
+        (None, 0, Severity.WARNING),
+        ("192.168.1.5", 0, Severity.WARNING),
+        ("home.example.org", 0, Severity.WARNING),
     ],
 )
-def test_it_is_said_what_is_not_known_of_the_port(advertise: str | None, port: int, verdict: Verdict) -> None:
-    found = listening(replace(WANTED, advertise=advertise, port=port))
-    assert found.verdict is verdict
+def test_it_is_said_what_is_not_known_of_the_port(
+    advertise: str | None, port: int, severity: Severity
+) -> None:
+    found = check_listening(replace(WANTED, advertise=advertise, port=port))
+    assert found.severity is severity
     assert "--dial-only" in found.remedy
 
 
 def test_a_certificate_that_has_ended_is_a_problem() -> None:
-    assert certificate(credentials("a")).verdict is Verdict.OK
-    assert certificate(credentials("a", ended=True)).code is ErrorCode.CERTIFICATE_REFUSED
+    assert check_certificate(credentials("a")).severity is Severity.OK
+    assert check_certificate(credentials("a", ended=True)).code is ErrorCode.CERTIFICATE_REFUSED
 
 
 def test_the_stages_that_fit_into_memory_are_named() -> None:
     spec = resolve("178m")
-    whole = fitting(spec, Capacity("cuda", 2**40, 1))
-    assert whole.verdict is Verdict.OK
+    whole = check_memory(spec, Capacity("cuda", 2**40, 1))
+    assert whole.severity is Severity.OK
     assert "--role replica" in whole.found
-    nothing = fitting(spec, Capacity("cuda", 2**20, 1))
+    nothing = check_memory(spec, Capacity("cuda", 2**20, 1))
     assert nothing.code is ErrorCode.DEVICE_UNAVAILABLE
     assert nothing.remedy
     last = memory_needed(spec, StageRange(2, 3), 1, "cuda")
-    some = fitting(spec, Capacity("cuda", int(last / (1 - spec.grouping.reserve)) + 1, 1))
-    assert some.verdict is Verdict.OK
+    some = check_memory(spec, Capacity("cuda", int(last / (1 - spec.grouping.reserve)) + 1, 1))
+    assert some.severity is Severity.OK
     assert "stage 2" in some.found
     assert "of 3 stages" in some.found
 
@@ -262,5 +264,5 @@ def test_words_with_brackets_are_shown_as_they_are() -> None:
 
     console = Console(width=120)
     with console.capture() as captured:
-        console.print(findings_view([Finding("a", Verdict.WARNING, "[bold]x[/y] [/]", "[red]")]))
+        console.print(findings_view([Finding("a", Severity.WARNING, "[bold]x[/y] [/]", "[red]")]))
     assert "[bold]x[/y] [/]" in captured.get()

@@ -337,3 +337,23 @@ def test_too_little_data_is_reported_with_numbers(
     assert error.code is ErrorCode.DATA_TOO_SMALL
     assert split in error.cause
     assert re.search(rf"has [01] tokens; one sample needs {CONTEXT + 1}", error.cause)
+
+
+def test_a_hub_data_set_is_streamed_and_not_loaded_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = 0
+
+    def load_dataset(name: str, config: str | None, *, split: str, streaming: bool) -> Iterator[object]:
+        assert streaming, "the whole data set would be downloaded"
+
+        def records() -> Iterator[object]:
+            nonlocal taken
+            while True:  # without end: only what is read is fetched
+                taken += 1
+                yield {"text": "a short document\n" * 20}
+
+        return records()
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    stream = open_stream(_spec("hf:owner/name"))
+    stream.read(range(4))
+    assert 0 < taken < 2000

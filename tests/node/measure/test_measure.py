@@ -18,7 +18,7 @@ from node.measure.measure import (
     MOST_NEIGHBOURS,
     LinkProber,
     candidates,
-    in_words,
+    describe_capacity,
     known_speed,
     measure_speed,
     tokens_per_second,
@@ -182,13 +182,13 @@ async def test_what_was_measured_is_news_for_the_coordinator(tmp_path: Path) -> 
     news = estimates.due(0.0)
     assert news is not None
     assert news.capacity.flops == 5e9
-    assert "5.0 GFLOP/s" in in_words(estimates.capacity)
+    assert "5.0 GFLOP/s" in describe_capacity(estimates.capacity)
 
 
 def test_words_say_what_is_known_and_nothing_else() -> None:
-    assert in_words(CAPACITY) == "3.0 GiB free on cpu"
+    assert describe_capacity(CAPACITY) == "3.0 GiB free on cpu"
     known = Capacity("cuda", 2**30, 2, 1e12, uplink=5e6, downlink=1e7, round_trip=0.0215)
-    assert in_words(known) == (
+    assert describe_capacity(known) == (
         "1.0 GiB free on cuda, to the coordinator 40.0 Mb/s up, 80.0 Mb/s down, 21.5 ms there and back, "
         "1,000.0 GFLOP/s in training"
     )

@@ -29,6 +29,14 @@ def test_learning_rate_falls_from_the_peak_to_the_final_ratio_as_a_cosine() -> N
     assert all(later < earlier for earlier, later in itertools.pairwise(rates))
 
 
+@pytest.mark.parametrize(("quarters", "above_the_end"), [(1, 0.853553390593), (2, 0.5), (3, 0.146446609407)])
+def test_the_decay_is_a_cosine_and_not_a_line(quarters: int, above_the_end: float) -> None:
+    """0.5 (1 + cos(pi x)) after a quarter, a half and three quarters of the decay."""
+    inner = InnerSpec(learning_rate=2.0, warmup_steps=10, final_ratio=0.1)
+    rate = learning_rate(inner, 10 + 25 * quarters, 110)
+    assert rate == pytest.approx(2.0 * (0.1 + 0.9 * above_the_end), rel=1e-9)
+
+
 @pytest.mark.parametrize("total", [1, 5, 30])
 def test_learning_rate_of_a_run_shorter_than_its_warm_up_stays_positive(total: int) -> None:
     inner = InnerSpec(warmup_steps=30)

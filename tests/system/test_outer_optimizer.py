@@ -1,0 +1,90 @@
+"""A run with Nesterov momentum: kills, late joiners and recovery leave all anchors and momenta equal in every bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from node.checkpoint import global_model
+from node.data.stream import open_stream
+from node.experiment.in_process_swarm import LocalSwarm
+from protocol.types import Role
+from tests.support.fault_script import Action, Moment
+from tests.support.faults import FaultPlan
+from tests.support.running_replica import spec_of
+from tests.virtual.scenario import MIXED, Play, contributions, return_after, swarm_spec
+from tests.virtual.swarm import VirtualSwarm
+
+ROUNDS = 14
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> FaultPlan:
+    return FaultPlan(tmp_path / "faults")
+
+
+@pytest.fixture
+def play(tmp_path: Path, plan: FaultPlan) -> Play:
+    return Play(tmp_path, plan)
+
+
+def final_tensors(swarm: VirtualSwarm, name: str) -> dict[str, Tensor]:
+    task = swarm.nodes[name].task
+    assert task is not None
+    files = task.result().glob("stage-*.safetensors")
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def test_kills_late_joiners_and_recovery_leave_all_momenta_equal(play: Play, plan: FaultPlan) -> None:
+    members = {**MIXED, "late": Role.REPLICA}
+    plan.fail_at("b", 0, 3, Moment.DECIDED, Action.KILL)
+    plan.fail_at("q", None, 5, Moment.INNER_STEP, Action.KILL)
+    spec = swarm_spec(MIXED, rounds=ROUNDS, **{"outer.optimizer": "nesterov"})
+
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start(*MIXED)
+        await return_after(swarm, "b", 5)  # from its checkpoint, and by replay
+        await return_after(swarm, "q", 5)  # follows the embedding, with its momentum
+        await swarm.until_round(8)
+        swarm.start("late")  # from a checkpoint of others
+        await swarm.until_over()
+        swarm.assert_one_truth()
+        assert contributions(swarm, "late")[-1] == ROUNDS
+        assert contributions(swarm, "b")[-1] == ROUNDS
+        whole = final_tensors(swarm, "a")
+        assert {name for name in whole if "/" in name} == {
+            f"{name}/momentum" for name in whole if "/" not in name
+        }
+        for name in ("b", "late", "p", "q"):
+            found = final_tensors(swarm, name)
+            assert all(torch.equal(tensor, whole[key]) for key, tensor in found.items()), name
+        trainers = [swarm.trainer(name) for name in ("a", "b", "late", "p", "q")]
+        assert len({trainer.embedding_digest() for trainer in trainers}) == 1
+
+    play(scenario, members, spec)
+
+
+def test_an_experiment_with_nesterov_learns_and_is_saved_with_its_momentum(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    spec = spec_of(**{"swarm.replicas": 1, "inner.steps": 3, "rounds": 8, "inner.microbatches": 2,
+                      "inner.warmup_steps": 2, "outer.optimizer": "nesterov", "outer.overlap": 1})  # fmt: skip
+    stream = open_stream(spec)
+    swarm, resumed = (LocalSwarm(spec, stream=stream, resident=1) for _ in range(2))
+    before = swarm.validate()
+    for _ in range(7):
+        swarm.train_round()
+    swarm.save(tmp_path)
+    assert resumed.restore(tmp_path)
+    assert resumed.train_round() == swarm.train_round()
+    after = swarm.validate()
+    assert resumed.validate() == after
+    assert all(late < early - 0.3 for late, early in zip(after, before, strict=True))
+    saved = global_model.read(next(tmp_path.glob("round-*/anchors")))
+    assert saved.stages[0]["emb/momentum"].any()
+    assert not any(
+        "/" in name for name in global_model.verify(next(tmp_path.glob("round-*/anchors"))).load(0)
+    )

@@ -1,8 +1,8 @@
 """The files of a checkpoint: tensors under their hash, JSON under its checksum, folders put in place whole.
 
 In a safetensors file the tensors, all float32, stand in ascending order of their names without gaps. So the
-data section of a stage's file is the byte stream of protocol.algorithm.digest: who holds it can hand the anchor on in
-chunks without reading it whole.
+data section of a stage's file is the byte stream of protocol.algorithm.digest: a donor can serve
+it in chunks without reading it whole.
 """
 
 from __future__ import annotations

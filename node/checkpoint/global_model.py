@@ -7,13 +7,13 @@ A checkpoint is a folder::
     spec.json                  canonical JSON of the RunSpec
     manifest.json              run, round, and for each tensor file: bytes, sha-256, anchor digest
 
-Where the outer optimizer has state, such as momentum, a tensor file of a round from 1 on holds it too, under the names of
-protocol.algorithm.outer_optimizer.state_name. Before round 1 it is 0 and in no file, so the digest of given parameters
-(`RunSpec.initial`) does not depend on the optimizer. It is never exported.
+Where the outer optimizer has state, such as momentum, a tensor file of a round from 1 on holds it too, under
+the names of protocol.algorithm.outer_optimizer.state_name. Before round 1 it is 0 and in no file, so the
+digest of given parameters (`RunSpec.initial`) does not depend on the optimizer. It is never exported.
 
-A node's own checkpoints hold more (node.checkpoint.private_state), which nothing here reads. The folder is put in
-place whole (node.checkpoint.files.publish). Nothing is unpickled, and nothing is used before its hash, names,
-dtypes and shapes are verified.
+A node's own checkpoints hold more (node.checkpoint.private_state), which nothing here reads. The folder is
+put in place whole (node.checkpoint.files.publish). Nothing is unpickled, and nothing is used before its hash,
+names, dtypes and shapes are verified.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ class Manifest(SealedRecord):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What is committed after `round_number` rounds, verified: by stage, parameters and optimizer state by name.
+    """What is committed after `round_number` rounds, verified.
+
+    `stages` are the parameters and the optimizer state of each stage, by name.
 
     `embedding` is that of the token embedding alone, where it is kept apart from stage 0.
     """
@@ -105,12 +107,13 @@ class Verified:
     def tensors(self, stage: int) -> Iterator[tuple[str, Tensor]]:
         """Names and parameters of a stage in canonical order, float32 on the CPU, one at a time in memory.
 
-        They are of the file as it is now. The state of the outer optimizer is left out. Raises CHECKPOINT_CORRUPT.
+        They are of the file as it is now. The state of the outer optimizer is left out. Raises
+        CHECKPOINT_CORRUPT.
         """
         return each_tensor(self.folder / stage_file(stage), parameter_shapes(self.spec, stage))
 
     def load(self, stage: int) -> dict[str, Tensor]:
-        """The parameters of a stage, float32 on the CPU, without optimizer state. Raises CHECKPOINT_CORRUPT."""
+        """The parameters of a stage, float32 on the CPU. Raises CHECKPOINT_CORRUPT."""
         return parameters_of(_load_stage(self.folder, self.spec, self.manifest, stage, "cpu"))
 
 

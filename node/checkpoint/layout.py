@@ -1,4 +1,4 @@
-"""Names of the files and folders that are kept by round. The main process imports them, so nothing here needs torch."""
+"""Names of the files and folders of a round. The main process imports them, so nothing here needs torch."""
 
 from __future__ import annotations
 

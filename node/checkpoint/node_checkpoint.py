@@ -1,7 +1,7 @@
 """The checkpoints that a node writes as it trains, to go on from: the last few, below one folder.
 
-Each is ``round-NNNNNN``: a checkpoint as others read it (node.checkpoint.global_model), and in it what only this node can
-use (node.checkpoint.private_state).
+Each is ``round-NNNNNN``: a checkpoint as others read it (node.checkpoint.global_model), and in it what only
+this node can use (node.checkpoint.private_state).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ KEEP = 2
 class Restored:
     """A verified checkpoint. `private` is None where the anchors are good and this node's own state is not.
 
-    `stages` and `embedding` hold parameters and optimizer state by name. `embedding` is None on a member that hosts
-    stage 0, and where the checkpoint has none.
+    `stages` and `embedding` hold parameters and optimizer state by name. `embedding` is None on a member that
+    hosts stage 0, and where the checkpoint has none.
     """
 
     round_number: int

@@ -1,14 +1,14 @@
-"""The parts of a checkpoint on disk as a donor hands them on: the bytes of protocol.algorithm.digest, in pieces.
+"""The parts of a checkpoint on disk, as a donor serves them: the bytes of protocol.algorithm.digest.
 
 A checkpoint below the folder of a node's checkpoints is::
 
     round-NNNNNN/stage-NN.safetensors       all that is committed of a hosted stage, float32
     round-NNNNNN/embedding.safetensors      of stage 0 the embedding alone, where stage 0 is not hosted
 
-What is committed are the parameters and the state of the outer optimizer, if it has any: of the embedding the tensor
-"emb" and those named "emb/...". The data section of such a file holds the tensors in ascending order of their names and
-without gaps, which is what a digest covers; the header is read to make sure of that. To serve a part, no more than one
-piece of it is held in memory.
+What is committed are the parameters and the state of the outer optimizer, if it has any. For the embedding
+these are the tensor "emb" and those named "emb/...". The data section of such a file holds the tensors in
+ascending order of their names and without gaps, which is what a digest covers; the header is read to make
+sure of that. No more than one piece of a part is held in memory.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class StageState:
 
     @classmethod
     def of(cls, local: Parameters, outer: OuterStageState, moments: AdamWState | None) -> Self:
-        """From the state dicts of a stage. Pending proposals are left out: a checkpoint is written between rounds."""
+        """From the state dicts of a stage, between rounds: pending proposals are left out."""
         found = {name: parameter.detach().cpu() for name, parameter in local.items()}
         anchor = outer["anchor"]
         # Right after a commit local is the anchor: it need not be written twice.

@@ -159,7 +159,7 @@ class LocalReplica:
     def load_checkpoint(
         self, round_number: int, anchors: Mapping[int, Parameters], private: Mapping[int, StageState]
     ) -> None:
-        """Take over what is committed after `round_number`, and what this replica had for itself then; all is copied."""
+        """Take over what was committed after `round_number`, and this replica's own state, copied."""
         for member in self.members:
             stages = member.stages
             embedding = None if 0 in stages else embedding_of(anchors[0])
@@ -168,12 +168,12 @@ class LocalReplica:
             member.load_checkpoint(Restored(round_number, committed, embedding, own))
 
     def share_committed(self, shared: dict[int, CommittedState]) -> None:
-        """Hold one copy of anchors and optimizer state together with replicas that have settled the same rounds.
+        """Hold one copy of what is committed, together with replicas that have settled the same rounds.
 
         They are equal in every bit, and commits replace them instead of changing them in place.
 
         Args:
-            shared: by stage, what others hold already; what is only here is added. Stage 0 is among them, or here.
+            shared: by stage, what others hold already; what is only here is added. Stage 0 is in one of both.
         """
         for member in self.members:
             for stage, outer in member.outer.items():

@@ -1,8 +1,8 @@
 """More replicas than the memory of the device holds: those that do not compute are kept elsewhere.
 
-A parked replica stays the object that it is. Only the tensors of its state dict and of its links are put away, and
-brought back in every bit; so nothing that it computes depends on how many replicas are ready at a time. What is
-committed stays: all replicas share it.
+A parked replica stays the object that it is. Only the tensors of its state dict and of its links are put
+away, and brought back in every bit; so nothing that it computes depends on how many replicas are ready at a
+time. What is committed stays: all replicas share it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Below the folder of the swarm the newest round alone::
 
-    round-NNNNNN/anchors                a checkpoint of all stages (node.checkpoint.global_model): replicas have one anchor
+    round-NNNNNN/anchors                a checkpoint of all stages (node.checkpoint.global_model)
     round-NNNNNN/replica-MMMMM          what each has for itself (node.checkpoint.private_state)
     round-NNNNNN/steering.safetensors   what a variation has learned, where it has
     round-NNNNNN/swarm.json             what it all belongs to, counters, inner phases that have begun
@@ -40,7 +40,7 @@ from node.checkpoint.files import (
 )
 from node.checkpoint.layout import ANY_ROUND, round_folder, rounds_below
 from node.checkpoint.private_state import StageState
-from node.worker.trainer import InnerPhaseState
+from node.worker.phase import InnerPhaseState
 from protocol.errors import HetnodeError
 from protocol.spec.run import RunSpec
 

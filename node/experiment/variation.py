@@ -1,8 +1,8 @@
 """Departures from the algorithm, to see what its parts are worth and what might be better.
 
-A :class:`Variation` says which; the defaults are the algorithm of a real swarm. :class:`VariationRunner` carries
-it out on the replicas of one process. What turns out to be better belongs into the run specification, where real
-swarms have it too; what is here is no part of a real run.
+A :class:`Variation` says which; the defaults are the algorithm of a real swarm. :class:`VariationRunner`
+carries it out on the replicas of one process. What turns out to be better belongs into the run specification,
+where real swarms have it too; what is here is no part of a real run.
 
 Shapes: d width, k subspace width, b micro-batch, L tokens. U [d, k] is the basis of a link.
 """

@@ -54,7 +54,8 @@ def initial_parameters(spec: RunSpec, stage: int) -> dict[str, Tensor]:
     0.02 / sqrt(2 layers); norms are 1.
 
     Raises:
-        HetnodeError: INITIAL_UNAVAILABLE where the run starts from given parameters (node.checkpoint.initial).
+        HetnodeError: INITIAL_UNAVAILABLE where the run starts from given parameters
+            (node.checkpoint.initial).
     """
     if spec.initial is not None:
         raise initial_unavailable(spec)

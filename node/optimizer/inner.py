@@ -1,4 +1,4 @@
-"""The inner optimizer: AdamW over the stages of a member, with the run's learning rate and the replica's clipping."""
+"""The inner optimizer: AdamW over the stages of a member, with clipping and the run's learning rate."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ AdamW = Callable[..., torch.optim.Optimizer]
 class AdamWState(TypedDict):
     """State dict of :class:`StageAdamW`; the moments are float32, by canonical name.
 
-    `steps` is AdamW's own count, for its bias correction. `cold_steps` are those taken since the moments started anew in
-    mid-run; None where they did not, or where the rate has risen in full.
+    `steps` is AdamW's own count, for its bias correction. `cold_steps` are those taken since the moments
+    started anew in mid-run; None where they did not, or where the rate has risen in full.
     """
 
     steps: int
@@ -66,7 +66,7 @@ class InnerOptimizer:
 
     @torch.no_grad()
     def step(self, inner_step: int, norm: float) -> None:
-        """Clip by `norm`, the gradient norm of the whole replica, and take inner step `inner_step` of the run."""
+        """Take inner step `inner_step` of the run; `norm` is the gradient norm of the whole replica."""
         # 1e-6 as in torch.nn.utils.clip_grad_norm_.
         scale = min(1.0, self._spec.inner.clip_norm / (norm + 1e-6))
         for parameter in self._parameters:
@@ -166,7 +166,7 @@ class StageAdamW:
         }
 
     def load_state_dict(self, state: AdamWState | None) -> None:
-        """Go on from `state`, copied; None drops the moments. Names and shapes are those of the parameters."""
+        """Continue from `state`, copied; None drops the moments. Names and shapes are the parameters'."""
         self._adamw.state.clear()
         self._cold_steps = None
         if state is None:

@@ -1,14 +1,15 @@
 """The outer round of one stage as a transaction: propose, then commit or abort (SparseLoCo, eqs 1 and 2).
 
-The anchor is the last committed value of the parameters; together with the state of the outer optimizer it is equal in
-every bit on all replicas. anchor - local is what this replica has learned since. The error feedback is what it has learned
-and not sent. Until a round is committed neither changes, so an aborted round loses nothing: the next proposal covers it. A
-replica that applies rounds without a proposal of its own follows: its local parameters move along with the anchor.
+The anchor is the last committed value of the parameters; together with the state of the outer optimizer it is
+equal in every bit on all replicas. anchor - local is what this replica has learned since. The error feedback
+is what it has learned and not sent. Until a round is committed neither changes, so an aborted round loses
+nothing: the next proposal covers it. A replica that applies rounds without a proposal of its own follows: its
+local parameters move along with the anchor.
 
-With momentum (protocol.algorithm.outer_optimizer) the same holds. The optimizer takes one step per committed round and none
-for an aborted one, so its state depends on the committed rounds alone, and replaying these gives the same bits. Error
-feedback counts what was put into the pseudo-gradient, whatever the optimizer makes of it. With ``outer.overlap`` the step is
-taken later, like every update.
+With momentum (protocol.algorithm.outer_optimizer) the same holds. The optimizer takes one step per committed
+round and none for an aborted one, so its state depends on the committed rounds alone, and replaying these
+gives the same bits. Error feedback counts what was put into the pseudo-gradient, whatever the optimizer makes
+of it. With ``outer.overlap`` the step is taken later, like every update.
 """
 
 from __future__ import annotations
@@ -72,12 +73,12 @@ class OuterStage:
     Args:
         spec: the run.
         stage: the stage.
-        parameters: the committed parameters to start from, copied. Error feedback and optimizer state start at 0.
+        parameters: the committed parameters before round 1, copied. All other state starts at 0.
 
     Attributes:
-        anchor: float32 CPU tensors by canonical name. A commit replaces them; nothing changes one in place, so
-            replicas of one process may share them.
-        optimizer_state: state of the outer optimizer by protocol.algorithm.outer_optimizer.state_name, likewise.
+        anchor: float32 CPU tensors by canonical name. A commit replaces them; nothing changes one in place,
+            so replicas of one process may share them.
+        optimizer_state: of the outer optimizer, named by outer_optimizer.state_name, likewise.
         error: error feedback e, by canonical name.
     """
 
@@ -158,7 +159,7 @@ class OuterStage:
         return payload
 
     def _learned(self, name: str, local: Tensor, kept: Tensor) -> Iterator[Tensor]:
-        """beta e + (anchor - local) block by block, on the device of `local`; and all of it in `kept`, on the CPU.
+        """beta e + (anchor - local), block by block on the device of `local`, and whole in `kept` on the CPU.
 
         FloatingPointError where it is not finite.
         """
@@ -177,7 +178,7 @@ class OuterStage:
             yield learned
 
     def remember(self, local: Mapping[str, Tensor]) -> None:
-        """Training continues from `local` before the round is decided: a commit keeps what it learns from here.
+        """Training continues from `local` before the round is decided: a commit keeps what it then learns.
 
         To be called once, before local changes. Does nothing where no proposal is pending.
         """
@@ -284,8 +285,8 @@ class EmbeddingFollower:
         table_vd: the committed embedding before round 1, copied.
 
     Attributes:
-        committed: TE, float32 [V, d] on the CPU, and its optimizer state, by name. A commit replaces the tensors;
-            nothing changes one in place.
+        committed: TE, float32 [V, d] on the CPU, and its optimizer state, by name. A commit replaces the
+            tensors; nothing changes one in place.
     """
 
     def __init__(self, spec: RunSpec, table_vd: Tensor) -> None:
@@ -313,7 +314,7 @@ class EmbeddingFollower:
 def _with_state(
     committed: Mapping[str, Tensor], names: Iterable[str], slots: Sequence[str]
 ) -> dict[str, Tensor]:
-    """Copies of the parameters `names` and of their optimizer state, which is 0 where `committed` has none."""
+    """Copies of the parameters `names` and their optimizer state, which is 0 where `committed` has none."""
     parameters = _copied({name: committed[name] for name in names})
     initial = initial_state(parameters, slots)
     return parameters | _copied({name: committed.get(name, zero) for name, zero in initial.items()})

@@ -36,15 +36,15 @@ class OuterStateDict(TypedDict):
 
 
 class OuterState(Mapping[int, OuterStage]):
-    """Anchors, error feedback and pending proposals by hosted stage; also a mapping to each :class:`OuterStage`.
+    """Anchors, error feedback and pending proposals by hosted stage: a mapping of each to its OuterStage.
 
-    A member that does not host stage 0 keeps the committed embedding too, because both ends of a link derive T_perp from
-    it. All outer state is on the CPU, so that all machines get the same bits.
+    A member that does not host stage 0 keeps the committed embedding too, because the receiving end of its
+    link derives T_perp from it. All outer state is on the CPU, so that all machines get the same bits.
 
     Args:
         spec: the run.
-        parameters: the live parameters by stage, on any device, with their values before round 1. Commits change
-            them in place.
+        parameters: the live parameters by stage, on any device, with their values before round 1. Commits
+            change them in place.
         embedding: TE before round 1 [V, d], where stage 0 is not hosted.
 
     Attributes:
@@ -94,8 +94,8 @@ class OuterState(Mapping[int, OuterStage]):
     def propose(self, stage: int) -> bytes | None:
         """This replica's payload for `stage`, pending until commit or abort.
 
-        None where training has produced a value that is not finite: this replica then starts again from the anchor and
-        contributes nothing to this round.
+        None where training has produced a value that is not finite: this replica then starts again from the
+        anchor and contributes nothing to this round.
         """
         outer, local = self._stages[stage], self._local[stage]
         payload = outer.propose(local)
@@ -117,7 +117,7 @@ class OuterState(Mapping[int, OuterStage]):
     def commit(
         self, stage: int, round_number: int, payloads: Sequence[WeightedPayload], mine_included: bool
     ) -> str:
-        """Apply the payloads committed in `round_number`, in order. Returns the digest of what is committed then.
+        """Apply the payloads committed in `round_number`, in order. Returns the new digest.
 
         Raises HetnodeError PAYLOAD_CORRUPT; nothing has changed.
         """
@@ -127,7 +127,7 @@ class OuterState(Mapping[int, OuterStage]):
         return self._stages[stage].digest()
 
     def commit_embedding(self, round_number: int, payloads: Sequence[WeightedPayload]) -> str:
-        """Apply stage 0's committed update to the embedding followed here; no payloads: the round was aborted.
+        """Apply stage 0's committed update to the embedding followed here; none where the round was aborted.
 
         Returns the digest of the embedding. Raises as :meth:`commit`.
         """

@@ -24,7 +24,7 @@ def run_basis(spec: RunSpec, boundary: int) -> Tensor:
 _cached_basis = lru_cache(maxsize=1)(orthonormal_basis)
 
 ReceivingEndFactory = Callable[[int, Tensor, Tensor], ReceivingEnd]
-"""The receiving end of a link: its k (0: uncompressed), the basis [d, d], and TE [V, d] of the last commit."""
+"""The receiving end of a link, of its k (0: uncompressed), basis [d, d], and TE [V, d] of the last commit."""
 
 BasisFactory = Callable[[RunSpec, int], Tensor]
 """As :func:`run_basis`."""
@@ -34,8 +34,8 @@ BasisFactory = Callable[[RunSpec, int], Tensor]
 class TrainerFactories:
     """Makers of initial parameters, links, their bases, and AdamW.
 
-    `initial` is another one where the run starts from given parameters (node.checkpoint.initial); the others are where an
-    experiment tries another choice.
+    `initial` is another one where the run starts from given parameters (node.checkpoint.initial); the others
+    are where an experiment tries another choice.
     """
 
     initial: InitialParameters = initial_parameters

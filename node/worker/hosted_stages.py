@@ -52,9 +52,10 @@ class HostedStages:
 
     Attributes:
         modules: by stage, on `device`.
-        upstream: our end of the link to the member with the stages before; None where stage 0 is here, or before
-            `connect`.
-        downstream: our end of the link to the member with the stages after; None where the last stage is here, likewise.
+        upstream: our end of the link to the member with the stages before; None where stage 0 is here, or
+            before `connect`.
+        downstream: our end of the link to the member with the stages after; None where the last stage is
+            here, likewise.
         losses: of the microbatches of the inner step under way, on the member with the last stage.
     """
 
@@ -146,7 +147,7 @@ class HostedStages:
 
     @torch.inference_mode()
     def evaluate(self, received: Message | None, tokens: Samples | None) -> Message | float:
-        """Forward pass of one validation microbatch; returns what the next member needs, or at the last the loss.
+        """Forward pass of one validation microbatch; returns what the next member needs, or the loss.
 
         Arguments and errors are those of :meth:`forward`.
         """
@@ -205,7 +206,7 @@ class HostedStages:
         return wire.to(self.device)
 
     def _message(self, output: Tensor, tokens_bl: Tensor) -> Message:
-        """The output compressed, and the token ids: the last member needs the targets, each link T_perp[ids]."""
+        """The compressed output, and the token ids: for the targets, and for T_perp[ids] of each link."""
         assert self.downstream is not None, "only the last member has no link downstream"
         compressed = self.downstream.compress_forward(output.float())
         activation, activation_bytes = pack_activation("activation", compressed, self._spec.link.dtype)

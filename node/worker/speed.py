@@ -26,7 +26,7 @@ def free_memory(compute: Compute) -> int:
 
 
 def layer_speed(spec: RunSpec, device: str, seconds: float) -> float:
-    """Operations per second (protocol.algorithm.flops) achieved in training the layers of a stage for so long.
+    """Operations per second (protocol.algorithm.flops) in training the layers of a stage for `seconds`.
 
     Forward and backward passes of microbatches of the run's size, with arbitrary weights and inputs, through
     the layers of the first stage, without embedding and head. At least one is measured, however long it

@@ -1,12 +1,12 @@
 """One member's share of the training: its stages, inner optimizer and outer state, as one.
 
 This is the only owner of the model in a node. It runs in the worker process, knows nothing of processes or
-sockets, and is driven by :mod:`node.worker.worker` one operation at a time. A member's inner step, driven in the
-order of its pipeline:
+sockets, and is driven by :mod:`node.worker.worker` one operation at a time. A member's inner step, driven in
+the order of its pipeline:
 
     for microbatch in range(microbatches):
-        message = trainer.forward(step, microbatch, message)   # from the member upstream, to the one downstream
-        message = trainer.backward(microbatch, message)        # from the member downstream, to the one upstream
+        message = trainer.forward(step, microbatch, message)   # activations, from upstream to downstream
+        message = trainer.backward(microbatch, message)        # gradients, from downstream to upstream
     squares = trainer.squared_gradient_norm()                  # summed over all members of the replica
     trainer.apply(step, norm)                                  # clip, AdamW
 
@@ -15,7 +15,7 @@ and its round:
     trainer.begin_round(round_number, samples)
     ...                                                        # H inner steps
     trainer.end_inner_phase()
-    payload = trainer.propose(stage)                           # pseudo-gradient plus error feedback, compressed
+    payload = trainer.propose(stage)                           # pseudo-gradient plus error feedback
     trainer.commit(stage, round_number, payloads, True)        # or abort: then nothing has changed
 
 The caller guarantees that anchors change (by a commit, or another one being loaded) between inner steps and
@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypedDict
 
@@ -47,55 +46,11 @@ from node.optimizer.outer_state import OuterState, OuterStateDict
 from node.worker.compute import Compute
 from node.worker.factories import TrainerFactories
 from node.worker.hosted_stages import HostedStages, HostedStagesState
+from node.worker.phase import InnerPhase, InnerPhaseState
 from node.worker.samples import MicrobatchReader
 from protocol.algorithm.outer_optimizer import committed_shapes
 from protocol.spec.run import RunSpec
 from protocol.types import Part, StageRange
-
-
-class InnerPhaseState(TypedDict):
-    """State dict of :class:`InnerPhase`."""
-
-    losses: tuple[float, ...]
-    tokens: int
-    steps: int
-    skipped_steps: int
-    norm: float
-
-
-@dataclass
-class InnerPhase:
-    """What the inner phase of `round_number` has come to so far; fields as of :class:`InnerResult`.
-
-    `losses` are of all microbatches of completed steps, on the last member. They stay on the device: reading a loss
-    would wait for the GPU in every step.
-    """
-
-    round_number: int
-    losses: list[Tensor] = field(default_factory=list)
-    tokens: int = 0
-    steps: int = 0
-    skipped_steps: int = 0
-    norm: float = math.nan
-
-    def result(self) -> InnerResult:
-        loss = float(torch.stack(self.losses).double().mean()) if self.losses else math.nan
-        return InnerResult(loss, self.tokens, self.steps, self.skipped_steps, self.norm)
-
-    def state_dict(self) -> InnerPhaseState:
-        return {
-            "losses": tuple(float(loss) for loss in self.losses),
-            "tokens": self.tokens,
-            "steps": self.steps,
-            "skipped_steps": self.skipped_steps,
-            "norm": self.norm,
-        }
-
-    def load_state_dict(self, state: InnerPhaseState) -> None:
-        """As if the steps of `state` had been taken here."""
-        self.losses = [torch.tensor(loss) for loss in state["losses"]]
-        self.tokens, self.steps, self.skipped_steps = state["tokens"], state["steps"], state["skipped_steps"]
-        self.norm = state["norm"]
 
 
 class TrainerState(TypedDict):
@@ -218,7 +173,7 @@ class Trainer:
         return self.hosted.forward(microbatch, received, tokens)
 
     def backward(self, microbatch: int, received: Message | None) -> Message | None:
-        """Backward pass of a microbatch; returns the gradient for the member upstream, or None at the first."""
+        """Backward pass of a microbatch; returns the gradient for the member upstream, None at the first."""
         return self.hosted.backward(microbatch, received, self.samples.microbatches)
 
     def squared_gradient_norm(self) -> float:
@@ -307,7 +262,7 @@ class Trainer:
         return digest
 
     def abort(self, stage: int, round_number: int) -> None:
-        """The round is aborted: anchor, error feedback and local parameters stay; the inner phase continues."""
+        """The round is aborted: anchor, error feedback and local parameters stay; training continues."""
         self.outer.abort(stage, round_number)
 
     def embedding_digest(self) -> str:
@@ -372,7 +327,7 @@ class Trainer:
         self.hosted.refresh_link(self.embedding)
 
     def write_checkpoint(self, folder: Path, round_number: int) -> None:
-        """Write what is committed and private state after `round_number` to `folder`; see node_checkpoint.write.
+        """Write what is committed and private after `round_number` to `folder`; see node_checkpoint.write.
 
         Call it between rounds: what local has learned since the anchor is kept, pending proposals are not.
 
@@ -392,7 +347,7 @@ class Trainer:
         )
 
     def state_dict(self) -> TrainerState:
-        """All that this member has come to, between two inner steps. Tensors are the live ones, not copied."""
+        """All that this member has come to, between two inner steps: the live tensors, not copied."""
         return {
             "hosted": self.hosted.state_dict(),
             "inner": self.inner.state_dict(),
@@ -401,8 +356,9 @@ class Trainer:
         }
 
     def load_state_dict(self, state: TrainerState) -> None:
-        """Take over `state`, copied; stages that it does not hold keep theirs. The round's samples are not in it:
-        :meth:`assign` them.
+        """Take over `state`, copied; stages that it does not hold keep theirs.
+
+        The samples of the round are not in it: :meth:`assign` them.
         """
         self.abandon()
         self.hosted.load_state_dict(state["hosted"])
@@ -425,6 +381,6 @@ class Trainer:
 
 
 def private_states(state: TrainerState) -> dict[int, StageState]:
-    """What a checkpoint keeps of `state` beside what is committed, by stage; not copied where it is on the CPU."""
+    """What a checkpoint keeps beside what is committed, by stage; not copied where it is on the CPU."""
     parameters, outer, inner = state["hosted"]["parameters"], state["outer"]["stages"], state["inner"]
     return {stage: StageState.of(parameters[stage], outer[stage], inner[stage]) for stage in outer}

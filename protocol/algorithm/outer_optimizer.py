@@ -1,9 +1,10 @@
 """Outer optimizers: how an anchor moves along the aggregated pseudo-gradient of a round.
 
-The optimizer's state is as much a part of the committed state as the parameters: every replica holds the same bits of it,
-it is covered by the anchor's digest, checkpoints hold it, and late joiners receive it. So its arithmetic must give the
-same bits on every machine: float32 on the CPU, one rounding per operation, never a fused multiply-add. This is why
-torch.optim.SGD is not used: its ``add_(alpha=...)`` is fused on some processors.
+The optimizer's state is as much a part of the committed state as the parameters: every replica holds the same
+bits of it, it is covered by the anchor's digest, checkpoints hold it, and late joiners receive it. So its
+arithmetic must give the same bits on every machine: float32 on the CPU, one rounding per operation, never a
+fused multiply-add. This is why torch.optim.SGD is not used: its ``add_(alpha=...)`` is fused on some
+processors.
 
 A new optimizer is one class here, and its name in `OuterSpec.optimizer`.
 """
@@ -20,7 +21,7 @@ from torch import Tensor
 from protocol.spec.sections import OuterSpec
 
 LEAST_MOMENTUM = 2.0**-64
-"""Smaller absolute values of a momentum become 0: they would decay to denormal numbers, which some machines flush."""
+"""Smaller values of a momentum become 0: they would decay to denormal numbers, which some machines flush."""
 
 
 class OuterOptimizer(Protocol):
@@ -28,7 +29,7 @@ class OuterOptimizer(Protocol):
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """Names of the state tensors of each parameter. They have the parameter's shape and are 0 before round 1."""
+        """Names of the state tensors of a parameter: of its shape, and 0 before round 1."""
         ...
 
     def step(
@@ -91,14 +92,14 @@ def outer_optimizer(outer: OuterSpec) -> OuterOptimizer:
 def state_name(parameter: str, slot: str) -> str:
     """The name of a state tensor in digests and files.
 
-    In ascending order it follows its parameter at once: the parts of a checkpoint that are read as one range of bytes
-    (the embedding within stage 0) rely on it. Names of parameters have no slash.
+    In ascending order it follows its parameter at once. So the embedding and its state are one range of bytes
+    in the file of stage 0, as node.checkpoint.parts expects. Names of parameters have no slash.
     """
     return f"{parameter}/{slot}"
 
 
 def committed_shapes(shapes: Mapping[str, tuple[int, ...]], outer: OuterSpec) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of all that replicas agree on for parameters of these `shapes`: with the optimizer's state."""
+    """Names and shapes of all that is committed for parameters of these `shapes`."""
     slots = outer_optimizer(outer).slots
     return dict(shapes) | {state_name(name, slot): shape for name, shape in shapes.items() for slot in slots}
 

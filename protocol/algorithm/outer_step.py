@@ -1,7 +1,7 @@
 """The arithmetic of a round: the digest of what is committed, and the step from one round to the next.
 
-Every replica applies the same payloads in the same order with the same operations. Each operation is rounded by itself on
-the CPU, so replicas that are equal in every bit stay equal.
+Every replica applies the same payloads in the same order with the same operations. Each operation is rounded
+by itself on the CPU, so replicas that are equal in every bit stay equal.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from protocol.errors import ErrorCode, HetnodeError
 
 
 def anchor_digest(parameters: Mapping[str, Tensor]) -> str:
-    """The digest (hex) of float32 tensors: that of protocol.algorithm.digest, whatever the order of `parameters`.
+    """The digest (hex) of float32 tensors (protocol.algorithm.digest), in whatever order they are given.
 
     `parameters` are a stage's anchor and the state of the outer optimizer, if it has any.
     Tensors are hashed one at a time; no more than one of them is copied, and only if it is not on the CPU.
@@ -64,10 +64,11 @@ def apply_update(
     """What is committed after a round: parameters and optimizer state, by name (algorithm eq 2).
 
     The pseudo-gradient is (sum_m w_m sent_m) / (sum_m w_m). `optimizer` moves the parameters along it.
-    What is sent counts clipped to the bound of its round (protocol.algorithm.clipping.clipping_scales). Clipping limits
-    the share of one payload in the pseudo-gradient; momentum then adds up what is clipped already. Sums run in the order
-    given: callers pass the canonical order, by owner. The division is by the weight of all contributors, never by the
-    number that sent an element. Computed in the dtype of `committed`.
+    What is sent counts clipped to the bound of its round (protocol.algorithm.clipping.clipping_scales).
+    Clipping limits the share of one payload in the pseudo-gradient; momentum then adds up what is clipped
+    already. Sums run in the order given: callers pass the canonical order, by owner. The division is by the
+    weight of all contributors, never by the number that sent an element. Computed in the dtype of
+    `committed`.
 
     Args:
         committed: some or all parameters of a stage, each with its optimizer state (:func:`state_name`).

@@ -1,0 +1,61 @@
+"""The inner phase of one member so far: losses, and steps that count."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TypedDict
+
+import torch
+from torch import Tensor
+
+from node.ipc.worker_calls import InnerResult
+
+
+class InnerPhaseState(TypedDict):
+    """State dict of :class:`InnerPhase`."""
+
+    losses: tuple[float, ...]
+    tokens: int
+    steps: int
+    skipped_steps: int
+    norm: float
+
+
+@dataclass
+class InnerPhase:
+    """What the inner phase of `round_number` has come to so far; fields as of :class:`InnerResult`.
+
+    `losses` are of all microbatches of completed steps, on the last member. They stay on the device: reading
+    a loss would wait for the GPU in every step.
+    """
+
+    round_number: int
+    losses: list[Tensor] = field(default_factory=list)
+    tokens: int = 0
+    steps: int = 0
+    skipped_steps: int = 0
+    norm: float = math.nan
+
+    def result(self) -> InnerResult:
+        loss = (
+            float(torch.stack([loss.cpu() for loss in self.losses]).double().mean())
+            if self.losses
+            else math.nan
+        )
+        return InnerResult(loss, self.tokens, self.steps, self.skipped_steps, self.norm)
+
+    def state_dict(self) -> InnerPhaseState:
+        return {
+            "losses": tuple(float(loss) for loss in self.losses),
+            "tokens": self.tokens,
+            "steps": self.steps,
+            "skipped_steps": self.skipped_steps,
+            "norm": self.norm,
+        }
+
+    def load_state_dict(self, state: InnerPhaseState) -> None:
+        """As if the steps of `state` had been taken here."""
+        self.losses = [torch.tensor(loss) for loss in state["losses"]]
+        self.tokens, self.steps, self.skipped_steps = state["tokens"], state["steps"], state["skipped_steps"]
+        self.norm = state["norm"]

@@ -25,7 +25,7 @@ LEAST_MOMENTUM = 2.0**-64
 
 
 class OuterOptimizer(Protocol):
-    """Moves one tensor at a time. It keeps nothing itself, so a round that fails midway has changed nothing."""
+    """Moves one tensor at a time. It keeps nothing itself: a round that fails midway changes nothing."""
 
     @property
     def slots(self) -> tuple[str, ...]:

@@ -139,6 +139,11 @@ class OuterSpec(Section):
     def dense(self) -> bool:
         return self.top_k == 0
 
+    @property
+    def state_tensors(self) -> int:
+        """How many tensors of state the optimizer keeps for each parameter."""
+        return 1 if self.optimizer == "nesterov" else 0
+
     @model_validator(mode="before")
     @classmethod
     def _fill_in_nesterov(cls, tree: Any) -> Any:

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.placement.cost_model import memory_needed, stage_parameters
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
+from protocol.types import StageRange
 
 
 def test_nesterov_is_one_line_of_the_run_file(tmp_path: Path) -> None:
@@ -27,6 +29,17 @@ def test_a_spec_without_it_does_not_mention_it() -> None:
     assert spec.hash == resolve("nano").hash
     assert "momentum" not in spec.canonical_json + spec.toml
     assert "optimizer" not in spec.canonical_json + spec.toml
+
+
+@pytest.mark.parametrize("stages", [StageRange(0, 1), StageRange(1, 2)])
+def test_momentum_takes_the_memory_of_one_copy_of_what_is_committed(stages: StageRange) -> None:
+    usual = resolve("nano", overrides={"swarm.stages": 2})
+    nesterov = resolve("nano", overrides={"swarm.stages": 2, "outer.optimizer": "nesterov"})
+    parameters = sum(stage_parameters(usual, stage) for stage in stages)
+    followed = usual.model.vocabulary * usual.model.width if stages.first else 0
+    more = memory_needed(nesterov, stages, 2, "cpu") - memory_needed(usual, stages, 2, "cpu")
+    assert more == 4 * (parameters + followed)
+    assert memory_needed(nesterov, stages, 2, "cuda") == memory_needed(usual, stages, 2, "cuda")
 
 
 def test_given_values_win_over_the_defaults_of_nesterov() -> None:

@@ -69,8 +69,14 @@ def test_kills_late_joiners_and_recovery_leave_all_momenta_equal(play: Play, pla
 
 def test_an_experiment_with_nesterov_learns_and_is_saved_with_its_momentum(tmp_path: Path) -> None:
     torch.set_num_threads(1)
-    spec = spec_of(**{"swarm.replicas": 1, "inner.steps": 3, "rounds": 8, "inner.microbatches": 2,
-                      "inner.warmup_steps": 2, "outer.optimizer": "nesterov", "outer.overlap": 1})  # fmt: skip
+    short = {
+        "rounds": 8,
+        "swarm.replicas": 1,
+        "inner.steps": 3,
+        "inner.microbatches": 2,
+        "inner.warmup_steps": 2,
+    }
+    spec = spec_of(**short, **{"outer.optimizer": "nesterov", "outer.overlap": 1})
     stream = open_stream(spec)
     swarm, resumed = (LocalSwarm(spec, stream=stream, resident=1) for _ in range(2))
     before = swarm.validate()

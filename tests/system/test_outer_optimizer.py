@@ -52,7 +52,7 @@ def test_kills_late_joiners_and_recovery_leave_all_momenta_equal(play: Play, pla
         await swarm.until_round(8)
         swarm.start("late")  # from a checkpoint of others
         await swarm.until_over()
-        swarm.assert_one_truth()
+        swarm.assert_all_agree()
         assert contributions(swarm, "late")[-1] == ROUNDS
         assert contributions(swarm, "b")[-1] == ROUNDS
         whole = final_tensors(swarm, "a")

@@ -49,11 +49,17 @@ class LinkServer:
     Args:
         credentials: called at each new connection: the certificate to show, and the authority to believe.
         received: called with each frame of its links that was timed.
+        probes: admits the probes of other peers.
     """
 
-    def __init__(self, credentials: Callable[[], Credentials], received: Received | None = None) -> None:
+    def __init__(
+        self,
+        credentials: Callable[[], Credentials],
+        received: Received | None = None,
+        probes: ProbeDoor | None = None,
+    ) -> None:
         self._credentials, self._received = credentials, received
-        self._probes = ProbeDoor(_PROBES_AT_ONCE, time.monotonic)
+        self._probes = probes or ProbeDoor(_PROBES_AT_ONCE, time.monotonic)
         self._banned: Callable[[], Set[PeerId]] = frozenset
         self._expected: dict[PeerId, _Expectation] = {}
         self._expectations = asyncio.Condition()

@@ -31,6 +31,7 @@ from node.net.coordinator_client import CoordinatorClient
 from node.net.membership import Membership, jittered
 from node.security.identity import Identity
 from node.train.overlap import Overlap
+from node.transport.payload_exchange import own_order
 from node.transport.transport import Transport
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
@@ -396,16 +397,11 @@ class OuterExchange:
                 )
             # Whoever applied it holds it, too; those of the manifest may have gone since. Not everybody asks
             # the same one first.
-            holders: list[PeerId] = [*_spread(entry.holders, me), *run_view.hosts_of(decision.stage)]
+            holders: list[PeerId] = [*own_order(entry.holders, me), *run_view.hosts_of(decision.stage)]
             anybody = replace(entry, holders=tuple(dict.fromkeys(holders)))
             return await self._transport.fetch_payload(anybody, self._spec.timing.fetch)
 
         return list(await asyncio.gather(*map(obtain, decision.entries)))
-
-
-def _spread(holders: Iterable[PeerId], me: PeerId) -> list[PeerId]:
-    """The holders in an order of this peer's own."""
-    return sorted(holders, key=lambda holder: hashlib.sha256(f"{me}{holder}".encode()).digest())
 
 
 def run_is_over() -> HetnodeError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -448,11 +448,17 @@ async def test_a_coordinator_that_is_away_is_said_to_be(run: Running) -> None:
     assert await refused(away()) is ErrorCode.COORDINATOR_UNREACHABLE
 
 
-@pytest.fixture
-async def listening() -> AsyncIterator[tuple[LinkServer, str]]:
-    server = LinkServer(lambda: credentials(B.peer))
+@asynccontextmanager
+async def serving(probes: ProbeDoor | None = None) -> AsyncIterator[tuple[LinkServer, str]]:
+    server = LinkServer(lambda: credentials(B.peer), probes=probes)
     yield server, f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
     await server.close()
+
+
+@pytest.fixture
+async def listening() -> AsyncIterator[tuple[LinkServer, str]]:
+    async with serving() as served:
+        yield served
 
 
 async def way_to(address: str, tls: Credentials | None = None, peer: PeerId = B.peer) -> Figures:
@@ -495,19 +501,13 @@ async def test_a_peer_that_trains_answers_echoes_only(listening: tuple[LinkServe
     assert await refused(way_to(address)) is ErrorCode.RATE_LIMITED
 
 
-async def test_peers_answer_few_probes_at_once(
-    listening: tuple[LinkServer, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server, address = listening
-    monkeypatch.setattr(server, "_probes", ProbeDoor(0, lambda: 0.0))
-    assert await refused(way_to(address)) is ErrorCode.RATE_LIMITED
+async def test_peers_answer_few_probes_at_once() -> None:
+    async with serving(ProbeDoor(0, lambda: 0.0)) as (_, address):
+        assert await refused(way_to(address)) is ErrorCode.RATE_LIMITED
 
 
 @pytest.mark.parametrize("way", ["uplink", "downlink"])
-async def test_a_cancelled_probe_leaves_nothing_behind(
-    listening: tuple[LinkServer, str], monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
-    server, address = listening
+async def test_a_cancelled_probe_leaves_nothing_behind(way: str) -> None:
     begun, over = asyncio.Event(), asyncio.Event()
 
     class Watched(ProbeDoor):
@@ -519,21 +519,21 @@ async def test_a_cancelled_probe_leaves_nothing_behind(
             finally:
                 over.set()
 
-    async def measure() -> None:
+    async def measure(address: str) -> None:
         async with probe_peer(address, B.peer, credentials(A.peer)) as found:
             await found.round_trip(1)
             begun.set()
             await getattr(found, way)(3.0)
 
-    monkeypatch.setattr(server, "_probes", Watched(1, lambda: 0.0))
-    measuring = asyncio.create_task(measure())
-    await begun.wait()
-    measuring.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await measuring
-    async with asyncio.timeout(20):
-        await over.wait()
-    assert is_measured(await way_to(address))
+    async with serving(Watched(1, lambda: 0.0)) as (_, address):
+        measuring = asyncio.create_task(measure(address))
+        await begun.wait()
+        measuring.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await measuring
+        async with asyncio.timeout(20):
+            await over.wait()
+        assert is_measured(await way_to(address))
 
 
 async def test_malformed_probes_do_not_harm_a_peer(listening: tuple[LinkServer, str]) -> None:

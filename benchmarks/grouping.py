@@ -1,4 +1,4 @@
-"""How fast pipelines are formed, and what that is worth: ``python -m benchmarks.grouping``.
+"""How fast pipelines are formed, and how much faster their steps are: ``python -m benchmarks.grouping``.
 
 Swarms of homes (uplinks of 5 to 500 Mb/s, 2 to 80 TFLOP/s, 12 to 48 GB, one in five without an endpoint) form
 pipelines for the preset 178m. Printed are the seconds that took, and the predicted inner step of the slowest

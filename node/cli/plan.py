@@ -6,7 +6,7 @@ import csv
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +21,7 @@ from node.cli.spec import Config, LinkK, Preset, Stages, Steps, spec_of
 from node.command_runner import bad_option
 from node.folder import make_usable
 from protocol.errors import HetnodeError
+from protocol.spec.run import RunSpec
 from protocol.types import Capacity, Lifecycle, PeerId, Role
 
 plan_app = typer.Typer(invoke_without_command=True)
@@ -56,6 +57,42 @@ Tflops = Annotated[
 Latency = Annotated[float, typer.Option(help="Between any two, one way, ms.", rich_help_panel=_FIGURE, min=0)]
 
 
+PeersFile = Annotated[
+    Path | None,
+    typer.Option(
+        help=f"CSV file of stage peers with the header {','.join(COLUMNS)}; a peer with an empty endpoint "
+        "accepts no connections.",
+        rich_help_panel=_PEERS,
+    ),
+]
+StagePeers = Annotated[
+    int, typer.Option(help="Number of equal stage peers.", rich_help_panel=_PEERS, min=0, max=_MOST_PEERS)
+]
+FullReplicas = Annotated[
+    int, typer.Option(help="Number of full replicas.", rich_help_panel=_PEERS, min=0, max=_MOST_PEERS)
+]
+PeerBandwidth = Annotated[
+    float, typer.Option(help="Their uplink and downlink, Mb/s.", rich_help_panel=_PEERS, min=1e-3)
+]
+PeerLatency = Annotated[
+    float, typer.Option(help="Between any two, one way, ms.", rich_help_panel=_PEERS, min=0)
+]
+PeerMemory = Annotated[
+    float, typer.Option(help="Free on their device, GiB.", rich_help_panel=_PEERS, min=1e-3)
+]
+PeerTflops = Annotated[
+    float, typer.Option(help="What they achieve in training, TFLOP/s.", rich_help_panel=_PEERS, min=1e-6)
+]
+PlannedPipelines = Annotated[
+    int | None,
+    typer.Option(
+        help="Pipelines to form of the stage peers. Default: one for every S of them, at least one.",
+        rich_help_panel=_PEERS,
+        min=1,
+    ),
+]
+
+
 @plan_app.callback()
 def plan(
     context: typer.Context,
@@ -65,69 +102,31 @@ def plan(
     stages: Stages = None,
     k: LinkK = None,
     microbatches: Microbatches = None,
-    peers: Annotated[
-        Path | None,
-        typer.Option(
-            help=f"CSV file of stage peers with the header {','.join(COLUMNS)}; whose endpoint is empty "
-            "accepts no connections.",
-            rich_help_panel=_PEERS,
-        ),
-    ] = None,
-    stage_peers: Annotated[
-        int, typer.Option(help="So many equal stage peers.", rich_help_panel=_PEERS, min=0, max=_MOST_PEERS)
-    ] = 0,
-    bandwidth: Annotated[
-        float, typer.Option(help="Their uplink and downlink, Mb/s.", rich_help_panel=_PEERS, min=1e-3)
-    ] = 100.0,
-    latency: Annotated[
-        float, typer.Option(help="Between any two, one way, ms.", rich_help_panel=_PEERS, min=0)
-    ] = 20.0,
-    memory: Annotated[
-        float, typer.Option(help="Free on their device, GiB.", rich_help_panel=_PEERS, min=1e-3)
-    ] = 24.0,
-    tflops: Annotated[
-        float,
-        typer.Option(help="What they achieve in training, TFLOP/s.", rich_help_panel=_PEERS, min=1e-6),
-    ] = 40.0,
-    pipelines: Annotated[
-        int | None,
-        typer.Option(
-            help="Pipelines to form of the stage peers. Default: one for every S of them, at least one.",
-            rich_help_panel=_PEERS,
-            min=1,
-        ),
-    ] = None,
-    replicas: Annotated[
-        int, typer.Option(help="So many full replicas.", rich_help_panel=_PEERS, min=0, max=_MOST_PEERS)
-    ] = 0,
-    replica_bandwidth: Annotated[
-        float, typer.Option(help="Their uplink and downlink, Mb/s.", rich_help_panel=_PEERS, min=1e-3)
-    ] = 1000.0,
-    replica_tflops: Annotated[
-        float,
-        typer.Option(help="What they achieve in training, TFLOP/s.", rich_help_panel=_PEERS, min=1e-6),
-    ] = 400.0,
+    peers: PeersFile = None,
+    stage_peers: StagePeers = 0,
+    bandwidth: PeerBandwidth = 100.0,
+    latency: PeerLatency = 20.0,
+    memory: PeerMemory = 24.0,
+    tflops: PeerTflops = 40.0,
+    pipelines: PlannedPipelines = None,
+    replicas: FullReplicas = 0,
+    replica_bandwidth: PeerBandwidth = 1000.0,
+    replica_tflops: PeerTflops = 400.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """What a swarm would do before any peer joins: pipelines, tokens per second, traffic, bottleneck.
+    """What a swarm would do before any peer joins it: pipelines, tokens per second, traffic, bottleneck.
 
     The pipelines are those that the coordinator would form of these peers. Give --peers FILE or --stage-peers
-    N, and --replicas N for machines that hold the whole model. Nobody is asked and nothing is started: all
+    N, and --replicas N for machines that hold the whole model. Nothing is started and no peer is asked: all
     figures follow from the cost model, and docs/planning.md says what it leaves out.
     """
     if context.invoked_subcommand is not None:
         _no_options_before(context)
         return
     if peers is not None and stage_peers:
-        raise bad_option("--peers and --stage-peers both say who the peers are.", "Give one of them.")
-    homes = (
-        read_peers(peers)
-        if peers is not None
-        else {
-            PeerId(f"peer-{number}"): (capacity(bandwidth, bandwidth, 2 * latency, memory, tflops), "listens")
-            for number in range(stage_peers)
-        }
-    )
+        raise bad_option("--peers and --stage-peers both say which peers there are.", "Give one of them.")
+    equal = (capacity(bandwidth, bandwidth, 2 * latency, memory, tflops), "listens")
+    homes = read_peers(peers) if peers else {PeerId(f"peer-{i}"): equal for i in range(stage_peers)}
     if not homes and not replicas:
         raise bad_option(
             "There are no peers to plan with.", "Give --peers FILE, --stage-peers N or --replicas N."
@@ -137,17 +136,23 @@ def plan(
     wanted = (pipelines or max(1, len(homes) // chain)) if homes else 0
     shape = {"replicas": replicas, "pipelines": wanted}
     if 2 * wanted <= len(homes) < wanted * chain:
-        shape["swarm.members"] = len(homes) // wanted  # strong peers may hold several stages
+        shape["swarm.members"] = len(homes) // wanted  # strong peers may host several stages
     spec = spec_of(config, preset, **given, **shape)
     full = capacity(replica_bandwidth, replica_bandwidth, 2 * latency, math.inf, replica_tflops)
-    hosts = {PeerId(f"full-{number}"): (full, "listens") for number in range(replicas)}
-    roles = ((hosts, Role.REPLICA), (homes, Role.STAGE))
-    everybody = [(peer, role, *what) for peers_, role in roles for peer, what in peers_.items()]
+    hosts = {PeerId(f"full-{i}"): (full, "listens") for i in range(replicas)}
+    _print_plan(spec, {Role.REPLICA: hosts, Role.STAGE: homes}, as_json)
+
+
+def _print_plan(
+    spec: RunSpec, peers: Mapping[Role, Mapping[PeerId, tuple[Capacity, str]]], as_json: bool
+) -> None:
+    """`peers` by role, with the capacity and the endpoint of each."""
+    by_arrival = [(peer, role, *known) for role, of_role in peers.items() for peer, known in of_role.items()]
     proposal = proposed(
         spec,
         [
             Peer(peer, role, able, endpoint, arrival, Lifecycle.READY)
-            for arrival, (peer, role, able, endpoint) in enumerate(everybody, 1)
+            for arrival, (peer, role, able, endpoint) in enumerate(by_arrival, 1)
         ],
     )
     if isinstance(proposal, Waiting):
@@ -169,8 +174,8 @@ def _no_options_before(context: typer.Context) -> None:
     given = [name for name in context.params if _is_given(context, name)]
     if given:
         raise bad_option(
-            f"--{given[0].replace('_', '-')} before '{context.invoked_subcommand}' says nothing to it.",
-            f"Put it behind; 'hetnode plan {context.invoked_subcommand} --help' lists what it takes.",
+            f"--{given[0].replace('_', '-')} stands before '{context.invoked_subcommand}', which does not read it.",
+            f"Put it after the subcommand; 'hetnode plan {context.invoked_subcommand} --help' lists what it takes.",
         )
 
 
@@ -284,7 +289,7 @@ def _report(files: Iterable[Path]) -> None:
 def capacity(
     uplink_mbps: float, downlink_mbps: float, round_trip_ms: float, memory_gib: float, tflops: float
 ) -> Capacity:
-    """A peer in the units of people."""
+    """A capacity in bytes, FLOP and seconds from the units of the options."""
     return Capacity(
         device="",
         memory_bytes=2**62 if math.isinf(memory_gib) else round(memory_gib * 2**30),
@@ -319,7 +324,7 @@ def read_peers(file: Path) -> dict[PeerId, tuple[Capacity, str]]:
 
 
 def _rows(file: Path, text: Iterable[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """The rows with the numbers of their lines."""
+    """Each row with the number of its line."""
     reader = csv.DictReader(text, skipinitialspace=True, restkey="", strict=True)
     header = [name.strip() for name in reader.fieldnames or ()]
     if sorted(header) != sorted(COLUMNS):
@@ -328,7 +333,7 @@ def _rows(file: Path, text: Iterable[str]) -> Iterator[tuple[int, dict[str, str]
     for row in reader:
         if "" in row or None in row.values():
             raise bad_option(
-                f"Line {reader.line_num} of --peers {file} has not {len(COLUMNS)} columns.", _REMEDY
+                f"Line {reader.line_num} of --peers {file} does not have {len(COLUMNS)} columns.", _REMEDY
             )
         yield reader.line_num, row
 

@@ -354,7 +354,7 @@ def test_estimates_count_more_than_what_was_declared_at_the_join() -> None:
     assert (known.flops(a), known.flops(b)) == (2.0, 4.0)
 
 
-def test_who_has_not_measured_its_speed_is_taken_for_the_median() -> None:
+def test_a_peer_without_a_measured_speed_counts_as_the_median() -> None:
     spec = resolve("nano")
     known = survey(capacity(1e9), capacity(2e9), capacity(9e9), capacity(0))
     stages = StageRange(0, 1)

@@ -1,4 +1,4 @@
-"""The forming of pipelines: as good as trying everything where that can be tried, and always sound."""
+"""Forming pipelines: as good as an exhaustive search where that is possible, and always sound."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def fits(spec: RunSpec, members: Sequence[Member], peers: dict[PeerId, Peer]) ->
     return True
 
 
-def everything_tried(spec: RunSpec, known: Survey, peers: Sequence[Peer], pipelines: int) -> float:
+def exhaustive_search(spec: RunSpec, known: Survey, peers: Sequence[Peer], pipelines: int) -> float:
     """The slowest pipeline's step in the best of all groupings; infinite where there is none."""
     by_id = {each.peer: each for each in peers}
     stages = spec.swarm.stages
@@ -142,10 +142,10 @@ def slowest(chains: tuple[FormedChain, ...] | Waiting) -> float:
 
 @pytest.fixture(scope="module")
 def optima() -> list[float]:
-    return [everything_tried(*random_swarm(seed)) for seed in range(200)]
+    return [exhaustive_search(*random_swarm(seed)) for seed in range(200)]
 
 
-def test_a_few_peers_are_grouped_as_well_as_by_trying_everything(optima: list[float]) -> None:
+def test_a_few_peers_are_placed_as_well_as_by_an_exhaustive_search(optima: list[float]) -> None:
     found = [slowest(form_chains(*random_swarm(seed))) for seed in range(200)]
     assert sum(best < inf for best in optima) > 150
     assert found == pytest.approx(optima, rel=1e-9)
@@ -223,7 +223,7 @@ def test_the_order_of_the_peers_does_not_matter(
 
 @settings(max_examples=60)
 @given(swarms(most=5), st.data())
-def test_of_few_peers_more_bandwidth_of_anyone_never_makes_a_step_longer(
+def test_among_few_peers_more_bandwidth_of_any_peer_never_makes_a_step_longer(
     case: tuple[RunSpec, Survey, list[Peer], int], data: st.DataObject
 ) -> None:
     """But for what a wider k may cost: 3 %."""
@@ -242,7 +242,7 @@ def test_of_few_peers_more_bandwidth_of_anyone_never_makes_a_step_longer(
 
 
 @given(st.data())
-def test_the_bound_with_which_chains_are_passed_over_is_one(data: st.DataObject) -> None:
+def test_the_lower_bound_of_a_step_is_a_lower_bound(data: st.DataObject) -> None:
     size, microbatches = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 9))
     seconds = st.floats(0, 5, allow_subnormal=False)
     compute = data.draw(st.lists(seconds, min_size=size, max_size=size))
@@ -267,14 +267,14 @@ def test_a_strong_peer_hosts_more_stages() -> None:
     assert dict(chains[0])["peer-1"] in ("0", "3")
 
 
-def test_the_thin_line_stands_at_an_end() -> None:
+def test_a_peer_with_little_bandwidth_is_at_an_end_of_its_chain() -> None:
     peers = [peer(1, up=500, down=900), peer(2, up=4), peer(3, up=500, down=900)]
     (chain,) = formed(spec_of(3, 1, **{"model.layers": 9}), [*peers, peer(4, tflops=0.1, up=1)])
     assert "peer-4" not in dict(chain)
     assert len(chain) < 3 or chain[1][0] != "peer-2"
 
 
-def test_the_weak_stay_spares_and_the_slow_go_with_the_fast() -> None:
+def test_the_slowest_peer_stays_a_spare_and_slow_peers_join_fast_ones() -> None:
     speeds = [12, 4, 11, 5, 0.2]
     chains = formed(spec_of(4, 2, 2), [peer(i + 1, tflops=each) for i, each in enumerate(speeds)], 2)
     pairs = {frozenset(dict(chain)) for chain in chains}
@@ -304,7 +304,7 @@ def test_memory_for_the_work_in_flight_does_not_depend_on_how_much_work_there_is
         assert (chains[0].members[0].peer == weak.peer) is is_enough
 
 
-def test_a_lack_of_memory_is_told_in_numbers() -> None:
+def test_the_message_for_too_little_memory_has_numbers() -> None:
     waiting = form_chains(
         spec_of(2, 1), survey(peers := [peer(1, gigabytes=1), peer(2, gigabytes=2)]), peers, 1
     )
@@ -327,7 +327,7 @@ def test_too_few_peers_wait_for_more() -> None:
     assert form_chains(spec_of(2, 2), survey(peers), peers, 2) == Waiting("waiting for 1 more stage peer")
 
 
-def test_many_pipelines_are_formed_and_faster_than_by_chance() -> None:
+def test_many_pipelines_are_formed_and_faster_than_at_random() -> None:
     coin = random.Random(7)
     peers = [
         peer(i + 1, 10 ** coin.uniform(0, 2), 10 ** coin.uniform(0.7, 2.5), 10 ** coin.uniform(1.5, 3))

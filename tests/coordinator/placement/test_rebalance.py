@@ -39,7 +39,7 @@ A, B, C, D, E, F, G, H = ALL[:8]
 
 
 class TestSpeed:
-    """FLOP/s by which pipelines of unlike members gain if like comes to like."""
+    """Pipelines of unequal members gain if equal ones are together."""
 
     def mixed(self, **more: Any) -> Run:
         run = started_and_attested(0, 2, grouping__balance=True, **more)
@@ -49,7 +49,7 @@ class TestSpeed:
         assert len(run.state.plans) == 1, "nothing was committed before"
         return run
 
-    def test_like_comes_to_like_where_the_step_gets_shorter_by_the_margin(self) -> None:
+    def test_fast_members_join_fast_ones_if_the_step_gets_shorter_by_the_margin(self) -> None:
         run = self.mixed()
         play_rounds(run, 1)
         chains = members_by_replica(run)
@@ -63,7 +63,7 @@ class TestSpeed:
         assert all(run.state.takes_part(peer.peer, 3) for peer in (A, B, C, D))
         assert sum(run.spec.microbatches_of(replica) for replica in run.state.plans[-1].replicas) == 4
 
-    def test_nobody_changes_places_for_less_than_the_margin(self) -> None:
+    def test_no_member_changes_places_for_less_than_the_margin(self) -> None:
         run = self.mixed(grouping__margin=0.9)
         play_rounds(run, 3)
         assert members_by_replica(run) == {0: [A.peer, B.peer], 1: [C.peer, D.peer]}
@@ -200,7 +200,7 @@ class TestShares:
         run = started_and_attested(2, 1, inner__microbatches=4)
         self.tells(run, 1.0, 2.0, 3.0)
         play_rounds(run)
-        assert self.shares(run) == [4, 4, 4], "nobody has delivered anything before"
+        assert self.shares(run) == [4, 4, 4], "no replica has delivered anything before"
         play_rounds(run)
         assert self.shares(run) == [6, 4, 2]
         assert [each.weight for each in run.state.plans[-1].replicas] == [6 / 4, 1.0, 2 / 4]
@@ -241,7 +241,7 @@ class TestShares:
         play_rounds(run)
         assert self.shares(run) == [4, 4, 4]
 
-    def test_who_only_claims_to_be_fast_gets_no_more_than_half_and_that_step_by_step(self) -> None:
+    def test_a_replica_that_claims_to_be_fast_gets_at_most_half_and_step_by_step(self) -> None:
         run = started_and_attested(6, inner__microbatches=10)
         self.tells(run, 1e-20, *[1.0] * 5)
         play_rounds(run, 2)
@@ -252,7 +252,7 @@ class TestShares:
         assert self.shares(run) == [30, *[6] * 5]
 
     @pytest.mark.parametrize("flops", [5e-324, 1e-290, 1e300])
-    def test_no_claim_is_taken_to_be_beyond_all_measure(self, flops: float) -> None:
+    def test_extreme_claims_of_speed_are_bounded(self, flops: float) -> None:
         run = started_and_attested(0, 3, grouping__spares=9)
         join(run, G, H)
         for peer in (A, B, C, D, E, F, G, H):
@@ -268,7 +268,7 @@ class TestShares:
         play_rounds(run, 3)
         assert self.shares(run) == [12, 4]
 
-    def test_who_delivers_less_than_its_share_gets_no_more_than_that_until_it_delivers_all(self) -> None:
+    def test_a_replica_gets_no_more_than_it_delivered_until_it_delivers_all(self) -> None:
         run = started_and_attested(4, inner__microbatches=8)
         self.tells(run, 1e-20, 1.0, 1.0, 1.0)
         play_rounds(run, 2)
@@ -283,7 +283,7 @@ class TestShares:
         play_rounds(run, settle)
         assert self.shares(run) == [16, 6, 5, 5]
 
-    def test_where_everybody_delivers_less_shares_stay(self) -> None:
+    def test_shares_stay_if_all_replicas_deliver_less(self) -> None:
         run = started_and_attested(2, inner__microbatches=4)
         self.tells(run, 1.0, 2.0)
         play_rounds(run, 2)
@@ -351,7 +351,7 @@ class TestShares:
     @given(
         st.lists(st.tuples(st.floats(0.1, 10), st.integers(0, 8)), min_size=2, max_size=4), st.integers(1, 4)
     )
-    def test_no_other_shares_are_done_sooner(self, told: list[tuple[float, int]], usual: int) -> None:
+    def test_no_other_shares_end_sooner(self, told: list[tuple[float, int]], usual: int) -> None:
         seconds, most = [each for each, _ in told], [usual + more for _, more in told]
         shares = fair_shares(seconds, usual, most)
         slowest = max(share * each for share, each in zip(shares, seconds, strict=True))

@@ -84,7 +84,7 @@ def drains(run: Run, peer: Keyed) -> None:
 
 
 class TestSpares:
-    def test_a_spare_takes_the_seat_of_a_lost_member_with_the_next_plan(self) -> None:
+    def test_a_spare_takes_the_assignment_of_a_lost_member_with_the_next_plan(self) -> None:
         run = started_and_attested(1, 1)
         join(run, D, E)
         play_rounds(run)
@@ -102,7 +102,7 @@ class TestSpares:
         play_rounds(run)
         assert len(run.state.decisions[1, 3].entries) == 2
 
-    def test_whoever_was_replaced_becomes_the_spare_when_it_returns(self) -> None:
+    def test_a_replaced_peer_is_a_spare_when_it_returns(self) -> None:
         run = started_and_attested(1, 1, grouping__spares=2)
         join(run, D, E)
         leave(run, C)
@@ -114,7 +114,7 @@ class TestSpares:
         play_rounds(run, 2)
         assert members_by_replica(run)[1] == [B.peer, C.peer]
 
-    def test_who_comes_back_within_the_round_and_has_caught_up_keeps_its_seat(self) -> None:
+    def test_a_peer_that_is_back_and_in_sync_within_the_round_keeps_its_assignment(self) -> None:
         run = started_and_attested(1, 1, grouping__spares=2)
         join(run, D, E)
         play_rounds(run)
@@ -124,7 +124,7 @@ class TestSpares:
         assert members_by_replica(run)[1] == [B.peer, C.peer]
         assert latest_reason(run) == "replica-1 returns"
 
-    def test_who_comes_back_and_lags_behind_is_replaced_and_swaps_places(self) -> None:
+    def test_a_peer_that_is_back_but_lags_behind_is_replaced_by_a_spare(self) -> None:
         run = started_and_attested(1, 1, grouping__spares=2)
         join(run, D, E)
         play_rounds(run, 2)
@@ -247,7 +247,7 @@ class TestMoves:
         leave(run, D)
         return run
 
-    def test_a_spare_moves_where_nobody_can_stand_in(self) -> None:
+    def test_a_spare_moves_if_no_other_can_replace_the_member(self) -> None:
         run = self.run_with_hole()
         assert slot_of(run, F) == (2, 1), "who was lost may come back within the round"
         play_rounds(run)
@@ -259,7 +259,7 @@ class TestMoves:
         play_rounds(run, 2)
         assert members_by_replica(run)[1] == [B.peer, C.peer, F.peer]
 
-    def test_who_comes_back_within_the_round_finds_its_place(self) -> None:
+    def test_a_peer_that_is_back_within_the_round_finds_its_reservation(self) -> None:
         run = self.run_with_hole()
         join(run, D)
         play_rounds(run)
@@ -276,7 +276,7 @@ class TestMoves:
         assert run.state.reservations[F.peer].stages == StageRange(2, 3)
         assert members_by_replica(run)[1] == [E.peer, C.peer, F.peer]
 
-    def test_nobody_moves_beyond_its_memory(self) -> None:
+    def test_no_peer_moves_beyond_its_memory(self) -> None:
         run = started_and_attested(1, 1, stages=3)
         needed = memory_needed(run.spec, StageRange(1, 2), 2, "cpu")
         assert needed < memory_needed(run.spec, StageRange(2, 3), 1, "cpu")
@@ -287,7 +287,7 @@ class TestMoves:
         play_rounds(run)
         assert (slot_of(run, E), slot_of(run, F)) == ((1, 2), (2, 1))
 
-    def test_nobody_moves_to_stages_that_nobody_has_any_more_nor_away_from_such(self) -> None:
+    def test_no_peer_moves_to_stages_without_a_host_or_leaves_such_behind(self) -> None:
         run = started_and_attested(0, 2)
         play_rounds(run, 3)
         leave(run, A, C)
@@ -295,7 +295,7 @@ class TestMoves:
         assert not any(isinstance(event, AssignmentReserved) for event in run.events)
         assert run.state.current_round == 4
 
-    def test_while_nothing_trains_a_pipeline_is_made_of_whoever_has_the_stages(self) -> None:
+    def test_while_nothing_trains_a_pipeline_is_filled_with_peers_of_others(self) -> None:
         run = formed((0, 1), (0, 2))
         play_rounds(run, 8)
         leave(run, A, D)
@@ -312,7 +312,7 @@ class TestMoves:
         pass_time(run, 10, B, C)
         assert members_by_replica(run) == {0: [C.peer, B.peer]}
 
-    def test_while_nothing_trains_nobody_moves_if_equal_stages_are_enough(self) -> None:
+    def test_while_nothing_trains_no_peer_moves_if_equal_stages_are_enough(self) -> None:
         run = formed((0, 1), (0, 1, 2))
         play_rounds(run, 2)
         leave(run, B, C)
@@ -320,14 +320,14 @@ class TestMoves:
         assert members_by_replica(run) == {1: [A.peer, D.peer, E.peer]}
         assert not run.state.moved_at
 
-    def test_while_nothing_trains_nobody_leaves_stages_that_nobody_else_has(self) -> None:
+    def test_while_nothing_trains_no_peer_leaves_stages_without_a_host(self) -> None:
         run = formed((0, 1), (0, 2))
         play_rounds(run, 2)
         leave(run, A, C)
         pass_time(run, 60, B, D)
         assert not run.state.moved_at
 
-    def test_while_nothing_trains_nobody_moves_if_a_replica_only_has_to_catch_up(self) -> None:
+    def test_while_nothing_trains_no_peer_moves_if_a_replica_only_has_to_catch_up(self) -> None:
         run = formed((0, 1), (0, 2))
         play_rounds(run, 2)
         leave(run, A)
@@ -337,13 +337,13 @@ class TestMoves:
         attest(run, D)
         assert members_by_replica(run) == {1: [C.peer, D.peer]}
 
-    def test_who_moves_keeps_what_it_has_of_both_stages_and_no_more(self) -> None:
+    def test_a_peer_that_moves_keeps_the_state_of_stages_in_both_assignments(self) -> None:
         run = formed((0, 1), (0, 2))
         play_rounds(run, 2)
         run.apply(AssignmentReserved(run.now, ReservedAssignment(C.peer, 0, 0, StageRange(0, 1))))
         assert run.state.synced[C.peer] == {0: 2}
 
-    def test_a_complete_bench_trains_where_nobody_else_does(self) -> None:
+    def test_a_complete_pipeline_of_spares_trains_if_no_other_replica_does(self) -> None:
         run = started_and_attested(1, 0, grouping__spares=2)
         join(run, B, C)
         play_rounds(run, 2)
@@ -361,7 +361,7 @@ class TestMoves:
         play_rounds(run, 3)
         assert sorted(len(chain) for chain in members_by_replica(run).values()) == [1, 2]
 
-    def test_a_lost_member_of_whom_there_is_a_spare_moves_nobody(self) -> None:
+    def test_no_peer_moves_if_a_spare_has_the_stages_of_a_lost_member(self) -> None:
         run = started_and_attested(1, 1, grouping__spares=9)
         join(run, D, E, F)
         leave(run, C)
@@ -408,7 +408,7 @@ class TestDraining:
         assert members_by_replica(run) == {0: [A.peer]}
         assert latest_reason(run) == "goes on without replica-1, of which a member drains"
 
-    def test_the_only_replica_goes_on_until_somebody_is_there_in_its_stead(self) -> None:
+    def test_the_only_replica_keeps_a_draining_member_until_its_successor_is_ready(self) -> None:
         run = started_and_attested(0, 1)
         drains(run, B)
         play_rounds(run, 2)
@@ -432,7 +432,7 @@ class TestDraining:
         play_round(run)
         assert run.state.phase is RunPhase.FINISHED
 
-    def test_who_leaves_when_its_part_is_done_breaks_nothing(self) -> None:
+    def test_a_peer_that_leaves_after_its_part_breaks_nothing(self) -> None:
         run = started_and_attested(1, 1)
         drains(run, B)
         hosts = {0: (A, B), 1: (A, C)}
@@ -452,7 +452,7 @@ class TestDraining:
             run.accept(Report(peer.peer, 1, 1, payloads[1]))
         assert len(run.state.decisions[1, 1].entries) == 2
 
-    def test_who_leaves_before_its_part_is_done_is_not_waited_for(self) -> None:
+    def test_the_round_does_not_wait_for_a_peer_that_leaves_before_its_part(self) -> None:
         run = started_and_attested(1, 1)
         drains(run, C)
         run.accept(Leave(C.peer, "drained"))
@@ -475,7 +475,7 @@ class TestDraining:
         play_rounds(run)
         assert members_by_replica(run) == {0: [A.peer]}
 
-    def test_who_drains_before_the_run_starts_is_not_counted(self) -> None:
+    def test_a_peer_that_drains_before_the_start_is_not_counted(self) -> None:
         run = Run(spec_of(2, 2))
         run.accept(A.join(run.spec))
         drains(run, A)
@@ -494,7 +494,7 @@ class TestFlapping:
             play_rounds(run)
             assert run.state.failures[peer.peer][1] == number
 
-    def test_who_is_lost_again_and_again_rests_ever_longer(self) -> None:
+    def test_a_peer_that_is_lost_again_and_again_rests_longer_each_time(self) -> None:
         run = started_and_attested(1, 1)
         self.flaps(run, C, 3)
         assert run.state.failures[C.peer] == (3, 3)
@@ -505,7 +505,7 @@ class TestFlapping:
         play_rounds(run)
         assert members_by_replica(run) == {0: [A.peer], 1: [B.peer, C.peer]}
 
-    def test_others_take_its_seat_meanwhile(self) -> None:
+    def test_a_spare_takes_its_assignment_meanwhile(self) -> None:
         run = started_and_attested(1, 1, grouping__spares=9)
         join(run, D)
         self.flaps(run, C, 3)
@@ -524,7 +524,7 @@ class TestFlapping:
         play_rounds(run)
         assert not run.state.failures
 
-    def test_nobody_rests_while_nobody_else_trains(self) -> None:
+    def test_no_peer_rests_while_no_other_replica_trains(self) -> None:
         run = started_and_attested(0, 1)
         for _ in range(3):
             leave(run, B)

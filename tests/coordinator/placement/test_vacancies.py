@@ -44,7 +44,7 @@ A, B, C, D, E = (keyed(i) for i in range(5))
 
 
 class TestPlaces:
-    def test_the_first_plan_gives_everybody_in_it_a_place(self) -> None:
+    def test_the_first_plan_reserves_the_assignments_of_its_members(self) -> None:
         run = started(1, 1)
         assert run.state.reservations == {
             A.peer: ReservedAssignment(A.peer, 0, 0, StageRange(0, 2)),
@@ -66,13 +66,13 @@ class TestPlaces:
         places = [run.state.reservations[peer.peer] for peer in (B, C, D)]
         assert [(place.replica, place.position) for place in places] == [(1, 0), (1, 1), (2, 0)]
 
-    def test_who_comes_back_gets_its_place_back(self) -> None:
+    def test_a_peer_that_comes_back_gets_its_reservation_back(self) -> None:
         run = started(1, 2)
         leave(run, C, D)
         run.accept(D.join(run.spec, Role.STAGE))
         assert run.state.reservations[D.peer] == ReservedAssignment(D.peer, 2, 0, StageRange(0, 1))
 
-    def test_a_newcomer_takes_the_lowest_place_whose_peer_is_lost(self) -> None:
+    def test_a_new_peer_takes_the_first_assignment_of_a_lost_peer(self) -> None:
         run = started(1, 2)
         leave(run, C, D)
         newcomer = keyed(9)
@@ -113,7 +113,7 @@ class TestPlaces:
         run.accept(D.join(run.spec, Role.STAGE))
         assert (run.state.reservations[D.peer].replica, run.state.reservations[C.peer].replica) == (1, 2)
 
-    def test_who_comes_back_in_another_role_leaves_its_place_to_others(self) -> None:
+    def test_a_peer_that_comes_back_in_another_role_frees_its_reservation(self) -> None:
         run = started(1, 1)
         leave(run, C)
         run.accept(C.join(run.spec, Role.REPLICA))
@@ -122,7 +122,7 @@ class TestPlaces:
         assert run.state.reservations[D.peer] == ReservedAssignment(D.peer, 1, 1, StageRange(1, 2))
 
     @pytest.mark.parametrize("at_first", [0, 2**30])
-    def test_who_comes_back_gets_its_place_back_whatever_its_memory_is_by_now(self, at_first: int) -> None:
+    def test_a_peer_that_comes_back_with_less_memory_gets_its_reservation_back(self, at_first: int) -> None:
         run = Run(spec_of(2, 0, 1, 40))
         run.accept(Start())
         for peer in (A, B):
@@ -136,7 +136,7 @@ class TestPlaces:
         pass_time(run, run.spec.timing.heartbeat, A, B)
         play_round(run)
 
-    def test_a_place_is_not_given_back_to_whom_its_neighbour_cannot_reach_any_more(self) -> None:
+    def test_a_reservation_is_not_kept_for_a_peer_that_its_neighbour_cannot_reach(self) -> None:
         run = started(1, 0)
         run.accept(B.join(run.spec, Role.STAGE, endpoint=""))
         run.accept(C.join(run.spec, Role.STAGE))
@@ -144,7 +144,7 @@ class TestPlaces:
         run.accept(C.join(run.spec, Role.STAGE, endpoint=""))
         assert C.peer not in run.state.reservations
 
-    def test_who_is_too_weak_for_the_open_places_waits_in_a_further_pipeline(self) -> None:
+    def test_a_peer_with_too_little_memory_for_the_vacancies_founds_a_pipeline(self) -> None:
         """The last stage takes less memory than the first, which has more in flight."""
         spec = spec_of(2, 0, 1, 40)
         weak = int(memory_needed(spec, StageRange(1, 2), 1, "cpu") / (1 - spec.grouping.reserve)) + 1
@@ -184,13 +184,13 @@ class TestPlaces:
         assert transaction.state == one_by_one
         assert len({event.reservation.replica for event in transaction.events}) > 2
 
-    def test_the_place_of_a_banned_peer_is_free(self) -> None:
+    def test_the_reservation_of_a_banned_peer_is_free(self) -> None:
         run = started(1, 1)
         run.accept(Ban(C.peer, "a test"))
         run.accept(D.join(run.spec, Role.STAGE))
         assert run.state.reservations[D.peer].replica == 1
 
-    def test_nobody_joins_a_run_that_has_finished(self) -> None:
+    def test_no_peer_joins_a_run_that_has_finished(self) -> None:
         run = started(1, rounds=1)
         play_round(run)
         assert run.state.phase is RunPhase.FINISHED
@@ -238,7 +238,7 @@ class TestRegrouping:
         assert members_by_replica(run) == {0: [A.peer], 1: [B.peer, D.peer]}
         assert run.state.plans[-1].reason == "replica-1 returns"
 
-    def test_who_comes_back_within_the_round_keeps_no_part_in_it(self) -> None:
+    def test_a_peer_that_comes_back_within_the_round_has_no_part_in_it(self) -> None:
         run = started(2)
         run.now += 60
         run.accept(Heartbeat(A.peer, 1, 0))
@@ -289,7 +289,7 @@ class TestRegrouping:
 
 
 class TestStall:
-    def test_a_run_without_a_whole_replica_waits_for_ever_and_says_for_whom(self) -> None:
+    def test_a_run_without_a_complete_replica_waits_and_names_the_missing_peers(self) -> None:
         run = started(1, 1)
         play_round(run)
         leave(run, A, C)
@@ -302,7 +302,7 @@ class TestStall:
         assert f"replica-1 waits for {short(C.peer)} (stage 1), which is gone" in text
         assert stall_message(run.state, run.spec) == text
 
-    def test_it_goes_on_in_the_same_round_when_a_replica_is_whole_again(self) -> None:
+    def test_it_continues_in_the_same_round_when_a_replica_is_complete_again(self) -> None:
         run = started(1, 1)
         play_round(run)
         before = run.state.plans[-1]
@@ -330,7 +330,7 @@ class TestStall:
             pass_time(run, 300, A)
         assert run.state.current_round == 2
 
-    def test_who_withholds_under_the_plan_before_has_not_heard_yet_of_its_new_seat(self) -> None:
+    def test_a_peer_that_withholds_under_the_former_plan_does_not_know_its_assignment_yet(self) -> None:
         run = started(1)
         leave(run, A)
         run.accept(A.join(run.spec))
@@ -342,7 +342,7 @@ class TestStall:
         withheld, *_ = run.accept(Await(A.peer, 0, 1, withheld=2))
         assert isinstance(withheld, PayloadWithheld)
 
-    def test_everybody_dies_and_everybody_returns(self) -> None:
+    def test_all_peers_die_and_return(self) -> None:
         run = started(2, 1)
         for _ in range(3):
             play_round(run)
@@ -357,7 +357,7 @@ class TestStall:
         assert members_by_replica(run) == {0: [A.peer], 1: [B.peer], 2: [C.peer, D.peer]}
         assert all(decision.committed for decision in run.state.decisions.values())
 
-    def test_a_round_that_somebody_has_offered_for_ends_before_the_plan_changes(self) -> None:
+    def test_a_round_with_an_offer_ends_before_the_plan_changes(self) -> None:
         run = started(1)
         run.accept(Offer(A.peer, A.payload(run.spec, 0, 1)))
         leave(run, A)
@@ -383,7 +383,7 @@ class TestStall:
 
 
 class TestRetreat:
-    def test_nobody_waits_for_a_replica_that_cannot_go_on(self) -> None:
+    def test_the_round_does_not_wait_for_a_replica_that_cannot_continue(self) -> None:
         run = started(1, 1)
         run.accept(Offer(A.peer, A.payload(run.spec, 0, 1)))
         events = run.accept(Retreat(B.peer, 1, "neighbour-lost"))
@@ -472,7 +472,7 @@ class TestAttesting:
             run.accept(Attest(A.peer, stage, 1, "stage", anchor_of(stage, 0)))
         assert run.state.synced[A.peer] == {0: 1, 1: 1}
 
-    def test_who_attests_a_round_of_long_ago_is_heard_and_changes_nothing(self) -> None:
+    def test_a_late_attestation_of_an_old_round_changes_nothing(self) -> None:
         run = started(1)
         for _ in range(KEPT_ROUNDS + 2):
             play_round(run)
@@ -492,7 +492,7 @@ class TestLocate:
         leave(run, A)
         assert set(locate(run.state, run.spec, 0, Part.STAGE)[0].holders) == {B.peer, C.peer}
 
-    def test_the_word_of_one_counts_only_where_nobody_else_says_anything(self) -> None:
+    def test_one_attestation_counts_only_if_there_is_no_other(self) -> None:
         run = started(1)
         for _ in range(10):
             play_round(run)
@@ -501,7 +501,7 @@ class TestLocate:
         run.accept(Attest(B.peer, 0, 10, "stage", "another"))
         assert locate(run.state, run.spec, 0, Part.STAGE) == ()
 
-    def test_nothing_is_found_that_nobody_alive_has(self) -> None:
+    def test_only_what_a_live_peer_has_is_located(self) -> None:
         run = started(1)
         for _ in range(10):
             play_round(run)
@@ -510,7 +510,7 @@ class TestLocate:
 
 
 class TestEnd:
-    def test_a_run_whose_peers_all_died_after_the_last_decision_waits_for_one_that_has_it(self) -> None:
+    def test_a_run_whose_peers_all_died_after_the_last_decision_waits_for_a_holder(self) -> None:
         run = started(1, rounds=1)
         for stage in (0, 1):
             payload = A.payload(run.spec, stage, 1)

@@ -56,7 +56,7 @@ def test_the_same_as_json() -> None:
 def test_an_option_before_a_figure_is_refused_and_not_ignored(tmp_path: Path) -> None:
     result = plan("--k", "4", "figure2", "--out", str(tmp_path))
     assert isinstance(result.exception, HetnodeError)
-    assert "--k before 'figure2'" in result.exception.cause
+    assert "--k stands before 'figure2'" in result.exception.cause
     assert not list(tmp_path.iterdir())
 
 

@@ -121,18 +121,7 @@ class HivemindTransport(Transport):
         """
         address, port, reservation = _reserve_address(listen_host, listen_port)
         with reservation:  # until libp2p listens
-            # Holds mainly sockets. Its path is short, because a socket's path has at most 104 bytes.
-            folder = Path(tempfile.mkdtemp(prefix="hetnode-"))
-            try:
-                host = await start_child(
-                    "node.hive.host",
-                    name="hivemind",
-                    died=ErrorCode.HIVEMIND_DIED,
-                    environment=_environment(folder),
-                )
-            except BaseException:
-                shutil.rmtree(folder, ignore_errors=True)
-                raise
+            host, folder = await _start_host()
             issuer = x509.load_pem_x509_certificate(authority.read_bytes())
             transport = cls(host, folder, identity, certificate, issuer, clock_offset)
             request = JoinDht(
@@ -263,6 +252,23 @@ class HivemindTransport(Transport):
             "it was ended.",
             "Start the node again.",
         )
+
+
+async def _start_host() -> tuple[Child, Path]:
+    """The host process, and the folder for its sockets."""
+    # The path is short, because a socket's path has at most 104 bytes.
+    folder = Path(tempfile.mkdtemp(prefix="hetnode-"))
+    try:
+        host = await start_child(
+            "node.hive.host",
+            name="hivemind",
+            died=ErrorCode.HIVEMIND_DIED,
+            environment=_environment(folder),
+        )
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return host, folder
 
 
 def _environment(folder: Path) -> dict[str, str]:

@@ -94,7 +94,7 @@ class Probe:
 
     async def uplink(self, seconds: float = SECONDS) -> float:
         """Bytes per second that arrive at the other end while data is sent for so long."""
-        # Whoever writes into a call that ends is not told why: be admitted before there is anything to write.
+        # A write into a call that has ended does not say why: wait to be admitted before the first write.
         await self._write(pb.ProbeMessage(tally=0))
         await self._tally(0)
         began, sent, settled = self._now(), 0, 0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-import time
 from collections.abc import Callable, Set
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
@@ -19,15 +17,20 @@ from node.ipc.worker_calls import CheckDevice, ComputeOptions, RequireInitial
 from node.ipc.worker_client import WorkerClient
 from node.measure.hardware import measure_capacity
 from node.measure.measure import LinkProber, known_speed, measure_coordinator, measure_speed
+from node.net.admission import (
+    announce_leaving,
+    join_run,
+    leave_run,
+    local_address_towards,
+    obtain_credentials,
+)
 from node.net.coordinator_client import Admission, CoordinatorClient
 from node.net.directory import Directory
-from node.net.enrollment import enroll
 from node.net.link_dialer import Links
 from node.net.link_server import LinkServer
 from node.net.live_estimates import LiveEstimates
 from node.net.membership import Membership, jittered
 from node.net.probe import probe_peer
-from node.security.credentials import RunCredentials, check_in_date, folder_of, load
 from node.security.identity import Identity
 from node.train.node_loop import End, NodeLoop
 from node.train.services import LocalData, Services
@@ -45,10 +48,8 @@ _CLOSE_SECONDS = 3.0
 _CLOCK_SECONDS = 2.0
 _UNKNOWN_SECONDS, _KNOWN_SECONDS = 15.0, 600.0
 _RETRY_SECONDS, _MOST_RETRY_SECONDS = 2.0, 60.0
-_PASSING = frozenset((ErrorCode.DHT_UNREACHABLE, ErrorCode.PORT_IN_USE, ErrorCode.HIVEMIND_DIED))
-"""What keeps a node that was in the DHT before out of it for a while."""
-_FORMER_SECONDS = 30.0
-"""How long a node waits for the coordinator to let go of its predecessor."""
+_TEMPORARY = frozenset((ErrorCode.DHT_UNREACHABLE, ErrorCode.PORT_IN_USE, ErrorCode.HIVEMIND_DIED))
+"""Failures that end by themselves, for a node that was in the DHT before."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,9 @@ class NodeOptions:
     that this machine uses towards the coordinator. `source` and `tokenizer` override where this node reads
     the run's data and tokenizer.json; `initial` is the folder of given parameters from which a run starts.
     With `invite`, the node enrols first; otherwise it has credentials for `run` from before. `role` None
-    takes that in which it was last, or that of the invite, or else a stage. `join_seconds` None waits long
-    for a coordinator that this node knows, which may be about to return, and not for an unknown one.
-    `measure` says whether to measure this machine and its ways to others; plans are then made by it.
+    takes the last role of this node, or that of the invite, or else the default. `join_seconds` None waits
+    long for a coordinator that this node knows, and a short time for an unknown one. `measure` says whether
+    to measure this machine and its connections; the coordinator then plans with the results.
     `compile` and `activation_checkpointing` are those of node.worker.compute.
     """
 
@@ -90,6 +91,14 @@ class NodeOptions:
         return ComputeOptions(self.device, self.compile, self.activation_checkpointing)
 
     @property
+    def patience(self) -> float:
+        """How many seconds to try to reach the coordinator."""
+        if self.join_seconds is not None:
+            return self.join_seconds
+        # A coordinator that the node knows may be about to return.
+        return _UNKNOWN_SECONDS if self.invite else _KNOWN_SECONDS
+
+    @property
     def initial_folder(self) -> Path | None:
         """The checkpoint of the parameters before round 1."""
         return None if self.initial is None else Path(self.initial)
@@ -98,10 +107,10 @@ class NodeOptions:
 async def run_node(options: NodeOptions, identity: Identity, leaving: asyncio.Event | None = None) -> Path:
     """Join the run, train until its last round is over, and return the folder of this node's checkpoints.
 
-    Enrols first where there is an invite. When `leaving` is set, the node leaves at the end of the round in
-    which it trains, or at once where it does not: while it starts, moves to other stages, or only follows.
-    Cancelling it leaves in order and without delay. In all cases the coordinator is told and every child
-    process ends.
+    Enrols first if there is an invite. When `leaving` is set, the node leaves at the end of the round in
+    which it trains. It leaves at once while it starts, moves to other stages, or only follows the rounds.
+    When it is cancelled, it leaves in order and without delay. In all cases the coordinator is told and every
+    child process ends.
 
     Raises HetnodeError (alone or in an ExceptionGroup) for every failure that is not a bug; the node has then
     cleaned up after itself.
@@ -109,7 +118,7 @@ async def run_node(options: NodeOptions, identity: Identity, leaving: asyncio.Ev
     leaving = leaving or asyncio.Event()
     async with AsyncExitStack() as stack:
         stack.enter_context(lock_folder(options.folder))
-        # What is started anew where this node's place gets other stages.
+        # The processes that are replaced when this node gets other stages.
         processes = await stack.enter_async_context(AsyncExitStack())
         try:
             node, worker = await unless_asked(leaving, _enter(options, identity, leaving, stack, processes))
@@ -117,11 +126,11 @@ async def run_node(options: NodeOptions, identity: Identity, leaving: asyncio.Ev
             log.info("left before it took part")
             return options.folder
         async with asyncio.TaskGroup() as group:
-            # Heartbeats begin now: joining the DHT may take longer than a silent peer is believed to live.
+            # Heartbeats begin now: to join the DHT may take longer than the coordinator waits for one.
             background = [
                 group.create_task(node.membership.keep()),
                 group.create_task(node.coordinator.keep_renewed()),
-                group.create_task(_announce(leaving, node.coordinator, node.membership)),
+                group.create_task(announce_leaving(leaving, node.coordinator, node.membership)),
             ]
             if options.measure:
                 # The worker gets this before it builds its stages.
@@ -130,7 +139,7 @@ async def run_node(options: NodeOptions, identity: Identity, leaving: asyncio.Ev
             end, kept = await _train(node, worker, processes)
             for task in background:
                 task.cancel()
-        await _leave(node.coordinator, end.value)
+        await leave_run(node.coordinator, end.value)
         what = "the run is finished" if end is End.FINISHED else "left the run in order"
         log.info("%s; this node's part of the model is in %s", what, kept)
         return kept
@@ -138,10 +147,10 @@ async def run_node(options: NodeOptions, identity: Identity, leaving: asyncio.Ev
 
 @dataclass(frozen=True)
 class _Joined:
-    """What a node that has joined keeps when its place gets other stages.
+    """The parts of a node that stay when it gets other stages.
 
-    `admission` is what it was told when it joined last, `advertise` the host under which others reach this
-    machine.
+    `admission` returns the coordinator's answer to the newest join. `advertise` is the host under which other
+    nodes reach this machine.
     """
 
     options: NodeOptions
@@ -164,20 +173,16 @@ async def _enter(
     stack: AsyncExitStack,
     processes: AsyncExitStack,
 ) -> tuple[_Joined, WorkerClient]:
-    """Join the run, and start a worker meanwhile; `stack` and `processes` end what is started here."""
-    # The worker needs seconds to import torch: start it while the network is being set up.
+    """Start a worker and join the run. `stack` and `processes` end what is started here."""
     worker = await _start_worker(options, processes)
-    # What this machine lacks must be said before others count on it.
-    free_bytes = await worker.call(CheckDevice(options.compute))
-    capacity = measure_capacity(options.device, options.threads)
-    if free_bytes:
-        capacity = replace(capacity, memory_bytes=free_bytes)
+    # Before other nodes count on this one, it must be clear that it can compute.
+    capacity = await _check_device(worker, options)
     estimates = LiveEstimates(capacity)
-    credentials = await _credentials(options, identity)
+    credentials = await obtain_credentials(options.invite, options.run, identity, options.patience)
     role = options.role or credentials.role or DEFAULT_ROLE
     coordinator = CoordinatorClient(credentials, identity)
     stack.push_async_callback(coordinator.close)
-    advertise = options.advertise or _address_towards(credentials.api)
+    advertise = options.advertise or local_address_towards(credentials.api)
     server = LinkServer(lambda: coordinator.credentials.tls, estimates.received)
     endpoint = ""
     if policy_of(role).needs_listen_address and not options.dial_only:
@@ -192,10 +197,12 @@ async def _enter(
 
     async def join() -> None:
         nonlocal admission
-        admission = await _join(coordinator, role, estimates.capacity, endpoint, options)
+        admission = await join_run(
+            coordinator, role, estimates.capacity, endpoint, options.spec_hash, options.patience
+        )
 
     await join()
-    stack.push_async_callback(_leave, coordinator, "stopped before the end")
+    stack.push_async_callback(leave_run, coordinator, "stopped before the end")
     estimates.joined()
     credentials.remember(role)
     remember_node_folder(credentials.folder, options.folder)
@@ -224,24 +231,35 @@ async def _enter(
     return joined, worker
 
 
+async def _check_device(worker: WorkerClient, options: NodeOptions) -> Capacity:
+    """The capacity of this machine. Raises HetnodeError if it cannot compute as the options say."""
+    free_bytes = await worker.call(CheckDevice(options.compute))
+    capacity = measure_capacity(options.device, options.threads)
+    # 0 means that the device has no memory of its own.
+    return replace(capacity, memory_bytes=free_bytes) if free_bytes else capacity
+
+
 async def _train(node: _Joined, worker: WorkerClient, processes: AsyncExitStack) -> tuple[End, Path]:
-    """Train wherever this node is moved to; how that has ended, and where its checkpoint is."""
+    """Train until the run is over or the node leaves, with one assignment after the other.
+
+    Returns how the training ended, and the folder of the checkpoint.
+    """
     end, kept = End.MOVED, node.folder
     with suppress(AskedToLeave):
         transport = await unless_asked(node.leaving, _enter_dht(node, processes))
         while True:
-            end, kept = await _train_in_place(node, worker, transport)
+            end, kept = await _train_assignment(node, worker, transport)
             if end is not End.MOVED:
                 return end, kept
-            await node.membership.attach(_nobody)
-            worker, transport = await unless_asked(node.leaving, _start_anew(node, processes))
+            await node.membership.attach(_admit_nobody)
+            worker, transport = await unless_asked(node.leaving, _restart_processes(node, processes))
     return End.DRAINED, kept
 
 
-async def _start_anew(node: _Joined, processes: AsyncExitStack) -> tuple[WorkerClient, Transport]:
-    """The processes of a node that has to build other stages.
+async def _restart_processes(node: _Joined, processes: AsyncExitStack) -> tuple[WorkerClient, Transport]:
+    """Replace the processes of a node that gets other stages.
 
-    Tries until it succeeds, as the node is sound and others may be away for a while.
+    Tries again after each temporary failure: the node worked before, so the cause lies outside.
     """
     for attempt in count():
         await processes.aclose()
@@ -251,7 +269,7 @@ async def _start_anew(node: _Joined, processes: AsyncExitStack) -> tuple[WorkerC
             worker = await _start_worker(node.options, processes)
             return worker, await _enter_dht(node, processes)
         except HetnodeError as error:
-            if error.code not in _PASSING:
+            if error.code not in _TEMPORARY:
                 raise
             log.warning("the processes of this node cannot start yet: %s", error)
     raise AssertionError("the attempts never end by themselves")
@@ -276,8 +294,8 @@ async def _enter_dht(node: _Joined, processes: AsyncExitStack) -> Transport:
     return transport
 
 
-async def _train_in_place(node: _Joined, worker: WorkerClient, transport: Transport) -> tuple[End, Path]:
-    """Train in the place that this node has; how that has ended, and where its checkpoint is."""
+async def _train_assignment(node: _Joined, worker: WorkerClient, transport: Transport) -> tuple[End, Path]:
+    """Train with the present assignment. Returns how that ended, and the folder of the checkpoint."""
     options, identity, membership = node.options, node.identity, node.membership
     async with asyncio.TaskGroup() as group:
         background = [group.create_task(worker.guard())]
@@ -305,9 +323,9 @@ async def _train_in_place(node: _Joined, worker: WorkerClient, transport: Transp
         try:
             end = await training.run()
             if end is not End.FINISHED:
-                await _keep_progress(training, seconds=None)
+                await _save_progress(training, seconds=None)
         except asyncio.CancelledError:
-            await _keep_progress(training, _CLOSE_SECONDS)
+            await _save_progress(training, _CLOSE_SECONDS)
             raise
         for task in background:
             task.cancel()
@@ -326,88 +344,14 @@ async def _start_worker(options: NodeOptions, processes: AsyncExitStack) -> Work
     return WorkerClient(child)
 
 
-async def _nobody(_: Set[PeerId], __: Set[PeerId]) -> None:
-    """There is no transport at the moment whose allow list could be replaced."""
+async def _admit_nobody(_: Set[PeerId], __: Set[PeerId]) -> None:
+    """Used while the node has no transport, and so no allow list."""
 
 
-async def _announce(leaving: asyncio.Event, coordinator: CoordinatorClient, membership: Membership) -> None:
-    """Tell the coordinator as soon as this node is to leave, so that the next plan is made without it.
-
-    And again whenever this node has joined anew, which makes the coordinator forget it.
-    """
-    await leaving.wait()
-    while True:
-        session = membership.run_view.session
-        try:
-            await coordinator.drain("asked to leave")
-        except HetnodeError as error:
-            log.warning("the coordinator could not be told that this node is about to leave: %s", error)
-            if error.code is ErrorCode.COORDINATOR_UNREACHABLE:
-                await asyncio.sleep(jittered(_RETRY_SECONDS))
-                continue
-        await membership.joined_after(session)
-
-
-async def _credentials(options: NodeOptions, identity: Identity) -> RunCredentials:
-    """Those that the invite brings, or those of before."""
-    if options.invite is None:
-        credentials = load(folder_of(identity.path, options.run))
-        check_in_date(credentials, time.time())
-        return credentials
-    credentials = await enroll(options.invite, identity, _patience(options))
-    log.info("enrolled in run %s; its credentials are in %s", credentials.run, credentials.folder)
-    return credentials
-
-
-async def _join(
-    coordinator: CoordinatorClient, role: Role, capacity: Capacity, endpoint: str, options: NodeOptions
-) -> Admission:
-    """Join, waiting for the coordinator to notice that a former node of this identity is no more."""
-    waited = 0.0
-    while True:
-        try:
-            return await coordinator.join(role, capacity, endpoint, options.spec_hash, _patience(options))
-        except HetnodeError as error:
-            if error.code is not ErrorCode.ALREADY_ACTIVE or waited > _FORMER_SECONDS:
-                raise
-            log.info("%s", error.cause)
-        pause = jittered(1.0)
-        await asyncio.sleep(pause)
-        waited += pause
-
-
-def _patience(options: NodeOptions) -> float:
-    if options.join_seconds is not None:
-        return options.join_seconds
-    return _UNKNOWN_SECONDS if options.invite else _KNOWN_SECONDS
-
-
-async def _keep_progress(training: NodeLoop, seconds: float | None) -> None:
-    """As far as it can be within `seconds`: a supervisor leaves few to those whom it has asked to end."""
+async def _save_progress(training: NodeLoop, seconds: float | None) -> None:
+    """Save what is new since the last checkpoint, within `seconds`: supervisors kill slow processes."""
     try:
         async with asyncio.timeout(seconds):
             await training.keep_progress()
     except (TimeoutError, HetnodeError) as error:
-        log.warning("the progress since the last checkpoint is not kept: %s", error)
-
-
-async def _leave(coordinator: CoordinatorClient, reason: str) -> None:
-    # A second farewell finds a coordinator that has forgotten this peer, or is gone: both are fine.
-    with suppress(HetnodeError):
-        await coordinator.leave(reason)
-
-
-def _address_towards(coordinator: str) -> str:
-    """The local address from which this machine reaches the coordinator. Sends nothing."""
-    host, _, port = coordinator.rpartition(":")
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(address)
-            return str(probe.getsockname()[0])
-    except (OSError, ValueError) as error:
-        raise HetnodeError(
-            ErrorCode.BAD_ADDRESS,
-            f"'{coordinator}' is not an address that this machine can reach: {error}.",
-            "Give the coordinator as HOST:PORT.",
-        ) from None
+        log.warning("the progress since the last checkpoint is not saved: %s", error)

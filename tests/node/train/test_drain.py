@@ -19,10 +19,10 @@ from coordinator.state.events import PeerDraining, PeerLost, PeerRetreated
 from node.cli.leave import Node, _ask, chosen
 from node.command_runner import LEAVE, LEAVE_AT_ONCE
 from node.folder import keep_only_run, lock_folder, node_folder_of, remember_node_folder, running_process
+from node.net.admission import announce_leaving
 from node.net.coordinator_client import CoordinatorClient
 from node.net.link import Link
 from node.net.membership import Membership, RunView
-from node.runtime import _announce
 from node.security import credentials
 from node.train.pipeline import Pipeline
 from protocol.errors import ErrorCode, HetnodeError
@@ -214,7 +214,7 @@ async def test_whoever_has_joined_anew_says_again_that_it_is_about_to_leave() ->
     coordinator: Any = Coordinator()
     leaving = asyncio.Event()
     membership = Membership(coordinator, asyncio.Event().wait, heartbeat=1.0)
-    announcing = asyncio.create_task(_announce(leaving, coordinator, membership))
+    announcing = asyncio.create_task(announce_leaving(leaving, coordinator, membership))
     leaving.set()
     async with asyncio.timeout(10):
         for session in (2, 3, 4):

@@ -1,0 +1,101 @@
+"""How a node enters a run and leaves it: credentials, joining, and the announcement that it leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from contextlib import suppress
+
+from node.net.coordinator_client import Admission, CoordinatorClient
+from node.net.enrollment import enroll
+from node.net.membership import Membership, jittered
+from node.security.credentials import RunCredentials, check_in_date, folder_of, load
+from node.security.identity import Identity
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.trust.invite import Invite
+from protocol.types import Capacity, Role
+
+log = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 2.0
+_FORMER_SECONDS = 30.0  # until the coordinator takes a former process of this node for lost
+
+
+async def obtain_credentials(
+    invite: Invite | None, run: str, identity: Identity, join_seconds: float
+) -> RunCredentials:
+    """Trade `invite` for credentials; without one, load those for `run` that lie next to the identity."""
+    if invite is None:
+        credentials = load(folder_of(identity.path, run))
+        check_in_date(credentials, time.time())
+        return credentials
+    credentials = await enroll(invite, identity, join_seconds)
+    log.info("enrolled in run %s; its credentials are in %s", credentials.run, credentials.folder)
+    return credentials
+
+
+async def join_run(
+    coordinator: CoordinatorClient,
+    role: Role,
+    capacity: Capacity,
+    endpoint: str,
+    spec_hash: str,
+    join_seconds: float,
+) -> Admission:
+    """Join. Waits while the coordinator still believes that a former process of this node is alive."""
+    waited = 0.0
+    while True:
+        try:
+            return await coordinator.join(role, capacity, endpoint, spec_hash, join_seconds)
+        except HetnodeError as error:
+            if error.code is not ErrorCode.ALREADY_ACTIVE or waited > _FORMER_SECONDS:
+                raise
+            log.info("%s", error.cause)
+        pause = jittered(1.0)
+        await asyncio.sleep(pause)
+        waited += pause
+
+
+async def announce_leaving(
+    leaving: asyncio.Event, coordinator: CoordinatorClient, membership: Membership
+) -> None:
+    """Tell the coordinator as soon as `leaving` is set, so that its next plan does not count on this node.
+
+    Runs until it is cancelled: the coordinator forgets the announcement when the node joins again.
+    """
+    await leaving.wait()
+    while True:
+        session = membership.run_view.session
+        try:
+            await coordinator.drain("asked to leave")
+        except HetnodeError as error:
+            log.warning("the coordinator could not be told that this node is about to leave: %s", error)
+            if error.code is ErrorCode.COORDINATOR_UNREACHABLE:
+                await asyncio.sleep(jittered(_RETRY_SECONDS))
+                continue
+        await membership.joined_after(session)
+
+
+async def leave_run(coordinator: CoordinatorClient, reason: str) -> None:
+    """Tell the coordinator that this node has left. May be called again."""
+    # The coordinator may have ended, or have forgotten this peer after an earlier call.
+    with suppress(HetnodeError):
+        await coordinator.leave(reason)
+
+
+def local_address_towards(coordinator: str) -> str:
+    """The local address from which this machine reaches `coordinator`. Sends nothing. Raises BAD_ADDRESS."""
+    host, _, port = coordinator.rpartition(":")
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except (OSError, ValueError) as error:
+        raise HetnodeError(
+            ErrorCode.BAD_ADDRESS,
+            f"'{coordinator}' is not an address that this machine can reach: {error}.",
+            "Give the coordinator as HOST:PORT.",
+        ) from None

@@ -219,7 +219,7 @@ async def test_whoever_has_joined_anew_says_again_that_it_is_about_to_leave() ->
     async with asyncio.timeout(10):
         for session in (2, 3, 4):
             await told.get()
-            await membership._set(RunView(session))
+            await membership._replace_view(RunView(session))
         await told.get()
     announcing.cancel()
 
@@ -232,7 +232,7 @@ def process(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that says "ready", and "draining" when asked to; it ends well at a line from its input."""
     program = """
         import asyncio, sys
-        from node import lifetime
+        from node import command_runner
 
         async def main():
             try:
@@ -247,8 +247,8 @@ def process(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
         begin = lambda: print("draining", flush=True)
         try:
-            lifetime.run(main(), None, lifetime.Drain(begin, float(sys.argv[1]), "words"))
-        except lifetime.Interrupted:
+            command_runner.run(main(), None, command_runner.Drain(begin, float(sys.argv[1]), "words"))
+        except command_runner.Interrupted:
             import os
             os._exit(130)
     """

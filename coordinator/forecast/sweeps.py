@@ -39,7 +39,7 @@ class UtilizationPoint:
 
 @dataclass(frozen=True)
 class ScalingPoint:
-    """A mixed swarm of so many nodes.
+    """A mixed swarm of `nodes` nodes.
 
     Attributes:
         kind: "weak": the work of a replica stays, the batch grows; "strong": the batch of the whole swarm

@@ -60,9 +60,10 @@ class Rebalance:
         return result, [*exchanges, *([listed(widths)] if widths else []), *shares]
 
     def _may_exchange(self, replica: Replica) -> bool:
-        """Whether all members of a pipeline have measured their speed and attested what is due."""
+        """Whether all members of a pipeline stay, have measured their speed and attested what is due."""
         return len(replica.members) > 1 and all(
-            self._is_measured(member.peer)
+            self._state.peers[member.peer].is_staying
+            and self._is_measured(member.peer)
             and is_synced(
                 self._state,
                 ReservedAssignment(member.peer, replica.index, position, member.stages),

@@ -209,7 +209,7 @@ def _replacements(state: State, chain: ReservedChain, from_round: int) -> list[s
     for reservation in chain:
         holder = holders.get(reservation.slot)
         if holder is None:
-            found.append(f"{short(reservation.peer)} for nobody ({stages_of(reservation)})")
+            found.append(f"{short(reservation.peer)} in a vacancy ({stages_of(reservation)})")
         elif holder.peer != reservation.peer:
             why = _obstacle(state, holder, from_round)
             former = f"{short(holder.peer)} ({stages_of(holder)}){f', {why}' if why else ''}"
@@ -247,7 +247,7 @@ def obstacles(state: State, from_round: int) -> dict[int, str]:
         for position, stages in enumerate(state.layout(index)):
             holder = reserved.get((index, position))
             if holder is None:
-                sentences.append(f"has nobody for {'stage' if len(stages) == 1 else 'stages'} {stages}")
+                sentences.append(f"has no peer for {'stage' if len(stages) == 1 else 'stages'} {stages}")
             elif why := _obstacle(state, holder, from_round):
                 sentences.append(f"waits for {short(holder.peer)} ({stages_of(holder)}), {why}")
         rests = replica_rests_until(state, index)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from coordinator.placement.cost_model import memory_needed
@@ -566,6 +566,14 @@ steps = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(steps, st.integers(0, 2), st.integers(0, 2**16))
+@example(
+    script=[
+        *[("dies", 0, 1e8), ("dies", 1, 1e8), ("all measure", 0, 1e8)],
+        *[("round", 0, 1e8), ("drains", 3, 1e8), ("drains", 5, 1e8)],
+    ],
+    spares=0,
+    seed=0,
+)
 def test_any_history_gives_sound_plans_that_no_order_changes(
     script: list[tuple[str, int, float]], spares: int, seed: int
 ) -> None:

@@ -29,23 +29,10 @@ from coordinator.authority import (
 )
 from coordinator.command_loop import RUN_TOPIC, CommandLoop, Stopped
 from coordinator.metrics import MetricsFile
+from coordinator.state import events
 from coordinator.state.apply import replay
 from coordinator.state.commands import Start
-from coordinator.state.events import (
-    AnchorDiverged,
-    DigestAttested,
-    Event,
-    HoldingsReported,
-    PayloadOffered,
-    PayloadRejected,
-    PayloadWithheld,
-    PeerBanned,
-    PeerLost,
-    PeerQuarantined,
-    PeerRetreated,
-    PeerStruck,
-    RoundAborted,
-)
+from coordinator.state.events import Event
 from coordinator.state.state import State
 from coordinator.status.messages import event_message
 from coordinator.store import SqliteStore, Store
@@ -59,24 +46,24 @@ log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.2
 LINGER_SECONDS = 30.0
-"""How long a finished run is still served if a peer does not leave."""
+"""How long the coordinator still serves a finished run if some peers do not leave."""
 STOP_SECONDS = 2.0
 
 _WARNINGS = (
-    AnchorDiverged,
-    PayloadRejected,
-    PeerBanned,
-    PeerLost,
-    PeerQuarantined,
-    PeerRetreated,
-    PeerStruck,
-    RoundAborted,
+    events.AnchorDiverged,
+    events.PayloadRejected,
+    events.PeerBanned,
+    events.PeerLost,
+    events.PeerQuarantined,
+    events.PeerRetreated,
+    events.PeerStruck,
+    events.RoundAborted,
 )
-_DETAILS = (PayloadOffered, PayloadWithheld, HoldingsReported, DigestAttested)
+_DETAILS = (events.PayloadOffered, events.PayloadWithheld, events.HoldingsReported, events.DigestAttested)
 
 
 class Bootstrap(Protocol):
-    """The DHT peer that other peers contact first."""
+    """The coordinator's own DHT peer, which other peers contact first."""
 
     @property
     def addresses(self) -> Sequence[str]: ...
@@ -98,9 +85,9 @@ class Identity(Protocol):
 
 @dataclass(frozen=True)
 class ListenAddresses:
-    """Where the coordinator listens, as ``host:port``, and the host under which others reach it.
+    """Where the coordinator listens, as ``host:port``, and the host that it advertises.
 
-    Port 0 takes a free one. `enrollment` None takes the port after that of `api`. `advertise` None advertises
+    Port 0 takes a free port. `enrollment` None takes the port after that of `api`. `advertise` None advertises
     the host of `api`.
     """
 

@@ -1,10 +1,15 @@
-"""The run's private certificate authority: its files, and the certificates that it issues."""
+"""The run's private certificate authority: its files, and the certificates that it issues.
+
+gRPC's TLS takes no ed25519 keys. So each node has a second key, EC P-256, and a certificate that binds this
+key to its peer id.
+"""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -42,7 +47,7 @@ CERTIFICATE_SECONDS = 86400.0
 
 _AUTHORITY_LIFE = timedelta(days=3652)
 _CLOCK_SKEW = 3600.0
-"""Certificates are valid from this long ago on, for clocks that are late; a fourth of their life at most."""
+"""Certificates are valid from this long before their issue, for late clocks; at most a quarter of their life."""
 
 _CLIENT, _SERVER = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
 
@@ -95,6 +100,7 @@ class Authority:
         names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(uri)]
         if dns is not None:
             names.append(x509.DNSName(dns))
+        # The critical name is the identity: every program of a run reads the holder from its URI.
         own_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
         builder = (
             x509.CertificateBuilder()
@@ -110,6 +116,7 @@ class Authority:
             .add_extension(own_id, critical=False)
         )
         if carries_authority:
+            # A newcomer knows only the pin: it reads the authority from this handshake and compares the two.
             der = self.certificate.public_bytes(Encoding.DER)
             carried = x509.UnrecognizedExtension(AUTHORITY_EXTENSION, der)
             builder = builder.add_extension(carried, critical=False)
@@ -117,18 +124,17 @@ class Authority:
 
 
 class ServerCertificate:
-    """The coordinator's certificate for its servers, replaced when half of its life is over.
+    """The certificate of the coordinator's servers, replaced when half of its life is over.
 
-    gRPC asks for it at every new connection, from its own threads. Open connections keep the former one.
+    gRPC asks for it at every new connection, from its own threads. Open connections keep the former one. Two
+    threads may both replace it, and both certificates are valid.
     """
 
     def __init__(self, authority: Authority) -> None:
         self._authority = authority
         self._key = generate_private_key(SECP256R1())
-        self._issued_at, self._certificate = (
-            authority.clock(),
-            authority.for_coordinator(self._key.public_key()),
-        )
+        self._issued_at = authority.clock()
+        self._certificate = authority.for_coordinator(self._key.public_key())
 
     def pair(self) -> tuple[bytes, bytes]:
         """PEM key and certificate; at least half of its life is left."""
@@ -148,10 +154,13 @@ def open_authority(
     """The authority in ``authority.key`` and ``authority.pem`` of `folder`, made on first use.
 
     Raises:
-        HetnodeError: STORE_CORRUPT where the two cannot be used or do not belong together.
+        HetnodeError: STORE_CORRUPT if the two cannot be used or do not belong together.
     """
     key_file, certificate_file = folder / "authority.key", folder / "authority.pem"
-    try:
+    with _file_errors(
+        f"The run's authority in {folder} cannot be used",
+        "Restore authority.key and authority.pem; without them only a new run is possible.",
+    ):
         if not key_file.exists():
             key = generate_private_key(SECP256R1())
             certificate = _self_signed(key, run, datetime.fromtimestamp(clock(), UTC))
@@ -162,69 +171,62 @@ def open_authority(
         certificate = x509.load_pem_x509_certificate(certificate_file.read_bytes())
         if certificate.public_key() != key.public_key():
             raise ValueError("key and certificate do not belong together")
-    except (OSError, ValueError, TypeError) as error:
-        raise HetnodeError(
-            ErrorCode.STORE_CORRUPT,
-            f"The run's authority in {folder} cannot be used: {error}.",
-            "Restore authority.key and authority.pem; without them the run cannot go on, only a new one.",
-        ) from None
     return Authority(certificate, key, seconds, clock)
 
 
 def write_operator(authority: Authority, folder: Path) -> None:
-    """``operator.key`` (made once) and a new ``operator.pem`` in `folder`, for the operator's commands there.
+    """Write ``operator.key`` (once) and a new ``operator.pem`` into `folder`, for the operator's commands.
 
     Raises:
-        HetnodeError: STORE_CORRUPT where they cannot be written.
+        HetnodeError: STORE_CORRUPT if they cannot be written.
     """
-    key_file, certificate_file = folder / "operator.key", folder / "operator.pem"
-    try:
+    key_file = folder / "operator.key"
+    with _file_errors(
+        f"The operator's certificate in {folder} cannot be written",
+        "Check the disk; if operator.key is damaged, remove it.",
+    ):
         if not key_file.exists():
             write_private(key_file, _private_pem(generate_private_key(SECP256R1())))
-        certificate = authority.for_operator(_load_key(key_file).public_key())
-        write_private(certificate_file, certificate)
-    except (OSError, ValueError, TypeError) as error:
-        raise HetnodeError(
-            ErrorCode.STORE_CORRUPT,
-            f"The operator's certificate in {folder} cannot be written: {error}.",
-            "Check the disk; where operator.key is damaged, remove it.",
-        ) from None
+        write_private(folder / "operator.pem", authority.for_operator(_load_key(key_file).public_key()))
 
 
 def write_bootstrap(authority: Authority, folder: Path, peer: PeerId) -> None:
     """Write a new ``bootstrap.pem`` into `folder`: the certificate of the coordinator's DHT peer.
 
-    The DHT peer proves its peer id. No program holds the TLS key that the certificate also names.
-
     Raises:
-        HetnodeError: STORE_CORRUPT where it cannot be written.
+        HetnodeError: STORE_CORRUPT if it cannot be written.
     """
+    # The DHT peer proves its peer id, and opens no TLS connection: it needs no key of its certificate.
+    unused = generate_private_key(SECP256R1()).public_key()
+    with _file_errors(f"The DHT peer's certificate in {folder} cannot be written", "Check the disk."):
+        write_private(folder / "bootstrap.pem", authority.for_peer(peer, unused))
+
+
+@contextmanager
+def _file_errors(cause: str, remedy: str) -> Iterator[None]:
+    """Turn the errors of reading and writing keys and certificates into STORE_CORRUPT."""
     try:
-        write_private(
-            folder / "bootstrap.pem", authority.for_peer(peer, generate_private_key(SECP256R1()).public_key())
-        )
-    except OSError as error:
-        raise HetnodeError(
-            ErrorCode.STORE_CORRUPT,
-            f"The DHT peer's certificate in {folder} cannot be written: {error}.",
-            "Check the disk.",
-        ) from None
+        yield
+    except (OSError, ValueError, TypeError) as error:
+        raise HetnodeError(ErrorCode.STORE_CORRUPT, f"{cause}: {error}.", remedy) from None
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Replace the file at `path`, readable by its owner alone at every moment."""
+    """Replace the file at `path` as a whole. At every moment only its owner can read it."""
     new = path.with_name(f"{path.name}.new")
+    # O_EXCL refuses a file or link that another user has put here since.
     new.unlink(missing_ok=True)
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
         file.flush()
+        # Before the rename: a power failure must not leave an empty file under the final name.
         os.fsync(file.fileno())
     new.replace(path)
 
 
 def _load_key(path: Path) -> EllipticCurvePrivateKey:
-    path.chmod(0o600)
+    path.chmod(0o600)  # a copied folder may have lost its modes
     key = load_pem_private_key(path.read_bytes(), password=None)
     if not isinstance(key, EllipticCurvePrivateKey) or not isinstance(key.curve, SECP256R1):
         raise ValueError(f"{path.name} holds another kind of key than EC P-256")

@@ -1,7 +1,7 @@
-"""The only owner of the state: it decides commands, stores their events, and wakes the calls that wait.
+"""The command loop owns the state: it decides commands, stores their events, and wakes waiting calls.
 
-Commands are decided in order of arrival. Those that arrive while the store writes are decided together and
-stored in one write, so the commands of a thousand peers cost a few writes, not a thousand.
+Commands are decided in order of arrival. All commands that arrive during a write of the store are stored by
+the next write: a thousand peers cost a few writes, not a thousand.
 """
 
 from __future__ import annotations
@@ -13,24 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from coordinator.decide import Outcome, decide
+from coordinator.state import events
 from coordinator.state.commands import Command, Start, Tick
-from coordinator.state.events import (
-    AnchorDiverged,
-    AssignmentReserved,
-    Event,
-    GroupClosed,
-    PeerBanned,
-    PeerLeft,
-    PeerLost,
-    PeerQuarantined,
-    PeerRetreated,
-    PeerSeen,
-    PeerUnbanned,
-    PlanAdopted,
-    RoundAborted,
-    RoundCommitted,
-    RunFinished,
-)
+from coordinator.state.events import Event
 from coordinator.state.state import State
 from coordinator.state.transaction import Transaction
 from coordinator.status.messages import run_message, stall_message
@@ -38,13 +23,27 @@ from coordinator.store import Store
 from protocol.spec.run import RunSpec
 
 STALL_SECONDS = 3.0
-"""Ticks come every 0.2 s. After a longer gap than this, the process counts as suspended meanwhile."""
+"""Ticks come every 0.2 s. After a gap longer than this, the process counts as having been suspended."""
 T = TypeVar("T")
 
 Topic = tuple[str, int, int]
 """What a call waits for: the group or the decision of a (stage, round), or a change of the run as a whole."""
 
 RUN_TOPIC: Topic = ("run", 0, 0)
+
+_RUN_EVENTS = (
+    events.PlanAdopted,
+    events.RunFinished,
+    events.PeerBanned,
+    events.PeerQuarantined,
+    events.PeerUnbanned,
+    # The set of followers may change with each of these.
+    events.AssignmentReserved,
+    events.PeerLost,
+    events.PeerLeft,
+    events.PeerRetreated,
+    events.AnchorDiverged,
+)
 
 
 def group_topic(stage: int, round_number: int) -> Topic:
@@ -61,15 +60,15 @@ def steady_wall_clock(not_before: float = 0.0) -> Callable[[], float]:
     Stored times must continue across restarts, and must not jump when the wall clock is set.
 
     Args:
-        not_before: the time of the newest stored event. If the wall clock was set back since, the
-            clock starts there instead: otherwise deadlines would wait for the difference.
+        not_before: the time of the newest stored event, and the earliest start of this clock. After the wall
+            clock was set back, deadlines would otherwise wait for the difference.
     """
     offset = max(time.time(), not_before) - time.monotonic()
     return lambda: offset + time.monotonic()
 
 
 class Stopped(Exception):
-    """The coordinator is stopping. The caller should ask again once it has been restarted."""
+    """The coordinator is stopping. Callers repeat the call after its restart."""
 
 
 class CommandLoop:
@@ -80,6 +79,9 @@ class CommandLoop:
         on_event: called with each event after it was stored, and the state after its whole batch.
         on_message: called with the run's message whenever a tick finds it changed.
         clock: the time of events in seconds, never decreasing; None takes :func:`steady_wall_clock`.
+
+    Attributes:
+        now: the clock.
     """
 
     def __init__(
@@ -101,27 +103,23 @@ class CommandLoop:
         self._stopping = False
         self._message = ""
         self._stall_message = ""
-        self._clock = clock or steady_wall_clock(state.latest_at)
+        self.now = clock or steady_wall_clock(state.latest_at)
         self._ticked_at = self.now()
 
-    def now(self) -> float:
-        """Seconds on the clock of the events."""
-        return self._clock()
-
     async def run(self) -> None:
-        """Decide commands until :meth:`stop`. Raises the error of the store if it fails, and then stops."""
+        """Decide commands until :meth:`stop`. If the store fails: stop, and raise its error."""
         try:
             while (first := await self._commands.get()) is not None:
                 await self._serve([first, *self._arrived()])
         finally:
-            self.stop()
+            self.stop()  # after an error: accept no more commands, and end the waiting calls
             for _, answer in self._arrived():
                 _answer(answer, Stopped())
 
     async def execute(self, command: Command) -> None:
-        """Decide `command` and return once its events are stored and applied.
+        """Decide `command`, and return when its events are stored and applied.
 
-        The command counts even if the caller is cancelled meanwhile.
+        The command takes effect even if the caller is cancelled during the wait.
 
         Raises:
             HetnodeError: the refusal.
@@ -136,29 +134,28 @@ class CommandLoop:
             raise refusal
 
     async def tick(self) -> None:
-        """Decide what is due by now, and report the run's message if it has changed.
-
-        If this process itself did not run for a while (a suspended or overloaded machine), peers had no
-        chance to be heard. That counts as a restart: silence is counted from now on.
-        """
+        """Decide what is due by now, and report the run's message if it has changed."""
         if self.now() - self._ticked_at > STALL_SECONDS:
+            # The machine was suspended or overloaded, so heartbeats could not be served. As after a restart,
+            # silence and deadlines count from now: otherwise all peers would be lost at once.
             await self.execute(Start())
         await self.execute(Tick())
-        self._ticked_at = self.now()
+        self._ticked_at = self.now()  # after the tick: a slow store must not look like a suspended machine
         message = run_message(self.state, self.spec)
         if message != self._message:
             self._message = message
             self._on_message(message)
+        # Watchers show why the run waits. This may change with time alone, without any event.
         stall = stall_message(self.state, self.spec)
         if stall != self._stall_message:
             self._stall_message = stall
             self._wake(RUN_TOPIC)
 
     async def until(self, topic: Topic, ready: Callable[[State], T | None]) -> T:
-        """Wait until `ready(state)` is not None, and return it. It is called again on every event of `topic`.
+        """Wait until `ready(state)` is not None, and return its value. Each event of `topic` calls it again.
 
         Raises:
-            Stopped: the loop stopped before.
+            Stopped: the loop has stopped before that.
         """
         while (value := ready(self.state)) is None:
             if self._stopping:
@@ -169,13 +166,14 @@ class CommandLoop:
             try:
                 await woken
             finally:
+                # A cancelled call leaves no entry behind. `_wake` may have replaced the set meanwhile.
                 waiters.discard(woken)
                 if not waiters and self._waiters.get(topic) is waiters:
                     del self._waiters[topic]
         return value
 
     def stop(self) -> None:
-        """Wake all calls that wait, and let :meth:`run` return after the commands that have arrived."""
+        """Wake all waiting calls, and let :meth:`run` return after the commands that have arrived."""
         if not self._stopping:
             self._stopping = True
             self._commands.put_nowait(None)
@@ -183,7 +181,7 @@ class CommandLoop:
                 self._wake(topic)
 
     def _arrived(self) -> list[tuple[Command, asyncio.Future[Outcome]]]:
-        """The commands that have arrived. None, the mark of the end, stays in the queue."""
+        """The commands that have arrived. None, which marks the end, stays in the queue."""
         batch = []
         while not self._commands.empty():
             item = self._commands.get_nowait()
@@ -198,30 +196,33 @@ class CommandLoop:
         outcomes = []
         try:
             for command, _ in batch:
+                # Each command sees the events of those before it, although nothing is stored yet.
                 outcome = decide(transaction.state, self.spec, command, self.now())
                 for event in outcome.events:
                     transaction.add(event)
                 outcomes.append(outcome)
-            stored = [event for event in transaction.events if not isinstance(event, PeerSeen)]
+            stored = [event for event in transaction.events if not isinstance(event, events.PeerSeen)]
             if stored:
                 await self._append(stored)
         except BaseException:
+            # Nothing of the batch is certain to be durable, so no caller may learn an outcome.
             for _, answer in batch:
                 _answer(answer, Stopped())
             raise
+        # Only now: no reader may see a state that a crash could take back.
         self.state = transaction.state
         for event in stored:
             self._on_event(event, self.state)
         topics = {topic for event in stored for topic in _topics(event)}
-        if any(isinstance(event, PeerBanned | PeerQuarantined) for event in stored):
-            topics |= set(self._waiters)  # the waiting calls of an excluded peer must end
+        if any(isinstance(event, events.PeerBanned | events.PeerQuarantined) for event in stored):
+            topics |= set(self._waiters)  # an excluded peer may wait for any topic, and its calls must end
         for topic in topics:
             self._wake(topic)
         for (_, answer), outcome in zip(batch, outcomes, strict=True):
             _answer(answer, outcome)
 
     async def _append(self, events: Sequence[Event]) -> None:
-        if self._store.blocks:
+        if self._store.blocks:  # a thread: the event loop accepts commands during a write
             await asyncio.to_thread(self._store.append, events)
         else:
             self._store.append(events)
@@ -244,14 +245,11 @@ def _answer(answer: asyncio.Future[Outcome], what: Outcome | Stopped) -> None:
 def _topics(event: Event) -> tuple[Topic, ...]:
     """The topics whose waiting calls `event` may end."""
     match event:
-        case GroupClosed():
+        case events.GroupClosed():
             return (group_topic(event.stage, event.round_number),)
-        case RoundCommitted() | RoundAborted():
+        case events.RoundCommitted() | events.RoundAborted():
             key = (event.decision.stage, event.decision.round_number)
+            # A round without offers is decided without a group.
             return (group_topic(*key), decision_topic(*key))
-        case PlanAdopted() | RunFinished() | PeerBanned() | PeerQuarantined() | PeerUnbanned():
-            return (RUN_TOPIC,)
-        case AssignmentReserved() | PeerLost() | PeerLeft() | PeerRetreated() | AnchorDiverged():
-            return (RUN_TOPIC,)  # the set of followers may have changed
         case _:
-            return ()
+            return (RUN_TOPIC,) if isinstance(event, _RUN_EVENTS) else ()

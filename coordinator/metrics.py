@@ -9,22 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from coordinator.state.events import (
-    AnchorDiverged,
-    AssignmentReserved,
-    Event,
-    PeerBanned,
-    PeerJoined,
-    PeerLeft,
-    PeerLost,
-    PeerQuarantined,
-    PeerRetreated,
-    PeerStruck,
-    PlanAdopted,
-    RoundAborted,
-    RoundCommitted,
-    RunFinished,
-)
+from coordinator.state import events
+from coordinator.state.events import Event
 from protocol.status import Measurement, fields_of
 
 
@@ -73,23 +59,23 @@ class MetricsFile:
 def _peer_line(event: Event) -> tuple[str, dict[str, Any]] | None:  # noqa: PLR0911
     """The name of the line and its fields, for what happened to one peer."""
     match event:
-        case PeerJoined():
+        case events.PeerJoined():
             return "peer", {"peer": event.peer, "change": "joined", "role": event.role.value}
-        case PeerLeft():
+        case events.PeerLeft():
             return "peer", {"peer": event.peer, "change": "left", "reason": event.reason}
-        case PeerLost():
+        case events.PeerLost():
             return "peer", {"peer": event.peer, "change": "lost", "silent_seconds": event.silent_seconds}
-        case PeerRetreated():
+        case events.PeerRetreated():
             fields = {"peer": event.peer, "change": "retreated", "epoch": event.epoch, "reason": event.reason}
             return "peer", fields
-        case PeerBanned():
+        case events.PeerBanned():
             return "peer", {"peer": event.peer, "change": "banned", "reason": event.reason}
-        case PeerStruck():
+        case events.PeerStruck():
             where = {"change": "strike", "round": event.round_number}
             return "peer", {"peer": event.peer, **where, "reason": event.reason}
-        case PeerQuarantined():
+        case events.PeerQuarantined():
             return "peer", {"peer": event.peer, "change": "quarantined", "strikes": event.strikes}
-        case AssignmentReserved(reservation=reservation):
+        case events.AssignmentReserved(reservation=reservation):
             return "place", {
                 "peer": reservation.peer,
                 "replica": reservation.replica,
@@ -103,7 +89,7 @@ def _peer_line(event: Event) -> tuple[str, dict[str, Any]] | None:  # noqa: PLR0
 def _run_line(event: Event) -> tuple[str, dict[str, Any]] | None:
     """The name of the line and its fields, for plans, decisions, divergence and the end."""
     match event:
-        case RoundCommitted(decision=decision) | RoundAborted(decision=decision):
+        case events.RoundCommitted(decision=decision) | events.RoundAborted(decision=decision):
             return "decision", {
                 "stage": decision.stage,
                 "round": decision.round_number,
@@ -113,7 +99,7 @@ def _run_line(event: Event) -> tuple[str, dict[str, Any]] | None:
                 "next_epoch": decision.next_epoch,
                 "reason": decision.reason,
             }
-        case PlanAdopted(plan=plan):
+        case events.PlanAdopted(plan=plan):
             replicas = {
                 replica.name: [member.peer for member in replica.members] for replica in plan.replicas
             }
@@ -124,7 +110,7 @@ def _run_line(event: Event) -> tuple[str, dict[str, Any]] | None:
                 "replicas": replicas,
                 "reason": plan.reason,
             }
-        case AnchorDiverged():
+        case events.AnchorDiverged():
             return "diverged", {
                 "peer": event.peer,
                 "stage": event.stage,
@@ -133,7 +119,7 @@ def _run_line(event: Event) -> tuple[str, dict[str, Any]] | None:
                 "digest": event.digest,
                 "expected": event.expected,
             }
-        case RunFinished():
+        case events.RunFinished():
             return "finished", {}
         case _:
             return None

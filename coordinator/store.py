@@ -1,7 +1,7 @@
-"""The event store: an append-only log with the spec of the run, in SQLite or in memory.
+"""The event store: an append-only log with the spec of the run, in SQLite.
 
-Events survive the end of the process and of the machine once `append` has returned. A store has one owner at
-a time and is not safe for concurrent calls.
+When `append` has returned, its events survive a crash of the process or the machine. A store has one owner
+and takes one call at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from protocol.errors import ErrorCode, HetnodeError
 APPLICATION_ID = 0x6865746E
 """'hetn', in the header of the SQLite file."""
 
-# Never edit one that was released: append the next. `PRAGMA user_version` counts those applied.
+# Never edit a released migration: append a new one. `PRAGMA user_version` is the number of those applied.
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
         "CREATE TABLE run (only_row INTEGER PRIMARY KEY CHECK (only_row = 1), spec TEXT NOT NULL)",
@@ -33,7 +33,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 class Store(Protocol):
     """An event log. Every method raises STORE_CORRUPT where the log cannot be read or written.
 
-    `blocks` says whether `append` waits for a disk, so that it must not run on an event loop.
+    `blocks`: `append` waits for a disk, so it must not run on an event loop.
     """
 
     blocks: bool
@@ -51,30 +51,6 @@ class Store(Protocol):
         """Release the log. Nothing else may be called afterwards."""
 
 
-class MemoryStore:
-    """A log in memory, for tests."""
-
-    blocks = False
-
-    def __init__(self) -> None:
-        self._spec: str | None = None
-        self._log: list[tuple[str, str]] = []
-
-    def load(self) -> tuple[str | None, tuple[Event, ...]]:
-        return self._spec, tuple(decode(kind, body) for kind, body in self._log)
-
-    def begin(self, spec_json: str) -> None:
-        if self._spec is not None:
-            raise _corrupt("memory", "the run has begun already")
-        self._spec = spec_json
-
-    def append(self, events: Sequence[Event]) -> None:
-        self._log += [encode(event) for event in events]
-
-    def close(self) -> None:
-        pass
-
-
 class SqliteStore:
     """The log in one SQLite file, held exclusively until `close` or the end of the process.
 
@@ -88,12 +64,14 @@ class SqliteStore:
     def __init__(self, path: Path) -> None:
         self.path = path
         with self._reporting():
+            # No waiting for a lock: another coordinator holds it until it ends. Autocommit, because
+            # `_transaction` begins and ends transactions. Appends come from worker threads, one at a time.
             self._db = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
         try:
             with self._reporting():
                 self._open()
         except HetnodeError:
-            self._db.close()
+            self._db.close()  # releases the lock, so that the file can be repaired
             raise
 
     def load(self) -> tuple[str | None, tuple[Event, ...]]:
@@ -105,7 +83,7 @@ class SqliteStore:
             raise _corrupt(self.path, str(verdict))
         events = []
         for expected, (sequence, kind, body) in enumerate(rows, start=1):
-            if sequence != expected:
+            if sequence != expected:  # a replay with a gap would lead to another state
                 raise _corrupt(self.path, f"event {expected} is missing")
             try:
                 events.append(decode(kind, body))
@@ -127,17 +105,18 @@ class SqliteStore:
 
     def _open(self) -> None:
         run = self._db.execute
-        # The lock ends with the process, also if it is killed.
+        # The operating system releases the lock when the process ends, also if it is killed.
         run("PRAGMA locking_mode = EXCLUSIVE")
         (application,) = run("PRAGMA application_id").fetchone()
         (tables,) = run("SELECT count(*) FROM sqlite_master").fetchone()
         (version,) = run("PRAGMA user_version").fetchone()
+        # Three zeros are an empty file, which becomes a new log.
         if application != APPLICATION_ID and (application or tables or version):
             raise _corrupt(self.path, "it is a database of another program")
         if version > len(MIGRATIONS):
             raise _corrupt(self.path, f"a newer version wrote it (schema {version})")
         run("PRAGMA journal_mode = WAL")
-        run("PRAGMA synchronous = FULL")
+        run("PRAGMA synchronous = FULL")  # WAL alone may lose the newest commits in a power failure
         with self._transaction():
             for statements in MIGRATIONS[version:]:
                 for statement in statements:
@@ -152,13 +131,13 @@ class SqliteStore:
             yield
             self._db.execute("COMMIT")
         except BaseException:
-            if self._db.in_transaction:
+            if self._db.in_transaction:  # SQLite itself rolls back after some errors, like a full disk
                 self._db.execute("ROLLBACK")
             raise
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
-        """Raises SQLite's errors as a HetnodeError with a remedy."""
+        """Turn SQLite's errors into a HetnodeError with a remedy."""
         try:
             yield
         except sqlite3.Error as error:
@@ -167,7 +146,7 @@ class SqliteStore:
             raise _corrupt(self.path, str(error)) from None
 
 
-def _corrupt(path: Path | str, why: str) -> HetnodeError:
+def _corrupt(path: Path, why: str) -> HetnodeError:
     return HetnodeError(
         ErrorCode.STORE_CORRUPT,
         f"The event log {path} cannot be used: {why}.",

@@ -14,6 +14,7 @@ from coordinator.state.events import (
     PayloadOffered,
     PayloadRejected,
     PayloadWithheld,
+    StageEvent,
 )
 from coordinator.state.state import KEPT_ROUNDS, Round, State
 from protocol.types import Decision, ExchangeGroup, Part
@@ -59,11 +60,7 @@ def report(state: State, event: HoldingsReported) -> State:
     return _with_round(state, event, replace(round_state, reports=reports, gathered_in=gathered_in))
 
 
-def _with_round(
-    state: State,
-    event: PayloadWithheld | GroupClosed | HoldingsReported | PayloadRejected,
-    round_state: Round,
-) -> State:
+def _with_round(state: State, event: StageEvent, round_state: Round) -> State:
     return replace(state, rounds={**state.rounds, (event.stage, event.round_number): round_state})
 
 

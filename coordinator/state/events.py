@@ -1,4 +1,7 @@
-"""Events: what has happened to a run, as it is stored and replayed. Times (`at`) are seconds."""
+"""Events: what has happened to a run, as it is stored and replayed.
+
+`at` is the time in seconds on the clock of the command loop. Field names and their order are the stored form.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,25 @@ from protocol.types import (
 
 
 @dataclass(frozen=True)
-class CoordinatorStarted:
-    """Deadlines and silence that began before count from here: no peer could report meanwhile."""
-
+class _Event:
     at: float
 
 
 @dataclass(frozen=True)
-class PeerJoined:
-    at: float
+class StageEvent(_Event):
+    """What events about one (stage, round) have in common."""
+
+    stage: int
+    round_number: int
+
+
+@dataclass(frozen=True)
+class CoordinatorStarted(_Event):
+    """Deadlines and silence count from here at the earliest: no peer could report before."""
+
+
+@dataclass(frozen=True)
+class PeerJoined(_Event):
     peer: PeerId
     role: Role
     capacity: Capacity
@@ -34,71 +47,63 @@ class PeerJoined:
 
 
 @dataclass(frozen=True)
-class PeerSeen:
+class PeerSeen(_Event):
     """A heartbeat. The only event that is not stored."""
 
-    at: float
     peer: PeerId
     round_number: int
     inner_step: int
 
 
 @dataclass(frozen=True)
-class PeerLeft:
-    at: float
+class PeerLeft(_Event):
     peer: PeerId
     reason: str
     finished: bool
 
 
 @dataclass(frozen=True)
-class PeerMeasured:
+class PeerMeasured(_Event):
     """The estimates of `peer` have changed."""
 
-    at: float
     peer: PeerId
     estimates: Estimates
 
 
 @dataclass(frozen=True)
-class PeerDraining:
+class PeerDraining(_Event):
     """`peer` leaves at the end of its round: no later plan assigns it."""
 
-    at: float
     peer: PeerId
     reason: str
 
 
 @dataclass(frozen=True)
-class PeerLost:
-    at: float
+class PeerLost(_Event):
     peer: PeerId
     silent_seconds: float
 
 
 @dataclass(frozen=True)
-class PeerRetreated:
+class PeerRetreated(_Event):
     """`peer` cannot train under plan `epoch`: it follows until a later plan assigns it."""
 
-    at: float
     peer: PeerId
     epoch: int
     reason: str
 
 
 @dataclass(frozen=True)
-class AssignmentReserved:
+class AssignmentReserved(_Event):
     """`reservation` replaces the former one of its peer, and that of another peer for the same slot."""
 
-    at: float
     reservation: ReservedAssignment
 
 
 @dataclass(frozen=True)
-class InviteCreated:
+class InviteCreated(_Event):
     """`secret_sha256` (hex) is all that is kept of the secret. `role` None permits any."""
 
-    at: float
     invite: str
     secret_sha256: str
     uses: int
@@ -107,139 +112,111 @@ class InviteCreated:
 
 
 @dataclass(frozen=True)
-class InviteUsed:
+class InviteUsed(_Event):
     """`peer` is enrolled from now on: it may have certificates until it is banned."""
 
-    at: float
     invite: str
     peer: PeerId
 
 
 @dataclass(frozen=True)
-class InviteRevoked:
-    at: float
+class InviteRevoked(_Event):
     invite: str
 
 
 @dataclass(frozen=True)
-class PeerBanned:
-    at: float
+class PeerBanned(_Event):
     peer: PeerId
     reason: str
 
 
 @dataclass(frozen=True)
-class PeerUnbanned:
-    at: float
+class PeerUnbanned(_Event):
     peer: PeerId
 
 
 @dataclass(frozen=True)
-class PlanAdopted:
-    at: float
+class PlanAdopted(_Event):
     plan: Plan
 
 
 @dataclass(frozen=True)
-class PayloadOffered:
-    at: float
+class PayloadOffered(_Event):
     descriptor: PayloadDescriptor
 
 
 @dataclass(frozen=True)
-class PayloadWithheld:
+class PayloadWithheld(StageEvent):
     """A host of the stage has ended its inner phase and offers no payload."""
 
-    at: float
-    stage: int
-    round_number: int
     peer: PeerId
 
 
 @dataclass(frozen=True)
-class GroupClosed:
-    """The group is all that was offered so far from this anchor, in canonical order.
+class GroupClosed(StageEvent):
+    """The group consists of all offers so far that start from this anchor, sorted by owner.
 
     Its members have `seconds` to gather the payloads.
     """
 
-    at: float
-    stage: int
-    round_number: int
     group_id: str
     anchor_digest: str
     seconds: float
 
 
 @dataclass(frozen=True)
-class HoldingsReported:
-    at: float
-    stage: int
-    round_number: int
+class HoldingsReported(StageEvent):
     peer: PeerId
     owners: tuple[PeerId, ...]
 
 
 @dataclass(frozen=True)
-class PayloadRejected:
+class PayloadRejected(StageEvent):
     """`peer` rejects the payload of `owner`."""
 
-    at: float
-    stage: int
-    round_number: int
     peer: PeerId
     owner: PeerId
     reason: str
 
 
 @dataclass(frozen=True)
-class PeerStruck:
-    """`peer` gets a strike for what it did in that round."""
+class PeerStruck(_Event):
+    """`peer` gets a strike for a bad offer, report or payload of that round."""
 
-    at: float
     peer: PeerId
     round_number: int
     reason: str
 
 
 @dataclass(frozen=True)
-class PeerQuarantined:
+class PeerQuarantined(_Event):
     """`peer` has `strikes` recent strikes: it counts as gone, and may not join again."""
 
-    at: float
     peer: PeerId
     strikes: int
 
 
 @dataclass(frozen=True)
-class RoundCommitted:
-    at: float
+class RoundCommitted(_Event):
     decision: Decision
 
 
 @dataclass(frozen=True)
-class RoundAborted:
-    at: float
+class RoundAborted(_Event):
     decision: Decision
 
 
 @dataclass(frozen=True)
-class DigestAttested:
-    at: float
-    stage: int
-    round_number: int
+class DigestAttested(StageEvent):
     part: str
     peer: PeerId
     digest: str
 
 
 @dataclass(frozen=True)
-class AnchorDiverged:
+class AnchorDiverged(StageEvent):
     """The anchor of `peer` after that round differs from that of the others, which is `expected`."""
 
-    at: float
-    stage: int
-    round_number: int
     part: str
     peer: PeerId
     digest: str
@@ -247,8 +224,8 @@ class AnchorDiverged:
 
 
 @dataclass(frozen=True)
-class RunFinished:
-    at: float
+class RunFinished(_Event):
+    """All rounds are decided, and the last anchors are confirmed."""
 
 
 Event: TypeAlias = (

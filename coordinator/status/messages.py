@@ -9,36 +9,8 @@ from coordinator.placement.replan import obstacles
 from coordinator.placement.vacancies import is_spare
 from coordinator.rounds.attestation import unattested, unconfirmed
 from coordinator.rounds.rounds import is_stalled, missing_offers, missing_reports
-from coordinator.state.events import (
-    AnchorDiverged,
-    AssignmentReserved,
-    CoordinatorStarted,
-    DigestAttested,
-    Event,
-    GroupClosed,
-    HoldingsReported,
-    InviteCreated,
-    InviteRevoked,
-    InviteUsed,
-    PayloadOffered,
-    PayloadRejected,
-    PayloadWithheld,
-    PeerBanned,
-    PeerDraining,
-    PeerJoined,
-    PeerLeft,
-    PeerLost,
-    PeerMeasured,
-    PeerQuarantined,
-    PeerRetreated,
-    PeerSeen,
-    PeerStruck,
-    PeerUnbanned,
-    PlanAdopted,
-    RoundAborted,
-    RoundCommitted,
-    RunFinished,
-)
+from coordinator.state import events
+from coordinator.state.events import Event
 from coordinator.state.state import State, stages_of
 from coordinator.state.text import Waiting, counted, listed, short
 from protocol.spec.run import RunSpec
@@ -46,17 +18,17 @@ from protocol.status import RunPhase
 from protocol.types import PeerId, ReservedAssignment
 
 PeerEvent: TypeAlias = (
-    PeerJoined
-    | PeerSeen
-    | PeerMeasured
-    | PeerDraining
-    | PeerLeft
-    | PeerLost
-    | PeerRetreated
-    | PeerBanned
-    | PeerUnbanned
-    | PeerStruck
-    | PeerQuarantined
+    events.PeerJoined
+    | events.PeerSeen
+    | events.PeerMeasured
+    | events.PeerDraining
+    | events.PeerLeft
+    | events.PeerLost
+    | events.PeerRetreated
+    | events.PeerBanned
+    | events.PeerUnbanned
+    | events.PeerStruck
+    | events.PeerQuarantined
 )
 
 
@@ -143,89 +115,99 @@ def _why_not_yet(state: State, spec: RunSpec, reservation: ReservedAssignment) -
 def event_message(event: Event) -> str:  # noqa: PLR0911
     """What has happened, for the log."""
     match event:
-        case CoordinatorStarted():
+        case events.CoordinatorStarted():
             return "the coordinator listens"
-        case InviteCreated() | InviteUsed() | InviteRevoked():
+        case events.InviteCreated() | events.InviteUsed() | events.InviteRevoked():
             return _invite_message(event)
-        case PayloadOffered() | PayloadWithheld() | GroupClosed() | HoldingsReported() | PayloadRejected():
+        case (
+            events.PayloadOffered()
+            | events.PayloadWithheld()
+            | events.GroupClosed()
+            | events.HoldingsReported()
+            | events.PayloadRejected()
+        ):
             return _exchange_message(event)
-        case AssignmentReserved(reservation=reserved):
+        case events.AssignmentReserved(reservation=reserved):
             return f"replica-{reserved.replica}, {stages_of(reserved)} is reserved for {reserved.peer}"
-        case PlanAdopted(plan=plan):
+        case events.PlanAdopted(plan=plan):
             return f"plan {plan.epoch} from round {plan.from_round} on: {plan.reason}"
-        case RoundCommitted(decision=decision) | RoundAborted(decision=decision):
+        case events.RoundCommitted(decision=decision) | events.RoundAborted(decision=decision):
             outcome = "committed" if decision.committed else "aborted"
             return f"round {decision.round_number} of stage {decision.stage} is {outcome}: {decision.reason}"
-        case DigestAttested():
+        case events.DigestAttested():
             where = f"{event.part} {event.stage} after round {event.round_number}"
             return f"{event.peer} attests the digest {event.digest[:16]} of {where}"
-        case AnchorDiverged():
+        case events.AnchorDiverged():
             where = f"{event.part} {event.stage} after round {event.round_number}"
             return (
                 f"{event.peer} DIVERGED: its digest of {where} is {event.digest}, expected {event.expected}"
             )
-        case RunFinished():
+        case events.RunFinished():
             return "the run is finished"
         case _:
             return _peer_event_message(event)
 
 
-def _invite_message(event: InviteCreated | InviteUsed | InviteRevoked) -> str:
+def _invite_message(event: events.InviteCreated | events.InviteUsed | events.InviteRevoked) -> str:
     match event:
-        case InviteCreated():
+        case events.InviteCreated():
             role = f" as {event.role.value}" if event.role else ""
             return f"invite {event.invite} is valid for {counted(event.uses, 'peer')}{role}"
-        case InviteUsed():
+        case events.InviteUsed():
             return f"{event.peer} is enrolled with invite {event.invite}"
-        case InviteRevoked():
+        case events.InviteRevoked():
             return f"invite {event.invite} is revoked"
 
 
 def _exchange_message(
-    event: PayloadOffered | PayloadWithheld | GroupClosed | HoldingsReported | PayloadRejected,
+    event: events.PayloadOffered
+    | events.PayloadWithheld
+    | events.GroupClosed
+    | events.HoldingsReported
+    | events.PayloadRejected,
 ) -> str:
-    if isinstance(event, PayloadOffered):
+    if isinstance(event, events.PayloadOffered):
         payload = event.descriptor
         where = f"stage {payload.stage}, round {payload.round_number}"
         return f"{payload.owner} offers {payload.nbytes} bytes for {where}"
     where = f"stage {event.stage}, round {event.round_number}"
     match event:
-        case PayloadWithheld():
+        case events.PayloadWithheld():
             return f"{event.peer} has no payload to offer for {where}"
-        case GroupClosed():
+        case events.GroupClosed():
             return f"the exchange group of {where} is closed"
-        case HoldingsReported():
+        case events.HoldingsReported():
             return f"{event.peer} holds {counted(len(event.owners), 'payload')} of {where}"
-        case PayloadRejected():
+        case events.PayloadRejected():
             return f"{event.peer} rejects the payload of {event.owner} for {where}: {event.reason}"
 
 
 def _peer_event_message(event: PeerEvent) -> str:  # noqa: PLR0911
     match event:
-        case PeerJoined():
+        case events.PeerJoined():
             where = event.endpoint or "no endpoint"
             return f"{event.peer} joined as {event.role.value} ({event.capacity.device}, {where})"
-        case PeerSeen():
+        case events.PeerSeen():
             return f"{event.peer} is in round {event.round_number}, step {event.inner_step}"
-        case PeerMeasured():
+        case events.PeerMeasured():
             flops = f"{event.estimates.capacity.flops / 1e9:.1f} GFLOP/s"
             up, down = event.estimates.capacity.uplink, event.estimates.capacity.downlink
             return f"{event.peer} measures {flops}, {8e-6 * up:.1f} Mb/s up, {8e-6 * down:.1f} Mb/s down"
-        case PeerDraining():
+        case events.PeerDraining():
             return f"{event.peer} leaves at the end of its round: {event.reason}"
-        case PeerLeft():
+        case events.PeerLeft():
             return f"{event.peer} left: {event.reason}"
-        case PeerLost():
+        case events.PeerLost():
             return f"{event.peer} is lost: silent for {event.silent_seconds:.1f} s"
-        case PeerRetreated():
+        case events.PeerRetreated():
             return f"{event.peer} retreats under plan {event.epoch} and follows: {event.reason}"
-        case PeerBanned():
+        case events.PeerBanned():
             return f"{event.peer} is banned: {event.reason or 'no reason was given'}"
-        case PeerUnbanned():
+        case events.PeerUnbanned():
             return f"{event.peer} is no longer banned"
-        case PeerStruck():
+        case events.PeerStruck():
             return f"{event.peer} gets a STRIKE in round {event.round_number}: {event.reason}"
-        case PeerQuarantined():
+        case events.PeerQuarantined():
             return f"{event.peer} is in QUARANTINE after {counted(event.strikes, 'strike')}"
         case _:
             assert_never(event)

@@ -10,9 +10,9 @@ import pytest
 
 from coordinator.command_loop import STALL_SECONDS, CommandLoop, steady_wall_clock
 from coordinator.state.state import State
-from coordinator.store import MemoryStore
 from protocol.types import Role
 from tests.builders import keyed, spec_of
+from tests.support.memory_store import MemoryStore
 
 SPEC = spec_of(replicas=2)
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from coordinator.state.events import CoordinatorStarted, PeerLost, PeerSeen, RunFinished
-from coordinator.store import MIGRATIONS, MemoryStore, SqliteStore, Store
+from coordinator.store import MIGRATIONS, SqliteStore, Store
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import PeerId
+from tests.support.memory_store import MemoryStore
 
 
 @pytest.fixture(params=["memory", "sqlite"])

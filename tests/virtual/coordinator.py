@@ -17,10 +17,10 @@ from coordinator.state.commands import Start
 from coordinator.state.events import Event
 from coordinator.state.state import State
 from coordinator.status.messages import event_message
-from coordinator.store import MemoryStore
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.spec.run import RunSpec
 from tests.builders import Keyed, keyed
+from tests.support.memory_store import MemoryStore
 from tests.virtual.loop import Life, VirtualLoop, start
 from tests.virtual.rpc import VirtualGrpc
 

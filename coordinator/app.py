@@ -69,7 +69,7 @@ class Bootstrap(Protocol):
     def addresses(self) -> Sequence[str]: ...
 
     async def admit(self, peers: Collection[PeerId], banned: Collection[PeerId]) -> None:
-        """Exclude the banned peers. Raises HetnodeError if that failed."""
+        """Refuse all connections of `banned`. Raises HetnodeError if that failed."""
 
     async def close(self) -> None: ...
 
@@ -87,8 +87,8 @@ class Identity(Protocol):
 class ListenAddresses:
     """Where the coordinator listens, as ``host:port``, and the host that it advertises.
 
-    Port 0 takes a free port. `enrollment` None takes the port after that of `api`. `advertise` None advertises
-    the host of `api`.
+    Port 0 takes a free port. `enrollment` None takes the port after that of `api`. `advertise` None
+    advertises the host of `api`.
     """
 
     api: str
@@ -107,40 +107,44 @@ async def run_coordinator(
 ) -> None:
     """Serve the run until it is finished and its peers have left, or until cancelled.
 
-    A folder that holds a run continues that run. When cancelled, waiting calls end with UNAVAILABLE and
-    everything is closed within a few seconds. What was acknowledged is durable, however the process ends.
+    A folder that holds a run continues that run. On cancellation, waiting calls end with UNAVAILABLE, and
+    everything is closed within a few seconds. Acknowledged commands are durable, however the process ends.
 
     Args:
-        spec: must equal the folder's, if the run has begun there.
+        spec: must equal the spec of the run that has begun in `folder`, if there is one.
         folder: gets coordinator.sqlite, metrics.jsonl, and the files of coordinator.authority; is created.
-        addresses: where to listen.
-        identity: signs the spec and the plans.
-        start_bootstrap: starts the DHT peer; it is closed here.
+        start_bootstrap: starts the DHT peer, which is closed here.
         on_ready: called with the advertised addresses of the API and of enrollment once nodes can join.
-        certificate_seconds: life of the certificates that are issued.
+        certificate_seconds: life of the issued certificates.
 
     Raises:
         HetnodeError: BAD_ADDRESS, PORT_IN_USE, RUN_FOLDER_IN_USE, STORE_CORRUPT, SPEC_MISMATCH with both
             hashes, or what `start_bootstrap` raises.
     """
+    # Before anything is written: a wrong address must not leave a folder behind.
     api_at = host, port = _check_free(addresses.api)
     enrollment_at = _check_free(addresses.enrollment or f"{host}:{port and port + 1}")
     folder.mkdir(parents=True, exist_ok=True)
     async with AsyncExitStack() as stack:
-        store = SqliteStore(folder / "coordinator.sqlite")
+        store = SqliteStore(folder / "coordinator.sqlite")  # locks the folder for this process
         stack.callback(store.close)
         state = _restore_unfinished(store, spec, folder)
         authority = open_authority(folder, spec.run_id, certificate_seconds)
         metrics = stack.enter_context(MetricsFile(folder / "metrics.jsonl"))
-        write_bootstrap(authority, folder, identity.peer)
+        write_bootstrap(authority, folder, identity.peer)  # the DHT peer reads it at its start
         bootstrap = await start_bootstrap()
         stack.push_async_callback(bootstrap.close)
         command_loop, serving = _start_command_loop(stack, spec, store, state, metrics)
         servers, api_address, enrollment_address = _bound_servers(
             command_loop, metrics, authority, identity, bootstrap, addresses, api_at, enrollment_at
         )
+        # Before the first call: silence and deadlines of the stored state count from now.
         await command_loop.execute(Start())
-        await _start(stack, command_loop, servers)
+        for server in servers:
+            await server.start()
+            stack.push_async_callback(server.stop, STOP_SECONDS)
+        # The stack unwinds this first: waiting calls must end before their server stops.
+        stack.callback(command_loop.stop)
         write_operator(authority, folder)
         for task in (
             asyncio.create_task(_renew_certificates(authority, folder, identity.peer)),
@@ -183,16 +187,6 @@ def _bound_servers(
     return (api, newcomers), api_address, enrollment_address
 
 
-async def _start(
-    stack: AsyncExitStack, command_loop: CommandLoop, servers: Sequence[grpc.aio.Server]
-) -> None:
-    for server in servers:
-        await server.start()
-        stack.push_async_callback(server.stop, STOP_SECONDS)
-    # The stack unwinds this first: waiting calls must end before their server stops.
-    stack.callback(command_loop.stop)
-
-
 def _start_command_loop(
     stack: AsyncExitStack, spec: RunSpec, store: Store, state: State, metrics: MetricsFile
 ) -> tuple[CommandLoop, asyncio.Task[None]]:
@@ -204,7 +198,8 @@ def _start_command_loop(
 
     command_loop = CommandLoop(spec, store, state, observe, lambda message: log.info("%s", message))
     serving = asyncio.create_task(command_loop.run())
-    stack.push_async_callback(_wait_for_end, serving)
+    # Unwound in reverse order: the loop stops, then its last commands are stored, then the store is closed.
+    stack.push_async_callback(asyncio.wait, {serving})
     stack.callback(command_loop.stop)
     return command_loop, serving
 
@@ -215,16 +210,16 @@ def _restore_unfinished(store: Store, spec: RunSpec, folder: Path) -> State:
         raise HetnodeError(
             ErrorCode.RUN_FOLDER_IN_USE,
             f"The run in {folder} is finished.",
-            "Give another --folder for a new run, or remove that one.",
+            "Give another --folder for a new run, or remove this folder.",
         )
     return state
 
 
 def restore(store: Store, spec: RunSpec) -> State:
-    """The state that `store` holds. A new run begins there if it is empty.
+    """The state after the events of `store`. An empty store gets `spec` and begins a new run.
 
     Raises:
-        HetnodeError: SPEC_MISMATCH if another run has begun there, STORE_CORRUPT.
+        HetnodeError: SPEC_MISMATCH if `store` holds a run of another spec; STORE_CORRUPT.
     """
     stored_json, events = store.load()
     if stored_json is None:
@@ -232,14 +227,14 @@ def restore(store: Store, spec: RunSpec) -> State:
     elif (stored := RunSpec.from_json(stored_json)).hash != spec.hash:
         raise HetnodeError(
             ErrorCode.SPEC_MISMATCH,
-            f"The folder holds a run of the specification {stored.hash}, the one given is {spec.hash}.",
-            "Give the options of that run, or another folder.",
+            f"The folder holds a run of the specification {stored.hash}, but {spec.hash} was given.",
+            "Give the options of the stored run, or another folder.",
         )
     return replay(State.of(spec), events)
 
 
 async def _exclude_from_dht(command_loop: CommandLoop, bootstrap: Bootstrap) -> None:
-    """Tell the DHT peer about every change of the excluded peers."""
+    """Send every change of the excluded peers to the DHT peer."""
     known = frozenset[PeerId]()
 
     def changed(state: State) -> frozenset[PeerId] | None:
@@ -256,8 +251,9 @@ async def _exclude_from_dht(command_loop: CommandLoop, bootstrap: Bootstrap) -> 
 
 
 async def _renew_certificates(authority: Authority, folder: Path, peer: PeerId) -> None:
-    """Renew the certificates of the operator and of the DHT peer as long as the coordinator runs."""
+    """Renew the certificates of the operator and of the DHT peer until cancelled."""
     while True:
+        # A failed renewal is repeated once before the certificate expires.
         await asyncio.sleep(authority.seconds / 3)
         try:
             write_operator(authority, folder)
@@ -271,8 +267,8 @@ async def _tick_until_over(command_loop: CommandLoop, serving: asyncio.Task[None
         try:
             await command_loop.tick()
         except Stopped:
-            await _wait_for_end(serving)
-            serving.result()  # raises why the log could not be written
+            await asyncio.wait({serving})
+            serving.result()  # raises the error of the store
             return
         await asyncio.sleep(TICK_SECONDS)
 
@@ -282,11 +278,8 @@ def _is_over(command_loop: CommandLoop) -> bool:
     if state.phase is not RunPhase.FINISHED:
         return False
     all_left = not any(peer.is_live for peer in state.peers.values())
+    # A coordinator that continues in its last seconds still gives its peers time to leave.
     return all_left or command_loop.now() - max(state.finished_at, state.started_at) > LINGER_SECONDS
-
-
-async def _wait_for_end(serving: asyncio.Task[None]) -> None:
-    await asyncio.wait({serving})
 
 
 def _log(event: Event) -> None:
@@ -299,18 +292,17 @@ def _log(event: Event) -> None:
 
 
 def _check_free(listen: str) -> tuple[str, int]:
-    """Host and port of `listen`, if this machine has that address and the port is free.
-
-    gRPC only says that binding failed; the operating system says why.
-    """
+    """Host and port of `listen`. Raises BAD_ADDRESS, or PORT_IN_USE for a port that is not free."""
     host, _, port = listen.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise _bad_address(listen, "it is not HOST:PORT")
     try:
+        # gRPC only reports that it could not bind. The operating system reports the cause.
         family, kind, _, _, address = socket.getaddrinfo(
             host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         with socket.socket(family, kind) as probe:
+            # A closed connection of a former coordinator must not count as a port in use.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
             probe.listen(1)
@@ -324,7 +316,7 @@ def _check_free(listen: str) -> tuple[str, int]:
 def server_credentials(
     certificate: ServerCertificate, authority: Authority, clients: bool
 ) -> grpc.ServerCredentials:
-    """TLS with a certificate that is never expired. With `clients`, clients must show one of the run, too."""
+    """TLS with a certificate that is renewed in time. `clients`: clients must show one of the run."""
 
     def configuration() -> grpc.ServerCertificateConfiguration:
         pair = certificate.pair()
@@ -356,6 +348,6 @@ def _bad_address(listen: str, why: str) -> HetnodeError:
 def _in_use(listen: str) -> HetnodeError:
     return HetnodeError(
         ErrorCode.PORT_IN_USE,
-        f"Another program listens on {listen} already.",
-        "Stop it, or give this coordinator another port; port 0 takes a free one.",
+        f"Another program already listens on {listen}.",
+        "Stop it, or give this coordinator another port; port 0 takes a free port.",
     )

@@ -47,7 +47,7 @@ CERTIFICATE_SECONDS = 86400.0
 
 _AUTHORITY_LIFE = timedelta(days=3652)
 _CLOCK_SKEW = 3600.0
-"""Certificates are valid from this long before their issue, for late clocks; at most a quarter of their life."""
+"""Certificates begin this long before their issue, for late clocks: at most a quarter of their life."""
 
 _CLIENT, _SERVER = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from coordinator.state import events
@@ -14,10 +14,10 @@ from coordinator.state.events import Event
 from protocol.status import Measurement, fields_of
 
 
-class MetricsFile:
+class MetricsFile(AbstractContextManager["MetricsFile"]):
     """Appends to the file at `path`; every line is flushed. Use as a context manager.
 
-    An incomplete last line, left by a process that was killed, is cut off.
+    If a killed process has left an incomplete last line, that line is removed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -25,19 +25,11 @@ class MetricsFile:
         whole = path.read_bytes().rfind(b"\n") + 1
         self._file.truncate(whole)
 
-    def __enter__(self) -> MetricsFile:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def write(self, at: float, event: str, fields: Mapping[str, Any]) -> None:
-        """Add ``{"time": at, "event": event, **fields}``. NaN and infinities become null."""
+        """Add ``{"time": at, "event": event, **fields}``. NaN and infinities become null: JSON has none."""
         finite = {
             key: None if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in fields.items()
@@ -56,25 +48,31 @@ class MetricsFile:
             self.write(event.at, *line)
 
 
-def _peer_line(event: Event) -> tuple[str, dict[str, Any]] | None:  # noqa: PLR0911
-    """The name of the line and its fields, for what happened to one peer."""
+def _peer_line(event: Event) -> tuple[str, dict[str, Any]] | None:
+    """The name of the line and its fields, for an event about one peer."""
     match event:
         case events.PeerJoined():
-            return "peer", {"peer": event.peer, "change": "joined", "role": event.role.value}
+            fields: dict[str, Any] = {"change": "joined", "role": event.role.value}
         case events.PeerLeft():
-            return "peer", {"peer": event.peer, "change": "left", "reason": event.reason}
+            fields = {"change": "left", "reason": event.reason}
         case events.PeerLost():
-            return "peer", {"peer": event.peer, "change": "lost", "silent_seconds": event.silent_seconds}
+            fields = {"change": "lost", "silent_seconds": event.silent_seconds}
         case events.PeerRetreated():
-            fields = {"peer": event.peer, "change": "retreated", "epoch": event.epoch, "reason": event.reason}
-            return "peer", fields
+            fields = {"change": "retreated", "epoch": event.epoch, "reason": event.reason}
         case events.PeerBanned():
-            return "peer", {"peer": event.peer, "change": "banned", "reason": event.reason}
+            fields = {"change": "banned", "reason": event.reason}
         case events.PeerStruck():
-            where = {"change": "strike", "round": event.round_number}
-            return "peer", {"peer": event.peer, **where, "reason": event.reason}
+            fields = {"change": "strike", "round": event.round_number, "reason": event.reason}
         case events.PeerQuarantined():
-            return "peer", {"peer": event.peer, "change": "quarantined", "strikes": event.strikes}
+            fields = {"change": "quarantined", "strikes": event.strikes}
+        case _:
+            return None
+    return "peer", {"peer": event.peer, **fields}
+
+
+def _run_line(event: Event) -> tuple[str, dict[str, Any]] | None:
+    """The name of the line and its fields, for all other events that have a line."""
+    match event:
         case events.AssignmentReserved(reservation=reservation):
             return "place", {
                 "peer": reservation.peer,
@@ -82,13 +80,6 @@ def _peer_line(event: Event) -> tuple[str, dict[str, Any]] | None:  # noqa: PLR0
                 "position": reservation.position,
                 "stages": str(reservation.stages),
             }
-        case _:
-            return None
-
-
-def _run_line(event: Event) -> tuple[str, dict[str, Any]] | None:
-    """The name of the line and its fields, for plans, decisions, divergence and the end."""
-    match event:
         case events.RoundCommitted(decision=decision) | events.RoundAborted(decision=decision):
             return "decision", {
                 "stage": decision.stage,

@@ -1,4 +1,4 @@
-"""What heartbeats tell: that a peer lives, how far it is, and what it has measured."""
+"""Heartbeats: a peer shows that it is live, and reports its progress and its measurements."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from protocol.spec.run import RunSpec
 from protocol.types import Estimates, PeerId
 
 _LEAST_PAUSE, _LONGEST_PAUSE = 2.0, 20.0
-"""Seconds between two reports of a peer that are recorded: more after each report. Nodes wait longer."""
+"""Seconds between two recorded reports of a peer: longer after each report. Nodes wait at least as long."""
 
 
 def heartbeat(transaction: Transaction, command: Heartbeat, now: float) -> None:
-    """Note that the peer lives, and what it has measured since. Raises UNKNOWN_PEER."""
+    """Note that the peer is live, and store its new measurements. Raises UNKNOWN_PEER."""
     live_peer(transaction.state, command.peer)
     transaction.add(PeerSeen(now, command.peer, command.round_number, command.inner_step))
     if command.estimates is not None:
@@ -24,8 +24,9 @@ def heartbeat(transaction: Transaction, command: Heartbeat, now: float) -> None:
 
 
 def _record_estimates(transaction: Transaction, peer: PeerId, estimates: Estimates, now: float) -> None:
-    """Store the estimates, unless the peer reports too often: the event log would grow without bound."""
+    """Store the estimates, unless the peer reports too often: the event log must stay small."""
     reports, last = transaction.state.report_times.get(peer, (0, now))
+    # Links to unknown peers would let one peer fill the log with invented names.
     links = tuple(link for link in estimates.links if link.peer in transaction.state.peers)
     known = replace(estimates, links=links)
     too_soon = now < last + min(_LEAST_PAUSE * reports, _LONGEST_PAUSE)
@@ -34,10 +35,10 @@ def _record_estimates(transaction: Transaction, peer: PeerId, estimates: Estimat
 
 
 def remove_silent_peers(transaction: Transaction, spec: RunSpec, now: float) -> bool:
-    """Every peer that was silent for `lost_after` seconds is lost. Returns whether there was one."""
+    """Declare peers lost that were silent for `lost_after` seconds. Returns whether there were any."""
     before = len(transaction.events)
     for peer in transaction.state.peers.values():
-        # While the coordinator was away, peers had no chance to be heard.
+        # Silence counts only while the coordinator listens: not before its last start.
         last_seen = max(transaction.state.last_seen[peer.peer].at, transaction.state.started_at)
         if peer.is_live and now - last_seen > spec.timing.lost_after:
             transaction.add(PeerLost(now, peer.peer, now - last_seen))

@@ -1,4 +1,4 @@
-"""Invites: how the operator makes and revokes them, and how peers enroll with them."""
+"""Invites: the operator creates and revokes them, and peers enroll with them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ASK = "Ask the operator of the run for a new invite."
 
 
 def create(transaction: Transaction, command: CreateInvite, now: float) -> None:
-    """Raises BAD_REQUEST beyond MAX_USES or MAX_VALID_SECONDS, and for a name that is taken."""
+    """Create an invite. Raises BAD_REQUEST beyond MAX_USES or MAX_VALID_SECONDS, and for a name in use."""
     uses, seconds = command.uses, command.valid_seconds
     if not 1 <= uses <= MAX_USES:
         raise bad_request(f"an invite for {uses} peers, not 1 to {MAX_USES}")
@@ -32,13 +32,13 @@ def create(transaction: Transaction, command: CreateInvite, now: float) -> None:
 
 
 def revoke(transaction: Transaction, command: RevokeInvite, now: float) -> None:
-    """Let no more peers in with the invite; those that have used it stay. Raises INVITE_UNKNOWN."""
+    """Let no more peers in with the invite; peers that have used it stay. Raises INVITE_UNKNOWN."""
     if not _known(transaction.state, command.invite).revoked:
         transaction.add(InviteRevoked(now, command.invite))
 
 
 def enroll(transaction: Transaction, command: Enroll, now: float) -> None:
-    """Let the peer have certificates. It may repeat the call with its invite, or without one later.
+    """Permit certificates for the peer. It may repeat the call with its invite, or later without one.
 
     Raises:
         HetnodeError: BANNED, QUARANTINED; INVITE_UNKNOWN, INVITE_FORGED, INVITE_REVOKED, INVITE_EXPIRED,
@@ -51,6 +51,7 @@ def enroll(transaction: Transaction, command: Enroll, now: float) -> None:
             raise HetnodeError(ErrorCode.UNKNOWN_PEER, f"Peer {peer} is not enrolled in this run.", _ASK)
         return
     invitation = _known(transaction.state, invite)
+    # The secret comes first: without it, a caller learns nothing about the state of an invite.
     if not hmac.compare_digest(command.secret_sha256, invitation.secret_sha256):
         raise _refused(ErrorCode.INVITE_FORGED, f"The secret of invite {invite} is wrong.")
     if invitation.revoked:
@@ -59,7 +60,7 @@ def enroll(transaction: Transaction, command: Enroll, now: float) -> None:
         hours = (now - invitation.expires_at) / 3600
         raise _refused(ErrorCode.INVITE_EXPIRED, f"Invite {invite} expired {hours:.1f} h ago.")
     if peer in invitation.peers:
-        return  # the answer to its first call was lost
+        return  # a repeated call, whose answer was lost, takes no second use
     if len(invitation.peers) >= invitation.uses:
         times = "once" if invitation.uses == 1 else f"{invitation.uses} times"
         raise _refused(ErrorCode.INVITE_USED, f"Invite {invite} is valid {times} and is used up.")
@@ -67,7 +68,7 @@ def enroll(transaction: Transaction, command: Enroll, now: float) -> None:
 
 
 def permitted_role(state: State, peer: PeerId) -> Role | None:
-    """The only role in which `peer` may join, by the last invite that it used; None for any."""
+    """The only role in which `peer` may join, by its newest invite; None for any role."""
     invite = state.enrolled.get(peer)
     return state.invitations[invite].role if invite is not None else None
 

@@ -1,4 +1,4 @@
-"""How a peer joins the run, and how the run starts once enough peers have joined."""
+"""Peers join the run, and the run starts when enough peers have joined."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from protocol.types import PROTOCOL_VERSION, PeerId, Plan
 SPEED_SECONDS = 20.0
 """How long the start of the run waits for the speed of a peer that has joined."""
 _TAKEOVER_HEARTBEATS = 2
-"""A live peer that missed this many heartbeats may join again: it has died. Before, it is another node."""
+"""After this many missing heartbeats, a second join comes from a restarted node, not from another node."""
 
 
 def check_compatible(spec: RunSpec, protocol_version: int, spec_hash: str) -> None:
-    """Refuse a peer of another version or run. This check comes before any other of what the peer says.
+    """Refuse a peer of another version or run. Comes before all other checks, which assume both.
 
     Raises:
         HetnodeError: VERSION_MISMATCH with both versions; SPEC_MISMATCH with both hashes, in full.
@@ -44,10 +44,10 @@ def check_compatible(spec: RunSpec, protocol_version: int, spec_hash: str) -> No
 
 
 def join(transaction: Transaction, spec: RunSpec, command: Join, now: float) -> None:
-    """Let the peer in. Once the run trains it also gets a reservation, if a vacancy fits it.
+    """Let the peer in. After the start of the run, it also gets a reservation if a vacancy fits it.
 
     Raises:
-        HetnodeError: VERSION_MISMATCH, SPEC_MISMATCH, BAD_REQUEST, BANNED, QUARANTINED; ALREADY_ACTIVE where
+        HetnodeError: VERSION_MISMATCH, SPEC_MISMATCH, BAD_REQUEST, BANNED, QUARANTINED; ALREADY_ACTIVE if
             another node of this identity takes part; RUN_STARTED after the end; RUN_FULL before the start.
     """
     check_compatible(spec, command.protocol_version, command.spec_hash)
@@ -63,7 +63,7 @@ def join(transaction: Transaction, spec: RunSpec, command: Join, now: float) -> 
             return
         raise HetnodeError(
             ErrorCode.ALREADY_ACTIVE,
-            f"Peer {command.peer} takes part already.",
+            f"Peer {command.peer} already takes part.",
             "Stop the other node of this identity; if it has just died, "
             f"try again in {_TAKEOVER_HEARTBEATS * spec.timing.heartbeat:g} s.",
         )
@@ -71,10 +71,11 @@ def join(transaction: Transaction, spec: RunSpec, command: Join, now: float) -> 
         raise HetnodeError(
             ErrorCode.RUN_STARTED, "The run has finished.", "Join another run, or start one in a new folder."
         )
-    if former is not None and former.is_live:  # it died without a word, and was restarted
+    if former is not None and former.is_live:  # it was killed and restarted before it counted as lost
         transaction.add(PeerLost(now, command.peer, silent))
     if transaction.state.phase is RunPhase.GATHERING:
         _require_room(transaction.state, spec, command)
+    # Read before the join, which clears it: a peer that comes back gets its former position, if it is free.
     former_reservation = transaction.state.reservations.get(command.peer)
     transaction.add(PeerJoined(now, command.peer, command.role, command.capacity, command.endpoint))
     if transaction.state.phase is RunPhase.GATHERING:
@@ -88,6 +89,7 @@ def join(transaction: Transaction, spec: RunSpec, command: Join, now: float) -> 
 
 def start_run(transaction: Transaction, spec: RunSpec, now: float) -> None:
     """Adopt the first plan if the peers suffice for one and none of them is about to report its speed."""
+    # Later plans do not cut the stages anew only to be faster, so the first plan waits for measured speeds.
     staying, estimates = transaction.state.staying, transaction.state.estimates
     if any(now < peer.joined_at + SPEED_SECONDS for peer in measuring(staying, estimates)):
         return
@@ -98,18 +100,15 @@ def start_run(transaction: Transaction, spec: RunSpec, now: float) -> None:
 
 
 def _silent_seconds(state: State, peer: PeerId, now: float) -> float:
-    """Seconds since `peer` was last heard of. A restart of the coordinator does not shorten them."""
+    """Seconds since the last sign of life of `peer`; a restart of the coordinator does not reset them."""
     last_seen = state.last_seen.get(peer)
     return now - last_seen.at if last_seen else 0.0
 
 
 def _is_repeated(state: State, former: Peer, command: Join) -> bool:
-    """Whether the peer repeats a join whose answer was lost: it has sent no heartbeat since the first one."""
-    same = (former.role, former.capacity, former.endpoint) == (
-        command.role,
-        command.capacity,
-        command.endpoint,
-    )
+    """Whether the peer repeats a join whose answer was lost: it has sent no heartbeat since that join."""
+    described = (former.role, former.capacity, former.endpoint)
+    same = described == (command.role, command.capacity, command.endpoint)
     return same and not state.last_seen[former.peer].has_sent_heartbeat
 
 
@@ -129,5 +128,5 @@ def _require_room(state: State, spec: RunSpec, command: Join) -> None:
         ErrorCode.RUN_FULL,
         f"The run takes {total} peer{'' if total == 1 else 's'} of role {command.role.value} "
         f"and has them; it still waits for {short or 'a stage peer with an endpoint'}.",
-        "Join in a role that is missing, or when the run has started: then it takes in more.",
+        "Join in a role that is missing, or after the run has started: then it takes more peers.",
     )

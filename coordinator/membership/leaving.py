@@ -1,4 +1,4 @@
-"""How a peer leaves, drains, retreats, or is banned."""
+"""A peer leaves, drains, retreats, or is banned."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ FINISHED = "finished"
 
 
 def leave(transaction: Transaction, spec: RunSpec, command: Leave, now: float) -> None:
-    """The peer is gone. Of no effect if it is gone already. Raises UNKNOWN_PEER."""
+    """The peer is gone. No effect if it was gone before. Raises UNKNOWN_PEER."""
     known = transaction.state.peers.get(command.peer)
     if known is not None and not known.is_live:
-        return
+        return  # a repeated call, or the peer was lost meanwhile
     live_peer(transaction.state, command.peer)
-    # The coordinator believes that the work is done only if the peer has attested it.
+    # A peer that claims to be finished too early counts as a failure, like every other loss.
     finished = command.reason == FINISHED and transaction.state.has_attested(command.peer, spec.rounds)
     transaction.add(PeerLeft(now, command.peer, command.reason, finished))
 
@@ -30,13 +30,14 @@ def drain(transaction: Transaction, command: Drain, now: float) -> None:
 
 
 def retreat(transaction: Transaction, command: Retreat, now: float) -> None:
-    """The peer gives up under a plan. Of no effect after that plan, or without an assignment in it.
+    """The peer gives up its assignment under a plan. No effect after that plan, or without an assignment.
 
     Raises:
         HetnodeError: UNKNOWN_PEER.
     """
     state = transaction.state
     live_peer(state, command.peer)
+    # The plan of the current round, or the newest one, which may be for the next round.
     runs = state.plans and state.plan_for(state.current_round).epoch <= command.epoch <= state.plans[-1].epoch
     is_assigned = command.peer in state.assignments.get(command.epoch, {})
     if runs and is_assigned and command.peer not in state.absent.get(command.epoch, ()):

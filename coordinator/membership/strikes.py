@@ -1,9 +1,8 @@
-"""Strikes: a peer gets one for a payload that its group rejects, or for what it must not sign.
+"""Strikes: a peer gets one for a payload that its group rejects, or for an offer that breaks the rules.
 
-The report of one peer is not enough, or it could remove an honest peer: a strike needs reports of two members
-of the group, and of more than half of the members that have reported. What the coordinator itself has seen
-with the peer's signature needs no report. A peer gets at most one strike a round. Repeated strikes put it in
-quarantine: it counts as gone, and no round waits for it.
+The coordinator never sees payloads, so it relies on reports: a strike needs reports of two members of the
+group, and of more than half of the members that have reported. A peer gets at most one strike in a round.
+STRIKES_TO_QUARANTINE recent strikes put it in quarantine: it counts as gone, and no round waits for it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ STRIKES_TO_QUARANTINE = 3
 STRIKE_ROUNDS = 50
 """Rounds after which a strike no longer counts."""
 
-_LEAST_ACCUSERS = 2
+_LEAST_ACCUSERS = 2  # one liar must not have an honest peer quarantined
 
 
 def note_rejections(
@@ -33,6 +32,7 @@ def note_rejections(
     """Record each rejection of an offered payload by `sender` once. Other rejections are ignored."""
     round_state = transaction.state.round_of(stage, round_number)
     for rejection in rejected:
+        # A rejection of other bytes, or of the sender's own payload, says nothing about an offer.
         owner = rejection.descriptor.owner
         is_on_offer = round_state.offers.get(owner) == rejection.descriptor
         if is_on_offer and owner != sender and sender not in round_state.rejections.get(owner, {}):
@@ -43,6 +43,7 @@ def judge(transaction: Transaction, round_number: int, round_state: Round, now: 
     """Give a strike to the owner of every payload that enough members of the group reject."""
     group = [descriptor.owner for descriptor in round_state.group.descriptors] if round_state.group else []
     for owner, reasons in sorted(round_state.rejections.items()):
+        # A member that has not reported may not have the payload yet.
         witnesses = [peer for peer in group if peer != owner and peer in round_state.reports]
         accusers = [peer for peer in witnesses if peer in reasons]
         if len(accusers) >= _LEAST_ACCUSERS and 2 * len(accusers) > len(witnesses):
@@ -52,7 +53,7 @@ def judge(transaction: Transaction, round_number: int, round_state: Round, now: 
 def strike(transaction: Transaction, peer: PeerId, round_number: int, reason: str, now: float) -> None:
     """Give `peer` a strike for `round_number` unless it has one. Quarantine it if it has too many."""
     if round_number in transaction.state.strikes.get(peer, ()):
-        return
+        return  # the stages of one bad round are one fault
     transaction.add(PeerStruck(now, peer, round_number, reason))
     recent = [each for each in transaction.state.strikes[peer] if each > round_number - STRIKE_ROUNDS]
     if len(recent) >= STRIKES_TO_QUARANTINE and transaction.state.peers[peer].is_live:

@@ -1,8 +1,8 @@
-"""Checks that come before any rule of the run. Each raises a HetnodeError."""
+"""Checks of commands before their rules. Each raises a HetnodeError."""
 
 from __future__ import annotations
 
-from coordinator.state.state import Assignment, Peer, State
+from coordinator.state.state import Peer, State
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.status import RunPhase
@@ -10,6 +10,7 @@ from protocol.trust.envelope import is_authentic, public_key_of
 from protocol.types import PayloadDescriptor, PeerId
 
 _ROUNDING = 1e-9
+"""Relative tolerance of the least weight: both ends of the comparison are rounded products."""
 
 
 def check_not_excluded(state: State, peer: PeerId) -> None:
@@ -25,13 +26,13 @@ def check_not_excluded(state: State, peer: PeerId) -> None:
         rounds = ", ".join(map(str, state.strikes.get(peer, ())))
         raise HetnodeError(
             ErrorCode.QUARANTINED,
-            f"Peer {peer} is in quarantine: what it sent in rounds {rounds} could not be used.",
-            "The coordinator's log has the reasons; the operator can lift it with 'hetnode peers unban'.",
+            f"Peer {peer} is in quarantine: the others could not use its payloads of rounds {rounds}.",
+            "The coordinator's log has the reasons; the operator can end it with 'hetnode peers unban'.",
         )
 
 
 def check_peer_id(peer: PeerId) -> None:
-    """Raises BAD_REQUEST where `peer` is not a peer id."""
+    """Raises BAD_REQUEST if `peer` is not a peer id."""
     try:
         public_key_of(peer)
     except ValueError as error:
@@ -40,6 +41,7 @@ def check_peer_id(peer: PeerId) -> None:
 
 def live_peer(state: State, peer: PeerId) -> Peer:
     """The record of `peer`. Raises BANNED, QUARANTINED, or UNKNOWN_PEER if it has not joined or is gone."""
+    # An excluded peer is gone, too. It must not learn to join again.
     check_not_excluded(state, peer)
     known = state.peers.get(peer)
     if known is not None and known.is_live:
@@ -52,8 +54,8 @@ def live_peer(state: State, peer: PeerId) -> Peer:
     )
 
 
-def host_of(state: State, spec: RunSpec, peer: PeerId, stage: int, round_number: int) -> Assignment:
-    """The assignment of `peer` as host of `stage` in an open or decided round. Raises BAD_REQUEST."""
+def check_host(state: State, spec: RunSpec, peer: PeerId, stage: int, round_number: int) -> None:
+    """Raises BAD_REQUEST unless the round is open or decided, and `peer` hosts `stage` in it."""
     if state.phase is RunPhase.GATHERING or not 1 <= round_number <= min(state.current_round, spec.rounds):
         raise bad_request(
             f"round {round_number} is not open; the run is in round {state.current_round} of {spec.rounds}"
@@ -61,26 +63,25 @@ def host_of(state: State, spec: RunSpec, peer: PeerId, stage: int, round_number:
     assignment = state.assignment(peer, round_number)
     if assignment is None or stage not in assignment.member.stages:
         raise bad_request(f"{peer} does not host stage {stage} in round {round_number}")
-    return assignment
 
 
 def bad_request(cause: str) -> HetnodeError:
     return HetnodeError(
         ErrorCode.BAD_REQUEST,
         f"The coordinator refuses this: {cause}.",
-        "Run the same version of hetnode on every peer; if they already do, that peer is faulty.",
+        "Run the same version of hetnode on every peer. If all do, the peer that sent this is faulty.",
     )
 
 
 def check_descriptor(state: State, spec: RunSpec, descriptor: PayloadDescriptor) -> None:
-    """Check everything in a descriptor but the anchor. Its owner hosts the stage. Raises BAD_REQUEST."""
+    """Check a descriptor whose owner hosts the stage, except for its anchor. Raises BAD_REQUEST."""
     owner = descriptor.owner
     if descriptor.run != spec.run_id:
         raise bad_request(f"the payload of {owner} belongs to run {descriptor.run}, not {spec.run_id}")
     assignment = state.assignment(owner, descriptor.round_number)
     assert assignment is not None, "only hosts of the stage get this far"
     assigned = assignment.replica.weight
-    least = spec.recovery.least_share * assigned
+    least = spec.recovery.least_share * assigned  # a replica that has done less waits for the next round
     if not least * (1 - _ROUNDING) <= descriptor.weight <= assigned:
         raise bad_request(
             f"the payload of {owner} has weight {descriptor.weight}, it may have {least:g} to {assigned}"
@@ -88,13 +89,13 @@ def check_descriptor(state: State, spec: RunSpec, descriptor: PayloadDescriptor)
     most = max_payload_bytes(spec)
     if not 0 < descriptor.nbytes <= most:
         raise bad_request(f"the payload of {owner} has {descriptor.nbytes} bytes, at most {most}")
-    if not is_authentic(descriptor):
+    if not is_authentic(descriptor):  # last, because verifying a signature is the slowest check
         raise bad_request(f"the payload of {owner} is not signed by it")
 
 
 def max_payload_bytes(spec: RunSpec) -> int:
-    """An upper bound: every parameter of the whole model as a float32 value with an int32 index."""
+    """An upper bound: each parameter of the whole model as a float32 value with an int32 index."""
     model = spec.model
     per_layer = 4 * model.width**2 + 3 * model.width * model.feed_forward + 2 * model.width
     parameters = 2 * model.vocabulary * model.width + model.layers * per_layer + model.width
-    return 8 * parameters + 2**20
+    return 8 * parameters + 2**20  # headers

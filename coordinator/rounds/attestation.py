@@ -1,8 +1,9 @@
-"""Attestation: the digests of the anchors after a round, which peers diverge, and what the end waits for."""
+"""Attestation: digests of the anchors after a round, divergence, and what the end of the run waits for."""
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import TypeAlias
 
 from coordinator.membership.validation import bad_request, live_peer
 from coordinator.state.commands import Attest
@@ -10,15 +11,18 @@ from coordinator.state.events import AnchorDiverged, DigestAttested
 from coordinator.state.state import State
 from coordinator.state.transaction import Transaction
 from protocol.spec.run import RunSpec
-from protocol.types import Part, PeerId, StateRecord
+from protocol.types import Member, Part, PeerId, StateRecord
+
+AnchorKey: TypeAlias = tuple[int, int, str]
+"""Names an anchor: stage, round after which it holds, part."""
 
 
 def attest(transaction: Transaction, command: Attest, now: float) -> None:
     """Record the digest of the sender's anchor after a round, and every peer whose anchor differs.
 
     Every peer with a reservation attests its stages after each decision, whether it trains or follows. Round
-    0 is the anchor before the first round. Each of them may attest part EMBEDDING of stage 0, since all keep
-    the table. A peer whose anchor differs takes no part until a plan that is made after it has attested the
+    0 is the anchor before round 1. All of these peers keep the embedding, so each may attest that part of
+    stage 0. A peer whose anchor differs takes part again under a plan that is made after it has attested the
     right digest.
 
     Raises:
@@ -32,44 +36,48 @@ def attest(transaction: Transaction, command: Attest, now: float) -> None:
     if round_number > 0 and (stage, round_number) not in transaction.state.decisions:
         raise bad_request(f"{sender} attests stage {stage} after round {round_number}, which is not decided")
     if not transaction.state.keeps_digests(round_number):
-        return  # a peer that catches up does not know yet how far the others are
+        return  # not refused: a peer that follows the log does not know how far the others are
     key = (stage, round_number, part)
-    if not _is_known(transaction.state, sender, stage, round_number, part, digest):
+    if not _is_known(transaction.state, sender, key, digest):  # a repeated call adds nothing to the log
         transaction.add(DigestAttested(now, stage, round_number, part, sender, digest))
-    expected = settled_digest(transaction.state, stage, round_number, part)
+    expected = settled_digest(transaction.state, *key)
     if expected is None:
         return
+    # This digest may settle the question, and so condemn or clear peers that attested before.
     for peer, its_digest in transaction.state.digests[key].items():
         if its_digest != expected:
-            note_divergence(transaction, now, stage, round_number, part, peer, its_digest, expected)
+            note_divergence(transaction, key, peer, its_digest, expected, now)
         elif (peer, *key) in transaction.state.diverged:
-            # Its digest turns out to be right: it no longer counts as diverged.
+            # The majority has changed to the digest of this peer. Attesting it again ends the divergence.
             transaction.add(DigestAttested(now, stage, round_number, part, peer, its_digest))
 
 
-def _is_known(state: State, peer: PeerId, stage: int, round_number: int, part: str, digest: str) -> bool:
+def _is_known(state: State, peer: PeerId, key: AnchorKey, digest: str) -> bool:
     """Whether `peer` has attested this digest since it joined."""
-    if state.digests.get((stage, round_number, part), {}).get(peer) != digest:
+    if state.digests.get(key, {}).get(peer) != digest:
         return False
+    stage, round_number, part = key
+    # Digests outlive a join, `synced` does not.
     is_synced = part != Part.STAGE or state.synced.get(peer, {}).get(stage, -1) >= round_number
-    return is_synced or (peer, stage, round_number, part) in state.diverged
+    return is_synced or (peer, *key) in state.diverged
 
 
 def expected_digest(state: State, stage: int, round_number: int, part: str) -> str | None:
-    """The digest that most peers attested; on a tie the one attested first. None before any."""
+    """The digest that most peers attested, on a tie the first of them; None if no peer has attested."""
     digests = state.digests.get((stage, round_number, part))
     return Counter(digests.values()).most_common(1)[0][0] if digests else None
 
 
 def settled_digest(state: State, stage: int, round_number: int, part: str) -> str | None:
-    """The expected digest, once it is certain: the first attester alone must not condemn an honest peer.
+    """The digest of the majority; on a tie None until all members that take part have attested.
 
-    On a tie: None until all members that take part have attested.
+    Then the digest attested first stands. With two replicas of which one has a broken memory, it is
+    impossible to tell which one; the run continues with equal anchors.
     """
     digests = state.digests.get((stage, round_number, part))
     if not digests:
         return None
-    # On a tie, a peer that diverged before has no vote: a late liar must not overturn a settled digest.
+    # On a tie, peers that diverged before have no vote: a late liar must not overturn a settled digest.
     sound = [d for peer, d in digests.items() if (peer, stage, round_number, part) not in state.diverged]
     for votes in (list(digests.values()), sound):
         (first, most), *others = Counter(votes).most_common(2) or [("", 0)]
@@ -80,29 +88,26 @@ def settled_digest(state: State, stage: int, round_number: int, part: str) -> st
 
 
 def _expected_attesters(state: State, stage: int, round_number: int, part: str) -> set[PeerId]:
-    """The live members that took part in `round_number` and hold `part` of `stage`."""
-    return {
-        member.peer
+    """The live members that take part in `round_number` and hold `part` of `stage`."""
+    members = _live_members(state, round_number)
+    return {member.peer for member in members if part == Part.EMBEDDING or stage in member.stages}
+
+
+def _live_members(state: State, round_number: int) -> list[Member]:
+    return [
+        member
         for replica in state.plan_for(round_number).replicas
         for member in replica.members
-        if (part == Part.EMBEDDING or stage in member.stages)
-        and state.peers[member.peer].is_live
-        and state.takes_part(member.peer, round_number)
-    }
+        if state.peers[member.peer].is_live and state.takes_part(member.peer, round_number)
+    ]
 
 
 def note_divergence(
-    transaction: Transaction,
-    now: float,
-    stage: int,
-    round_number: int,
-    part: str,
-    peer: PeerId,
-    digest: str,
-    expected: str,
+    transaction: Transaction, key: AnchorKey, peer: PeerId, found: str, expected: str, now: float
 ) -> None:
-    if (peer, stage, round_number, part) not in transaction.state.diverged:
-        transaction.add(AnchorDiverged(now, stage, round_number, part, peer, digest, expected))
+    """Record once that the anchor `key` of `peer` has the digest `found`, not the `expected` one."""
+    if (peer, *key) not in transaction.state.diverged:
+        transaction.add(AnchorDiverged(now, *key, peer, found, expected))
 
 
 def locate(state: State, spec: RunSpec, stage: int, part: Part) -> tuple[StateRecord, ...]:
@@ -111,20 +116,15 @@ def locate(state: State, spec: RunSpec, stage: int, part: Part) -> tuple[StateRe
     A round counts if every node writes a checkpoint after it, and if two peers attested the digest (or the
     only peer that attested any). Holders are the live peers among them.
     """
-    every = spec.recovery.checkpoint_every
     found = []
-    for key, digests in state.digests.items():
-        round_number = key[1]
-        expected = expected_digest(state, *key)
-        if (
-            key != (stage, round_number, part)
-            or round_number == 0
-            or round_number % every
-            or expected is None
-        ):
+    for (its_stage, round_number, its_part), digests in state.digests.items():
+        is_written = round_number > 0 and round_number % spec.recovery.checkpoint_every == 0
+        if (its_stage, its_part) != (stage, part) or not is_written:
             continue
+        expected = Counter(digests.values()).most_common(1)[0][0]
         agreeing = [peer for peer, digest in digests.items() if digest == expected]
         holders = tuple(sorted(peer for peer in agreeing if state.peers[peer].is_live))
+        # The receiver verifies every byte against this digest, so one faulty peer must not choose it.
         if holders and len(agreeing) >= min(2, len(digests)):
             found.append(StateRecord(spec.run_id, stage, part, round_number, expected, holders))
     return tuple(sorted(found, key=lambda record: -record.round_number))
@@ -132,14 +132,8 @@ def locate(state: State, spec: RunSpec, stage: int, part: Part) -> tuple[StateRe
 
 def unconfirmed(state: State, spec: RunSpec) -> list[PeerId]:
     """The members of the last round that have not attested their last anchor yet."""
-    return [
-        member.peer
-        for replica in state.plans[-1].replicas
-        for member in replica.members
-        if state.peers[member.peer].is_live
-        and state.takes_part(member.peer, spec.rounds)
-        and not state.has_attested(member.peer, spec.rounds)
-    ]
+    members = _live_members(state, spec.rounds)
+    return [member.peer for member in members if not state.has_attested(member.peer, spec.rounds)]
 
 
 def unattested(state: State, spec: RunSpec) -> list[int]:
@@ -155,10 +149,9 @@ def unattested(state: State, spec: RunSpec) -> list[int]:
 
 def _holds(state: State, peer: PeerId, stage: int, round_number: int, part: str) -> bool:
     """Whether `peer` has `part` of `stage`, by its reservation or its assignment in that round."""
-    assignment, place = state.assignment(peer, round_number), state.reservations.get(peer)
-    hosted = [
-        holder.stages for holder in (assignment.member if assignment else None, place) if holder is not None
-    ]
-    if part == Part.EMBEDDING:
-        return stage == 0 and bool(hosted)
-    return part == Part.STAGE and any(stage in stages for stages in hosted)
+    assignment, reservation = state.assignment(peer, round_number), state.reservations.get(peer)
+    hosted = [*assignment.member.stages] if assignment else []
+    hosted += reservation.stages if reservation else ()
+    return (part == Part.STAGE and stage in hosted) or (
+        part == Part.EMBEDDING and stage == 0 and bool(hosted)
+    )

@@ -1,7 +1,6 @@
-"""How long a round waits: deadlines from what the run has measured, within the bounds of the spec.
+"""How long a round waits. Measurements of the run set each deadline, within the bounds of the spec.
 
-How long a round takes depends on its replicas and links, so no fixed deadline fits all runs. The spec bounds
-each deadline from above; measurements make it shorter.
+A multiple of the first replica's time fits both a laptop and a datacenter. A fixed deadline would not.
 """
 
 from __future__ import annotations
@@ -12,32 +11,33 @@ from protocol.types import ExchangeGroup
 
 LEAST_GATHER_SECONDS = 5.0
 _MARGIN = 3.0
+"""How much longer than measured a group may take to gather its payloads."""
 
 
 def closes_at(state: State, spec: RunSpec) -> float | None:
     """When the groups of the current round close at the latest; None before its first offer.
 
-    Slow replicas have `straggler` times the inner phase of the first replica, at least `least_window` and at
-    most `match_window` seconds. A restarted coordinator starts to wait anew.
-
-    Steps that overlap with the exchange of the round before may have been trained before this one began, so
-    its H - D steps stand for all H. Where none were, that is too generous by up to H / (H - D).
+    After the first offer, slow replicas have `straggler` times the inner phase of the first replica, at least
+    `least_window` and at most `match_window` seconds.
     """
     if state.opened_at is None:
         return None
     timing = spec.timing
     steps = spec.inner.steps
+    # D steps may have overlapped with the exchange of the round before, so H - D steps stand for all H. If
+    # none did, the wait is too long by up to H / (H - D).
     wait = timing.straggler * (state.opened_at - state.began_at) * (steps / (steps - spec.outer.overlap))
+    # A coordinator that was away could receive no offers, so the wait begins again at its start.
     return max(state.opened_at, state.started_at) + min(max(wait, timing.least_window), timing.match_window)
 
 
 def gather_seconds(state: State, spec: RunSpec, stage: int, nbytes: int) -> float:
-    """How long a group may take to gather payloads of `nbytes` bytes in all.
+    """How many seconds a group may take to gather payloads of `nbytes` bytes in total.
 
-    Three times as long as the slowest member took per byte in any of the last rounds of `stage`, within
-    LEAST_GATHER_SECONDS and `fetch`; `fetch` before anything was measured. A deadline that was too short is
-    measured as itself, so the next one is three times as long.
+    Three times the longest time per byte of the last rounds of `stage`, at least LEAST_GATHER_SECONDS and at
+    most `fetch`; `fetch` before the first measurement.
     """
+    # A deadline that was too short is itself the measured time, so the next one is three times as long.
     seconds_per_byte = [
         round_state.gathered_in / sum(descriptor.nbytes for descriptor in round_state.group.descriptors)
         for (its_stage, _), round_state in state.rounds.items()
@@ -54,5 +54,6 @@ def gather_seconds(state: State, spec: RunSpec, stage: int, nbytes: int) -> floa
 
 
 def decide_seconds(spec: RunSpec, group: ExchangeGroup) -> float:
-    """How long after `group` was closed its round is decided at the latest: gathering, and time to report."""
+    """Seconds from closing `group` to the latest decision: the time to gather, and the time to report."""
+    # `decide` contains the longest time to gather, `fetch`: what remains is for reports.
     return group.seconds + spec.timing.decide - spec.timing.fetch

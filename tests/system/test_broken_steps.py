@@ -205,7 +205,7 @@ def test_a_member_that_is_back_within_a_round_has_its_old_stage_and_warm_moments
         after = moments_of_stage(swarm, "q", stage)
         # Those of the last round that was over: what it had done of this one is lost with its process.
         assert after["steps"] == (ROUND - 1) * swarm.spec.inner.steps == before["steps"] - STEP
-        assert after.cold_steps is None
+        assert after["cold_steps"] is None
         assert any(torch.count_nonzero(value) for value in after["exp_avg"].values())
         await swarm.until(lambda _: max(contributions(swarm, "q")) > ROUND, "a payload after its return")
         assert swarm.state.reservations[swarm.peer("q")] == place

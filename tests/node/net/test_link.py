@@ -20,7 +20,7 @@ from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.trust.tls import tls_name
 from protocol.types import PROTOCOL_VERSION, DType, Frame, FrameId, FrameKind, PeerId, TensorHeader
-from protocol.wire.convert.frames import frame_id_to_pb
+from protocol.wire.convert.frames import FRAME_ID
 from protocol.wire.framing import CHUNK_BYTES
 from tests.support.certificates import credentials
 
@@ -194,7 +194,7 @@ BAD_MESSAGES = {
     "unknown kind": pb.LinkMessage(header=pb.FrameHeader(id=pb.FrameId(kind="nonsense"))),
     "oversized": pb.LinkMessage(
         header=pb.FrameHeader(
-            id=frame_id_to_pb(frame(0, 1).id),
+            id=FRAME_ID.to_pb(frame(0, 1).id),
             tensors=[pb.TensorHeader(name="t", dtype="u8", shape=[2**30])],
             nbytes=2**30,
         )

@@ -39,42 +39,19 @@ from protocol.types import (
     TensorHeader,
 )
 from protocol.wire.convert.fields import banned_from_pb
-from protocol.wire.convert.frames import (
-    frame_header_from_pb,
-    frame_header_to_pb,
-    frame_id_from_pb,
-    frame_id_to_pb,
-    tensor_header_from_pb,
-    tensor_header_to_pb,
-)
-from protocol.wire.convert.measurements import (
-    capacity_from_pb,
-    capacity_to_pb,
-    estimates_from_pb,
-    estimates_to_pb,
-)
+from protocol.wire.convert.frames import FRAME_ID, TENSOR_HEADER, frame_header_from_pb, frame_header_to_pb
+from protocol.wire.convert.measurements import CAPACITY, ESTIMATES
 from protocol.wire.convert.payloads import (
-    decision_from_pb,
-    decision_to_pb,
-    descriptor_from_pb,
-    descriptor_to_pb,
-    group_from_pb,
-    group_to_pb,
+    DECISION,
+    DESCRIPTOR,
+    GROUP,
+    STATE,
+    descriptors_from_pb,
     rejection_to_pb,
     rejections_from_pb,
 )
-from protocol.wire.convert.plans import (
-    link_from_pb,
-    link_to_pb,
-    member_from_pb,
-    peer_record_from_pb,
-    peer_record_to_pb,
-    plan_from_pb,
-    plan_to_pb,
-    replica_from_pb,
-    stage_range_from_pb,
-    stage_range_to_pb,
-)
+from protocol.wire.convert.plans import LINK, MEMBER, PEER_RECORD, PLAN, REPLICA, STAGE_RANGE
+from protocol.wire.convert.record import Record
 from protocol.wire.rpc_errors import abort_with, error_from_rpc
 
 words = st.text(st.characters(codec="utf-8").filter(str.isprintable), min_size=1, max_size=20)
@@ -149,25 +126,25 @@ def decisions(draw: st.DrawFn) -> Decision:
 @pytest.mark.parametrize(
     ("values", "to_pb", "from_pb"),
     [
-        (stage_ranges, stage_range_to_pb, stage_range_from_pb),
-        (capacities, capacity_to_pb, capacity_from_pb),
-        (records, peer_record_to_pb, peer_record_from_pb),
-        (links, link_to_pb, link_from_pb),
-        (plans(), plan_to_pb, plan_from_pb),
+        (stage_ranges, STAGE_RANGE.to_pb, STAGE_RANGE.from_pb),
+        (capacities, CAPACITY.to_pb, CAPACITY.from_pb),
+        (records, PEER_RECORD.to_pb, PEER_RECORD.from_pb),
+        (links, LINK.to_pb, LINK.from_pb),
+        (plans(), PLAN.to_pb, PLAN.from_pb),
         (
             descriptor_lists(1).map(lambda d: d[0]),
-            descriptor_to_pb,
-            descriptor_from_pb,
+            DESCRIPTOR.to_pb,
+            DESCRIPTOR.from_pb,
         ),
-        (st.builds(ExchangeGroup, words, descriptor_lists()), group_to_pb, group_from_pb),
-        (decisions(), decision_to_pb, decision_from_pb),
+        (st.builds(ExchangeGroup, words, descriptor_lists()), GROUP.to_pb, GROUP.from_pb),
+        (decisions(), DECISION.to_pb, DECISION.from_pb),
         (
             descriptor_lists(1).map(lambda found: Rejection(found[0], "not finite")),
             rejection_to_pb,
             lambda message: rejections_from_pb([message])[0],
         ),
-        (frame_ids, frame_id_to_pb, frame_id_from_pb),
-        (headers, tensor_header_to_pb, tensor_header_from_pb),
+        (frame_ids, FRAME_ID.to_pb, FRAME_ID.from_pb),
+        (headers, TENSOR_HEADER.to_pb, TENSOR_HEADER.from_pb),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -186,7 +163,7 @@ def test_a_record_survives_the_wire(
 def test_the_bytes_of_a_frame_id_are_those_of_peers_that_still_send_an_attempt_of_0() -> None:
     """Field 5 was the attempt, always 0, which protobuf does not write."""
     id = FrameId(1, 2, 3, 4, FrameKind.NORM)
-    assert frame_id_to_pb(id).SerializeToString() == b"\x08\x01\x10\x02\x18\x03\x20\x04\x32\x04norm"
+    assert FRAME_ID.to_pb(id).SerializeToString() == b"\x08\x01\x10\x02\x18\x03\x20\x04\x32\x04norm"
 
 
 @given(frame_ids, st.lists(headers, max_size=3).map(tuple))
@@ -198,20 +175,20 @@ def test_a_frame_header_survives_the_wire(id: FrameId, tensors: tuple[TensorHead
 
 
 CONVERTERS: dict[Any, Callable[[Any], Any]] = {
-    pb.StageRange: stage_range_from_pb,
-    pb.Capacity: capacity_from_pb,
-    pb.PeerRecord: peer_record_from_pb,
-    pb.Member: member_from_pb,
-    pb.Link: link_from_pb,
-    pb.Replica: replica_from_pb,
-    pb.Plan: plan_from_pb,
-    pb.PayloadDescriptor: descriptor_from_pb,
-    pb.MatchReply: group_from_pb,
-    pb.DecisionReply: decision_from_pb,
+    pb.StageRange: STAGE_RANGE.from_pb,
+    pb.Capacity: CAPACITY.from_pb,
+    pb.PeerRecord: PEER_RECORD.from_pb,
+    pb.Member: MEMBER.from_pb,
+    pb.Link: LINK.from_pb,
+    pb.Replica: REPLICA.from_pb,
+    pb.Plan: PLAN.from_pb,
+    pb.PayloadDescriptor: DESCRIPTOR.from_pb,
+    pb.MatchReply: GROUP.from_pb,
+    pb.DecisionReply: DECISION.from_pb,
     pb.Rejection: lambda message: rejections_from_pb([message]),
     pb.PlanUpdate: lambda message: banned_from_pb(message.banned),
-    pb.FrameId: frame_id_from_pb,
-    pb.TensorHeader: tensor_header_from_pb,
+    pb.FrameId: FRAME_ID.from_pb,
+    pb.TensorHeader: TENSOR_HEADER.from_pb,
     pb.FrameHeader: frame_header_from_pb,
 }
 FRAME_PARTS = (pb.FrameId, pb.TensorHeader, pb.FrameHeader)
@@ -281,7 +258,7 @@ def expect_converted_or_refused(kind: Any, message: Any) -> None:
         assert refusal.remedy
 
 
-DESCRIPTOR = PayloadDescriptor("run", 1, 2, PeerId("a"), "anchor", "codec", 1.0, 3, "0" * 64)
+PAYLOAD = PayloadDescriptor("run", 1, 2, PeerId("a"), "anchor", "codec", 1.0, 3, "0" * 64)
 
 
 @pytest.mark.parametrize(
@@ -303,12 +280,69 @@ DESCRIPTOR = PayloadDescriptor("run", 1, 2, PeerId("a"), "anchor", "codec", 1.0,
     ],
 )
 def test_a_bad_field_of_a_payload_is_refused(changes: dict[str, Any]) -> None:
-    message = descriptor_to_pb(DESCRIPTOR)
-    descriptor_from_pb(message)
+    message = DESCRIPTOR.to_pb(PAYLOAD)
+    DESCRIPTOR.from_pb(message)
     for name, value in changes.items():
         setattr(message, name, value)
     with pytest.raises(HetnodeError):
-        descriptor_from_pb(message)
+        DESCRIPTOR.from_pb(message)
+
+
+@pytest.mark.parametrize(
+    ("from_pb", "message"),
+    [
+        (CAPACITY.from_pb, pb.Capacity(memory_bytes=2**63)),
+        (CAPACITY.from_pb, pb.Capacity(device="x" * 129)),
+        (STAGE_RANGE.from_pb, pb.StageRange(first=0, stop=513)),
+        (LINK.from_pb, pb.Link(k=2**15 + 1, dialer="upstream")),
+        (LINK.from_pb, pb.Link(k=1, dialer="sideways")),
+        (MEMBER.from_pb, pb.Member(peer="p", stages=pb.StageRange(stop=1), endpoint="host")),
+        (MEMBER.from_pb, pb.Member(peer="p", stages=pb.StageRange(stop=1), endpoint="host:65536")),
+        (PEER_RECORD.from_pb, pb.PeerRecord(peer="p", role="observer")),
+        (GROUP.from_pb, pb.MatchReply(group_id="g", seconds=2e7)),
+        (GROUP.from_pb, pb.MatchReply(group_id="g", seconds=math.nan)),
+        (STATE.from_pb, pb.StateRecord(run="r", part="stage", digest="0" * 63)),
+        (STATE.from_pb, pb.StateRecord(run="r", part="stage", digest="0" * 64, stage=512)),
+        (STATE.from_pb, pb.StateRecord(run="r", part="stage", digest="0" * 64, holders=[""])),
+        (DECISION.from_pb, pb.DecisionReply(stage=512)),
+        (DECISION.from_pb, pb.DecisionReply(reason="x" * 1001)),
+        (rejections_from_pb, [pb.Rejection(descriptor=DESCRIPTOR.to_pb(PAYLOAD))]),
+        (rejections_from_pb, [pb.Rejection(descriptor=DESCRIPTOR.to_pb(PAYLOAD), reason="late")] * 2),
+        (descriptors_from_pb, [DESCRIPTOR.to_pb(PAYLOAD)] * 2),
+        (banned_from_pb, ["p"] * 10_001),
+    ],
+)
+def test_a_value_out_of_bounds_is_refused(from_pb: Callable[[Any], Any], message: Any) -> None:
+    with pytest.raises(HetnodeError) as error:
+        from_pb(message)
+    assert error.value.code is ErrorCode.BAD_REQUEST
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"weight": 0.0},
+        {"weight": 2e6},
+        {"weight": math.nan},
+        {"microbatches": 2**20 + 1},
+        {"members": []},
+        {"links": []},
+    ],
+)
+def test_a_replica_out_of_bounds_is_refused(changes: dict[str, Any]) -> None:
+    message = plan_of(("a", 0, 1), ("b", 1, 3)).replicas[0]
+    REPLICA.from_pb(message)
+    for name, value in changes.items():
+        message.ClearField(name)
+        if value:
+            setattr(message, name, value)
+    with pytest.raises(HetnodeError):
+        REPLICA.from_pb(message)
+
+
+def test_a_field_without_bounds_is_a_programming_error() -> None:
+    with pytest.raises(AssertionError, match="float"):
+        Record(LinkEstimate, pb.LinkEstimate, {})
 
 
 @pytest.mark.parametrize(
@@ -323,7 +357,7 @@ def test_a_bad_field_of_a_payload_is_refused(changes: dict[str, Any]) -> None:
 )
 def test_a_bad_tensor_header_is_a_corrupt_frame(header: pb.TensorHeader) -> None:
     with pytest.raises(HetnodeError) as error:
-        tensor_header_from_pb(header)
+        TENSOR_HEADER.from_pb(header)
     assert error.value.code is ErrorCode.FRAME_CORRUPT
 
 
@@ -339,7 +373,7 @@ def plan_of(*members: tuple[str, int, int]) -> pb.Plan:
 
 def test_a_plan_with_gaps_repetitions_or_nothing_in_it_is_refused() -> None:
     good = plan_of(("a", 0, 1), ("b", 1, 3))
-    plan_from_pb(good)
+    PLAN.from_pb(good)
     other_shape = pb.Plan()
     other_shape.CopyFrom(good)
     other_shape.replicas.append(
@@ -356,7 +390,7 @@ def test_a_plan_with_gaps_repetitions_or_nothing_in_it_is_refused() -> None:
         other_shape,
     ):
         with pytest.raises(HetnodeError):
-            plan_from_pb(bad)
+            PLAN.from_pb(bad)
 
 
 def test_a_manifest_out_of_canonical_order_is_refused() -> None:
@@ -370,7 +404,7 @@ def test_a_manifest_out_of_canonical_order_is_refused() -> None:
         for o in ("a", "b")
     ]
     good = pb.DecisionReply(stage=1, round=2, committed=True, entries=entries)
-    decision_from_pb(good)
+    DECISION.from_pb(good)
     for bad in (
         pb.DecisionReply(stage=1, round=2, committed=True, entries=entries[::-1]),
         pb.DecisionReply(stage=1, round=2, committed=True, entries=[entries[0]] * 2),
@@ -382,7 +416,7 @@ def test_a_manifest_out_of_canonical_order_is_refused() -> None:
         ),
     ):
         with pytest.raises(HetnodeError):
-            decision_from_pb(bad)
+            DECISION.from_pb(bad)
 
 
 SENTENCES = ["", "plain.", "100 % of größe\nnext line 😀", "x" * 5000]
@@ -424,21 +458,21 @@ async def test_a_failure_of_grpc_itself_is_no_hetnode_error() -> None:
 @pytest.mark.parametrize("value", [1e-320, 0.5, -1.0, math.inf, math.nan, 1e300])
 def test_a_speed_that_nobody_has_is_refused(value: float) -> None:
     with pytest.raises(HetnodeError):
-        capacity_from_pb(pb.Capacity(device="cpu", flops=value))
+        CAPACITY.from_pb(pb.Capacity(device="cpu", flops=value))
     with pytest.raises(HetnodeError):
-        estimates_from_pb(pb.Estimates(capacity=pb.Capacity(uplink=value)))
+        ESTIMATES.from_pb(pb.Estimates(capacity=pb.Capacity(uplink=value)))
 
 
 @pytest.mark.parametrize("value", [1e-320, 1e7, -1.0, math.nan])
 def test_a_duration_that_nothing_takes_is_refused(value: float) -> None:
     with pytest.raises(HetnodeError):
-        estimates_from_pb(pb.Estimates(microbatch_seconds=value))
+        ESTIMATES.from_pb(pb.Estimates(microbatch_seconds=value))
     with pytest.raises(HetnodeError):
-        capacity_from_pb(pb.Capacity(round_trip=value))
+        CAPACITY.from_pb(pb.Capacity(round_trip=value))
 
 
 def test_what_a_receiver_would_refuse_is_told_as_not_measured() -> None:
     link = LinkEstimate(PeerId("peer1"), 1e-12, 0.3, math.inf)
     odd = Estimates(Capacity("cpu", 1, 1, 1e-9, math.nan, 1e30, 1e9), 1e-12, (link,))
-    received = estimates_from_pb(estimates_to_pb(odd))
+    received = ESTIMATES.from_pb(ESTIMATES.to_pb(odd))
     assert received == Estimates(Capacity("cpu", 1, 1), 0.0, (LinkEstimate(link.peer, 0.0, 0.0, 0.0),))

@@ -37,7 +37,7 @@ from node.train.services import LocalData, Services
 from node.train.waiting import AskedToLeave, unless_asked
 from node.transport.transport import Transport
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.roles import DEFAULT_ROLE, policy_of
+from protocol.roles import DEFAULT_ROLE, POLICIES
 from protocol.spec.run import RunSpec
 from protocol.trust.invite import Invite
 from protocol.types import PROTOCOL_VERSION, Capacity, PeerId, PeerRecord, Role
@@ -185,7 +185,7 @@ async def _enter(
     advertise = options.advertise or local_address_towards(credentials.api)
     server = LinkServer(lambda: coordinator.credentials.tls, estimates.received)
     endpoint = ""
-    if policy_of(role).needs_listen_address and not options.dial_only:
+    if POLICIES[role].joins_pipelines and not options.dial_only:
         port = await server.start(options.listen_host, options.listen_port)
         stack.push_async_callback(server.close)
         endpoint = f"{advertise}:{port}"
@@ -309,7 +309,7 @@ async def _train_assignment(node: _Joined, worker: WorkerClient, transport: Tran
                 directory,
                 node.coordinator,
                 lambda at, peer: probe_peer(at, peer, node.coordinator.credentials.tls),
-                joins_pipelines=policy_of(node.record.role).joins_pipelines,
+                joins_pipelines=POLICIES[node.record.role].joins_pipelines,
             )
             background.append(group.create_task(prober.keep()))
         services = Services(identity, worker, transport, node.coordinator, node.links, membership, directory)

@@ -22,50 +22,34 @@ class RolePolicy:
     Attributes:
         noun: one peer of this role, in messages.
         summary: what such a peer hosts, for the help of the command line.
-        peers_needed: how many peers of this role a run needs to start.
-        hosts_all_stages: the peer is a replica by itself. Otherwise it is a member of a pipeline, which has
-            neighbours, may move to other stages, and may replace a lost member as a spare.
-        needs_listen_address: neighbours may have to connect to the peer.
+        peers_needed: the number of peers of this role that a run needs to start.
+        joins_pipelines: the peer is a member of a pipeline. It has neighbours, which may have to connect to
+            it, may move to other stages, and may replace a lost member. Otherwise it is a replica by itself.
     """
 
     noun: str
     summary: str
     peers_needed: Callable[[RunSpec], int]
-    hosts_all_stages: bool
-    needs_listen_address: bool
-
-    @property
-    def joins_pipelines(self) -> bool:
-        """Whether the peer shares the stages of a replica with neighbours."""
-        return not self.hosts_all_stages
+    joins_pipelines: bool
 
     def is_alone(self, spec: RunSpec) -> bool:
         """Whether the peer has no neighbours in this run: also where the model is one stage."""
-        return self.hosts_all_stages or spec.swarm.stages == 1
+        return not self.joins_pipelines or spec.swarm.stages == 1
 
-
-STAGE_POLICY = RolePolicy(
-    noun="stage peer",
-    summary="one member of a pipeline replica",
-    peers_needed=lambda spec: spec.swarm.pipelines * spec.swarm.chain_length,
-    hosts_all_stages=False,
-    needs_listen_address=True,
-)
-REPLICA_POLICY = RolePolicy(
-    noun="full replica",
-    summary="all stages on this machine",
-    peers_needed=lambda spec: spec.swarm.replicas,
-    hosts_all_stages=True,
-    needs_listen_address=False,
-)
 
 POLICIES: Mapping[Role, RolePolicy] = {
-    Role.STAGE: STAGE_POLICY,
-    Role.REPLICA: REPLICA_POLICY,
+    Role.STAGE: RolePolicy(
+        noun="stage peer",
+        summary="one member of a pipeline replica",
+        peers_needed=lambda spec: spec.swarm.pipelines * spec.swarm.chain_length,
+        joins_pipelines=True,
+    ),
+    Role.REPLICA: RolePolicy(
+        noun="full replica",
+        summary="all stages on this machine",
+        peers_needed=lambda spec: spec.swarm.replicas,
+        joins_pipelines=False,
+    ),
 }
 """Messages name the roles in this order."""
 assert POLICIES.keys() == set(Role), "each role has a policy"
-
-
-def policy_of(role: Role) -> RolePolicy:
-    return POLICIES[role]

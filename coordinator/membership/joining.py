@@ -12,7 +12,7 @@ from coordinator.state.state import Peer, State
 from coordinator.state.text import Waiting
 from coordinator.state.transaction import Transaction
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.roles import policy_of
+from protocol.roles import POLICIES
 from protocol.spec.run import RunSpec
 from protocol.status import RunPhase
 from protocol.types import PROTOCOL_VERSION, PeerId, Plan
@@ -115,7 +115,7 @@ def _is_repeated(state: State, former: Peer, command: Join) -> bool:
 def _require_room(state: State, spec: RunSpec, command: Join) -> None:
     """Raise RUN_FULL if the run has not started and needs no more peers of this role."""
     peers = state.staying
-    policy = policy_of(command.role)
+    policy = POLICIES[command.role]
     total = policy.peers_needed(spec)
     if sum(peer.role is command.role for peer in peers) < total:
         return

@@ -74,7 +74,7 @@ def initial_plan(
     if lacking := missing(staying, spec):
         return Waiting(f"waiting for {lacking}")
     swarm = spec.swarm
-    alone = [peer for peer in staying if peer.policy.hosts_all_stages][: swarm.replicas]
+    alone = [peer for peer in staying if not peer.policy.joins_pipelines][: swarm.replicas]
     whole = [
         Replica(index, (Member(peer.peer, StageRange(0, swarm.stages), peer.endpoint),), ())
         for index, peer in enumerate(alone)

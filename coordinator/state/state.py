@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from protocol.roles import RolePolicy, policy_of
+from protocol.roles import POLICIES, RolePolicy
 from protocol.spec.run import RunSpec
 from protocol.status import RunPhase
 from protocol.types import (
@@ -55,7 +55,7 @@ class Peer:
 
     @property
     def policy(self) -> RolePolicy:
-        return policy_of(self.role)
+        return POLICIES[self.role]
 
     @property
     def is_live(self) -> bool:

@@ -46,9 +46,10 @@ DhtPort = Annotated[
     int,
     typer.Option(help="TCP port of the DHT bootstrap peer; 0 takes a free one.", rich_help_panel=NETWORK),
 ]
-EnrolmentPort = Annotated[
+EnrollmentPort = Annotated[
     int | None,
     typer.Option(
+        "--enrolment-port",
         help="TCP port where invites are traded for certificates; 0 takes a free one. Default: the one after "
         "the API's.",
         rich_help_panel=NETWORK,
@@ -82,7 +83,7 @@ def coordinator(
     listen: Listen = "127.0.0.1:7700",
     advertise: Advertise = None,
     dht_port: DhtPort = 0,
-    enrolment_port: EnrolmentPort = None,
+    enrollment_port: EnrollmentPort = None,
     certificate_life: CertificateLife = "24h",
     folder: Folder = None,
     verbose: Verbose = False,
@@ -126,8 +127,8 @@ def coordinator(
     from coordinator.app import ListenAddresses, run_coordinator  # noqa: PLC0415
 
     bootstrap = _BootstrapPeer(folder, identity, spec.run_id, host, dht_port, advertise or host)
-    enrolment_address = None if enrolment_port is None else f"{host}:{enrolment_port}"
-    addresses = ListenAddresses(listen, enrolment_address, advertise or host)
+    enrollment_address = None if enrollment_port is None else f"{host}:{enrollment_port}"
+    addresses = ListenAddresses(listen, enrollment_address, advertise or host)
     announce = _CoordinatorFolder(folder, spec).announce
     running = run_coordinator(spec, folder, addresses, identity, bootstrap.start, announce, life)
     command_runner.run(running, lifeline)
@@ -142,16 +143,17 @@ class _CoordinatorFolder:
         self._former = address.read_text() if address.exists() else ""
         address.unlink(missing_ok=True)  # a process that waits for the address must get the new one
 
-    def announce(self, address: str, enrolment: str) -> None:
+    def announce(self, address: str, enrollment: str) -> None:
         """Write the addresses on which the coordinator listens now, and print how to let nodes in."""
         folder, spec, console = self._folder, self._spec, Console(highlight=False)
         (folder / "run.toml").write_text(spec.toml)
-        for name, text in (("enrolment-address", enrolment), ("address", address)):
+        # Programs read this file by its name, so it keeps its spelling.
+        for name, text in (("enrolment-address", enrollment), ("address", address)):
             (folder / f"{name}.tmp").write_text(text)
             (folder / f"{name}.tmp").replace(folder / name)
         console.print(f"run  {spec.run_id}\nspec {spec.hash}")
         console.print(spec.model_dump_json(indent=2), markup=False)
-        console.print(f"API {address}, enrolment {enrolment}", markup=False)
+        console.print(f"API {address}, enrollment {enrollment}", markup=False)
         if self._former not in ("", address):
             console.print(f"[yellow]the peers of this run look for it at {self._former}[/]")
         console.print(f"let nodes in with: hetnode invite create --folder {folder}", markup=False)

@@ -207,7 +207,7 @@ def check_certificate(tls: Credentials) -> Finding:
 async def check_reachable(invite: Invite) -> list[Finding]:
     """Whether anything listens where the invite says; it is not spent."""
     findings = []
-    for name, address in (("coordinator", invite.api), ("enrolment", invite.enrolment)):
+    for name, address in (("coordinator", invite.api), ("enrollment", invite.enrollment)):
         host, port = command_runner.split_address(address, "The invite's address")
         try:
             began = time.perf_counter()

@@ -41,12 +41,12 @@ async def enroll(invite: Invite, identity: Identity, deadline: float) -> RunCred
     key = new_tls_key()
     try:
         async with asyncio.timeout(deadline):
-            authority = authority_of(await _shown_certificate(invite.enrolment), invite.pin)
+            authority = authority_of(await _shown_certificate(invite.enrollment), invite.pin)
             authority_pem = authority.public_bytes(Encoding.PEM)
             tls = Credentials(authority_pem, b"", key)
             reply = await _enroll(invite, identity, tls)
     except TimeoutError:
-        raise _unreachable(invite.enrolment, f"no answer within {deadline:.0f} s") from None
+        raise _unreachable(invite.enrollment, f"no answer within {deadline:.0f} s") from None
     credentials = RunCredentials(
         folder_of(identity.path, _checked_run(reply.run)),
         reply.run,
@@ -116,7 +116,7 @@ async def _enroll(invite: Invite, identity: Identity, tls: Credentials) -> pb.En
         ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     )
     channel = grpc.aio.secure_channel(
-        invite.enrolment, grpc.ssl_channel_credentials(tls.authority), options=options
+        invite.enrollment, grpc.ssl_channel_credentials(tls.authority), options=options
     )
     try:
         reply: pb.EnrollReply = await pb_grpc.EnrollmentStub(channel).Enroll(request)
@@ -125,10 +125,10 @@ async def _enroll(invite: Invite, identity: Identity, tls: Credentials) -> pb.En
         refusal = error_from_rpc(error)
         if refusal is None and (why := tls_failure(error)):
             refusal = wrong_authority(
-                f"What answers at {invite.enrolment} is not the invite's coordinator: {why}."
+                f"What answers at {invite.enrollment} is not the invite's coordinator: {why}."
             )
         raise refusal or _unreachable(
-            invite.enrolment, f"{error.code().name}: {error.details()}"[:300]
+            invite.enrollment, f"{error.code().name}: {error.details()}"[:300]
         ) from None
     finally:
         await channel.close()

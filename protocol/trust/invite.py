@@ -2,7 +2,7 @@
 
 ``hetnode1-`` and base64url, without padding, of::
 
-    pin 32 | id 6 | secret 16 | length 1, API address | length 1, enrolment address | checksum 4
+    pin 32 | id 6 | secret 16 | length 1, API address | length 1, enrollment address | checksum 4
 
 The checksum is the start of the sha-256 of the rest. It tells a copying error from an attack.
 """
@@ -31,14 +31,14 @@ class Invite:
 
     Args:
         api: ``host:port`` of the coordinator's API.
-        enrolment: ``host:port`` of the enrollment service, which issues certificates.
+        enrollment: ``host:port`` of the enrollment service, which issues certificates.
         pin: sha-256 of the DER certificate of the run's authority.
         id: names the invite in lists and logs; 12 hexadecimal digits, not secret.
         secret: 16 random bytes. Kept out of `repr`.
     """
 
     api: str
-    enrolment: str
+    enrollment: str
     pin: bytes
     id: str
     secret: bytes = field(repr=False)
@@ -50,7 +50,7 @@ class Invite:
                 _sized(self.pin, PIN_BYTES),
                 _sized(bytes.fromhex(self.id), ID_BYTES),
                 _sized(self.secret, SECRET_BYTES),
-                *map(_address_bytes, (self.api, self.enrolment)),
+                *map(_address_bytes, (self.api, self.enrollment)),
             )
         )
         return PREFIX + base64.urlsafe_b64encode(body + _checksum(body)).decode().rstrip("=")
@@ -96,8 +96,8 @@ def _decode(text: str) -> Invite:
     id, rest = rest[:ID_BYTES], rest[ID_BYTES:]
     secret, rest = rest[:SECRET_BYTES], rest[SECRET_BYTES:]
     api, rest = _address(rest)
-    enrolment, rest = _address(rest)
-    invite = Invite(api, enrolment, pin, id.hex(), secret)
+    enrollment, rest = _address(rest)
+    invite = Invite(api, enrollment, pin, id.hex(), secret)
     if rest or invite.encode() != text:
         raise ValueError("it holds more than an invite")
     return invite

@@ -54,10 +54,10 @@ class Running:
     """A coordinator in this process, with a client of its own for everybody who calls."""
 
     def __init__(
-        self, spec: RunSpec, folder: Path, address: str, enrolment: str, task: asyncio.Task[None], dht: NoDht
+        self, spec: RunSpec, folder: Path, address: str, enrollment: str, task: asyncio.Task[None], dht: NoDht
     ) -> None:
         self.spec, self.folder, self.task, self.dht = spec, folder, task, dht
-        self.address, self.enrolment = address, enrolment
+        self.address, self.enrollment = address, enrollment
         self.authority = open_authority(folder, spec.run_id)
         self._channels: dict[Keyed | None, grpc.aio.Channel] = {}
 
@@ -118,7 +118,7 @@ class Running:
         return decode(reply.invite)
 
     async def enroll(self, who: Keyed, invite: Invite, /, **changes: Any) -> pb.EnrollReply:
-        async with channel_to(self.enrolment, self.authority.pem, None) as channel:
+        async with channel_to(self.enrollment, self.authority.pem, None) as channel:
             stub = pb_grpc.EnrollmentStub(channel)
             reply: pb.EnrollReply = await stub.Enroll(enroll_request(who, invite, **changes))
             return reply

@@ -78,11 +78,11 @@ async def failure_of(call: Any) -> grpc.StatusCode:
 
 
 class TestTls:
-    async def test_nothing_but_enrolment_answers_without_a_certificate(self, run: Running) -> None:
+    async def test_nothing_but_enrollment_answers_without_a_certificate(self, run: Running) -> None:
         async with channel_to(run.address, run.authority.pem, None) as channel:
             call = pb_grpc.CoordinatorStub(channel).Status(pb.StatusRequest())
             assert await failure_of(call) is grpc.StatusCode.UNAVAILABLE
-        async with channel_to(run.enrolment, run.authority.pem, None) as channel:
+        async with channel_to(run.enrollment, run.authority.pem, None) as channel:
             call = pb_grpc.CoordinatorStub(channel).Status(pb.StatusRequest())
             assert await failure_of(call) is grpc.StatusCode.UNIMPLEMENTED
 
@@ -104,7 +104,7 @@ class TestTls:
         (tmp_path / "other").mkdir()
         other = open_authority(tmp_path / "other", run.spec.run_id)
         invite = await run.invite()
-        async with channel_to(run.enrolment, other.pem, None) as channel:
+        async with channel_to(run.enrollment, other.pem, None) as channel:
             call = pb_grpc.EnrollmentStub(channel).Enroll(enroll_request(A, invite))
             assert await failure_of(call) is grpc.StatusCode.UNAVAILABLE
         await run.enroll(A, invite)
@@ -125,7 +125,7 @@ class TestEnrollment:
         assert (reply.run, reply.api_address) == (run.spec.run_id, run.address)
         assert reply.coordinator == OWNER.peer
         assert reply.authority_pem == run.authority.pem
-        assert (invite.api, invite.enrolment, invite.pin) == (run.address, run.enrolment, run.authority.pin)
+        assert (invite.api, invite.enrollment, invite.pin) == (run.address, run.enrollment, run.authority.pin)
         async with channel_to(run.address, reply.authority_pem, (pem(key), reply.certificate_pem)) as channel:
             request = pb.JoinRequest(
                 peer=A.peer, protocol_version=PROTOCOL_VERSION, role="replica", endpoint="127.0.0.1:9"
@@ -221,7 +221,7 @@ class TestEnrollment:
         assert "stage" in refusal.cause
 
     async def test_who_asks_too_often_is_told_to_wait(self, run: Running) -> None:
-        async with channel_to(run.enrolment, run.authority.pem, None) as channel:
+        async with channel_to(run.enrollment, run.authority.pem, None) as channel:
             stub = pb_grpc.EnrollmentStub(channel)
             codes = [(await refusal_of(stub.Enroll(pb.EnrollRequest()))).code for _ in range(200)]
         assert codes[:100] == [ErrorCode.VERSION_MISMATCH] * 100
@@ -297,10 +297,10 @@ class TestCertificates:
         thief = pb.RenewRequest(
             peer=A.peer, tls_public_key=key, proof=B.sign(renewal_message(run.authority.pin, key))
         )
-        enrolment = pb.RenewRequest(
+        enrollment = pb.RenewRequest(
             peer=A.peer, tls_public_key=key, proof=A.sign(enrollment_message(run.authority.pin, key, ""))
         )
-        for request in (thief, enrolment):
+        for request in (thief, enrollment):
             assert (await refusal_of(run.stub(A).Renew(request))).code is ErrorCode.BAD_REQUEST
 
     async def test_newcomers_never_see_an_old_certificate_of_the_server(self, tmp_path: Path) -> None:

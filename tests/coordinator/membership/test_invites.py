@@ -42,7 +42,7 @@ def test_every_reason_to_refuse_an_invite_has_a_code_of_its_own() -> None:
     run.refuse(RevokeInvite("another"), ErrorCode.INVITE_UNKNOWN)
 
 
-def test_an_enrolment_whose_answer_was_lost_may_be_repeated_at_no_cost() -> None:
+def test_an_enrollment_whose_answer_was_lost_may_be_repeated_at_no_cost() -> None:
     run = with_invite(uses=2)
     assert run.accept(Enroll(A.peer, "invite", SECRET)) == (InviteUsed(run.now, "invite", A.peer),)
     assert run.accept(Enroll(A.peer, "invite", SECRET)) == ()

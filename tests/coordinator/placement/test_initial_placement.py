@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from coordinator.placement.initial_placement import initial_plan, missing
 from coordinator.state.state import Peer
 from coordinator.state.text import Waiting
-from protocol.roles import policy_of
+from protocol.roles import POLICIES
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import (
@@ -159,7 +159,7 @@ def test_what_is_missing_is_counted_without_the_peers_that_are_gone() -> None:
 
 def test_a_pipeline_of_fewer_members_than_stages_waits_for_these_and_shares_the_stages_evenly() -> None:
     spec = spec_of(5, 0, 2, members=3)
-    assert policy_of(Role.STAGE).peers_needed(spec) == 6
+    assert POLICIES[Role.STAGE].peers_needed(spec) == 6
     peers = [peer(i, Role.STAGE) for i in range(1, 7)]
     assert initial_plan(peers[1:], spec, 1, 1, 0) == Waiting("waiting for 1 more stage peer (5 of 6 here)")
     plan = initial_plan(peers, spec, 1, 1, 0)

@@ -164,7 +164,7 @@ async def test_an_invite_is_not_spent(run: Running) -> None:
     findings = await examine(WANTED, invite.encode(), None)
     found = by_subject(findings)
     assert not problems(findings)
-    for door, address in (("coordinator", run.address), ("enrolment", run.enrolment)):
+    for door, address in (("coordinator", run.address), ("enrollment", run.enrollment)):
         assert address in found[door].found
     assert "would be spent" in found["connections"].found
     (kept,) = (await run.admin.ListInvites(pb.ListInvitesRequest())).invites

@@ -126,7 +126,7 @@ async def test_whatever_else_listens_there_is_no_coordinator(
     server = await asyncio.start_server(speak, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        invite = replace(await run.invite(), enrolment=f"127.0.0.1:{port}")
+        invite = replace(await run.invite(), enrollment=f"127.0.0.1:{port}")
         with pytest.raises(HetnodeError) as refused:
             await enroll(invite, identity, 1.0)
     expected = {
@@ -155,7 +155,7 @@ async def test_who_carries_the_right_authority_but_is_not_certified_by_it_is_tol
     shown = (pem(key), liar.for_coordinator(key.public_key()))
     port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([shown]))
     await server.start()
-    invite = replace(await run.invite(), enrolment=f"127.0.0.1:{port}")
+    invite = replace(await run.invite(), enrollment=f"127.0.0.1:{port}")
     with pytest.raises(HetnodeError) as refused:
         await enroll(invite, identity, 10)
     await server.stop(None)

@@ -16,7 +16,7 @@ addresses = st.tuples(hosts, st.integers(0, 65535)).map(lambda pair: f"{pair[0]}
 invites = st.builds(
     Invite,
     api=addresses,
-    enrolment=addresses,
+    enrollment=addresses,
     pin=st.binary(min_size=32, max_size=32),
     id=st.binary(min_size=6, max_size=6).map(bytes.hex),
     secret=st.binary(min_size=16, max_size=16),
@@ -79,7 +79,7 @@ def test_neither_a_refusal_nor_a_printed_invite_gives_the_secret_away() -> None:
         {"id": "not hexadecimal"},
         {"api": "no-port"},
         {"api": "host:70000"},
-        {"enrolment": "x" * 300 + ":1"},
+        {"enrollment": "x" * 300 + ":1"},
     ],
 )
 def test_an_invite_of_wrong_parts_cannot_be_made(wrong: dict[str, object]) -> None:

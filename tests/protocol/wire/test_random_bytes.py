@@ -48,7 +48,7 @@ class Target:
         path = f"/hetnode.v1.{service}/{method}"
         if service == "Enrollment":
             pem = self.coordinator.authority.pem
-            async with channel_to(self.coordinator.enrolment, pem, None) as channel:
+            async with channel_to(self.coordinator.enrollment, pem, None) as channel:
                 return await self._answer(channel.unary_unary(path)(data, timeout=seconds))
         channel = self.coordinator.channel(who)
         if method == "Watch":

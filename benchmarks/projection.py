@@ -27,8 +27,6 @@ from protocol.algorithm.subspace import (
     ReceivingEnd,
     SendingEnd,
     orthonormal_basis,
-    receiving_end,
-    sending_end,
 )
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
@@ -66,7 +64,7 @@ def measure(spec: RunSpec, ks: list[int], repeats: int) -> list[Cost]:
     x_bld, grad_bld = torch.randn((2, 1, model.context, model.width), generator=generator)
     basis_dd = orthonormal_basis(model.width, 0)
     table_vd = torch.randn((model.vocabulary, model.width), generator=generator)
-    links = [(sending_end(k, basis_dd), receiving_end(k, basis_dd, table_vd)) for k in ks]
+    links = [(SendingEnd(k, basis_dd), ReceivingEnd(k, basis_dd, table_vd)) for k in ks]
 
     def layer() -> None:
         leaf = x_bld.detach().requires_grad_()

@@ -32,7 +32,7 @@ from node.experiment.in_process_replica import plan_of
 from node.experiment.results import perplexity
 from node.generate import whole_model
 from node.model.stage import next_token_loss
-from protocol.algorithm.subspace import orthonormal_basis, receiving_end, sending_end
+from protocol.algorithm.subspace import ReceivingEnd, SendingEnd, orthonormal_basis
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.spec.sections import SwarmSpec
@@ -194,8 +194,8 @@ def _through_links(checkpoint: Checkpoint) -> Callable[[Tensor], Tensor]:
     stages = list(whole_model(checkpoint))
     embedding = checkpoint.stages[0]["emb"]
     basis_dd = orthonormal_basis(spec.model.width, spec.seed).to(embedding.device)
-    upper = sending_end(spec.link.k, basis_dd)
-    lower = receiving_end(spec.link.k, basis_dd, embedding)
+    upper = SendingEnd(spec.link.k, basis_dd)
+    lower = ReceivingEnd(spec.link.k, basis_dd, embedding)
     chain = plan_of(_one_pipeline(spec)).replicas[0]
     before_link = {member.stages.stop - 1 for member in chain.members[:-1]}
 

@@ -21,7 +21,7 @@ from node.experiment.boundary_statistics import Covariances, observe_boundaries,
 from node.experiment.in_process_replica import LocalReplica
 from node.experiment.row_wise import RowWiseAdamW
 from node.worker.factories import TrainerFactories, run_basis
-from protocol.algorithm.subspace import ProjectedReceivingEnd, ReceivingEnd, UncompressedEnd
+from protocol.algorithm.subspace import ReceivingEnd
 from protocol.spec.run import RunSpec
 from protocol.types import Plan
 
@@ -143,7 +143,7 @@ class VariationRunner:
         self.seen = Covariances()
         usual = TrainerFactories()
         self.factories = TrainerFactories(
-            receiving_end=usual.receiving_end if variation.adaptation else _frozen_end,
+            receiving_end=usual.receiving_end if variation.adaptation else _FrozenEnd,
             basis=lambda _, boundary: self._basis(boundary),
             adamw=_row_wise if variation.row_wise_moments else usual.adamw,
         )
@@ -237,16 +237,12 @@ def grassmann_step(basis_dd: Tensor, k: int, gradients_dd: Tensor, rate: float) 
     return (q_dd * signs_d).float()
 
 
-class _FrozenEnd(ProjectedReceivingEnd):
+class _FrozenEnd(ReceivingEnd):
     """A receiving end whose T_perp stays as it was when it was made."""
 
     def refresh(self, table_vd: Tensor) -> None:
         if not hasattr(self, "perpendicular_vd"):
             super().refresh(table_vd)
-
-
-def _frozen_end(k: int, basis_dd: Tensor, table_vd: Tensor) -> ReceivingEnd:
-    return _FrozenEnd(basis_dd[:, :k], table_vd) if k else UncompressedEnd()
 
 
 def _row_wise(groups: list[dict[str, Any]], **options: Any) -> RowWiseAdamW:

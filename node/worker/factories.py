@@ -11,7 +11,7 @@ from torch import Tensor
 
 from node.model.init import InitialParameters, initial_parameters
 from node.optimizer.inner import AdamW
-from protocol.algorithm.subspace import ReceivingEnd, orthonormal_basis, receiving_end
+from protocol.algorithm.subspace import ReceivingEnd, orthonormal_basis
 from protocol.spec.run import RunSpec
 
 
@@ -39,6 +39,6 @@ class TrainerFactories:
     """
 
     initial: InitialParameters = initial_parameters
-    receiving_end: ReceivingEndFactory = receiving_end
+    receiving_end: ReceivingEndFactory = ReceivingEnd
     basis: BasisFactory = run_basis
     adamw: AdamW = torch.optim.AdamW

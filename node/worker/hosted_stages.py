@@ -16,7 +16,7 @@ from node.ipc.worker_calls import Message
 from node.model.stage import Stage, next_token_loss
 from node.worker.compute import Compute
 from node.worker.factories import TrainerFactories
-from protocol.algorithm.subspace import ReceivingEnd, SendingEnd, sending_end
+from protocol.algorithm.subspace import ReceivingEnd, SendingEnd
 from protocol.spec.run import RunSpec
 from protocol.types import StageRange
 from protocol.wire.activation_codec import pack_activation, pack_ids, unpack_activation, unpack_ids
@@ -98,7 +98,7 @@ class HostedStages:
             first = self._stages.first
             self.upstream = self._factories.receiving_end(k_upstream, basis_dd(first), table_vd)
         if k_downstream is not None:
-            self.downstream = sending_end(k_downstream, basis_dd(self._stages.stop))
+            self.downstream = SendingEnd(k_downstream, basis_dd(self._stages.stop))
 
     def refresh_link(self, table_vd: Tensor) -> None:
         """Derive T_perp from TE of a newly committed round (eqs 3 and 4). The sending end needs none."""

@@ -10,8 +10,6 @@ Shapes: b micro-batch, L tokens, d width, k subspace width, V vocabulary.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -34,110 +32,61 @@ def perpendicular_table(table_vd: Tensor, basis_dk: Tensor) -> Tensor:
     return table_vd - (table_vd @ basis_dk) @ basis_dk.T
 
 
-class SendingEnd(Protocol):
-    """The end of a link that sends activations and receives gradients. `k` is 0 where all of d crosses.
-
-    Activations and gradients are [b, L, d]; what crosses the link is [b, L, k], or [b, L, d] where k is 0.
-    """
-
-    k: int
-
-    def compress_forward(self, x_bld: Tensor) -> Tensor: ...
-    def expand_backward(self, grad_blk: Tensor) -> Tensor: ...
-
-
-class ReceivingEnd(Protocol):
-    """The end of a link that receives activations and sends gradients. It alone needs the embedding.
-
-    `ids_bl` are the tokens of the activation; `refresh` is called with TE [V, d] after every commit.
-    """
-
-    k: int
-
-    def refresh(self, table_vd: Tensor) -> None: ...
-    def expand_forward(self, x_blk: Tensor, ids_bl: Tensor) -> Tensor: ...
-    def compress_backward(self, grad_bld: Tensor) -> Tensor: ...
-
-
-def sending_end(k: int, basis_dd: Tensor) -> SendingEnd:
-    """The sending end of a link of width k over the run's basis; k = 0 sends activations as they are."""
-    return ProjectedSendingEnd(basis_dd[:, :k]) if k else UncompressedEnd()
-
-
-def receiving_end(k: int, basis_dd: Tensor, table_vd: Tensor) -> ReceivingEnd:
-    """The receiving end of the same link, with TE of the last committed round."""
-    return ProjectedReceivingEnd(basis_dd[:, :k], table_vd) if k else UncompressedEnd()
-
-
-class ProjectedSendingEnd:
-    """The sending end of a link of width k > 0. Results have the dtype and the device of the basis.
+class SendingEnd:
+    """The end of a link that sends activations and receives gradients.
 
     The paper sends (X - T_perp[ids]) U. T_perp U = TE (I - U U^T) U = 0, so this end subtracts nothing and
     keeps no table: at the 1b preset that saves 262 MB on the device.
 
+    Results have the dtype and the device of the basis; where k is 0, every tensor passes unchanged.
+
     Args:
-        basis_dk: U, orthonormal columns.
+        k: width of the link; 0 sends all of d.
+        basis_dd: the run's basis. U is its first k columns.
     """
 
-    def __init__(self, basis_dk: Tensor) -> None:
-        self.k = basis_dk.shape[1]
-        self.basis_dk = basis_dk.contiguous()
+    def __init__(self, k: int, basis_dd: Tensor) -> None:
+        self.k = k
+        # A copy of k columns: a view would keep all of them on the device.
+        self.basis_dk = basis_dd[:, :k].contiguous()
 
     def compress_forward(self, x_bld: Tensor) -> Tensor:
         """X~ = X U, to be sent."""
-        return x_bld.to(self.basis_dk) @ self.basis_dk
+        return x_bld.to(self.basis_dk) @ self.basis_dk if self.k else x_bld
 
     def expand_backward(self, grad_blk: Tensor) -> Tensor:
         """G~ U^T, as received: the exact gradient of :meth:`compress_forward`."""
-        return grad_blk.to(self.basis_dk) @ self.basis_dk.T
+        return grad_blk.to(self.basis_dk) @ self.basis_dk.T if self.k else grad_blk
 
 
-class ProjectedReceivingEnd:
-    """The receiving end of a link of width k > 0. Results have the dtype and the device of the basis.
+class ReceivingEnd:
+    """The end of a link that receives activations and sends gradients. Only this end needs the embedding.
 
     Args:
-        basis_dk: U, orthonormal columns; the same as at the sending end.
+        k, basis_dd: the same as at the sending end.
         table_vd: TE of the last committed round; any dtype and device.
     """
 
-    def __init__(self, basis_dk: Tensor, table_vd: Tensor) -> None:
-        self.k = basis_dk.shape[1]
-        self.basis_dk = basis_dk.contiguous()
+    def __init__(self, k: int, basis_dd: Tensor, table_vd: Tensor) -> None:
+        self.k = k
+        self.basis_dk = basis_dd[:, :k].contiguous()
         self.refresh(table_vd)
 
     def refresh(self, table_vd: Tensor) -> None:
         """Derive T_perp from TE of a newly committed round.
 
-        TE is the one authoritative table. To derive T_perp from it at every commit equals the paper's
+        TE is the only table that rounds change. To derive T_perp from it at every commit equals the paper's
         adaptation of T_S and T_perp (eqs 3 and 4).
         """
-        self.perpendicular_vd = perpendicular_table(table_vd.detach().to(self.basis_dk), self.basis_dk)
+        if self.k:
+            self.perpendicular_vd = perpendicular_table(table_vd.detach().to(self.basis_dk), self.basis_dk)
 
     def expand_forward(self, x_blk: Tensor, ids_bl: Tensor) -> Tensor:
-        """X^ = X~ U^T + T_perp[ids], as received."""
+        """X^ = X~ U^T + T_perp[ids], as received; `ids_bl` are the tokens of the activation."""
+        if not self.k:
+            return x_blk
         return x_blk.to(self.basis_dk) @ self.basis_dk.T + self.perpendicular_vd[ids_bl]
 
     def compress_backward(self, grad_bld: Tensor) -> Tensor:
         """G~ = G U, to be sent: the exact gradient of :meth:`expand_forward`, as T_perp is constant."""
-        return grad_bld.to(self.basis_dk) @ self.basis_dk
-
-
-class UncompressedEnd:
-    """Either end of a link that carries all of d: every operation returns its tensor unchanged."""
-
-    k = 0
-
-    def refresh(self, table_vd: Tensor) -> None:
-        pass
-
-    def compress_forward(self, x_bld: Tensor) -> Tensor:
-        return x_bld
-
-    def expand_forward(self, x_blk: Tensor, ids_bl: Tensor) -> Tensor:
-        return x_blk
-
-    def compress_backward(self, grad_bld: Tensor) -> Tensor:
-        return grad_bld
-
-    def expand_backward(self, grad_blk: Tensor) -> Tensor:
-        return grad_blk
+        return grad_bld.to(self.basis_dk) @ self.basis_dk if self.k else grad_bld

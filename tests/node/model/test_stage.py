@@ -15,11 +15,8 @@ from protocol.algorithm.outer_step import anchor_digest
 from protocol.algorithm.subspace import (
     ReceivingEnd,
     SendingEnd,
-    UncompressedEnd,
     orthonormal_basis,
     perpendicular_table,
-    receiving_end,
-    sending_end,
 )
 from protocol.spec.presets import PRESETS
 from protocol.spec.resolve import resolve
@@ -43,7 +40,7 @@ def whole_model(spec: RunSpec = SPEC) -> tuple[torch.Tensor, dict[str, torch.Ten
 
 
 def link(k: int, basis_dd: Tensor, table_vd: Tensor) -> tuple[SendingEnd, ReceivingEnd]:
-    return sending_end(k, basis_dd), receiving_end(k, basis_dd, table_vd)
+    return SendingEnd(k, basis_dd), ReceivingEnd(k, basis_dd, table_vd)
 
 
 @pytest.mark.parametrize("cuts", [(2,), (1, 2, 3), (3,)], ids=["2 members", "4 members", "uneven"])
@@ -52,7 +49,8 @@ def test_members_with_uncompressed_links_equal_the_single_process(cuts: tuple[in
     stages = stages_of(SPEC)
     bounds = (0, *cuts, len(stages))
     members = [stages[first:stop] for first, stop in itertools.pairwise(bounds)]
-    split_loss, _, _ = chain_step(members, [(UncompressedEnd(), UncompressedEnd())] * len(cuts), *batch())
+    uncompressed = link(0, orthonormal_basis(SPEC.model.width, 0), stages[0].emb)
+    split_loss, _, _ = chain_step(members, [uncompressed] * len(cuts), *batch())
     assert torch.equal(split_loss, loss)
     for name, gradient in gradients_of(stages).items():
         assert torch.equal(gradient, gradients[name]), name
@@ -105,13 +103,13 @@ def test_the_basis_is_orthonormal_nested_and_a_function_of_the_seed() -> None:
     torch.testing.assert_close(orthonormal_basis(3, 3)[:2], torch.tensor(fixed), rtol=0, atol=1e-6)
     for k in (4, 8):
         # U of a link is the first k columns: the identity goes through as these.
-        assert torch.equal(sending_end(k, basis).compress_forward(torch.eye(16)), basis[:, :k])
+        assert torch.equal(SendingEnd(k, basis).compress_forward(torch.eye(16)), basis[:, :k])
 
 
 def test_a_link_follows_the_embedding_only_when_it_is_refreshed() -> None:
     basis = orthonormal_basis(16, 0)
     table, moved = torch.randn(19, 16), torch.randn(19, 16)
-    end = receiving_end(4, basis, table)
+    end = ReceivingEnd(4, basis, table)
     ids, zeros = torch.arange(19).view(1, 19), torch.zeros(1, 19, 4)
     assert torch.equal(end.expand_forward(zeros, ids)[0], perpendicular_table(table, basis[:, :4]))
     end.refresh(moved)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from protocol.algorithm.subspace import orthonormal_basis, receiving_end, sending_end
+from protocol.algorithm.subspace import ReceivingEnd, SendingEnd, orthonormal_basis
 
 WIDTH, K, VOCABULARY = 16, 4, 19
 
@@ -12,7 +12,7 @@ WIDTH, K, VOCABULARY = 16, 4, 19
 def test_the_sender_projects_and_does_not_subtract_the_embedding() -> None:
     basis_dd = orthonormal_basis(WIDTH, 3)
     x_bld = torch.randn(2, VOCABULARY, WIDTH)
-    assert torch.equal(sending_end(K, basis_dd).compress_forward(x_bld), x_bld @ basis_dd[:, :K])
+    assert torch.equal(SendingEnd(K, basis_dd).compress_forward(x_bld), x_bld @ basis_dd[:, :K])
 
 
 def test_that_equals_the_subtraction_of_the_paper() -> None:
@@ -21,11 +21,11 @@ def test_that_equals_the_subtraction_of_the_paper() -> None:
     table_vd = torch.randn(VOCABULARY, WIDTH, dtype=torch.float64)
     x_bld = torch.randn(2, VOCABULARY, WIDTH, dtype=torch.float64)
     ids_bl = torch.arange(VOCABULARY).expand(2, -1)
-    receiver = receiving_end(K, basis_dd, table_vd)
+    receiver = ReceivingEnd(K, basis_dd, table_vd)
     # A token of zeros comes out as its row of T_perp.
     perpendicular_bld = receiver.expand_forward(torch.zeros(2, VOCABULARY, K).double(), ids_bl)
     torch.testing.assert_close(
-        sending_end(K, basis_dd).compress_forward(x_bld),
+        SendingEnd(K, basis_dd).compress_forward(x_bld),
         (x_bld - perpendicular_bld) @ basis_dd[:, :K],
         rtol=0,
         atol=1e-13,
@@ -37,14 +37,14 @@ def test_the_receiver_adds_what_the_link_cannot_carry() -> None:
     basis_dd, _ = torch.linalg.qr(orthonormal_basis(WIDTH, 3).double())
     table_vd = torch.randn(VOCABULARY, WIDTH, dtype=torch.float64)
     ids_bl = torch.arange(VOCABULARY).view(1, -1)
-    sent_blk = sending_end(K, basis_dd).compress_forward(table_vd[ids_bl])
-    received_bld = receiving_end(K, basis_dd, table_vd).expand_forward(sent_blk, ids_bl)
+    sent_blk = SendingEnd(K, basis_dd).compress_forward(table_vd[ids_bl])
+    received_bld = ReceivingEnd(K, basis_dd, table_vd).expand_forward(sent_blk, ids_bl)
     torch.testing.assert_close(received_bld, table_vd[ids_bl], rtol=0, atol=1e-13)
 
 
 def test_an_uncompressed_link_changes_nothing() -> None:
     basis_dd, x_bld, ids_bl = orthonormal_basis(WIDTH, 3), torch.randn(2, 5, WIDTH), torch.zeros(2, 5).long()
-    sender, receiver = sending_end(0, basis_dd), receiving_end(0, basis_dd, torch.randn(VOCABULARY, WIDTH))
+    sender, receiver = SendingEnd(0, basis_dd), ReceivingEnd(0, basis_dd, torch.randn(VOCABULARY, WIDTH))
     assert sender.k == receiver.k == 0
     assert torch.equal(receiver.expand_forward(sender.compress_forward(x_bld), ids_bl), x_bld)
     assert torch.equal(sender.expand_backward(receiver.compress_backward(x_bld)), x_bld)

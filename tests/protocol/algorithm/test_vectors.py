@@ -13,11 +13,8 @@ from node.model.stage import Stage, next_token_loss
 from protocol.algorithm.outer_optimizer import Sgd
 from protocol.algorithm.outer_step import apply_update
 from protocol.algorithm.subspace import (
-    ProjectedReceivingEnd,
-    ProjectedSendingEnd,
     ReceivingEnd,
     SendingEnd,
-    UncompressedEnd,
     perpendicular_table,
 )
 from protocol.algorithm.topk import SparseTensor, TensorLayout, sparsify
@@ -44,9 +41,8 @@ COMM = vectors("tiny_outer_step_comm")
 def test_link_projects_as_the_reference(case: dict[str, Any]) -> None:
     tolerance = PROJECTION["tol"]
     ids = torch.tensor(PROJECTION["ids"])
-    sender = ProjectedSendingEnd(f64(case["U"]))
-    receiver = ProjectedReceivingEnd(f64(case["U"]), f64(PROJECTION["TE"]))
-    assert sender.k == receiver.k == case["k"]
+    sender = SendingEnd(case["k"], f64(case["U"]))
+    receiver = ReceivingEnd(case["k"], f64(case["U"]), f64(PROJECTION["TE"]))
     assert_close(receiver.perpendicular_vd, case["T_perp"], tolerance)
 
     wire = sender.compress_forward(f64(PROJECTION["X"]))
@@ -62,7 +58,7 @@ def test_one_authoritative_embedding_equals_the_adaptation_of_its_two_parts() ->
     reference = vectors("te_adaptation")
     tolerance = reference["tol"]
     basis, table = f64(reference["U"]), f64(reference["TE_init"])
-    end = ProjectedReceivingEnd(basis, table)
+    end = ReceivingEnd(basis.shape[1], basis, table)
     assert_close(end.perpendicular_vd, reference["T_perp_init"], tolerance)
     for step in reference["steps"]:
         (table,) = apply_update({"emb": table}, [{"emb": _dense(step["update"])}], [1.0], Sgd(1.0)).values()
@@ -151,9 +147,9 @@ def _tiny_stages(parameters: Mapping[str, Any]) -> list[Stage]:
 
 
 def _tiny_link(mode: str, table: Tensor) -> tuple[SendingEnd, ReceivingEnd]:
-    if mode == "full":
-        return UncompressedEnd(), UncompressedEnd()
-    return ProjectedSendingEnd(f64(TINY["U"])), ProjectedReceivingEnd(f64(TINY["U"]), table)
+    basis = f64(TINY["U"])
+    k = 0 if mode == "full" else basis.shape[1]
+    return SendingEnd(k, basis), ReceivingEnd(k, basis, table)
 
 
 @pytest.mark.parametrize("mode", ["full", "compressed"])

@@ -202,10 +202,10 @@ def test_all_that_is_not_chunks_is_below_one_percent_of_a_stage_of_ten_million(
     parameters = sum(map(math.prod, shapes.values()))
     assert 10e6 < parameters < 15e6
     layout = PayloadLayout(shapes, spec.outer)
+    owner = PeerId("12D3KooW" + 44 * "x")
     descriptor = PayloadDescriptor(
-        run=spec.run_id, stage=4, round_number=10**6, owner=PeerId("12D3KooW" + 44 * "x"), anchor_digest=64 * "a",
-        codec=layout.codec, weight=1.0, nbytes=layout.nbytes, sha256=64 * "b", signature=bytes(64),
-    )  # fmt: skip
+        spec.run_id, 4, 10**6, owner, 64 * "a", layout.codec, 1.0, layout.nbytes, 64 * "b", bytes(64)
+    )
     envelope = len(descriptor_to_pb(descriptor).SerializeToString())
     assert (layout.nbytes + envelope) / (parameters / 4096 * bytes_per_chunk(options)) < 1.01
 

@@ -152,6 +152,14 @@ class TensorLayout:
         """s, the values sent of one tensor."""
         return sum(group.count * group.k for group in self.groups)
 
+    def sections(self) -> Iterator[tuple[ChunkGroup, slice, NDArray[np.int64]]]:
+        """Each group, the slice of its values in those of the tensor, and its chunks' first elements [c, 1]."""
+        first, start = 0, 0
+        for group in self.groups:
+            stop = first + group.count * group.k
+            yield group, slice(first, stop), start + np.arange(group.count)[:, None] * group.size
+            first, start = stop, start + group.count * group.size
+
     def blocks(self) -> Iterator[Block]:
         """All elements in blocks, in the order in which they are sent."""
         start = 0

@@ -94,13 +94,9 @@ def encode_tensor(layout: TensorLayout, sparse: SparseTensor) -> bytes:
     parts = [array.tobytes() for array in before]
     if sparse.indices_s is not None:
         positions_s = layout.positions(sparse.indices_s).numpy()
-        first, element = 0, 0
-        for group in layout.groups:
-            stop = first + group.count * group.k
-            starts_c1 = element + np.arange(group.count)[:, None] * group.size
-            indices_ck = positions_s[first:stop].reshape(group.count, group.k) - starts_c1
+        for group, values, starts_c1 in layout.sections():
+            indices_ck = positions_s[values].reshape(group.count, group.k) - starts_c1
             parts.append(index_code(layout.outer, group.size, group.k).encode(indices_ck).tobytes())
-            first, element = stop, element + group.count * group.size
     return b"".join((*parts, codes.tobytes()))
 
 
@@ -144,14 +140,11 @@ def _decode_tensor(layout: TensorLayout, raw: NDArray[np.uint8]) -> SparseTensor
         parts.append(array)
     indices_s = None
     if not layout.outer.dense:
-        positions_s, first, element = np.empty(layout.sent, np.int64), 0, 0
-        for group in layout.groups:
+        positions_s = np.empty(layout.sent, np.int64)
+        for group, values, starts_c1 in layout.sections():
             code = index_code(layout.outer, group.size, group.k)
             coded, raw = np.split(raw, [code.nbytes(group.count)])
-            indices_ck = code.decode(coded, group.count)
-            indices_ck += element + np.arange(group.count)[:, None] * group.size
-            positions_s[first : first + indices_ck.size] = indices_ck.ravel()
-            first, element = first + indices_ck.size, element + group.count * group.size
+            positions_s[values] = (code.decode(coded, group.count) + starts_c1).ravel()
         indices_s = layout.row_major(torch.from_numpy(positions_s))
     return SparseTensor.of(indices_s, quantizer.unpack([*parts, raw], lengths_c))
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TypeVar
 
 from cryptography import x509
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
@@ -21,6 +22,8 @@ from protocol.wire.convert.plans import peer_record_from_pb, peer_record_to_pb, 
 
 MAX_SEALED_BYTES = 2048
 """Largest signed record in the DHT. A PeerRecord with its certificate is well below it."""
+
+M = TypeVar("M", bound=Message)
 
 
 @dataclass(frozen=True)
@@ -37,10 +40,7 @@ def record_to_bytes(record: PeerRecord) -> bytes:
 
 def record_from_bytes(data: bytes) -> PeerRecord:
     """Raises HetnodeError BAD_REQUEST on any bad bytes."""
-    try:
-        return peer_record_from_pb(pb.PeerRecord.FromString(data))
-    except DecodeError:
-        raise _bad("it is no peer record") from None
+    return peer_record_from_pb(_parsed(pb.PeerRecord, data, "peer record"))
 
 
 def seal_record(record: PeerRecord, sign: Signer, expires: float, certificate: bytes) -> bytes:
@@ -67,12 +67,11 @@ def open_record(sealed: bytes, peer: str, authority: x509.Certificate, now: floa
     """
     if len(sealed) > MAX_SEALED_BYTES:
         raise _bad(f"it has {len(sealed)} bytes, more than {MAX_SEALED_BYTES}")
-    try:
-        signed = pb.SignedRecord.FromString(sealed)
-    except DecodeError:
-        raise _bad("it is no signed record") from None
+    signed = _parsed(pb.SignedRecord, sealed, "signed record")
+    # The signature comes first: nothing else of the record counts before its peer is known.
     if not is_signed_by(peer, record_message(signed.record, signed.expires), signed.signature):
         raise _bad(f"it is not signed by {peer[:64]}")
+    # A record without an end would stay in the DHT forever.
     if not now < signed.expires < math.inf:
         raise _bad(f"{peer} wrote it too long ago")
     try:
@@ -82,6 +81,7 @@ def open_record(sealed: bytes, peer: str, authority: x509.Certificate, now: floa
     if certificate.peer != peer or not certificate.holds_at(now):
         raise _bad(f"{peer} shows the certificate of another peer, or one that has expired")
     record = record_from_bytes(signed.record)
+    # A certified peer could sign a record in the name of another one.
     if record.peer != peer:
         raise _bad(f"{peer[:64]} signed a record about {record.peer}")
     return OpenedRecord(record, signed.expires)
@@ -93,10 +93,7 @@ def descriptor_to_bytes(descriptor: PayloadDescriptor) -> bytes:
 
 def descriptor_from_bytes(data: bytes) -> PayloadDescriptor:
     """Raises HetnodeError BAD_REQUEST on any bad bytes. The signature is not verified here."""
-    try:
-        return descriptor_from_pb(pb.PayloadDescriptor.FromString(data))
-    except DecodeError:
-        raise _bad("it is no payload descriptor") from None
+    return descriptor_from_pb(_parsed(pb.PayloadDescriptor, data, "payload descriptor"))
 
 
 def seal_plan(plan: Plan, run: str, sign: Signer) -> tuple[bytes, bytes]:
@@ -112,10 +109,7 @@ def open_plan(data: bytes, signature: bytes, run: str, coordinator: str) -> Plan
         HetnodeError: WRONG_AUTHORITY if the signature is not the coordinator's; BAD_REQUEST if it is no plan.
     """
     _check_signed(plan_message(run, data), signature, run, coordinator, "plan")
-    try:
-        return plan_from_pb(pb.Plan.FromString(data))
-    except DecodeError:
-        raise _bad("it is no plan") from None
+    return plan_from_pb(_parsed(pb.Plan, data, "plan"))
 
 
 def seal_state(record: StateRecord, sign: Signer) -> tuple[bytes, bytes]:
@@ -132,10 +126,14 @@ def open_state(data: bytes, signature: bytes, run: str, coordinator: str) -> Sta
         record.
     """
     _check_signed(state_message(run, data), signature, run, coordinator, "record of a checkpoint")
+    return state_from_pb(_parsed(pb.StateRecord, data, "record of a checkpoint"))
+
+
+def _parsed(message: type[M], data: bytes, what: str) -> M:
     try:
-        return state_from_pb(pb.StateRecord.FromString(data))
+        return message.FromString(data)
     except DecodeError:
-        raise _bad("it is no record of a checkpoint") from None
+        raise _bad(f"it is no {what}") from None
 
 
 def _check_signed(message: bytes, signature: bytes, run: str, coordinator: str, what: str) -> None:

@@ -13,6 +13,7 @@ Shapes: s values of a tensor, c chunks, m magnitudes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,13 +34,12 @@ class Magnitudes:
     """Signs and `count` magnitudes per tensor; a code takes as many bits as there are magnitudes.
 
     Args:
+        count: 1 (the mean magnitude) or 2.
         scaled: whether every chunk has a scale.
     """
 
-    count: int
-
-    def __init__(self, scaled: bool = False) -> None:
-        self.scaled = scaled
+    def __init__(self, count: int, scaled: bool = False) -> None:
+        self.count, self.scaled = count, scaled
 
     def quantize(self, values_s: Floats, lengths_c: Lengths) -> QuantizedValues:
         """Fit the scales and the magnitudes, then give each finite value the nearest magnitude.
@@ -101,16 +101,8 @@ class Magnitudes:
         return codes[:sent]
 
 
-class OneBit(Magnitudes):
-    """The sign of each value and the mean magnitude."""
-
-    count = 1
-
-
-class TwoBits(Magnitudes):
-    """The sign of each value and one of two magnitudes."""
-
-    count = 2
+OneBit = partial(Magnitudes, 1)
+TwoBits = partial(Magnitudes, 2)
 
 
 def value_table(magnitudes: NDArray[np.float32], scaled: bool) -> NDArray[np.float32]:

@@ -153,7 +153,7 @@ class TensorLayout:
         return sum(group.count * group.k for group in self.groups)
 
     def sections(self) -> Iterator[tuple[ChunkGroup, slice, NDArray[np.int64]]]:
-        """Each group, the slice of its values in those of the tensor, and its chunks' first elements [c, 1]."""
+        """Each group, the slice of its values in all values sent, and the first elements [c, 1] of its chunks."""
         first, start = 0, 0
         for group in self.groups:
             stop = first + group.count * group.k

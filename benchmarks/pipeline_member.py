@@ -131,7 +131,7 @@ class PipelineMember:
             passes = await self._worker.call(Passes())
             results.append({"seconds": seconds, "passes": passes})
         await self._pipeline.phase(round_number, steps, False)
-        await self._pipeline.forget_before(round_number + 1)
+        await self._pipeline.drop_frames_before(round_number + 1)
         return {"steps": results, "bytes_sent": self._pipeline.bytes_sent - sent}
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from node.folder import keep_only_run, lock_folder, remember_node_folder
 from node.hive.transport import HivemindTransport
 from node.ipc.channel import start_child
-from node.ipc.worker_calls import CheckDevice, ComputeOptions, RequireInitial
+from node.ipc.worker_calls import CheckDevice, ComputeOptions, LocalData, RequireInitial
 from node.ipc.worker_client import WorkerClient
 from node.measure.hardware import measure_capacity
 from node.measure.measure import LinkProber, known_speed, measure_coordinator, measure_speed
@@ -32,9 +32,9 @@ from node.net.live_estimates import LiveEstimates
 from node.net.membership import Membership, jittered
 from node.net.probe import probe_peer
 from node.security.identity import Identity
+from node.train.cancellation import LeaveRequested, cancel_when_leaving
 from node.train.node_loop import End, NodeLoop
-from node.train.services import LocalData, Services
-from node.train.waiting import AskedToLeave, unless_asked
+from node.train.services import Services
 from node.transport.transport import Transport
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.roles import DEFAULT_ROLE, POLICIES
@@ -121,8 +121,10 @@ async def run_node(options: NodeOptions, identity: Identity, leaving: asyncio.Ev
         # The processes that are replaced when this node gets other stages.
         processes = await stack.enter_async_context(AsyncExitStack())
         try:
-            node, worker = await unless_asked(leaving, _enter(options, identity, leaving, stack, processes))
-        except AskedToLeave:
+            node, worker = await cancel_when_leaving(
+                leaving, _enter(options, identity, leaving, stack, processes)
+            )
+        except LeaveRequested:
             log.info("left before it took part")
             return options.folder
         async with asyncio.TaskGroup() as group:
@@ -245,14 +247,14 @@ async def _train(node: _Joined, worker: WorkerClient, processes: AsyncExitStack)
     Returns how the training ended, and the folder of the checkpoint.
     """
     end, kept = End.MOVED, node.folder
-    with suppress(AskedToLeave):
-        transport = await unless_asked(node.leaving, _enter_dht(node, processes))
+    with suppress(LeaveRequested):
+        transport = await cancel_when_leaving(node.leaving, _enter_dht(node, processes))
         while True:
             end, kept = await _train_assignment(node, worker, transport)
             if end is not End.MOVED:
                 return end, kept
             await node.membership.attach(_admit_nobody)
-            worker, transport = await unless_asked(node.leaving, _restart_processes(node, processes))
+            worker, transport = await cancel_when_leaving(node.leaving, _restart_processes(node, processes))
     return End.DRAINED, kept
 
 
@@ -329,7 +331,7 @@ async def _train_assignment(node: _Joined, worker: WorkerClient, transport: Tran
             raise
         for task in background:
             task.cancel()
-    return end, training.kept
+    return end, training.newest_checkpoint
 
 
 async def _start_worker(options: NodeOptions, processes: AsyncExitStack) -> WorkerClient:
@@ -352,6 +354,6 @@ async def _save_progress(training: NodeLoop, seconds: float | None) -> None:
     """Save what is new since the last checkpoint, within `seconds`: supervisors kill slow processes."""
     try:
         async with asyncio.timeout(seconds):
-            await training.keep_progress()
+            await training.save_progress()
     except (TimeoutError, HetnodeError) as error:
         log.warning("the progress since the last checkpoint is not saved: %s", error)

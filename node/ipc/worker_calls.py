@@ -1,7 +1,7 @@
 """The calls to the worker process: one dataclass for each, which declares its answer.
 
-The worker does the calls strictly in the order in which they are queued, and keeps the model between them. The
-methods of :class:`node.worker.worker.Worker` say what each call does.
+The worker does the calls strictly in the order in which they are queued, and keeps the model between them.
+The methods of :class:`node.worker.worker.Worker` say what each call does.
 """
 
 from __future__ import annotations
@@ -25,8 +25,26 @@ class ComputeOptions:
 
 
 @dataclass(frozen=True)
+class LocalData:
+    """How this machine computes, and where it finds what the spec names; None: as the spec says.
+
+    Attributes:
+        source: of the training data.
+        tokenizer: its file.
+        initial: the checkpoint of the parameters before round 1, where the run starts from given ones.
+        search_paths: folders in which, or above which, tokenizer.json is looked for.
+    """
+
+    compute: ComputeOptions = ComputeOptions()
+    source: str | None = None
+    tokenizer: str | None = None
+    initial: Path | None = None
+    search_paths: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
 class Message:
-    """Activations or gradients of one microbatch as they travel: named tensors and the bytes of all of them."""
+    """Activations or gradients of one microbatch: named tensors, and the bytes of all of them."""
 
     tensors: tuple[TensorHeader, ...]
     payload: bytes
@@ -127,15 +145,9 @@ class RequireInitial(Request[None]):
 
 @dataclass(frozen=True)
 class Build(Request[StageInfo]):
-    """`source`, `tokenizer` and `initial` are this machine's own; None: as the spec says."""
-
     spec: RunSpec
     stages: StageRange
-    compute: ComputeOptions = ComputeOptions()
-    source: str | None = None
-    tokenizer: str | None = None
-    initial: Path | None = None
-    search_paths: tuple[Path, ...] = ()
+    local: LocalData = LocalData()
 
 
 @dataclass(frozen=True)

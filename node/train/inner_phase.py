@@ -1,10 +1,10 @@
-"""The inner phases of one member, seen from the main process: step after step, and how long they took."""
+"""The inner phases of one member, seen from the main process: their steps, and how long these took."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from dataclasses import replace
 
 from node.ipc.worker_calls import AssignSamples, BeginRound, EndInnerPhase
 from node.net.membership import Assignment
@@ -13,18 +13,19 @@ from node.train.services import Services
 from protocol.algorithm.flops import microbatch_flops
 from protocol.algorithm.sampling import sample_range
 from protocol.spec.run import RunSpec
+from protocol.status import Measurement
 
 log = logging.getLogger(__name__)
 
 
 class InnerLoop:
-    """One inner phase after the other. Each may begin ahead of the decision of the round before it.
+    """One inner phase after the other. Each may begin before the decision of the round before it.
 
     Args:
-        between_steps: held while an inner step computes.
+        between_steps: a lock that is held while an inner step computes.
 
     Attributes:
-        round: whose inner phase has begun last; 0 before any.
+        round_number: of the inner phase that has begun last; 0 before any.
         seconds: of this phase so far.
     """
 
@@ -39,15 +40,15 @@ class InnerLoop:
         self._start(0)
 
     async def begin(self, assignment: Assignment, round_number: int) -> None:
-        """Begin the inner phase of `round_` in `seat`; :meth:`train` is to follow."""
+        """Begin the inner phase of a round. Call :meth:`train` next, or :meth:`train_ahead` before it."""
         self._assignment, self._samples = assignment, self._samples_of(assignment, round_number)
         await self._services.worker.call(BeginRound(round_number, self._samples))
         self._start(round_number)
 
-    async def go_on(self, assignment: Assignment) -> None:
-        """Go on with the phase that was begun ahead, under a plan that has perhaps changed since.
+    async def resume(self, assignment: Assignment) -> None:
+        """Continue the phase that was begun ahead, under a plan that may have changed since.
 
-        The steps that are left take their places in the samples of the new plan.
+        The remaining steps train on the samples that the new plan gives to them.
         """
         self._assignment, samples = assignment, self._samples_of(assignment, self.round_number)
         if samples != self._samples:
@@ -55,25 +56,25 @@ class InnerLoop:
             await self._services.worker.call(AssignSamples(samples))
 
     def is_ahead_of(self, round_number: int) -> bool:
-        """Whether any step of a later round than `round_` is trained."""
+        """Whether any step of a later round than `round_number` is trained."""
         return self.round_number > round_number and self._done > 0
 
     async def train_ahead(self, steps: int) -> None:
-        """The first `steps` steps of the phase, or as many as the round has time for."""
+        """Train the first `steps` steps of the phase, or as many as the round has time for."""
         await self._train(steps)
 
     async def train(self) -> None:
-        """What is left of H steps, or as many as the round has time for. Then the phase is over."""
+        """Train the rest of the H steps, or as many as the round has time for. Then the phase is over."""
         await self._train(None)
 
     async def train_beyond(self, round_number: int, step: int) -> None:
-        """One step more, `step` > H of `round_`, which is exchanged: it is none of the phase's H steps."""
+        """Train an extra step, `step` > H, of a round that is being exchanged. The phase does not count it."""
         began = self._now()
         await self._step(round_number, step)
         self._beyond_seconds += self._now() - began
 
-    async def end(self) -> dict[str, Any]:
-        """What was measured of the phase, as the fields of a Measurement."""
+    async def end(self) -> Measurement:
+        """End the phase. Returns what was measured of it, with everything else at 0."""
         spec, replica = self._spec, self._assignment.replica
         report = await self._services.worker.call(EndInnerPhase())
         result = report.result
@@ -85,21 +86,22 @@ class InnerLoop:
         if result.steps < spec.inner.steps:
             log.info("round %d: %d of %d steps", self.round_number, result.steps, spec.inner.steps)
         self._estimate(report.compute_seconds)
-        return {
-            "train_loss": result.loss,
-            "tokens": result.tokens,
-            "steps": result.steps,
-            "gradient_norm": result.gradient_norm,
-            "inner_seconds": self.seconds,
-            "compute_seconds": report.compute_seconds,
-            "microbatches": spec.microbatches_of(replica),
-            "link_bytes_sent": self._bytes_sent,
-            "link_bytes_dense": self._pipeline.dense_bytes_per_round,
-        }
+        return replace(
+            empty_measurement(self._assignment, self.round_number),
+            train_loss=result.loss,
+            tokens=result.tokens,
+            steps=result.steps,
+            gradient_norm=result.gradient_norm,
+            inner_seconds=self.seconds,
+            compute_seconds=report.compute_seconds,
+            microbatches=spec.microbatches_of(replica),
+            link_bytes_sent=self._bytes_sent,
+            link_bytes_dense=self._pipeline.dense_bytes_per_round,
+        )
 
     def _start(self, round_number: int) -> None:
         self.round_number, self.seconds = round_number, 0.0
-        self._done, self._is_over = 0, False  # steps of the phase; whether all members know that it ends
+        self._done, self._is_over = 0, False  # steps of the phase; whether the replica has ended it
         self._microbatches, self._bytes_sent, self._beyond_seconds = 0, 0, 0.0
 
     async def _train(self, ahead: int | None) -> None:
@@ -122,15 +124,15 @@ class InnerLoop:
         self._microbatches += self._spec.microbatches_of(self._assignment.replica)
 
     def _has_time(self) -> bool:
-        """Whether this replica should train one more step of the phase before it offers its payloads."""
+        """Whether the replica has time for one more step of the phase before it proposes its payloads."""
         if self._done >= self._spec.inner.steps:
             return False
         closes = self._services.membership.closes_in(self.round_number)
-        # One step's time more, because offering takes some, too.
+        # Time for one more step is left over, because proposing takes time, too.
         return closes is None or closes > 2 * self._step_seconds
 
     def _estimate(self, compute_seconds: float) -> None:
-        """Learn from the phase how fast this node and its replica are."""
+        """Update the estimates of the speed of this node and of its replica."""
         estimates, done = self._services.membership.estimates, self._microbatches
         stages = self._assignment.replica.members[self._assignment.position].stages
         estimates.computed(done * microbatch_flops(self._spec, stages), compute_seconds)
@@ -143,3 +145,14 @@ class InnerLoop:
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
+
+
+def empty_measurement(assignment: Assignment, round_number: int) -> Measurement:
+    """A measurement of this member in a round, with all figures at 0."""
+    return Measurement(
+        peer=assignment.replica.members[assignment.position].peer,
+        round_number=round_number,
+        replica=assignment.replica.index,
+        position=assignment.position,
+        complete=assignment.is_last,
+    )

@@ -1,9 +1,8 @@
-"""One node's training from its first place in the run to the last round: read :meth:`Training.run` top to
-bottom.
+"""One node's training from its first reservation to the last round: read :meth:`NodeLoop.run` top to bottom.
 
-A node follows the log of decisions until a plan gives it a seat, trains under that plan until it ends or
-cannot go on, and follows again. Whatever happens to its replica, its links or the coordinator, this loop is
-the one way back.
+A node follows the log of decisions until a plan assigns it to a replica. It trains under that plan until the
+plan ends or the replica cannot go on, and then it follows again. After every failure of its replica, its
+links or the coordinator it comes back through this loop.
 """
 
 from __future__ import annotations
@@ -16,13 +15,14 @@ from pathlib import Path
 
 from node.checkpoint.layout import round_folder
 from node.folder import keep_only_stages
-from node.ipc.worker_calls import Abandon, Build, StageInfo, WriteCheckpoint
+from node.ipc.worker_calls import Abandon, Build, LocalData, StageInfo, WriteCheckpoint
 from node.net.membership import Assignment, RunView, jittered
+from node.train.cancellation import LeaveRequested, cancel_when_leaving
 from node.train.outer_exchange import OuterExchange, run_is_over
 from node.train.recovery import Recovery
+from node.train.remedies import Remedy, code_of, is_final_after_the_run, remedy_for
 from node.train.replica_session import ReplicaSession, Superseded
-from node.train.services import LocalData, Services
-from node.train.waiting import AskedToLeave, unless_asked
+from node.train.services import Services
 from protocol.errors import ErrorCode, HetnodeError, first_error
 from protocol.spec.run import RunSpec
 from protocol.types import PeerId, ReservedAssignment, StageRange
@@ -30,38 +30,11 @@ from protocol.types import PeerId, ReservedAssignment, StageRange
 log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 2.0
-_NEWS_SECONDS = 10.0
-_BROKEN = frozenset(
-    (
-        ErrorCode.NEIGHBOUR_LOST,
-        ErrorCode.NEIGHBOUR_UNREACHABLE,
-        ErrorCode.FRAME_CORRUPT,
-        ErrorCode.FRAME_TOO_LARGE,
-        ErrorCode.CERTIFICATE_REFUSED,
-    )
-)
-"""This replica cannot go on as it is; this node can."""
-_MENDABLE = _BROKEN | {
-    ErrorCode.UNKNOWN_PEER,
-    ErrorCode.SEAT_LOST,
-    ErrorCode.ANCHOR_DIVERGED,
-    ErrorCode.PAYLOAD_UNAVAILABLE,
-    ErrorCode.STATE_UNAVAILABLE,
-    ErrorCode.COORDINATOR_UNREACHABLE,
-}
-_AWAY = frozenset(
-    (
-        ErrorCode.COORDINATOR_UNREACHABLE,
-        ErrorCode.UNKNOWN_PEER,
-        ErrorCode.PAYLOAD_UNAVAILABLE,
-        ErrorCode.STATE_UNAVAILABLE,
-    )
-)
-"""Others are not there; after the end of the run they will not come back."""
+_MOVE_SECONDS = 10.0
 
 
 class End(Enum):
-    """How a node's training has ended: with the run, for other stages elsewhere, or as it was asked to."""
+    """Why a node's training has ended: the run is over, the node moves to other stages, or it leaves."""
 
     FINISHED = "finished"
     MOVED = "moved"
@@ -69,18 +42,18 @@ class End(Enum):
 
 
 class _Moved(Exception):
-    """This node's place now has other stages than those that it has built."""
+    """The stages that are reserved for this node are not those that it has built."""
 
 
 class NodeLoop:
-    """Trains the stages of this node's place until the run's last round.
+    """Trains the stages that are reserved for this node until the last round of the run.
 
     Args:
         spec: the run.
-        services: what the node has at hand.
-        local: what this machine has its own way to.
+        services: the processes and connections of this node.
+        local: how this machine computes, and where its files are.
         folder: of this node; checkpoints and committed payloads are kept below it.
-        leaving: set when this node is to leave: at once, or at the end of the round in which it trains.
+        leaving: set when this node has to leave: at once, or at the end of the round in which it trains.
     """
 
     def __init__(
@@ -89,97 +62,86 @@ class NodeLoop:
         self._spec, self._services, self._local = spec, services, local
         self._folder, self._leaving = folder, leaving
         self._checkpoints, self._payloads = folder / "checkpoint", folder / "payloads"
-        self._kept = self._checkpoints
+        self._newest_checkpoint = self._checkpoints
         self._between_steps = asyncio.Lock()
         self._assignment: Assignment | None = None
-        self._left_epoch = 0  # no seat of a plan up to this one counts any more
-        # What is known once this node has its place.
+        self._given_up_epoch = 0  # assignments of plans up to this one do not count any more
+        # Set by _build_stages:
         self._stages: StageRange
         self._stage_info: StageInfo
         self._exchange: OuterExchange
         self._recovery: Recovery
-        self._ready = False
+        self._is_built = False
 
     async def run(self) -> End:
-        """Take a place and train, and keep the checkpoint of the last round where the run ends first.
+        """Build the reserved stages and train; write a checkpoint of the last round where the run ends.
 
-        Raises HetnodeError for every failure that this node cannot mend; what was committed stays committed.
+        Raises HetnodeError for every failure that this node cannot recover from; what was committed stays.
         """
         try:
-            await unless_asked(self._leaving, self._take_place())
+            await cancel_when_leaving(self._leaving, self._build_stages())
             await self._train_all_rounds()
         except _Moved as moved:
             log.info("%s", moved)
             return End.MOVED
-        except AskedToLeave:
+        except LeaveRequested:
             return End.DRAINED
-        await self._keep(self._spec.rounds)
+        await self._write_checkpoint(self._spec.rounds)
         return End.FINISHED
 
     async def _train_all_rounds(self) -> None:
-        trouble: BaseException | None = None
+        failure: BaseException | None = None
         while self._exchange.position < self._spec.rounds:
             session = self._services.membership.run_view.session
             try:
-                if trouble is not None:
-                    await unless_asked(self._leaving, self._mend(trouble, session))
-                    trouble = None
-                if await unless_asked(self._leaving, self._follow_until_seated()):
-                    await self._train()
+                if failure is not None:
+                    await cancel_when_leaving(self._leaving, self._recover_from(failure, session))
+                    failure = None
+                if await cancel_when_leaving(self._leaving, self._follow_until_assigned()):
+                    await self._train_assignment()
             except (Superseded, HetnodeError, BaseExceptionGroup) as error:
-                trouble = first_error(error)
-                self._check_place()
-                if _code_of(trouble) is ErrorCode.BAD_REQUEST:
-                    await self._hear_of_move()
-                if self._services.membership.run_view.finished and _code_of(trouble) in _AWAY:
+                failure = first_error(error)
+                self._check_reservation()
+                if code_of(failure) is ErrorCode.BAD_REQUEST:
+                    await self._wait_for_move()
+                if self._services.membership.run_view.finished and is_final_after_the_run(failure):
                     raise run_is_over() from None
-                if not isinstance(trouble, Superseded) and _code_of(trouble) not in _MENDABLE:
+                if remedy_for(failure) is None:
                     raise
 
     @property
-    def kept(self) -> Path:
-        """The folder of the newest checkpoint that was written, or of those of before."""
-        return self._kept
+    def newest_checkpoint(self) -> Path:
+        """The folder of the newest checkpoint written here; before the first, the folder of all of them."""
+        return self._newest_checkpoint
 
-    async def keep_progress(self) -> None:
-        """Write what a later start of this node goes on from; to be called when it has to leave midway."""
-        if self._ready:
+    async def save_progress(self) -> None:
+        """Write a checkpoint from which a later start of this node continues. Call it before an early end."""
+        if self._is_built:
             await self._abandon()
-        if self._ready and self._exchange.is_even:
-            await self._keep(self._exchange.position)
+        if self._is_built and self._exchange.is_even:
+            await self._write_checkpoint(self._exchange.position)
 
-    # How a seat is found
+    # Following, until a plan assigns this node to a replica
 
-    async def _take_place(self) -> None:
-        """Build the stages of this node's place and load their anchors."""
+    async def _build_stages(self) -> None:
+        """Build the stages that are reserved for this node, and load their anchors."""
         spec, services = self._spec, self._services
         peer = services.identity.peer
-        place = await services.membership.until(lambda run_view: _place_in(run_view, peer))
-        self._stages = place.stages
-        keep_only_stages(self._folder, place.stages)
-        log.info("this node's place is replica-%d, %s", place.replica, _words(place.stages))
-        local = self._local
-        self._stage_info = await services.worker.call(
-            Build(
-                spec,
-                place.stages,
-                local.compute,
-                local.source,
-                local.tokenizer,
-                local.initial,
-                local.search_paths,
-            )
-        )
+        reservation = await services.membership.until(lambda run_view: _reservation_in(run_view, peer))
+        self._stages = stages = reservation.stages
+        keep_only_stages(self._folder, stages)
+        log.info("this node is reserved for replica-%d, %s", reservation.replica, _text_of(stages))
+        self._stage_info = await services.worker.call(Build(spec, stages, self._local))
         await services.transport.host_stages(
-            {stage: self._stage_info.payload_bytes[stage] for stage in place.stages},
+            {stage: self._stage_info.payload_bytes[stage] for stage in stages},
             self._payloads,
             self._checkpoints,
             spec.recovery.keep_rounds,
         )
-        await services.directory.take_stages(place.stages)
+        await services.directory.take_stages(stages)
         self._exchange = OuterExchange(
             spec,
-            place.stages,
+            stages,
             services.identity,
             services.worker,
             services.transport,
@@ -188,146 +150,94 @@ class NodeLoop:
             self._stage_info,
             self._between_steps,
         )
-        self._recovery = Recovery(
-            spec,
-            peer,
-            services.worker,
-            services.transport,
-            services.coordinator,
-            services.membership,
-            self._exchange,
-            self._stage_info,
-            self._checkpoints,
-        )
-        await self._recovery.begin()
-        self._ready = True
+        self._recovery = Recovery(spec, services, self._exchange, self._stage_info, self._checkpoints)
+        await self._recovery.load_at_start()
+        self._is_built = True
 
-    async def _follow_until_seated(self) -> bool:
-        """Apply one decision after the other until a plan gives this node a seat in the next round.
+    async def _follow_until_assigned(self) -> bool:
+        """Apply decision after decision until a plan assigns this node to a replica in the next round.
 
-        Returns whether it has one: not where the run is over.
+        Returns False where the run is over before.
         """
         membership, exchange = self._services.membership, self._exchange
         await self._recovery.catch_up()
-        attested = -1
+        attested_round = -1
         while exchange.position < self._spec.rounds:
             next_round = exchange.position + 1
-            at_tip = exchange.position >= membership.run_view.round_number - 1
-            if at_tip and attested < exchange.position and self._has_its_place:
+            is_caught_up = exchange.position >= membership.run_view.round_number - 1
+            if is_caught_up and attested_round < exchange.position and self._has_own_reservation:
                 await exchange.attest_all()
-                attested = exchange.position
+                attested_round = exchange.position
             membership.progress = (next_round, 0)
-            self._assignment = await self._seat_or_decision(next_round)
+            self._assignment = await self._assignment_or_decision(next_round)
             if self._assignment is not None:
                 return True
             await exchange.follow(next_round)
-            await self._keep_if_due(next_round)
+            await self._write_checkpoint_if_due(next_round)
         return False
 
     @property
-    def _has_its_place(self) -> bool:
-        place = self._services.membership.run_view.reservation_of(self._services.identity.peer)
-        return place is not None and place.stages == self._stages
+    def _reservation(self) -> ReservedAssignment | None:
+        return self._services.membership.run_view.reservation_of(self._services.identity.peer)
 
-    def _check_place(self) -> None:
-        """Raises _Moved where this node is to have other stages."""
-        place = self._services.membership.run_view.reservation_of(self._services.identity.peer)
-        if place is not None and place.stages != self._stages:
+    @property
+    def _has_own_reservation(self) -> bool:
+        reservation = self._reservation
+        return reservation is not None and reservation.stages == self._stages
+
+    def _check_reservation(self) -> None:
+        """Raises _Moved where other stages are reserved for this node."""
+        reservation = self._reservation
+        if reservation is not None and reservation.stages != self._stages:
             raise _Moved(
-                f"this node moves from {_words(self._stages)} to {_words(place.stages)} of "
-                f"replica-{place.replica}: its processes start anew"
+                f"this node moves from {_text_of(self._stages)} to {_text_of(reservation.stages)} of "
+                f"replica-{reservation.replica}: its processes start anew"
             )
 
-    async def _hear_of_move(self) -> None:
-        """Who is moved is refused what was usual at its former place, perhaps before it hears of the move.
+    async def _wait_for_move(self) -> None:
+        """Wait a moment for another reservation. Raises _Moved when it arrives.
 
-        Raises _Moved where the news of it come.
+        The coordinator refuses a moved node's usual requests, perhaps before the node has heard of the move.
         """
         with suppress(TimeoutError):
-            async with asyncio.timeout(_NEWS_SECONDS):
-                await self._services.membership.until(lambda _: self._check_place())
+            async with asyncio.timeout(_MOVE_SECONDS):
+                await self._services.membership.until(lambda _: self._check_reservation())
 
-    async def _seat_or_decision(self, round_number: int) -> Assignment | None:
-        """This node's seat in `round_` as soon as it has one; None as soon as the round is decided."""
+    async def _assignment_or_decision(self, round_number: int) -> Assignment | None:
+        """This node's assignment in a round as soon as it has one; None as soon as the round is decided."""
         peer = self._services.identity.peer
 
-        def assignment(run_view: RunView) -> Assignment | None:
+        def assignment_in(run_view: RunView) -> Assignment | None:
             if run_view.round_number > round_number:
                 return None  # it is decided already
-            self._check_place()
+            self._check_reservation()
             found = run_view.assignment_of(peer, round_number)
-            return found if found is not None and found.plan.epoch > self._left_epoch else None
+            return found if found is not None and found.plan.epoch > self._given_up_epoch else None
 
-        seated = asyncio.create_task(self._services.membership.until(assignment))
+        assigned = asyncio.create_task(self._services.membership.until(assignment_in))
         decided = asyncio.create_task(self._exchange.decision(self._stages.first, round_number))
         try:
-            await asyncio.wait({seated, decided}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({assigned, decided}, return_when=asyncio.FIRST_COMPLETED)
             if decided.done():
-                decided.result()
+                decided.result()  # raises where waiting for it has failed
                 return None
-            return seated.result()
+            return assigned.result()
         finally:
-            for task in (seated, decided):
+            for task in (assigned, decided):
                 task.cancel()
-            await asyncio.gather(seated, decided, return_exceptions=True)
+            await asyncio.gather(assigned, decided, return_exceptions=True)
 
-    # How a seat is lost
+    # Training, and what follows a failure
 
-    async def _mend(self, trouble: BaseException, session: int) -> None:
-        """Do what lets this node follow again after `trouble`, one of _MENDABLE or a Superseded."""
-        log.warning("%s", trouble)
-        await self._abandon()
-        await self._give_up(trouble)
-        match _code_of(trouble):
-            case ErrorCode.UNKNOWN_PEER:
-                await self._services.membership.rejoin(session)
-            case ErrorCode.ANCHOR_DIVERGED:
-                log.warning("loading the anchor of the others")
-                await self._recovery.start_over()
-            case ErrorCode.PAYLOAD_UNAVAILABLE:
-                if not await self._recovery.jump_forward():
-                    await asyncio.sleep(jittered(_RETRY_SECONDS))
-            case ErrorCode.STATE_UNAVAILABLE | ErrorCode.COORDINATOR_UNREACHABLE:
-                await asyncio.sleep(jittered(_RETRY_SECONDS))
-            case _:
-                pass
-
-    async def _abandon(self) -> None:
-        """Nothing of an inner step that was not finished counts; what is being applied is applied first."""
-        async with self._between_steps:
-            await self._services.worker.call(Abandon())
-
-    async def _give_up(self, reason: BaseException) -> None:
-        """Leave the seat, and let nobody wait for this node's replica as it is.
-
-        A seat that the coordinator still counted would be waited for in every round; so this goes on until
-        the coordinator knows, without which this node could not follow either.
-        """
-        if self._assignment is None:
-            return
-        epoch = self._assignment.plan.epoch
-        self._left_epoch = max(self._left_epoch, epoch)
-        code = _code_of(reason)
-        words = str(reason) if code is None else code.label
-        while True:
-            try:
-                await self._services.coordinator.retreat(epoch, words)
-                break
-            except HetnodeError as error:
-                if error.code is not ErrorCode.COORDINATOR_UNREACHABLE:
-                    break  # whom it has taken for lost, it does not wait for
-            await asyncio.sleep(jittered(_RETRY_SECONDS))
-        self._assignment = None
-
-    async def _train(self) -> None:
-        """Train in this node's seat until it is over."""
-        assert self._assignment is not None, "only who is seated trains"
-        assignment, first = self._assignment, self._exchange.position + 1
+    async def _train_assignment(self) -> None:
+        """Train under this node's assignment until it ends."""
+        assert self._assignment is not None, "only a node with an assignment trains"
+        assignment, first_round = self._assignment, self._exchange.position + 1
         log.info(
             "%s: %s, %s, from round %d",
-            *(assignment.plan.reason, assignment.replica.name, _words(self._stages), first),
+            *(assignment.plan.reason, assignment.replica.name, _text_of(self._stages), first_round),
         )
-        seated = ReplicaSession(
+        session = ReplicaSession(
             self._spec,
             assignment,
             self._services,
@@ -335,48 +245,90 @@ class NodeLoop:
             self._stage_info,
             self._between_steps,
             self._leaving,
-            self._keep_if_due,
+            self._write_checkpoint_if_due,
         )
         try:
-            await seated.run()
+            await session.run()
         finally:
-            self._assignment = seated.assignment  # where it fails, this one is to be given up
+            # After a failure, this is the assignment that has to be given up.
+            self._assignment = session.assignment
         self._assignment = None
 
-    # What is kept
+    async def _recover_from(self, failure: BaseException, session: int) -> None:
+        """Do what lets this node follow again after a failure that has a remedy."""
+        log.warning("%s", failure)
+        await self._abandon()
+        await self._give_up_assignment(failure)
+        match remedy_for(failure):
+            case Remedy.REJOIN:
+                await self._services.membership.rejoin(session)
+            case Remedy.REPLACE_ANCHORS:
+                log.warning("loading the anchors of the other replicas")
+                await self._recovery.replace_anchors()
+            case Remedy.JUMP_FORWARD:
+                if not await self._recovery.jump_forward():
+                    await asyncio.sleep(jittered(_RETRY_SECONDS))
+            case Remedy.WAIT:
+                await asyncio.sleep(jittered(_RETRY_SECONDS))
+            case Remedy.FOLLOW | None:
+                pass
 
-    async def _keep_if_due(self, round_number: int) -> None:
-        """A disk that is full costs a checkpoint, not the run."""
+    async def _abandon(self) -> None:
+        """Drop an unfinished inner step. A decision that is being applied is applied first."""
+        async with self._between_steps:
+            await self._services.worker.call(Abandon())
+
+    async def _give_up_assignment(self, reason: BaseException) -> None:
+        """Tell the coordinator that this node's replica cannot go on.
+
+        The coordinator would wait in every round for an assignment that it still counts. So this repeats
+        until the coordinator knows; without the coordinator this node could not follow either.
+        """
+        if self._assignment is None:
+            return
+        epoch = self._assignment.plan.epoch
+        self._given_up_epoch = max(self._given_up_epoch, epoch)
+        code = code_of(reason)
+        while True:
+            try:
+                await self._services.coordinator.retreat(epoch, str(reason) if code is None else code.label)
+                break
+            except HetnodeError as error:
+                if error.code is not ErrorCode.COORDINATOR_UNREACHABLE:
+                    break  # the coordinator took this node for lost, and does not wait for it
+            await asyncio.sleep(jittered(_RETRY_SECONDS))
+        self._assignment = None
+
+    # Checkpoints
+
+    async def _write_checkpoint_if_due(self, round_number: int) -> None:
+        """Write a checkpoint where one is due. A full disk costs the checkpoint, not the run."""
         every = self._spec.recovery.checkpoint_every
-        # Rounds of long ago that are followed in a hurry need no checkpoint of their own.
+        # A node that replays old rounds to catch up needs no checkpoints of them.
         is_old = round_number <= self._services.membership.run_view.round_number - 2 * every
         if round_number % every or is_old or not self._exchange.is_even:
             return
         try:
-            await self._keep(round_number)
+            await self._write_checkpoint(round_number)
         except HetnodeError as error:
             if error.code is not ErrorCode.DISK_FULL:
                 raise
             log.error("training goes on without a checkpoint of round %d: %s", round_number, error)
 
-    async def _keep(self, round_number: int) -> None:
-        """Write a checkpoint after `round_`, in which everything here is."""
+    async def _write_checkpoint(self, round_number: int) -> None:
+        """Write a checkpoint. Everything that this node holds must be after that round."""
         folder = self._checkpoints / round_folder(round_number)
         async with self._between_steps:
             await self._services.worker.call(WriteCheckpoint(folder, round_number))
-        self._kept = folder
+        self._newest_checkpoint = folder
 
 
-def _words(stages: StageRange) -> str:
+def _text_of(stages: StageRange) -> str:
     return f"stage{'s' * (len(stages) > 1)} {stages}"
 
 
-def _code_of(error: BaseException) -> ErrorCode | None:
-    return error.code if isinstance(error, HetnodeError) else None
-
-
-def _place_in(run_view: RunView, peer: PeerId) -> ReservedAssignment | None:
-    """The place of `peer`, once it has one. Raises RUN_STARTED where the run ends before."""
+def _reservation_in(run_view: RunView, peer: PeerId) -> ReservedAssignment | None:
+    """What is reserved for `peer`, once something is. Raises RUN_STARTED where the run is over before."""
     if run_view.finished:
         raise run_is_over()
     return run_view.reservation_of(peer)

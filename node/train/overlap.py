@@ -1,4 +1,4 @@
-"""What an exchange and the training that goes on beside it must know of each other."""
+"""What an exchange and the inner steps that run beside it must know of each other."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from collections.abc import Iterable
 class Overlap:
     """The overlap of one round's exchange on this member with inner steps of the next round.
 
-    The exchange waits in :meth:`until_trained` before it moves any parameter to the decision; the training
-    waits in :meth:`until_proposed` before it changes any that a payload is made from.
+    The exchange waits in :meth:`wait_trained` before it applies a decision to any parameter. The training
+    waits in :meth:`wait_proposed` before it changes any parameter from which a payload is made.
 
     Args:
         stages: those of this member.
     """
 
     def __init__(self, stages: Iterable[int]) -> None:
-        self._awaited = set(stages)
+        self._unproposed = set(stages)
         self._proposed, self._trained = asyncio.Event(), asyncio.Event()
 
-    def has_proposed(self, stage: int) -> None:
-        """The payload of `stage` is made, or there will be none in this round."""
-        self._awaited.discard(stage)
-        if not self._awaited:
+    def mark_proposed(self, stage: int) -> None:
+        """The payload of `stage` is made, or the stage has none in this round."""
+        self._unproposed.discard(stage)
+        if not self._unproposed:
             self._proposed.set()
 
-    async def until_proposed(self) -> None:
+    async def wait_proposed(self) -> None:
         """Return once every stage has proposed."""
         await self._proposed.wait()
 
-    def has_trained(self) -> None:
-        """The steps that overlap are over: from now on what is decided may be applied between steps."""
+    def mark_trained(self) -> None:
+        """The overlapping steps are over: from now on a decision may be applied between steps."""
         self._trained.set()
 
     @property
-    def is_over(self) -> bool:
+    def is_trained(self) -> bool:
         return self._trained.is_set()
 
-    async def until_trained(self) -> None:
-        """Return once the steps that overlap are over."""
+    async def wait_trained(self) -> None:
+        """Return once the overlapping steps are over."""
         await self._trained.wait()

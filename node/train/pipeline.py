@@ -1,11 +1,11 @@
-"""The inner phase of one member, seen from the main process: 1F1B microbatches between worker and neighbours.
+"""The inner step of one member, seen from the main process: 1F1B microbatches between worker and neighbours.
 
-Frames arrive, are computed on, and leave at the same time: operations are queued at the worker ahead of
-their turn, and results are sent while the next one computes. A full replica is a pipeline without links.
+Frames arrive, are computed on and leave at the same time: operations are queued at the worker before their
+turn, and results are sent while the next operation computes. A full replica is a pipeline without links.
 
-The worker is shared with the outer exchange and does all calls in the order in which they are made. Whoever
-moves anchors or parameters there (commit, commit_embedding, load_part, restore, ...), or proposes, must do it
-while no inner step and no validation runs here, for then the worker holds activations of the old parameters.
+The outer exchange uses the same worker, which does all calls in the order in which they are queued. A call
+that proposes, or changes anchors or parameters (Commit, LoadPart, Restore, ...), must not come between the
+calls of an inner step or validation: the worker holds activations of the old parameters then.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _QUEUED_OPERATIONS = 3  # one computing, one read ahead by the worker, one on it
 
 
 class Pipeline:
-    """One member's place in the chain of its replica.
+    """One member of a replica, between its neighbours.
 
     Args:
         spec: the run.
-        plan: the plan that made this replica; its epoch stands in every frame.
+        plan: the plan of this replica; its epoch is in every frame.
         replica: the replica.
         position: this member's index in it.
         worker: the process that computes.
         upstream, downstream: the links to both neighbours, None at the ends.
 
     Every method raises HetnodeError (NEIGHBOUR_LOST, FRAME_CORRUPT, WORKER_DIED, ...) on failure, and may be
-    cancelled. The object is to be discarded then, since its neighbours are at another frame: no task of it is
-    left, and the links are as they were, for their owner to close. Calls that it has already queued at the
-    worker are still done; the worker's `abandon` after them leaves nothing of the step that was under way.
+    cancelled. Discard the object then, because its neighbours are at another frame. No task of it is left,
+    and the owner of the links closes them. The worker still does the calls that were queued; Abandon after
+    them drops the unfinished step.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Pipeline:
         self._order: tuple[Op, ...]
         self._samples_per_round: int
         self.adopt(plan, replica)
-        # Some frames may have to wait until the former member has finished its own round.
+        # Some frames have to wait until the neighbour has finished its own round.
         timing = spec.timing
         self._frame_seconds = timing.link
         self._round_seconds = timing.link + timing.match_window + timing.fetch + timing.decide
@@ -72,41 +72,43 @@ class Pipeline:
 
     @property
     def dense_bytes_per_round(self) -> int:
-        """What the inner phase would send over this member's links as uncompressed float32 activations."""
+        """Bytes that this member would send in an inner phase if activations were uncompressed float32."""
         spec = self._spec
         return len(self._links) * 4 * self._samples_per_round * spec.model.context * spec.model.width
 
     def adopt(self, plan: Plan, replica: Replica) -> None:
-        """Go on under a new plan that keeps this replica's members, between two rounds."""
+        """Continue under a new plan with the same members, between two rounds."""
         self._epoch = plan.epoch
         microbatches = self._spec.microbatches_of(replica)
         self._order = one_forward_one_backward(self._position, len(replica.members), microbatches)
         self._samples_per_round = self._spec.samples_per_round(microbatches)
 
-    async def forget_before(self, round_number: int) -> None:
-        """Drop frames of earlier rounds that nobody took."""
+    async def drop_frames_before(self, round_number: int) -> None:
+        """Drop frames of earlier rounds that were not taken."""
         for link in self._links:
             await link.drop_before(round_number)
 
     async def part(self, seconds: float | None = None) -> None:
-        """End the links in order, when the neighbours are done with them, too.
+        """End the links in order, when the neighbours need them no more.
 
         Args:
-            seconds: how long to wait for them; None as long as a round may take.
+            seconds: how long to wait for the neighbours; None: as long as a round may take.
         """
         patience = self._round_seconds if seconds is None else seconds
         await asyncio.gather(*(link.part(patience) for link in self._links))
 
     async def phase(self, round_number: int, step: int, wanted: bool, seconds: float | None = None) -> bool:
-        """Whether inner step `step` (0-based in its round) is done: the same answer on all members.
+        """Agree on whether the replica trains inner step `step` (0-based in its round).
 
-        The first member decides; to be called before every step, and once more to end the inner phase.
+        The first member decides, and the answer is the same on all members. Call this before every step, and
+        once more to end the inner phase.
 
         Args:
-            wanted: the first member's decision; the others' is ignored.
+            wanted: the decision of the first member; ignored on the others.
             seconds: how long to wait for it. By default as long as a round may take where the first member
-                may be busy with one (before the first step, after those that overlap, and from the spec's H
-                on), else as for any frame.
+            can
+                be in an exchange (before the first step, after the overlapping steps, and from H on), else as
+                long as for any frame.
         """
         frame_id = self._id(round_number, step, 0, FrameKind.PHASE)
         if self._upstream is not None:
@@ -164,7 +166,7 @@ class Pipeline:
     async def _take(self, link: Link | None, frame_id: FrameId) -> Frame | None:
         if link is None:
             return None
-        # The validation follows an exchange that the former member may still be in.
+        # The validation follows an exchange, in which the neighbour can still be.
         first = frame_id.kind is FrameKind.EVALUATE and frame_id.microbatch == 0
         return await link.take(frame_id, self._round_seconds if first else self._frame_seconds)
 
@@ -183,7 +185,7 @@ class Pipeline:
         slots.release()  # only now: results must not pile up here while a neighbour takes none
 
     async def _agree_on_norm(self, round_number: int, step: int) -> float:
-        """The replica's global gradient norm: squares are summed upstream, the norm comes back downstream."""
+        """The global gradient norm: squares are summed upstream, the norm travels downstream."""
         squares = await self._worker.call(SquaredNorm())
         norm_id = self._id(round_number, step, 0, FrameKind.NORM)
         step_id = self._id(round_number, step, 0, FrameKind.STEP)
@@ -204,7 +206,7 @@ class Pipeline:
 
 @asynccontextmanager
 async def _failing_as_one() -> AsyncIterator[asyncio.TaskGroup]:
-    """A task group whose first failure is raised as itself. The others follow from it."""
+    """A task group whose first failure is raised alone, because the others follow from it."""
     try:
         async with asyncio.TaskGroup() as group:
             yield group
@@ -234,5 +236,5 @@ def _scalar_frame(frame_id: FrameId, value: float) -> Frame:
 
 def _scalar_of(frame: Frame) -> float:
     if len(frame.payload) != _SCALAR.size:
-        return math.nan  # every member then skips this step, which is what a wrong norm deserves
+        return math.nan  # every member skips the step then
     return float(_SCALAR.unpack(frame.payload)[0])

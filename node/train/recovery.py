@@ -1,4 +1,4 @@
-"""How a member comes by its anchors: its own checkpoint, that of others, or the parameters before round 1."""
+"""Where a member gets its anchors: its own checkpoint, another peer's, or the parameters before round 1."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import logging
 from pathlib import Path
 
 from node.ipc.worker_calls import LoadInitial, LoadPart, ResetError, Restore, StageInfo
-from node.ipc.worker_client import WorkerClient
-from node.net.coordinator_client import CoordinatorClient
-from node.net.membership import Membership
 from node.train.outer_exchange import OuterExchange
-from node.transport.transport import CheckpointDownload, Transport
+from node.train.services import Services
+from node.transport.transport import CheckpointDownload
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
-from protocol.types import Part, PeerId, StateRecord
+from protocol.types import Part, StateRecord
 
 log = logging.getLogger(__name__)
 
@@ -23,31 +21,28 @@ _UNAVAILABLE = (ErrorCode.STATE_UNAVAILABLE, ErrorCode.COORDINATOR_UNREACHABLE, 
 
 
 class Recovery:
-    """Loads anchors into the worker. Afterwards the log is followed from there (:class:`OuterExchange`).
+    """Loads anchors into the worker. From these on, :class:`OuterExchange` follows the log of decisions.
 
     Args:
-        folder: of this node's own checkpoints; downloads lie in ``folder/incoming`` until they are loaded.
+        folder: of this node's own checkpoints; downloads are in ``folder/incoming`` until they are loaded.
     """
 
     def __init__(
         self,
         spec: RunSpec,
-        peer: PeerId,
-        worker: WorkerClient,
-        transport: Transport,
-        coordinator: CoordinatorClient,
-        membership: Membership,
+        services: Services,
         exchange: OuterExchange,
         stage_info: StageInfo,
         folder: Path,
     ) -> None:
-        self._spec, self._peer, self._folder = spec, peer, folder
-        self._worker, self._transport, self._coordinator = worker, transport, coordinator
-        self._membership, self._exchange, self._stage_info = membership, exchange, stage_info
-        self._tried_round = 0  # of this node's own checkpoint from which it has started over
+        self._spec, self._peer, self._folder = spec, services.identity.peer, folder
+        self._worker, self._transport = services.worker, services.transport
+        self._coordinator, self._membership = services.coordinator, services.membership
+        self._exchange, self._stage_info = exchange, stage_info
+        self._tried_round = 0  # of the own checkpoint that replace_anchors has loaded before
 
-    async def begin(self) -> None:
-        """At the start of a node: its own newest checkpoint, else one of others if that saves rounds."""
+    async def load_at_start(self) -> None:
+        """Load this node's newest checkpoint, or another peer's where that saves many rounds."""
         restored = await self._worker.call(Restore(self._folder))
         await self._exchange.refresh()
         if restored is not None:
@@ -67,9 +62,10 @@ class Recovery:
     async def catch_up(self, most: int | None = None) -> None:
         """Jump forward where more than `most` rounds would have to be replayed.
 
-        By default as many as others keep. Replaying keeps what this node has learned, jumping does not.
+        By default, that is as many rounds as other peers keep. Replaying keeps this node's own progress,
+        jumping drops it.
         """
-        keep = self._spec.recovery.keep_rounds - 2  # the run goes on while this node replays
+        keep = self._spec.recovery.keep_rounds - 2  # others drop old rounds while this node replays
         tip = await self._membership.until(lambda run_view: run_view.round_number or None) - 1
         if tip - self._exchange.position > min(most or keep, keep):
             try:
@@ -80,9 +76,9 @@ class Recovery:
                 log.warning("following the rounds from %d on: %s", self._exchange.position, error)
 
     async def jump_forward(self) -> bool:
-        """Load the newest checkpoints of others that are ahead of what is here. Returns whether any was.
+        """Load the newest checkpoints of other peers that are ahead of the anchors here.
 
-        Raises HetnodeError: STATE_UNAVAILABLE where there is one that nobody gives.
+        Returns whether there was any. Raises HetnodeError: STATE_UNAVAILABLE where no peer can give one.
         """
         ahead = []
         for stage, part in self._exchange.parts:
@@ -96,12 +92,12 @@ class Recovery:
             await self._load_all(ahead)
         return bool(ahead)
 
-    async def start_over(self) -> None:
-        """Forget the anchors that are here, which are not those of the others, and load right ones.
+    async def replace_anchors(self) -> None:
+        """Drop the anchors here, which differ from those of the other replicas, and load right ones.
 
-        From others where they keep a checkpoint; else from this node's own; else, or where that has led to
-        wrong anchors already, the parameters before round 1. What was learned since the last round is given
-        up.
+        They come from other peers where these keep a checkpoint; else from this node's own checkpoint; else,
+        or where that has led to wrong anchors before, they are the parameters before round 1. The progress
+        since the last round is lost.
         """
         located = [await self._coordinator.locate(stage, part) for stage, part in self._exchange.parts]
         others = [[record for record in records if set(record.holders) - {self._peer}] for records in located]
@@ -118,7 +114,7 @@ class Recovery:
         await self._exchange.refresh()
 
     async def _load_all(self, wanted: list[list[StateRecord]] | list[tuple[StateRecord, ...]]) -> None:
-        """For each part its newest checkpoint that can be had. Raises what kept any from being loaded."""
+        """Load the newest available checkpoint of each part. Raises the first error, after all have ended."""
         loads = (self._load_newest(list(records)) for records in wanted)
         results = await asyncio.gather(*loads, return_exceptions=True)
         await self._exchange.refresh()

@@ -1,7 +1,8 @@
 """The worker process: sole owner of the device and of the model.
 
-``python -m node.worker.worker FD`` answers the calls of the main process (:mod:`node.ipc.worker_calls`) strictly
-in order. Computing never blocks the event loop of the main process, and that loop never touches the device.
+``python -m node.worker.worker FD`` answers the calls of the main process (:mod:`node.ipc.worker_calls`)
+strictly in order. Computing never blocks the event loop of the main process, and that loop never touches
+the device.
 """
 
 from __future__ import annotations
@@ -65,13 +66,13 @@ class Worker:
 
     def build(self, call: calls.Build) -> calls.StageInfo:
         """Create stages and optimizers; open the data if stage 0 is here. To be called once."""
-        spec, stages = call.spec, call.stages
+        spec, stages, local = call.spec, call.stages, call.local
         stream = None
         if 0 in stages:
-            tokenizer = call.tokenizer or find_tokenizer(spec.data, *call.search_paths)
-            stream = open_stream(spec, call.source, tokenizer)
-        factories = TrainerFactories(initial=initial_from(call.initial))
-        self.trainer = Trainer(spec, stages, _compute(call.compute), stream, factories)
+            tokenizer = local.tokenizer or find_tokenizer(spec.data, *local.search_paths)
+            stream = open_stream(spec, local.source, tokenizer)
+        factories = TrainerFactories(initial=initial_from(local.initial))
+        self.trainer = Trainer(spec, stages, _compute(local.compute), stream, factories)
         layouts = {stage: self.trainer.outer[stage].layout for stage in stages}
         parts = {(stage, Part.STAGE): _part(spec, layout.shapes) for stage, layout in layouts.items()}
         if 0 not in stages:

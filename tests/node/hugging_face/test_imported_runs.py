@@ -19,7 +19,7 @@ from node.data.tokenizer import find_tokenizer
 from node.hugging_face.export import export
 from node.hugging_face.importing import import_model, inspect
 from node.hugging_face.weights import DTYPES
-from node.ipc.worker_calls import Build
+from node.ipc.worker_calls import Build, LocalData
 from node.local_swarm import initial_of
 from node.views.swarm import SwarmView
 from node.worker.worker import Worker
@@ -77,7 +77,7 @@ def _spec(mine: Path) -> RunSpec:
 def _build(
     worker: Worker, spec: RunSpec, stages: StageRange, initial: Path, search_paths: tuple[Path, ...] = ()
 ) -> list[str]:
-    worker.build(Build(spec, stages, initial=initial, search_paths=search_paths))
+    worker.build(Build(spec, stages, LocalData(initial=initial, search_paths=search_paths)))
     return [worker.trainer.outer[stage].digest() for stage in stages]
 
 

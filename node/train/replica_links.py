@@ -1,0 +1,67 @@
+"""The links from one member to its neighbours in a replica."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+
+from node.net.link import Link, LinkEndpoint, LinkLimits
+from node.net.membership import Assignment
+from node.train.services import Services
+from protocol.spec.run import RunSpec
+from protocol.types import Dialer, Replica
+from protocol.wire.framing import frame_limit
+
+log = logging.getLogger(__name__)
+
+
+async def open_links(
+    spec: RunSpec, services: Services, assignment: Assignment, round_number: int, stack: AsyncExitStack
+) -> tuple[Link | None, Link | None]:
+    """Open the links upstream and downstream at the same time; None at the ends of the chain.
+
+    `stack` closes them. A link is also closed when its neighbour is banned.
+
+    Raises HetnodeError: NEIGHBOUR_UNREACHABLE, CERTIFICATE_REFUSED, SPEC_MISMATCH, ...
+    """
+    replica, position = assignment.replica, assignment.position
+    members = replica.members
+    endpoints = await services.directory.endpoints() if len(members) > 1 else {}
+    # The first member may have to tokenize a corpus before it opens its link.
+    seconds = spec.timing.link + spec.timing.match_window
+    limits = LinkLimits(frame_limit(spec), 2 * spec.inner.microbatches + 4)
+
+    def endpoint_of(at: int) -> LinkEndpoint:
+        peer, epoch = members[at].peer, assignment.plan.epoch
+        return LinkEndpoint(spec.run_id, spec.hash, peer, replica.index, at, epoch, round_number)
+
+    async def connect(other: int) -> Link | None:
+        if not 0 <= other < len(members):
+            return None
+        here, there = endpoint_of(position), endpoint_of(other)
+        upstream_dials = replica.links[min(position, other)].dialer is Dialer.UPSTREAM
+        if upstream_dials == (position < other):
+            # The plan has the address of the member's last join; a DHT record may be older.
+            address = members[other].endpoint or endpoints.get(there.peer, "")
+            link = await services.links.dial(address, here, there, limits, seconds)
+        else:
+            link = await services.links.accept(here, there, limits, seconds)
+        stack.push_async_callback(link.close)
+        ban_watch = asyncio.create_task(_close_when_banned(link, services), name=f"bans-{other}")
+        stack.callback(ban_watch.cancel)
+        log.info("link to position %d of %s is open", other, replica.name)
+        return link
+
+    upstream, downstream = await asyncio.gather(connect(position - 1), connect(position + 1))
+    return upstream, downstream
+
+
+def have_same_links(one: Replica, other: Replica) -> bool:
+    """Whether two replicas have the same chain of members and the same dialers: their links can stay open."""
+    dialers = [[link.dialer for link in replica.links] for replica in (one, other)]
+    return one.members == other.members and dialers[0] == dialers[1]
+
+
+async def _close_when_banned(link: Link, services: Services) -> None:
+    await link.close(await services.membership.banned(link.neighbour.peer))

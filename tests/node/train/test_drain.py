@@ -22,7 +22,7 @@ from node.folder import keep_only_run, lock_folder, node_folder_of, remember_nod
 from node.net.admission import announce_leaving
 from node.net.coordinator_client import CoordinatorClient
 from node.net.link import Link
-from node.net.membership import Membership, RunView
+from node.net.membership import Membership
 from node.security import credentials
 from node.train.pipeline import Pipeline
 from protocol.errors import ErrorCode, HetnodeError
@@ -202,7 +202,7 @@ def test_a_coordinator_that_was_away_hears_of_it_when_it_is_back_and_the_round_i
     play(scenario)
 
 
-async def test_whoever_has_joined_anew_says_again_that_it_is_about_to_leave() -> None:
+async def test_a_node_that_has_joined_again_tells_again_that_it_leaves() -> None:
     told: asyncio.Queue[str] = asyncio.Queue()
 
     class Coordinator:
@@ -213,13 +213,17 @@ async def test_whoever_has_joined_anew_says_again_that_it_is_about_to_leave() ->
 
     coordinator: Any = Coordinator()
     leaving = asyncio.Event()
-    membership = Membership(coordinator, asyncio.Event().wait, heartbeat=1.0)
+
+    async def join() -> None:
+        pass
+
+    membership = Membership(coordinator, join, heartbeat=1.0)
     announcing = asyncio.create_task(announce_leaving(leaving, coordinator, membership))
     leaving.set()
     async with asyncio.timeout(10):
-        for session in (2, 3, 4):
+        for _ in range(3):
             await told.get()
-            await membership._replace_view(RunView(session))
+            await membership.rejoin(membership.run_view.session)
         await told.get()
     announcing.cancel()
 

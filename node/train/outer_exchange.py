@@ -23,11 +23,7 @@ from node.net.coordinator_client import CoordinatorClient
 from node.net.membership import Membership, jittered
 from node.security.identity import Identity
 from node.train.overlap import Overlap
-<<<<<<< HEAD
-from node.transport.payload_exchange import own_order
-=======
 from node.train.round_payloads import RoundPayloads
->>>>>>> 68ec785 (Training in plain English: the remedy for each failure is a table, payloads of a round and links of a replica have a file of their own)
 from node.transport.transport import Transport
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
@@ -319,31 +315,9 @@ class OuterExchange:
         return {Part.EMBEDDING: digest}
 
 
-<<<<<<< HEAD
-        async def obtain(entry: ManifestEntry) -> bytes:
-            descriptor = entry.descriptor
-            if descriptor in known:
-                return known[descriptor]
-            expected = self._stage_info.payload_bytes[decision.stage]
-            if descriptor.nbytes != expected or not is_authentic(descriptor):
-                raise HetnodeError(
-                    ErrorCode.PAYLOAD_CORRUPT,
-                    f"Round {decision.round_number} was committed with a payload of {descriptor.nbytes} bytes, not "
-                    f"{expected}, or with one that {descriptor.owner} has not signed.",
-                    "The coordinator cannot be trusted: leave this run and tell its operator.",
-                )
-            # Whoever applied it holds it, too; those of the manifest may have gone since. Not everybody asks
-            # the same one first.
-            holders: list[PeerId] = [*own_order(entry.holders, me), *run_view.hosts_of(decision.stage)]
-            anybody = replace(entry, holders=tuple(dict.fromkeys(holders)))
-            return await self._transport.fetch_payload(anybody, self._spec.timing.fetch)
-
-        return list(await asyncio.gather(*map(obtain, decision.entries)))
-=======
 def _parts_changed_with(stage: int, part: Part) -> tuple[Part, ...]:
     """The parts that change when a decision is applied to `part`: stage 0 contains the embedding."""
     return (Part.STAGE, Part.EMBEDDING) if (stage, part) == (0, Part.STAGE) else (part,)
->>>>>>> 68ec785 (Training in plain English: the remedy for each failure is a table, payloads of a round and links of a replica have a file of their own)
 
 
 def run_is_over() -> HetnodeError:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from node.ipc.worker_calls import Screen, StageInfo
 from node.ipc.worker_client import WorkerClient
 from node.net.membership import Membership
 from node.security.identity import Identity
+from node.transport.payload_exchange import own_order
 from node.transport.transport import Transport
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.trust.envelope import is_authentic, sign_descriptor
-from protocol.types import Decision, ManifestEntry, PayloadDescriptor, PeerId, Plan, Rejection
+from protocol.types import Decision, ManifestEntry, PayloadDescriptor, Plan, Rejection
 
 log = logging.getLogger(__name__)
 
@@ -125,11 +126,6 @@ class RoundPayloads:
             )
         # The holders of the manifest may have left. Every peer that applied the payload holds it, too.
         hosts = self._membership.run_view.hosts_of(descriptor.stage)
-        holders = [*self._own_order(entry.holders), *hosts]
+        holders = [*own_order(entry.holders, self._identity.peer), *hosts]
         wider = replace(entry, holders=tuple(dict.fromkeys(holders)))
         return await self._transport.fetch_payload(wider, self._spec.timing.fetch)
-
-    def _own_order(self, holders: Iterable[PeerId]) -> list[PeerId]:
-        """The holders in an order of this peer's own, so that not all peers ask the same one first."""
-        own = self._identity.peer
-        return sorted(holders, key=lambda holder: hashlib.sha256(f"{own}{holder}".encode()).digest())

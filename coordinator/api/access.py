@@ -13,32 +13,34 @@ from protocol.trust.rate_limit import RateLimit
 from protocol.trust.tls import OPERATOR_URI, Authenticated, identity_of, peer_of, peer_uri
 from protocol.types import PeerId
 
+# Joins of one peer: a node that restarts in a loop must not fill the log.
 _JOINS_AT_ONCE = 20
 _JOINS_PER_SECOND = 0.2
+# A host waits with one call for each of its stages, and may repeat a call whose answer was lost.
 _SPARE_CALLS = 32
 _CALLS_PER_STAGE = 4
 
 
 class Access:
-    """Access control of the coordinator's API. Every call enters one of these contexts before all else."""
+    """Access control of the coordinator's API. Every call first enters one of these contexts."""
 
     def __init__(self, command_loop: CommandLoop) -> None:
         self._command_loop = command_loop
-        # A host waits with one call for each of its stages, and may repeat a call whose answer was lost.
         self._most_calls = _SPARE_CALLS + _CALLS_PER_STAGE * command_loop.spec.swarm.stages
         self._calls: Counter[str] = Counter()
         self._joins = RateLimit(_JOINS_AT_ONCE, _JOINS_PER_SECOND)
 
     @contextmanager
     def of_peer(self, context: Authenticated, claimed: str) -> Iterator[PeerId]:
-        """While a call in the name of `claimed` runs. Yields that name, which the certificate proves.
+        """For a call in the name of `claimed`. Yields this name, which the certificate has proved.
 
         Raises:
             HetnodeError: CERTIFICATE_REFUSED if the certificate names another peer; BANNED; QUARANTINED;
-                RATE_LIMITED where the peer has too many calls open.
+                RATE_LIMITED if the peer has too many open calls.
         """
         holder = identity_of(context)
         if not claimed or holder != peer_uri(claimed):
+            # The lengths bound what a caller can write into the log.
             raise certificate_refused(
                 f"A call in the name of {claimed[:64]!r} came with the certificate of {holder[:96]!r}"
             )
@@ -49,7 +51,7 @@ class Access:
 
     @contextmanager
     def of_member(self, context: Authenticated) -> Iterator[None]:
-        """While a call runs that every certificate of the run permits. Raises as :meth:`of_peer` does."""
+        """For a call that every certificate of the run permits. Raises the errors of :meth:`of_peer`."""
         holder = identity_of(context)
         peer = peer_of(holder)
         if peer is not None:
@@ -61,11 +63,11 @@ class Access:
 
     @contextmanager
     def of_operator(self, context: Authenticated) -> Iterator[None]:
-        """While a call runs that only the operator's certificate permits. Raises as :meth:`of_peer` does."""
+        """For a call that only the operator's certificate permits. Raises the errors of :meth:`of_peer`."""
         holder = identity_of(context)
         if holder != OPERATOR_URI:
             raise certificate_refused(
-                f"This call is the operator's, and came with the certificate of {holder[:96]!r}"
+                f"Only the operator may make this call, but it came with the certificate of {holder[:96]!r}"
             )
         with self._count_call(holder):
             yield
@@ -84,7 +86,7 @@ class Access:
             yield
         finally:
             self._calls[holder] -= 1
-            if not self._calls[holder]:
+            if not self._calls[holder]:  # entries of gone peers would pile up
                 del self._calls[holder]
 
 

@@ -1,4 +1,4 @@
-"""The operator's part of the API: invites, and the list of peers with their bans."""
+"""The API for the operator: invites, the list of peers, and bans."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class AdminService(pb_grpc.AdminServicer):
     Args:
         command_loop: owns the state; it is running.
         access: checks who calls.
-        pin: of the run's authority.
+        pin: of the run's authority, for invites.
         api_address: advertised ``host:port`` of the API, for invites.
         enrollment_address: advertised ``host:port`` of enrollment, for invites.
     """
@@ -39,6 +39,7 @@ class AdminService(pb_grpc.AdminServicer):
     @answering
     async def CreateInvite(self, request: pb.CreateInviteRequest, context: Context) -> pb.CreateInviteReply:
         with self._access.of_operator(context):
+            # The secret leaves with the reply. The log keeps its hash alone, so its reader cannot enroll.
             id, secret = secrets.token_hex(ID_BYTES), secrets.token_bytes(SECRET_BYTES)
             role = role_from_pb(request.role) if request.role else None
             await self._command_loop.execute(
@@ -83,6 +84,7 @@ class AdminService(pb_grpc.AdminServicer):
     async def ListPeers(self, request: pb.ListPeersRequest, context: Context) -> pb.ListPeersReply:
         with self._access.of_operator(context):
             state = self._command_loop.state
+            # Each peer once, in a stable order. A peer may be banned before it has enrolled.
             known = dict.fromkeys((*state.enrolled, *state.peers, *state.banned))
             return pb.ListPeersReply(peers=[_enrolled_peer(state, peer) for peer in known])
 

@@ -28,12 +28,14 @@ from protocol.wire.convert.fields import name_from_pb, peer_from_pb
 MAX_MESSAGE_BYTES = 16 << 10
 MAX_CALLS = 256
 
+# Enrollments of one source: all nodes of one household or lab may share an address.
 _AT_ONCE, _PER_SECOND = 128, 1.0
+# Enrollments in total: each one costs signatures, and a caller may have many addresses.
 _AT_ONCE_IN_ALL, _PER_SECOND_IN_ALL = 512, 20.0
 
 
 class EnrollmentService(pb_grpc.EnrollmentServicer):
-    """Serves clients without certificate: messages are small, and calls are limited per source and in all.
+    """Serves clients without certificates: messages are small, and calls are limited per source and in total.
 
     Args:
         command_loop: owns the state; it is running.
@@ -56,6 +58,7 @@ class EnrollmentService(pb_grpc.EnrollmentServicer):
     async def Enroll(self, request: pb.EnrollRequest, context: Context) -> pb.EnrollReply:
         now = self._command_loop.now()
         source = source_of(context.peer())
+        # Before any signature is verified.
         if not (self._by_source.allows(source, now) and self._in_all.allows(None, now)):
             raise rate_limited(f"Too many enrollments from {source}")
         check_compatible(self._command_loop.spec, request.protocol_version, "")
@@ -63,6 +66,7 @@ class EnrollmentService(pb_grpc.EnrollmentServicer):
         message = enrollment_message(self._authority.pin, request.tls_public_key, invite)
         peer, key = claimant(request.peer, request.tls_public_key, message, request.proof)
         secret_sha256 = hashlib.sha256(request.secret).hexdigest()
+        # Durable before the certificate exists: a crash must not give an invite one use too many.
         await self._command_loop.execute(commands.Enroll(peer, invite, secret_sha256))
         role = permitted_role(self._command_loop.state, peer)
         return pb.EnrollReply(
@@ -76,7 +80,7 @@ class EnrollmentService(pb_grpc.EnrollmentServicer):
 
 
 def renew(authority: Authority, request: pb.RenewRequest) -> pb.RenewReply:
-    """A new certificate for a peer whose present one was checked. Raises BAD_REQUEST."""
+    """A new certificate for a peer that has called with a valid one. Raises BAD_REQUEST."""
     message = renewal_message(authority.pin, request.tls_public_key)
     peer, key = claimant(request.peer, request.tls_public_key, message, request.proof)
     return pb.RenewReply(certificate_pem=authority.for_peer(peer, key))
@@ -85,10 +89,10 @@ def renew(authority: Authority, request: pb.RenewRequest) -> pb.RenewReply:
 def claimant(
     claimed: str, tls_public_key: bytes, message: bytes, proof: bytes
 ) -> tuple[PeerId, EllipticCurvePublicKey]:
-    """The peer and its TLS key, which its signature `proof` of `message` proves.
+    """The claimed peer and its TLS key, after a check of `proof`, the peer's signature of `message`.
 
     Raises:
-        HetnodeError: BAD_REQUEST if a part is malformed or the proof is not by that peer.
+        HetnodeError: BAD_REQUEST if a part is malformed or another key has made the proof.
     """
     peer = peer_from_pb(claimed)
     try:
@@ -96,12 +100,12 @@ def claimant(
     except ValueError as error:
         raise bad_request(str(error)) from None
     if not is_signed_by(peer, message, proof):
-        raise bad_request(f"the claim to be {peer} is not signed by it")
+        raise bad_request(f"the request of {peer} is not signed by it")
     return peer, key
 
 
 def source_of(peer: str) -> str:
-    """The source whose requests are counted together, from gRPC's name of a client: IPv4 host or IPv6 /64."""
+    """The source of a call for its rate limit: IPv4 host or IPv6 /64, from gRPC's name of the client."""
     scheme, _, address = peer.partition(":")
     host = unquote(address).rpartition(":")[0].strip("[]")
     try:
@@ -111,16 +115,18 @@ def source_of(peer: str) -> str:
     if isinstance(found, IPv6Address):
         if found.ipv4_mapped is not None:
             return str(found.ipv4_mapped)
+        # One household owns a whole /64.
         return f"{IPv6Address(int(found) >> 64 << 64)}/64"
     return str(found)
 
 
 def new_server() -> grpc.aio.Server:
-    """A server for clients without certificate; give it a port and the service, then start it."""
+    """A server for clients without certificates, with neither port nor service yet."""
     return grpc.aio.server(
         interceptors=(Decoding(),),
         options=(
-            ("grpc.so_reuseport", 0),
+            ("grpc.so_reuseport", 0),  # a second coordinator on the same port must fail
+            # An enrollment takes one short connection: slow or silent clients lose theirs.
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
             ("grpc.max_concurrent_streams", 4),
             ("grpc.max_connection_idle_ms", 30_000),

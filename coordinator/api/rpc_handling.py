@@ -1,4 +1,4 @@
-"""How gRPC calls begin and end.
+"""The common begin and end of all gRPC calls.
 
 Bytes that are not a valid message are refused with BAD_REQUEST. A HetnodeError becomes the error of the call.
 While the coordinator stops, all calls end with UNAVAILABLE.
@@ -15,6 +15,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from coordinator.command_loop import Stopped
+from coordinator.membership.validation import bad_request
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.tls import identity_of
 from protocol.wire.rpc_errors import abort_with
@@ -26,7 +27,7 @@ Service = TypeVar("Service")
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 
-# RATE_LIMITED is left out: a peer that floods the coordinator must not flood its log as well.
+# Logged refusals. Not RATE_LIMITED: a peer that floods the coordinator must not flood its log, too.
 _SUSPICIOUS = frozenset(
     (
         ErrorCode.BAD_REQUEST,
@@ -52,8 +53,9 @@ class Decoding(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if handler is None:
             return None
         if handler.request_streaming:
-            return handler  # a stream decodes its messages one by one
+            return handler  # gRPC decodes the messages of a stream one by one, and ends the call itself
 
+        # The deserializer has no context to end the call with, so it leaves a mark for the handler.
         def decode(data: bytes) -> Any:
             try:
                 return handler.request_deserializer(data)
@@ -76,17 +78,13 @@ class Decoding(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 def _no_message(method: str) -> HetnodeError:
-    return HetnodeError(
-        ErrorCode.BAD_REQUEST,
-        f"The bytes that came with a call of {method} are not a message of that call.",
-        "Run the same version of hetnode on every peer; if they already do, that peer is faulty.",
-    )
+    return bad_request(f"the bytes of a call of {method} are not a message of that call")
 
 
 def answering(
     method: Callable[[Service, Request, Context], Awaitable[Reply]],
 ) -> Callable[[Service, Request, Context], Awaitable[Reply]]:
-    """Decorates a call with one reply: errors end it as described above."""
+    """Decorates a call with one reply: turns errors into the end of the call."""
 
     @wraps(method)
     async def answer(self: Service, request: Request, context: Context) -> Reply:
@@ -101,7 +99,7 @@ def answering(
 def streaming(
     method: Callable[[Service, Request, Context], AsyncIterator[Reply]],
 ) -> Callable[[Service, Request, Context], AsyncIterator[Reply]]:
-    """Decorates a call with a stream of replies: errors end it as described above."""
+    """Decorates a call with a stream of replies: turns errors into the end of the call."""
 
     @wraps(method)
     async def answers(self: Service, request: Request, context: Context) -> AsyncIterator[Reply]:
@@ -117,7 +115,8 @@ def streaming(
 async def _end(context: Context, end: HetnodeError | Stopped) -> NoReturn:
     if isinstance(end, HetnodeError):
         if end.code in _SUSPICIOUS:
-            log.warning("refused %s (%s): %s", identity_of(context) or "a stranger", context.peer(), end)
+            log.warning("refused %s (%s): %s", identity_of(context) or "no identity", context.peer(), end)
         await abort_with(context, end)
+    # Nodes repeat calls that end with UNAVAILABLE until the coordinator is back.
     await context.abort(grpc.StatusCode.UNAVAILABLE, "The coordinator is stopping.")
     raise AssertionError("abort returned")

@@ -1,7 +1,7 @@
-"""The coordinator's gRPC API for peers: messages become commands, and records become messages.
+"""The coordinator's gRPC API for peers: turns messages into commands, and records into messages.
 
-Calls that wait (Match, Report, AwaitDecision, Watch) hold nothing but a future in the command loop. A
-cancelled call changes nothing, and every call may be repeated.
+Waiting calls (Match, Report, AwaitDecision, Watch) hold only a future in the command loop. The end of a
+waiting call changes nothing, and every call may be repeated.
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         with self._access.of_peer(context, request.peer) as peer:
             self._access.check_join_rate(peer)
             spec_hash = request.spec_hash[:64]
+            # Before the other fields are read: another version may give them another meaning.
             check_compatible(self._spec, request.protocol_version, spec_hash)
             await self._command_loop.execute(
                 commands.Join(
@@ -111,7 +112,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             run=self._spec.run_id,
             dht_peers=self._dht_peers,
             spec_signature=self._spec_signature,
-            time=time.time(),
+            time=time.time(),  # a node compares its clock: certificates and records expire by it
         )
 
     @answering
@@ -123,6 +124,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.PlanUpdate]:
         with self._access.of_peer(context, request.peer) as peer:
             live_peer(self._command_loop.state, peer)
+            # Each call begins with all that the peer must know: a broken stream is simply opened again.
             watcher = Watcher(peer, self._announcements)
             finished = False
             while not finished:
@@ -142,6 +144,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         return pb.HeartbeatReply(
             round=state.current_round,
             closing=closes is not None,
+            # A span, not a time: the clocks of two machines differ.
             closes_seconds=0.0 if closes is None else max(0.0, closes - self._command_loop.now()),
         )
 
@@ -159,7 +162,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     @answering
     async def Probe(self, requests: AsyncIterator[pb.ProbeMessage], context: Context) -> None:
-        """Open to every certificate of the run, also before its peer has joined. The data is thrown away."""
+        """Open to every certificate of the run, also before its peer has joined. The data is discarded."""
         caller = peer_of(identity_of(context)) or ""
         with self._access.of_member(context), self._probes.one_more(caller) as admit_data:
             try:
@@ -188,6 +191,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             def closed(state: State) -> ExchangeGroup | None:
                 group = state.round_of(*key).group
                 if group is None and key in state.decisions:
+                    # The round was decided without offers. An empty group sends the caller to the decision.
                     return ExchangeGroup(f"{self._spec.run_id}/{key[0]}/{key[1]}", ())
                 return group
 
@@ -218,7 +222,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         return decision_to_pb(await self._until(peer, decision_topic(stage, round_number), made))
 
     async def _until(self, peer: PeerId, topic: Topic, ready: Callable[[State], T | None]) -> T:
-        """As :meth:`CommandLoop.until`. Raises BANNED or QUARANTINED once `peer` is excluded."""
+        """As :meth:`CommandLoop.until`. Raises BANNED or QUARANTINED when `peer` is excluded meanwhile."""
 
         def ready_for_peer(state: State) -> T | None:
             check_not_excluded(state, peer)
@@ -234,6 +238,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             await self._command_loop.execute(
                 commands.Attest(peer, request.stage, request.round, part=part, digest=digest)
             )
+        # While no digest is settled, the caller goes on with its own anchor.
         expected = settled_digest(self._command_loop.state, request.stage, request.round, part) or digest
         return pb.AttestReply(agrees=digest == expected, expected=expected)
 
@@ -258,7 +263,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             if not in_run or state.assignment(peer, max(1, request.round)) is None:
                 raise bad_request(f"{peer} measured round {request.round}, in which it has no place")
             former = self._measurements.get(peer)
-            # One line for each member and round, however often a call is repeated.
+            # A repeated call adds no second line for the same round.
             if former is None or former.round_number < request.round:
                 measurement = self._measurements[peer] = measurement_from_pb(request)
                 self._metrics.record_measurement(self._command_loop.now(), measurement)
@@ -273,16 +278,16 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
 
 def _printable(reason: str) -> str:
-    """A reason is never refused, only made printable: a peer that wants to leave must be able to."""
+    """Make a reason printable. It is never refused, because a peer must always be able to leave."""
     return "".join(letter if letter.isprintable() else " " for letter in reason[:200])
 
 
 def new_server() -> grpc.aio.Server:
-    """A server with bounded messages and calls; give it a port and services, then start it."""
+    """A server with bounded messages and calls, with neither port nor services yet."""
     return grpc.aio.server(
         interceptors=(Decoding(),),
         options=(
-            ("grpc.so_reuseport", 0),
+            ("grpc.so_reuseport", 0),  # a second coordinator on the same port must fail
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
             ("grpc.max_concurrent_streams", MAX_STREAMS),
             # Members send keepalives: routers forget connections without traffic.

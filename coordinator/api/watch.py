@@ -1,4 +1,4 @@
-"""What a peer that watches the run is told: plans, followers, excluded peers, why it waits, and the end."""
+"""Updates for peers that watch the run: plans, followers, excluded peers, the reason to wait, the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FOLLOWING = (Lifecycle.SYNCING, Lifecycle.READY)
 
 @dataclass(frozen=True)
 class Announcement:
-    """What all watchers are told alike in `state`."""
+    """The part of an update that is the same for all watchers of `state`."""
 
     state: State
     waiting: str
@@ -28,7 +28,7 @@ class Announcement:
 
 
 class Announcements:
-    """Builds each announcement and signs each plan once, however many peers watch."""
+    """Builds each announcement and signs each plan once for all watchers."""
 
     def __init__(self, spec: RunSpec, sign: Signer) -> None:
         self.spec = spec
@@ -37,6 +37,7 @@ class Announcements:
         self._newest: Announcement | None = None
 
     def of(self, state: State) -> Announcement:
+        # Identity is enough: states are immutable, and a comparison would cost more than an announcement.
         if self._newest is None or self._newest.state is not state:
             finished = state.phase is RunPhase.FINISHED
             waiting = run_message(state, self.spec) if finished else stall_message(state, self.spec)
@@ -57,7 +58,7 @@ class Announcements:
 
 
 class Watcher:
-    """What one peer has been told so far, and so what is new to it."""
+    """Knows what one peer has received so far, and builds its next update."""
 
     def __init__(self, peer: PeerId, announcements: Announcements) -> None:
         self._peer = peer
@@ -67,16 +68,16 @@ class Watcher:
         self._waiting = ""
 
     def update(self, state: State) -> pb.PlanUpdate | None:
-        """The next update for the peer; None while nothing is new to it.
+        """The next update for the peer; None while it has received everything.
 
-        Plans come one by one. The first update holds the plan before the newest, since the current round may
-        still run under that one.
+        Each update has at most one plan. The first has the plan before the newest, because the current round
+        may still run under it.
         """
         announcement = self._announcements.of(state)
         update = pb.PlanUpdate(
             banned=announcement.banned, followers=announcement.followers, round=max(0, state.current_round)
         )
-        newer = state.plans[self._epoch :]
+        newer = state.plans[self._epoch :]  # epochs count from 1, so the plan of epoch e is at index e - 1
         if newer:
             plan = newer[0] if self._epoch else newer[-2:][0]
             update.signed_plan, update.signature = self._announcements.sealed(plan)
@@ -89,7 +90,7 @@ class Watcher:
             is_new = (
                 told is None
                 or (told.followers, told.banned) != (announcement.followers, announcement.banned)
-                or update.waiting not in ("", self._waiting)
+                or update.waiting not in ("", self._waiting)  # "" alone is no news: the next plan shows it
             )
             if not (update.finished or is_new):
                 return None

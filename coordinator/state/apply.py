@@ -1,6 +1,6 @@
-"""How an event changes the state: the state is the result of all events so far.
+"""Applies events to the state: the state is the result of all events so far.
 
-The changes are grouped by what they concern: apply_peers, apply_plans and apply_rounds.
+The longer changes are in apply_peers, apply_plans and apply_rounds.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def replay(state: State, events: Iterable[Event]) -> State:
 
 
 def apply(state: State, event: Event) -> State:
-    """`state` after `event`. Every event that was decided on `state` can be applied to it."""
+    """`state` after `event`, which was decided on `state`. Never raises for such an event."""
     changed = _changed(state, event)
-    # Heartbeats are not stored, so they must not change what a replay leads to.
+    # Heartbeats are not stored, so a replay without them must lead to the same state.
     is_newest = not isinstance(event, events.PeerSeen) and event.at > changed.latest_at
     return replace(changed, latest_at=event.at) if is_newest else changed
 
@@ -37,6 +37,7 @@ def _changed(state: State, event: Event) -> State:  # noqa: PLR0911, PLR0912
         case events.PeerJoined():
             return apply_peers.join(state, event)
         case events.PeerSeen():
+            # `last_seen` is the one part of the state that a restart loses.
             seen = LastSeen(event.at, event.round_number, event.inner_step, has_sent_heartbeat=True)
             return replace(state, last_seen={**state.last_seen, event.peer: seen})
         case events.PeerMeasured():
@@ -50,7 +51,7 @@ def _changed(state: State, event: Event) -> State:  # noqa: PLR0911, PLR0912
             return apply_peers.leave(state, event.peer, finished=False)
         case events.PeerRetreated():
             return apply_peers.retreat(state, event)
-        case events.PeerBanned():
+        case events.PeerBanned():  # a PeerLeft event follows for a live peer
             return replace(state, banned={**state.banned, event.peer: event.reason})
         case events.PeerUnbanned():
             return apply_peers.unban(state, event.peer)

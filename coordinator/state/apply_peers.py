@@ -1,4 +1,4 @@
-"""How the state changes when peers join, leave, retreat, are banned or use an invite."""
+"""Changes of the state when peers join, measure, leave, retreat, are unbanned or use an invite."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from protocol.types import Estimates, Lifecycle, PeerId
 
 
 def join(state: State, event: PeerJoined) -> State:
-    """A peer that comes back starts anew: nothing that it held before is known of it now."""
+    """A peer that comes back starts anew: it may have lost its anchors, its estimates and its stages."""
     arrival = state.arrivals + 1
+    # Before the run starts there is no anchor to follow.
     lifecycle = Lifecycle.READY if state.phase is RunPhase.GATHERING else Lifecycle.SYNCING
     peer = Peer(
         event.peer, event.role, event.capacity, event.endpoint, arrival, lifecycle, joined_at=event.at
@@ -53,17 +54,18 @@ def leave(state: State, peer: PeerId, finished: bool) -> State:
     state = replace(state, peers={**state.peers, peer: gone})
     drained = known.lifecycle is Lifecycle.DRAINING
     if finished or (drained and _has_done_its_part(state, peer)):
-        return state
+        return state  # no replica has lost a member
     state = mark_absent(state, peer)
+    # A drain was announced, so it is no failure even if the peer left before the end of its round.
     return state if drained else _count_failure(state, peer)
 
 
 def retreat(state: State, event: PeerRetreated) -> State:
-    """The peer gives up under one plan: it follows until a later plan assigns it."""
+    """The peer gives up its assignment under one plan, and follows until a later plan assigns it."""
     absent = state.absent.get(event.epoch, frozenset())
     replica = state.assignments[event.epoch][event.peer].replica
     is_newest = event.epoch == state.plans[-1].epoch
-    # A peer is not to blame for a retreat after the loss of a neighbour.
+    # After the loss of a neighbour, a retreat is not the fault of the peer. Neither is one under an old plan.
     if is_newest and not any(member.peer in absent for member in replica.members):
         state = _count_failure(state, event.peer)
     state = mark_absent(state, event.peer, event.epoch)
@@ -76,20 +78,21 @@ def retreat(state: State, event: PeerRetreated) -> State:
 
 
 def mark_absent(state: State, peer: PeerId, only: int | None = None) -> State:
-    """`peer` no longer takes part under the plans that still run, or under that of epoch `only`."""
+    """`peer` no longer takes part under the plans that still run, or under the plan of epoch `only`."""
     if not state.plans:
         return state
+    # The plan of the current round, and perhaps one for the next round. Epochs count from 1.
     running = range(state.plan_for(state.current_round).epoch, len(state.plans) + 1)
     absent = {
         epoch: state.absent.get(epoch, frozenset()) | {peer}
         for epoch in running
         if peer in state.assignments[epoch] and only in (None, epoch)
     }
-    return replace(state, absent={**state.absent, **absent}) if absent else state
+    return replace(state, absent={**state.absent, **absent})
 
 
 def follow(state: State, peer: PeerId) -> State:
-    """A peer that trained follows the rounds from now on."""
+    """A training peer follows the rounds from now on. No effect on other peers."""
     known = state.peers[peer]
     if known.lifecycle is not Lifecycle.TRAINING:
         return state
@@ -97,7 +100,7 @@ def follow(state: State, peer: PeerId) -> State:
 
 
 def unban(state: State, peer: PeerId) -> State:
-    """The peer may come back, without its strikes: quarantine ends as well."""
+    """The peer may come back. Its quarantine ends, too, and its strikes no longer count."""
     banned = {each: reason for each, reason in state.banned.items() if each != peer}
     strikes = {each: rounds for each, rounds in state.strikes.items() if each != peer}
     return replace(state, banned=banned, strikes=strikes, quarantined=state.quarantined - {peer})
@@ -126,6 +129,7 @@ def _has_done_its_part(state: State, peer: PeerId) -> bool:
     decided = assignment is None or all(
         (stage, state.current_round) in state.decisions for stage in assignment.member.stages
     )
+    # The plan may have been made before the drain was announced: then the next round waits for the peer.
     return decided and peer not in state.assignments[state.plans[-1].epoch]
 
 

@@ -1,4 +1,4 @@
-"""How the state changes when a plan is adopted or an assignment is reserved."""
+"""Changes of the state when a plan is adopted or an assignment is reserved."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from protocol.types import Lifecycle, PeerId, Plan, ReservedAssignment
 
 
 def reserve(state: State, reservation: ReservedAssignment) -> State:
-    """`reservation` replaces the former one of its peer, and that of another peer for the same slot."""
+    """`reservation` replaces the former one of its peer, and any other peer's for the same slot."""
     others = {
         peer: former
         for peer, former in state.reservations.items()
@@ -20,7 +20,7 @@ def reserve(state: State, reservation: ReservedAssignment) -> State:
     former = state.reservations.get(reservation.peer)
     if former is not None and former.stages != reservation.stages:
         rounds = state.synced.get(reservation.peer, {})
-        # Of the stages that it hosted, the peer is in sync only with those that it keeps.
+        # The peer rebuilds its stages: it keeps the anchors of the common ones and drops the rest.
         kept = {
             stage: n for stage, n in rounds.items() if stage in former.stages and stage in reservation.stages
         }
@@ -34,7 +34,7 @@ def reserve(state: State, reservation: ReservedAssignment) -> State:
     return replace(
         state,
         reservations={**others, reservation.peer: reservation},
-        layouts={reservation.replica: layout, **state.layouts},
+        layouts={reservation.replica: layout, **state.layouts},  # an existing layout never changes
     )
 
 
@@ -45,7 +45,8 @@ def adopt(state: State, plan: Plan, at: float) -> State:
         for replica in plan.replicas
         for position, member in enumerate(replica.members)
     }
-    # A peer that the plan does not assign still ends the round that it is in.
+    # The plan of the next round exists while the current round is still applied. A peer without an assignment
+    # in it stays TRAINING until it has finished the current round.
     is_later = plan.from_round > state.current_round > 0
     busy = {each for each in state.peers if is_later and state.takes_part(each, state.current_round)}
     peers = with_lifecycles(state, assignments.keys(), assignments.keys() | busy)
@@ -63,6 +64,7 @@ def adopt(state: State, plan: Plan, at: float) -> State:
     )
     round_number = state.current_round
     if plan.from_round == round_number:
+        # Offers of the former plan are void: its samples were divided among other replicas.
         rounds = {key: round_state for key, round_state in state.rounds.items() if key[1] != round_number}
         state = replace(state, began_at=at, opened_at=None, rounds=rounds)
     running = state.plan_for(round_number).epoch
@@ -71,12 +73,13 @@ def adopt(state: State, plan: Plan, at: float) -> State:
         state,
         assignments={epoch: each for epoch, each in state.assignments.items() if epoch >= oldest}
         | {plan.epoch: assignments},
+        # Which members were absent under a plan no longer matters when its last round is over.
         absent={epoch: each for epoch, each in state.absent.items() if epoch >= running},
     )
 
 
 def with_lifecycles(state: State, assigned: Set[PeerId], training: Set[PeerId]) -> dict[PeerId, Peer]:
-    """The peers: those `assigned` train, and all others that are not in `training` follow."""
+    """All peers: those `assigned` get TRAINING, all others except those in `training` get SYNCING."""
     peers = dict(state.peers)
     for each in state.peers.values():
         if each.is_staying and each.lifecycle is not Lifecycle.TRAINING and each.peer in assigned:
@@ -89,10 +92,10 @@ def with_lifecycles(state: State, assigned: Set[PeerId], training: Set[PeerId]) 
 def _reservations_under(
     state: State, assignments: Mapping[PeerId, Assignment]
 ) -> dict[PeerId, ReservedAssignment]:
-    """Each assigned peer that stays has its assignment reserved.
+    """Reservations under a new plan: each assigned peer that stays gets its assignment reserved.
 
-    A peer whose former reservation went to another peer becomes a spare: it gets a reservation that became
-    free, with the same stages, if there is one. So does a peer that is gone, for when it comes back.
+    A peer whose slot went to another peer becomes a spare, and gets a free slot with the same stages if there
+    is one. A peer that is gone also keeps or gets a reservation, for its return.
     """
     reservations = {
         peer: ReservedAssignment(
@@ -102,6 +105,7 @@ def _reservations_under(
         if state.peers[peer].is_staying
     }
     taken = {reservation.slot for reservation in reservations.values()}
+    # Slots that an assigned peer has left, for example a spare that fills a vacancy.
     former = [state.reservations[peer] for peer in reservations if peer in state.reservations]
     free = sorted((each for each in former if each.slot not in taken), key=lambda each: each.slot)
     for peer, reservation in sorted(state.reservations.items()):
@@ -110,6 +114,7 @@ def _reservations_under(
         if reservation.slot not in taken:
             reservations[peer] = reservation
             continue
+        # Other stages would make the peer fetch their anchors.
         found = next((each for each in free if each.stages == reservation.stages), None)
         if found is not None:
             free.remove(found)
@@ -118,7 +123,10 @@ def _reservations_under(
 
 
 def _is_rebalance(state: State, plan: Plan, assignments: Mapping[PeerId, Assignment]) -> bool:
-    """Whether `plan` exchanges members that could have stayed, or only divides the microbatches anew."""
+    """Whether `plan` only makes the run faster: it exchanges members or divides the microbatches anew.
+
+    Changes that the loss of a member makes necessary do not count.
+    """
     if not state.plans:
         return False
     newest = state.plans[-1]

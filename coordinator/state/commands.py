@@ -1,4 +1,4 @@
-"""Commands: what peers, the operator and the clock ask of the coordinator."""
+"""Commands of peers, the operator and the clock to the coordinator."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Join:
 
 @dataclass(frozen=True)
 class CreateInvite:
-    """`secret_sha256` in hex; `valid_seconds` from now on; `role` None for any."""
+    """`secret_sha256` is in hex, `valid_seconds` count from now, and `role` None permits any role."""
 
     invite: str
     secret_sha256: str
@@ -41,7 +41,7 @@ class RevokeInvite:
 
 @dataclass(frozen=True)
 class Enroll:
-    """A peer that has proved its identity asks for a certificate. Once enrolled it needs no invite: ""."""
+    """A peer that has proved its identity asks for a certificate. An enrolled peer needs no `invite`: ""."""
 
     peer: PeerId
     invite: str
@@ -100,9 +100,10 @@ class Offer:
 
 @dataclass(frozen=True)
 class Await:
-    """A peer waits for a decision to which it does not contribute.
+    """A peer waits for a decision without contributing a payload.
 
-    `withheld` is the epoch of the plan under which it hosts the stage and offers nothing; 0 if it only asks.
+    `withheld` is the epoch of the plan under which it hosts the stage but offers no payload; 0 if it only
+    asks.
     """
 
     peer: PeerId

@@ -1,7 +1,7 @@
 """Stored events as JSON, and back: one schema for each kind, derived from the annotations of its class.
 
 Logs outlive versions of this program, so kinds and fields keep the names that they were first stored with.
-Where a class or a field has another name now, the two tables below map it.
+Two tables below map classes and fields that have another name now.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _ADAPTERS = {name: _adapter(kind) for kind, name in STORED_KINDS.items()}
 
 
 def encode(event: Event) -> tuple[str, str]:
-    """Kind and JSON object of `event`. KeyError for the one kind that is not stored."""
+    """Kind and JSON object of `event`. Raises KeyError for PeerSeen, which is not stored."""
     name = STORED_KINDS[type(event)]
     return name, _ADAPTERS[name].dump_json((event,), by_alias=True).decode()[1:-1]
 
 
 def decode(kind: str, text: str) -> Event:
-    """The event that :func:`encode` was given. ValueError for anything that it cannot have written."""
+    """The event that :func:`encode` wrote. Raises ValueError for all other input."""
     adapter = _ADAPTERS.get(kind)
     if adapter is None:
         raise ValueError(f"unknown kind of event '{kind}'")

@@ -1,7 +1,7 @@
-"""The coordinator's state as frozen records, and the questions that the rules ask it.
+"""The coordinator's state as frozen records, with the queries that the rules share.
 
-Pure: nothing here reads a clock or does IO. The state is exactly what the stored events replay to
-(coordinator.state.apply), except for `State.last_seen`: heartbeats change it and are not stored.
+Nothing here reads a clock or does IO. A replay of the stored events (coordinator.state.apply) gives the same
+state, except for `State.last_seen`: heartbeats change it and are not stored.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ KEPT_CHECKPOINTS = 3
 class Peer:
     """A peer that has joined. `arrival` counts joins from 1 on and orders the peers.
 
-    `lifecycle` is TRAINING while the newest plan, or that of the current round, assigns the peer and the peer
-    is not absent. `finished` marks a peer that is GONE because its work was done: its replica has not lost a
-    member.
+    `lifecycle` is TRAINING while the newest plan, or the plan of the current round, assigns the peer and the
+    peer is not absent. `finished` marks a peer that is GONE because its work was done: its replica has not
+    lost a member.
     """
 
     peer: PeerId
@@ -73,7 +73,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class LastSeen:
-    """When a peer was last heard of, and the progress that its last heartbeat named.
+    """When a peer gave its last sign of life, and the progress in its last heartbeat.
 
     `has_sent_heartbeat` is false from the join until the first heartbeat.
     """
@@ -106,7 +106,7 @@ def stages_of(holder: Member | ReservedAssignment) -> str:
 
 @dataclass(frozen=True)
 class Invitation:
-    """An invite as the coordinator knows it. `role` None is any role; `peers` have used it, each once."""
+    """An invite. `role` None permits any role; `peers` have used it, each once."""
 
     invite: str
     secret_sha256: str
@@ -119,13 +119,13 @@ class Invitation:
 
 @dataclass(frozen=True)
 class Round:
-    """What is known of one (stage, round) beside its decision.
+    """The state of one (stage, round), without its decision.
 
     Attributes:
         withheld: hosts that will not offer a payload.
         closed_at: when the group was closed.
         reports: by reporter, the owners of the payloads that it holds.
-        gathered_in: seconds from `closed_at` to the slowest report; 0 before any report, and where the
+        gathered_in: seconds from `closed_at` to the slowest report; 0 before any report, and if the
             coordinator was restarted in between.
         rejections: by owner of a payload, the peers that reject it and their reasons.
     """
@@ -232,7 +232,7 @@ class State:
 
     @property
     def excluded(self) -> frozenset[PeerId]:
-        """The peers that are banned or in quarantine: all others refuse their connections."""
+        """The peers that are banned or in quarantine. All other peers refuse their connections."""
         return self.quarantined | self.banned.keys()
 
     @property
@@ -241,9 +241,10 @@ class State:
         return [peer for peer in self.peers.values() if peer.is_staying]
 
     def layout(self, replica: int) -> tuple[StageRange, ...]:
-        """The stages of each position of `replica`; of a new pipeline, as most of the newest plan have them.
+        """The stages of each position of `replica`.
 
-        One stage for each position where that plan has no pipeline.
+        A new pipeline gets the most frequent layout of the newest plan, or one stage for each position if
+        that plan has no pipeline.
         """
         if replica in self.layouts:
             return self.layouts[replica]
@@ -257,21 +258,21 @@ class State:
         return self.rounds.get((stage, round_number), _NOTHING_YET)
 
     def plan_for(self, round_number: int) -> Plan:
-        """The plan under which `round_number` runs; the first plan for rounds before it."""
+        """The plan under which `round_number` runs; the first plan for earlier rounds."""
         later_first = reversed(self.plans)
         return next((plan for plan in later_first if plan.from_round <= round_number), self.plans[0])
 
     def assignment(self, peer: PeerId, round_number: int) -> Assignment | None:
-        """The assignment of `peer` in `round_number`; None without one, or for a round of long ago."""
+        """The assignment of `peer` in `round_number`; None without one, or for a round that is not kept."""
         return self.assignments.get(self.plan_for(round_number).epoch, {}).get(peer) if self.plans else None
 
     def takes_part(self, peer: PeerId, round_number: int) -> bool:
-        """Whether `peer` is assigned in `round_number` and was never absent since the plan was made."""
+        """Whether `peer` is assigned in `round_number` and was never absent since its plan was made."""
         epoch = self.plan_for(round_number).epoch if self.plans else 0
         return peer in self.assignments.get(epoch, {}) and peer not in self.absent.get(epoch, ())
 
     def complete_replicas(self, round_number: int) -> list[Replica]:
-        """The replicas of `round_number` of which every member takes part."""
+        """The replicas of `round_number` in which every member takes part."""
         plan = self.plan_for(round_number)
         absent = self.absent.get(plan.epoch)
         if not absent:
@@ -285,7 +286,7 @@ class State:
     def has_attested(self, peer: PeerId, round_number: int) -> bool:
         """Whether `peer` has attested the right digest of every stage that it hosts after `round_number`."""
         reservation, assignment = self.reservations.get(peer), self.assignment(peer, round_number)
-        # The reservation of a member that drains may have gone to another peer.
+        # Another peer may have got the reservation of a draining member.
         hosted = reservation or (assignment.member if assignment else None)
         rounds = self.synced.get(peer, {})
         return hosted is not None and all(rounds.get(stage, -1) >= round_number for stage in hosted.stages)
@@ -294,6 +295,7 @@ class State:
         """Whether digests of the anchors after `round_number` are still kept."""
         if round_number >= self.current_round - KEPT_ROUNDS:
             return True
+        # Peers that come back download checkpoints, and need their digests for longer.
         oldest = self.rounds_decided - KEPT_CHECKPOINTS * self.checkpoint_every
         return round_number % self.checkpoint_every == 0 and round_number > oldest
 

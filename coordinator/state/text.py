@@ -10,7 +10,7 @@ from protocol.types import PeerId
 
 @dataclass(frozen=True)
 class Waiting:
-    """No plan is possible yet. `sentence` says what is missing; `unreachable` that endpoints are."""
+    """No plan is possible yet. `sentence` says what is missing; `unreachable` is set if it is an endpoint."""
 
     sentence: str
     unreachable: bool = False
@@ -21,11 +21,11 @@ def counted(count: int, noun: str) -> str:
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:
-    """`names` for a sentence: the first `most`, then how many more."""
+    """`names` for a sentence: the first `most`, then the number of the others."""
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
 def short(peer: PeerId) -> str:
-    """The end of a peer id, which tells peers apart, for sentences that name several."""
+    """The end of a peer id, for sentences that name several peers: all peer ids begin alike."""
     return f"..{peer[-8:]}"

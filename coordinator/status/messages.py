@@ -1,4 +1,4 @@
-"""Messages for people: what the run does or waits for, and what has happened."""
+"""Messages for people: what the run does or waits for, and events in the log."""
 
 from __future__ import annotations
 
@@ -79,20 +79,19 @@ def _training(state: State, spec: RunSpec) -> str:
 
 def stall_message(state: State, spec: RunSpec) -> str:
     """What the run waits for, if it cannot go on before a peer joins or returns; "" otherwise."""
-    if state.phase is RunPhase.GATHERING:
-        return run_message(state, spec)
-    return run_message(state, spec) if is_stalled(state, spec) else ""
+    is_waiting = state.phase is RunPhase.GATHERING or is_stalled(state, spec)
+    return run_message(state, spec) if is_waiting else ""
 
 
 def peer_message(state: State, spec: RunSpec, peer: PeerId) -> str:
-    """Why `peer`, which has joined, does not train although the run does; "" if it trains."""
+    """Why `peer`, which has joined, does not train while the run trains; "" if it trains."""
     if state.phase is not RunPhase.TRAINING or state.takes_part(peer, state.plans[-1].from_round):
         return ""
     known, reservation = state.peers[peer], state.reservations.get(peer)
     if is_spare(state, known):
         return (
-            "waiting as a spare: for each vacancy it lacks the memory, or neither it nor a neighbour has an "
-            "endpoint"
+            "waiting as a spare: for each vacancy it lacks the memory, "
+            "or neither it nor a neighbour has an endpoint"
         )
     if reservation is None or not known.is_staying:
         return ""
@@ -109,11 +108,11 @@ def _why_not_yet(state: State, spec: RunSpec, reservation: ReservedAssignment) -
     ):
         kept = counted(spec.grouping.spares, "stage peer")
         return f"the run keeps {kept} as spares before another pipeline trains"
-    return "the next plan takes it in"
+    return "the next plan includes it"
 
 
 def event_message(event: Event) -> str:  # noqa: PLR0911
-    """What has happened, for the log."""
+    """A line about `event` for the log."""
     match event:
         case events.CoordinatorStarted():
             return "the coordinator listens"

@@ -1,4 +1,4 @@
-"""Builds the status of the run from the coordinator's state: the only place that does."""
+"""Builds the status of the run from the coordinator's state. All faces render this one record."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def run_status(
     Args:
         measurements: the newest of each member.
         now: seconds on the clock of the events.
-        time: Unix time, to which a reader compares its own clock.
+        time: Unix time, with which a reader compares its own clock.
     """
     return RunStatus(
         spec=spec,
@@ -43,7 +43,7 @@ def _peer_status(state: State, peer: Peer, now: float) -> PeerStatus:
     reserved = state.reservations.get(peer.peer)
     lifecycle, where = peer.lifecycle, "" if assignment is None else str(assignment)
     if lifecycle is Lifecycle.SYNCING and reserved is not None:
-        # A peer that follows is shown with what is reserved for it, and as ready once a plan may take it in.
+        # A follower is shown with its reservation, and as READY when a plan may include it.
         where = f"replica-{reserved.replica}, {stages_of(reserved)}"
         if is_synced(state, reserved, state.current_round):
             lifecycle = Lifecycle.READY

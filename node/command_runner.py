@@ -44,20 +44,55 @@ class Drain:
     Attributes:
         begin: lets `main` come to its end by itself.
         seconds: how long it may take for that; 0 ends it at once.
-        words: said to whoever asked.
+        message: logged when draining begins.
     """
 
     begin: Callable[[], None]
     seconds: float
-    words: str
+    message: str
+
+
+class _Ending:
+    """How the process reacts when it is asked to end. `task` runs the command."""
+
+    def __init__(self, task: asyncio.Future[Any], drain: Drain | None) -> None:
+        self._task, self._drain = task, drain
+        self._is_urgent = False  # asked again after it began to leave in order
+        self.stage = _Stage.RUNNING
+
+    def leave_at_once(self) -> None:
+        """Cancel the task once: a second time would interrupt what it saves."""
+        if self.stage is not _Stage.LEAVING:
+            self.stage = _Stage.LEAVING
+            self._task.cancel()
+
+    def leave(self) -> None:
+        """Let the task drain if it can; otherwise leave at once."""
+        if self._drain is None or not self._drain.seconds:
+            self.leave_at_once()
+        elif self.stage is _Stage.RUNNING:
+            self.stage = _Stage.DRAINING
+            log.warning("%s", self._drain.message)
+            self._drain.begin()
+            asyncio.get_running_loop().call_later(self._drain.seconds, self.leave_at_once)
+
+    def interrupt(self) -> None:
+        """Take the next step: drain, then leave in order, then end the process."""
+        if self._is_urgent:
+            os._exit(ExitCode.INTERRUPTED)
+        if self.stage is _Stage.RUNNING:
+            self.leave()
+        else:
+            self.leave_at_once()
+        self._is_urgent = self.stage is _Stage.LEAVING
 
 
 def run(main: Coroutine[Any, Any, T], lifeline: int | None = None, drain: Drain | None = None) -> T:
     """Run `main` on uvloop until it ends, or is asked to end.
 
-    SIGINT and SIGTERM are heard in three steps. The first lets `main` drain, if it can, and cancels it when
-    its time for that is over. The next, or the end of `lifeline` (a pipe that the parent holds open), cancels
-    it at once. Either way it then leaves in order; only one more ends the process as it is.
+    SIGINT and SIGTERM act in three steps. The first lets `main` drain, if it can, and cancels it when the
+    time for that is over. The next one, or the end of `lifeline` (a pipe that the parent holds open), cancels
+    it at once. In both cases it leaves in order; one more signal ends the process immediately.
 
     Raises:
         Interrupted: `main` was cancelled, and has ended.
@@ -66,51 +101,24 @@ def run(main: Coroutine[Any, Any, T], lifeline: int | None = None, drain: Drain 
     async def supervised() -> T:
         loop = asyncio.get_running_loop()
         task = asyncio.ensure_future(main)
-        stage = _Stage.RUNNING
-        is_urged = False  # who asks again is not content with what leaving in order takes
-
-        def leave_at_once() -> None:
-            nonlocal stage
-            if stage is not _Stage.LEAVING:  # to cancel it again would cut short what it keeps
-                stage = _Stage.LEAVING
-                task.cancel()
-
-        def leave() -> None:
-            nonlocal stage
-            if drain is None or not drain.seconds:
-                leave_at_once()
-            elif stage is _Stage.RUNNING:
-                stage = _Stage.DRAINING
-                log.warning("%s", drain.words)
-                drain.begin()
-                loop.call_later(drain.seconds, leave_at_once)
-
-        def interrupt() -> None:
-            nonlocal is_urged
-            if is_urged:
-                os._exit(ExitCode.INTERRUPTED)
-            if stage is _Stage.RUNNING:
-                leave()
-            else:
-                leave_at_once()
-            is_urged = stage is _Stage.LEAVING
+        ending = _Ending(task, drain)
 
         def lifeline_ended() -> None:
             assert lifeline is not None
             loop.remove_reader(lifeline)
-            leave_at_once()
+            ending.leave_at_once()
 
         for signal_number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(signal_number, interrupt)
+            loop.add_signal_handler(signal_number, ending.interrupt)
         if drain is not None:
-            loop.add_signal_handler(LEAVE, leave)
-            loop.add_signal_handler(LEAVE_AT_ONCE, leave_at_once)
+            loop.add_signal_handler(LEAVE, ending.leave)
+            loop.add_signal_handler(LEAVE_AT_ONCE, ending.leave_at_once)
         if lifeline is not None:
             loop.add_reader(lifeline, lifeline_ended)
         try:
             return await task
         except asyncio.CancelledError:
-            if stage is not _Stage.LEAVING:
+            if ending.stage is not _Stage.LEAVING:
                 raise
             raise Interrupted from None
 

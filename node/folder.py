@@ -154,6 +154,6 @@ def keep_only_stages(folder: Path, stages: StageRange) -> None:
 
 
 def _numbers(stages: str) -> range:
-    """Of a stage range in words, such as "1" or "0-3"."""
+    """The stages in the text of a range, such as "1" or "0-3"."""
     first, _, last = stages.partition("-")
     return range(int(first), int(last or first) + 1)

@@ -220,7 +220,8 @@ def test_long_files_say_why() -> None:
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 assert node.end_lineno is not None
-                assert node.end_lineno - node.lineno < 60, f"{module}.{node.name} has over 60 lines"
+                lines = node.end_lineno - node.body[0].lineno  # the signature of a command lists its options
+                assert lines < 60, f"{module}.{node.name} has over 60 lines"
 
 
 def test_the_main_process_of_a_node_imports_neither_torch_nor_hivemind() -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 invite_app = typer.Typer(help="Invites: who may come into a run.", no_args_is_help=True)
-peers_app = typer.Typer(help="Peers: who was let in, and who is kept out.", no_args_is_help=True)
+peers_app = typer.Typer(help="Peers that were let in or are kept out.", no_args_is_help=True)
 
 Folder = Annotated[
     Path | None,
@@ -46,7 +46,7 @@ def invite_create(
     ] = None,
     folder: Folder = None,
 ) -> None:
-    """Print a new invite. Whoever has it can join the run, so send it as you would send a password.
+    """Print a new invite. Everyone who has it can join the run, so send it like a password.
 
     Join with 'hetnode join INVITE', or with 'hetnode join --invite-file FILE' where others can see what runs.
     """
@@ -100,7 +100,7 @@ def peers_ban(
     reason: Annotated[str, typer.Option(help="Told to the peer and to the log.")] = "",
     folder: Folder = None,
 ) -> None:
-    """Keep a peer out from this moment on: its streams end, and nobody of the run talks to it."""
+    """Keep a peer out from now on: its streams end, and all other peers refuse it."""
     _asking(folder, lambda client: client.ban(peer, reason))
 
 

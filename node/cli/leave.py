@@ -59,8 +59,8 @@ def leave(
 ) -> None:
     """Let this machine's node leave its run in order, and wait until it has.
 
-    The node finishes the round in which it trains, so that nothing of it is lost and nobody waits for it,
-    keeps its progress and ends; 'hetnode join RUN' goes on from there. Where no node runs any more, the
+    The node finishes the round in which it trains, so that no work is lost and no node waits for it,
+    saves its progress and ends; 'hetnode join RUN' goes on from there. Where no node runs any more, the
     coordinator is told that this machine does not come back soon.
     """
     command_runner.configure_logging()
@@ -173,7 +173,7 @@ async def _farewell(node: Node) -> None:
     try:
         await coordinator.leave("left by hand")
     except HetnodeError as error:
-        if error.code is not ErrorCode.UNKNOWN_PEER:  # then nobody waits for it in any case
+        if error.code is not ErrorCode.UNKNOWN_PEER:  # then the coordinator does not wait for it
             raise
     finally:
         await coordinator.close()

@@ -87,7 +87,7 @@ COMMANDS = {
     "spec": LazyCommand("node.cli.spec", "spec_app", "Run specifications."),
     "checkpoint": LazyCommand("node.cli.model", "checkpoint_app", "Checkpoints of the global model."),
     "invite": LazyCommand("node.cli.admin", "invite_app", "Invites: who may come into a run."),
-    "peers": LazyCommand("node.cli.admin", "peers_app", "Peers: who was let in, and who is kept out."),
+    "peers": LazyCommand("node.cli.admin", "peers_app", "Peers that were let in or are kept out."),
     "plan": LazyCommand(
         "node.cli.plan",
         "plan_app",

@@ -1,4 +1,4 @@
-"""``hetnode plan``: what a swarm would do, before anybody joins it."""
+"""``hetnode plan``: predicts what a swarm would do, before any peer joins it."""
 
 from __future__ import annotations
 
@@ -172,10 +172,11 @@ def _print_plan(
 def _no_options_before(context: typer.Context) -> None:
     """Raises BAD_OPTION for an option that stands before the name of a subcommand, which has its own."""
     given = [name for name in context.params if _is_given(context, name)]
+    subcommand = context.invoked_subcommand
     if given:
         raise bad_option(
-            f"--{given[0].replace('_', '-')} stands before '{context.invoked_subcommand}', which does not read it.",
-            f"Put it after the subcommand; 'hetnode plan {context.invoked_subcommand} --help' lists what it takes.",
+            f"--{given[0].replace('_', '-')} stands before '{subcommand}', which does not read it.",
+            f"Put it after the subcommand; 'hetnode plan {subcommand} --help' lists its options.",
         )
 
 

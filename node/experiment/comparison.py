@@ -101,7 +101,8 @@ def _pairs(table: Table) -> dict[int, tuple[Row, Row]]:
 def _ordering(claim: str, results: Mapping[str, Result], rows: tuple[Row, ...]) -> Verdict:
     losses = [losses_of(row, results) for row in rows]
     answers: dict[int | str, Answer] = {}
-    for seed in [*rows[0].trials, MEAN]:
+    seeds: list[int | str] = [*rows[0].trials, MEAN]
+    for seed in seeds:
         if all(seed in each for each in losses):
             values = [each[seed] for each in losses]
             holds = all(a < b for a, b in pairwise(values))
@@ -119,7 +120,8 @@ def _advantage(pairs: Mapping[int, tuple[Row, Row]], results: Mapping[str, Resul
             {seed: uniform[seed] - heterogeneous[seed] for seed in uniform.keys() & heterogeneous.keys()}
         )
     answers: dict[int | str, Answer] = {}
-    for seed in [*pairs[wide][0].trials, MEAN]:
+    seeds: list[int | str] = [*pairs[wide][0].trials, MEAN]
+    for seed in seeds:
         if all(seed in each for each in gains):
             at_wide, at_narrow = (each[seed] for each in gains)
             answers[seed] = Answer(at_narrow > at_wide, f"{at_narrow:.4f} against {at_wide:.4f}")

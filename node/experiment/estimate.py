@@ -24,20 +24,20 @@ class Pace:
             self.learn(trial, result.rounds, result.seconds)
 
     def learn(self, trial: Trial, rounds: int, seconds: float) -> None:
-        """So many rounds of `trial` took so long."""
+        """Record how long some rounds of `trial` took."""
         for kind in _kinds(trial):
             self._seconds[kind] += seconds
             self._steps[kind] += rounds * trial.spec.inner.steps
 
     def seconds_of(self, trial: Trial, rounds: int) -> float | None:
-        """For so many rounds of `trial`; None where nothing like it was ever measured."""
+        """Seconds for these rounds of `trial`; None if no similar trial was ever measured."""
         for kind in _kinds(trial):
             if self._steps[kind]:
                 return rounds * trial.spec.inner.steps * self._seconds[kind] / self._steps[kind]
         return None
 
     def left(self, rounds_left: Sequence[tuple[Trial, int]], jobs: int) -> float | None:
-        """Seconds until all of these are done by so many workers; None where that cannot be said."""
+        """Seconds until these workers have done all trials; None if it is not known."""
         each = [self.seconds_of(trial, rounds) for trial, rounds in rounds_left]
         known = [seconds for seconds in each if seconds is not None]
         if len(known) < len(each):

@@ -6,6 +6,7 @@ import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,13 +53,13 @@ def draw_figures(matrix: Matrix, results: Mapping[str, Result], folder: Path) ->
                 folder / f"{table.name}-loss.png",
                 f"Validation loss by k/d: {table.title}.",
                 table.name,
-                lambda axes, table=table: _losses_by_k(axes, table, matrix.seeds, results),
+                partial(_losses_by_k, table=table, seeds=matrix.seeds, results=results),
             )
             figures += _drawn(
                 folder / f"{table.name}-training.png",
                 f"Training loss by inner step: {table.title}.",
                 table.name,
-                lambda axes, table=table: _training(axes, table, matrix.seeds, results),
+                partial(_training, table=table, seeds=matrix.seeds, results=results),
             )
     for table in matrix.tables:
         bars = sum(1 for row in table.rows if deltas_of(table, row, matrix.seeds, results))
@@ -67,7 +68,7 @@ def draw_figures(matrix: Matrix, results: Mapping[str, Result], folder: Path) ->
                 folder / f"{table.name}-delta.png",
                 f"Loss against the baseline, in percent: {table.title}.",
                 table.name,
-                lambda axes, table=table: _deltas(axes, table, matrix.seeds, results),
+                partial(_deltas, table=table, seeds=matrix.seeds, results=results),
                 height=1.1 + 0.32 * bars,
             )
     return figures
@@ -145,7 +146,8 @@ def _training(axes: Axes, table: Table, seeds: Sequence[int], results: Mapping[s
         if curves:
             rounds = range(1, 1 + min(map(len, curves)))
             means = [
-                sum(math.nan if c[r - 1] is None else c[r - 1] for c in curves) / len(curves) for r in rounds
+                sum(math.nan if (loss := c[r - 1]) is None else loss for c in curves) / len(curves)
+                for r in rounds
             ]
             narrow = row.k is not None and row.k == min(each.k or row.k for each in _by_k(table, row.mode))
             axes.plot([r * row.steps_per_round for r in rounds], means, color=_COLOURS[row.mode],

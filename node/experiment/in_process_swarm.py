@@ -38,7 +38,7 @@ class RoundReport:
 
     Attributes:
         inner: what each replica learned from, in the order of the plan.
-        contributions: payloads that count, by stage; 0 where nobody had anything finite to offer, so that the
+        contributions: payloads that count, by stage; 0 if no replica had finite values, so that the
             stage was left as it was.
         payload_bytes: of all payloads that were made.
         link_bytes: payload bytes of all frames between members since the last report.

@@ -57,7 +57,7 @@ class _Section(BaseModel):
 
 
 class TokenizerSection(_Section):
-    """Byte-level BPE with so many ids, trained on the training text of the data source."""
+    """Byte-level BPE with this many ids, trained on the training text of the data source."""
 
     vocabulary: int = Field(ge=257, le=2**20)
 
@@ -227,7 +227,7 @@ def tokenizers_used(read: MatrixFile, tables: Sequence[str]) -> set[str]:
         if not tables or table.name in tables
         for row in table.row
     }
-    return {name for name in named if name in read.tokenizers}
+    return {name for name in named if name is not None and name in read.tokenizers}
 
 
 def tokenizers_of(read: MatrixFile, results: Iterable[Result]) -> dict[str, TokenizerFile]:
@@ -270,9 +270,9 @@ def _rows(
     section: RowSection,
     tokenizers: Mapping[str, TokenizerFile],
 ) -> Iterator[Row]:
-    several = section.k if isinstance(section.k, tuple) else None
+    widths: tuple[int | None, ...] = section.k if isinstance(section.k, tuple) else (section.k,)
     where = f"{table.name}, row {section.name}"
-    for k in several or (section.k,):
+    for k in widths:
         try:
             own = {**_dotted(table.spec), **_dotted(section.spec)}
             overrides = {**_dotted(read.spec), **own, **({} if k is None else {"link.k": k})}
@@ -294,7 +294,11 @@ def _rows(
         has_links = spec.swarm.pipelines > 0
         if k is not None and not has_links:
             raise _bad(file, f"{where}: k is given, and no replica has links")
-        name = section.name if several is None else f"{section.name} {fraction_of(k or 0, spec.model.width)}"
+        name = (
+            section.name
+            if not isinstance(section.k, tuple)
+            else f"{section.name} {fraction_of(k or 0, spec.model.width)}"
+        )
         yield Row(
             name=name,
             mode=section.mode,

@@ -11,7 +11,7 @@ from node.measure import hardware
 
 
 class ComputeOptions(BaseModel):
-    """Choices of whoever runs a trial."""
+    """How a machine computes a trial; no part of the trial's specification."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -33,7 +33,7 @@ class ComputeOptions(BaseModel):
 
 
 def device_name(options: ComputeOptions) -> str:
-    """What computes, in words for people: no names of hosts, no paths."""
+    """A description of the device for people: without host names and paths."""
     if options.device.startswith("cuda"):
         import torch  # noqa: PLC0415 - only where a trial is computed
 

@@ -117,9 +117,10 @@ def _summary(verdicts: Sequence[Verdict]) -> str:
 def _verdict_table(verdicts: Sequence[Verdict], seeds: Sequence[int]) -> str:
     columns = ["ordering", *(f"seed {seed}" for seed in seeds), "mean over seeds"]
     rows = []
+    keys: list[int | str] = [*seeds, MEAN]
     for verdict in verdicts:
         cells = []
-        for seed in [*seeds, MEAN]:
+        for seed in keys:
             answer = verdict.answers.get(seed)
             words = "" if answer is None else "holds" if answer.holds else "**does not hold**"
             cells.append(f"{words} ({answer.numbers})" if answer else "not known")
@@ -186,8 +187,9 @@ def _known(row: Row, results: Mapping[str, Result]) -> list[Result]:
 
 
 def _is_mixed(result: Result) -> bool:
-    """Whether it has replicas of both kinds, which measure their losses in unlike modes."""
-    return result.spec["swarm"]["replicas"] > 0 and result.spec["swarm"]["pipelines"] > 0
+    """Whether it has full and pipeline replicas, whose losses are measured in different modes."""
+    swarm = result.spec["swarm"]
+    return bool(swarm["replicas"] and swarm["pipelines"])
 
 
 def _of_pipelines(measured: Sequence[Result]) -> list[float]:

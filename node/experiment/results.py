@@ -74,7 +74,7 @@ class Result(BaseModel):
         payload_bytes: of all payloads of the whole run.
         link_bytes: of all frames between members in training, likewise.
         seconds: of computing, without those that were lost in an interruption.
-        device: what computed, in words.
+        device: description of the device.
         date: on which it ended.
     """
 

@@ -1,4 +1,4 @@
-"""Runs trials in worker processes, as many at a time as asked for, and keeps what comes of them.
+"""Runs trials in worker processes, several at a time, and stores their results.
 
 OUT/results.jsonl       one line per finished trial, written by this process alone
 OUT/trials/KEY/         the state of a trial that is not finished
@@ -161,7 +161,7 @@ async def _compute(planned: Planned, folder: Path, options: ComputeOptions, obse
         raise HetnodeError(
             error.code,
             error.cause,
-            "Too little memory for so many --jobs or --resident replicas? The same command goes on.",
+            "Use fewer --jobs or --resident replicas if the memory is too small. The same command continues.",
         ) from None
     finally:
         await worker.close(_CLOSE_SECONDS)

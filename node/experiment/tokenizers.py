@@ -38,12 +38,12 @@ def tokenizer_file(path: Path) -> TokenizerFile:
 
 
 def train_bpe(path: Path, vocabulary: int, source: str, text_field: str) -> TokenizerFile:
-    """Train one of so many ids on the documents of `source` that are not held out, and write it to `path`.
+    """Train a tokenizer of `vocabulary` ids on the training documents of `source`, and write it to `path`.
 
     The same text gives the same file.
 
     Raises:
-        HetnodeError: DATA_UNREADABLE; BAD_MATRIX where the text does not give so many ids.
+        HetnodeError: DATA_UNREADABLE; BAD_MATRIX if the text is too short for this many ids.
         OSError: the file cannot be written.
     """
     inner = tokenizers.Tokenizer(models.BPE())

@@ -33,29 +33,8 @@ class Facts:
 def card(facts: Facts) -> str:
     """The text of ``README.md``, with the front matter that the Hub reads."""
     spec = facts.spec
-    model, data, swarm = spec["model"], spec["data"], spec["swarm"]
-    rows = {
-        "run": f"`{facts.run_id}`, after round {facts.round_number} of {spec['rounds']}",
-        "specification": f"`{facts.spec_hash}` (sha-256)",
-        "parameters": f"{_parameters(model):,}, {facts.dtype}",
-        "shape": (
-            f"{model['layers']} layers, width {model['width']}, {model['heads']} heads, feed-forward "
-            f"{model['feed_forward']}, context {model['context']}, vocabulary {model['vocabulary']}"
-        ),
-        "data": f"`{data['source']}`",
-        "tokenizer": _tokenizer(data),
-        "tokens seen": _tokens(facts),
-        "swarm": (
-            f"{swarm['replicas']} full replicas, {swarm['pipelines']} pipeline replicas of {swarm['stages']} "
-            "stages, as planned"
-        ),
-        "H, inner steps per round": str(spec["inner"]["steps"]),
-        "links": _links(spec),
-        "started from": "given parameters, imported" if spec.get("initial") else "random parameters",
-    }
-    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
     return f"""---
-{_front_matter(data)}
+{_front_matter(spec["data"])}
 ---
 # {facts.run_id}
 
@@ -66,7 +45,7 @@ top-k pseudo-gradients, and all of them hold the same parameters after it.
 
 | | |
 |---|---|
-{table}
+{_table_of_facts(facts)}
 
 ## How to load it
 
@@ -88,11 +67,36 @@ No remote code is needed. `hetnode import` starts another run from it.
 ## Limits
 
 It is a base model: it continues text, was not tuned to follow instructions or to be harmless, and repeats
-what its data says. It was trained on contexts of {model["context"]} tokens.
+what its data says. It was trained on contexts of {spec["model"]["context"]} tokens.
 
 `hetnode_run.json` has the whole specification of the run and the digests of its parameters. Names of files in
 it are without the folders in which they lay; the hash above is that of the specification with them.
 """
+
+
+def _table_of_facts(facts: Facts) -> str:
+    spec = facts.spec
+    model, data, swarm = spec["model"], spec["data"], spec["swarm"]
+    rows = {
+        "run": f"`{facts.run_id}`, after round {facts.round_number} of {spec['rounds']}",
+        "specification": f"`{facts.spec_hash}` (sha-256)",
+        "parameters": f"{_parameters(model):,}, {facts.dtype}",
+        "shape": (
+            f"{model['layers']} layers, width {model['width']}, {model['heads']} heads, feed-forward "
+            f"{model['feed_forward']}, context {model['context']}, vocabulary {model['vocabulary']}"
+        ),
+        "data": f"`{data['source']}`",
+        "tokenizer": _tokenizer(data),
+        "tokens seen": _tokens(facts),
+        "swarm": (
+            f"{swarm['replicas']} full replicas, {swarm['pipelines']} pipeline replicas of {swarm['stages']} "
+            "stages, as planned"
+        ),
+        "H, inner steps per round": str(spec["inner"]["steps"]),
+        "links": _links(spec),
+        "started from": "given parameters, imported" if spec.get("initial") else "random parameters",
+    }
+    return "\n".join(f"| {name} | {value} |" for name, value in rows.items())
 
 
 def _front_matter(data: Mapping[str, Any]) -> str:

@@ -89,7 +89,7 @@ def export(
     assert isinstance(tokenizer, ByteTokenizer | FileTokenizer)
     end = _end_of_text(tokenizer)
     facts = Facts(
-        spec=without_places(spec),
+        spec=spec_without_folders(spec),
         run_id=spec.run_id,
         spec_hash=spec.hash,
         round_number=stored.round_number,
@@ -114,10 +114,10 @@ def export(
         publish(folder.resolve(), fill)
 
 
-def without_places(spec: RunSpec) -> dict[str, Any]:
-    """The specification as JSON, with the bare names of files and folders that were of one machine.
+def spec_without_folders(spec: RunSpec) -> dict[str, Any]:
+    """The specification as JSON, with file names in place of the paths, which belong to one machine.
 
-    Paths of Windows have either separator, so all of them are cut as its own.
+    Paths are split as on Windows, where both separators are allowed.
     """
     tree = spec.model_dump(mode="json")
     data = tree["data"]

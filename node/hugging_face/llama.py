@@ -125,7 +125,7 @@ def unsupported(path: Path, why: str) -> HetnodeError:
 
 
 def _problems(config: Mapping[str, Any]) -> list[str]:
-    """What of the architecture is not ours, in words."""
+    """Sentences that name each property of the architecture which hetnode cannot represent."""
     found = []
     if config.get("architectures") != [ARCHITECTURE] or config.get("model_type") != "llama":
         found.append(f"its architectures are {config.get('architectures')!r:.80}, not {ARCHITECTURE}")

@@ -150,7 +150,7 @@ class Weights:
         """A tensor as float32 on the CPU, finite in every element. Raises HetnodeError UNSUPPORTED_MODEL."""
         try:
             with safe_open(self._folder / self._file_of[name], framework="pt") as file:
-                tensor = file.get_tensor(name).float().clone()
+                tensor: torch.Tensor = file.get_tensor(name).float().clone()
         except (OSError, SafetensorError) as error:
             raise unsupported(self._folder, str(error)) from None
         if not tensor.isfinite().all():

@@ -4,7 +4,7 @@ To import torch and hivemind costs 2 to 4 CPU seconds. A template process pays t
 forks starts within milliseconds and shares the imported pages of memory. The template has no thread, no event
 loop, no gRPC channel and no CUDA context, so forking it is safe; a node's main process could not do this
 itself. :mod:`node.ipc.template_server` is the template's side. multiprocessing's forkserver is no substitute:
-it tells nobody how a process ended, sends its arguments with pickle, and lets processes outlive it.
+it does not report how a process ended, uses pickle, and does not end its processes with it.
 
 On other systems than Linux a forked process cannot use torch safely: there the template imports nothing, and
 each process starts a new interpreter. The interface is the same.

@@ -65,7 +65,7 @@ def describe_connection(figures: Figures) -> str:
 
 
 def tokens_per_second(spec: RunSpec, stage: int, flops: float) -> float:
-    """Tokens that go forward and backward through `stage` in a second, at so many operations per second."""
+    """Tokens per second through the forward and backward pass of `stage`, at this speed."""
     return flops / microbatch_flops(spec, (stage,)) * tokens_of_microbatch(spec)
 
 
@@ -235,7 +235,7 @@ class LinkProber:
         log.info("the way to peer %s: %s", peer, describe_connection(figures))
 
     async def _echo(self) -> None:
-        """The round trips anew. Whoever does not answer is left as it was."""
+        """Measure the round trips again. A peer that does not answer keeps its former value."""
         estimates = self._membership.estimates
         try:
             async with self._coordinator.probe() as probe:

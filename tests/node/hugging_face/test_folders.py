@@ -27,7 +27,7 @@ from node.data.tokenizer import check_tokenizer
 from node.experiment.evaluate import Evaluation, Mode, evaluate
 from node.experiment.in_process_replica import LocalReplica, plan_of
 from node.hugging_face import importing
-from node.hugging_face.export import export, without_places
+from node.hugging_face.export import export, spec_without_folders
 from node.hugging_face.importing import import_model, inspect, tokenizer_of
 from node.hugging_face.llama import config_of, published_name
 from node.hugging_face.weights import DTYPES
@@ -388,13 +388,13 @@ def test_a_folder_that_cannot_be_written_is_named(folder: Path, run: Path, tmp_p
 @pytest.mark.parametrize("path", ["/home/jo/book.txt", "C:\\Users\\jo\\book.txt", "D:/own\\book.txt"])
 def test_a_card_tells_no_path_of_any_system(path: str) -> None:
     spec = resolve("nano", overrides={"data.source": f"text:{path}", "data.tokenizer": path})
-    data = without_places(spec)["data"]
+    data = spec_without_folders(spec)["data"]
     assert (data["source"], data["tokenizer"]) == ("text:book.txt", "book.txt")
 
 
 def test_a_set_on_the_hub_keeps_its_name_and_a_local_one_does_not() -> None:
     kept = {
-        source: without_places(resolve("nano", overrides={"data.source": source}))["data"]["source"]
+        source: spec_without_folders(resolve("nano", overrides={"data.source": source}))["data"]["source"]
         for source in ("hf:owner/set/en", "hf:C:\\own\\set", "hf:./own/set")
     }
     assert list(kept.values()) == ["hf:owner/set/en", "hf:set", "hf:set"]

@@ -114,7 +114,7 @@ def plan(
     replica_tflops: PeerTflops = 400.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """What a swarm would do before any peer joins it: pipelines, tokens per second, traffic, bottleneck.
+    """What a swarm would do before any peer joins: pipelines, tokens per second, traffic, bottleneck.
 
     The pipelines are those that the coordinator would form of these peers. Give --peers FILE or --stage-peers
     N, and --replicas N for machines that hold the whole model. Nothing is started and no peer is asked: all

@@ -1,4 +1,4 @@
-"""What a run shows of itself: one frozen record, which the coordinator builds and every face renders.
+"""The status of a run: one frozen record, which the coordinator builds and every view renders.
 
 The command line, the live view of a local swarm and the metrics file all read these records. They travel as
 the messages StatusReply and Measurement (protocol.wire.status).

@@ -46,6 +46,7 @@ def clipping_scales(norms: Sequence[float]) -> list[float]:
     """For the payloads of one manifest: the factor, at most 1, that brings each down to the bound."""
     bound = CLIP_FACTOR * median_norm(norms)
     scales = [bound / norm if norm > bound else 1.0 for norm in norms]
+    # Without a positive norm the bound is 0, and every scale is 1.
     return [scale if scale >= _LEAST_SCALE else 0.0 for scale in scales]
 
 

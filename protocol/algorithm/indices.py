@@ -56,7 +56,7 @@ def index_code(outer: OuterSpec, size: int, k: int) -> IndexCode:
 
 
 def _blocks(count: int, k: int) -> Iterator[slice]:
-    """`count` chunks in blocks. A multiple of 8 chunks precedes each, so each begins at a whole byte."""
+    """`count` chunks in blocks. A multiple of 8 chunks precedes each block, so it begins at a whole byte."""
     step = max(_BLOCK // k // 8, 1) * 8
     return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
@@ -115,6 +115,7 @@ class EliasFano:
     def _indices(self, bits: NDArray[np.uint8]) -> NDArray[np.int64]:
         """Indices [c, k] of code bits from any peer. Raises ValueError if they are not valid."""
         count, split, end = len(bits), self.k * self.low_bits, self.k * self.low_bits + self.high_bits
+        # Every check here keeps one set of indices from having two codes.
         if bits[:, end:].any():
             raise ValueError("unused bits of a chunk's indices are set")
         high = np.ascontiguousarray(bits[:, split:end]).view(np.bool_)
@@ -163,6 +164,7 @@ def _binomials(n: int, k: int) -> Binomials:
     row = np.zeros((max(widths), n + 1), np.int64)
     row[0] = 1
     for i in range(k):
+        # Limbs below 2^32 cannot overflow 64 bits in a sum of at most 65536 terms.
         row[:, 1:] = row[:, :-1].cumsum(axis=1)
         row[:, 0] = 0
         _carry(row)
@@ -224,6 +226,7 @@ class Enumerative:
         """Code bits [c, bits]."""
         ranks_cl, table = np.zeros((len(indices_ck), self._limbs), np.int64), self.table
         for i in range(self.k):
+            # Carries wait until the end: k terms below 2^32 fit 64 bits.
             ranks_cl += table.limbs[i, indices_ck[:, i], : self._limbs]
         ranks_lc = np.ascontiguousarray(ranks_cl.T)
         _carry(ranks_lc)
@@ -242,6 +245,7 @@ class Enumerative:
         rank_lc = np.ascontiguousarray(limbs_cl.T.astype(np.int64))
         indices_ck = np.empty((count, self.k), np.int64)
         for i in reversed(range(self.k)):
+            # The rest of the rank is below C(n, i + 1): its upper limbs are 0.
             rank_lc = rank_lc[: table.widths[i]]
             row = table.nearly[i, : self.size + 1]
             x_c = np.searchsorted(row, _nearly(rank_lc) * (1 + 2.0**-40), side="right") - 1

@@ -36,6 +36,7 @@ def one_forward_one_backward(position: int, members: int, microbatches: int) -> 
     """
     if not 0 <= position < members or microbatches < 1:
         raise ValueError(f"no position {position} of {members} members with {microbatches} microbatches")
+    # One less than in flight: the forward that precedes the first backward is the last of them.
     ahead = min(most_in_flight(members - position) - 1, microbatches)
     order = [Op(OpKind.FORWARD, microbatch) for microbatch in range(ahead)]
     for microbatch in range(microbatches):

@@ -83,6 +83,7 @@ def apply_update(
     """
     if not payloads or not all(math.isfinite(weight) and weight > 0 for weight in weights):
         raise ValueError(f"a round needs contributors with positive finite weights, not {list(weights)}")
+    # fsum is exact: the order of the weights does not matter.
     total_weight = math.fsum(weights)
     scales = clipping_scales([payload_norm(payload) for payload in payloads])
     factors = [weight * scale for weight, scale in zip(weights, scales, strict=True)]

@@ -115,6 +115,7 @@ class SparseTensor:
     def _values(self, part: slice) -> Tensor:
         if self.magnitudes is None:
             return self.codes_s[part]
+        # Codes are uint8: a scale's number times the number of codes needs more bits.
         keys_s = self.codes_s[part].int()
         if self.scales_s is not None:
             keys_s += self.scales_s[part].int() * (2 * len(self.magnitudes))
@@ -153,7 +154,7 @@ class TensorLayout:
         return sum(group.count * group.k for group in self.groups)
 
     def sections(self) -> Iterator[tuple[ChunkGroup, slice, NDArray[np.int64]]]:
-        """Each group, the slice of its values in all values sent, and the first elements [c, 1] of its chunks."""
+        """Each group, the slice of its values, and the first elements [c, 1] of its chunks."""
         first, start = 0, 0
         for group in self.groups:
             stop = first + group.count * group.k
@@ -231,7 +232,7 @@ class TensorLayout:
             return ChunkGroup(count, size, size)
         if self.outer.short_chunk == "clip":
             return ChunkGroup(count, size, min(k, size))
-        # Round half up, in integers.
+        # Round half up in integers: a float could round differently on another machine.
         return ChunkGroup(count, size, max(1, (2 * k * size + chunk) // (2 * chunk)))
 
 
@@ -285,7 +286,9 @@ def top_k(chunks_cn: Tensor, k: int) -> tuple[NDArray[np.int64], Floats]:
     """
     count, size = chunks_cn.shape
     magnitude_cn = chunks_cn.abs()
+    # More groups leave fewer candidates, and cost more in the search for the bound.
     groups = min(4 * k, size)
+    # The elements that fill no group only fail to raise the bound.
     maxima_cg = magnitude_cn[:, : size // groups * groups].view(count, -1, groups).amax(dim=1)
     bound_c1 = maxima_cg.topk(k, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
     is_candidate_cn = _at_least(magnitude_cn, bound_c1)
@@ -314,11 +317,13 @@ def _is_chosen_of(row: NDArray[np.int64], magnitude: Floats, k: int) -> NDArray[
     """As :func:`_is_chosen`, for a list of elements: their rows, ascending, and their magnitudes."""
     lengths_c = np.bincount(row)
     count, width = len(lengths_c), int(lengths_c.max())
+    # Rows become as wide as the longest; -1 is below every magnitude.
     padded = np.full(count * width, -1.0, magnitude.dtype)
     gaps_c = np.arange(count) * width - (lengths_c.cumsum() - lengths_c)
     padded[np.arange(len(row)) + gaps_c[row]] = magnitude
     cut = np.partition(padded.reshape(count, width), width - k, axis=1)[:, width - k][row]
     is_chosen: NDArray[np.bool_] = magnitude >= cut
+    # Only ties at the cut can give more than k of a row: of these the first are taken.
     if np.count_nonzero(is_chosen) > count * k:
         tied = np.flatnonzero(magnitude == cut)
         room = k - np.bincount(row[magnitude > cut], minlength=count)[row[tied]]

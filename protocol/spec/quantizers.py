@@ -17,7 +17,7 @@ class LinkQuantizerEntry:
 
     Attributes:
         path: module and class below protocol.algorithm.quantizers.
-        token_bytes: bytes of one token of so many values, its scale included.
+        token_bytes: bytes of one token, its scale included, from the number of its values.
     """
 
     path: str

@@ -31,6 +31,7 @@ def peer_id_of(public_key: bytes) -> PeerId:
 
 def public_key_of(peer: str) -> bytes:
     """The raw ed25519 public key embedded in `peer`. ValueError if `peer` is not such an id."""
+    # b58decode takes time quadratic in the length.
     if len(peer) > 64:
         raise ValueError("not an ed25519 peer id: too long")
     raw = base58.b58decode(peer)
@@ -108,6 +109,7 @@ def state_message(run: str, record: bytes) -> bytes:
 
 def enrollment_message(pin: bytes, tls_public_key: bytes, invite: str) -> bytes:
     """The bytes that a new peer signs to claim `tls_public_key` (DER) at the authority with this `pin`."""
+    # Signed bytes keep their spelling.
     return b"hetnode enrolment 1\n" + pin + invite.encode() + b"\n" + tls_public_key
 
 

@@ -98,6 +98,7 @@ def _decode(text: str) -> Invite:
     api, rest = _address(rest)
     enrollment, rest = _address(rest)
     invite = Invite(api, enrollment, pin, id.hex(), secret)
+    # base64 can spell the same bytes in several ways; only the one of encode() is valid.
     if rest or invite.encode() != text:
         raise ValueError("it holds more than an invite")
     return invite

@@ -21,6 +21,7 @@ class RateLimit:
         tokens, at = self._buckets.pop(key, (float(self._burst), now))
         tokens = min(float(self._burst), tokens + (now - at) * self._per_second)
         allowed = tokens >= 1
+        # pop() above and this line move the key to the end: the first key has the oldest request.
         self._buckets[key] = (tokens - allowed, now)
         if len(self._buckets) > self._keys:
             self._buckets.popitem(last=False)

@@ -56,6 +56,7 @@ def peer_of(uri: str) -> PeerId | None:
 
 def identity_of(context: Authenticated) -> str:
     """The URI in the client's certificate of this call; "" unless there is exactly one."""
+    # A certificate of several URIs could name two peers, so it names none.
     uris = list(context.auth_context().get("peer_uri", ()))
     return uris[0].decode("ascii", errors="replace") if len(uris) == 1 else ""
 

@@ -88,6 +88,7 @@ def _headers(name: str, shape: tuple[int, ...], dtype: str) -> tuple[TensorHeade
 
 def _section(headers: Sequence[TensorHeader], payload: bytes, expected: TensorHeader) -> NDArray[np.uint8]:
     """The raw bytes of the tensor that must look exactly like `expected`: a view, no copy."""
+    # A negative dimension could make the sum of wrong sizes right.
     is_sane = all(n >= 0 for header in headers for n in header.shape)
     if not is_sane or sum(header.nbytes for header in headers) != len(payload):
         raise _corrupt(f"The headers do not add up to the {len(payload)} bytes of the frame.")

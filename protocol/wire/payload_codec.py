@@ -108,6 +108,7 @@ def decode(layout: PayloadLayout, data: bytes) -> dict[str, SparseTensor]:
     """
     if len(data) != layout.nbytes:
         raise _corrupt(f"It has {len(data)} bytes instead of {layout.nbytes}.")
+    # The header's hash covers names, shapes and codec: a payload of another layout is refused here.
     if data[: _HEADER.size] != layout.header:
         raise _corrupt(f"Its header is not that of codec {layout.codec} for this stage.")
     raw = np.frombuffer(data, np.uint8)

@@ -63,6 +63,7 @@ class Answers:
         if kind == "data":
             self._take(len(message.data))
             return
+        # Data is bounded in bytes; turns are bounded in number, as an echo costs the caller next to nothing.
         self._turns += 1
         if self._turns > _MAX_TURNS:
             raise limited(f"a probe has at most {_MAX_TURNS} turns")
@@ -94,6 +95,7 @@ class Answers:
             raise limited(f"a probe is sent data for at most {MAX_FILL_SECONDS:g} s")
         self._admit()
         self._seconds_left -= seconds
+        # Both bounds: a fast connection would exceed the bytes, a slow one the seconds.
         ends, before = self._now() + seconds, self._sent
         while self._now() < ends and self._sent + DATA_BYTES <= MAX_DATA_BYTES:
             self._sent += DATA_BYTES

@@ -44,7 +44,7 @@ def error_from_rpc(error: grpc.RpcError) -> HetnodeError | None:
 
 
 def _encode(sentence: str) -> str:
-    """Percent-encoded where it is not printable ASCII, and short enough for metadata."""
+    """`sentence`, percent-encoded where it is not printable ASCII, and short enough for metadata."""
     return quote(sentence, safe=" !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~")[:_MAX_ENCODED]
 
 

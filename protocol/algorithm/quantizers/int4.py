@@ -48,6 +48,7 @@ class Int4:
         x_blk = values.to(torch.float32)
         rms_bl = x_blk.square().mean(dim=-1).sqrt()
         exponent_bl = _PER_OCTAVE * (rms_bl * STEP_OF_RMS).log2() + _UNIT
+        # log2(0) is -inf: a token of zeros gets the code _ZERO.
         code_bl = exponent_bl.round().clamp(_ZERO, _NOT_FINITE - 1)
         code_bl = torch.where(rms_bl.isfinite(), code_bl, _NOT_FINITE).to(torch.uint8)
         level_blk = (x_blk / _steps(code_bl).unsqueeze(-1)).floor_().add_(_HALF)

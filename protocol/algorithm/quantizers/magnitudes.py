@@ -52,6 +52,7 @@ class Magnitudes:
             magnitudes = fit_magnitudes(absolute_s, self.count)
         else:
             scales_s = np.repeat(fit_scales(absolute_s, lengths_c), lengths_c)
+            # In float64, as a quotient by a small scale may be beyond float32.
             absolute_s = absolute_s.astype(np.float64)
             # Values of a chunk with scale 0 are lost: they must not count in the fit.
             counts_s = scales_s > 0
@@ -62,6 +63,7 @@ class Magnitudes:
                 raise FloatingPointError("values too large for a scale per chunk")
         codes_s = (values_s < 0).astype(np.uint8) * np.uint8(self.count)
         if self.count > 1:
+            # The nearer of two magnitudes: the mean separates them.
             codes_s += absolute_s > magnitudes.astype(np.float64).mean()
         return QuantizedValues(codes_s, magnitudes, scales_s)
 
@@ -75,12 +77,14 @@ class Magnitudes:
         assert values.magnitudes is not None
         arrays: list[NDArray[Any]] = [values.magnitudes.astype("<f4")]
         if values.scales_s is not None:
+            # All values of a chunk have its scale: the first one tells it.
             firsts_c = np.cumsum(rows) - rows
             arrays.append(values.scales_s[firsts_c])
         return [*arrays, self._pack_codes(values.codes_s)]
 
     def unpack(self, parts: Sequence[NDArray[np.uint8]], rows: Lengths) -> QuantizedValues:
         magnitudes = finite(parts[0])
+        # A negative or descending magnitude would give one content two valid forms.
         if np.signbit(magnitudes).any() or (np.diff(magnitudes) < 0).any():
             raise ValueError("the magnitudes are not ascending positive numbers")
         scales_s = np.repeat(parts[1], rows) if self.scaled else None
@@ -153,4 +157,5 @@ def fit_magnitudes(absolute_s: Floats, count: int) -> NDArray[np.float32]:
         if explained[cut] > best:
             best, low, high = explained[cut], s_low[cut] / n_low[cut], s_high[cut] / n_high[cut]
         below = float(s_low[-1])
+    # Rounding may place the mean of the upper cluster below that of the lower one.
     return np.array((low, max(low, high)), np.float32)

@@ -54,7 +54,7 @@ def test_link_projects_as_the_reference(case: dict[str, Any]) -> None:
     assert_close(sender.expand_backward(wire), case["grad_X"], tolerance)
 
 
-def test_one_authoritative_embedding_equals_the_adaptation_of_its_two_parts() -> None:
+def test_one_embedding_table_equals_the_adaptation_of_its_two_parts() -> None:
     reference = vectors("te_adaptation")
     tolerance = reference["tol"]
     basis, table = f64(reference["U"]), f64(reference["TE_init"])

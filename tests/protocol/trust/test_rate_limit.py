@@ -11,9 +11,7 @@ from protocol.trust.rate_limit import RateLimit
 
 
 @given(st.lists(st.floats(0, 3), max_size=60), st.integers(1, 5), st.floats(0.1, 3))
-def test_nobody_ever_gets_more_than_the_burst_and_the_rate(
-    pauses: list[float], burst: int, rate: float
-) -> None:
+def test_no_key_gets_more_than_the_burst_and_the_rate(pauses: list[float], burst: int, rate: float) -> None:
     limit = RateLimit(burst, rate)
     now, allowed = 1000.0, 0
     for pause in pauses:
@@ -22,7 +20,7 @@ def test_nobody_ever_gets_more_than_the_burst_and_the_rate(
     assert allowed <= burst + (now - 1000.0) * rate + 1e-6
 
 
-def test_who_waits_may_ask_again_and_keys_do_not_share() -> None:
+def test_tokens_return_with_time_and_keys_do_not_share_them() -> None:
     limit = RateLimit(2, 1.0)
     assert [limit.allows("a", 0.0) for _ in range(3)] == [True, True, False]
     assert limit.allows("b", 0.0)

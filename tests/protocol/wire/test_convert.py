@@ -456,7 +456,7 @@ async def test_a_failure_of_grpc_itself_is_no_hetnode_error() -> None:
 
 
 @pytest.mark.parametrize("value", [1e-320, 0.5, -1.0, math.inf, math.nan, 1e300])
-def test_a_speed_that_nobody_has_is_refused(value: float) -> None:
+def test_an_impossible_speed_is_refused(value: float) -> None:
     with pytest.raises(HetnodeError):
         CAPACITY.from_pb(pb.Capacity(device="cpu", flops=value))
     with pytest.raises(HetnodeError):
@@ -464,14 +464,14 @@ def test_a_speed_that_nobody_has_is_refused(value: float) -> None:
 
 
 @pytest.mark.parametrize("value", [1e-320, 1e7, -1.0, math.nan])
-def test_a_duration_that_nothing_takes_is_refused(value: float) -> None:
+def test_an_impossible_duration_is_refused(value: float) -> None:
     with pytest.raises(HetnodeError):
         ESTIMATES.from_pb(pb.Estimates(microbatch_seconds=value))
     with pytest.raises(HetnodeError):
         CAPACITY.from_pb(pb.Capacity(round_trip=value))
 
 
-def test_what_a_receiver_would_refuse_is_told_as_not_measured() -> None:
+def test_a_measurement_out_of_bounds_is_sent_as_not_measured() -> None:
     link = LinkEstimate(PeerId("peer1"), 1e-12, 0.3, math.inf)
     odd = Estimates(Capacity("cpu", 1, 1, 1e-9, math.nan, 1e30, 1e9), 1e-12, (link,))
     received = ESTIMATES.from_pb(ESTIMATES.to_pb(odd))

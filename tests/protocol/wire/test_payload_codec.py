@@ -163,7 +163,7 @@ def bytes_per_chunk(options: dict[str, Any]) -> float:
 
 
 @pytest.mark.parametrize(("options", "nbytes"), BYTES_PER_CHUNK, ids=str)
-def test_each_codec_takes_so_many_bytes_per_chunk(options: dict[str, Any], nbytes: float) -> None:
+def test_the_bytes_per_chunk_of_each_codec(options: dict[str, Any], nbytes: float) -> None:
     layout, less = (PayloadLayout({"head": (chunks, 4096)}, OuterSpec(**options)) for chunks in (1008, 1000))
     assert (layout.nbytes - less.nbytes) / 8 == nbytes
     magnitudes = {"2bit": 8, "1bit": 4, "none": 0}[layout.outer.quantizer] * (not layout.outer.dense)

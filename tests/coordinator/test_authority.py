@@ -58,7 +58,7 @@ def test_the_authority_is_the_same_after_a_restart(tmp_path: Path, authority: Au
     assert open_authority(tmp_path, "run-1").pin == authority.pin
 
 
-def test_private_keys_are_their_owners_alone_whatever_they_were_before(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_private_keys_whatever_their_former_mode(tmp_path: Path) -> None:
     open_authority(tmp_path, "run-1")
     (tmp_path / "authority.key").chmod(0o644)
     write_operator(open_authority(tmp_path, "run-1"), tmp_path)
@@ -67,7 +67,7 @@ def test_private_keys_are_their_owners_alone_whatever_they_were_before(tmp_path:
     assert not list(tmp_path.glob("*.new"))
 
 
-def test_a_private_file_replaces_what_stood_there_and_what_a_crash_left(tmp_path: Path) -> None:
+def test_a_private_file_replaces_the_former_file_and_the_rest_of_a_crash(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("old")
     (tmp_path / "key.new").write_text("half")
     write_private(tmp_path / "key", b"new")
@@ -93,7 +93,7 @@ def test_an_authority_that_is_damaged_is_refused(tmp_path: Path, damage: str) ->
     assert error.value.code is ErrorCode.STORE_CORRUPT
 
 
-def test_each_certificate_names_its_holder_and_nobody_else(authority: Authority) -> None:
+def test_each_certificate_names_only_its_holder(authority: Authority) -> None:
     key = new_key().public_key()
     assert names_of(authority.for_peer(A.peer, key)) == ([tls_name(A.peer)], [peer_uri(A.peer)])
     assert names_of(authority.for_coordinator(key)) == ([COORDINATOR_NAME], [COORDINATOR_URI])
@@ -159,7 +159,7 @@ def test_a_certificate_with_flipped_bits_raises_nothing_else(data: st.DataObject
 
 
 @given(st.binary(max_size=300))
-def test_bytes_that_are_no_key_raise_value_error_alone(data: bytes) -> None:
+def test_bytes_that_are_no_key_raise_only_value_error(data: bytes) -> None:
     with pytest.raises(ValueError, match="public key"):
         tls_key_from_der(data)
 
@@ -198,7 +198,7 @@ LEAF = der_of(FIXED.for_coordinator(new_key().public_key()))
 PIN = FIXED.pin
 
 
-def test_a_certificate_of_a_version_that_does_not_exist_is_refused_as_any_other(authority: Authority) -> None:
+def test_a_certificate_of_an_unknown_version_is_refused(authority: Authority) -> None:
     pem = authority.for_peer(A.peer, new_key().public_key())
     good = x509.load_pem_x509_certificate(pem).public_bytes(Encoding.DER)
     assert certified_peer(good, authority.certificate).peer == A.peer

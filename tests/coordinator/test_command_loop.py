@@ -41,7 +41,7 @@ async def command_loop(clock: _Clock) -> AsyncIterator[CommandLoop]:
     await serving
 
 
-async def test_a_coordinator_that_did_not_run_declares_nobody_lost(
+async def test_a_suspended_coordinator_declares_no_peer_lost(
     command_loop: CommandLoop, clock: _Clock
 ) -> None:
     clock.now += 10 * SPEC.timing.lost_after

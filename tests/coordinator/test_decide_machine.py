@@ -169,7 +169,7 @@ class RandomRun(RuleBasedStateMachine):
         self.run.accept(Ban(peer.peer, "a test") if ban else Unban(peer.peer))
 
     @invariant()
-    def nobody_banned_takes_part(self) -> None:
+    def no_banned_peer_takes_part(self) -> None:
         state = self.run.state
         assert not any(state.peers[peer].is_live for peer in state.banned if peer in state.peers)
 
@@ -245,11 +245,11 @@ class RandomRun(RuleBasedStateMachine):
             for peer in self._hosts(stage, absent):
                 self.run.send(Attest(peer.peer, stage, number, "stage", anchor_of(stage, number)))
             self.decisions_are_single_and_final()
-        self.everybody_follows(absent)
+        self.all_peers_follow(absent)
 
     @precondition(lambda self: self.number > 0)
     @rule(absent=few)
-    def everybody_follows(self, absent: set[Keyed]) -> None:
+    def all_peers_follow(self, absent: set[Keyed]) -> None:
         for peer in PEERS:
             if peer not in absent:
                 self._follow(peer, self.number - 1)
@@ -260,7 +260,7 @@ class RandomRun(RuleBasedStateMachine):
         for peer, role in zip(PEERS, ROLES, strict=True):
             if role is Role.STAGE and peer not in absent:
                 self.run.send(peer.join(self.run.spec, role))
-        self.everybody_follows(absent)
+        self.all_peers_follow(absent)
 
     @precondition(lambda self: self.number > 1)
     @rule(stage=stages, absent=few)
@@ -298,7 +298,7 @@ class RandomRun(RuleBasedStateMachine):
             measure(self.run, peer, flops, bandwidth, seconds)
 
     @rule(seed=st.integers(0, 255))
-    def everybody_measures(self, seed: int) -> None:
+    def all_peers_measure(self, seed: int) -> None:
         for i, peer in enumerate(PEERS):
             self.measure(peer, flops=1e9 if seed >> i & 1 else 1e8, bandwidth=1e7, seconds=0.0)
 
@@ -338,7 +338,7 @@ class RandomRun(RuleBasedStateMachine):
     @precondition(lambda self: 1 <= self.number <= ROUNDS)
     @rule(endpoint=st.sampled_from(["", "h:1"]))
     def the_run_goes_on_when_peers_behave(self, endpoint: str) -> None:
-        """Everybody who may comes back, follows, and trains where a plan has it."""
+        """Each peer that may comes back, follows, and trains if a plan assigns it."""
         number = self.number
         for _ in range(60):
             self.run.now += self.run.spec.timing.heartbeat + 1

@@ -21,11 +21,11 @@ def lines(path: Path) -> list[dict[str, Any]]:
     "half", ["", "{", '{"time": 2.0, "event": "pe', "2" * 100_000], ids=["no", "short", "usual", "long"]
 )
 @pytest.mark.parametrize("whole", ["", WHOLE, 2 * WHOLE], ids=["none", "one", "two"])
-def test_half_a_line_that_a_killed_process_has_left_is_cut_off(tmp_path: Path, whole: str, half: str) -> None:
+def test_an_incomplete_last_line_is_removed(tmp_path: Path, whole: str, half: str) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(whole + half, "utf-8")
     with MetricsFile(path) as metrics:
-        assert path.read_text("utf-8") == whole, "whoever reads meanwhile sees whole lines"
+        assert path.read_text("utf-8") == whole, "a concurrent reader sees whole lines"
         metrics.write(3.0, "next", {"loss": float("nan"), "rounds": 7})
         last = {"time": 3.0, "event": "next", "loss": None, "rounds": 7}
         assert lines(path) == [*map(json.loads, whole.splitlines()), last]

@@ -67,7 +67,7 @@ class TestSqlite:
         first.close()
         SqliteStore(path).close()
 
-    def test_a_file_that_is_no_database_is_refused_and_left_alone(self, tmp_path: Path) -> None:
+    def test_a_file_that_is_no_database_is_refused_and_not_changed(self, tmp_path: Path) -> None:
         path = tmp_path / "log.sqlite"
         path.write_bytes(b"not a database" * 100)
         with pytest.raises(HetnodeError) as error:

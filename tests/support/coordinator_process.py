@@ -1,4 +1,4 @@
-"""A real coordinator in the test's own process, with mutual TLS, and everybody who calls it."""
+"""A real coordinator in the test's own process, with mutual TLS, and its clients."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class NoDht:
 
 
 class Running:
-    """A coordinator in this process, with a client of its own for everybody who calls."""
+    """A coordinator in this process, with a separate client for each caller."""
 
     def __init__(
         self, spec: RunSpec, folder: Path, address: str, enrollment: str, task: asyncio.Task[None], dht: NoDht

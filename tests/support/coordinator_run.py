@@ -21,7 +21,7 @@ ALL = [keyed(i) for i in range(12)]
 
 
 class Run:
-    """A coordinator without IO: commands go in, events are applied and kept, time moves when told to."""
+    """A coordinator without IO: it applies and keeps events, and the test sets the time."""
 
     def __init__(self, spec: RunSpec) -> None:
         self.spec = spec
@@ -46,7 +46,7 @@ class Run:
         return outcome.events
 
     def refuse(self, command: Command, code: ErrorCode) -> HetnodeError:
-        """The refusal of a command, which must leave the state as it was, but for strikes and divergence."""
+        """The refusal of a command, which must not change the state except for strikes and divergence."""
         before = self.state
         refusal = self.send(command).refusal
         assert refusal is not None, command
@@ -77,9 +77,9 @@ def attest(run: Run, peer: Keyed, number: int | None = None) -> None:
 
 
 def play_round(run: Run, followers: tuple[Keyed, ...] = (), done: Mapping[int, float] | None = None) -> None:
-    """Everybody who takes part offers, holds, reports and attests; `followers` attest.
+    """All assigned peers offer, hold, report and attest; `followers` attest.
 
-    `done` is by replica what its members have done of their H steps, where that is not all.
+    `done`: by replica, the finished share of the H steps of its members; 1 by default.
     """
     number, by_peer = run.state.current_round, {keyed(i).peer: keyed(i) for i in range(40)}
     members = [
@@ -148,7 +148,7 @@ def started_and_attested(replicas: int = 2, pipelines: int = 0, **more: Any) -> 
 
 
 def play_rounds(run: Run, count: int = 1, asleep: tuple[Keyed, ...] = ()) -> None:
-    """Everybody who has a place trains or follows, but for those `asleep`."""
+    """All peers with a reservation train or follow, except those `asleep`."""
     for _ in range(count):
         number = run.state.current_round
         play_round(run, tuple(peer for peer in ALL if _follows(run, peer, number) and peer not in asleep))

@@ -78,7 +78,7 @@ async def failure_of(call: Any) -> grpc.StatusCode:
 
 
 class TestTls:
-    async def test_nothing_but_enrollment_answers_without_a_certificate(self, run: Running) -> None:
+    async def test_only_enrollment_answers_without_a_certificate(self, run: Running) -> None:
         async with channel_to(run.address, run.authority.pem, None) as channel:
             call = pb_grpc.CoordinatorStub(channel).Status(pb.StatusRequest())
             assert await failure_of(call) is grpc.StatusCode.UNAVAILABLE
@@ -98,9 +98,7 @@ class TestTls:
             call = pb_grpc.CoordinatorStub(channel).Status(pb.StatusRequest())
             assert await failure_of(call) is grpc.StatusCode.UNAVAILABLE
 
-    async def test_a_newcomer_who_expects_another_authority_says_nothing(
-        self, run: Running, tmp_path: Path
-    ) -> None:
+    async def test_a_newcomer_sends_nothing_to_another_authority(self, run: Running, tmp_path: Path) -> None:
         (tmp_path / "other").mkdir()
         other = open_authority(tmp_path / "other", run.spec.run_id)
         invite = await run.invite()
@@ -109,7 +107,7 @@ class TestTls:
             assert await failure_of(call) is grpc.StatusCode.UNAVAILABLE
         await run.enroll(A, invite)
 
-    async def test_a_certificate_that_has_run_out_is_refused(self, run: Running) -> None:
+    async def test_an_expired_certificate_is_refused(self, run: Running) -> None:
         late = replace(run.authority, clock=lambda: time.time() - 2 * run.authority.seconds)
         async with channel_to(run.address, run.authority.pem, certificate_of(late, A)) as channel:
             call = pb_grpc.CoordinatorStub(channel).Status(pb.StatusRequest())
@@ -147,7 +145,7 @@ class TestEnrollment:
             await run.enroll(who, invite)
         assert (await refusal_of(run.enroll(C, invite))).code is ErrorCode.INVITE_USED
 
-    async def test_two_who_come_at_once_with_one_use_cannot_both_get_in(self, run: Running) -> None:
+    async def test_two_peers_cannot_share_the_last_use_of_an_invite(self, run: Running) -> None:
         invite = await run.invite()
         outcomes = await asyncio.gather(
             *(run.enroll(who, invite) for who in (A, B, C)), return_exceptions=True
@@ -187,7 +185,7 @@ class TestEnrollment:
             {"invite_id": "x" * 1000},
         ],
     )
-    async def test_a_claim_without_proof_is_refused_and_spends_nothing(
+    async def test_a_claim_without_proof_is_refused_and_takes_no_use(
         self, run: Running, changes: dict[str, Any]
     ) -> None:
         invite = await run.invite()
@@ -205,7 +203,7 @@ class TestEnrollment:
         assert refusal.code is ErrorCode.VERSION_MISMATCH
         await run.enroll(B, invite)
 
-    async def test_who_was_let_in_once_needs_no_invite_for_its_next_certificate(self, run: Running) -> None:
+    async def test_an_enrolled_peer_needs_no_invite_for_its_next_certificate(self, run: Running) -> None:
         none = replace(NOBODY, id="", pin=run.authority.pin)
         assert (await refusal_of(run.enroll(A, none))).code is ErrorCode.UNKNOWN_PEER
         await run.enroll(A, await run.invite())
@@ -220,7 +218,7 @@ class TestEnrollment:
         assert refusal.code is ErrorCode.BAD_REQUEST
         assert "stage" in refusal.cause
 
-    async def test_who_asks_too_often_is_told_to_wait(self, run: Running) -> None:
+    async def test_too_frequent_enrollments_are_refused(self, run: Running) -> None:
         async with channel_to(run.enrollment, run.authority.pem, None) as channel:
             stub = pb_grpc.EnrollmentStub(channel)
             codes = [(await refusal_of(stub.Enroll(pb.EnrollRequest()))).code for _ in range(200)]
@@ -231,7 +229,7 @@ class TestEnrollment:
         call = run.enroll(A, await run.invite(), proof=bytes(1 << 20))
         assert await failure_of(call) is grpc.StatusCode.RESOURCE_EXHAUSTED
 
-    async def test_invites_outlive_a_restart_and_what_was_spent_stays_spent(self, tmp_path: Path) -> None:
+    async def test_invites_and_their_uses_outlive_a_restart(self, tmp_path: Path) -> None:
         async with running(spec_of(), tmp_path) as first:
             spent, fresh = await first.invite(), await first.invite()
             await first.enroll(A, spent)
@@ -262,13 +260,13 @@ class TestCertificates:
             assert refusal.code is ErrorCode.CERTIFICATE_REFUSED
             assert A.peer in refusal.cause
 
-    async def test_nobody_watches_in_the_name_of_another(self, run: Running) -> None:
+    async def test_a_peer_cannot_watch_in_the_name_of_another(self, run: Running) -> None:
         await run.join(A)
         watch = run.stub(B).Watch(pb.WatchRequest(peer=A.peer))
         assert (await refusal_of(watch.read())).code is ErrorCode.CERTIFICATE_REFUSED
 
-    async def test_a_certificate_for_no_name_opens_nothing(self, run: Running) -> None:
-        """The coordinator's own has no use as a client's, and an empty name matches nobody."""
+    async def test_a_certificate_without_a_peer_name_is_refused(self, run: Running) -> None:
+        """The coordinator's certificate is not for clients, and an empty name matches no peer."""
         key = new_key()
         pair = (pem(key), run.authority.for_coordinator(key.public_key()))
         async with channel_to(run.address, run.authority.pem, pair) as channel:
@@ -404,7 +402,7 @@ class TestOperator:
             (pb.BanRequest(peer=A.peer, reason="\x1b[2J"), ErrorCode.BAD_REQUEST),
         ],
     )
-    async def test_what_makes_no_sense_is_refused_to_the_operator_too(
+    async def test_invalid_requests_of_the_operator_are_refused(
         self, run: Running, request_: Any, code: ErrorCode
     ) -> None:
         method = getattr(run.admin, type(request_).__name__.removesuffix("Request"))
@@ -412,9 +410,7 @@ class TestOperator:
 
 
 class TestLimits:
-    async def test_a_peer_that_joins_again_and_again_is_told_to_wait_and_others_are_not(
-        self, run: Running
-    ) -> None:
+    async def test_too_frequent_joins_of_one_peer_are_refused_and_others_are_not(self, run: Running) -> None:
         codes = [(await refusal_of(run.join(A, role="conductor"))).code for _ in range(25)]
         assert codes[0] is ErrorCode.BAD_REQUEST
         assert codes[-1] is ErrorCode.RATE_LIMITED

@@ -38,7 +38,7 @@ async def run(tmp_path: Path) -> AsyncIterator[Running]:
         yield coordinator
 
 
-async def test_a_node_that_joins_gets_the_spec_and_the_way_into_the_dht(run: Running) -> None:
+async def test_a_joining_node_gets_the_spec_and_the_dht_addresses(run: Running) -> None:
     reply = await run.join(A)
     assert RunSpec.from_json(reply.spec_json) == run.spec
     assert (reply.spec_hash, reply.run) == (run.spec.hash, run.spec.run_id)
@@ -68,11 +68,11 @@ async def test_the_version_is_checked_before_anything_else_is_understood(run: Ru
         {"capacity": pb.Capacity(device="x" * 10_000)},
     ],
 )
-async def test_a_join_that_makes_no_sense_is_refused(run: Running, changes: dict[str, Any]) -> None:
+async def test_an_invalid_join_is_refused(run: Running, changes: dict[str, Any]) -> None:
     assert (await refusal_of(run.join(A, **changes))).code is ErrorCode.BAD_REQUEST
 
 
-async def test_a_watcher_sees_what_is_missing_then_the_plan_then_the_end(tmp_path: Path) -> None:
+async def test_a_watcher_gets_the_reason_to_wait_then_the_plan_then_the_end(tmp_path: Path) -> None:
     async with running(spec_of(1, 2, rounds=1), tmp_path) as run:
         await run.join(A)
         watch = run.stub(A).Watch(pb.WatchRequest(peer=A.peer))
@@ -96,7 +96,7 @@ async def test_a_late_watcher_gets_the_current_plan_at_once(run: Running) -> Non
     watch.cancel()
 
 
-async def test_a_late_joiner_is_named_to_everybody_as_a_follower_until_a_plan_seats_it(
+async def test_all_watchers_see_a_late_joiner_as_follower_until_a_plan_assigns_it(
     run: Running,
 ) -> None:
     await run.join(A)
@@ -128,7 +128,7 @@ async def test_a_late_joiner_is_named_to_everybody_as_a_follower_until_a_plan_se
         stream.cancel()
 
 
-async def test_a_retreat_is_told_to_everybody(run: Running) -> None:
+async def test_all_watchers_learn_of_a_retreat(run: Running) -> None:
     await run.join(A)
     await run.join(B)
     watch = run.stub(A).Watch(pb.WatchRequest(peer=A.peer))
@@ -260,7 +260,7 @@ async def test_measurements_are_shown_and_written_once(run: Running, tmp_path: P
     await refusal_of(run.stub(A).Measure(pb.Measurement(peer=A.peer, round=2)))
 
 
-async def test_the_status_names_everybody_and_their_place(run: Running) -> None:
+async def test_the_status_names_each_peer_and_its_assignment(run: Running) -> None:
     await run.join(A)
     status = await run.status()
     assert status.phase == "gathering"
@@ -338,7 +338,7 @@ async def test_grpc_itself_does_not_share_the_port(run: Running) -> None:
 @pytest.mark.parametrize(
     "listen", ["7700", "127.0.0.1:", "127.0.0.1:x", ":7700", "h:70000", "192.0.2.1:7700"]
 )
-async def test_an_address_that_is_none_of_this_machine_is_refused(tmp_path: Path, listen: str) -> None:
+async def test_an_address_of_another_machine_is_refused(tmp_path: Path, listen: str) -> None:
     with pytest.raises(HetnodeError) as error:
         async with running(spec_of(), tmp_path, listen):
             pass
@@ -360,7 +360,7 @@ async def test_the_coordinator_ends_by_itself_when_all_have_finished_and_left(tm
         pass
 
 
-async def test_a_log_that_cannot_be_written_ends_the_coordinator_with_the_reason(
+async def test_a_failed_write_of_the_log_ends_the_coordinator_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any) -> None:

@@ -45,7 +45,7 @@ def test_a_payload_in_a_commit_ends_the_count() -> None:
     assert not run.state.retreats
 
 
-def test_it_is_told_why_it_rests() -> None:
+def test_a_peer_in_backoff_sees_the_reason() -> None:
     run = started(3, rounds=60)
     play_round(run)
     for _ in range(2):

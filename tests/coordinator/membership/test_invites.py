@@ -30,7 +30,7 @@ def test_an_invite_is_good_until_the_moment_it_expires() -> None:
     run.refuse(Enroll(B.peer, "invite", SECRET), ErrorCode.INVITE_EXPIRED)
 
 
-def test_every_reason_to_refuse_an_invite_has_a_code_of_its_own() -> None:
+def test_each_refusal_of_an_invite_has_its_own_code() -> None:
     run = with_invite()
     run.refuse(Enroll(A.peer, "another", SECRET), ErrorCode.INVITE_UNKNOWN)
     run.refuse(Enroll(A.peer, "invite", OTHER), ErrorCode.INVITE_FORGED)
@@ -42,7 +42,7 @@ def test_every_reason_to_refuse_an_invite_has_a_code_of_its_own() -> None:
     run.refuse(RevokeInvite("another"), ErrorCode.INVITE_UNKNOWN)
 
 
-def test_an_enrollment_whose_answer_was_lost_may_be_repeated_at_no_cost() -> None:
+def test_a_repeated_enrollment_takes_no_second_use() -> None:
     run = with_invite(uses=2)
     assert run.accept(Enroll(A.peer, "invite", SECRET)) == (InviteUsed(run.now, "invite", A.peer),)
     assert run.accept(Enroll(A.peer, "invite", SECRET)) == ()

@@ -57,7 +57,7 @@ class TestJoin:
         run.accept(A.join(run.spec))
         assert run.state.peers[A.peer].arrival == 2
 
-    def test_a_surplus_peer_is_told_what_is_missing(self) -> None:
+    def test_the_refusal_of_a_surplus_peer_names_the_missing_roles(self) -> None:
         run = Run(spec_of(2, 1, 1))
         run.accept(A.join(run.spec))
         refusal = run.refuse(B.join(run.spec), ErrorCode.RUN_FULL)
@@ -71,7 +71,7 @@ class TestJoin:
         run.accept(C.join(run.spec, Role.STAGE))
         assert [m.peer for m in run.state.plans[0].replicas[0].members] == [A.peer, C.peer]
 
-    def test_a_peer_heard_of_within_two_heartbeats_is_another_node_of_that_identity(self, run: Run) -> None:
+    def test_a_second_join_within_two_heartbeats_is_another_node(self, run: Run) -> None:
         run.accept(Heartbeat(A.peer, 0, 0))
         run.now += 2 * run.spec.timing.heartbeat
         run.refuse(A.join(run.spec), ErrorCode.ALREADY_ACTIVE)
@@ -80,7 +80,7 @@ class TestJoin:
         assert isinstance(lost, PeerLost)
         assert isinstance(joined, PeerJoined)
 
-    def test_a_join_whose_answer_was_lost_may_be_repeated(self) -> None:
+    def test_a_join_may_be_repeated_if_its_answer_was_lost(self) -> None:
         run = Run(spec_of())
         run.accept(A.join(run.spec))
         assert run.accept(A.join(run.spec)) == ()
@@ -115,7 +115,7 @@ class TestMeasured:
             run.accept(replace(join, capacity=replace(join.capacity, uplink=1e6, downlink=1e6, flops=each)))
         return run
 
-    def test_the_run_begins_when_those_who_measure_have_told_their_speed(self) -> None:
+    def test_the_run_starts_when_measuring_peers_have_reported_their_speed(self) -> None:
         run = self.gathered(1e9, 0.0)
         assert run.state.phase is RunPhase.GATHERING
         assert "measured speed of" in run_message(run.state, run.spec)
@@ -123,7 +123,7 @@ class TestMeasured:
         run.accept(Tick())
         assert run.state.phase is RunPhase.TRAINING
 
-    def test_the_run_begins_without_a_speed_that_never_comes(self) -> None:
+    def test_the_run_starts_without_a_missing_speed_after_a_while(self) -> None:
         run = self.gathered(1e9, 0.0)
         run.now += 19.0
         run.accept(Heartbeat(A.peer, 0, 0))
@@ -134,7 +134,7 @@ class TestMeasured:
         run.accept(Tick())
         assert run.state.phase is RunPhase.TRAINING
 
-    def test_who_is_left_over_when_the_run_begins_has_a_place_on_the_bench(self) -> None:
+    def test_a_surplus_peer_at_the_start_gets_a_reservation_as_spare(self) -> None:
         run = self.gathered(1e9, 0.0)
         join = C.join(run.spec, Role.STAGE)
         run.refuse(replace(join, capacity=replace(join.capacity, uplink=1e6)), ErrorCode.RUN_FULL)
@@ -149,7 +149,7 @@ class TestMeasured:
         assert run.state.plans[-1].replica_of(C.peer) is None
         assert C.peer in run.state.reservations
 
-    def test_who_tells_again_and_again_is_not_stored(self) -> None:
+    def test_frequent_reports_are_not_stored(self) -> None:
         run = self.gathered(1e9, 1e9)
         for number in range(500):
             run.now += 0.1

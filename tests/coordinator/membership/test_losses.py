@@ -1,4 +1,4 @@
-"""Peers that are silent or leave, and what becomes of their replicas."""
+"""Peers that are silent or leave, and their replicas."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TestLosses:
         run.refuse(Heartbeat(B.peer, 1, 3), ErrorCode.UNKNOWN_PEER)
         assert run.state.last_seen[A.peer].inner_step == 3
 
-    def test_a_restart_of_the_coordinator_gives_everybody_the_full_time_again(self, run: Run) -> None:
+    def test_a_restart_of_the_coordinator_gives_all_peers_the_full_time_again(self, run: Run) -> None:
         run.accept(Offer(A.peer, A.payload(run.spec, 0, 1)))
         run.now += 1000
         run.accept(Start())

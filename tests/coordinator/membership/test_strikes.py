@@ -1,4 +1,4 @@
-"""What becomes of a peer whose payloads cannot be used, and of the rounds of the others."""
+"""Strikes: a peer whose payloads cannot be used, and the rounds of the other peers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def offered(run: Run, *peers: Keyed) -> dict[Keyed, PayloadDescriptor]:
 
 
 def decided(run: Run, accusers: tuple[Keyed, ...], honest: tuple[Keyed, ...] = HONEST) -> Decision:
-    """A round in which `accusers` refuse the payload of the bad one, and everybody holds all else."""
+    """A round in which `accusers` reject the payload of the bad peer, and all peers hold the others."""
     number = run.state.current_round
     payloads = offered(run, *honest, BAD)
     for peer in (*honest, BAD):
@@ -56,7 +56,7 @@ def decided(run: Run, accusers: tuple[Keyed, ...], honest: tuple[Keyed, ...] = H
     return run.state.decisions[0, number]
 
 
-def test_a_payload_that_the_group_refuses_is_dropped_and_costs_its_owner_a_strike(run: Run) -> None:
+def test_a_payload_rejected_by_the_group_is_dropped_and_costs_its_owner_a_strike(run: Run) -> None:
     decision = decided(run, HONEST)
     assert [entry.descriptor.owner for entry in decision.entries] == sorted(peer.peer for peer in HONEST)
     (strike,) = [event for event in run.events if isinstance(event, PeerStruck)]
@@ -100,7 +100,7 @@ def test_the_operator_can_lift_a_quarantine(run: Run) -> None:
 
 
 @pytest.mark.parametrize("accusers", [(A,), ()], ids=["one", "none"])
-def test_the_word_of_one_peer_harms_nobody(run: Run, accusers: tuple[Keyed, ...]) -> None:
+def test_the_rejection_of_one_peer_causes_no_strike(run: Run, accusers: tuple[Keyed, ...]) -> None:
     decision = decided(run, accusers)
     assert BAD.peer in [entry.descriptor.owner for entry in decision.entries]
     assert not run.state.strikes
@@ -124,7 +124,7 @@ def test_of_two_replicas_the_bad_payload_is_dropped_without_a_strike() -> None:
     assert any(isinstance(event, PayloadRejected) and event.owner == BAD.peer for event in run.events)
 
 
-def test_a_bad_peer_that_refuses_everybody_changes_nothing(run: Run) -> None:
+def test_a_bad_peer_that_rejects_all_payloads_changes_nothing(run: Run) -> None:
     payloads = offered(run, *HONEST, BAD)
     lies = tuple(Rejection(payloads[peer], "I do not like it") for peer in HONEST)
     run.accept(Report(BAD.peer, 0, 1, (payloads[BAD],), lies))
@@ -134,7 +134,7 @@ def test_a_bad_peer_that_refuses_everybody_changes_nothing(run: Run) -> None:
     assert not run.state.strikes
 
 
-def test_what_is_not_on_offer_cannot_be_refused_nor_twice_nor_by_its_owner(run: Run) -> None:
+def test_only_another_peers_offered_payload_can_be_rejected_and_only_once(run: Run) -> None:
     payloads = offered(run, *HONEST, BAD)
     nonsense = (
         Rejection(tampered(payloads[BAD]), WHY),
@@ -151,7 +151,7 @@ def test_what_is_not_on_offer_cannot_be_refused_nor_twice_nor_by_its_owner(run: 
     assert sum(isinstance(event, PayloadRejected) for event in run.events) == 1
 
 
-class TestWhatTheCoordinatorSeesItself:
+class TestStrikesWithoutReports:
     def test_an_offer_that_no_honest_peer_makes_costs_one_strike_a_round(self, run: Run) -> None:
         good = BAD.payload(run.spec, 0, 1)
         for bad in (tampered(good), BAD.payload(run.spec, 0, 1, weight=1.5)):

@@ -28,14 +28,14 @@ class TestAnchors:
 
     def test_of_two_the_first_is_believed_once_both_have_spoken(self, run: Run) -> None:
         run.accept(Attest(A.peer, 0, 0, "stage", "one"))
-        assert settled_digest(run.state, 0, 0, "stage") == "one", "nobody contradicts it yet"
+        assert settled_digest(run.state, 0, 0, "stage") == "one", "no other digest yet"
         (_, event) = run.accept(Attest(B.peer, 0, 0, "stage", "another"))
         assert isinstance(event, AnchorDiverged)
         assert (event.peer, event.digest, event.expected) == (B.peer, "another", "one")
         assert run.state.peers[B.peer].lifecycle is Lifecycle.SYNCING
 
     @pytest.mark.parametrize("replicas", [3, 4])
-    def test_the_first_attester_condemns_nobody_before_a_majority_has_spoken(self, replicas: int) -> None:
+    def test_no_peer_diverges_before_a_majority_has_attested(self, replicas: int) -> None:
         run = joined_run(spec_of(1, replicas), *[Role.REPLICA] * replicas)
         assert len(run.accept(Attest(A.peer, 0, 0, "stage", "wrong"))) == 1
         assert len(run.accept(Attest(B.peer, 0, 0, "stage", "right"))) == 1
@@ -49,7 +49,7 @@ class TestAnchors:
         assert run.state.absent == {1: {A.peer}}
         assert run.state.synced == {A.peer: {}, B.peer: {0: 0}, C.peer: {0: 0}}
 
-    def test_those_who_are_gone_are_not_waited_for_to_settle_a_digest(self) -> None:
+    def test_a_digest_settles_without_peers_that_are_gone(self) -> None:
         run = joined_run(spec_of(1, 4), *[Role.REPLICA] * 4)
         for peer in (C, D):
             run.accept(Leave(peer.peer, "interrupted"))
@@ -58,13 +58,13 @@ class TestAnchors:
         assert isinstance(event, AnchorDiverged)
         assert event.peer == B.peer
 
-    def test_a_late_liar_does_not_overturn_what_was_settled(self) -> None:
+    def test_a_late_liar_does_not_overturn_a_settled_digest(self) -> None:
         run = joined_run(spec_of(1, 4), *[Role.REPLICA] * 4)
         for peer, digest in ((A, "wrong"), (B, "right"), (C, "right"), (D, "wrong")):
             run.accept(Attest(peer.peer, 0, 0, "stage", digest))
         assert run.state.diverged == {(A.peer, 0, 0, "stage"), (D.peer, 0, 0, "stage")}
 
-    def test_the_first_offer_condemns_nobody_while_no_anchor_is_settled(self) -> None:
+    def test_no_peer_diverges_by_the_first_offer_before_an_anchor_is_settled(self) -> None:
         run = joined_run(spec_of(1, 4), *[Role.REPLICA] * 4)
         run.accept(Offer(A.peer, A.payload(run.spec, 0, 1, anchor="other")))
         for peer in (B, C, D):
@@ -93,7 +93,7 @@ class TestAnchors:
         for stage, part in ((0, "stage"), (1, "embedding"), (1, "optimizer"), (-1, "embedding")):
             mixed.refuse(Attest(C.peer, stage, 0, part, "digest"), ErrorCode.BAD_REQUEST)
 
-    def test_only_what_is_decided_can_be_attested(self, run: Run) -> None:
+    def test_only_decided_rounds_can_be_attested(self, run: Run) -> None:
         run.refuse(Attest(A.peer, 0, 1, "stage", "digest"), ErrorCode.BAD_REQUEST)
 
 
@@ -119,7 +119,7 @@ class TestEnd:
         mixed.refuse(D.join(mixed.spec), ErrorCode.RUN_STARTED)
         mixed.refuse(Offer(C.peer, C.payload(mixed.spec, 1, 4)), ErrorCode.BAD_REQUEST)
 
-    def test_a_member_that_dies_before_its_last_word_does_not_hold_up_the_end(self, run: Run) -> None:
+    def test_a_member_lost_before_its_last_digest_does_not_delay_the_end(self, run: Run) -> None:
         for number in (1, 2, 3):
             for stage in (0, 1):
                 payloads = [host.payload(run.spec, stage, number) for host in (A, B)]

@@ -109,7 +109,7 @@ class TestGathering:
             one_round(run, gathered_in=0.5)
         assert gather_seconds(run.state, run.spec, 0, 200) == LEAST_GATHER_SECONDS
 
-    def test_what_a_restart_interrupted_is_not_measured(self, run: Run) -> None:
+    def test_an_exchange_interrupted_by_a_restart_is_not_measured(self, run: Run) -> None:
         number = run.state.current_round
         payloads = tuple(peer.payload(run.spec, 0, number) for peer in (A, B))
         offers(run, A, B)

@@ -55,10 +55,10 @@ class TestOffers:
         assert isinstance(events[-1], GroupClosed)
 
     @pytest.mark.parametrize("weight", [0.0, -1.0, float("inf"), float("nan"), 1e7])
-    def test_a_weight_that_would_spoil_the_mean_is_refused(self, run: Run, weight: float) -> None:
+    def test_an_invalid_weight_is_refused(self, run: Run, weight: float) -> None:
         run.refuse(Offer(A.peer, A.payload(run.spec, 0, 1, weight=weight)), ErrorCode.BAD_REQUEST)
 
-    def test_what_is_forged_foreign_or_too_large_is_refused(self, run: Run) -> None:
+    def test_a_forged_foreign_or_too_large_payload_is_refused(self, run: Run) -> None:
         good = A.payload(run.spec, 0, 1)
         for bad in (
             Offer(A.peer, tampered(good)),
@@ -127,7 +127,7 @@ class TestDecisions:
         assert [entry.descriptor for entry in decision.entries] == [a]
         assert "replica-1" in decision.reason
 
-    def test_nothing_held_by_two_aborts_with_a_sentence(self, run: Run) -> None:
+    def test_a_round_without_a_payload_held_by_two_is_aborted_with_a_reason(self, run: Run) -> None:
         a, b = A.payload(run.spec, 0, 1), B.payload(run.spec, 0, 1)
         run.accept(Offer(A.peer, a))
         run.accept(Offer(B.peer, b))
@@ -154,7 +154,7 @@ class TestDecisions:
         assert {entry.descriptor.owner for entry in decision.entries} == {each.owner for each in expected}
         assert ("replica-0, which too few" in decision.reason) == (holding == 2)
 
-    def test_two_that_hold_together_cannot_have_the_others_wait_for_what_nobody_gives(self) -> None:
+    def test_two_colluding_peers_cannot_commit_a_payload_that_others_lack(self) -> None:
         run = joined_run(spec_of(1, 4), *[Role.REPLICA] * 4)
         payloads = {host: host.payload(run.spec, 0, 1) for host in (A, B, C, D)}
         for host, payload in payloads.items():
@@ -164,7 +164,7 @@ class TestDecisions:
                 run.accept(Report(host.peer, 0, 1, tuple(payloads[each] for each in side)))
         assert run.state.decisions[0, 1].entries == ()
 
-    def test_those_who_have_not_reported_do_not_count_against_a_payload(self) -> None:
+    def test_peers_without_a_report_do_not_count_against_a_payload(self) -> None:
         run = joined_run(spec_of(1, 4), *[Role.REPLICA] * 4)
         payloads = tuple(host.payload(run.spec, 0, 1) for host in (A, B, C, D))
         for host, payload in zip((A, B, C, D), payloads, strict=True):
@@ -202,7 +202,7 @@ class TestDecisions:
         assert run.accept(Report(A.peer, 0, 1, ())) == ()
         assert run.state.decisions[0, 1] is decision
 
-    def test_a_report_of_what_is_not_in_the_group_is_refused(self, run: Run) -> None:
+    def test_a_report_of_a_payload_outside_the_group_is_refused(self, run: Run) -> None:
         a = A.payload(run.spec, 0, 1)
         run.accept(Offer(A.peer, a))
         run.accept(Offer(B.peer, B.payload(run.spec, 0, 1)))
@@ -236,7 +236,7 @@ class TestDecisions:
         assert isinstance(aborted, RoundAborted)
         assert aborted.decision.reason == "no replica had a payload to offer"
 
-    def test_who_only_asks_may_offer_yet_and_is_waited_for(self, run: Run) -> None:
+    def test_a_round_waits_for_a_peer_that_only_asks_for_the_decision(self, run: Run) -> None:
         assert run.accept(Await(B.peer, 0, 1)) == ()
         run.accept(Offer(A.peer, A.payload(run.spec, 0, 1)))
         assert run.accept(Await(B.peer, 0, 1)) == ()
@@ -245,13 +245,13 @@ class TestDecisions:
         assert group is not None
         assert {d.owner for d in group.descriptors} == {A.peer, B.peer}
 
-    def test_asking_for_the_decision_of_another_stage_promises_nothing(self, mixed: Run) -> None:
+    def test_asking_for_the_decision_of_another_stage_withholds_nothing(self, mixed: Run) -> None:
         assert mixed.accept(Await(C.peer, 0, 1, withheld=1)) == ()
         mixed.refuse(Await(C.peer, 2, 1, withheld=1), ErrorCode.BAD_REQUEST)
         mixed.refuse(Await(C.peer, 0, 4, withheld=1), ErrorCode.BAD_REQUEST)
         mixed.refuse(Await(D.peer, 0, 1, withheld=1), ErrorCode.UNKNOWN_PEER)
 
-    def test_a_stage_for_which_nobody_offers_does_not_hold_up_the_others(self, run: Run) -> None:
+    def test_a_stage_without_offers_does_not_delay_the_others(self, run: Run) -> None:
         settle(run, 0, 1, [A, B])
         beat_for(run, run.spec.timing.match_window, A, B)
         decision = run.state.decisions[1, 1]

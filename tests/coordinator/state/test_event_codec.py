@@ -46,7 +46,7 @@ def test_only_the_heartbeat_is_not_stored() -> None:
 
 
 @given(st.sampled_from(sorted(STORED_KINDS.values())), st.text())
-def test_text_that_is_no_event_raises_only_value_error(kind: str, text: str) -> None:
+def test_invalid_text_raises_only_value_error(kind: str, text: str) -> None:
     for name in (kind, text):
         with pytest.raises(ValueError, match=r"bad fields|unknown kind"):
             decode(name, text)
@@ -57,7 +57,7 @@ def test_a_former_log_has_every_kind_and_is_written_again_byte_for_byte() -> Non
     assert [encode(decode(kind, text)) for kind, text in former_log()] == former_log()
 
 
-def test_a_former_log_leads_to_the_state_that_it_led_to() -> None:
+def test_a_log_of_the_first_release_leads_to_the_same_state() -> None:
     spec = spec_of(2, 2, 1, 4)
     state = replay(State.of(spec), (decode(kind, text) for kind, text in former_log()))
     assert state.phase is RunPhase.FINISHED

@@ -12,7 +12,7 @@ A, B, C, D = (keyed(i) for i in range(4))
 
 
 class TestSentences:
-    def test_every_phase_says_what_it_waits_for(self) -> None:
+    def test_the_message_of_each_phase_names_the_reason_to_wait(self) -> None:
         spec = spec_of(2, 1, 1)
         run = Run(spec)
         run.accept(A.join(spec, Role.STAGE))

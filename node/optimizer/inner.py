@@ -15,14 +15,15 @@ from protocol.spec.run import RunSpec
 _MOMENTS = "exp_avg", "exp_avg_sq"
 
 AdamW = Callable[..., torch.optim.Optimizer]
-"""As torch.optim.AdamW: its arguments, the names of its state, and groups of named parameters."""
+"""Has the interface of torch.optim.AdamW: arguments, names in the state, groups of named parameters."""
 
 
 class AdamWState(TypedDict):
-    """State dict of :class:`StageAdamW`; the moments are float32, by canonical name.
+    """State dict of :class:`StageAdamW`. The moments are float32, by canonical name.
 
-    `steps` is AdamW's own count, for its bias correction. `cold_steps` are those taken since the moments
-    started anew in mid-run; None where they did not, or where the rate has risen in full.
+    `steps` is AdamW's own count, used for its bias correction. `cold_steps` counts the steps since the
+    moments restarted from 0 in the middle of the run. It is None if they never restarted, or if the learning
+    rate has reached its full value again.
     """
 
     steps: int
@@ -32,13 +33,13 @@ class AdamWState(TypedDict):
 
 
 class InnerOptimizer:
-    """AdamW over all hosted stages, each with moments of its own.
+    """AdamW over all hosted stages. Each stage has separate moments.
 
     Args:
         spec: the run.
         parameters: the live parameters by stage and canonical name.
         undecayed: names of matrices without weight decay.
-        adamw: makes the optimizer of a stage.
+        adamw: creates the optimizer of a stage.
     """
 
     def __init__(
@@ -55,19 +56,20 @@ class InnerOptimizer:
         }
 
     def begin_round(self, round_number: int) -> None:
-        """Before the first step of `round_number`."""
+        """Prepare for `round_number`. Call it before the first step of the round."""
         for stage in self._stages.values():
             stage.begin_round(round_number)
 
     def squared_gradient_norm(self) -> float:
-        """Sum of squares of all gradients here, in float64."""
+        """Sum of squares of all gradients of this member, in float64."""
+        # Only this scalar travels along the pipeline: clipping needs the norm over the stages of all members.
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         return math.fsum(float(gradient.double().square().sum()) for gradient in gradients)
 
     @torch.no_grad()
     def step(self, inner_step: int, norm: float) -> None:
-        """Take inner step `inner_step` of the run; `norm` is the gradient norm of the whole replica."""
-        # 1e-6 as in torch.nn.utils.clip_grad_norm_.
+        """Take inner step `inner_step` of the run. `norm` is the gradient norm of the whole replica."""
+        # The same 1e-6 as in torch.nn.utils.clip_grad_norm_.
         scale = min(1.0, self._spec.inner.clip_norm / (norm + 1e-6))
         for parameter in self._parameters:
             if parameter.grad is not None:
@@ -82,15 +84,15 @@ class InnerOptimizer:
             stage.zero_grad()
 
     def reset(self, stage: int) -> None:
-        """Drop the moments of `stage`: they belong to parameters that have been replaced."""
+        """Drop the moments of `stage`. Call it when the parameters of the stage have been replaced."""
         self._stages[stage].load_state_dict(None)
 
     def state_dict(self) -> dict[int, AdamWState | None]:
-        """By stage, as :meth:`StageAdamW.state_dict`."""
+        """The result of :meth:`StageAdamW.state_dict` for each stage."""
         return {stage: optimizer.state_dict() for stage, optimizer in self._stages.items()}
 
     def load_state_dict(self, state: Mapping[int, AdamWState | None]) -> None:
-        """Take over `state`, copied; stages that it does not hold keep theirs."""
+        """Copy `state`. Stages that are not in it keep their state."""
         for stage, held in state.items():
             self._stages[stage].load_state_dict(held)
 
@@ -98,14 +100,14 @@ class InnerOptimizer:
 class StageAdamW:
     """AdamW on the parameters of one stage, which it changes in place.
 
-    Weight decay acts on matrices only, and never on the embedding: a replica that is split into members would
-    otherwise disagree with one that is not about the table they share.
+    Weight decay applies to matrices only, and never to the embedding: with decay, a pipeline replica and a
+    full replica would compute different values for the embedding.
 
     Args:
         spec: the run.
         parameters: the live parameters by canonical name.
         undecayed: names of matrices without weight decay.
-        adamw: makes the torch optimizer.
+        adamw: creates the torch optimizer.
     """
 
     def __init__(
@@ -134,12 +136,13 @@ class StageAdamW:
         self._cold_steps: int | None = None
 
     def begin_round(self, round_number: int) -> None:
-        """Before the first step of `round_number`: fresh moments in a run past its first round are cold."""
+        """Start the slow rise of the learning rate if the moments are empty and this is not round 1."""
+        # In round 1 the warm-up of the run's own schedule has the same effect.
         if round_number > 1 and not self._adamw.state:
             self._cold_steps = 0
 
     def step(self, rate: float) -> None:
-        """One AdamW step along the gradients, at `rate`, or at less of it while the moments are cold."""
+        """Take one AdamW step with learning rate `rate`, or with a part of it while `cold_steps` counts."""
         if self._cold_steps is not None:
             rate *= cold_factor(self._cold_steps, self._cold_limit)
             self._cold_steps = self._cold_steps + 1 if self._cold_steps + 1 < self._cold_limit else None
@@ -148,17 +151,18 @@ class StageAdamW:
         self._adamw.step()
 
     def zero_grad(self) -> None:
-        # None instead of zeros: a parked or idle replica then holds no gradients.
+        # None instead of zeros frees the memory: an idle or parked replica then holds no gradients.
         self._adamw.zero_grad(set_to_none=True)
 
     def state_dict(self) -> AdamWState | None:
-        """The live moments, not copied, on the device of the parameters; None before the first step."""
+        """The live moments, not copied, on the device of the parameters. None before the first step."""
         state = self._adamw.state
         if not state:
             return None
         held = {name: state[parameter] for name, parameter in self._parameters.items()}
         first, second = ({name: each[moment] for name, each in held.items()} for moment in _MOMENTS)
         return {
+            # All parameters take every step together, so one count stands for all.
             "steps": int(next(iter(held.values()))["step"]),
             "cold_steps": self._cold_steps,
             "exp_avg": first,
@@ -166,14 +170,14 @@ class StageAdamW:
         }
 
     def load_state_dict(self, state: AdamWState | None) -> None:
-        """Continue from `state`, copied; None drops the moments. Names and shapes are the parameters'."""
+        """Copy `state` and continue; None drops the moments. Names and shapes match the parameters."""
         self._adamw.state.clear()
         self._cold_steps = None
         if state is None:
             return
         for name, parameter in self._parameters.items():
             self._adamw.state[parameter] = {
-                # A tensor on the CPU is what torch.optim.AdamW keeps itself.
+                # torch.optim.AdamW also keeps this count as a float tensor on the CPU.
                 "step": torch.tensor(float(state["steps"])),
                 "exp_avg": state["exp_avg"][name].to(parameter.device, copy=True),
                 "exp_avg_sq": state["exp_avg_sq"][name].to(parameter.device, copy=True),

@@ -1,15 +1,15 @@
 """The outer round of one stage as a transaction: propose, then commit or abort (SparseLoCo, eqs 1 and 2).
 
-The anchor is the last committed value of the parameters; together with the state of the outer optimizer it is
-equal in every bit on all replicas. anchor - local is what this replica has learned since. The error feedback
-is what it has learned and not sent. Until a round is committed neither changes, so an aborted round loses
-nothing: the next proposal covers it. A replica that applies rounds without a proposal of its own follows: its
-local parameters move along with the anchor.
+The anchor is the last committed value of the parameters. The anchor and the state of the outer optimizer are
+equal in every bit on all replicas. anchor - local is the progress of this replica since that commit. The
+error feedback is the progress that this replica has not sent yet. Anchor and error feedback change only when
+a round is committed, so an aborted round loses nothing: the next proposal contains its progress too. If a
+replica commits a round without a proposal, its local parameters move by the same amount as the anchor.
 
-With momentum (protocol.algorithm.outer_optimizer) the same holds. The optimizer takes one step per committed
-round and none for an aborted one, so its state depends on the committed rounds alone, and replaying these
-gives the same bits. Error feedback counts what was put into the pseudo-gradient, whatever the optimizer makes
-of it. With ``outer.overlap`` the step is taken later, like every update.
+The same rules hold with momentum (protocol.algorithm.outer_optimizer). The optimizer takes one step per
+committed round and none for an aborted round. Its state therefore depends only on the committed rounds, and
+replaying them gives the same bits. Error feedback counts what was sent in the pseudo-gradient, not what the
+optimizer makes of it. With ``outer.overlap`` the optimizer step happens later, like every update.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from protocol.spec.run import RunSpec
 from protocol.wire.payload_codec import PayloadLayout, decode, encode_tensor, join
 
 WeightedPayload = tuple[bytes, float]
-"""A payload's bytes and the weight of its owner."""
+"""The bytes of a payload, and the weight of the replica that sent it."""
 
 
 class ProposalState(TypedDict):
@@ -42,7 +42,7 @@ class ProposalState(TypedDict):
 
 
 class CommittedState(TypedDict):
-    """What all replicas hold alike. `optimizer` is empty where the outer optimizer has no state."""
+    """State that is equal on all replicas. `optimizer` is empty if the outer optimizer has no state."""
 
     anchor: dict[str, Tensor]
     optimizer: dict[str, Tensor]
@@ -59,7 +59,8 @@ class OuterStageState(CommittedState):
 class _Proposal:
     """A payload, and the error feedback that remains if all of it is applied.
 
-    `covered` are the local parameters that it was made from, where training continues before the decision.
+    `covered` holds the local parameters at the time of the proposal, if training continues before the round
+    is decided; otherwise None.
     """
 
     payload: bytes
@@ -73,12 +74,13 @@ class OuterStage:
     Args:
         spec: the run.
         stage: the stage.
-        parameters: the committed parameters before round 1, copied. All other state starts at 0.
+        parameters: the committed parameters before round 1; they are copied. All other state starts at 0.
 
     Attributes:
-        anchor: float32 CPU tensors by canonical name. A commit replaces them; nothing changes one in place,
-            so replicas of one process may share them.
-        optimizer_state: of the outer optimizer, named by outer_optimizer.state_name, likewise.
+        anchor: float32 CPU tensors by canonical name. A commit replaces the tensors and never changes one in
+            place, so replicas in one process may share them.
+        optimizer_state: state of the outer optimizer, named by outer_optimizer.state_name. Also replaced,
+            never changed in place.
         error: error feedback e, by canonical name.
     """
 
@@ -92,16 +94,16 @@ class OuterStage:
 
     @property
     def committed(self) -> dict[str, Tensor]:
-        """All that replicas agree on: anchor and optimizer state, by name."""
+        """The state that is equal on all replicas: anchor and optimizer state, by name."""
         return self.anchor | self.optimizer_state
 
     @property
     def pending_payload(self) -> bytes | None:
-        """The payload of the proposal that is not decided yet."""
+        """The payload of the pending proposal, or None."""
         return None if self._pending is None else self._pending.payload
 
     def digest(self) -> str:
-        """Digest of :attr:`committed`; equal on all replicas after equal rounds."""
+        """Digest of :attr:`committed`. Equal on all replicas that have committed the same rounds."""
         return anchor_digest(self.committed)
 
     def state_dict(self) -> OuterStageState:
@@ -117,7 +119,7 @@ class OuterStage:
         }
 
     def load_state_dict(self, state: OuterStageState) -> None:
-        """Take over `state`, copied. Names and shapes are the stage's."""
+        """Copy `state`. Names and shapes match the stage."""
         self.anchor, self.optimizer_state = _copied(state["anchor"]), _copied(state["optimizer"])
         self.error, pending = _copied(state["error"]), state["pending"]
         self._pending = None
@@ -127,21 +129,20 @@ class OuterStage:
 
     @torch.no_grad()
     def propose(self, local: Mapping[str, Tensor]) -> bytes | None:
-        """The payload with this replica's contribution to the round; it is pending until commit or abort.
+        """The payload with this replica's contribution to the round. It is pending until commit or abort.
 
-        Takes little more memory than the pending error feedback, which is one copy of the stage, and the
-        payload, which is another where all values are sent. A proposal that is still pending is dropped, as
-        by an abort: for a caller that never got to offer it.
+        Memory: the pending error feedback (one copy of the stage) and the payload (up to another copy if all
+        values are sent). An older proposal that is still pending is dropped, as in :meth:`abort`: its caller
+        failed before it sent the payload.
 
         Args:
-            local: the parameters after the inner phase, any device. They must not change until the round
-                is decided, or a commit would lose what they learn meanwhile; unless
-                :meth:`remember` is called before they do.
+            local: the parameters after the inner phase, on any device. If they change before the round is
+                decided, call :meth:`remember` first; otherwise a commit loses the changes.
 
         Returns:
-            None where a parameter or its error feedback is not finite: this replica has nothing to give
-            to the round, nothing is pending, and the caller takes part without a contribution. Its
-            parameters do not recover by themselves; :meth:`reset` restarts them from the anchor.
+            None if a parameter or its error feedback is not finite. Then nothing is pending, and the replica
+            takes part in the round without a contribution. The parameters do not become finite again by
+            themselves: :meth:`reset` restarts them from the anchor.
         """
         self.abort()
         parts, pending = [], {}
@@ -149,28 +150,29 @@ class OuterStage:
             for name, layout in self.layout.tensors.items():
                 pending[name] = torch.empty_like(self.anchor[name])
                 sparse = sparsify_blocks(self._learned(name, local[name], pending[name]), layout)
-                # The error feedback also takes in what quantization changed.
+                # e'' = e' - sent, with the decoded values: error feedback also keeps the quantization error.
                 sparse.add_to(pending[name].view(-1), -1.0)
                 parts.append(encode_tensor(layout, sparse))
         except FloatingPointError:
-            return None
+            return None  # self._pending is still None: a round never sees half a stage
         payload = join(self.layout, parts)
         self._pending = _Proposal(payload, pending)
         return payload
 
     def _learned(self, name: str, local: Tensor, kept: Tensor) -> Iterator[Tensor]:
-        """beta e + (anchor - local), block by block on the device of `local`, and whole in `kept` on the CPU.
+        """Yield e' = beta e + (anchor - local) (eq. 1) in blocks on the device of `local`.
 
-        FloatingPointError where it is not finite.
+        Also writes e' to `kept`, which is on the CPU. Raises FloatingPointError if a value is not finite.
         """
         local, device = local.detach().reshape(-1), local.device
         anchor, error, kept = self.anchor[name].view(-1), self.error[name].view(-1), kept.view(-1)
         for block in self.layout.tensors[name].blocks():
             run = slice(block.start, block.stop)
+            # On the CPU the block is computed directly in `kept`, which saves one copy.
             in_place = kept[run] if device == kept.device else None
             learned = torch.sub(anchor[run].to(device), local[run], out=in_place)
             learned.add_(error[run].to(device), alpha=self._outer.error_decay)
-            # A sum is the cheaper test; only where it is not finite the elements are tested.
+            # The sum is a cheap first test. Finite values can overflow it, so then test each element.
             if not math.isfinite(learned.sum()) and not learned.isfinite().all():
                 raise FloatingPointError(name)
             if in_place is None:
@@ -178,9 +180,9 @@ class OuterStage:
             yield learned
 
     def remember(self, local: Mapping[str, Tensor]) -> None:
-        """Training continues from `local` before the round is decided: a commit keeps what it then learns.
+        """Save a copy of `local`, so that a later commit keeps the training that follows this call.
 
-        To be called once, before local changes. Does nothing where no proposal is pending.
+        Call it once per proposal, before `local` changes. Does nothing if no proposal is pending.
         """
         if self._pending is not None and self._pending.covered is None:
             self._pending = replace(
@@ -188,10 +190,10 @@ class OuterStage:
             )
 
     def screen(self, payloads: Sequence[bytes]) -> list[str]:
-        """Why each of the gathered payloads of one round must not count, or "" where it may. Never raises.
+        """For each gathered payload of one round: the reason to reject it, or "" to accept. Never raises.
 
-        The norms of those that can be decoded are compared with each other, so give all that were gathered,
-        this replica's own included.
+        The norms of the decodable payloads are compared with each other, so pass all gathered payloads,
+        including the one of this replica.
         """
         problems, norms = [""] * len(payloads), {}
         for position, data in enumerate(payloads):
@@ -207,32 +209,34 @@ class OuterStage:
     def commit(
         self, payloads: Sequence[WeightedPayload], mine_included: bool, local: Mapping[str, Tensor]
     ) -> None:
-        """Move the anchor by exactly these payloads, and the local parameters with it, in place.
+        """Apply exactly these payloads to the anchor (eq. 2) and update the local parameters in place.
 
         Args:
-            payloads: those of the manifest, in its order.
-            mine_included: whether the pending proposal is one of them. If so, its error feedback becomes
-                ours, together with what clipping cut off, and local := anchor, plus what it has learned
-                since :meth:`remember`. If not, the proposal, if there is one, is dropped, the error feedback
-                stays, and local moves along with the anchor, so that the next proposal still covers what it
-                learned.
-            local: as at the proposal, or further on after :meth:`remember`.
+            payloads: the payloads of the manifest, in its order.
+            mine_included: whether the pending proposal is one of them. If true, error feedback becomes that
+                of the proposal plus the part that clipping removed, and local becomes the new anchor plus the
+                training since :meth:`remember`. If false, a pending proposal is dropped, error feedback
+                stays, and local moves by the same amount as the anchor, so that the next proposal still
+                contains this replica's progress.
+            local: the parameters as they were at the proposal; after :meth:`remember` they may have changed.
 
         Raises:
-            HetnodeError: PAYLOAD_CORRUPT, before anything has changed; the proposal is still pending.
+            HetnodeError: PAYLOAD_CORRUPT; nothing has changed and the proposal is still pending.
         """
         pending = self._pending if mine_included else None
-        assert pending is not None or not mine_included, "a round cannot include what was not proposed"
+        assert pending is not None or not mine_included, "the round includes a payload not proposed here"
+        # Everything that can fail comes first; only then the state changes.
         decoded = [decode(self.layout, data) for data, _ in payloads]
         weights = [weight for _, weight in payloads]
         committed = apply_update(self.committed, decoded, weights, self._optimizer)
         for name, anchor in self.anchor.items():
             if pending is None:
-                # What this replica has learned, anchor - local, stays as it was for the next proposal.
+                # anchor - local stays the same, so the next proposal still contains this progress.
                 local[name].add_((committed[name] - anchor).to(local[name].device))
             elif pending.covered is None:
                 local[name].copy_(committed[name])
             else:
+                # The new anchor plus the training since the proposal, which no payload contains yet.
                 local[name].copy_(committed[name] + (_float32(local[name]) - pending.covered[name]))
         self._take(committed)
         if pending is not None:
@@ -240,21 +244,22 @@ class OuterStage:
             scale = clipping_scales([payload_norm(payload) for payload in decoded])[mine]
             self.error = pending.error
             if scale < 1.0:
-                # What clipping kept out of the round was not sent.
+                # The round applied only `scale` of the payload. Keep the rest in the error feedback.
                 for name, sparse in decoded[mine].items():
                     sparse.add_to(self.error[name].view(-1), 1.0 - scale)
         self._pending = None
 
     def abort(self) -> None:
-        """Drop the pending proposal, if any. All else is untouched, the optimizer's state included."""
+        """Drop the pending proposal, if any. Anchor, optimizer state and error feedback stay unchanged."""
         self._pending = None
 
     @torch.no_grad()
     def reset(self, local: Mapping[str, Tensor]) -> None:
-        """local := anchor, and no error feedback: give up what was learned and not sent.
+        """local := anchor and error feedback := 0. Progress that was not sent is lost.
 
-        For a replica whose parameters are no longer finite, or whose error feedback is from before a payload
-        of its own that was committed: to keep either would count twice what that payload has brought.
+        Use it if the parameters are not finite, or if the error feedback is older than a committed payload
+        of this replica: then local and error feedback still contain what that payload has already added to
+        the anchor, and the next proposal would add it twice.
         """
         self.abort()
         for name, anchor in self.anchor.items():
@@ -262,9 +267,10 @@ class OuterStage:
             self.error[name].zero_()
 
     def load(self, committed: Mapping[str, Tensor], local: Mapping[str, Tensor]) -> None:
-        """Take what is committed after another round, copied, and :meth:`reset` local to it.
+        """Copy the committed state after another round, and :meth:`reset` local to it.
 
-        Names and shapes are the stage's; an optimizer state that is not given is 0, as before round 1.
+        Names and shapes match the stage. An optimizer state that is not in `committed` becomes 0, as before
+        round 1.
         """
         self._take(_with_state(committed, self.layout.shapes, self._optimizer.slots))
         self.reset(local)
@@ -277,8 +283,9 @@ class OuterStage:
 class EmbeddingFollower:
     """The token embedding of the last committed round, on a member that does not host stage 0.
 
-    It applies stage 0's committed payloads to the one tensor, with the same arithmetic as
-    :class:`OuterStage`, so its bits, and those of its optimizer state, equal those of stage 0's hosts.
+    It applies the committed payloads of stage 0 to this one tensor with the same arithmetic as
+    :class:`OuterStage`. So the table and its optimizer state equal those of stage 0's hosts in every bit.
+    The receiving end of a link derives T_perp from this table.
 
     Args:
         spec: the run.
@@ -286,7 +293,7 @@ class EmbeddingFollower:
 
     Attributes:
         committed: TE, float32 [V, d] on the CPU, and its optimizer state, by name. A commit replaces the
-            tensors; nothing changes one in place.
+            tensors and never changes one in place.
     """
 
     def __init__(self, spec: RunSpec, table_vd: Tensor) -> None:
@@ -301,11 +308,11 @@ class EmbeddingFollower:
         return self.committed[EMBEDDING]
 
     def load(self, committed: Mapping[str, Tensor]) -> None:
-        """Take the table after another round, copied; an optimizer state that is not given is 0."""
+        """Copy the table after another round. An optimizer state that is not in `committed` becomes 0."""
         self.committed = _with_state(committed, [EMBEDDING], self._optimizer.slots)
 
     def commit(self, payloads: Sequence[WeightedPayload]) -> None:
-        """Apply stage 0's payloads of one manifest, in its order. HetnodeError PAYLOAD_CORRUPT: no change."""
+        """Apply the payloads of stage 0 in manifest order. HetnodeError PAYLOAD_CORRUPT changes nothing."""
         decoded = [decode(self._layout, data) for data, _ in payloads]
         weights = [weight for _, weight in payloads]
         self.committed = apply_update(self.committed, decoded, weights, self._optimizer)
@@ -314,7 +321,7 @@ class EmbeddingFollower:
 def _with_state(
     committed: Mapping[str, Tensor], names: Iterable[str], slots: Sequence[str]
 ) -> dict[str, Tensor]:
-    """Copies of the parameters `names` and their optimizer state, which is 0 where `committed` has none."""
+    """Copies of the parameters `names` and their optimizer state; state missing in `committed` becomes 0."""
     parameters = _copied({name: committed[name] for name in names})
     initial = initial_state(parameters, slots)
     return parameters | _copied({name: committed.get(name, zero) for name, zero in initial.items()})

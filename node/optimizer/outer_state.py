@@ -1,4 +1,4 @@
-"""The outer state of a member: every stage that it hosts, and the embedding that it follows."""
+"""The outer state of a member: the stages that it hosts, and its copy of the embedding."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 
 
 class OuterStateDict(TypedDict):
-    """State dict of :class:`OuterState`. `rounds` and `stages` are by stage; see OuterStageState.
+    """State dict of :class:`OuterState`. `rounds` and `stages` are keyed by stage; see OuterStageState.
 
-    `embedding` and its round are those of a follower, else None.
+    `embedding` and `embedding_round` are set on members without stage 0 and None on the host of stage 0.
     """
 
     rounds: dict[int, int]
@@ -36,20 +36,20 @@ class OuterStateDict(TypedDict):
 
 
 class OuterState(Mapping[int, OuterStage]):
-    """Anchors, error feedback and pending proposals by hosted stage: a mapping of each to its OuterStage.
+    """Anchors, error feedback and pending proposals: a mapping from each hosted stage to its OuterStage.
 
-    A member that does not host stage 0 keeps the committed embedding too, because the receiving end of its
-    link derives T_perp from it. All outer state is on the CPU, so that all machines get the same bits.
+    A member that does not host stage 0 also keeps the committed embedding, because the receiving end of its
+    link derives T_perp from it. All outer state is on the CPU, so that all machines compute the same bits.
 
     Args:
         spec: the run.
         parameters: the live parameters by stage, on any device, with their values before round 1. Commits
             change them in place.
-        embedding: TE before round 1 [V, d], where stage 0 is not hosted.
+        embedding: TE [V, d] before round 1 if stage 0 is not hosted here, else None.
 
     Attributes:
-        rounds: which round each hosted stage's anchor is after.
-        follower: of the embedding, where stage 0 is not hosted.
+        rounds: the last round, committed or aborted, that each hosted stage has finished.
+        follower: keeps the embedding if stage 0 is not hosted here, else None.
     """
 
     def __init__(
@@ -78,37 +78,38 @@ class OuterState(Mapping[int, OuterStage]):
 
     @property
     def embedding_round(self) -> int:
-        """Which round :attr:`embedding` is after."""
+        """The last round that :attr:`embedding` has finished."""
         return self.rounds[0] if self.follower is None else self._followed_round
 
     def embedding_digest(self) -> str:
-        """Digest of the committed embedding and its optimizer state: equal on all members of all replicas."""
+        """Digest of the committed embedding and its optimizer state. Equal on all members of all replicas."""
         if self.follower is not None:
             return anchor_digest(self.follower.committed)
         return anchor_digest(embedding_of(self._stages[0].committed))
 
     def begin_round(self) -> None:
-        """Training starts from what is committed: proposals cover all of it."""
+        """Start a round in which no training has continued beyond a proposal yet."""
         self._training_continues = False
 
     def propose(self, stage: int) -> bytes | None:
         """This replica's payload for `stage`, pending until commit or abort.
 
-        None where training has produced a value that is not finite: this replica then starts again from the
-        anchor and contributes nothing to this round.
+        None if training has produced a value that is not finite. The stage then restarts from the anchor and
+        contributes nothing to this round.
         """
         outer, local = self._stages[stage], self._local[stage]
         payload = outer.propose(local)
         if payload is None:
             outer.reset(local)
         elif self._training_continues:
+            # Inner steps of the next round already run, so local changes before this round is decided.
             outer.remember(local)
         return payload
 
     def keep_training(self) -> None:
-        """Inner steps follow before proposals of this round are decided: commits keep what they learn.
+        """Announce inner steps before the proposals of this round are decided: commits keep their progress.
 
-        A proposal covers what was learned before it, whether it is pending now or made later.
+        This holds for proposals that are pending now and for proposals made later in this round.
         """
         self._training_continues = True
         for stage, outer in self._stages.items():
@@ -117,9 +118,9 @@ class OuterState(Mapping[int, OuterStage]):
     def commit(
         self, stage: int, round_number: int, payloads: Sequence[WeightedPayload], mine_included: bool
     ) -> str:
-        """Apply the payloads committed in `round_number`, in order. Returns the new digest.
+        """Apply the payloads committed in `round_number`, in order. Returns the new digest of the stage.
 
-        Raises HetnodeError PAYLOAD_CORRUPT; nothing has changed.
+        Raises HetnodeError PAYLOAD_CORRUPT; then nothing has changed.
         """
         self._require_next(stage, round_number)
         self._stages[stage].commit(payloads, mine_included, self._local[stage])
@@ -127,11 +128,11 @@ class OuterState(Mapping[int, OuterStage]):
         return self._stages[stage].digest()
 
     def commit_embedding(self, round_number: int, payloads: Sequence[WeightedPayload]) -> str:
-        """Apply stage 0's committed update to the embedding followed here; none where the round was aborted.
+        """Apply the committed payloads of stage 0 to the embedding kept here. Empty for an aborted round.
 
-        Returns the digest of the embedding. Raises as :meth:`commit`.
+        Returns the digest of the embedding. Raises the same errors as :meth:`commit`.
         """
-        assert self.follower is not None, "the host of stage 0 commits the whole stage"
+        assert self.follower is not None, "the host of stage 0 must commit the whole stage"
         assert round_number == self._followed_round + 1, (
             f"the embedding is after round {self._followed_round}"
         )
@@ -141,30 +142,30 @@ class OuterState(Mapping[int, OuterStage]):
         return self.embedding_digest()
 
     def abort(self, stage: int, round_number: int) -> None:
-        """The round is aborted: what is committed, error feedback and local parameters stay."""
+        """The round is aborted. Anchor, error feedback and local parameters stay unchanged."""
         self._require_next(stage, round_number)
         self._stages[stage].abort()
         self.rounds[stage] = round_number
 
     def forget_error(self, stage: int) -> None:
-        """Error feedback := 0 and local := anchor: give up what was learned and not sent."""
+        """Error feedback := 0 and local := anchor. See OuterStage.reset."""
         self._stages[stage].reset(self._local[stage])
 
     def reset_nonfinite_stages(self) -> None:
-        """Restart each stage from its anchor whose parameters are no longer finite."""
+        """Restart each stage that has non-finite parameters from its anchor."""
         for stage, local in self._local.items():
             if not all(parameter.isfinite().all() for parameter in local.values()):
-                log.warning("stage %d diverged to non-finite values: restarted from the anchor", stage)
+                log.warning("stage %d has non-finite parameters; it restarts from the anchor", stage)
                 self.forget_error(stage)
 
     def load_stage(self, stage: int, round_number: int, committed: Mapping[str, Tensor]) -> None:
-        """Take what is committed after `round_number`, copied; error feedback := 0 and local := anchor."""
+        """Copy the committed state after `round_number`; error feedback := 0 and local := anchor."""
         self._stages[stage].load(committed, self._local[stage])
         self.rounds[stage] = round_number
 
     def load_embedding(self, round_number: int, committed: Mapping[str, Tensor]) -> None:
-        """Take the embedding after `round_number`, with its optimizer state, copied."""
-        assert self.follower is not None, "the host of stage 0 loads the whole stage"
+        """Copy the embedding after `round_number`, with its optimizer state."""
+        assert self.follower is not None, "the host of stage 0 must load the whole stage"
         self.follower.load(committed)
         self._followed_round = round_number
 
@@ -183,7 +184,7 @@ class OuterState(Mapping[int, OuterStage]):
         }
 
     def load_state_dict(self, state: OuterStateDict) -> None:
-        """Take over `state`, copied; what it does not hold stays. Local parameters are not touched."""
+        """Copy `state`. Stages that are not in it, and local parameters, stay unchanged."""
         for stage, held in state["stages"].items():
             self._stages[stage].load_state_dict(held)
             self.rounds[stage] = state["rounds"][stage]
@@ -192,9 +193,10 @@ class OuterState(Mapping[int, OuterStage]):
             self.load_embedding(round_number, embedding["anchor"] | embedding["optimizer"])
 
     def _require_next(self, stage: int, round_number: int) -> None:
+        # A skipped or repeated round would make this anchor differ from that of all other replicas.
         assert round_number == self.rounds[stage] + 1, f"stage {stage} is after round {self.rounds[stage]}"
 
 
 def embedding_of(committed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The token embedding in what is committed of stage 0, with its optimizer state."""
+    """The token embedding and its optimizer state, from the committed state of stage 0."""
     return {name: tensor for name, tensor in committed.items() if name.partition("/")[0] == EMBEDDING}

@@ -11,10 +11,11 @@ def learning_rate(inner: InnerSpec, step: int, total_steps: int) -> float:
     """Learning rate of inner step `step` of the run, 0 <= step < total_steps.
 
     Linear warm-up to the peak at step ``warmup_steps - 1``, then a cosine that ends at ``final_ratio`` of
-    the peak. The step counts over the run and is no AdamW bias-correction step: a node that joins late has
-    the run's step, but fresh moments.
+    the peak. `step` counts from the start of the run. It differs from the step count that AdamW uses for bias
+    correction: a node that joins late uses the run's step here, but its moments start from 0.
     """
     if step < inner.warmup_steps:
+        # step + 1: the first step already has a rate above 0.
         return inner.learning_rate * (step + 1) / inner.warmup_steps
     progress = min(1.0, (step - inner.warmup_steps) / max(1, total_steps - inner.warmup_steps))
     cosine = 0.5 * (1.0 + math.cos(math.pi * progress))
@@ -22,9 +23,9 @@ def learning_rate(inner: InnerSpec, step: int, total_steps: int) -> float:
 
 
 def cold_factor(taken: int, cold_steps: int) -> float:
-    """What the learning rate is multiplied by after `taken` steps with moments that started in mid-run.
+    """Factor of the learning rate after `taken` steps with moments that started in the middle of the run.
 
-    Fresh moments make AdamW's first steps as long as the rate allows, whatever the gradient's size: so the
-    rate rises over `cold_steps` steps, as it does at the start of a run.
+    With new moments, AdamW's first steps have about the full length of the learning rate, even for small
+    gradients. Therefore the rate rises over `cold_steps` steps, as it does at the start of a run.
     """
     return min(1.0, (taken + 1) / cold_steps) if cold_steps else 1.0

@@ -1,7 +1,8 @@
-"""How a member computes: its device, and what it trades on it. A node's own choice, and no part of a run.
+"""How a member computes: its device, compilation, checkpointing and precision.
 
-Whatever is chosen, stages, links and payloads mean the same. Only the last bits of what a member computes
-differ, as they do from one machine to another; the outer state does not depend on them.
+Each node chooses these for itself; they are no part of the run specification. Stages, links and payloads have
+the same meaning for every choice. Only the last bits of local results differ, as between two machines. The
+outer state does not depend on these bits.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from protocol.errors import ErrorCode, HetnodeError
 Precision = Literal["auto", "fp32", "bf16"]
 
 BACKEND = "inductor"
-"""Of torch.compile."""
+"""Backend of torch.compile."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,13 @@ class Compute:
 
     Attributes:
         device: a torch device name.
-        compile: run blocks as torch.compile makes them. Needs a C++ compiler on a CPU and Triton on a GPU;
-            the first steps take a minute longer.
-        activation_checkpointing: keep of each block's forward pass its input alone, and compute the block
-            once more in the backward pass: a third more computing for a fraction of the memory. On one
-            machine the gradients are equal in every bit.
-        precision: of matrix products and what follows from them; parameters, moments and the outer state are
-            float32 in any case. "auto" is bf16 on a GPU and fp32 elsewhere.
+        compile: run blocks through torch.compile. Needs a C++ compiler on a CPU and Triton on a GPU. The
+            first steps take about a minute longer.
+        activation_checkpointing: store only the input of each block in the forward pass, and compute the
+            block again in the backward pass. Costs a third more computation and saves most of the activation
+            memory. On one machine the gradients are equal in every bit.
+        precision: of matrix products and their results. Parameters, moments and the outer state are always
+            float32. "auto" is bf16 on a GPU and fp32 elsewhere.
     """
 
     device: str = "cpu"
@@ -47,11 +48,11 @@ class Compute:
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Self:
-        """From those of its fields that are in the call of another process of this node."""
+        """From the fields in `body`, the call of another process of this node; absent fields get defaults."""
         return cls(**{each.name: body[each.name] for each in fields(cls) if each.name in body})
 
     def open(self) -> torch.device:
-        """The device, tried out, and the compiler where one is asked for.
+        """The device, after a test that it works; with `compile` also the compiler is tested.
 
         Raises HetnodeError DEVICE_UNAVAILABLE.
         """
@@ -61,7 +62,7 @@ class Compute:
         return device
 
     def autocast(self) -> torch.autocast:
-        """The precision, for a forward pass."""
+        """Context manager that applies :attr:`precision` to a forward pass."""
         kind = torch.device(self.device).type
         is_half = self.precision == "bf16" or (self.precision == "auto" and kind == "cuda")
         return torch.autocast(kind, torch.bfloat16, enabled=is_half)
@@ -75,17 +76,18 @@ class Compute:
 
 @cache
 def _compiled(backend: str) -> RunBlock:
-    """One graph for all blocks of one shape, whatever their stage, replica and parameters.
+    """The compiled forward pass. Blocks of equal shape share one graph, in all stages and replicas.
 
-    A process that computes blocks of very many shapes ends up computing the last ones without a graph.
+    torch limits the number of graphs: in a process with very many block shapes the last ones run uncompiled.
     """
     return torch.compile(Block.forward, dynamic=False, backend=backend)
 
 
 def _checkpointed(run: RunBlock, block: Block, x_bld: Tensor, cos_le: Tensor, sin_le: Tensor) -> Tensor:
     if not torch.is_grad_enabled():
+        # An evaluation has no backward pass that would need the block again.
         return run(block, x_bld, cos_le, sin_le)
-    # Nothing in a block is random, so no state of a generator needs to be kept.
+    # A block has no randomness (no dropout), so the state of the random generator need not be saved.
     output_bld: Tensor = checkpoint(
         run, block, x_bld, cos_le, sin_le, use_reentrant=False, preserve_rng_state=False
     )
@@ -95,12 +97,12 @@ def _checkpointed(run: RunBlock, block: Block, x_bld: Tensor, cos_le: Tensor, si
 def _open_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
+        torch.empty(1, device=device)  # torch.device() itself accepts a device that does not exist
     except (RuntimeError, AssertionError) as error:
         raise HetnodeError(
             ErrorCode.DEVICE_UNAVAILABLE,
             f"The device '{name}' cannot be used: {str(error).splitlines()[0].rstrip('.')}.",
-            "Give --device cpu, or check the driver and the installed torch build.",
+            "Use --device cpu, or check the driver and the installed torch build.",
         ) from None
     return device
 
@@ -109,10 +111,10 @@ def _open_device(name: str) -> torch.device:
 def _try_compiler(device: torch.device, backend: str) -> None:
     try:
         torch.compile(torch.neg, backend=backend)(torch.zeros(8, device=device))
-    except Exception as error:  # torch has many names for what is missing
+    except Exception as error:  # the exception type differs for each missing tool
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise HetnodeError(
             ErrorCode.DEVICE_UNAVAILABLE,
             f"torch.compile cannot be used on '{device}': {reason.rstrip('.')}.",
-            "Leave out --compile, or install a C++ compiler, and Triton for a GPU.",
+            "Leave out --compile, or install a C++ compiler (and Triton for a GPU).",
         ) from None

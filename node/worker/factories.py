@@ -1,4 +1,4 @@
-"""What a trainer is built from, where another choice than that of a usual run is possible."""
+"""The exchangeable parts of a trainer. Experiments and imported models replace some of them."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from protocol.spec.run import RunSpec
 
 
 def run_basis(spec: RunSpec, boundary: int) -> Tensor:
-    """The orthonormal basis [d, d] of the link into stage `boundary`: one basis for all links of the run."""
+    """The orthonormal basis [d, d] of the link into stage `boundary`. All links of a run share it."""
     return _cached_basis(spec.model.width, spec.seed)
 
 
-# Links change at round boundaries, and a QR of 8192 x 8192 takes seconds.
+# Links are recreated at round boundaries, and a QR decomposition of 8192 x 8192 takes seconds.
 _cached_basis = lru_cache(maxsize=1)(orthonormal_basis)
 
 ReceivingEndFactory = Callable[[int, Tensor, Tensor], ReceivingEnd]
-"""The receiving end of a link, of its k (0: uncompressed), basis [d, d], and TE [V, d] of the last commit."""
+"""Creates a receiving end from k (0: uncompressed), basis [d, d], and TE [V, d] of the last commit."""
 
 BasisFactory = Callable[[RunSpec, int], Tensor]
-"""As :func:`run_basis`."""
+"""Has the signature of :func:`run_basis`."""
 
 
 @dataclass(frozen=True)
 class TrainerFactories:
-    """Makers of initial parameters, links, their bases, and AdamW.
+    """Functions that create initial parameters, links, their bases, and AdamW.
 
-    `initial` is another one where the run starts from given parameters (node.checkpoint.initial); the others
-    are where an experiment tries another choice.
+    `initial` is replaced if the run starts from given parameters (node.checkpoint.initial). Only experiments
+    replace the others.
     """
 
     initial: InitialParameters = initial_parameters

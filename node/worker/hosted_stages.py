@@ -1,4 +1,4 @@
-"""The stages of one member between its links: forward, backward and evaluation passes of microbatches.
+"""The stages of one member, with its links: forward, backward and evaluation passes of microbatches.
 
 Shapes: b microbatch, L context, d width, k subspace width (d where the link is uncompressed), V vocabulary.
 """
@@ -23,18 +23,21 @@ from protocol.wire.activation_codec import pack_activation, pack_ids, unpack_act
 
 
 class HostedStagesState(TypedDict):
-    """State dict of :class:`HostedStages`: parameters by stage and canonical name. Links are derived."""
+    """State dict of :class:`HostedStages`: parameters by stage and canonical name.
+
+    Links are not in it: they are derived from the embedding.
+    """
 
     parameters: dict[int, dict[str, Tensor]]
 
 
 @dataclass
 class _InFlight:
-    """What a forward pass leaves for its backward pass.
+    """What a forward pass keeps for its backward pass.
 
     Attributes:
-        received: the leaf that collects the gradient for the member upstream; None at stage 0.
-        output: activations [b, L, d]; at the last stage the loss.
+        received: the leaf tensor that collects the gradient for the member upstream; None at stage 0.
+        output: activations [b, L, d], or the loss at the last stage.
     """
 
     received: Tensor | None
@@ -47,16 +50,19 @@ class HostedStages:
     Args:
         spec: the run.
         stages: the stages hosted here.
-        compute: how they are computed. Raises what Compute.open raises.
-        factories: of initial parameters and links.
+        compute: how the stages are computed.
+        factories: create initial parameters and links.
+
+    Raises:
+        HetnodeError: DEVICE_UNAVAILABLE, as Compute.open.
 
     Attributes:
-        modules: by stage, on `device`.
-        upstream: our end of the link to the member with the stages before; None where stage 0 is here, or
-            before `connect`.
-        downstream: our end of the link to the member with the stages after; None where the last stage is
-            here, likewise.
-        losses: of the microbatches of the inner step under way, on the member with the last stage.
+        modules: the stages, on `device`.
+        upstream: receiving end of the link from the member with the previous stages. None if stage 0 is
+            hosted here, and before `connect`.
+        downstream: sending end of the link to the member with the next stages. None if the last stage is
+            hosted here, and before `connect`.
+        losses: one per microbatch of the current inner step, on the member with the last stage.
     """
 
     def __init__(
@@ -81,11 +87,11 @@ class HostedStages:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is left of an inner step."""
+        """Whether no inner step is in progress."""
         return not self._in_flight and not self.losses
 
     def connect(self, k_upstream: int | None, k_downstream: int | None, table_vd: Tensor) -> None:
-        """Make the links to both neighbours; None where there is none, 0 where activations go uncompressed.
+        """Create the links to both neighbours from their k. None: no neighbour. 0: an uncompressed link.
 
         `table_vd` is TE of the last committed round.
         """
@@ -101,23 +107,26 @@ class HostedStages:
             self.downstream = SendingEnd(k_downstream, basis_dd(self._stages.stop))
 
     def refresh_link(self, table_vd: Tensor) -> None:
-        """Derive T_perp from TE of a newly committed round (eqs 3 and 4). The sending end needs none."""
+        """Derive T_perp from TE of a newly committed round (eqs 3 and 4).
+
+        The sending end needs no T_perp: it sends (X - T_perp) U, which equals X U because T_perp U = 0.
+        """
         if self.upstream is not None:
             self.upstream.refresh(table_vd)
 
     def forward(self, microbatch: int, received: Message | None, tokens: Samples | None) -> Message | None:
-        """Forward pass of one training microbatch; returns what the next member needs, or None at the last.
+        """Forward pass of one training microbatch. Returns the message for the next member, None at the last.
 
-        Either `received`, the message of the member upstream, or at stage 0 `tokens` [b, L + 1] are given.
+        The input is `received`, the message of the member upstream, or at stage 0 `tokens` [b, L + 1].
         Raises HetnodeError FRAME_CORRUPT for a message that cannot be used.
         """
         tokens_bl, x = self._enter(received, tokens)
-        # The gradient for the member upstream collects in this leaf.
+        # Autograd stores the gradient for the member upstream in this leaf tensor.
         leaf = None if received is None else x.requires_grad_()
         with self._compute.autocast():
             output = self._run(x)
             if self._is_last:
-                # The loss is float32 whatever the precision of the products.
+                # The loss is always float32, even with bf16 matrix products.
                 output = next_token_loss(output.float(), tokens_bl[:, 1:])
         self._in_flight[microbatch] = _InFlight(leaf, output)
         if self._is_last:
@@ -126,12 +135,14 @@ class HostedStages:
         return self._message(output.detach(), tokens_bl)
 
     def backward(self, microbatch: int, received: Message | None, microbatches: int) -> Message | None:
-        """Backward pass of a microbatch; returns the gradient for the member upstream, or None at the first.
+        """Backward pass of a microbatch. Returns the gradient for the member upstream, None at the first.
 
-        `microbatches` is their number in an inner step: the loss is their mean. Raises as :meth:`forward`.
+        `microbatches` is the number of microbatches in an inner step, whose mean is the loss of the step.
+        Raises the same errors as :meth:`forward`.
         """
         work = self._in_flight.pop(microbatch)
         if received is None:
+            # Only the last member divides: the gradients that the others receive contain the factor already.
             torch.autograd.backward(work.output / microbatches)
         else:
             assert self.downstream is not None, "a gradient arrived at the last member"
@@ -147,7 +158,7 @@ class HostedStages:
 
     @torch.inference_mode()
     def evaluate(self, received: Message | None, tokens: Samples | None) -> Message | float:
-        """Forward pass of one validation microbatch; returns what the next member needs, or the loss.
+        """Forward pass of one validation microbatch. Returns the message for the next member, or the loss.
 
         Arguments and errors are those of :meth:`forward`.
         """
@@ -159,12 +170,12 @@ class HostedStages:
         return self._message(output, tokens_bl)
 
     def abandon(self) -> None:
-        """Drop all that is left of an inner step."""
+        """Drop the losses and the activations of an unfinished inner step."""
         self._in_flight.clear()
         self.losses.clear()
 
     def take_losses(self) -> list[Tensor]:
-        """The losses of the inner step that ends now."""
+        """Remove and return the losses of the inner step that ends now."""
         losses, self.losses = self.losses, []
         return losses
 
@@ -174,7 +185,7 @@ class HostedStages:
 
     @torch.no_grad()
     def load_state_dict(self, state: HostedStagesState) -> None:
-        """Take over the values in `state`, copied; stages that it does not hold keep theirs."""
+        """Copy the values in `state`. Stages that are not in it keep their values."""
         for stage, values in state["parameters"].items():
             for name, parameter in self.parameters(stage).items():
                 parameter.copy_(values[name])
@@ -187,7 +198,7 @@ class HostedStages:
     def _enter(self, received: Message | None, tokens: Samples | None) -> tuple[Tensor, Tensor]:
         """Tokens [b, L + 1], and the input of the first hosted stage: ids [b, L] or activations [b, L, d]."""
         if received is None:
-            assert tokens is not None, "the member that hosts stage 0 reads the samples"
+            assert tokens is not None, "the member that hosts stage 0 must pass samples"
             tokens_bl = torch.from_numpy(tokens).long().to(self.device)
             return tokens_bl, tokens_bl[:, :-1]
         assert self.upstream is not None, "a message arrived at the first member"
@@ -196,18 +207,19 @@ class HostedStages:
         ids = unpack_ids(received.tensors, received.payload, "tokens", shape, model.vocabulary)
         tokens_bl = ids.to(self.device)
         wire = self._unpack("activation", received, self.upstream)
+        # X^ = X~ U^T + T_perp[ids]. Detached: gradients cross the link as messages, not by autograd.
         return tokens_bl, self.upstream.expand_forward(wire, tokens_bl[:, :-1]).detach()
 
     def _unpack(self, name: str, received: Message, link: SendingEnd | ReceivingEnd) -> Tensor:
-        """The tensor [b, L, k] that crossed `link`, on the device."""
+        """The tensor [b, L, k] of a message that crossed `link`, on the device."""
         model = self._spec.model
         shape = self._spec.inner.microbatch_size, model.context, link.k or model.width
         wire = unpack_activation(received.tensors, received.payload, name, shape, self._spec.link.dtype)
         return wire.to(self.device)
 
     def _message(self, output: Tensor, tokens_bl: Tensor) -> Message:
-        """The compressed output, and the token ids: for the targets, and for T_perp[ids] of each link."""
-        assert self.downstream is not None, "only the last member has no link downstream"
+        """The compressed output, and the token ids, which later members need for targets and T_perp[ids]."""
+        assert self.downstream is not None, "the link downstream is not connected"
         compressed = self.downstream.compress_forward(output.float())
         activation, activation_bytes = pack_activation("activation", compressed, self._spec.link.dtype)
         ids, ids_bytes = pack_ids("tokens", tokens_bl, self._spec.model.vocabulary)

@@ -1,4 +1,4 @@
-"""The inner phase of one member so far: losses, and steps that count."""
+"""Counters and losses of the current inner phase of one member."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class InnerPhaseState(TypedDict):
 
 @dataclass
 class InnerPhase:
-    """What the inner phase of `round_number` has come to so far; fields as of :class:`InnerResult`.
+    """Progress of the inner phase of `round_number`. Fields have the meaning of :class:`InnerResult`.
 
-    `losses` are of all microbatches of completed steps, on the last member. They stay on the device: reading
-    a loss would wait for the GPU in every step.
+    `losses` has one entry for each microbatch of the completed steps, on the last member only. The tensors
+    stay on the device, because reading a loss in every step would wait for the GPU.
     """
 
     round_number: int
@@ -38,6 +38,7 @@ class InnerPhase:
     norm: float = math.nan
 
     def result(self) -> InnerResult:
+        # float64: the mean of many losses does not depend on rounding in float32.
         loss = (
             float(torch.stack([loss.cpu() for loss in self.losses]).double().mean())
             if self.losses
@@ -55,7 +56,7 @@ class InnerPhase:
         }
 
     def load_state_dict(self, state: InnerPhaseState) -> None:
-        """As if the steps of `state` had been taken here."""
+        """Continue as if the steps of `state` had been taken here."""
         self.losses = [torch.tensor(loss) for loss in state["losses"]]
         self.tokens, self.steps, self.skipped_steps = state["tokens"], state["steps"], state["skipped_steps"]
         self.norm = state["norm"]

@@ -1,4 +1,4 @@
-"""Which samples a microbatch holds, for the member that hosts stage 0."""
+"""Reads the samples of each microbatch on the member that hosts stage 0."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from protocol.spec.run import RunSpec
 
 
 class MicrobatchReader:
-    """Reads microbatches of the samples assigned to this replica. Members without stage 0 only count them.
+    """Reads microbatches of the samples assigned to this replica.
+
+    Members without stage 0 read nothing and only use the number of microbatches.
 
     Args:
         spec: the run.
         stream: the samples; None on a member without stage 0.
 
     Attributes:
-        microbatches: in one inner step.
+        microbatches: number of microbatches in one inner step.
     """
 
     def __init__(self, spec: RunSpec, stream: SampleStream | None) -> None:
@@ -25,20 +27,20 @@ class MicrobatchReader:
 
     @property
     def per_step(self) -> int:
-        """Samples of one inner step."""
+        """Number of samples in one inner step."""
         return self.microbatches * self._spec.inner.microbatch_size
 
     def assign(self, ordinals: range) -> None:
-        """Use these samples from the next step on; their number says how many microbatches a step has."""
+        """Use these samples from the next step on. Their number determines the microbatches per step."""
         microbatches, rest = divmod(len(ordinals), self._spec.samples_per_round(1))
-        assert microbatches, "no samples"
-        assert not rest, "the plan and the spec disagree"
+        assert microbatches, "the plan assigns no samples to this replica"
+        assert not rest, "the number of samples is not a multiple of that in the spec"
         self._ordinals, self.microbatches = ordinals, microbatches
 
     def ordinals(self, step: int, microbatch: int) -> range:
-        """Those of a microbatch of inner step `step` (from 0) of the round."""
+        """The ordinals of one microbatch of inner step `step` (from 0) of the round."""
         size = self._spec.inner.microbatch_size
-        # A step beyond H reads the round's samples again: all others belong to other replicas or rounds.
+        # A step beyond H reads the samples of this round again: others belong to other replicas or rounds.
         first = step % self._spec.inner.steps * self.per_step + microbatch * size
         return self._ordinals[first : first + size]
 
@@ -48,9 +50,9 @@ class MicrobatchReader:
         return self._stream.read(self.ordinals(step, microbatch))
 
     def validation(self, microbatch: int) -> Samples:
-        """Token ids [b, L + 1] of a validation microbatch; the same ones through the whole run."""
+        """Token ids [b, L + 1] of a validation microbatch. They are the same in the whole run."""
         assert self._stream is not None, "only the member with stage 0 reads samples"
         size = self._spec.inner.microbatch_size
-        if self._validation is None:  # read once: a streamed source starts from its beginning for them
+        if self._validation is None:  # read once: a streamed source would restart from its beginning
             self._validation = self._stream.validation(self._spec.data.validation_batches * size)
         return self._validation[microbatch * size : (microbatch + 1) * size]

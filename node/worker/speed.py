@@ -1,4 +1,4 @@
-"""How fast the device of this process trains the layers of a run, and how much memory is free on it."""
+"""Measures how fast a device trains the layers of a run, and how much memory is free on it."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ _MOST_MICROBATCHES = 1000
 
 
 def free_memory(compute: Compute) -> int:
-    """Bytes free on the device of `compute` now; 0 where its memory is the machine's own.
+    """Free bytes on the device of `compute`. 0 for a device without separate memory, such as a CPU.
 
-    Raises HetnodeError DEVICE_UNAVAILABLE where it cannot compute in that way.
+    Raises HetnodeError DEVICE_UNAVAILABLE if the device cannot compute in this way.
     """
     opened = compute.open()
     return int(torch.cuda.mem_get_info(opened)[0]) if opened.type == "cuda" else 0
 
 
 def layer_speed(spec: RunSpec, device: str, seconds: float) -> float:
-    """Operations per second (protocol.algorithm.flops) in training the layers of a stage for `seconds`.
+    """Training speed in operations per second (protocol.algorithm.flops), measured for about `seconds`.
 
-    Forward and backward passes of microbatches of the run's size, with arbitrary weights and inputs, through
-    the layers of the first stage, without embedding and head. At least one is measured, however long it
-    takes; the first is left aside.
+    Runs forward and backward passes of microbatches of the run's size, with random weights and inputs,
+    through the layers of stage 0 without embedding and head. The first pass is not counted. At least one pass
+    is measured, even if it takes longer than `seconds`.
 
-    Raises HetnodeError DEVICE_UNAVAILABLE where the device cannot, such as for want of memory.
+    Raises HetnodeError DEVICE_UNAVAILABLE if the device cannot do this, for example for lack of memory.
     """
     compute = Compute(device)
     opened = compute.open()
     try:
         return _measured(spec, compute, opened, seconds)
-    except (RuntimeError, MemoryError) as error:  # torch says in both ways that memory is too short
+    except (RuntimeError, MemoryError) as error:  # torch raises either one if memory is short
         raise HetnodeError(
             ErrorCode.DEVICE_UNAVAILABLE,
             f"The layers of a stage cannot be trained on '{device}': {_first_line(error)}.",
-            "Free its memory, or take another --device.",
+            "Free memory on it, or use another --device.",
         ) from None
 
 
@@ -68,20 +68,21 @@ def _measured(spec: RunSpec, compute: Compute, device: torch.device, seconds: fl
                 output_bld = each(output_bld, *tables)
         torch.autograd.backward(output_bld, gradient_bld.to(output_bld.dtype))
         elapsed = _clock(device) - began
-        if number > 0:
+        if number > 0:  # the first pass includes one-time costs, such as memory allocation
             took.append(elapsed)
         if took and sum(took) >= seconds:
             break
+    # The median ignores passes that another program has slowed down.
     return layer_flops(spec, len(blocks)) / median(took)
 
 
 def _first_line(error: Exception) -> str:
-    """What `error` says, or else its name: a MemoryError may say nothing."""
+    """First line of the message of `error`, or its type name: a MemoryError may have no message."""
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _clock(device: torch.device) -> float:
-    """Now, when all that the device was given is done."""
+    """The time after the device has finished all its queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

@@ -1,8 +1,7 @@
-"""One member's share of the training: its stages, inner optimizer and outer state, as one.
+"""The training of one member: its stages, inner optimizer and outer state.
 
-This is the only owner of the model in a node. It runs in the worker process, knows nothing of processes or
-sockets, and is driven by :mod:`node.worker.worker` one operation at a time. A member's inner step, driven in
-the order of its pipeline:
+Only the trainer owns the model of a node. It runs in the worker process, has no knowledge of processes or
+sockets, and :mod:`node.worker.worker` calls it one operation at a time. An inner step of a member:
 
     for microbatch in range(microbatches):
         message = trainer.forward(step, microbatch, message)   # activations, from upstream to downstream
@@ -10,16 +9,16 @@ the order of its pipeline:
     squares = trainer.squared_gradient_norm()                  # summed over all members of the replica
     trainer.apply(step, norm)                                  # clip, AdamW
 
-and its round:
+A round of a member:
 
     trainer.begin_round(round_number, samples)
     ...                                                        # H inner steps
     trainer.end_inner_phase()
     payload = trainer.propose(stage)                           # pseudo-gradient plus error feedback
-    trainer.commit(stage, round_number, payloads, True)        # or abort: then nothing has changed
+    trainer.commit(stage, round_number, payloads, True)        # or abort, which changes nothing
 
-The caller guarantees that anchors change (by a commit, or another one being loaded) between inner steps and
-never inside one.
+The caller must change anchors (by a commit or by loading another one) only between inner steps, never during
+one.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ from protocol.types import Part, StageRange
 
 
 class TrainerState(TypedDict):
-    """State dict of :class:`Trainer`, between two inner steps: the state dicts of its parts."""
+    """State dict of :class:`Trainer` between two inner steps: the state dicts of its parts."""
 
     hosted: HostedStagesState
     inner: dict[int, AdamWState | None]
@@ -63,24 +62,24 @@ class TrainerState(TypedDict):
 
 
 class Trainer:
-    """Stages, optimizers and outer state of one member, with the initial parameters of the run.
+    """Stages, optimizers and outer state of one member. It starts with the initial parameters of the run.
 
-    Create it once; connect it for every plan that gives it other links.
+    Create it once, and call :meth:`connect` for every plan that changes its links.
 
     Args:
         spec: the run.
         stages: the stages hosted here.
-        compute: how the stages are computed. The outer state stays on the CPU, so that all machines get the
-            same bits.
-        stream: the samples; only the member that hosts stage 0 needs one.
-        factories: others than those of a usual run.
+        compute: how the stages are computed. The outer state is always on the CPU, so that all machines
+            compute the same bits.
+        stream: the samples; only the member that hosts stage 0 needs them.
+        factories: create parameters, links and AdamW; experiments replace some of them.
 
     Attributes:
         hosted: the stages with their links.
         inner: AdamW.
-        outer: what is committed, error feedback, and pending proposals.
+        outer: committed state, error feedback, and pending proposals.
         samples: reads the microbatches.
-        phase: the inner phase so far.
+        phase: progress of the current inner phase.
     """
 
     def __init__(
@@ -121,16 +120,16 @@ class Trainer:
 
     @property
     def rounds(self) -> Mapping[int, int]:
-        """Which round each hosted stage's anchor is after."""
+        """The last round that each hosted stage has finished."""
         return self.outer.rounds
 
     @property
     def embedding_round(self) -> int:
-        """Which round :attr:`embedding` is after."""
+        """The last round that :attr:`embedding` has finished."""
         return self.outer.embedding_round
 
     def connect(self, k_upstream: int | None, k_downstream: int | None) -> None:
-        """Set the links to both neighbours; None where there is none, 0 where activations go uncompressed."""
+        """Create the links to both neighbours from their k. None: no neighbour. 0: an uncompressed link."""
         self.hosted.connect(k_upstream, k_downstream, self.embedding)
 
     # The inner phase
@@ -138,8 +137,8 @@ class Trainer:
     def begin_round(self, round_number: int, samples: range) -> None:
         """Start the inner phase of `round_number`.
 
-        `samples` are the ordinals of this replica's samples in it; their number says how many microbatches an
-        inner step has.
+        `samples` are the ordinals of this replica's samples in the round. Their number determines how many
+        microbatches an inner step has.
         """
         self.abandon()
         self.samples.assign(samples)
@@ -148,49 +147,50 @@ class Trainer:
         self.phase = InnerPhase(round_number)
 
     def assign(self, samples: range) -> None:
-        """Continue with other `samples`, between two steps: the plan has changed since the inner phase began.
+        """Continue the inner phase with other `samples`, because the plan has changed. Call between two steps.
 
-        The next step takes the samples of its own number, as if the steps before had trained on these too.
+        The next step reads the samples at its own step number, as if the earlier steps had used these samples
+        too.
         """
         self.samples.assign(samples)
 
     def abandon(self) -> None:
-        """Drop the inner step, and the validation, that a failure has interrupted: neither counts at all.
+        """Drop an inner step and a validation that a failure has interrupted. Neither counts.
 
-        Completed steps stay. Does nothing where nothing was under way.
+        Completed steps stay. Does nothing if no step and no validation is in progress.
         """
         self.hosted.abandon()
         self.inner.zero_grad()
         self._validation.clear()
 
     def forward(self, step: int, microbatch: int, received: Message | None) -> Message | None:
-        """Forward pass of one training microbatch; returns what the next member needs, or None at the last.
+        """Forward pass of one training microbatch. Returns the message for the next member, None at the last.
 
-        `received` is the message of the member upstream; None on the member that hosts stage 0, which reads
-        the samples itself. Raises HetnodeError FRAME_CORRUPT for a message that cannot be used.
+        `received` is the message of the member upstream. It is None on the member that hosts stage 0, which
+        reads the samples. Raises HetnodeError FRAME_CORRUPT for a message that cannot be used.
         """
         tokens = self.samples.training(step, microbatch) if received is None else None
         return self.hosted.forward(microbatch, received, tokens)
 
     def backward(self, microbatch: int, received: Message | None) -> Message | None:
-        """Backward pass of a microbatch; returns the gradient for the member upstream, None at the first."""
+        """Backward pass of a microbatch. Returns the gradient for the member upstream, None at the first."""
         return self.hosted.backward(microbatch, received, self.samples.microbatches)
 
     def squared_gradient_norm(self) -> float:
-        """Sum of squares of this member's gradients, for the clipping by the replica's global norm."""
+        """Sum of squares of this member's gradients; clipping uses the sum over the whole replica."""
         return self.inner.squared_gradient_norm()
 
     def apply(self, step: int, norm: float) -> None:
-        """End inner step `step` (0-based in its round): clip by the global `norm`, one AdamW step.
+        """End inner step `step` (0-based in its round): clip by the global `norm`, then one AdamW step.
 
-        A norm that is not finite skips the step on every member alike, since all get the same norm. A step
-        beyond the spec's H has the learning rate of the last one within, and is no part of the result.
+        If the norm is not finite, the step is skipped. All members get the same norm, so all skip the same
+        step. A step beyond the spec's H uses the learning rate of step H - 1 and is not counted in the result.
         """
         phase, steps = self.phase, self.spec.inner.steps
         is_regular = step < steps
         phase.norm = norm
         if math.isfinite(norm):
-            # The schedule counts the steps of the run; AdamW's own count may be smaller on a late joiner.
+            # The schedule counts the steps of the run. AdamW's own count is smaller on a node that joined late.
             self.inner.step((phase.round_number - 1) * steps + min(step, steps - 1), norm)
             phase.steps += is_regular
             phase.tokens += is_regular * self.samples.per_step * self.spec.model.context
@@ -202,17 +202,16 @@ class Trainer:
         self.inner.zero_grad()
 
     def end_inner_phase(self) -> InnerResult:
-        """What the inner phase did. Only the last member knows the loss.
+        """The result of the inner phase. Only the last member knows the loss.
 
-        A stage whose parameters are no longer finite, so that every step is skipped, starts again from the
-        anchor.
+        A stage with non-finite parameters would skip every further step; it restarts from the anchor.
         """
         if self.phase.skipped_steps:
             self.outer.reset_nonfinite_stages()
         return self.phase.result()
 
     def evaluate(self, microbatch: int, received: Message | None) -> Message | None:
-        """Forward pass of one validation microbatch, in this replica's own forward mode."""
+        """Forward pass of one validation microbatch, with the link compression of this replica."""
         tokens = self.samples.validation(microbatch) if received is None else None
         result = self.hosted.evaluate(received, tokens)
         if isinstance(result, Message):
@@ -221,22 +220,22 @@ class Trainer:
         return None
 
     def end_validation(self) -> float:
-        """Mean validation loss in nats per token since the last call; NaN except on the last member."""
+        """Mean validation loss in nats per token since the last call. NaN except on the last member."""
         losses, self._validation = self._validation, []
         return math.fsum(losses) / len(losses) if losses else math.nan
 
     # The outer round
 
     def propose(self, stage: int) -> bytes | None:
-        """This replica's payload for `stage`, pending until commit or abort. See OuterState.propose."""
+        """This replica's payload for `stage`; it is pending until commit or abort. See OuterState.propose."""
         return self.outer.propose(stage)
 
     def screen(self, stage: int, payloads: Sequence[bytes]) -> list[str]:
-        """Why each of the payloads gathered for a round of `stage` must not count, or "" where it may."""
+        """For each payload gathered for a round of `stage`: the reason to reject it, or "" to accept."""
         return self.outer[stage].screen(payloads)
 
     def keep_training(self) -> None:
-        """Inner steps follow before proposals of this round are decided: commits keep what they learn."""
+        """Announce inner steps before the proposals are decided: commits keep their progress."""
         self.outer.keep_training()
 
     def commit(
@@ -244,17 +243,17 @@ class Trainer:
     ) -> str:
         """Apply the (payload, weight) pairs committed in `round_number`, in order. Returns the new digest.
 
-        Raises HetnodeError PAYLOAD_CORRUPT; nothing has changed.
+        Raises HetnodeError PAYLOAD_CORRUPT; then nothing has changed.
         """
         digest = self.outer.commit(stage, round_number, payloads, mine_included)
-        if stage == 0:  # the embedding has moved
+        if stage == 0:  # stage 0 holds the embedding, from which T_perp is derived
             self.hosted.refresh_link(self.embedding)
         return digest
 
     def commit_embedding(self, round_number: int, payloads: Sequence[WeightedPayload]) -> str:
-        """Apply stage 0's committed update to the embedding kept here; none where the round was aborted.
+        """Apply the committed payloads of stage 0 to the embedding kept here. Empty for an aborted round.
 
-        Returns the digest of the embedding. Raises as :meth:`commit`.
+        Returns the digest of the embedding. Raises the same errors as :meth:`commit`.
         """
         digest = self.outer.commit_embedding(round_number, payloads)
         if payloads:
@@ -262,24 +261,25 @@ class Trainer:
         return digest
 
     def abort(self, stage: int, round_number: int) -> None:
-        """The round is aborted: anchor, error feedback and local parameters stay; training continues."""
+        """The round is aborted. Anchor, error feedback and local parameters stay; training continues."""
         self.outer.abort(stage, round_number)
 
     def embedding_digest(self) -> str:
-        """Digest of TE of the last committed round: equal on all members of all replicas."""
+        """Digest of TE of the last committed round. Equal on all members of all replicas."""
         return self.outer.embedding_digest()
 
     def forget_error(self, stage: int) -> None:
-        """A payload of this peer was committed after what was restored here: give up what it has covered.
+        """Error feedback := 0 and local := anchor; the moments stay.
 
-        Error feedback := 0 and local := anchor; the moments stay.
+        Call it if a payload of this peer was committed after the checkpoint that was restored here: the
+        restored progress is already part of the anchor and must not be sent again.
         """
         self.outer.forget_error(stage)
 
     # Start, recovery and checkpoints
 
     def load_initial(self) -> None:
-        """Back to the parameters before round 1: nothing learned, no moments."""
+        """Return to the state before round 1: initial parameters, no error feedback, no moments."""
         for stage in self.stages:
             self._load_stage(stage, 0, self._factories.initial(self.spec, stage))
         if self.outer.follower is not None:
@@ -287,15 +287,15 @@ class Trainer:
         self.hosted.refresh_link(self.embedding)
 
     def load_part(self, stage: int, part: Part, round_number: int, file: Path) -> str:
-        """Take over a part of what is committed after `round_number`. Returns its digest.
+        """Copy a part of the committed state after `round_number`. Returns its digest.
 
-        Error feedback := 0, local := anchor, and the stage's moments start anew.
+        Error feedback := 0, local := anchor, and the moments of the stage start from 0.
 
         Args:
-            file: the part's bytes (protocol.algorithm.digest), verified by the caller.
+            file: the bytes of the part (protocol.algorithm.digest), verified by the caller.
 
         Raises:
-            HetnodeError: CHECKPOINT_CORRUPT where their number is wrong or they cannot be read.
+            HetnodeError: CHECKPOINT_CORRUPT if the file has the wrong size or cannot be read.
         """
         shapes = parameter_shapes(self.spec, stage) if part is Part.STAGE else embedding_shapes(self.spec)
         committed = read_part(file, committed_shapes(shapes, self.spec.outer))
@@ -307,9 +307,10 @@ class Trainer:
         return self.outer[stage].digest() if part is Part.STAGE else self.embedding_digest()
 
     def restore(self, folder: Path) -> Restored | None:
-        """Continue from the newest usable checkpoint of this node below `folder`; None changes nothing.
+        """Continue from the newest usable checkpoint of this node below `folder`. None: nothing has changed.
 
-        Stages that it has not stay as they are. Without its private part this is as :meth:`load_part`.
+        Stages that are not in it stay unchanged. If its private part is missing or damaged, error feedback
+        and moments start from 0, as in :meth:`load_part`.
         """
         found = node_checkpoint.newest(folder, self.spec, self.stages)
         if found is not None:
@@ -317,7 +318,7 @@ class Trainer:
         return found
 
     def load_checkpoint(self, found: Restored) -> None:
-        """As :meth:`restore`, from what has been read and verified. Nothing of it is kept: all is copied."""
+        """As :meth:`restore`, from a checkpoint that is already read and verified. All tensors are copied."""
         for stage, committed in found.stages.items():
             self._load_stage(stage, found.round_number, committed)
             if found.private is not None:
@@ -327,12 +328,13 @@ class Trainer:
         self.hosted.refresh_link(self.embedding)
 
     def write_checkpoint(self, folder: Path, round_number: int) -> None:
-        """Write what is committed and private after `round_number` to `folder`; see node_checkpoint.write.
+        """Write the committed and the private state after `round_number` to `folder`.
 
-        Call it between rounds: what local has learned since the anchor is kept, pending proposals are not.
+        See node_checkpoint.write. Call it between rounds: local progress since the anchor is stored, pending
+        proposals are not.
 
         Raises:
-            HetnodeError: DISK_FULL; what was written before is untouched.
+            HetnodeError: DISK_FULL; earlier checkpoints are unchanged.
         """
         behind = [stage for stage, done in self.rounds.items() if done != round_number]
         assert not behind, f"stages {behind} are not after round {round_number}"
@@ -347,7 +349,7 @@ class Trainer:
         )
 
     def state_dict(self) -> TrainerState:
-        """All that this member has come to, between two inner steps: the live tensors, not copied."""
+        """The whole state of this member, between two inner steps. The live tensors, not copied."""
         return {
             "hosted": self.hosted.state_dict(),
             "inner": self.inner.state_dict(),
@@ -356,9 +358,9 @@ class Trainer:
         }
 
     def load_state_dict(self, state: TrainerState) -> None:
-        """Take over `state`, copied; stages that it does not hold keep theirs.
+        """Copy `state`. Stages that are not in it keep their state.
 
-        The samples of the round are not in it: :meth:`assign` them.
+        It does not contain the samples of the round: call :meth:`assign` for them.
         """
         self.abandon()
         self.hosted.load_state_dict(state["hosted"])
@@ -368,19 +370,20 @@ class Trainer:
         self.hosted.refresh_link(self.embedding)
 
     def _load_stage(self, stage: int, round_number: int, committed: Mapping[str, Tensor]) -> None:
-        self.abandon()
+        self.abandon()  # its gradients belong to the old parameters
         self.outer.load_stage(stage, round_number, committed)
         self.inner.reset(stage)
 
     def _load_private(self, stage: int, private: StageState) -> None:
+        # Anchor and optimizer state are loaded already; only the error feedback is replaced.
         outer = self.outer[stage]
         outer.load_state_dict({**outer.state_dict(), "error": dict(private.error), "pending": None})
-        # The file holds only the parameters that are not the anchor's.
+        # The file has only the parameters that differ from the anchor.
         self.hosted.load_state_dict({"parameters": {stage: {**self.parameters(stage), **private.local}}})
         self.inner.load_state_dict({stage: private.moments})
 
 
 def private_states(state: TrainerState) -> dict[int, StageState]:
-    """What a checkpoint keeps beside what is committed, by stage; not copied where it is on the CPU."""
+    """The private part of a checkpoint, by stage. Tensors that are on the CPU are not copied."""
     parameters, outer, inner = state["hosted"]["parameters"], state["outer"]["stages"], state["inner"]
     return {stage: StageState.of(parameters[stage], outer[stage], inner[stage]) for stage in outer}

@@ -4,13 +4,19 @@ VENV ?= .venv
 SMALL = benchmarks/reproduction/small.toml
 QUICK = benchmarks/reproduction/quick.toml
 
-.PHONY: swarm test check bench reproduce reproduce-quick install
+.PHONY: swarm test test-slow check bench reproduce reproduce-quick install
 
 swarm: $(VENV)/installed
 	$(VENV)/bin/hetnode swarm up
 
+# All that gates a change: at most 8 minutes on two cores. JOBS is the number of tests that run at the same time.
+JOBS = 2
 test: $(VENV)/installed-test
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest -n $(JOBS) --dist worksteal
+
+# Tests that take minutes each.
+test-slow: $(VENV)/installed-test
+	$(VENV)/bin/python -m pytest -m slow
 
 check: $(VENV)/installed-test
 	$(VENV)/bin/ruff check .

@@ -5,15 +5,21 @@ What a fixture needs is imported when the fixture is used: a run of a few small 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
+from tests.support.paths import ROOT
+
 if TYPE_CHECKING:
     from tests.support.faults import FaultPlan
     from tests.virtual.scenario import Play
+
+# Processes that tests start import the package tests, whatever their working folder.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
 
 # Hypothesis' deadline per example is a wall-clock assertion, which a busy machine would fail.
 settings.register_profile("hetnode", deadline=None)

@@ -368,13 +368,6 @@ def test_nobody_is_admitted_once_the_run_is_over(play: Play) -> None:
     play(scenario, members, swarm_spec(FULL))
 
 
-def break_connections(swarm: VirtualSwarm, one: str, other: str) -> None:
-    """A router between them forgets what is open; what is new may be opened."""
-    for talk in list(swarm.network._talks):
-        if {talk.caller, talk.host} == {one, other}:
-            talk.break_off("the connection was reset")
-
-
 def retreats(swarm: VirtualSwarm) -> list[tuple[str, int]]:
     """Who has given up a seat, and the epoch of its plan."""
     names = {swarm.peer(name): name for name in swarm.nodes}
@@ -390,7 +383,7 @@ def test_a_link_that_breaks_while_the_coordinator_is_away_is_given_up_when_it_is
         await swarm.until_round(2)
         await asyncio.sleep(0.6)
         swarm.coordinator.kill()
-        break_connections(swarm, "p", "q")
+        swarm.network.reset("p", "q")
         await asyncio.sleep(60)
         await swarm.coordinator.start()
         await swarm.until_over(seconds=3000)
@@ -439,7 +432,7 @@ def test_the_seat_given_up_is_that_of_the_newest_plan_that_kept_the_replica(play
         await swarm.until(lambda state: len(state.plans) == 2 and state.current_round >= 3)
         await asyncio.sleep(1.6)
         assert len(swarm.state.plans[1].replicas) == 2
-        break_connections(swarm, "p", "q")
+        swarm.network.reset("p", "q")
         await swarm.until_over("a", "p", "q", seconds=3000)
         swarm.assert_all_agree("a", "p", "q")
         assert sorted(retreats(swarm)) == [("p", 2), ("q", 2)]

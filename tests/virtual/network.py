@@ -119,6 +119,11 @@ class Network:
         for talk in [talk for talk in self._talks if talk.server is server]:
             talk.break_off("the server is stopping")
 
+    def reset(self, one: str, other: str) -> None:
+        """Break every open connection between two machines. New ones may be opened."""
+        for talk in [talk for talk in self._talks if {talk.caller, talk.host} == {one, other}]:
+            talk.break_off("the connection was reset")
+
     def is_silent(self, life: Life) -> None:
         """`life` is suspended: unless it answers in time, its connections end."""
         asyncio.get_running_loop().call_later(SILENCE_SECONDS, self._give_up, life, context=Context())

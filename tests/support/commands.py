@@ -44,15 +44,30 @@ def start(*arguments: str, log: Path, environment: Mapping[str, str] | None = No
 def hetnode(
     *arguments: str, folder: Path | None = None, check: bool = False, seconds: float = 120.0
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end in `folder`.
+    """Run a command to its end in `folder`, with wide lines and without colours.
 
     Raises CalledProcessError if `check` is set and the status is not 0; TimeoutExpired after `seconds`.
     """
+    environment = {**os.environ, **PLAIN}
+    result = run("node.__main__", *arguments, folder=folder, environment=environment, seconds=seconds)
+    if check:
+        result.check_returncode()
+    return result
+
+
+def run(
+    module: str,
+    *arguments: str,
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    seconds: float = 120.0,
+) -> subprocess.CompletedProcess[str]:
+    """Call ``main()`` of `module` in a forked process, and return what it printed and its status."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
         process = template().fork(
-            "node.__main__",
+            module,
             arguments,
-            environment={**os.environ, **PLAIN},
+            environment=environment,
             stdout=out.fileno(),
             stderr=errors.fileno(),
             folder=folder,
@@ -66,7 +81,4 @@ def hetnode(
         for file in (out, errors):
             file.seek(0)
             texts.append(file.read().decode())
-    result = subprocess.CompletedProcess(arguments, status, *texts)
-    if check:
-        result.check_returncode()
-    return result
+    return subprocess.CompletedProcess(arguments, status, *texts)

@@ -19,7 +19,7 @@ TIMES = 40
 _SECONDS = 5.0
 
 
-async def main(address: str, identity: str, handles: list[str]) -> None:
+async def send_noise(address: str, identity: str, handles: list[str]) -> None:
     p2p = await P2P.create(
         initial_peers=[address], identity_path=identity, check_if_identity_free=False, nat_port_map=False
     )
@@ -49,5 +49,5 @@ async def main(address: str, identity: str, handles: list[str]) -> None:
     await p2p.shutdown()
 
 
-if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3:]))
+def main() -> None:
+    asyncio.run(send_noise(sys.argv[1], sys.argv[2], sys.argv[3:]))

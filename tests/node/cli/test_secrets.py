@@ -15,7 +15,7 @@ import pytest
 
 from protocol.trust.invite import decode
 
-pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.swarm
 
 
 def test_no_secret_of_a_swarm_can_be_seen_by_others(tmp_path: Path) -> None:

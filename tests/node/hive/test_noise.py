@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import psutil
 
 from node.security.identity import open_identity
+from tests.support import commands
 from tests.support.hive_nodes import RUN, Node, canonical, start_node
 from tests.support.hive_noise import TIMES
 
@@ -37,13 +37,9 @@ async def test_random_bytes_of_a_member_end_nothing_and_the_next_round_is_gather
             await node.hivemind.admit([alice.identity.peer, bob.identity.peer, noisy.peer])
         await _gathered(alice, bob, round_number=1)
         for node in (alice, bob):
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "tests.support.hive_noise"),
-                *(node.hivemind.addresses[0], str(noisy.path), *CALLS, "no.such.call"),
-                stdout=asyncio.subprocess.PIPE,
-            )
-            output, _ = await process.communicate()
-            assert list(map(int, output.split())) == [2 * TIMES] * len(CALLS) + [0]
+            arguments = (node.hivemind.addresses[0], str(noisy.path), *CALLS, "no.such.call")
+            noise = await asyncio.to_thread(commands.run, "tests.support.hive_noise", *arguments)
+            assert list(map(int, noise.stdout.split())) == [2 * TIMES] * len(CALLS) + [0]
         await _gathered(alice, bob, round_number=2)
         hosts = [host for template in psutil.Process().children() for host in template.children()]
         for host in hosts:

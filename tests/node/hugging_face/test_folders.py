@@ -488,7 +488,6 @@ def test_wrong_options_are_refused_in_words(
 
 @pytest.mark.slow
 @pytest.mark.swarm
-@pytest.mark.timeout(300)
 def test_a_real_swarm_starts_at_the_imported_models_loss(folder: Path, tmp_path: Path) -> None:
     spec = _import(folder, tmp_path / "new", rounds=2)
     command = [sys.executable, "-m", "node", "swarm", "up", "--config", "new/run.toml", "--folder", "swarm"]

@@ -1,12 +1,12 @@
 """The transport with hivemind: a DHT of peer records, and averaging rounds in which payloads are exchanged.
 
-The only package that imports hivemind. Its processes::
+Only this package imports hivemind. Its processes::
 
     main --starts--> host --forks--> DHT --runs--> p2pd (libp2p)
                           --forks--> averager of stage 0, of stage 1, ...
 
 hivemind must fork its processes before gRPC, CUDA or an event loop exist in the forking process. So the main
-process (:mod:`.transport`, without hivemind) starts a host that does nothing else (:mod:`.host`). The host
+process (:mod:`.transport`, which never imports hivemind) starts a separate host (:mod:`.host`). The host
 forks one averager for each hosted stage (:mod:`.averager`), which keeps hivemind's peer-to-peer layer,
 matchmaking and step, and replaces its dense all-reduce by an all-gather of payload bytes.
 

@@ -1,7 +1,7 @@
-"""What a caller over libp2p may do: the allow list before every call, and a bound on each message.
+"""Access control for calls over libp2p: an allow list of peers, and a bound on the size of each message.
 
-libp2p's Noise handshake proves the peer id of the caller (`context.remote_id`), so a list of peer ids is all
-that is needed. hivemind's own authorization covers unary calls alone; see :mod:`node.hive.authorizer`.
+libp2p's Noise handshake proves the peer id of the caller (`context.remote_id`), so a list of peer ids is
+enough. hivemind's own authorization covers only unary calls; see :mod:`node.hive.authorizer`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from hivemind.p2p import P2P, P2PContext
 from node.transport.allow_list import AllowList
 
 MAX_MESSAGE_BYTES = 4 << 20
-"""Largest message of a stream: that of a unary call in libp2p's daemon. hivemind's own bound is 2^64."""
+"""Largest message of a stream. libp2p's daemon has the same bound for unary calls; hivemind accepts 2^64."""
 
 
 class AllowedCalls:
-    """The remote calls of `servicer`, unary and streaming, for peers of the allow list only.
+    """Wraps the remote calls of `servicer`, unary and streaming: only peers of the allow list may call.
 
-    Is the `wrapper` of hivemind's ``add_p2p_handlers``. When a peer leaves the allow list, its open calls end
-    at their next message.
+    It is passed to hivemind's ``add_p2p_handlers`` as `wrapper`. When a peer leaves the allow list, its open
+    calls end at their next message.
     """
 
     def __init__(self, servicer: Any, allow_list: AllowList) -> None:
@@ -32,13 +32,14 @@ class AllowedCalls:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = getattr(self._servicer, name)
+        # hivemind inspects the signature of each handler, so both wrappers keep it (`wraps`).
         if inspect.isasyncgenfunction(method):
 
             @wraps(method)
             async def stream(request: Any, context: P2PContext) -> AsyncIterator[Any]:
                 self._check(context)
                 async for message in method(request, context):
-                    self._check(context)
+                    self._check(context)  # again: a long transfer must end when its peer is banned
                     yield message
 
             return stream
@@ -62,8 +63,10 @@ def limit_messages() -> None:
 
     async def receive_raw_data(reader: asyncio.StreamReader) -> bytes:
         size = int.from_bytes(await reader.readexactly(P2P.HEADER_LEN), P2P.BYTEORDER)
+        # Checked before reading: a false length would let one message fill the memory.
         if size > MAX_MESSAGE_BYTES:
             raise ValueError(f"a message of {size} bytes, more than {MAX_MESSAGE_BYTES}")
         return await reader.readexactly(size)
 
+    # hivemind has no option for this bound. Forked processes inherit the replaced function.
     P2P.receive_raw_data = staticmethod(receive_raw_data)

@@ -3,10 +3,9 @@
 hivemind provides the peer-to-peer layer, matchmaking and the step. Its all-reduce cannot be used: peers would
 disagree after a partial failure, and sparse payloads cannot be summed in parts. So the members of a group
 gather each other's payload bytes, verify them against the signed descriptors, and serve them to other peers
-afterwards. The coordinator decides which of them are applied.
+afterwards. The coordinator decides which payloads are applied.
 
-The process has two sides: :func:`node.ipc.channel.serve` answers the host's calls in threads, and hivemind's
-event loop does the work.
+:func:`node.ipc.channel.serve` takes the host's calls in threads; hivemind's event loop does the work.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,18 +43,19 @@ from protocol.types import ExchangeGroup, PayloadDescriptor, PeerId, Rejection
 from protocol.wire.records import descriptor_from_bytes, descriptor_to_bytes
 
 log = logging.getLogger(__name__)
+R = TypeVar("R")
 T = TypeVar("T")
 
 _CALL_THREADS = 64
-_REQUEST_SECONDS = 1.5  # to answer a request to join a group; must be below the matchmaking window
+_REQUEST_SECONDS = 1.5  # wait for the answer to a request to join a group; must be below WINDOW_SECONDS
 
 
 @dataclass(frozen=True)
 class Storage:
-    """What the averager of a stage keeps.
+    """The folders and bounds of one stage's averager.
 
-    `capacity` is the largest payload in bytes: peers that announce a larger one are left out. Payloads of
-    `keep_rounds` rounds stay in the folder `payloads`; `checkpoints` is that of this node's checkpoints.
+    `capacity` is the largest payload in bytes; peers that announce a larger one are left out. The folder
+    `payloads` keeps the payloads of `keep_rounds` rounds. `checkpoints` holds this node's checkpoints.
     """
 
     capacity: int
@@ -65,14 +65,16 @@ class Storage:
 
 
 class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind has no type information
-    """Gathers, holds and serves the payloads of one stage.
+    """Gathers, keeps and serves the payloads of one stage.
+
+    hivemind derives the names of remote calls from this class name: renaming it changes the wire.
 
     Args:
         allow_list: the peers that may call this one at first.
-        sockets: folder that is removed when this process finds its parent dead.
+        sockets: a folder that is removed when the parent of this process has died.
     """
 
-    # hivemind caches the remote calls of a class here; inherited, they would have the name of the base class.
+    # hivemind caches the remote calls here. An inherited cache would give them the name of the base class.
     _rpc_handlers = _stub_type = None
 
     def __init__(
@@ -94,27 +96,28 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
         self._host_end, self._own_end = socket.socketpair()
         self._opened = threading.Event()
 
-    # In the host process
+    # The host process runs these.
 
     def launch(self) -> None:
         """Fork the averager process; wait for it with `wait_until_ready`."""
         self.start()
-        self._own_end.close()
+        self._own_end.close()  # the child has its copy; an open one here would hide the child's death
         self.calls = Connection(self._host_end, f"averager of stage {self._stage}", ErrorCode.HIVEMIND_DIED)
 
-    # In the averager process: the host's calls, in threads of their own
+    # The averager process runs these in threads, one for each call of the host.
 
     def run(self) -> None:
         end_with_parent(self._parent_pid, self._sockets)
         self._host_end.close()
+        # hivemind's loop leaves the main thread to `serve`, which ends the process with the host's socket.
         threading.Thread(target=self._run_or_end, name="hivemind", daemon=True).start()
         # hivemind runs calls from its control pipe on its event loop once that is ready.
         self._outer_pipe.send(("_open", [], {}))
         handlers = {
-            **handler(Exchange, self._on_exchange),
-            **handler(FetchPayload, self._on_fetch_payload),
-            **handler(FetchCheckpoint, self._on_fetch_checkpoint),
-            **handler(Admit, self._on_admit),
+            **handler(Exchange, self._in_loop(self._exchange)),
+            **handler(FetchPayload, self._in_loop(self._fetch_payload)),
+            **handler(FetchCheckpoint, self._in_loop(self._fetch_checkpoint)),
+            **handler(Admit, lambda request: self._allow_list.admit(request.peers)),
         }
         serve(self._own_end.detach(), handlers, threads=_CALL_THREADS)
 
@@ -122,62 +125,54 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
         try:
             self._run_internal()
         finally:
-            os._exit(1)  # without its event loop an averager is useless; the host must notice
+            os._exit(1)  # an averager without its event loop is useless; its end tells the host
 
-    def _in_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        self._opened.wait()
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+    def _in_loop(self, work: Callable[[R], Coroutine[Any, Any, T]]) -> Callable[[R], T]:
+        def answer(request: R) -> T:
+            self._opened.wait()  # `work` uses objects that `_open` makes
+            return asyncio.run_coroutine_threadsafe(work(request), self._loop).result()
 
-    def _on_exchange(self, request: Exchange) -> ExchangeResult:
-        return self._in_loop(self._exchange(request))
+        return answer
 
-    def _on_fetch_payload(self, request: FetchPayload) -> bytes:
-        async def fetch() -> bytes:
-            return await self._payloads.fetch(request.entry, request.deadline)
-
-        return self._in_loop(fetch())
-
-    def _on_fetch_checkpoint(self, request: FetchCheckpoint) -> None:
-        async def fetch() -> None:
-            await self._peer.fetch_checkpoint(request.download, request.deadline)
-
-        self._in_loop(fetch())
-
-    def _on_admit(self, request: Admit) -> None:
-        self._allow_list.admit(request.peers)
-
-    # In the averager process: on the event loop
+    # The averager process runs these on the event loop.
 
     async def add_p2p_handlers(self, p2p: P2P, wrapper: object = None, **options: Any) -> None:
-        """hivemind's event loop calls this. Only peers of the allow list may call."""
+        """Restrict hivemind's remote calls to peers of the allow list. hivemind calls this at its start."""
         await super().add_p2p_handlers(p2p, AllowedCalls(self, self._allow_list), **options)
 
     async def _open(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._one_exchange = asyncio.Lock()  # over the two fields below
+        self._one_exchange = asyncio.Lock()  # protects the two fields below
         self._own: PayloadDescriptor
-        self._ends: float  # of the exchange, on the event loop's clock
+        self._ends: float  # end of the exchange on the event loop's clock
         storage = self._storage
         store = PayloadStore(storage.payloads, storage.keep_rounds)
         self._peer = PayloadPeer(
             self._p2p, self._run_id, self._stage, storage.capacity, store, storage.checkpoints
         )
         self._payloads = self._peer.payloads
-        if not self.client_mode:
+        if not self.client_mode:  # a node that only dials cannot be asked
             await self._peer.serve(self._allow_list)
         self._matchmaking = RoundMatchmaking(
             self._p2p, self.schema_hash, self.dht, client_mode=self.client_mode, **self.matchmaking_kwargs
         )
         self._opened.set()
 
+    async def _fetch_payload(self, request: FetchPayload) -> bytes:
+        return await self._payloads.fetch(request.entry, request.deadline)
+
+    async def _fetch_checkpoint(self, request: FetchCheckpoint) -> None:
+        await self._peer.fetch_checkpoint(request.download, request.deadline)
+
     async def _exchange(self, request: Exchange) -> ExchangeResult:
         """One averaging step of hivemind."""
         own, ends = request.descriptor, self._loop.time() + request.deadline
-        # The caller of an earlier exchange, if one still waits for payloads, has given up.
+        # The caller of an earlier exchange that still waits for payloads has given up.
         self._payloads.break_off()
         async with self._one_exchange:
             self._own, self._ends = own, ends
             with self._payloads.exchange(own.round_number):
+                # Stored before the group is known: members may ask for it as soon as they have matched.
                 await self._payloads.hold(own, request.payload)
                 if request.group is None and request.expected < 2:
                     return ExchangeResult((own,))
@@ -190,8 +185,8 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
         )
         step = RoundStep(
             scheduled_time=get_dht_time() + WINDOW_SECONDS,
-            deadline=get_dht_time() + request.deadline / 2,  # of matchmaking: half is left for the payloads
-            allow_retries=False,
+            deadline=get_dht_time() + request.deadline / 2,  # of matchmaking; the rest is for the payloads
+            allow_retries=False,  # a second group in the same round could hold other members
             weight=own.weight,
             data_for_gather=descriptor_to_bytes(own),
         )
@@ -204,7 +199,7 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
         return result
 
     async def _aggregate_with_group(self, group_info: GroupInfo, **_: object) -> ExchangeResult:
-        """hivemind's step calls this with the group. Gathers until all is held or time is up."""
+        """Gather the group's payloads until all have arrived or time is up. hivemind's step calls this."""
         own = self._own
         announced: dict[PeerId, PayloadDescriptor] = {own.owner: own}
         rejected = []
@@ -215,13 +210,15 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
                 problem = self._problem(descriptor, peer)
             except HetnodeError as error:
                 problem = error.cause
+            # A problem is only logged: the descriptor proves nothing about its owner. A misfit is signed by
+            # the owner, so the coordinator is told of it.
             if problem:
                 log.warning("left %s out of round %d: %s", peer, own.round_number, problem)
             elif reason := misfit(descriptor, own):
                 log.warning("left %s out of round %d: %s", peer, own.round_number, reason)
                 rejected.append(Rejection(descriptor, reason))
             else:
-                announced.setdefault(peer, descriptor)
+                announced.setdefault(peer, descriptor)  # this peer's own entry stays
         others = [descriptor for owner, descriptor in announced.items() if owner != own.owner]
         remaining = max(0.0, self._ends - self._loop.time())
         faults = await self._payloads.gather(own, others, remaining, push=self.client_mode)
@@ -230,34 +227,31 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
         return ExchangeResult(tuple(sorted(held, key=lambda each: each.owner)), tuple(rejected))
 
     def _problem(self, descriptor: PayloadDescriptor, peer: PeerId) -> str | None:
-        """Why the payload that groupmate `peer` announced cannot be part of this exchange; None if it can."""
+        """Why the payload that `peer` announced cannot be part of this exchange; None if it can."""
         own, capacity = self._own, self._storage.capacity
         if peer not in self._allow_list:
             return "it is not in the plan"
         if descriptor.owner != peer:
             return "it announced the payload of another peer"
-        if (descriptor.run, descriptor.stage, descriptor.round_number) != (
-            own.run,
-            own.stage,
-            own.round_number,
-        ):
+        exchange = (own.run, own.stage, own.round_number)
+        if (descriptor.run, descriptor.stage, descriptor.round_number) != exchange:
             return "it announced a payload of another run, stage or round"
         if descriptor.nbytes > capacity:
             return f"it announced {descriptor.nbytes} bytes; a payload of this stage has at most {capacity}"
         if not is_authentic(descriptor):
-            return "the signature of what it announced is not valid"
+            return "its descriptor has no valid signature"
         return None
 
     @contextmanager
     def _register_allreduce_group(self, group_info: GroupInfo) -> Iterator[None]:
-        """Register no all-reduce, so that hivemind refuses every request for one."""
+        """Register no all-reduce, so that hivemind refuses each request for one."""
         self._pending_groups_registered.set()
         yield
 
 
 def _group_info(group: ExchangeGroup) -> GroupInfo:
     """The coordinator's group in the form in which hivemind's matchmaking would have found it."""
-    # The owner of a descriptor that is not authentic need not even be a peer id.
+    # Without a valid signature the owner may be any text, and PeerID.from_base58 would raise.
     authentic = tuple(filter(is_authentic, group.descriptors))
     if len(authentic) < len(group.descriptors):
         log.warning("left descriptors without a valid signature out of group %s", group.group_id)

@@ -13,14 +13,14 @@ from protocol.types import ExchangeGroup, ManifestEntry, PayloadDescriptor, Peer
 
 @dataclass(frozen=True, kw_only=True)
 class HiveRequest(Request[Answer_co]):
-    """A request that is to be answered within `deadline` seconds."""
+    """A request with `deadline`: the seconds within which it must be answered."""
 
     deadline: float
 
 
 @dataclass(frozen=True)
 class DhtJoined:
-    """This peer's id as libp2p sees it, and its multiaddresses: none in client mode."""
+    """This peer's id as libp2p derives it, and its multiaddresses; there are none in client mode."""
 
     peer: str
     addresses: tuple[str, ...]
@@ -28,13 +28,13 @@ class DhtJoined:
 
 @dataclass(frozen=True)
 class JoinDht(HiveRequest[DhtJoined]):
-    """Fork the DHT process and join a DHT, or begin one. The first call; the rest need it.
+    """Fork the DHT process and join a DHT, or begin one. This must be the first call.
 
     Attributes:
-        listen, announce: multiaddresses; None announces the one to listen on.
-        folder: of this node's sockets.
+        listen, announce: multiaddresses. If `announce` is None, `listen` is announced.
+        folder: holds this node's sockets.
 
-    The others are those of :meth:`node.hive.transport.HivemindTransport.start`.
+    For the other attributes see :meth:`node.hive.transport.HivemindTransport.start`.
 
     Raises:
         HetnodeError: BAD_ADDRESS, DHT_UNREACHABLE.
@@ -89,7 +89,7 @@ class Admit(HiveRequest[None]):
 class Exchange(HiveRequest[ExchangeResult]):
     """See :meth:`node.transport.transport.Transport.exchange`.
 
-    `averager` is the stage whose averager answers this; the host only passes it on, as the next two.
+    `averager` is the stage whose averager answers; the host only forwards this call and the next two.
     """
 
     averager: int
@@ -116,4 +116,4 @@ class FetchCheckpoint(HiveRequest[None]):
 
 
 AVERAGER_REQUESTS = (Exchange, FetchPayload, FetchCheckpoint)
-"""The requests that the host passes on to an averager."""
+"""The requests that the host forwards to an averager."""

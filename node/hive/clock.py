@@ -1,7 +1,8 @@
-"""The coordinator's time, as this node estimates it: DHT records and certificates are checked against it.
+"""This node's estimate of the coordinator's time, against which DHT records and certificates are checked.
 
 hivemind refuses peers whose clocks differ from its own by more than 3 seconds, and the clock of a home
-computer may be minutes off. So hivemind's clock, a function that its modules import by name, is replaced.
+computer may be wrong by minutes. So this module replaces hivemind's clock, a function that hivemind's modules
+import by name.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ def coordinator_time(offset: float) -> float:
 
 
 def correct_dht_time(offset: float) -> None:
-    """Replace hivemind's clock in this process and those forked from it, in all modules that import it.
+    """Replace hivemind's clock in this process and in those that it forks.
 
-    To be called when everything is imported and nothing started.
+    Call it after all imports and before anything is started.
     """
 
     def get_dht_time() -> float:
         return coordinator_time(offset)
 
+    # hivemind's get_dht_time is time.time itself, so this finds every module that imported it.
     for module in list(sys.modules.values()):
         if getattr(module, "get_dht_time", None) is time.time:
             module.get_dht_time = get_dht_time  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
-"""The hivemind host: a process that does nothing but fork, watch and call hivemind's processes.
+"""The hivemind host: a process that only forks, watches and calls hivemind's processes.
 
-``python -m node.hive.host FD``: answers the calls of :class:`node.hive.transport.HivemindTransport`.
+``python -m node.hive.host FD`` answers the calls of :class:`node.hive.transport.HivemindTransport`.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ _WATCH_SECONDS = 1.0
 
 
 class Averagers:
-    """The averagers of the hosted stages, and the allow list of all of them.
+    """The averagers of the hosted stages, and the allow list that all of them share.
 
-    Calls come in several threads: each averager starts with the newest allow list, or is sent it.
+    Several threads call this. Each averager either starts with the newest allow list or receives it later.
     """
 
     def __init__(self) -> None:
         self.by_stage: dict[int, SparseAverager] = {}
         self._allow_list: tuple[PeerId, ...] = ()
-        self._lock = threading.Lock()  # over both
+        self._lock = threading.Lock()  # protects both
 
     def start(
         self,
@@ -65,7 +65,7 @@ class Averagers:
         """Start an averager for each stage by `fork` (stage, allow list), and wait until all are ready."""
         ends = time.monotonic() + deadline
         for stage in stages:
-            with self._lock:
+            with self._lock:  # no new allow list may come between the fork and the entry in the table
                 self.by_stage[stage] = fork(stage, self._allow_list)
         for averager in self.by_stage.values():
             averager.wait_until_ready(ends - time.monotonic())
@@ -81,7 +81,7 @@ class Averagers:
 
 
 class Host:
-    """Answers the calls of the main process, each by one method; see :mod:`node.hive.calls`."""
+    """Answers each call of the main process (:mod:`node.hive.calls`) with one method."""
 
     _folder: Path
     _run: str
@@ -93,7 +93,7 @@ class Host:
         self._ending = threading.Event()
 
     def join_dht(self, request: JoinDht) -> DhtJoined:
-        correct_dht_time(request.clock_offset)
+        correct_dht_time(request.clock_offset)  # first: every process that is forked later inherits it
         self._folder, self._run = request.folder, request.run
         for address in request.initial_peers:
             _check_initial_peer(address)
@@ -101,8 +101,8 @@ class Host:
         self._dht = HostedDHT(
             self._folder,
             CertificateAuthorizer(signer_of(request.identity), request.certificate, request.authority),
-            # hivemind would draw a random one, and a peer that was started again would be in the routing
-            # tables of the others twice.
+            # hivemind would draw a random id, and a restarted peer would be twice in the routing tables of
+            # other peers.
             node_id=DHTID.generate(source=request.peer),
             initial_peers=request.initial_peers,
             host_maddrs=None if request.client_mode else [request.listen],
@@ -128,7 +128,7 @@ class Host:
         self._dht.keep_greeting()
         self._p2pd = next(p for p in psutil.Process(self._dht.pid).children() if p.name() == "p2pd")
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
-        # hivemind caches the answers to both, so that the averagers inherit them.
+        # hivemind caches both answers here, before the fork, so that the averagers inherit them.
         peer, _client_mode = self._dht.peer_id, self._dht.client_mode
         visible = [] if request.client_mode else self._dht.get_visible_maddrs()
         return DhtJoined(peer.to_base58(), tuple(map(str, visible)))
@@ -153,16 +153,13 @@ class Host:
             ) from None
 
     def publish(self, request: Publish) -> None:
-        def store() -> bool:
-            peer, deadline = request.peer, request.deadline
-            return records.store(self._dht, self._run, peer, request.sealed, request.expires, deadline)
-
+        record = (self._run, request.peer, request.sealed, request.expires, request.deadline)
         with _dht_answers():
-            stored = store()
+            stored = records.store(self._dht, *record)
             if not stored:
-                # A coordinator that was started again knows no other peer of the DHT.
+                # A restarted coordinator knows no other peer of the DHT until one connects to it.
                 self._dht.greet(request.deadline)
-                stored = store()
+                stored = records.store(self._dht, *record)
         if not stored:
             raise _unreachable("no peer of the DHT accepted this node's record")
 
@@ -176,17 +173,17 @@ class Host:
             self._dht.ban(request.banned, request.deadline)
 
     def handlers(self) -> Mapping[str, Handler]:
-        """For :func:`node.ipc.channel.serve`. What averagers answer passes through unread."""
+        """For :func:`node.ipc.channel.serve`. The answers of averagers are forwarded without decoding."""
         return {
             **handler(JoinDht, self.join_dht),
             **handler(HostStages, self.host_stages),
             **handler(Publish, self.publish),
             **handler(Lookup, self.lookup),
             **handler(Admit, self.admit),
-            **{name_of(request): self._pass_on(name_of(request)) for request in AVERAGER_REQUESTS},
+            **{name_of(request): self._forward(name_of(request)) for request in AVERAGER_REQUESTS},
         }
 
-    def _pass_on(self, method: str) -> Handler:
+    def _forward(self, method: str) -> Handler:
         def call(body: Mapping[str, Any], blobs: Sequence[Buffer]) -> Reply:
             return self._averagers.by_stage[body["averager"]].calls.call(method, body, *blobs)
 
@@ -194,13 +191,14 @@ class Host:
 
     def clean_up(self) -> None:
         """End every process below this one, and remove their sockets."""
-        self._ending.set()
+        self._ending.set()  # before the kill: the watcher must not report these deaths
         kill_descendants()
         if hasattr(self, "_folder"):
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _watch(self) -> None:
-        """When one process dies, the others are useless: end them all, so that the main process notices."""
+        """End all processes when one of them has died: the others are useless."""
+        # p2pd is not a child of this process and has no sentinel, so it is polled.
         while self._p2pd.is_running():
             children: list[Any] = [self._dht, *self._averagers.by_stage.values()]
             sentinels = [child.sentinel for child in children if child.is_alive()]
@@ -215,7 +213,7 @@ class Host:
 
 @contextmanager
 def _dht_answers() -> Iterator[None]:
-    """Any exception of the DHT process, or a timeout, means that the DHT is out of reach."""
+    """Raise DHT_UNREACHABLE for any exception of the DHT process and for a timeout."""
     try:
         yield
     except Exception as error:
@@ -247,14 +245,14 @@ def _configure_logging() -> None:
     level = os.environ.get("HETNODE_LOG_LEVEL", "INFO")
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s hivemind: %(message)s")
     use_hivemind_log_handler("nowhere")
-    logging.addLevelName(logging.WARNING, "WARNING")  # hivemind renames it for the whole process
+    logging.addLevelName(logging.WARNING, "WARNING")  # hivemind renames this level for the whole process
     if level != "DEBUG":
         for name in ("hivemind", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
 def _make_own_locks() -> None:
-    """Replace hivemind's locks, which this process shares with all that were forked from the same template.
+    """Replace hivemind's locks: processes that were forked from the same template share the inherited ones.
 
     A process that is killed while it holds such a lock would block the hosts of all other nodes.
     """

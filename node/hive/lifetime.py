@@ -1,4 +1,4 @@
-"""How hivemind's processes end: all together, and without leaving a socket file."""
+"""Ends hivemind's processes together, and removes their socket files."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ _POLL_SECONDS = 0.5
 
 
 def end_with_parent(parent: int, folder: Path) -> None:
-    """End this process, and remove `folder`, soon after its parent process `parent` has ended by any signal.
+    """End this process and remove `folder` soon after the process `parent` has ended, by any signal.
 
-    Polls: PR_SET_PDEATHSIG fires when the thread that forked ends, so it is no substitute, and Linux only.
+    It polls. PR_SET_PDEATHSIG would fire when the forking thread ends, and exists only on Linux.
     """
 
     def watch() -> None:
-        while os.getppid() == parent:
+        while os.getppid() == parent:  # an orphan gets another parent
             time.sleep(_POLL_SECONDS)
         kill_descendants()
         shutil.rmtree(folder, ignore_errors=True)
-        os._exit(1)
+        os._exit(1)  # sys.exit would end only this thread
 
     threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
 
 
 def kill_descendants() -> None:
-    """SIGKILL every process below this one, children before their parents, who can thus reap them.
+    """SIGKILL every process below this one, children before their parents, so that a parent can reap them.
 
-    Where there is one (not on Linux, see the client's environment), torch's shared-memory manager is left to
-    end by itself: it unlinks the shared memory that would otherwise stay.
+    torch's shared-memory manager (it does not run on Linux) ends by itself: it still has to unlink the shared
+    memory.
     """
     for process in reversed(psutil.Process().children(recursive=True)):
         with suppress(psutil.Error):
             if process.name() != "torch_shm_manager":
                 process.kill()
-                process.wait(timeout=1.0)
+                process.wait(timeout=1.0)  # so that none is left when this returns

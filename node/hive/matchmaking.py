@@ -10,7 +10,7 @@ from hivemind.dht import DHT
 from hivemind.p2p import P2P
 
 WINDOW_SECONDS = 3.0
-"""Peers that begin to search within this time find each other; with shorter windows groups split."""
+"""Peers that begin to search within this time find each other. With a shorter window groups split."""
 
 
 class RoundStep(StepControl):  # type: ignore[misc]  # hivemind has no type information
@@ -22,10 +22,10 @@ class RoundStep(StepControl):  # type: ignore[misc]  # hivemind has no type info
 
 
 class _RoundKey(GroupKeyManager):  # type: ignore[misc]  # hivemind has no type information
-    """Names the group of one round. hivemind would draw new random bits after each group."""
+    """The DHT key under which the peers of one round find each other."""
 
     async def update_key_on_group_assembled(self, group_info: GroupInfo) -> None:
-        pass
+        pass  # hivemind would draw new random bits here; the round alone names the group
 
 
 class RoundMatchmaking(Matchmaking):  # type: ignore[misc]  # hivemind has no type information
@@ -41,14 +41,15 @@ class RoundMatchmaking(Matchmaking):  # type: ignore[misc]  # hivemind has no ty
 
         Args:
             expected: the group is complete, and starts at once, when it has this many peers.
-            matched: the group that the coordinator closed; None searches the DHT.
+            matched: the group that the coordinator has matched; None searches the DHT.
         """
         self.group_key_manager.group_bits = f"{round_number:b}"
+        # The search for leaders has its own copy of this number.
         self.target_group_size = self.potential_leaders.target_group_size = expected
         self._matched = matched
 
     async def look_for_group(self, step: StepControl) -> GroupInfo | None:
         if self._matched is None:
             return await super().look_for_group(step)
-        async with self.looking_for_group(step):
+        async with self.looking_for_group(step):  # hivemind's step expects the state that this sets
             return self._matched

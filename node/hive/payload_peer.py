@@ -1,10 +1,10 @@
-"""Payloads and checkpoints over libp2p: the calls to other peers of a stage, and the answers to theirs."""
+"""Payloads and checkpoints over libp2p: calls to the other peers of a stage, and answers to their calls."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind knows only typing's in rpc signatures
@@ -37,13 +37,13 @@ from protocol.wire.convert.payloads import descriptor_from_pb, descriptor_to_pb
 log = logging.getLogger(__name__)
 
 _DIAL_SECONDS = 5.0
-_HASHING_SECONDS = 60.0  # a donor reads the whole part once before it can name its chunks
-_PAYLOAD_TRANSFERS = 2  # of one payload to one peer, which may have come back while the first is still open
-_CHECKPOINT_TRANSFERS = 4  # to one peer
+_HASHING_SECONDS = 60.0  # a donor reads the whole part once before it can list the hashes of its chunks
+_PAYLOAD_TRANSFERS = 2  # of one payload to one peer: after a restart of that peer the first is still open
+_CHECKPOINT_TRANSFERS = 4  # to one peer at a time
 
 
 def stage_prefix(run: str, stage: int) -> str:
-    """Names the peers of `stage` on the wire and in the DHT."""
+    """The name of the peers of `stage` on the wire and in the DHT."""
     return f"{run}-stage-{stage}"
 
 
@@ -55,11 +55,11 @@ class PayloadPeer(ServicerBase, PayloadCalls):  # type: ignore[misc]  # hivemind
 
     Args:
         capacity: the largest payload of `stage`, in bytes.
-        store: of the payloads of `stage`.
+        store: keeps the payloads of `stage`.
         checkpoints: the folder of this node's checkpoints.
 
     Attributes:
-        payloads: those of the stage, which this peer gets from others and gives to others.
+        payloads: decides which peer is asked for which payload.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class PayloadPeer(ServicerBase, PayloadCalls):  # type: ignore[misc]  # hivemind
             async with asyncio.timeout(_DIAL_SECONDS):
                 stream = await stub.rpc_fetch(descriptor_to_pb(descriptor))
         finally:
-            when_asked()
-        async with aclosing(stream):
+            when_asked()  # also after a failure: other peers wait for this
+        async with aclosing(stream):  # closing tells the sender that all has arrived
             return await receive(stream, descriptor)
 
     async def push(self, listener: str, own: PayloadDescriptor, payload: bytes) -> None:
@@ -113,10 +113,10 @@ class PayloadPeer(ServicerBase, PayloadCalls):  # type: ignore[misc]  # hivemind
             async with asyncio.timeout(_DIAL_SECONDS):
                 stream = await self._stub(donor, donors[PeerId(donor)]).rpc_state(wanted)
             async with aclosing(stream):
-                patience = _HASHING_SECONDS if index == 0 else CHUNK_SECONDS
+                patience = _HASHING_SECONDS if index == 0 else CHUNK_SECONDS  # index 0 is the list of hashes
                 return bytes(await receive_exactly(stream, size, patience))
 
-        others = own_order(set(donors) - {self._me}, self._me)
+        others = own_order(set(donors) - {self._me}, self._me)  # spreads the load over the donors
         await fetch_checkpoint(download, others, seconds, ask)
 
     def _stub(self, peer: str, stage: int) -> Any:
@@ -133,7 +133,9 @@ class PayloadPeer(ServicerBase, PayloadCalls):  # type: ignore[misc]  # hivemind
                 yield PayloadChunk(refusal="that payload is being sent to you already")
                 return
             await self.payloads.wait_for_turn(peer, request.owner, request.round, request.sha256)
-            pieces = await asyncio.to_thread(self._pieces, request)
+            pieces = await asyncio.to_thread(
+                self.payloads.store.pieces, request.round, request.sha256, CHUNK_BYTES
+            )
             if pieces is None:
                 yield PayloadChunk(refusal="this peer does not hold that payload")
                 return
@@ -141,11 +143,11 @@ class PayloadPeer(ServicerBase, PayloadCalls):  # type: ignore[misc]  # hivemind
             async for chunk in outgoing(pieces, request.round, self._stage):
                 sent += len(chunk.data)
                 yield chunk
-            if sent == request.nbytes:
+            if sent == request.nbytes:  # a receiver that was told another length does not close the stream
                 await linger()
 
     async def rpc_push(self, stream: AsyncIterator[PayloadChunk], context: P2PContext) -> PushReply:
-        """Take the awaited payload of a groupmate that this peer cannot dial."""
+        """Take the payload of a member of this group that this peer cannot dial."""
         async with asyncio.timeout(_DIAL_SECONDS):
             first = await anext(stream)
         try:
@@ -153,6 +155,7 @@ class PayloadPeer(ServicerBase, PayloadCalls):  # type: ignore[misc]  # hivemind
         except HetnodeError as error:
             return PushReply(refusal=error.cause)
         sender = context.remote_id.to_base58()
+        # Only an awaited payload is received, so a peer can push no more than the one that it has announced.
         if not self.payloads.awaits(sender, descriptor):
             return PushReply(refusal="this peer awaits no such payload from you now")
         if self.payloads.holds(descriptor):
@@ -188,6 +191,3 @@ class PayloadPeer(ServicerBase, PayloadCalls):  # type: ignore[misc]  # hivemind
             except (IndexError, OSError) as error:
                 log.info("%s did not get all of a checkpoint: %s", peer, error)
                 yield PayloadChunk(refusal="this peer has no such piece of the checkpoint any more")
-
-    def _pieces(self, request: DescriptorMessage) -> Iterator[bytes] | None:
-        return self.payloads.store.pieces(request.round, request.sha256, CHUNK_BYTES)

@@ -24,12 +24,12 @@ def peers_key(run: str) -> str:
 
 
 class OwnRecordValidator(RecordValidatorBase):  # type: ignore[misc]  # hivemind has no type information
-    """Refuses what a DHT peer stores or returns under a run's key unless the peer in the subkey signed it.
+    """Refuses a record under a run's key unless the peer in its subkey has signed it.
 
-    That peer must be certified by `authority`, and the record must not outlive what its peer has signed.
+    That peer must be certified by `authority`, and the record must not live longer than the peer has signed.
 
-    Runs in the DHT process of every peer, when a record is stored and when it is read. Accepts all other
-    keys, such as those of hivemind's matchmaking.
+    Every peer's DHT process calls this when it stores a record and when it reads one. All other keys are
+    accepted, such as those of hivemind's matchmaking.
     """
 
     def __init__(self, run: str, authority: x509.Certificate) -> None:
@@ -37,9 +37,10 @@ class OwnRecordValidator(RecordValidatorBase):  # type: ignore[misc]  # hivemind
         self._key = DHTID.generate(source=peers_key(run))
 
     def validate(self, record: DHTRecord) -> bool:
-        # Compared as numbers: the same key may come padded with zero bytes.
+        # DHTIDs are compared as numbers, because the same key may arrive padded with zero bytes.
         if DHTID.from_bytes(record.key) != self._key:
             return True
+        # Before decoding, so that a large record costs no work. 16 bytes allow for MSGPack's framing.
         if len(record.subkey) > _MAX_SUBKEY_BYTES or len(record.value) > MAX_SEALED_BYTES + 16:
             return False
         try:
@@ -54,8 +55,8 @@ class OwnRecordValidator(RecordValidatorBase):  # type: ignore[misc]  # hivemind
 
 
 def store(dht: DHT, run: str, peer: str, sealed: bytes, expires: float, deadline: float) -> bool:
-    """Store this peer's sealed record until `expires` (Unix time). False when no DHT peer took it."""
-    # Several processes write to the DHT's control pipe; a record this small arrives in one piece (PIPE_BUF).
+    """Store this peer's sealed record until `expires` (Unix time). False if no DHT peer accepted it."""
+    # Several processes write to the DHT's control pipe; a record this small is one atomic write (PIPE_BUF).
     future = dht.store(peers_key(run), sealed, expires, subkey=peer, return_future=True)
     return bool(future.result(deadline))
 

@@ -1,6 +1,6 @@
-"""What the main process sees of hivemind: DHT records, and the exchange and fetching of payloads.
+"""The main process's end of hivemind: DHT records, the exchange of payloads, and the fetching of checkpoints.
 
-Never imports hivemind or torch. Every call has a deadline, and whatever goes wrong arrives as a HetnodeError.
+It never imports hivemind or torch. Every call has a deadline, and every failure is raised as a HetnodeError.
 """
 
 from __future__ import annotations
@@ -38,13 +38,7 @@ from node.ipc.typed_calls import decode_answer, encode_request
 from node.security.identity import Identity
 from node.transport.transport import CheckpointDownload, ExchangeResult, Transport
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.types import (
-    ExchangeGroup,
-    ManifestEntry,
-    PayloadDescriptor,
-    PeerId,
-    PeerRecord,
-)
+from protocol.types import ExchangeGroup, ManifestEntry, PayloadDescriptor, PeerId, PeerRecord
 from protocol.wire.records import open_record, seal_record
 
 Answer = TypeVar("Answer")
@@ -57,14 +51,14 @@ _LOCAL_SECONDS = 15.0
 _CLOSE_SECONDS = 5.0
 _LOOK_SECONDS = 1.0
 _GRACE_SECONDS = 15.0
-"""How much longer than the deadline the host may take to answer before it is taken for dead."""
+"""The host counts as dead when it has not answered this many seconds after the deadline."""
 
 
 class HivemindTransport(Transport):
     """A node's connection to hivemind's network, run by a host process of its own.
 
     Create it with :meth:`start`. When the host process or one of its children dies, every open and every
-    later call raises HIVEMIND_DIED; the node has to be started again.
+    later call raises HIVEMIND_DIED; then the node must be started again.
     """
 
     def __init__(
@@ -83,7 +77,7 @@ class HivemindTransport(Transport):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Multiaddresses for the `initial_peers` of others; empty in client mode."""
+        """Multiaddresses that other peers can use as `initial_peers`; empty in client mode."""
         return self._addresses
 
     @classmethod
@@ -105,14 +99,14 @@ class HivemindTransport(Transport):
 
         Args:
             identity: its key file becomes the libp2p identity, so ``identity.peer`` is the peer id.
-            certificate: PEM file of this peer's certificate; read anew whenever it was replaced.
-            authority: PEM file of the authority, whose other peers alone are believed.
-            run: names the DHT key and the averaging groups; without dots.
-            initial_peers: multiaddresses of the DHT to join; none starts a new one.
-            listen_host: address, or a name for it, of the interface to listen on.
-            listen_port: 0 takes a free one.
-            advertise: host name or address that others are told; None tells the listening addresses.
-            client_mode: accept no connections: only dial.
+            certificate: PEM file of this peer's certificate; read again after it was replaced.
+            authority: PEM file of the authority; only peers with its certificates are trusted.
+            run: names the DHT key and the averaging groups; has no dots.
+            initial_peers: multiaddresses of the DHT to join; if empty, a new DHT is started.
+            listen_host: address or name of the interface to listen on.
+            listen_port: 0 takes a free port.
+            advertise: host name or address announced to other peers; None announces the listening addresses.
+            client_mode: only dial, and accept no connections.
             clock_offset: seconds by which the coordinator's clock is ahead of this machine's. Peers whose
                 corrected clocks differ by more than 3 seconds cannot use the DHT together.
 
@@ -141,7 +135,7 @@ class HivemindTransport(Transport):
             try:
                 joined = await transport._call(request)
                 assert joined.peer == identity.peer, "p2pd and this process derive it from the same key"
-            except BaseException:
+            except BaseException:  # also a cancellation must leave no process behind
                 await transport.close()
                 raise
         transport._addresses = joined.addresses
@@ -149,7 +143,7 @@ class HivemindTransport(Transport):
 
     @property
     def pid(self) -> int:
-        """Of the host process."""
+        """Process id of the host."""
         return self._host.pid
 
     async def host_stages(
@@ -158,7 +152,7 @@ class HivemindTransport(Transport):
         await self._call(
             HostStages(
                 capacities,
-                payload_folder.absolute(),
+                payload_folder.absolute(),  # the host may have another working directory
                 checkpoint_folder.absolute(),
                 keep_rounds,
                 deadline=_START_SECONDS,
@@ -167,7 +161,7 @@ class HivemindTransport(Transport):
         self._stages = tuple(capacities)
 
     async def admit(self, peers: Collection[PeerId], banned: Collection[PeerId] = ()) -> None:
-        admitted = sorted(set(peers) - set(banned))
+        admitted = sorted(set(peers) - set(banned))  # a plan may still name a peer that was banned since
         await self._call(Admit(tuple(admitted), tuple(sorted(banned)), deadline=_LOCAL_SECONDS))
 
     async def publish(self, record: PeerRecord, ttl: float) -> None:
@@ -201,7 +195,7 @@ class HivemindTransport(Transport):
         )
 
     async def fetch_payload(self, entry: ManifestEntry, deadline: float) -> bytes:
-        # The averager of its stage may hold it already; any other can fetch it from its holders.
+        # The averager of its stage may already have it; any other averager can fetch it from its holders.
         own = entry.descriptor.stage
         averager = own if own in self._stages else self._any_averager(ErrorCode.PAYLOAD_UNAVAILABLE)
         return await self._call(FetchPayload(averager, entry, deadline=deadline))
@@ -220,9 +214,9 @@ class HivemindTransport(Transport):
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _any_averager(self, code: ErrorCode) -> int:
-        """The stage of an averager. Raises HetnodeError `code` where there is none.
+        """The stage of an averager of this node, which alone can call other averagers.
 
-        Only averagers can call the averagers of other peers.
+        Raises HetnodeError `code` if there is none.
         """
         if not self._stages:
             raise HetnodeError(
@@ -237,7 +231,7 @@ class HivemindTransport(Transport):
         reply = asyncio.ensure_future(self._host.call(method, body, *blobs))
         patience = request.deadline + _GRACE_SECONDS
         try:
-            # Counted in waits, not by a clock: when the machine is suspended, both sides lose that time.
+            # Waits are counted, not clock time: a suspended machine stops the host and this process alike.
             while patience > 0:
                 done, _ = await asyncio.wait({reply}, timeout=_LOOK_SECONDS)
                 if done:
@@ -245,6 +239,7 @@ class HivemindTransport(Transport):
                 patience -= _LOOK_SECONDS
         finally:
             reply.cancel()
+        # A host that does not answer may hold a lock for ever: end it, so that all calls fail at once.
         await self._host.close(grace=0.0)
         raise HetnodeError(
             ErrorCode.HIVEMIND_DIED,
@@ -256,7 +251,7 @@ class HivemindTransport(Transport):
 
 async def _start_host() -> tuple[Child, Path]:
     """The host process, and the folder for its sockets."""
-    # The path is short, because a socket's path has at most 104 bytes.
+    # In the system's folder of temporary files: the path of a socket has at most 104 bytes.
     folder = Path(tempfile.mkdtemp(prefix="hetnode-"))
     try:
         host = await start_child(
@@ -277,7 +272,7 @@ def _environment(folder: Path) -> dict[str, str]:
         "TMPDIR": str(folder),  # multiprocessing keeps sockets there
     }
     if sys.platform == "linux":
-        # hivemind's futures share memory by name, which would outlive a killed process by seconds.
+        # By default hivemind's futures share memory by name, and that outlives a killed process by seconds.
         environment["HIVEMIND_MEMORY_SHARING_STRATEGY"] = "file_descriptor"
     return environment
 
@@ -290,16 +285,16 @@ def _multiaddress(host: str, port: int) -> str:
 
 
 def _reserve_address(host: str, port: int) -> tuple[str, int, socket.socket]:
-    """The IP address and port to listen on, a free port for 0; and a socket that keeps that port reserved.
+    """The IP address and port to listen on, and a socket that reserves the port. Port 0 takes a free one.
 
-    libp2p announces explicit ports only, so a free one is chosen here.
+    libp2p announces only explicit ports, so the free port is chosen here.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         reservation = socket.socket(family, socket.SOCK_STREAM)
-        # libp2p sets SO_REUSEPORT: it would share a taken port with another process, and get half of its
-        # connections. For a given port this socket lacks the option, so that a taken one is noticed. For
-        # port 0 it has the option: libp2p can bind the port too, and no other process is given it meanwhile.
+        # libp2p sets SO_REUSEPORT: it would share a taken port with another process and get half of its
+        # connections. For a given port this socket lacks the option, so a taken port raises EADDRINUSE. For
+        # port 0 it has the option: libp2p can bind the port too, and no other process can get it before.
         option = socket.SO_REUSEADDR if port else socket.SO_REUSEPORT
         try:
             reservation.setsockopt(socket.SOL_SOCKET, option, 1)
@@ -309,7 +304,7 @@ def _reserve_address(host: str, port: int) -> tuple[str, int, socket.socket]:
             raise
         ip, bound, *_ = reservation.getsockname()
         if port:
-            reservation.close()  # libp2p could not bind it otherwise
+            reservation.close()  # otherwise libp2p could not bind the port
         return str(ip), int(bound), reservation
     except OSError as error:
         if error.errno == errno.EADDRINUSE:

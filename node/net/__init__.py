@@ -1,1 +1,1 @@
-"""Everything of a node that touches a socket or another process."""
+"""The connections of a node to the coordinator and to its neighbours."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any, Self
 
 import grpc
@@ -20,7 +19,7 @@ _CALL_SECONDS = 10.0
 
 
 class AdminClient:
-    """Use as an asynchronous context manager. Every call raises COORDINATOR_UNREACHABLE or the refusal."""
+    """An asynchronous context manager. Each call raises COORDINATOR_UNREACHABLE or the refusal."""
 
     def __init__(self, address: str, operator: Credentials) -> None:
         self._address = address
@@ -30,16 +29,11 @@ class AdminClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._channel.close()
 
     async def create_invite(self, uses: int, valid_seconds: float, role: Role | None) -> tuple[str, str]:
-        """The invite, which is secret, and its name, which is not."""
+        """The invite, which is secret, and its id, which is public."""
         request = pb.CreateInviteRequest(
             uses=uses, valid_seconds=valid_seconds, role=role.value if role else ""
         )

@@ -1,7 +1,7 @@
-"""A connection to the coordinator, and the calls that every holder of a certificate of the run can make.
+"""A connection to the coordinator, and the calls that every peer with a certificate of the run can make.
 
-gRPC itself retries UNAVAILABLE with backoff (the service config below), so the coordinator may get any
-request twice.
+gRPC itself retries after UNAVAILABLE with backoff (the service config below), so the coordinator may receive
+any request twice.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _SERVICE_CONFIG = json.dumps(
     {
         "methodConfig": [
             {
-                # A person waits for Join and Status, and must see at once why TLS fails. A probe that
-                # gRPC held back for another attempt would measure the wait.
+                # A user waits for Join and Status, and must see at once why TLS fails. A probe that gRPC
+                # delays for another attempt would measure the delay.
                 "name": [
                     {"service": _SERVICE.full_name, "method": method.name}
                     for method in _SERVICE.methods
@@ -53,12 +53,12 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", 4 << 20),
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 5000),
-    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_time_ms", 20_000),  # an idle stream of plans must keep its entry in the router's NAT
 )
 
 
 class CoordinatorChannel:
-    """A connection to the coordinator at `address`, which shows one certificate."""
+    """A connection to the coordinator at `address`. It shows the same certificate until it is closed."""
 
     def __init__(self, address: str, tls: Credentials) -> None:
         self._address = address
@@ -75,7 +75,7 @@ class CoordinatorChannel:
 
     @asynccontextmanager
     async def call(self) -> AsyncIterator[pb_grpc.CoordinatorStub]:
-        """The stub, for one call. An error of gRPC within is raised as :meth:`error_of` says."""
+        """The stub, for one call. Errors of gRPC inside the block are converted by :meth:`error_of`."""
         self._calls += 1
         try:
             yield self._stub
@@ -87,7 +87,7 @@ class CoordinatorChannel:
 
     @asynccontextmanager
     async def probe(self) -> AsyncIterator[Probe]:
-        """For measuring the way to the coordinator.
+        """Measure the connection to the coordinator.
 
         Raises HetnodeError: as :func:`node.net.probe.probe_over` does, COORDINATOR_UNREACHABLE.
         """
@@ -95,7 +95,7 @@ class CoordinatorChannel:
             yield probe
 
     def error_of(self, error: grpc.aio.AioRpcError) -> HetnodeError:
-        """The coordinator's refusal; WRONG_AUTHORITY where TLS failed; else COORDINATOR_UNREACHABLE."""
+        """The coordinator's refusal; WRONG_AUTHORITY if TLS failed; otherwise COORDINATOR_UNREACHABLE."""
         refusal = error_from_rpc(error)
         if refusal is not None:
             return refusal
@@ -111,7 +111,7 @@ class CoordinatorChannel:
         )
 
     async def retire(self) -> None:
-        """Close the connection as soon as the last of its calls is over; one may be a stream of days."""
+        """Close the connection after the last of its open calls. A stream of plans may be open for days."""
         self._retired = True
         await self._close_if_idle()
 
@@ -124,7 +124,7 @@ class CoordinatorChannel:
 
 
 async def fetch_status(address: str, tls: Credentials, deadline: float = 5.0) -> RunStatus:
-    """What the coordinator at `address` shows to holders of any certificate of its run.
+    """The status of the run, which the coordinator shows to every peer with a certificate of the run.
 
     Raises HetnodeError: COORDINATOR_UNREACHABLE, WRONG_AUTHORITY, or the refusal.
     """

@@ -1,6 +1,6 @@
-"""The calls of a peer to its coordinator: typed, and each with a deadline.
+"""The calls of a peer to its coordinator, each with types and a deadline.
 
-Every request may safely arrive twice. A refusal is raised as the HetnodeError that the coordinator sent.
+The coordinator may safely receive any request twice. A refusal is raised as the HetnodeError that it sent.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ log = logging.getLogger(__name__)
 
 _CALL_SECONDS = 15.0
 _LONGEST_SLEEP = 600.0
-"""A longer wait is split: certificates go by the wall clock, and the machine may have been suspended."""
+"""Longer waits are split: certificates expire by the wall clock, which continues on a suspended machine."""
 _RETRY_SECONDS = 0.3
 
 
 @dataclass(frozen=True)
 class Admission:
-    """What a peer gets when it has joined.
+    """The coordinator's answer to a peer that joins.
 
     `clock_offset`: seconds by which the coordinator's clock is ahead of this machine's.
     """
@@ -73,10 +73,10 @@ class Admission:
 
 @dataclass(frozen=True)
 class HeartbeatReply:
-    """What the coordinator answers to a heartbeat.
+    """The coordinator's answer to a heartbeat.
 
-    `round_number` is the round that is open, `closes_seconds` the time until it closes, if others wait for
-    that already.
+    `round_number` is the open round. `closes_seconds` is the time until it closes; None while no peer waits
+    for that.
     """
 
     round_number: int
@@ -87,8 +87,8 @@ class HeartbeatReply:
 class PlanUpdate:
     """One message of the Watch stream: a plan, or a sentence that says what the run waits for.
 
-    `banned` are all peers that are banned now, `followers` the reserved assignments of peers that are in no
-    plan yet, `round_number` is the round that is open.
+    `banned` are all peers that are banned now. `followers` are the reserved assignments of peers that are in
+    no plan yet. `round_number` is the open round.
     """
 
     plan: Plan | None
@@ -102,11 +102,11 @@ class PlanUpdate:
 class CoordinatorClient:
     """Calls of one peer to the coordinator of one run.
 
-    Both ends show certificates. A renewed one is shown on a new connection; open calls, and the stream of
-    plans, continue on the old one. To be closed after use.
+    Both ends show certificates. A renewed certificate needs a new connection; open calls and the stream of
+    plans continue on the old one. Close it after use.
 
     Args:
-        credentials: of the peer that `identity` names.
+        credentials: belong to the peer of `identity`.
     """
 
     def __init__(self, credentials: RunCredentials, identity: Identity) -> None:
@@ -119,7 +119,7 @@ class CoordinatorClient:
     async def join(
         self, role: Role, capacity: Capacity, endpoint: str, spec_hash: str, deadline: float
     ) -> Admission:
-        """Join the run, waiting up to `deadline` seconds for the coordinator to answer at all.
+        """Join the run; wait up to `deadline` seconds for any answer of the coordinator.
 
         Raises HetnodeError: COORDINATOR_UNREACHABLE, or the refusal.
         """
@@ -133,12 +133,14 @@ class CoordinatorClient:
         )
         asked = hooks.current().time()
         reply = await self._first_call(request, deadline)
+        # The coordinator read its clock about half a round trip after the request was sent.
         clock_offset = reply.time - (asked + hooks.current().time()) / 2
         if not is_signed_by(
             self.credentials.coordinator, spec_message(reply.spec_json), reply.spec_signature
         ):
             raise wrong_authority("The run's specification is not signed by the coordinator of the invite.")
         spec = RunSpec.from_json(reply.spec_json)
+        # Another version of hetnode may read the same bytes as another spec.
         if spec.hash != reply.spec_hash:
             raise HetnodeError(
                 ErrorCode.SPEC_MISMATCH,
@@ -148,7 +150,7 @@ class CoordinatorClient:
         return Admission(spec, tuple(reply.dht_peers), clock_offset)
 
     async def _first_call(self, request: pb.JoinRequest, deadline: float) -> pb.JoinReply:
-        """Join, with further attempts until something answers at the address and TLS accepts it."""
+        """Join; try again until the coordinator answers. A TLS failure or a refusal ends the attempts."""
         clock = asyncio.get_running_loop().time
         ends = clock() + deadline
         while True:
@@ -166,7 +168,7 @@ class CoordinatorClient:
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def renew(self) -> None:
-        """Get the next certificate, keep it, and show it on all new connections.
+        """Request the next certificate, store it, and show it on all new connections.
 
         Raises HetnodeError: COORDINATOR_UNREACHABLE, BANNED, WRONG_AUTHORITY, or another refusal.
         """
@@ -177,15 +179,15 @@ class CoordinatorClient:
         request = pb.RenewRequest(peer=self._peer, tls_public_key=public_key, proof=proof)
         reply = await self._call("Renew", request, _CALL_SECONDS)
         renewed = replace(tls, certificate=reply.certificate_pem)
-        check_own(renewed, authority, self._peer)
+        check_own(renewed, authority, self._peer)  # before it replaces the one that still works
         self.credentials = self.credentials.renewed(reply.certificate_pem)
         old, self._channel = self._channel, CoordinatorChannel(self.address, self.credentials.tls)
         await old.retire()
 
     async def keep_renewed(self) -> NoReturn:
-        """Renew the certificate each time well before it expires. Open connections continue.
+        """Renew the certificate long before it expires, again and again. Open connections continue.
 
-        Raises HetnodeError: BANNED or another refusal; CERTIFICATE_REFUSED if it has expired nevertheless.
+        Raises HetnodeError: BANNED or another refusal; CERTIFICATE_REFUSED if it expired without a renewal.
         """
         while True:
             wait = self.credentials.tls.seconds_to_renewal(time.time())
@@ -198,13 +200,13 @@ class CoordinatorClient:
             except HetnodeError as error:
                 if error.code is not ErrorCode.COORDINATOR_UNREACHABLE:
                     raise
-                check_in_date(self.credentials, time.time())
+                check_in_date(self.credentials, time.time())  # no renewal is possible after the end
                 log.warning("the certificate could not be renewed yet: %s", error)
 
     async def watch(self) -> AsyncIterator[PlanUpdate]:
-        """The plan in force at once, then every newer one. Ends with the run or the connection.
+        """The current plan at once, then every newer plan. Ends with the run or with the connection.
 
-        Raises HetnodeError: WRONG_AUTHORITY where a plan is not signed by the coordinator's key.
+        Raises HetnodeError: WRONG_AUTHORITY if a plan is not signed with the coordinator's key.
         """
         async with self._channel.call() as stub:
             request = pb.WatchRequest(peer=self._peer)
@@ -233,7 +235,7 @@ class CoordinatorClient:
     async def heartbeat(
         self, round_number: int, inner_step: int, estimates: Estimates | None = None
     ) -> HeartbeatReply:
-        """Report how far this node is, and its measurements if they have changed."""
+        """Report this node's progress, and its measurements if they have changed."""
         changed = None if estimates is None else estimates_to_pb(estimates)
         request = pb.HeartbeatRequest(
             peer=self._peer, round=round_number, inner_step=inner_step, estimates=changed
@@ -263,16 +265,17 @@ class CoordinatorClient:
     async def locate(self, stage: int, part: Part) -> tuple[StateRecord, ...]:
         """The checkpoints of `part` of `stage` that peers hold, newest first.
 
-        Raises HetnodeError: WRONG_AUTHORITY where a record is not signed by the coordinator's key.
+        Raises HetnodeError: WRONG_AUTHORITY if a record is not signed with the coordinator's key.
         """
         request = pb.LocateRequest(peer=self._peer, stage=stage, part=part.value)
         reply = await self._call("Locate", request, _CALL_SECONDS)
         run, coordinator = self.credentials.run, self.credentials.coordinator
         records = (open_state(each.record, each.signature, run, coordinator) for each in reply.states)
+        # A validly signed record of another part must not be downloaded as this one.
         return tuple(each for each in records if (each.stage, each.part) == (stage, part))
 
     async def match(self, descriptor: PayloadDescriptor, deadline: float) -> ExchangeGroup:
-        """Offer a payload and wait for the group of its (stage, round)."""
+        """Offer a payload, and wait for the group of its (stage, round)."""
         request = pb.MatchRequest(peer=self._peer, descriptor=descriptor_to_pb(descriptor))
         return group_from_pb(await self._call("Match", request, deadline))
 
@@ -284,7 +287,7 @@ class CoordinatorClient:
         rejected: Sequence[Rejection],
         deadline: float,
     ) -> Decision:
-        """Report the payloads that this peer holds or refuses; wait for the decision on (stage, round)."""
+        """Report the payloads that this peer holds and rejects; wait for the decision on (stage, round)."""
         request = pb.ReportRequest(
             peer=self._peer,
             stage=stage,
@@ -299,13 +302,13 @@ class CoordinatorClient:
     ) -> Decision:
         """Wait for the decision on a (stage, round) to which this peer does not contribute.
 
-        `withheld`: the epoch of an assignment for which it has no payload to offer; 0 where it only asks.
+        `withheld`: the epoch of the assignment for which this peer has no payload; 0 if it only asks.
         """
         request = pb.AwaitDecisionRequest(peer=self._peer, stage=stage, round=round_number, withheld=withheld)
         return decision_from_pb(await self._call("AwaitDecision", request, deadline))
 
     async def attest(self, stage: int, round_number: int, part: str, digest: str) -> None:
-        """Report the anchor after `round_number`. Raises ANCHOR_DIVERGED if the others have another one."""
+        """Report the anchor after `round_number`. Raises ANCHOR_DIVERGED if the other peers have another."""
         request = pb.AttestRequest(peer=self._peer, stage=stage, round=round_number, part=part, digest=digest)
         reply = await self._call("Attest", request, _CALL_SECONDS)
         if not reply.agrees:

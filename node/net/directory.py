@@ -1,4 +1,4 @@
-"""This node's record in the DHT, and those of the others."""
+"""Publishes this node's record in the DHT, and looks up the records of other peers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ log = logging.getLogger(__name__)
 
 _RECORD_SECONDS = 900.0
 """Lifetime of a record. Publishing costs as many bytes as a small payload, and helps only peers that do not
-find this node in the plan: so it is done rarely, and at once after a change."""
+find this node in the plan. So it happens rarely, and at once after a change."""
 
 
 class Directory:
-    """Keeps this node's record in the DHT while :meth:`keep` runs, and looks up those of neighbours.
+    """Keeps this node's record in the DHT while :meth:`keep` runs, and looks up the records of neighbours.
 
-    A DHT that is out of reach for a while is normal and only logged.
+    A DHT that is out of reach for some time is normal; it is only logged.
 
     Args:
-        estimates: a published record has the newest capacity of these.
+        estimates: each published record contains their newest capacity.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Directory:
         """Publish the record until cancelled, three times in its lifetime."""
         while True:
             await self._publish()
-            await asyncio.sleep(_RECORD_SECONDS / 3)
+            await asyncio.sleep(_RECORD_SECONDS / 3)  # two attempts may fail before the record expires
 
     async def take_stages(self, stages: StageRange) -> None:
         """Publish which stages this node now hosts."""
@@ -46,7 +46,7 @@ class Directory:
         await self._publish()
 
     async def endpoints(self) -> Mapping[str, str]:
-        """host:port by peer id, from the records of the peers; empty where the DHT does not answer."""
+        """host:port by peer id, from the records of the peers; empty if the DHT does not answer."""
         try:
             records = await self._transport.lookup()
         except HetnodeError as error:

@@ -1,4 +1,4 @@
-"""How a new peer gets a certificate for an invite: it trusts only the authority of the invite's pin."""
+"""A new peer exchanges an invite for a certificate. It trusts only the authority that the invite pins."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ _RETRY_SECONDS = 0.5
 
 
 async def enroll(invite: Invite, identity: Identity, deadline: float) -> RunCredentials:
-    """Spend one use of `invite` on a certificate for `identity`, and keep it next to the identity's file.
+    """Spend one use of `invite` on a certificate for `identity`, and store it next to the identity's file.
 
-    The same identity may repeat it, with a new TLS key each time, without spending another use.
+    The same identity may repeat this, with a new TLS key each time, without spending another use.
 
     Args:
-        deadline: seconds to wait for the coordinator to answer at all.
+        deadline: seconds to wait for any answer of the coordinator.
 
     Raises:
-        HetnodeError: COORDINATOR_UNREACHABLE; WRONG_AUTHORITY, before anything is sent, if the authority that
-            answers has not the invite's pin; INVITE_EXPIRED, INVITE_USED or another refusal.
+        HetnodeError: COORDINATOR_UNREACHABLE; WRONG_AUTHORITY, before anything is sent, if the authority at
+            the address does not match the invite's pin; INVITE_EXPIRED, INVITE_USED or another refusal.
     """
     key = new_tls_key()
     try:
         async with asyncio.timeout(deadline):
+            # First only the certificate: the invite is a secret, and an impostor must not get it.
             authority = authority_of(await _shown_certificate(invite.enrollment), invite.pin)
             authority_pem = authority.public_bytes(Encoding.PEM)
             tls = Credentials(authority_pem, b"", key)
@@ -61,9 +62,9 @@ async def enroll(invite: Invite, identity: Identity, deadline: float) -> RunCred
 
 
 def check_own(tls: Credentials, authority: x509.Certificate, peer: PeerId) -> None:
-    """Check a certificate that the coordinator has just made for this node, before it is kept.
+    """Check a certificate that the coordinator has just issued to this node, before it is stored.
 
-    Raises HetnodeError WRONG_AUTHORITY unless it is the authority's, for this peer and this TLS key.
+    Raises HetnodeError WRONG_AUTHORITY unless the authority signed it for this peer and this TLS key.
     """
     try:
         certificate = x509.load_pem_x509_certificate(tls.certificate)
@@ -76,7 +77,7 @@ def check_own(tls: Credentials, authority: x509.Certificate, peer: PeerId) -> No
 
 
 async def _shown_certificate(address: str) -> bytes:
-    """The DER certificate shown in a TLS handshake that verifies nothing; retries until cancelled."""
+    """The DER certificate of a TLS handshake without verification; tries again until cancelled."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -90,7 +91,7 @@ async def _shown_certificate(address: str) -> bytes:
                 f"What answers at {address} does not speak TLS as a coordinator does: {error}."
             ) from None
         except ConnectionError:
-            await asyncio.sleep(_RETRY_SECONDS)
+            await asyncio.sleep(_RETRY_SECONDS)  # the coordinator may still be starting
             continue
         except OSError as error:
             raise _unreachable(address, str(error)) from None
@@ -143,7 +144,7 @@ def _checked_coordinator(peer: str) -> PeerId:
 
 
 def _checked_run(run: str) -> str:
-    """The name of the run, which names a folder here."""
+    """The name of the run, if it is safe as the name of a folder."""
     if not run or len(run) > 128 or run.startswith(".") or not all(c.isalnum() or c in "-_." for c in run):
         raise HetnodeError(
             ErrorCode.BAD_REQUEST,

@@ -1,8 +1,8 @@
 """The link between two neighbouring members: a live stream of frames over gRPC, the same at both ends.
 
-One end dials (:mod:`node.net.link_dialer`), the other accepts (:mod:`node.net.link_server`); both begin with
+One end dials (:mod:`node.net.link_dialer`), the other accepts (:mod:`node.net.link_server`). Both begin with
 the greeting in :mod:`node.net.link_handshake`. gRPC's HTTP/2 windows and a bounded inbox give flow control:
-a member that takes no frames makes its neighbour wait, and never keeps more than the bound.
+the neighbour of a member that takes no frames has to wait, and the member's memory stays bounded.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from google.protobuf.message import DecodeError
 
 from node import hooks
 from node.net.live_estimates import LEAST_FRAME_BYTES
+from node.net.streams import STREAM_ERRORS, is_cancelled
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import Frame, FrameId, FrameKind, PeerId
 from protocol.wire.convert.frames import frame_header_from_pb, frame_header_to_pb
@@ -32,26 +33,23 @@ from protocol.wire.rpc_errors import error_from_rpc
 log = logging.getLogger(__name__)
 
 Received = Callable[[PeerId, int, float], None]
-"""Called with a received frame's sender, the bytes that were timed, and the seconds in which they came."""
+"""Called with the sender of a received frame, the bytes that were timed, and their seconds of arrival."""
 
 clock = time.perf_counter  # the event loop's clock is too coarse for frames
 
-STREAM_ERRORS = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
-"""What gRPC raises when a stream has ended: at the caller, at the servicer, and at a use after the end."""
-
 _TIMED_EVERY_SECONDS = 0.1
-"""A header travels ahead of its payload at most this often, so that the other end can time the payload. On a
-fast link one more message for every frame would cost as much as a large part of the payload."""
+"""Least time between two headers sent ahead of their payload, so that the receiver can time the payload.
+On a fast link, a separate message for every header would cost as much as a large part of the payload."""
 
 _FAREWELL = FrameId(0, 2**32 - 1, 0, 0, FrameKind.STEP)  # no run can reach this round
 
 
 @dataclass(frozen=True)
 class LinkEndpoint:
-    """One end of a link: what both ends must agree on, and which member this is.
+    """One end of a link: which member it is, and in which run, plan and round.
 
-    `epoch` is that of the plan, `round_number` the first round for which the link is opened: members that are
-    not equally far must not be connected yet.
+    `epoch` is the epoch of the plan. `round_number` is the first round for which the link is opened: members
+    that are in different rounds must not be connected yet.
     """
 
     run: str
@@ -70,7 +68,7 @@ class LinkEndpoint:
 
 @dataclass(frozen=True)
 class LinkLimits:
-    """Bounds on what a neighbour can make this node keep: bytes of one frame, and frames not taken yet."""
+    """Bounds of this node's memory for a neighbour: bytes of one frame, and frames that wait to be taken."""
 
     frame_bytes: int
     waiting_frames: int
@@ -79,11 +77,12 @@ class LinkLimits:
 class Link:
     """A live stream of frames to one neighbour.
 
-    `send` and `take` raise HetnodeError NEIGHBOUR_LOST once the stream has ended, or the error that ended it
-    (FRAME_CORRUPT, FRAME_TOO_LARGE).
+    After the stream has ended, `send` and `take` raise HetnodeError NEIGHBOUR_LOST, or the error that ended
+    it (FRAME_CORRUPT, FRAME_TOO_LARGE).
 
     Attributes:
-        bytes_sent: by :meth:`send`, headers and payloads, without gRPC's own.
+        bytes_sent: headers and payloads that :meth:`send` has sent, without gRPC's own bytes.
+        is_closed_here: this end closed the link without an error.
     """
 
     def __init__(
@@ -104,20 +103,20 @@ class Link:
         self._awaited: defaultdict[FrameId, list[asyncio.Future[None]]] = defaultdict(list)
         self._has_room = asyncio.Event()
         self._ended = asyncio.Event()
-        self._failure: HetnodeError | None = None  # set as soon as it has ended
-        self._closed_here = False
+        self._failure: HetnodeError | None = None  # set as soon as the stream has ended
+        self.is_closed_here = False
         self._received = received
         self._timed_at = -math.inf
         self._frame_began = 0.0
-        self._came_with_header = 0  # bytes of the frame in the message of its header
-        # The inbox was full while the frame came: it waited in buffers, so its time says nothing of the link.
+        self._came_with_header = 0  # payload bytes in the message of the header; they cannot be timed
+        # A frame that arrives while the inbox is full waits in buffers: its time does not measure the link.
         self._was_held_up = False
         self._reader = asyncio.create_task(self._receive_all(), name=f"link-{neighbour.position}")
 
     async def send(self, frame: Frame, deadline: float) -> None:
-        """Send one frame within `deadline` seconds; returns when gRPC has taken all of it.
+        """Send one frame within `deadline` seconds; return when gRPC has taken all of it.
 
-        A frame that is only partly sent, for any reason, ends the link.
+        A frame that is sent only in part, for any reason, ends the link.
         """
         header = frame_header_to_pb(frame.id, frame.tensors)
         is_under_way = False
@@ -127,7 +126,8 @@ class Link:
             async with asyncio.timeout(deadline), self._send_lock:
                 is_under_way = True
                 pieces = chunks(frame)
-                if self._is_to_be_timed(frame):
+                # The hook stands between the header and the payload, so that a slow payload is timed.
+                if self._must_be_timed(frame):
                     await self._write(LinkMessage(header=header))
                     await hooks.current().before_frame(frame)
                 else:
@@ -141,23 +141,16 @@ class Link:
         except STREAM_ERRORS as error:
             raise self._failure or self._lost(error) from None
         except asyncio.CancelledError:
-            # gRPC raises this from a write whose call has ended; only a real cancellation may pass.
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if is_cancelled():
                 raise
             raise self._failure or self._lost("the stream has ended") from None
         finally:
-            if is_under_way:  # the receiver would take a frame behind a partial one for corrupt
+            if is_under_way:  # the receiver would read the next frame as the rest of this one
                 self._fail(self._lost("a frame to it was not finished"))
         self.bytes_sent += header.ByteSize() + len(frame.payload)
 
-    @property
-    def is_closed_here(self) -> bool:
-        """Whether this end closed the link, and not because of an error."""
-        return self._closed_here
-
     async def take(self, frame_id: FrameId, deadline: float) -> Frame:
-        """The frame `frame_id`, waiting up to `deadline` seconds for it. Each frame is returned once."""
+        """Wait up to `deadline` seconds for the frame `frame_id`. Each frame is returned once."""
         try:
             if frame_id not in self._inbox:
                 async with asyncio.timeout(deadline):
@@ -176,8 +169,8 @@ class Link:
     async def part(self, deadline: float) -> None:
         """Send a farewell and wait up to `deadline` seconds for the neighbour's; call it before `close`.
 
-        If one end closed while the last write of the other is still under way, that write would fail. Never
-        raises: a neighbour that is gone needs no farewell.
+        Without it, one end could close during the last write of the other end, and that write would fail.
+        This never raises: a neighbour that is gone needs no farewell.
         """
         with suppress(HetnodeError):
             await self.send(Frame(_FAREWELL, (), b""), deadline)
@@ -185,14 +178,14 @@ class Link:
             await self.take(_FAREWELL, deadline)
 
     async def drop_before(self, round_number: int) -> None:
-        """Drop the frames of rounds before `round_number`: they must not count in a later one."""
+        """Drop the frames of rounds before `round_number`: they must not count in a later round."""
         stale = [frame_id for frame_id in self._inbox if frame_id.round_number < round_number]
         for frame_id in stale:
             del self._inbox[frame_id]
         self._has_room.set()
 
     async def wait_closed(self) -> HetnodeError:
-        """Return why the link ended, when it ends."""
+        """Wait until the link ends; return the reason."""
         await self._ended.wait()
         assert self._failure is not None
         return self._failure
@@ -202,7 +195,7 @@ class Link:
         self._reader.cancel()
         with suppress(asyncio.CancelledError):
             await self._reader
-        self._closed_here = reason is None and self._failure is None
+        self.is_closed_here = reason is None and self._failure is None
         self._fail(reason or self._lost("the link was closed here"))
 
     async def _receive_all(self) -> None:
@@ -219,12 +212,12 @@ class Link:
         except STREAM_ERRORS as error:
             self._fail(error_from_rpc(error) or self._lost(error))
         except Exception as error:
-            # A caller that waits for a frame must get an error, even if the cause is a bug in this program.
+            # A caller that waits for a frame must get an error, even if a bug in this program is the cause.
             log.exception("link to %s", self.neighbour.name)
             self._fail(self._lost(f"reading from it failed ({error!r})"))
 
-    def _is_to_be_timed(self, frame: Frame) -> bool:
-        """Whether the header of `frame` travels ahead, so that the other end can time the payload."""
+    def _must_be_timed(self, frame: Frame) -> bool:
+        """Whether to send the header of `frame` separately, so that the receiver can time the payload."""
         now = clock()
         if len(frame.payload) < LEAST_FRAME_BYTES or now < self._timed_at + _TIMED_EVERY_SECONDS:
             return False
@@ -254,7 +247,7 @@ class Link:
     async def _store(self, frame: Frame) -> None:
         self._was_held_up = len(self._inbox) >= self._room
         while len(self._inbox) >= self._room:
-            self._has_room.clear()
+            self._has_room.clear()  # not reading makes gRPC's window close, and the sender waits
             await self._has_room.wait()
         self._inbox[frame.id] = frame  # a repeated frame replaces the first, so it cannot count twice
         _wake(self._awaited.get(frame.id, ()))
@@ -274,7 +267,7 @@ class Link:
                     del self._awaited[frame_id]
 
     def _fail(self, error: HetnodeError) -> None:
-        self._failure = self._failure or error
+        self._failure = self._failure or error  # the first error is the cause; later ones follow from it
         self._ended.set()
         for waiters in self._awaited.values():
             _wake(waiters)
@@ -301,7 +294,7 @@ async def read_message(read: Awaitable[Any]) -> LinkMessage | None:
         message = await read
     except DecodeError:
         message = None
-    # At the end that has dialled, gRPC logs the error of the decoder and gives None.
+    # At the dialling end, gRPC logs the error of the decoder and returns None.
     if message is None:
         raise refusal(ErrorCode.FRAME_CORRUPT, "its bytes are no message of a link")
     return None if message is grpc.aio.EOF else cast(LinkMessage, message)

@@ -1,4 +1,4 @@
-"""The dialling end of links, and both ends together as a member uses them."""
+"""The dialling end of links, and :class:`Links`, with which a member opens links at either end."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 
 import grpc
 
-from node.net.link import STREAM_ERRORS, Link, LinkEndpoint, LinkLimits, Received, read_message, refusal
+from node.net.link import Link, LinkEndpoint, LinkLimits, Received, read_message, refusal
 from node.net.link_handshake import SERVICE, check_hello, hello_in, hello_of, stream_options, unreachable
 from node.net.link_server import LinkServer
+from node.net.streams import STREAM_ERRORS, status_of
 from node.security.channels import open_channel, tls_failure
 from node.security.credentials import Credentials
 from protocol.errors import ErrorCode
@@ -25,9 +26,9 @@ class Links:
     """Opens this node's links to its neighbours: it dials some and accepts the others.
 
     Args:
-        server: None where this node only dials.
+        server: None if this node only dials.
         credentials: called for each link that is dialled.
-        received: called with each frame of dialled links that was timed.
+        received: called for each timed frame of a dialled link.
     """
 
     def __init__(
@@ -61,10 +62,10 @@ async def dial(
     credentials: Credentials,
     received: Received | None = None,
 ) -> Link:
-    """Open the link from `here` to `neighbour` at `endpoint`, retrying until `deadline` seconds have passed.
+    """Open the link from `here` to `neighbour` at `endpoint`; try again for `deadline` seconds.
 
-    Raises HetnodeError: NEIGHBOUR_UNREACHABLE; CERTIFICATE_REFUSED where another peer answers; or the refusal
-    of the neighbour.
+    Raises HetnodeError: NEIGHBOUR_UNREACHABLE; CERTIFICATE_REFUSED if another peer answers; or the refusal of
+    the neighbour.
     """
     channel = open_channel(endpoint, credentials, tls_name(neighbour.peer), stream_options())
     exchange: Any = channel.stream_stream(
@@ -97,7 +98,7 @@ async def dial(
 
 
 async def _greet(call: Any, here: LinkEndpoint, neighbour: LinkEndpoint) -> None:
-    """Exchange greetings. Raises one of STREAM_ERRORS, or a HetnodeError where the other end is wrong."""
+    """Exchange greetings. Raises one of STREAM_ERRORS, or a HetnodeError for a wrong other end."""
     await call.write(hello_of(here))
     hello = hello_in(await read_message(call.read()))
     if hello is None:
@@ -106,17 +107,18 @@ async def _greet(call: Any, here: LinkEndpoint, neighbour: LinkEndpoint) -> None
 
 
 async def _why_to_retry(call: Any, endpoint: str, neighbour: LinkEndpoint) -> str:
-    """What gRPC says of a call that failed and is worth another attempt.
+    """gRPC's message on a failed call that may succeed later.
 
-    Raises HetnodeError where it is not: CERTIFICATE_REFUSED, or the refusal of the neighbour.
+    Raises HetnodeError if it cannot succeed: CERTIFICATE_REFUSED, or the refusal of the neighbour.
     """
-    status = await _status_of(call)
+    status = await status_of(call)
     if why := tls_failure(status):
         raise refusal(
             ErrorCode.CERTIFICATE_REFUSED,
             f"what answers at {endpoint} has no certificate of {neighbour.peer} ({why})",
         ) from None
     error = error_from_rpc(status)
+    # UNKNOWN_PEER may end: the neighbour may still follow an older plan.
     if error is not None and error.code is not ErrorCode.UNKNOWN_PEER:
         raise error from None
     if error is None and status.code() is grpc.StatusCode.UNAVAILABLE:
@@ -124,16 +126,10 @@ async def _why_to_retry(call: Any, endpoint: str, neighbour: LinkEndpoint) -> st
     return ""
 
 
-_background: set[asyncio.Task[None]] = set()  # asyncio itself holds tasks by weak references only
+_background: set[asyncio.Task[None]] = set()  # asyncio holds only weak references to tasks
 
 
 async def _close_channel_after(link: Link, call: Any, channel: grpc.aio.Channel) -> None:
     await link.wait_closed()
     call.cancel()
     await channel.close()
-
-
-async def _status_of(call: Any) -> grpc.aio.AioRpcError:
-    return grpc.aio.AioRpcError(
-        await call.code(), await call.initial_metadata(), await call.trailing_metadata(), await call.details()
-    )

@@ -1,7 +1,7 @@
-"""The greeting of a link: each end says which member it is, and checks that the other is the expected one.
+"""The greeting of a link: each end tells which member it is, and checks that the other is the expected one.
 
-Both ends show certificates of the run, and each believes only the one peer that the plan names for the other
-end: the dialling end while it connects, the accepting end before it reads anything but the greeting.
+Both ends show certificates of the run. Each end accepts only the peer that the plan names for the other end.
+The dialling end checks this while it connects, the accepting end after it has read the greeting.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from protocol.wire.framing import CHUNK_BYTES
 from protocol.wire.link_message import LinkMessage
 
 KEEPALIVE_SECONDS = 20.0
-"""An idle link is probed this often: dead neighbours are noticed, and routers keep the connection."""
+"""Interval of gRPC's pings on an idle link: they find dead neighbours, and routers keep the connection."""
 
 SERVICE = "hetnode.v1.StageLink"
 
@@ -25,13 +25,13 @@ def stream_options() -> tuple[tuple[str, int], ...]:
     return (
         ("grpc.max_receive_message_length", CHUNK_BYTES + 4096),
         ("grpc.max_send_message_length", CHUNK_BYTES + 4096),
-        ("grpc.so_reuseport", 0),
+        ("grpc.so_reuseport", 0),  # a port in use must be an error
         ("grpc.keepalive_time_ms", keepalive),
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.max_reconnect_backoff_ms", 2000),
-        ("grpc.http2.max_pings_without_data", 0),
-        # By default a server takes frequent probes of an idle connection for an attack.
+        ("grpc.http2.max_pings_without_data", 0),  # no limit: a link is idle while its replica waits
+        # By default a server treats frequent pings on an idle connection as an attack.
         ("grpc.http2.min_ping_interval_without_data_ms", keepalive // 4),
     )
 
@@ -53,7 +53,7 @@ def hello_of(endpoint: LinkEndpoint) -> LinkMessage:
 
 
 def hello_in(message: LinkMessage | None) -> pb.Hello | None:
-    """The greeting in the first message of the other end; None where it is none. Raises VERSION_MISMATCH."""
+    """The greeting in the first message of the other end; None if there is none. Raises VERSION_MISMATCH."""
     if message is None or message.hello is None or message.chunk is not None:
         return None
     hello = message.hello

@@ -1,4 +1,4 @@
-"""The accepting end of links: one gRPC server per node, which also answers probes."""
+"""The accepting end of links: one gRPC server for each node, which also answers probes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 _MAX_STREAMS = 64
 _PROBES_AT_ONCE = 2
-_STREAMS_PER_PEER = 4  # one, and those of earlier attempts that have not noticed their end yet
+_STREAMS_PER_PEER = 4  # one link, and earlier attempts whose end this server has not noticed yet
 _HANDSHAKE_SECONDS = 20.0
 
 
@@ -44,11 +44,11 @@ class _Expectation:
 class LinkServer:
     """Accepts links from neighbours that dial.
 
-    A stream that no call of :meth:`accept` expects within 20 s is refused.
+    A stream is refused if no call of :meth:`accept` expects it within 20 s.
 
     Args:
-        credentials: called at each new connection: the certificate to show, and the authority to believe.
-        received: called with each frame of its links that was timed.
+        credentials: called for each new connection; the certificate to show and the authority to trust.
+        received: called for each timed frame of an accepted link.
         probes: admits the probes of other peers.
     """
 
@@ -85,7 +85,7 @@ class LinkServer:
     async def accept(
         self, here: LinkEndpoint, neighbour: LinkEndpoint, limits: LinkLimits, deadline: float
     ) -> Link:
-        """The link that `neighbour` opens to `here`, waiting up to `deadline` seconds for it."""
+        """Wait up to `deadline` seconds for the link that `neighbour` opens to `here`."""
         future: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
         async with self._expectations:
             expectation = self._expected[neighbour.peer] = _Expectation(here, neighbour, limits, future)
@@ -95,7 +95,7 @@ class LinkServer:
         except TimeoutError:
             raise unreachable(neighbour, f"it did not open its link within {deadline:.0f} s") from None
         finally:
-            # A later call for the same peer has replaced the expectation by its own.
+            # A later call for the same peer may have replaced this expectation by its own.
             if self._expected.get(neighbour.peer) is expectation:
                 del self._expected[neighbour.peer]
 
@@ -103,11 +103,11 @@ class LinkServer:
         await self._server.stop(grace=1.0)
 
     def refuse_probes_of(self, banned: Callable[[], Set[PeerId]]) -> None:
-        """From now on refuse the probes of `banned()` peers. Their links end with the plans."""
+        """Refuse the probes of the `banned()` peers from now on. Their links end when the plan changes."""
         self._banned = banned
 
     def limit_probes_while(self, is_busy: Callable[[], bool]) -> None:
-        """From now on probes get only echoes while this node `is_busy`."""
+        """From now on answer only echoes while `is_busy()`: training needs the bandwidth."""
         self._probes.is_busy = is_busy
 
     async def Probe(
@@ -144,6 +144,7 @@ class LinkServer:
                 if hello is None:
                     raise refusal(ErrorCode.FRAME_CORRUPT, "the first message of a link must be a hello")
                 peer = PeerId(hello.peer)
+                # The greeting is only a claim; the certificate of the TLS handshake proves the peer.
                 if caller != peer_uri(peer):
                     raise refusal(
                         ErrorCode.CERTIFICATE_REFUSED,
@@ -158,13 +159,13 @@ class LinkServer:
             log.warning("refused a link of %s: this node does not expect it", caller)
             await abort_with(context, refusal(ErrorCode.UNKNOWN_PEER, "this node does not expect it"))
         except HetnodeError as error:
-            # An unknown peer may be ahead of this node; it tries again until both are equally far.
+            # An unknown peer may be ahead of this node; it tries again until both are in the same round.
             level = logging.DEBUG if error.code is ErrorCode.UNKNOWN_PEER else logging.WARNING
             log.log(level, "refused a link of %s: %s", caller, error)
             await abort_with(context, error)
         else:
             link = Link(expected.neighbour, context.read, context.write, expected.limits, self._received)
-            if expected.link.done():
+            if expected.link.done():  # `accept` has timed out, or another stream was faster
                 await link.close()
                 return
             expected.link.set_result(link)
@@ -174,7 +175,7 @@ class LinkServer:
 
 
 def _handlers(servicer: LinkServer) -> grpc.GenericRpcHandler:
-    """As protoc would generate them, except that messages of Exchange are encoded by LinkMessage."""
+    """The handlers that protoc would generate, except that LinkMessage encodes the messages of Exchange."""
     exchange = grpc.stream_stream_rpc_method_handler(
         servicer.Exchange, LinkMessage.from_bytes, LinkMessage.to_bytes
     )

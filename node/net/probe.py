@@ -1,7 +1,7 @@
 """Probes of the coordinator or of another peer: round trip, and sustained transfer in both directions.
 
-:class:`Probe` is the calling half over any stream; the answering half is protocol.wire.probing. Both
-directions are measured by the bytes that have arrived, never by those handed to a socket. The first part of
+:class:`Probe` is the calling half over any stream; protocol.wire.probing is the answering half. Both
+directions are measured by the bytes that have arrived, never by bytes handed to a socket. The first part of
 the time does not count, because connections start slowly.
 """
 
@@ -18,6 +18,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from node import hooks
+from node.net.streams import STREAM_ERRORS, is_cancelled, status_of
 from node.security.channels import open_channel, tls_failure
 from node.security.credentials import Credentials
 from protocol.errors import ErrorCode, HetnodeError
@@ -36,20 +37,18 @@ from protocol.wire.probing import (
 from protocol.wire.rpc_errors import error_from_rpc
 
 SECONDS = 2.0
-"""For which data is sent in each direction."""
+"""Seconds for which data is sent in each direction."""
 
-_SETTLING = 0.2
+_SETTLING = 0.2  # first share of a transfer, which does not count
 _ECHOES = 5
-_MOST_SECONDS = 20.0
-_MOST_SENT = MAX_DATA_BYTES // 2
+_MOST_SECONDS = 20.0  # of a whole probe
+_MOST_SENT = MAX_DATA_BYTES // 2  # a very fast connection needs no more
 _DATA = pb.ProbeMessage(data=bytes(DATA_BYTES))
-# What gRPC raises when a stream has ended, and a decoder for bytes that are no message of a probe.
-_STREAM_ERRORS = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError, DecodeError)
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Measured between here and one other end: seconds of a round trip, bytes per second each way."""
+    """A connection's measurements: seconds of a round trip, and bytes per second in each direction."""
 
     round_trip: float
     uplink: float
@@ -57,15 +56,15 @@ class Figures:
 
 
 class Probe:
-    """The calling half of a probe. The other end is not trusted: no more is read than was asked for.
+    """The calling half of a probe. It does not trust the other end, and reads only what it has asked for.
 
-    Every method raises HetnodeError FRAME_CORRUPT where the answer is none to what was asked, and what `read`
-    and `write` raise. A probe that has raised, or was cancelled, cannot be used any more.
+    Every method raises HetnodeError FRAME_CORRUPT for a wrong answer, and the errors of `read` and `write`.
+    A probe that has raised or was cancelled cannot be used again.
 
     Args:
-        read: the next message.
-        write: sends one; waits while the other end takes no more.
-        now: seconds, never decreasing.
+        read: returns the next message.
+        write: sends a message; waits while the other end takes none.
+        now: a clock in seconds that never goes back.
     """
 
     def __init__(
@@ -77,12 +76,12 @@ class Probe:
         self._read, self._write, self._now = read, write, now
 
     async def welcome(self) -> None:
-        """Once, before all else: wait to be welcome."""
+        """Wait until the other end admits this probe. Call it once, before all else."""
         await self._next("hello")
 
     async def round_trip(self, echoes: int = _ECHOES) -> float:
-        """Seconds of the fastest of some echoes, one after the other."""
-        fastest = float("inf")
+        """Seconds of the fastest of several echoes, sent one after the other."""
+        fastest = float("inf")  # the minimum, because delays by other traffic only add to it
         for number in range(1, echoes + 1):
             asked = self._now()
             await self._write(pb.ProbeMessage(echo=number))
@@ -93,8 +92,8 @@ class Probe:
         return fastest
 
     async def uplink(self, seconds: float = SECONDS) -> float:
-        """Bytes per second that arrive at the other end while data is sent for so long."""
-        # A write into a call that has ended does not say why: wait to be admitted before the first write.
+        """Bytes per second that arrive at the other end while this end sends for `seconds`."""
+        # A write into a refused call does not say why, so wait to be admitted before the first write.
         await self._write(pb.ProbeMessage(tally=0))
         await self._tally(0)
         began, sent, settled = self._now(), 0, 0
@@ -105,7 +104,7 @@ class Probe:
                 sent += DATA_BYTES
                 share = max((self._now() - began) / seconds, sent / _MOST_SENT)
                 if settling is None and share >= _SETTLING:
-                    # The answer comes while the data after it is under way.
+                    # Its answer arrives while data is still being sent, and starts the measured time.
                     await self._write(pb.ProbeMessage(tally=0))
                     settling, settled = asyncio.create_task(self._tally(sent)), sent
             if settling is None:
@@ -116,12 +115,12 @@ class Probe:
         finally:
             if settling is not None:
                 settling.cancel()
-        if not arrived:  # the way is so slow that what came first is all that there is
+        if not arrived:  # very slow: no data was sent after the settling share
             return sent / (at - began) if at > began else 0.0
         return arrived / (at - settled_at) if at > settled_at else 0.0
 
     async def downlink(self, seconds: float = SECONDS) -> float:
-        """Bytes per second that arrive here while the other end sends for so long."""
+        """Bytes per second that arrive here while the other end sends for `seconds`."""
         await self._write(pb.ProbeMessage(fill=seconds))
         asked, received = self._now(), 0
         first: tuple[float, int] | None = None
@@ -137,18 +136,18 @@ class Probe:
                 settled = last
         if answer.tally != received:
             raise _corrupt(f"{received} of its {answer.tally} bytes have come")
-        # Where all came in no time nothing had to settle, and where little came that little must do.
+        # A very fast or very slow transfer has nothing after the settling time: measure from earlier on.
         for begin in (settled, first, (asked, 0)):
             if begin is not None and last[1] > begin[1] and last[0] > begin[0]:
                 return (last[1] - begin[1]) / (last[0] - begin[0])
         return 0.0
 
     async def figures(self, seconds: float = SECONDS) -> Figures:
-        """All of the above."""
+        """Measure the round trip and both directions."""
         return Figures(await self.round_trip(), await self.uplink(seconds), await self.downlink(seconds))
 
     async def _tally(self, sent: int) -> tuple[int, float]:
-        """What arrived of the `sent` bytes, which must be all of them, and when it was said."""
+        """Read a tally, which must be `sent` bytes; return it and the time of its arrival."""
         answer = await self._next("tally")
         if answer.tally != sent:
             raise _corrupt(f"{answer.tally} of {sent} bytes are said to have come")
@@ -168,8 +167,8 @@ class Probe:
 async def probe_over(call: Any, unreachable: Callable[[grpc.RpcError], HetnodeError]) -> AsyncIterator[Probe]:
     """A probe over `call`, a Probe stream that has just been opened.
 
-    Raises HetnodeError: the refusal of the other end; FRAME_CORRUPT; what `unreachable` makes of gRPC's own
-    failure; NEIGHBOUR_UNREACHABLE where it all takes too long.
+    Raises HetnodeError: the refusal of the other end; FRAME_CORRUPT; the result of `unreachable` for gRPC's
+    own failure; NEIGHBOUR_UNREACHABLE if the probe takes too long.
     """
     try:
         async with asyncio.timeout(_MOST_SECONDS):
@@ -184,17 +183,10 @@ async def probe_over(call: Any, unreachable: Callable[[grpc.RpcError], HetnodeEr
         ) from None
     except DecodeError:
         raise _corrupt("its bytes are no message of it") from None
-    except (*_STREAM_ERRORS, asyncio.CancelledError) as error:
-        # gRPC raises this from a write whose call has ended; only a real cancellation may pass.
-        task = asyncio.current_task()
-        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+    except (*STREAM_ERRORS, asyncio.CancelledError) as error:
+        if isinstance(error, asyncio.CancelledError) and is_cancelled():
             raise
-        status = grpc.aio.AioRpcError(
-            await call.code(),
-            await call.initial_metadata(),
-            await call.trailing_metadata(),
-            await call.details(),
-        )
+        status = await status_of(call)
         raise error_from_rpc(status) or unreachable(status) from None
     finally:
         call.cancel()
@@ -202,9 +194,9 @@ async def probe_over(call: Any, unreachable: Callable[[grpc.RpcError], HetnodeEr
 
 @asynccontextmanager
 async def probe_peer(endpoint: str, peer: PeerId, credentials: Credentials) -> AsyncIterator[Probe]:
-    """A probe of the way to `peer`, which listens at `endpoint`.
+    """A probe of the connection to `peer`, which listens at `endpoint`.
 
-    Raises HetnodeError as :func:`probe_over` does, CERTIFICATE_REFUSED where another answers there.
+    Raises HetnodeError as :func:`probe_over`; CERTIFICATE_REFUSED if another peer answers at `endpoint`.
     """
 
     def unreachable(status: grpc.RpcError) -> HetnodeError:
@@ -249,7 +241,7 @@ async def answer_probe(requests: AsyncIterator[Any], context: Any, door: ProbeDo
                 await answer_all(caller, requests, context.write, now, admit_data)
         except TimeoutError:
             raise limited(f"it was not over after {MAX_PROBE_SECONDS:.0f} s") from None
-        except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
+        except STREAM_ERRORS:
             return  # the caller is gone
 
 

@@ -9,22 +9,22 @@ from node import hooks
 
 log = logging.getLogger(__name__)
 
-_MAX_NAMED = 1024  # refused peers named in the log; further ones are refused without a message there
+_MAX_NAMED = 1024  # refused peers that the log names; a bound, because anyone can invent peer ids
 
 
 class NotAdmitted(Exception):
-    """The caller is not in the allow list. The caller sees this message."""
+    """The caller is not in the allow list. The message is sent to the caller."""
 
 
 class AllowList:
-    """The peers that may call, by id. Empty at first, so that no call is answered."""
+    """The ids of the peers that may call. Without `peers` every call is refused."""
 
     def __init__(self, peers: Iterable[str] = ()) -> None:
         self._peers = frozenset(peers)
         self._named: set[str] = set()
 
     def admit(self, peers: Iterable[str]) -> None:
-        """From now on exactly `peers` may call."""
+        """Let exactly `peers` call from now on."""
         self._peers = frozenset(peers)
 
     def __contains__(self, peer: str) -> bool:

@@ -1,4 +1,4 @@
-"""Checkpoints between peers: serving the parts on this peer's disk, and fetching one from several donors."""
+"""Checkpoints between peers: serves the parts on this peer's disk, and fetches a part from several donors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 
 from node.checkpoint import parts
-from node.transport.download import Donors, Download
+from node.transport.download import Donors, Download, list_reasons
 from node.transport.transfer import CHUNK_BYTES as PIECE_BYTES
 from node.transport.transfer import WrongBytes
 from node.transport.transport import CheckpointDownload
@@ -21,13 +21,13 @@ from protocol.types import Part
 
 log = logging.getLogger(__name__)
 
-_PER_DONOR = 2  # requests on their way, so that a donor need not wait for the next one
-_AT_ONCE = 16  # chunks in memory
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 3.0
-_HASHES_KEPT = 64
+_PER_DONOR = 2  # requests under way, so that a donor never waits for the next one
+_AT_ONCE = 16  # bounds the chunks in memory
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 3.0  # seconds; doubled after each failure of a donor
+_HASHES_KEPT = 64  # parts whose hashes a server remembers; computing them reads the whole file
 
 Ask = Callable[[str, int, int], Awaitable[bytes]]
-"""(donor, index as in a StateRequest, number of bytes) -> exactly that number of bytes. Raises anything."""
+"""(donor, index in a StateRequest, number of bytes) -> exactly that number of bytes. May raise anything."""
 
 
 class CheckpointServer:
@@ -36,19 +36,19 @@ class CheckpointServer:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._hashes: dict[parts.StoredPart, bytes] = {}
-        self._hashing = asyncio.Lock()  # one at a time: it takes a whole core
+        self._hashing = asyncio.Lock()  # one part at a time, because hashing needs a whole core
 
     async def find(self, stage: int, part: Part, round_number: int) -> parts.StoredPart | None:
         return await asyncio.to_thread(parts.find, self._folder, stage, part, round_number)
 
     async def pieces(self, part: parts.StoredPart, index: int) -> AsyncIterator[bytes]:
-        """The answer to a StateRequest, from the disk piece by piece.
+        """The answer to a StateRequest, read from the disk piece by piece.
 
         Raises:
             IndexError: the part has no such chunk.
-            OSError: the file has gone or changed.
+            OSError: the file was removed or changed.
         """
-        if index == 0:
+        if index == 0:  # asks for the hashes of all chunks; chunk i has index i + 1
             hashes = await self._chunk_hashes(part)
             for start in range(0, len(hashes), PIECE_BYTES):
                 yield hashes[start : start + PIECE_BYTES]
@@ -70,15 +70,16 @@ class CheckpointServer:
 async def fetch_checkpoint(
     download: CheckpointDownload, donors: Iterable[str], seconds: float, ask: Ask
 ) -> None:
-    """Get one part of a checkpoint into its file. Right chunks that the file holds already are not asked for.
+    """Download one part of a checkpoint into its file, except the right chunks that the file already has.
 
     Args:
-        donors: in the order in which to prefer them; none of them decides how many bytes are taken.
+        donors: in order of preference.
 
     Raises:
-        HetnodeError: STATE_UNAVAILABLE when it is not complete after `seconds` or no donor is left, with
-            every donor's reason; what has arrived stays in `into` for the next attempt. DISK_FULL.
+        HetnodeError: STATE_UNAVAILABLE, with every donor's reason, if the part is not complete after
+            `seconds` or no donor is left; the chunks that arrived stay in the file. DISK_FULL.
     """
+    # The size is that of the spec: a donor cannot make this node write more.
     record, nbytes, into = download.record, download.nbytes, download.into
     known = Donors(donors)
     what = f"stage {record.stage}" if record.part is Part.STAGE else "the embedding"
@@ -103,13 +104,12 @@ async def fetch_checkpoint(
                 return len(chunk_range(nbytes, index))
 
             await _Transfer(Download(missing, known), name, due, check, take, ask, first=1).run()
-            await asyncio.to_thread(_flush, into)
+            await asyncio.to_thread(_flush, into)  # on return the part must survive a crash
     except (TimeoutError, _NoDonorLeft):
-        tried = "; ".join(f"{donor}: {why}" for donor, why in known.reasons.items()) or "no answer in time"
         raise HetnodeError(
             ErrorCode.STATE_UNAVAILABLE,
             f"{name[0].upper()}{name[1:]} did not arrive whole from its {len(list(known))} donors; "
-            f"{chunks - len(missing)} of {chunks} chunks are here: {tried}.",
+            f"{chunks - len(missing)} of {chunks} chunks are here: {list_reasons(known.reasons)}.",
             "Try again: the chunks that are here are kept, and other donors may come.",
         ) from None
     except OSError as error:
@@ -122,11 +122,11 @@ async def fetch_checkpoint(
 
 
 class _NoDonorLeft(Exception):
-    """Every donor has been given up."""
+    """No donor may be asked any more."""
 
 
 async def _chunk_list(download: CheckpointDownload, donors: Donors, name: str, ask: Ask) -> list[bytes]:
-    """The hash of every chunk, from the first donor whose list has the digest of the record."""
+    """The hash of every chunk, from the first donor whose list gives the digest of the record."""
     size = HASH_BYTES * chunk_count(download.nbytes)
     found: list[bytes] = []
 
@@ -145,13 +145,13 @@ async def _chunk_list(download: CheckpointDownload, donors: Donors, name: str, a
 
 
 class _Transfer:
-    """Carries out a :class:`Download`.
+    """Carries out a :class:`Download` with some tasks for each donor.
 
     Args:
         due: the number of bytes of a piece.
-        check: raises WrongBytes unless the bytes are those of the piece.
-        take: stores the bytes of a piece; may be called twice for one. Raises OSError.
-        first: the index that a StateRequest has for piece 0.
+        check: raises WrongBytes if the bytes are not those of the piece.
+        take: stores the bytes of a piece; may be called twice for one piece. Raises OSError.
+        first: the index of piece 0 in a StateRequest.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class _Transfer:
         self._due, self._check, self._take, self._ask, self._first = due, check, take, ask, first
         self._changed = asyncio.Condition()
         self._at_once = asyncio.Semaphore(_AT_ONCE)
-        self._arriving = 0  # pieces that have come and are being verified or written
+        self._arriving = 0  # pieces that are being verified or written
         self._is_over = False
 
     async def run(self) -> None:
@@ -183,7 +183,7 @@ class _Transfer:
                 for task in done:
                     task.result()  # an error of `take` ends the transfer
         finally:
-            self._is_over = True  # a library may swallow the cancellation of a worker
+            self._is_over = True  # a library may swallow the cancellation of a task
             for task in (ended, *tasks):
                 task.cancel()
             await asyncio.gather(ended, *tasks, return_exceptions=True)
@@ -195,7 +195,7 @@ class _Transfer:
             await self._changed.wait_for(self._has_ended)
 
     def _has_ended(self) -> bool:
-        # The last donor may be given up while a piece of it is still being written.
+        # The last donor may be excluded while a piece from it is still being written.
         hopeless = self._download.is_hopeless and not self._arriving
         return self._download.is_complete or hopeless
 
@@ -210,7 +210,7 @@ class _Transfer:
             async with self._at_once:
                 await self._get(donor, piece)
             async with self._changed:
-                self._changed.notify_all()
+                self._changed.notify_all()  # a failed piece is free again for other donors
             if failures := download.donors.failures(donor):
                 await asyncio.sleep(min(_FIRST_PAUSE * 2 ** (failures - 1), _LONGEST_PAUSE))
 
@@ -231,7 +231,7 @@ class _Transfer:
 
     async def _keep(self, donor: str, piece: int, data: bytes) -> None:
         try:
-            await asyncio.to_thread(self._check, piece, data)
+            await asyncio.to_thread(self._check, piece, data)  # before it is written
         except WrongBytes as error:
             self._refuse(donor, piece, error)
         else:
@@ -244,12 +244,12 @@ class _Transfer:
 
 
 def _missing_chunks(into: Path, nbytes: int, hashes: list[bytes]) -> set[int]:
-    """The chunks that the file lacks. Makes the file if needed, and gives it the right size."""
+    """The chunks that the file lacks. Creates the file if necessary, and gives it the right size."""
     into.parent.mkdir(parents=True, exist_ok=True)
     lacking = set()
     with os.fdopen(os.open(into, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b") as file:
         had = os.fstat(file.fileno()).st_size
-        file.truncate(nbytes)
+        file.truncate(nbytes)  # the rest is filled with zeros, so `had` tells what was written
         for index, wanted in enumerate(hashes):
             chunk = chunk_range(nbytes, index)
             if chunk.start >= had or hashlib.sha256(file.read(len(chunk))).digest() != wanted:
@@ -262,7 +262,7 @@ def _write(into: Path, start: int, data: bytes) -> None:
         file.seek(start)
         rest = memoryview(data)
         while rest:
-            rest = rest[file.write(rest) :]
+            rest = rest[file.write(rest) :]  # an unbuffered write may be partial
 
 
 def _flush(into: Path) -> None:

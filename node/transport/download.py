@@ -1,4 +1,4 @@
-"""Which piece of a download comes from which donor next: decisions only, no IO and no clock."""
+"""Decides which donor is asked for which piece of a download. It does no IO and has no clock."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 PATIENCE = 6
-"""After this number of failures in a row a donor is given up."""
+"""A donor is not asked again after this number of failures in a row."""
 
-_MOST_ASKED = 2
+_MOST_ASKED = 2  # donors asked for one piece at the same time; each further one would only waste bandwidth
+
+
+def list_reasons(reasons: Mapping[str, str]) -> str:
+    """The reasons of failure by peer, for a message."""
+    return "; ".join(f"{peer}: {reason}" for peer, reason in reasons.items()) or "no answer in time"
 
 
 @dataclass
@@ -19,7 +24,7 @@ class _Donor:
 
 
 class Donors:
-    """The peers that hold a checkpoint, and the failures of each; used for several downloads."""
+    """The peers that hold a checkpoint, and the failures of each peer. Several downloads may share it."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._donors = {name: _Donor() for name in names}
@@ -34,24 +39,24 @@ class Donors:
 
     @property
     def reasons(self) -> Mapping[str, str]:
-        """Why the donors that failed did; the newest reason of each."""
+        """The newest failure of each donor that has failed."""
         return {name: donor.reason for name, donor in self._donors.items() if donor.reason}
 
     def may_be_asked(self, donor: str) -> bool:
         return not self._donors[donor].is_out
 
     def failures(self, donor: str) -> int:
-        """How often in a row `donor` has failed."""
+        """The number of failures of `donor` since its last success."""
         return self._donors[donor].failures
 
     def succeeded(self, donor: str) -> None:
         self._donors[donor].failures = 0
 
     def failed(self, donor: str, reason: str, has_lied: bool) -> None:
-        """Note a failure. A donor that has sent wrong bytes is never asked again."""
+        """Count a failure. A donor that has sent wrong bytes is never asked again."""
         known = self._donors[donor]
         if known.is_out:
-            return  # its other answers may still arrive; keep the reason for which it was given up
+            return  # answers that were under way may still fail; keep the reason that excluded this donor
         known.failures += 1
         known.reason = reason
         known.is_out = has_lied or known.failures >= PATIENCE
@@ -61,8 +66,9 @@ class Donors:
 class Download:
     """The missing pieces of a download, and the donors that have been asked for each.
 
-    Each piece is asked of one donor, the lowest first. When all pieces are on their way, an idle donor is
-    asked for a piece that another one has not sent yet, so that the slowest donor does not delay the end.
+    At first one donor is asked for each piece, in the order of the pieces. When all pieces have been asked
+    for, an idle donor is asked for a piece that another donor has not sent yet. So the slowest donor does not
+    delay the end.
     """
 
     missing: set[int]
@@ -79,7 +85,7 @@ class Download:
         return bool(self.missing) and not self.donors.usable
 
     def next_for(self, donor: str) -> int | None:
-        """The piece to ask `donor` for, noted as asked; None when there is none for it at the moment."""
+        """Choose the next piece to ask `donor` for; None if there is none for it at the moment."""
         if not self.donors.may_be_asked(donor):
             return None
         free = [
@@ -89,17 +95,17 @@ class Download:
         ]
         if not free:
             return None
-        _, piece = min(free)
+        _, piece = min(free)  # first the pieces that no donor was asked for
         self._asked.setdefault(piece, set()).add(donor)
         return piece
 
     def arrived(self, donor: str, piece: int) -> None:
-        """`piece` has come from `donor`, is verified and is stored."""
+        """Note that `piece` of `donor` is verified and stored."""
         self.missing.discard(piece)
         self._asked.pop(piece, None)
         self.donors.succeeded(donor)
 
     def failed(self, donor: str, piece: int, reason: str, has_lied: bool = False) -> None:
-        """`donor` did not send `piece`, or `has_lied`: sent other bytes."""
+        """Note that `donor` did not send `piece`, or sent other bytes (`has_lied`)."""
         self._asked.get(piece, set()).discard(donor)
         self.donors.failed(donor, reason, has_lied)

@@ -1,6 +1,7 @@
-"""How the peers of a stage exchange payloads: which peer is asked for what, when, and how often.
+"""The exchange of payloads in a stage: decides which peer is asked for which payload, when, and how often.
 
-Knows no library: a transport gives it :class:`PayloadCalls`, and answers the calls of other peers with it.
+It is independent of a library: a transport implements :class:`PayloadCalls`, and answers the calls of other
+peers with it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Protocol
 
+from node.transport.download import list_reasons
 from node.transport.payload_store import PayloadStore
 from node.transport.transfer import WrongBytes
 from protocol.errors import ErrorCode, HetnodeError
@@ -22,37 +24,37 @@ from protocol.types import ManifestEntry, PayloadDescriptor, PeerId
 log = logging.getLogger(__name__)
 
 TURN_SECONDS = 1.0
-"""Longest that a request for this peer's own payload waits for its turn; see PayloadExchange.exchange."""
+"""Longest wait of a request for this peer's own payload; see PayloadExchange.exchange."""
 
-_WAITING_PER_PEER = 2
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
-_PUSHES = 2
+_WAITING_PER_PEER = 2  # requests of one peer that may wait; bounds what it can keep open here
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0  # seconds between two attempts with all holders
+_PUSHES = 2  # two holders: one of them may leave before the others have fetched the payload
 
 
 class PayloadCalls(Protocol):
-    """Calls to other peers. A call that fails raises any exception."""
+    """Calls to other peers. A failed call may raise any exception."""
 
     async def fetch(
         self, holder: str, descriptor: PayloadDescriptor, when_asked: Callable[[], None]
     ) -> bytes:
-        """The payload, with the right length and hash. Raises WrongBytes where the bytes are others.
+        """The payload, with the right length and hash. Raises WrongBytes if `holder` sent other bytes.
 
-        Calls `when_asked` as soon as the request has been sent, or has failed.
+        Calls `when_asked` as soon as the request has been sent or has failed.
         """
 
     async def push(self, listener: str, own: PayloadDescriptor, payload: bytes) -> None:
-        """Send this peer's own payload to `listener`. Returns when `listener` holds it."""
+        """Send this peer's own payload to `listener`. Return when `listener` holds it."""
 
 
 class OpenTransfers:
-    """Counts what each peer has open at this one."""
+    """Counts the open transfers of each peer."""
 
     def __init__(self) -> None:
         self._open: Counter[tuple[str, str]] = Counter()
 
     @contextmanager
     def admit(self, peer: str, what: str, most: int) -> Iterator[bool]:
-        """Whether `peer` may open one more transfer of `what`; it may have `most` at a time."""
+        """Yield whether `peer` may open one more transfer of `what`; `most` may be open at a time."""
         key = (peer, what)
         if self._open[key] == most:
             yield False
@@ -63,7 +65,7 @@ class OpenTransfers:
         finally:
             self._open[key] -= 1
             if not self._open[key]:
-                del self._open[key]
+                del self._open[key]  # otherwise the table would grow with every payload
 
 
 class PayloadExchange:
@@ -72,27 +74,27 @@ class PayloadExchange:
     Args:
         me: the id of this peer.
         capacity: the largest payload of `stage`, in bytes.
-        store: of the payloads of `stage`.
+        store: keeps the payloads of `stage`.
     """
 
     def __init__(self, me: str, stage: int, capacity: int, store: PayloadStore, calls: PayloadCalls) -> None:
         self._me, self._stage, self._capacity, self._calls = me, stage, capacity, calls
-        self._awaited: dict[str, PayloadDescriptor] = {}  # by owner, which may push it
-        self._faults: dict[str, str] = {}  # why the bytes that an owner itself sent are wrong
+        self._awaited: dict[str, PayloadDescriptor] = {}  # by owner, who may push it
+        self._faults: dict[str, str] = {}  # by owner: what was wrong with bytes that the owner itself sent
         self._gathering: tuple[asyncio.Task[object], ...] = ()
         self._round = 0  # of the newest exchange
-        self._to_ask: set[str] | None = set()  # owners that are not asked yet; None: they are not known
-        self._progress = asyncio.Event()  # set, and then replaced, when one of these two changes
+        self._to_ask: set[str] | None = set()  # owners not asked yet; None while the group is not known
+        self._progress = asyncio.Event()  # set and then replaced when one of the two fields above changes
         self._waiting = OpenTransfers()
         self.store = store
 
     @contextmanager
     def exchange(self, round_number: int) -> Iterator[None]:
-        """Within, the own payload of `round_number` is given away after :meth:`gather` has asked for others'.
+        """Inside this block other peers get the own payload only after :meth:`gather` has asked for theirs.
 
-        All messages between two peers go over one connection. A request behind a payload would wait for all
-        of that payload, and an exchange would fill one direction of a link after the other. So a groupmate
-        waits a moment if it asks before this peer has joined the group, or before this peer has asked.
+        All messages between two peers share one connection. A request behind a payload would wait for the
+        whole payload, and an exchange would use the two directions of a link one after the other. So a
+        request waits a moment if this peer has not joined the group or has not sent its own requests.
         """
         self._advance(round_number, None)
         try:
@@ -103,28 +105,27 @@ class PayloadExchange:
     async def gather(
         self, own: PayloadDescriptor, others: Sequence[PayloadDescriptor], seconds: float, push: bool
     ) -> dict[PeerId, str]:
-        """Get the payloads of `others` into the store; ends when all are there or after `seconds`.
+        """Fetch the payloads of `others` into the store; return when all are there or after `seconds`.
 
         Args:
-            own: this peer's, which is in the store.
-            others: of one (stage, round), at most one of each owner, authentic, within the capacity.
-            push: other peers cannot dial this one, so it has to send its payload to them.
+            own: this peer's payload, which is in the store.
+            others: payloads of one (stage, round): one per owner, authentic, within the capacity.
+            push: other peers cannot dial this one, so it sends its payload to them.
 
         Returns:
-            by owner: what is wrong, where the owner itself has sent other bytes than those that it signed. A
-            payload that is only missing is not the fault of its owner.
+            for each owner that itself sent other bytes than it signed: what is wrong. A payload that is only
+            missing is no fault of its owner.
         """
         self._faults = {}
         reasons: dict[str, dict[str, str]] = {descriptor.owner: {} for descriptor in others}
         owners = [descriptor.owner for descriptor in others]
         self._awaited = {descriptor.owner: descriptor for descriptor in others}
         self._advance(own.round_number, set(owners))
-        work: list[Coroutine[Any, Any, object]] = [
-            self._obtain(
-                each, [each.owner, *own_order(set(owners) - {each.owner}, self._me)], reasons[each.owner]
-            )
-            for each in others
-        ]
+        work: list[Coroutine[Any, Any, object]] = []
+        for each in others:
+            # First the owner; every other member of the group may have the payload soon.
+            holders = [each.owner, *own_order(set(owners) - {each.owner}, self._me)]
+            work.append(self._obtain(each, holders, reasons[each.owner]))
         if push and owners:
             work.append(self._push(own, own_order(owners, self._me)))
         tasks = self._gathering = tuple(asyncio.create_task(each) for each in work)
@@ -136,23 +137,22 @@ class PayloadExchange:
             await asyncio.gather(*tasks, return_exceptions=True)
         missing = [each for each in others if not self.holds(each)]
         for each in missing:
-            tried = "; ".join(f"{holder}: {why}" for holder, why in reasons[each.owner].items())
             where = f"stage {each.stage}, round {each.round_number}"
-            log.warning("%s: no payload of %s (%s)", where, each.owner, tried or "no answer in time")
+            log.warning("%s: no payload of %s (%s)", where, each.owner, list_reasons(reasons[each.owner]))
         return {each.owner: self._faults[each.owner] for each in missing if each.owner in self._faults}
 
     def break_off(self) -> None:
-        """Let :meth:`gather` end now, with the payloads that have arrived."""
+        """End :meth:`gather` now, with the payloads that have arrived."""
         for task in self._gathering:
             task.cancel()
         self._gathering = ()
 
     async def fetch(self, entry: ManifestEntry, seconds: float) -> bytes:
-        """A payload of any stage and round, from the store or from one of its holders, asked in their order.
+        """A payload of any stage and round, from the store or from its holders, which are asked in order.
 
         Raises:
-            HetnodeError: PAYLOAD_UNAVAILABLE when no holder sent the right bytes within `seconds`;
-                PAYLOAD_CORRUPT when it exceeds the capacity.
+            HetnodeError: PAYLOAD_UNAVAILABLE if no holder sent the right bytes within `seconds`;
+                PAYLOAD_CORRUPT if the payload exceeds the capacity.
         """
         descriptor, holders = entry.descriptor, entry.holders
         if descriptor.stage == self._stage and descriptor.nbytes > self._capacity:
@@ -167,11 +167,11 @@ class PayloadExchange:
             async with asyncio.timeout(seconds):
                 return await self._obtain(descriptor, holders, reasons)
         except TimeoutError:
-            tried = "; ".join(f"{holder}: {why}" for holder, why in reasons.items()) or "no answer in time"
             raise HetnodeError(
                 ErrorCode.PAYLOAD_UNAVAILABLE,
                 f"None of {len(holders)} holders sent the payload {descriptor.sha256[:16]} of "
-                f"{descriptor.owner} (stage {descriptor.stage}, round {descriptor.round_number}): {tried}.",
+                f"{descriptor.owner} (stage {descriptor.stage}, round {descriptor.round_number}): "
+                f"{list_reasons(reasons)}.",
                 "Wait for a holder to come back; without this payload the round cannot be applied.",
             ) from None
 
@@ -179,7 +179,7 @@ class PayloadExchange:
         return self.store.has(descriptor.round_number, descriptor.sha256)
 
     async def hold(self, descriptor: PayloadDescriptor, payload: bytes) -> None:
-        """On return the payload is in the store: on the disk, unless the disk refuses it."""
+        """Put the payload into the store: on the disk, or in memory if the disk refuses it."""
         await asyncio.to_thread(self.store.put, descriptor.round_number, descriptor.sha256, payload)
 
     def awaits(self, sender: str, descriptor: PayloadDescriptor) -> bool:
@@ -187,18 +187,19 @@ class PayloadExchange:
         return self._awaited.get(sender) == descriptor
 
     async def wait_for_turn(self, peer: str, owner: str, round_number: int, sha256: str) -> None:
-        """Wait until this peer may give its own payload to `peer`, but not for long; see :meth:`exchange`."""
+        """Wait until this peer may send its own payload, TURN_SECONDS at most; see :meth:`exchange`."""
         if owner != self._me:
             return
         with self._waiting.admit(peer, "turn", _WAITING_PER_PEER) as allowed, suppress(TimeoutError):
+            # The bound guards against a deadlock: two peers could wait for each other's request.
             async with asyncio.timeout(TURN_SECONDS if allowed else 0):
                 while self._is_early(round_number, sha256):
                     await self._progress.wait()
 
     def note_fault(self, descriptor: PayloadDescriptor, sender: str, error: Exception) -> None:
-        """Blame the owner of a payload if the owner itself has sent other bytes.
+        """Note a fault of the owner of a payload if the owner itself sent other bytes.
 
-        The transport authenticates the sender of the bytes, and that they arrived as sent.
+        The transport authenticates the sender and the bytes, so no third peer can cause this.
         """
         if sender == descriptor.owner and isinstance(error, WrongBytes):
             self._faults[sender] = str(error)
@@ -206,16 +207,17 @@ class PayloadExchange:
     async def _obtain(
         self, descriptor: PayloadDescriptor, holders: Sequence[str], reasons: dict[str, str]
     ) -> bytes:
-        """Ask one holder after the other until one has sent the payload. Runs until it is cancelled.
+        """Ask one holder after the other until one has sent the payload, or until this is cancelled.
 
         Args:
-            reasons: gets the reason of each holder that did not send it.
+            reasons: receives the reason of each holder that did not send it.
         """
         own_stage = descriptor.stage == self._stage
         when_asked = partial(self._note_asked, descriptor.owner)
         pause = _FIRST_PAUSE
         while True:
             for holder in holders or [self._me]:
+                # Before each request: the owner may have pushed the payload meanwhile.
                 if own_stage and (held := await self._held(descriptor)) is not None:
                     when_asked()
                     return held
@@ -240,7 +242,7 @@ class PayloadExchange:
         return await asyncio.to_thread(self.store.get, descriptor.round_number, descriptor.sha256)
 
     async def _push(self, own: PayloadDescriptor, listeners: Sequence[str]) -> None:
-        """Send the own payload to a few groupmates, from which the others get it."""
+        """Send the own payload to a few members of the group, from which the others fetch it."""
         payload = await self._held(own)
         if payload is None:
             return  # the disk has lost it since the exchange began
@@ -260,12 +262,13 @@ class PayloadExchange:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _is_early(self, round_number: int, sha256: str) -> bool:
+        # A request of another round is early only if this peer has yet to make that payload.
         if round_number == self._round:
             return self._to_ask is None or bool(self._to_ask)
         return round_number > self._round and not self.store.has(round_number, sha256)
 
     def _note_asked(self, owner: str) -> None:
-        """The request for the payload of `owner` has been sent, or is not needed."""
+        """Note that the payload of `owner` was asked for, or that this is not necessary."""
         if self._to_ask:
             self._advance(self._round, self._to_ask - {owner})
 
@@ -276,10 +279,10 @@ class PayloadExchange:
 
 
 def own_order(peers: Iterable[PeerId], me: str) -> list[PeerId]:
-    """The peers in an order that is particular to `me`, so that not every peer asks the same one first."""
+    """The peers in an order that depends on `me`, so that not every peer asks the same peer first."""
     return sorted(peers, key=lambda peer: hashlib.sha256(f"{me}{peer}".encode()).digest())
 
 
 def _brief(error: Exception) -> str:
-    """libp2p lists every address that it has tried, over many lines."""
+    # libp2p lists every address that it has tried, over many lines.
     return " ".join((str(error) or type(error).__name__).split())[:300]

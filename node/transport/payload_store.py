@@ -1,4 +1,4 @@
-"""The payloads of one stage that a peer holds and serves, on its disk, by round and hash."""
+"""Keeps the payloads of one stage on the disk, by round and hash, so that this peer can serve them."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ log = logging.getLogger(__name__)
 _ROUND = re.compile(r"round-(\d{6,})")
 _HASH = re.compile(r"[0-9a-f]{64}")
 _PARTIAL = ".partial"
-_MEMORY_ROUNDS = 2
+_MEMORY_ROUNDS = 2  # newest rounds that memory holds if the disk refuses; older ones are applied already
 
 
 class PayloadStore:
-    """Payload bytes of the newest rounds, as ``round-NNNNNN/<sha256>`` below a folder of their own.
+    """Payload bytes of the newest rounds, as ``round-NNNNNN/<sha256>`` in one folder.
 
-    What :meth:`put` has written survives any crash, and a new store on the same folder serves it. Where the
-    disk refuses, payloads of the newest rounds are held in memory, and the log says so once. Its size is
-    bounded by its user, who puts in only payloads whose announced length was checked.
+    A payload that :meth:`put` has written survives any crash, and a new store on the same folder serves it.
+    If the disk refuses, memory holds the payloads of the newest rounds, and the log says so once. The caller
+    bounds the size: it puts only payloads whose announced length it has checked.
 
-    May be used from several threads; all methods but :meth:`has` block on the disk.
+    Several threads may use it; all methods except :meth:`has` block on the disk.
 
     Args:
-        folder: made when it is needed. Other things in it are left alone.
-        keep_rounds: rounds older than this many before the newest are dropped.
+        folder: created when it is needed. Other files in it are not touched.
+        keep_rounds: the number of newest rounds to keep.
     """
 
     def __init__(self, folder: Path, keep_rounds: int) -> None:
         self._folder, self._keep = folder, keep_rounds
-        self._lock = threading.Lock()  # over the fields below, never held while the disk works
+        self._lock = threading.Lock()  # protects the fields below; not held during disk operations
         self._written: dict[int, set[str]] = {}
         self._in_memory: dict[int, dict[str, bytes]] = {}
         self._disk_refuses = False
@@ -47,7 +47,7 @@ class PayloadStore:
         self._drop_old(max(self._written, default=0))
 
     def put(self, round_number: int, sha256: str, payload: bytes) -> None:
-        """Hold `payload`, whose hash is `sha256`, at least until the next one is put. Never fails."""
+        """Keep `payload`, whose hash is `sha256`, at least until the next call. Never fails."""
         if self.has(round_number, sha256):
             return
         try:
@@ -63,14 +63,14 @@ class PayloadStore:
         self._drop_old(round_number)
 
     def has(self, round_number: int, sha256: str) -> bool:
-        """Whether :meth:`get` will find it, unless the disk has lost or changed it."""
+        """Whether :meth:`get` will find the payload, unless the disk has lost or changed it."""
         with self._lock:
             return sha256 in self._written.get(round_number, ()) or sha256 in self._in_memory.get(
                 round_number, ()
             )
 
     def get(self, round_number: int, sha256: str) -> bytes | None:
-        """The payload, if it is held and its bytes are still right."""
+        """The payload, if it is kept and its bytes are still right."""
         found = self.pieces(round_number, sha256, 1 << 20)
         try:
             return None if found is None else b"".join(found)
@@ -78,7 +78,7 @@ class PayloadStore:
             return None
 
     def pieces(self, round_number: int, sha256: str, size: int) -> Iterator[bytes] | None:
-        """As :meth:`get`, but at most `size` bytes at a time. OSError where the disk fails underway."""
+        """As :meth:`get`, in pieces of `size` bytes at most. Iterating raises OSError if the disk fails."""
         with self._lock:
             payload = self._in_memory.get(round_number, {}).get(sha256)
             is_written = sha256 in self._written.get(round_number, ())
@@ -88,10 +88,11 @@ class PayloadStore:
             return None
         path = self._path(round_number, sha256)
         try:
+            # The whole file is verified first: a peer that sent wrong bytes would be blamed for them.
             with path.open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() == sha256:
                     return _read(path, size)
-            log.warning("the payload %s is not what was written; it is dropped", path)
+            log.warning("the payload %s has changed on the disk; it is dropped", path)
         except OSError as error:
             log.warning("the payload %s cannot be read: %s", path, error)
         with self._lock:
@@ -115,9 +116,9 @@ class PayloadStore:
             shutil.rmtree(self._round_folder(round_number), ignore_errors=True)
 
     def _write(self, round_number: int, sha256: str, payload: bytes) -> None:
-        """On return the payload is on the disk under its name, whatever happens next."""
+        """Write the payload so that it survives a crash after the return."""
         path = self._path(round_number, sha256)
-        # Two threads may write the same payload.
+        # The name contains the thread, because two threads may write the same payload.
         partial = path.with_name(f"{sha256}.{threading.get_ident()}{_PARTIAL}")
         is_new = not path.parent.exists()
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -131,11 +132,12 @@ class PayloadStore:
             with suppress(OSError):
                 partial.unlink()
             raise
+        # The folder's entry must reach the disk too; a new round folder is an entry of its parent.
         for folder in (path.parent, self._folder) if is_new else (path.parent,):
             _flush(folder)
 
     def _drop_old(self, current: int) -> None:
-        """Drop what is older than is to be kept, but nothing from round `current` on."""
+        """Drop old rounds, but nothing from round `current` on: its payloads are still needed."""
         with self._lock:
             newest = max((*self._written, *self._in_memory), default=0)
             first_in_memory = min(current, newest - _MEMORY_ROUNDS + 1)
@@ -144,7 +146,7 @@ class PayloadStore:
         self.forget(min(current, newest - self._keep + 1))
 
     def _sweep(self) -> None:
-        """Find what an earlier process has written, and remove what it was writing when it ended."""
+        """Find the payloads of an earlier process, and remove the ones that it had not finished."""
         for folder in self._folder.iterdir() if self._folder.is_dir() else ():
             match = _ROUND.fullmatch(folder.name)
             if match is None or not folder.is_dir():
@@ -164,8 +166,8 @@ class PayloadStore:
                 "%s",
                 HetnodeError(
                     ErrorCode.DISK_FULL,
-                    f"A payload cannot be kept in {self._folder}: {error.strerror or error}. Rounds go on "
-                    "from memory, but what is held there is lost when this node ends.",
+                    f"A payload cannot be kept in {self._folder}: {error.strerror or error}. Rounds continue "
+                    "with payloads in memory, which are lost when this node ends.",
                     "Make room on that disk.",
                 ),
             )

@@ -1,8 +1,8 @@
 """Calls between processes as dataclasses: a request declares the type of its answer.
 
 A request is a frozen dataclass that derives from ``Request[Answer]``; the name of its class is the name of
-the call. Values are encoded as JSON, and each bytes value as a blob beside it. Decoding goes by the declared
-types: dataclasses, enums, paths, ranges, run specs, optional values, tuples, sequences, frozen sets and
+the call. Values are encoded as JSON, and each bytes value as a blob beside it. The declared types control the
+decoding: dataclasses, enums, paths, ranges, run specs, optional values, tuples, sequences, frozen sets and
 mappings of these.
 """
 
@@ -27,7 +27,7 @@ _CODERS: Mapping[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     RunSpec: (lambda spec: spec.canonical_json, RunSpec.from_json),
     range: (lambda each: [each.start, each.stop], lambda ends: range(*ends)),
 }
-"""Other types: how a value becomes JSON, and how it is made from that again."""
+"""Other types, each with a function that encodes a value as JSON and one that decodes it."""
 
 
 class Request(Generic[Answer_co]):
@@ -51,9 +51,9 @@ def decode_answer(request: Request[Answer_co], reply: Reply) -> Answer_co:
 
 
 def handler(request: type[AnyRequest], answer: Callable[[AnyRequest], object]) -> dict[str, Handler]:
-    """The entry of a table of handlers (:func:`node.ipc.channel.serve`) in which `answer` answers requests.
+    """An entry of a table of handlers (:func:`node.ipc.channel.serve`): `answer` answers each `request`.
 
-    What `answer` returns must have the type that `request` declares as its answer.
+    `answer` must return the type that `request` declares as its answer.
     """
 
     def handle(body: Mapping[str, Any], blobs: Sequence[Buffer]) -> Reply:
@@ -65,6 +65,7 @@ def handler(request: type[AnyRequest], answer: Callable[[AnyRequest], object]) -
 
 
 def _answer_type(request: type[Request[Any]]) -> Any:
+    # typing keeps the parameter of Request[...] only in this attribute of the class.
     for base in getattr(request, "__orig_bases__", ()):
         origin = get_origin(base)
         if isinstance(origin, type) and issubclass(origin, Request):
@@ -89,7 +90,7 @@ def _encode(value: object, blobs: list[Buffer]) -> Any:
         return str(value)
     if isinstance(value, tuple(_CODERS)):
         return _CODERS[type(value)][0](value)
-    if isinstance(value, str):
+    if isinstance(value, str):  # before the test for sequences, because it is one
         return value
     return _encode_composite(value, blobs)
 
@@ -108,7 +109,7 @@ def _encode_composite(value: object, blobs: list[Buffer]) -> Any:
 
 def _decode(expected: Any, value: Any, blobs: Sequence[Buffer]) -> Any:
     """The value of type `expected` that :func:`_encode` has encoded."""
-    while isinstance(expected, NewType):
+    while isinstance(expected, NewType):  # PeerId, for example, is a str
         expected = expected.__supertype__
     if get_origin(expected) is not None:
         return _decode_generic(get_origin(expected), get_args(expected), value, blobs)
@@ -127,7 +128,7 @@ def _decode(expected: Any, value: Any, blobs: Sequence[Buffer]) -> Any:
 def _decode_generic(origin: Any, arguments: tuple[Any, ...], value: Any, blobs: Sequence[Buffer]) -> Any:
     if origin in (Union, types.UnionType):
         if set(arguments) <= set(_BUFFERS):
-            return blobs[value]  # as it arrived: large ones are not copied
+            return blobs[value]  # without a copy, because blobs can be large
         (expected,) = (each for each in arguments if each is not type(None))
         return None if value is None else _decode(expected, value, blobs)
     if issubclass(origin, Mapping):

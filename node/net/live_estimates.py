@@ -1,6 +1,6 @@
 """Estimates of this node's speed and of its links, updated while it trains.
 
-They are reported to the coordinator with a heartbeat once one of them has changed. Time is an argument.
+A heartbeat reports them to the coordinator when one of them has changed. Time is an argument.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from protocol.types import Capacity, Estimates, LinkEstimate, PeerId
 LEAST_FRAME_BYTES = 1 << 16
 """The time of a smaller frame depends more on timers than on the link."""
 
-_FRAMES = 32
+_FRAMES = 32  # frames that the rate of a link is estimated from
 _LEAST_FRAMES = 4
 _QUANTILE = 0.8
-_ROUNDS = 5
+_ROUNDS = 5  # inner phases in the median of the speed: one slow round must not change a plan
 _CHANGE = 0.2
 _PAUSE_SECONDS, _LONGEST_PAUSE = 5.0, 30.0
-"""Between two reports: short at first, because a plan may wait for them, then longer each time."""
-_MOST_PEERS = 64
+"""Time between two reports: short at first, because a plan may wait for them, then longer each time."""
+_MOST_PEERS = 64  # the coordinator accepts no more in one message
 
 
 class FrameRate:
     """Bytes per second of a link, from the arrival of its frames.
 
-    A frame seems slower than the link if its sender computes or shares its line meanwhile, so this is a high
-    quantile of the last frames. It is not the maximum, because a frame that waited in a buffer seems faster.
-    A link that becomes slower is noticed after most of these frames are replaced.
+    A frame seems slower than the link if its sender computes at the same time, or shares its connection. So
+    the estimate is a high quantile of the last frames. It is not the maximum, because a frame that waited in
+    a buffer seems faster. A slower link is noticed when new frames have replaced most of the old ones.
     """
 
     def __init__(self) -> None:
         self._rates: deque[float] = deque(maxlen=_FRAMES)
 
     def frame(self, nbytes: int, seconds: float) -> None:
-        """`nbytes` came in `seconds`, without the bytes that had come before the time began."""
+        """Note that `nbytes` arrived in `seconds`; bytes from before that time do not count."""
         if nbytes >= LEAST_FRAME_BYTES and seconds > 0:
             self._rates.append(nbytes / seconds)
 
     @property
     def bandwidth(self) -> float:
-        """Bytes per second; 0 until enough frames have come."""
+        """Bytes per second; 0 until enough frames have arrived."""
         if len(self._rates) < _LEAST_FRAMES:
             return 0.0
         return sorted(self._rates)[int(_QUANTILE * (len(self._rates) - 1))]
@@ -61,10 +61,10 @@ class _Neighbour:
 
 
 class LiveEstimates:
-    """The newest estimates of this node, and those that the coordinator knows.
+    """The newest estimates of this node, and the estimates that the coordinator has.
 
     Args:
-        capacity: as reported when joining.
+        capacity: the capacity that was reported at joining.
     """
 
     def __init__(self, capacity: Capacity) -> None:
@@ -78,7 +78,7 @@ class LiveEstimates:
     # Measurements
 
     def probed(self, peer: PeerId, round_trip: float, bandwidth: float, incoming: float) -> None:
-        """A probe of `peer`: seconds of a round trip, bytes per second that arrived there and here."""
+        """Note a probe of `peer`: seconds of a round trip, bytes per second that arrived there and here."""
         found = self._neighbour(peer)
         found.round_trip, found.bandwidth, found.incoming = round_trip, bandwidth, incoming
 
@@ -86,17 +86,17 @@ class LiveEstimates:
         self._neighbour(peer).round_trip = round_trip
 
     def received(self, peer: PeerId, nbytes: int, seconds: float) -> None:
-        """A frame of `peer` came over a link: `nbytes` after its header, in `seconds`."""
+        """Note a frame of `peer` on a link: `nbytes` arrived after its header, in `seconds`."""
         self._neighbour(peer).frames.frame(nbytes, seconds)
 
     def computed(self, flops: float, seconds: float) -> None:
-        """An inner phase took `flops` operations (protocol.algorithm.flops) and `seconds` of computing."""
+        """Note an inner phase: `flops` operations (protocol.algorithm.flops) in `seconds` of computing."""
         if flops > 0 and seconds > 0:
             self._speeds.append(flops / seconds)
             self.capacity = replace(self.capacity, flops=median(self._speeds))
 
     def replica_took(self, microbatch_seconds: float) -> None:
-        """One microbatch took this replica so long; 0 where this node is not the first member of one."""
+        """Note the seconds of one microbatch of this replica; 0 if this node is not its first member."""
         self._microbatch_seconds = max(0.0, microbatch_seconds)
 
     # Reports
@@ -108,22 +108,23 @@ class LiveEstimates:
         return Estimates(self.capacity, self._microbatch_seconds, known)
 
     def joined(self) -> None:
-        """This node has joined: the coordinator knows the current capacity and nothing else."""
+        """Note that this node has joined: the coordinator knows only the current capacity."""
         self._reported, self._pause = Estimates(self.capacity), 0.0
 
     def due(self, at: float) -> Estimates | None:
-        """What to report at the time `at` (seconds); None where nothing has changed or it is too soon."""
+        """The estimates to report at time `at` (seconds); None if nothing has changed or it is too early."""
         if at < self._reported_at + self._pause:
             return None
         estimates = self.now
         return estimates if _has_changed(self._reported, estimates) else None
 
     def reported(self, estimates: Estimates, at: float) -> None:
-        """The coordinator has received `estimates`."""
+        """Note that the coordinator has received `estimates`."""
         self._reported, self._reported_at = estimates, at
         self._pause = min(2 * self._pause or _PAUSE_SECONDS, _LONGEST_PAUSE)
 
     def _neighbour(self, peer: PeerId) -> _Neighbour:
+        # Popped and inserted again: the first entry is the one that was not used for the longest time.
         found = self._neighbours.pop(peer, None) or _Neighbour()
         self._neighbours[peer] = found
         if len(self._neighbours) > _MOST_PEERS:
@@ -140,6 +141,7 @@ def _has_changed(before: Estimates, after: Estimates) -> bool:
     ]
     for link in after.links:
         pairs += zip(_values_of(known.get(link.peer)), _values_of(link), strict=True)
+    # An old value of 0 makes every new value a change.
     return any(abs(new - old) > _CHANGE * old for old, new in pairs)
 
 

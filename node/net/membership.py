@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 Admit = Callable[[Set[PeerId], Set[PeerId]], Awaitable[None]]
-"""Called with the peers that have an assignment, also a reserved one, and with the banned peers."""
+"""Called with the peers that have an assignment or a reserved one, and with the banned peers."""
 
 _RETRY_SECONDS = 1.0
 
@@ -44,10 +44,9 @@ class Assignment:
 class RunView:
     """The run as the coordinator described it last.
 
-    `session` counts how often this node has joined; `round_number` is the round that is open. `followers` are
-    the peers that have a reserved assignment and no part in the newest plan. `followed` has for each peer the
-    epoch of the newest plan in which it was such a follower: its assignments in plans up to that one do not
-    count.
+    `session` counts how often this node has joined. `round_number` is the open round. `followers` are the
+    peers with a reserved assignment that are not in the newest plan. `followed` gives for each peer the epoch
+    of the newest plan in which it was a follower: its assignments in plans up to that one are not valid.
     """
 
     session: int = 1
@@ -63,13 +62,13 @@ class RunView:
         return self.plans[max(self.plans)] if self.plans else None
 
     def plan_for(self, round_number: int) -> Plan | None:
-        """The plan in force in `round_number`, as far as plans are known."""
+        """The newest known plan that is valid in `round_number`."""
         return next(
             (p for _, p in sorted(self.plans.items(), reverse=True) if p.from_round <= round_number), None
         )
 
     def assignment_of(self, peer: PeerId, round_number: int) -> Assignment | None:
-        """The assignment with which `peer` trains in `round_number`; None while it follows."""
+        """The assignment with which `peer` trains in `round_number`; None if it only follows the rounds."""
         plan = self.plan_for(round_number)
         replica = plan.replica_of(peer) if plan else None
         if plan is None or replica is None or plan.epoch <= self.followed.get(peer, 0):
@@ -81,7 +80,7 @@ class RunView:
         return self.assignment_of(peer, self.round_number) is not None
 
     def reservation_of(self, peer: PeerId) -> ReservedAssignment | None:
-        """What `peer` hosts in the newest plan, or will host in a later one."""
+        """The stages that `peer` hosts in the newest plan, or will host in a later plan."""
         if peer in self.followers:
             return self.followers[peer]
         replica = self.newest.replica_of(peer) if self.newest else None
@@ -91,7 +90,7 @@ class RunView:
         return ReservedAssignment(peer, replica.index, position, replica.members[position].stages)
 
     def hosts(self) -> dict[PeerId, StageRange]:
-        """By peer the stages that it hosts, or whose rounds it follows."""
+        """For each peer the stages that it hosts or whose rounds it follows."""
         replicas = self.newest.replicas if self.newest else ()
         assigned = {member.peer: member.stages for replica in replicas for member in replica.members}
         return assigned | {each.peer: each.stages for each in self.followers.values()}
@@ -104,13 +103,13 @@ class RunView:
 class Membership:
     """Keeps this node a member of the run while :meth:`keep` runs; other tasks read its view of the run.
 
-    A coordinator that is away for a while is normal and only logged. If the coordinator has removed this node
-    as lost, it joins again; any other refusal ends `keep`.
+    A coordinator that is away for some time is normal; it is only logged. If the coordinator has removed this
+    node as lost, the node joins again. Any other refusal ends `keep`.
 
     Args:
         join: joins the run again.
         heartbeat: seconds between two heartbeats.
-        estimates: reported with heartbeats when they have changed.
+        estimates: heartbeats report them when they have changed.
     """
 
     def __init__(
@@ -122,8 +121,8 @@ class Membership:
     ) -> None:
         self._coordinator, self._join, self._heartbeat = coordinator, join, heartbeat
         self._admit: Admit | None = None
-        self._adopting = asyncio.Lock()
-        self._joining = asyncio.Lock()
+        self._adopting = asyncio.Lock()  # one new view at a time, because `admit` is awaited in between
+        self._joining = asyncio.Lock()  # several tasks may notice a lost session; one of them joins again
         self._changed = asyncio.Condition()
         self._stream: asyncio.Task[None] | None = None
         self._is_away = False
@@ -136,11 +135,11 @@ class Membership:
 
     @property
     def away(self) -> float:
-        """Seconds since the coordinator has answered, beyond two heartbeats."""
+        """Seconds since the last answer of the coordinator, less two heartbeats; at least 0."""
         return max(0.0, self._now() - self._answered - 2 * self._heartbeat)
 
     def closes_in(self, round_number: int) -> float | None:
-        """Seconds until `round_number` closes for new offers; None if not known, below 0 if it has closed."""
+        """Seconds until `round_number` closes for new offers; None if unknown, negative if it has closed."""
         if self.run_view.round_number > round_number:
             return -1.0
         if self._closing is None or self._closing[0] != round_number:
@@ -148,27 +147,27 @@ class Membership:
         return self._closing[1] - self._now()
 
     async def keep(self) -> NoReturn:
-        """Run until cancelled. Raises HetnodeError when the coordinator will not have this node."""
+        """Run until cancelled. Raises HetnodeError if the coordinator refuses this node."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_watching())
             group.create_task(self._send_heartbeats())
         raise AssertionError("membership tasks never end by themselves")
 
     async def until(self, ready: Callable[[RunView], T | None]) -> T:
-        """The result of `ready` on the newest view, as soon as it is not None."""
+        """Wait until `ready` returns a value for the newest view; return that value."""
         async with self._changed:
             while (value := ready(self.run_view)) is None:
                 await self._changed.wait()
             return value
 
     async def joined_after(self, session: int) -> None:
-        """Return once this node has joined again since `session`."""
+        """Wait until this node has joined again after `session`."""
         await self.until(lambda run_view: True if run_view.session > session else None)
 
     async def rejoin(self, session: int) -> None:
-        """Join again, once for all tasks that found out that `session` is over; return when that is done.
+        """Join again after `session` has ended, once for all tasks that have noticed the end.
 
-        Raises HetnodeError when the coordinator will not have this node.
+        Raises HetnodeError if the coordinator refuses this node.
         """
         async with self._joining:
             if self.run_view.session > session:
@@ -184,14 +183,14 @@ class Membership:
                         raise
                 await asyncio.sleep(jittered(_RETRY_SECONDS))
             self._answered = self._now()
-            # The known plans are of the former session; a new stream sends everything again.
+            # The known plans belong to the former session; a new stream sends everything again.
             async with self._adopting:
                 await self._replace_view(RunView(session + 1, banned=self.run_view.banned))
                 if self._stream is not None:
                     self._stream.cancel()
 
     async def attach(self, admit: Admit) -> None:
-        """Call `admit` now, and at every change before any other task can act on the change."""
+        """Call `admit` now and after every change, before other tasks see the change."""
         async with self._adopting:
             self._admit = admit
             await self._update_allow_list(self.run_view)
@@ -213,7 +212,7 @@ class Membership:
                 await asyncio.wait({self._stream})
             finally:
                 self._stream.cancel()
-            if not self._stream.cancelled():
+            if not self._stream.cancelled():  # `rejoin` cancels it
                 await self._handle(self._stream.exception(), session)
             await asyncio.sleep(jittered(_RETRY_SECONDS))
 
@@ -224,7 +223,7 @@ class Membership:
                 log.info("%s", update.waiting)
 
     async def _handle(self, error: BaseException | None, session: int) -> None:
-        """Join again if the coordinator no longer knows this node, continue if it is away, else raise."""
+        """Join again if the coordinator has removed this node; continue if it is away; otherwise raise."""
         if error is None:
             return
         if not isinstance(error, HetnodeError):
@@ -238,7 +237,7 @@ class Membership:
             log.warning("waiting for the coordinator; no action is needed here: %s", error.cause)
 
     async def _adopt(self, update: PlanUpdate) -> None:
-        """Make `update` the newest view; first the allow list, as other peers may act before this node."""
+        """Make `update` the newest view. The allow list comes first: other peers may act before this node."""
         async with self._adopting:
             now = self.run_view
             plans = now.plans if update.plan is None else {**now.plans, update.plan.epoch: update.plan}
@@ -266,7 +265,7 @@ class Membership:
     async def _update_allow_list(self, run_view: RunView) -> None:
         if self._admit is None:
             return
-        # Two plans, because peers change to the next one at different moments.
+        # The peers of the last two plans, because peers change to the next plan at different times.
         newest = [run_view.plans[epoch] for epoch in sorted(run_view.plans)[-2:]]
         placed = {member.peer for plan in newest for replica in plan.replicas for member in replica.members}
         try:
@@ -297,7 +296,7 @@ class Membership:
             slept = self._now()
             await asyncio.sleep(jittered(self._heartbeat))
             if self._now() - slept > 3 * self._heartbeat:
-                self._answered = self._now()  # this process was suspended, not the coordinator away
+                self._answered = self._now()  # this process was suspended; the coordinator was not away
 
     @staticmethod
     def _now() -> float:
@@ -305,5 +304,5 @@ class Membership:
 
 
 def jittered(seconds: float) -> float:
-    """`seconds` times a random factor, so that peers that fail at one moment do not retry at one moment."""
+    """`seconds` times a random factor, so that peers that fail together do not retry together."""
     return seconds * random.uniform(0.75, 1.25)

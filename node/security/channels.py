@@ -1,4 +1,4 @@
-"""Mutual TLS over gRPC: channels that trust one named end only, servers that ask for a certificate."""
+"""Mutual TLS over gRPC: channels that trust only one named peer, and servers that require a certificate."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ def open_channel(
 
     This end always shows the certificate of `credentials`: a renewed one needs a new channel.
     """
+    # Certificates name peers, not machines, so the name to verify is not that of the address.
     tls = grpc.ssl_channel_credentials(credentials.authority, credentials.key, credentials.certificate)
     return grpc.aio.secure_channel(address, tls, options=(*options, ("grpc.ssl_target_name_override", name)))
 
 
 def server_credentials(current: Callable[[], Credentials]) -> grpc.ServerCredentials:
-    """For a server that asks every client for a certificate. `current` is called at each new connection."""
+    """Credentials of a server that requires a certificate. `current` is called for each new connection."""
     shown = current()
 
     def configuration(credentials: Credentials) -> Any:
@@ -34,7 +35,7 @@ def server_credentials(current: Callable[[], Credentials]) -> grpc.ServerCredent
     def changed() -> Any:
         nonlocal shown
         if current() == shown:
-            return None
+            return None  # gRPC then keeps the former configuration
         shown = current()
         return configuration(shown)
 
@@ -44,6 +45,7 @@ def server_credentials(current: Callable[[], Credentials]) -> grpc.ServerCredent
 
 
 def tls_failure(error: grpc.RpcError) -> str:
-    """The message of TLS if the call failed because of it; "" otherwise."""
+    """The message of TLS if the call failed because of TLS; otherwise ""."""
+    # gRPC has no status code for TLS failures, so its text is searched.
     details = str(getattr(error, "details", lambda: "")() or "")
     return details[:300] if any(word in details for word in _TLS_FAILURES) else ""

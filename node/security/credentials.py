@@ -1,6 +1,6 @@
-"""A node's certificate for a run: its files, and when it has to be renewed.
+"""A node's certificate for a run: its files, and the time of its renewal.
 
-Next to the identity ``NAME.key`` are the credentials of every run that it was invited to::
+The credentials of every run to which a node was invited are next to its identity ``NAME.key``::
 
     NAME.runs/RUN/key.pem          private TLS key, EC P-256, mode 0600
                   certificate.pem  binds that key to the identity's peer id; short-lived
@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.serialization import (
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import PeerId, Role
 
-_LEAST_WAIT = 1.0
+_LEAST_WAIT = 1.0  # seconds between two attempts to renew
 _KEY, _CERTIFICATE, _AUTHORITY, _RUN = "key.pem", "certificate.pem", "authority.pem", "run.json"
 
 
@@ -52,9 +52,9 @@ class Credentials:
         return x509.load_pem_x509_certificate(self.certificate).not_valid_after_utc.timestamp()
 
     def seconds_to_renewal(self, now: float) -> float:
-        """How long to wait, at Unix time `now`, before asking for the next certificate.
+        """Seconds to wait, at Unix time `now`, before the next renewal.
 
-        Two thirds of what is left, so attempts after a failure come faster towards the end.
+        It is two thirds of the remaining time, so failed attempts are repeated more often towards the end.
         """
         return max(_LEAST_WAIT, (self.expires - now) * 2 / 3)
 
@@ -64,10 +64,10 @@ class RunCredentials:
     """A node's credentials for one run.
 
     Attributes:
-        folder: where they are kept.
+        folder: where the files are.
         api: ``host:port`` of the coordinator's API.
-        coordinator: peer id of the key under whose signature specs and plans are believed.
-        role: the node's last role, or the only one of its invite, or None.
+        coordinator: peer id of the key that must sign specs and plans.
+        role: the node's last role, or the only role that its invite allows, or None.
     """
 
     folder: Path
@@ -78,7 +78,7 @@ class RunCredentials:
     tls: Credentials
 
     def save(self) -> None:
-        """Write all files, readable by their owner only."""
+        """Write all files. Only their owner can read them."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         _write(self.folder / _KEY, self.tls.key)
         _write(self.folder / _AUTHORITY, self.tls.authority)
@@ -90,7 +90,7 @@ class RunCredentials:
         _write(self.folder / _RUN, json.dumps(body, indent=2).encode())
 
     def remember(self, role: Role) -> None:
-        """Store the role in which this node takes part, for its next start."""
+        """Store this node's role for its next start."""
         replace(self, role=role)._save_run()
 
     @property
@@ -102,7 +102,7 @@ class RunCredentials:
         return self.folder / _AUTHORITY
 
     def renewed(self, certificate: bytes) -> RunCredentials:
-        """These credentials with a new certificate for the same key; stores it in the folder."""
+        """These credentials with a new certificate for the same key, which is stored in the folder."""
         _write(self.certificate_file, certificate)
         return replace(self, tls=replace(self.tls, certificate=certificate))
 
@@ -114,12 +114,12 @@ def new_tls_key() -> bytes:
 
 
 def folder_of(identity: Path, run: str) -> Path:
-    """Where the credentials of the identity file `identity` for `run` are kept."""
+    """The folder with the credentials of the identity file `identity` for `run`."""
     return identity.with_suffix(".runs") / run
 
 
 def load(folder: Path) -> RunCredentials:
-    """The credentials kept in `folder`.
+    """The credentials in `folder`.
 
     Raises:
         HetnodeError: NO_CREDENTIALS if they are missing or damaged.
@@ -129,7 +129,7 @@ def load(folder: Path) -> RunCredentials:
         tls = Credentials(
             *((folder / name).read_bytes() for name in (_AUTHORITY, _CERTIFICATE, _KEY)),
         )
-        _ = tls.expires, tls.public_key
+        _ = tls.expires, tls.public_key  # reading them raises ValueError if a file is damaged
         role = Role(body["role"]) if body["role"] else None
         coordinator = PeerId(body["coordinator"])
         return RunCredentials(folder, str(body["run"]), str(body["api"]), coordinator, role, tls)
@@ -160,7 +160,7 @@ def load_operator(folder: Path) -> tuple[str, Credentials]:
     """The API address and the operator's credentials that a coordinator keeps in its folder.
 
     Raises:
-        HetnodeError: NO_CREDENTIALS if they are not there.
+        HetnodeError: NO_CREDENTIALS if they are missing.
     """
     try:
         address = (folder / "address").read_text().strip()
@@ -175,11 +175,11 @@ def load_operator(folder: Path) -> tuple[str, Credentials]:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Replace `path` as a whole, with mode 0600 from the first moment on."""
+    """Replace `path` in one step. The file has mode 0600 before any byte of it is written."""
     temporary = path.with_suffix(".tmp")
     temporary.unlink(missing_ok=True)
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(data)
         file.flush()
-        os.fsync(file.fileno())
+        os.fsync(file.fileno())  # before the rename: a crash must not leave an empty file under the name
     temporary.replace(path)

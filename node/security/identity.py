@@ -1,4 +1,4 @@
-"""A node's identity: one ed25519 key in libp2p's file form, used by hivemind, records and payloads alike."""
+"""A node's identity: one ed25519 key in libp2p's file form. hivemind, records and payloads use it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FILE_PREFIX = bytes((0x08, 0x01, 0x12, 0x40))
 
 
 class Identity:
-    """An ed25519 key held by this process alone: its file stays locked until the process ends."""
+    """An ed25519 key that only this process uses: its file is locked until the process ends."""
 
     def __init__(self, path: Path, key: Ed25519PrivateKey, lock: int) -> None:
         self.path = path
@@ -48,7 +48,7 @@ def open_identity(path: Path) -> Identity:
 
 
 def open_free_identity(folder: Path) -> Identity:
-    """The first ``peer-N.key`` of `folder` that no live process uses, so several nodes share a machine."""
+    """The first ``peer-N.key`` of `folder` that no live process uses, so that nodes can share a machine."""
     number = 0
     while True:
         identity = _try_open(folder / f"peer-{number}.key")
@@ -65,10 +65,12 @@ def _try_open(path: Path) -> Identity | None:
     except OSError as error:
         raise _unreadable(path, str(error)) from None
     try:
+        # The kernel releases this lock when the process ends, even after SIGKILL.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
         return None
+    # Read under the lock: another process may just have created the key.
     data = os.pread(descriptor, 1024, 0)
     if not data:
         key = Ed25519PrivateKey.generate()
@@ -84,7 +86,7 @@ def _try_open(path: Path) -> Identity | None:
 
 
 def _parse(data: bytes) -> Ed25519PrivateKey | None:
-    """The key of a file's bytes; None unless its public half is that of its seed, as libp2p will read it."""
+    """The key in a file's bytes; None if they have another form or the public half does not fit the seed."""
     if len(data) != 68 or not data.startswith(_FILE_PREFIX):
         return None
     key = Ed25519PrivateKey.from_private_bytes(data[4:36])

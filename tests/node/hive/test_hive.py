@@ -118,7 +118,7 @@ async def test_an_empty_payload_and_one_of_a_single_chunk_are_gathered(network: 
 
 
 @pytest.mark.parametrize("served", ["other bytes", "too few bytes", "too many bytes"])
-async def test_a_payload_that_is_not_what_its_owner_announced_is_held_by_nobody_else(
+async def test_a_payload_that_differs_from_its_announcement_is_kept_by_no_other_peer(
     network: Network, served: str
 ) -> None:
     round_number = {"other bytes": 3, "too few bytes": 4, "too many bytes": 5}[served]
@@ -152,7 +152,7 @@ async def test_a_group_with_a_dead_member_ends_at_the_deadline_with_the_rest(
     assert held == [canonical(descriptors)] * 2
 
 
-async def test_what_a_member_may_not_announce_is_left_out_at_once(network: Network) -> None:
+async def test_a_forbidden_announcement_is_left_out_at_once(network: Network) -> None:
     payload = os.urandom(1000)
     own = network.alice.descriptor(payload, 1, 7)
     honest = network.bob.descriptor(payload, 1, 7)
@@ -199,7 +199,7 @@ async def test_a_node_without_any_stage_cannot_fetch(network: Network) -> None:
     assert failure.value.code is ErrorCode.PAYLOAD_UNAVAILABLE
 
 
-async def test_old_rounds_are_forgotten(network: Network) -> None:
+async def test_old_rounds_are_dropped(network: Network) -> None:
     old, new = (network.alice.descriptor(b"payload", 1, number) for number in (10, 10 + KEEP_ROUNDS))
     await network.alice.exchange(b"payload", old, [old])
     await network.alice.exchange(b"payload", new, [new])
@@ -227,7 +227,7 @@ async def test_without_a_coordinator_one_group_of_the_known_size_forms_through_t
 
 
 @pytest.mark.parametrize("fault", ["run", "signature"])
-async def test_what_does_not_fit_is_left_out_of_a_group_found_through_the_dht(
+async def test_a_misfit_payload_is_left_out_of_a_group_found_through_the_dht(
     network: Network, fault: str
 ) -> None:
     round_number = {"run": 17, "signature": 18}[fault]
@@ -244,14 +244,14 @@ async def test_what_does_not_fit_is_left_out_of_a_group_found_through_the_dht(
     assert held == (own,)
 
 
-async def test_a_peer_that_finds_no_group_holds_its_own_payload_only(network: Network) -> None:
+async def test_a_peer_without_a_group_holds_only_its_own_payload(network: Network) -> None:
     own = network.alice.descriptor(b"payload", 1, 14)
     assert await network.alice.exchange(b"payload", own, None, BRIEF, expected=2) == (own,)
     alone = network.alice.descriptor(b"payload", 1, 15)
     assert await network.alice.exchange(b"payload", alone, None, expected=1) == (alone,)
 
 
-async def test_a_peer_that_nobody_can_dial_takes_part(network: Network, tmp_path: Path) -> None:
+async def test_a_peer_that_only_dials_takes_part(network: Network, tmp_path: Path) -> None:
     dialer = await start_node(
         tmp_path, "dialer", (1,), network.bootstrap.hivemind.addresses, client_mode=True
     )
@@ -277,7 +277,7 @@ async def test_a_peer_that_nobody_can_dial_takes_part(network: Network, tmp_path
         await dialer.hivemind.close()
 
 
-async def test_a_certified_peer_without_a_place_in_the_plan_can_fetch_and_push_nothing(
+async def test_a_certified_peer_outside_the_plan_cannot_fetch_or_push(
     network: Network, tmp_path: Path
 ) -> None:
     payload = os.urandom(1000)
@@ -302,7 +302,7 @@ async def test_a_certified_peer_without_a_place_in_the_plan_can_fetch_and_push_n
 
 
 @pytest.mark.parametrize("caller", ["of another authority", "whose time is over", "banned"])
-async def test_the_dht_is_closed_to_a_caller(network: Network, tmp_path: Path, caller: str) -> None:
+async def test_the_dht_refuses_a_caller(network: Network, tmp_path: Path, caller: str) -> None:
     identity = open_identity(tmp_path / "caller.key")
     shown = certified(identity, authority("another") if caller == "of another authority" else None)
     # It believes our authority, so that it is not the caller who breaks off.
@@ -400,7 +400,7 @@ async def test_a_dht_that_does_not_answer_is_unreachable(network: Network, tmp_p
     assert failure.value.code is ErrorCode.DHT_UNREACHABLE
 
 
-async def test_an_address_that_is_none_is_refused(tmp_path: Path) -> None:
+async def test_an_invalid_address_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HetnodeError, match="nonsense") as failure:
         await start_node(tmp_path, "node", (), ["nonsense"])
     assert failure.value.code is ErrorCode.BAD_ADDRESS
@@ -414,7 +414,7 @@ async def test_a_port_in_use_is_refused(network: Network, tmp_path: Path) -> Non
     assert failure.value.code is ErrorCode.PORT_IN_USE
 
 
-async def test_an_advertised_address_is_what_others_are_told(tmp_path: Path) -> None:
+async def test_the_advertised_address_is_announced_to_other_peers(tmp_path: Path) -> None:
     identity = open_identity(tmp_path / "peer.key")
     hivemind = await HivemindTransport.start(
         identity=identity,
@@ -431,7 +431,7 @@ async def test_an_advertised_address_is_what_others_are_told(tmp_path: Path) -> 
         await hivemind.close()
 
 
-async def test_the_validator_sees_through_other_spellings_of_a_key() -> None:
+async def test_the_validator_recognises_a_padded_key() -> None:
     from hivemind.dht.routing import DHTID  # noqa: PLC0415 - slow to import, and for this test alone
     from hivemind.dht.validation import DHTRecord  # noqa: PLC0415
 

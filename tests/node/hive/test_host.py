@@ -30,7 +30,7 @@ class Averager:
         self.allow_list = tuple(body["peers"])
 
 
-def test_an_allow_list_that_comes_while_averagers_are_forked_reaches_all_of_them() -> None:
+def test_an_allow_list_sent_during_the_forks_reaches_all_averagers() -> None:
     averagers = Averagers()
     request = Admit((NEWCOMER,), (), deadline=1.0)
     admitting = threading.Thread(target=averagers.admit, args=(request,))

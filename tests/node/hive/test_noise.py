@@ -26,7 +26,7 @@ CALLS = (
 )
 
 
-async def test_random_bytes_of_a_member_end_nothing_and_the_next_round_is_gathered(tmp_path: Path) -> None:
+async def test_the_next_round_works_after_random_bytes_of_a_member(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         alice = await start_node(tmp_path, "alice", (0,))
         stack.push_async_callback(alice.hivemind.close)

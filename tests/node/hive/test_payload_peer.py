@@ -72,7 +72,7 @@ async def pass_turns(until: Callable[[], bool] = lambda: False) -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_groupmate_that_asks_first_gets_the_payload_once_this_peer_has_asked_too(
+async def test_an_early_request_is_answered_after_this_peer_has_asked_too(
     bench: Bench,
 ) -> None:
     order: list[str] = []
@@ -103,7 +103,7 @@ async def test_a_groupmate_that_asks_first_gets_the_payload_once_this_peer_has_a
         await gathering
 
 
-async def test_a_payload_that_is_held_already_need_not_be_asked_for(bench: Bench) -> None:
+async def test_a_payload_that_is_held_already_is_not_requested(bench: Bench) -> None:
     answer = bench.answer(bench.mine)
     with bench.peer.payloads.exchange(5):
         await bench.peer.payloads.hold(bench.mine, PAYLOAD)
@@ -112,7 +112,7 @@ async def test_a_payload_that_is_held_already_need_not_be_asked_for(bench: Bench
         assert await answer == PAYLOAD
 
 
-async def test_an_exchange_that_comes_to_nothing_holds_nothing_back(bench: Bench) -> None:
+async def test_requests_do_not_wait_after_a_failed_exchange(bench: Bench) -> None:
     answer = bench.answer(bench.mine)
     with bench.peer.payloads.exchange(5):
         await bench.peer.payloads.hold(bench.mine, PAYLOAD)
@@ -121,7 +121,7 @@ async def test_an_exchange_that_comes_to_nothing_holds_nothing_back(bench: Bench
     assert await answer == PAYLOAD
 
 
-async def test_what_is_no_payload_of_this_peer_yet_to_come_is_answered_at_once(bench: Bench) -> None:
+async def test_requests_for_other_payloads_are_answered_at_once(bench: Bench) -> None:
     other, older = bench.theirs, replace(bench.mine, round_number=4)
     with bench.peer.payloads.exchange(5):
         await bench.peer.payloads.hold(older, PAYLOAD)
@@ -130,7 +130,7 @@ async def test_what_is_no_payload_of_this_peer_yet_to_come_is_answered_at_once(b
         assert "does not hold" in str(await bench.answer(replace(bench.mine, round_number=3)))
 
 
-async def test_no_peer_keeps_more_than_two_requests_waiting(bench: Bench) -> None:
+async def test_each_peer_has_at_most_two_waiting_requests(bench: Bench) -> None:
     waiting = [
         bench.answer(replace(bench.mine, round_number=round_number, sha256=f"{round_number:064x}"))
         for round_number in (6, 7)
@@ -158,6 +158,6 @@ async def test_a_stream_stays_open_until_its_receiver_has_closed_it(bench: Bench
     assert await bench.answer(bench.mine) == PAYLOAD
 
 
-async def test_a_request_does_not_wait_for_ever(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_wait_of_a_request_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(payload_exchange, "TURN_SECONDS", 0.01)
     assert "does not hold" in str(await bench.answer(bench.mine))

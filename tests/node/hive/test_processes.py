@@ -32,9 +32,7 @@ def sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("victim", ["host", "p2pd", "averager"])
-async def test_the_death_of_any_of_its_processes_is_the_death_of_all(
-    tmp_path: Path, sockets: Path, victim: str
-) -> None:
+async def test_the_death_of_one_process_ends_all(tmp_path: Path, sockets: Path, victim: str) -> None:
     node = await start_node(tmp_path, "node", (0, 1))
     host, *_ = family = node.processes
     assert any(sockets.rglob("*"))

@@ -111,7 +111,7 @@ async def exchange(swarm: Swarm, *names: str, round_number: int) -> None:
     assert held == [canonical(descriptors)] * len(nodes)
 
 
-async def test_a_peer_that_was_killed_comes_back_on_another_port_and_serves_what_it_held(
+async def test_a_killed_peer_returns_on_another_port_and_serves_its_old_payloads(
     swarm: Swarm,
 ) -> None:
     payload = os.urandom(300_000)
@@ -126,7 +126,7 @@ async def test_a_peer_that_was_killed_comes_back_on_another_port_and_serves_what
     await exchange(swarm, "alice", "bob", round_number=3)
 
 
-async def test_an_exchange_that_waits_in_vain_ends_when_the_next_round_begins(swarm: Swarm) -> None:
+async def test_an_unfinished_exchange_ends_when_the_next_round_begins(swarm: Swarm) -> None:
     alice, bob = swarm["alice"], swarm["bob"]
     missing = bob.descriptor(b"never offered", 0, 4)
     own = alice.descriptor(b"payload", 0, 4)
@@ -137,7 +137,7 @@ async def test_an_exchange_that_waits_in_vain_ends_when_the_next_round_begins(sw
         assert await waiting == (own,)
 
 
-async def test_a_bootstrap_peer_that_was_started_again_is_found_by_those_who_stayed(swarm: Swarm) -> None:
+async def test_running_peers_find_a_restarted_bootstrap_peer(swarm: Swarm) -> None:
     alice = swarm["alice"]
     await alice.hivemind.publish(record_of(alice.identity), ttl=60.0)
     bootstrap = swarm.bootstrap
@@ -192,7 +192,7 @@ def content(tensors: Mapping[str, Tensor]) -> bytes:
     return b"".join(tensors[name].numpy().tobytes() for name in sorted(tensors))
 
 
-async def test_a_part_is_fetched_from_those_who_hold_it(
+async def test_a_part_is_fetched_from_its_donors(
     swarm: Swarm, checkpoint: Mapping[str, Tensor], tmp_path: Path
 ) -> None:
     into = tmp_path / "stage"
@@ -212,7 +212,7 @@ async def test_the_embedding_is_fetched_from_its_host_or_its_follower(
     assert into.read_bytes() == content(embedding)
 
 
-async def test_a_donor_whose_file_is_corrupt_is_passed_over(
+async def test_a_donor_with_a_corrupt_file_is_skipped(
     swarm: Swarm, checkpoint: Mapping[str, Tensor], tmp_path: Path
 ) -> None:
     path = write(swarm.checkpoints("alice"), "stage-00.safetensors", checkpoint)
@@ -226,7 +226,7 @@ async def test_a_donor_whose_file_is_corrupt_is_passed_over(
     assert (tmp_path / "part").read_bytes() == content(checkpoint)
 
 
-async def test_the_death_of_a_donor_on_the_way_is_made_good_by_another(swarm: Swarm, tmp_path: Path) -> None:
+async def test_another_donor_replaces_one_that_dies_during_a_download(swarm: Swarm, tmp_path: Path) -> None:
     large = {"large": torch.randn(24 << 20)}
     for name in ("alice", "bob"):
         write(swarm.checkpoints(name), "stage-00.safetensors", large)
@@ -241,7 +241,7 @@ async def test_the_death_of_a_donor_on_the_way_is_made_good_by_another(swarm: Sw
     await swarm.restart("alice")
 
 
-async def test_a_peer_that_is_not_admitted_gets_nothing_and_a_missing_checkpoint_is_told(
+async def test_a_refused_peer_and_a_missing_checkpoint_are_reported(
     swarm: Swarm, checkpoint: Mapping[str, Tensor], tmp_path: Path
 ) -> None:
     stranger = await start_node(swarm.folder, "stranger", (0,), swarm.addresses)
@@ -261,7 +261,7 @@ async def test_a_peer_that_is_not_admitted_gets_nothing_and_a_missing_checkpoint
 
 
 @pytest.mark.parametrize("skew", [-600.0, 600.0])
-async def test_a_node_whose_clock_is_wrong_by_ten_minutes_takes_part_if_it_knows(
+async def test_a_node_with_a_known_clock_error_of_ten_minutes_takes_part(
     swarm: Swarm, tmp_path: Path, skew: float
 ) -> None:
     alice = swarm["alice"]
@@ -280,9 +280,7 @@ async def test_a_node_whose_clock_is_wrong_by_ten_minutes_takes_part_if_it_knows
     await swarm.admit()
 
 
-async def test_a_node_whose_clock_is_wrong_and_that_does_not_know_is_kept_out(
-    swarm: Swarm, tmp_path: Path
-) -> None:
+async def test_a_node_with_an_unknown_clock_error_is_refused(swarm: Swarm, tmp_path: Path) -> None:
     async with skewed(swarm, tmp_path, 600.0, offset=0.0) as (_, process):
         assert await line_of(process) == "dht-unreachable"
 

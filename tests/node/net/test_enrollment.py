@@ -57,7 +57,7 @@ async def last_of(client: CoordinatorClient) -> PlanUpdate:
     return [news async for news in client.watch()][-1]
 
 
-async def test_an_invite_becomes_credentials_that_open_the_api_again_and_again(
+async def test_enrolling_gives_credentials_that_can_be_used_repeatedly(
     run: Running, identity: Identity
 ) -> None:
     credentials = await enrolled(run, identity)
@@ -73,7 +73,7 @@ async def test_an_invite_becomes_credentials_that_open_the_api_again_and_again(
     assert status.spec.run_id == run.spec.run_id
 
 
-async def test_what_is_kept_is_for_its_owner_alone(run: Running, identity: Identity) -> None:
+async def test_stored_credentials_are_readable_by_their_owner_only(run: Running, identity: Identity) -> None:
     credentials = await enrolled(run, identity)
     files = [*credentials.folder.iterdir()]
     assert {file.name for file in files} == {"key.pem", "certificate.pem", "authority.pem", "run.json"}
@@ -105,7 +105,9 @@ async def test_an_invite_for_one_role_is_remembered(run: Running, identity: Iden
     assert credentials.role is kept.load(credentials.folder).role is Role.REPLICA
 
 
-async def test_an_authority_other_than_the_invites_is_told_nothing(run: Running, identity: Identity) -> None:
+async def test_another_authority_than_that_of_the_invite_receives_nothing(
+    run: Running, identity: Identity
+) -> None:
     invite = await run.invite()
     with pytest.raises(HetnodeError) as refused:
         await enroll(replace(invite, pin=bytes(32)), identity, 10)
@@ -115,7 +117,7 @@ async def test_an_authority_other_than_the_invites_is_told_nothing(run: Running,
 
 
 @pytest.mark.parametrize("answering", ["silence", "something else"])
-async def test_whatever_else_listens_there_is_no_coordinator(
+async def test_another_server_at_the_address_is_not_taken_for_a_coordinator(
     run: Running, identity: Identity, answering: str
 ) -> None:
     async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -136,7 +138,7 @@ async def test_whatever_else_listens_there_is_no_coordinator(
     assert refused.value.code is expected[answering]
 
 
-async def test_who_carries_the_right_authority_but_is_not_certified_by_it_is_told_nothing(
+async def test_a_server_without_a_certificate_of_the_authority_receives_nothing(
     run: Running, identity: Identity
 ) -> None:
     """The authority's certificate is no secret: anybody can put it into a certificate of his own."""
@@ -163,9 +165,7 @@ async def test_who_carries_the_right_authority_but_is_not_certified_by_it_is_tol
     assert not service.asked
 
 
-async def test_a_spec_or_plan_of_another_key_than_the_coordinators_is_not_believed(
-    run: Running, identity: Identity
-) -> None:
+async def test_a_spec_or_plan_signed_with_another_key_is_refused(run: Running, identity: Identity) -> None:
     credentials = replace(await enrolled(run, identity), coordinator=keyed(7).peer)
     client = CoordinatorClient(credentials, identity)
     with pytest.raises(HetnodeError) as refused:
@@ -178,7 +178,7 @@ async def test_a_spec_or_plan_of_another_key_than_the_coordinators_is_not_believ
     await client.close()
 
 
-async def test_the_identity_of_another_peer_opens_nothing(
+async def test_credentials_do_not_work_with_the_identity_of_another_peer(
     run: Running, identity: Identity, tmp_path: Path
 ) -> None:
     stolen = await enrolled(run, identity)
@@ -201,7 +201,7 @@ async def test_another_coordinator_at_the_same_address_is_noticed_at_once(
     await client.close()
 
 
-async def test_renewing_drops_no_stream_and_new_connections_show_the_new_certificate(
+async def test_renewal_keeps_open_streams_and_new_connections_show_the_new_certificate(
     run: Running, identity: Identity
 ) -> None:
     client = CoordinatorClient(await enrolled(run, identity), identity)
@@ -221,7 +221,7 @@ async def test_renewing_drops_no_stream_and_new_connections_show_the_new_certifi
     await client.close()
 
 
-async def test_a_banned_peer_is_told_so_and_everybody_learns_of_it(
+async def test_a_ban_is_reported_to_the_banned_peer_and_to_all_others(
     run: Running, identity: Identity, tmp_path: Path
 ) -> None:
     banned = CoordinatorClient(await enrolled(run, identity), identity)
@@ -248,7 +248,7 @@ async def test_a_banned_peer_is_told_so_and_everybody_learns_of_it(
         await client.close()
 
 
-def test_a_certificate_is_renewed_long_before_its_end_and_ever_more_eagerly() -> None:
+def test_renewal_starts_early_and_attempts_become_more_frequent() -> None:
     shown, now = credentials("peer"), time.time()
     left = shown.expires - now
     assert left / 2 < shown.seconds_to_renewal(now) < left
@@ -257,7 +257,7 @@ def test_a_certificate_is_renewed_long_before_its_end_and_ever_more_eagerly() ->
     assert shown.seconds_to_renewal(shown.expires + 100) > 0
 
 
-def test_a_certificate_that_ended_while_the_node_was_away_is_said_to_be_so(tmp_path: Path) -> None:
+def test_a_certificate_that_expired_while_the_node_was_away_is_reported(tmp_path: Path) -> None:
     ended = credentials("peer", ended=True)
     held = RunCredentials(tmp_path, "run", "h:1", PeerId("c"), None, ended)
     with pytest.raises(HetnodeError) as refused:

@@ -85,7 +85,7 @@ async def test_frames_larger_than_a_chunk_cross_in_both_directions(pair: tuple[L
     assert upper.bytes_sent > 3 * CHUNK_BYTES
 
 
-async def test_frames_are_found_by_name_and_not_by_arrival(pair: tuple[Link, Link]) -> None:
+async def test_frames_are_taken_by_id_in_any_order(pair: tuple[Link, Link]) -> None:
     upper, lower = pair
     for microbatch in range(3):
         await upper.send(frame(microbatch, 10), 10)
@@ -93,7 +93,7 @@ async def test_frames_are_found_by_name_and_not_by_arrival(pair: tuple[Link, Lin
         assert await lower.take(frame(microbatch, 10).id, 10) == frame(microbatch, 10)
 
 
-async def test_a_repeated_frame_is_handed_out_once(pair: tuple[Link, Link]) -> None:
+async def test_a_repeated_frame_is_returned_once(pair: tuple[Link, Link]) -> None:
     upper, lower = pair
     for sent in (frame(1, 10), frame(1, 10), frame(2, 10)):
         await upper.send(sent, 10)
@@ -104,7 +104,7 @@ async def test_a_repeated_frame_is_handed_out_once(pair: tuple[Link, Link]) -> N
     assert missing.value.code is ErrorCode.NEIGHBOUR_LOST
 
 
-async def test_a_member_that_does_not_take_frames_makes_its_neighbour_wait(pair: tuple[Link, Link]) -> None:
+async def test_a_sender_waits_while_its_neighbour_takes_no_frames(pair: tuple[Link, Link]) -> None:
     upper, lower = pair
     total = 40  # far more than the inbox and gRPC's windows hold together
     sending = [asyncio.create_task(upper.send(frame(i, CHUNK_BYTES), 10)) for i in range(total)]
@@ -115,7 +115,7 @@ async def test_a_member_that_does_not_take_frames_makes_its_neighbour_wait(pair:
     await asyncio.gather(*sending)
 
 
-async def test_the_end_of_one_side_is_an_error_at_the_other(pair: tuple[Link, Link]) -> None:
+async def test_closing_one_end_raises_at_the_other(pair: tuple[Link, Link]) -> None:
     upper, lower = pair
     waiting = asyncio.create_task(lower.take(frame(0, 1).id, 30))
     await upper.close()
@@ -125,9 +125,7 @@ async def test_the_end_of_one_side_is_an_error_at_the_other(pair: tuple[Link, Li
 
 
 @pytest.mark.parametrize("first", [0, 1])
-async def test_neighbours_part_without_an_error_whoever_is_done_first(
-    pair: tuple[Link, Link], first: int
-) -> None:
+async def test_neighbours_part_without_an_error_in_either_order(pair: tuple[Link, Link], first: int) -> None:
     upper, lower = pair
     ends = (pair[first], pair[1 - first])
     await upper.send(frame(1, CHUNK_BYTES), 10)
@@ -174,7 +172,7 @@ async def test_an_idle_link_outlives_its_probes(monkeypatch: pytest.MonkeyPatch)
         await end.close()
 
 
-async def test_nobody_at_the_endpoint_is_reported_with_the_address() -> None:
+async def test_an_endpoint_without_a_listener_is_reported_with_its_address() -> None:
     with pytest.raises(HetnodeError) as unreachable:
         await dial("127.0.0.1:9", UPPER, LOWER, LIMITS, 0.3, UPPER_SHOWS)
     assert unreachable.value.code is ErrorCode.NEIGHBOUR_UNREACHABLE
@@ -202,7 +200,7 @@ BAD_MESSAGES = {
 }
 
 
-async def test_members_that_are_not_equally_far_are_not_connected_until_they_are(
+async def test_members_are_connected_only_when_they_are_in_the_same_round(
     server: tuple[LinkServer, str],
 ) -> None:
     accepting, address = server
@@ -262,7 +260,7 @@ async def test_another_protocol_version_is_refused_with_both_numbers(server: tup
     [greeting_of(LOWER).SerializeToString(), b""],
     ids=["after the greeting", "instead of one"],
 )
-async def test_bytes_that_are_no_message_end_the_link_at_the_end_that_has_dialled(greeting: bytes) -> None:
+async def test_bytes_that_are_no_message_end_the_link_at_the_dialling_end(greeting: bytes) -> None:
     async def answer(_: object, context: grpc.aio.ServicerContext) -> None:
         await context.read()
         for message in filter(None, (greeting, b"\xff\xff\xff garbage")):

@@ -86,7 +86,7 @@ async def test_no_frame_of_64_kib_or_more_has_one_percent_of_framing(size: int, 
         assert sum(len(message.to_bytes()) for message in frame) < 1.01 * size
 
 
-async def test_what_a_link_says_it_has_sent_is_what_it_wrote() -> None:
+async def test_bytes_sent_counts_the_bytes_that_were_written() -> None:
     frame = Frame(
         LONGEST_ID, (TensorHeader("activation", DType.U8, (2 * CHUNK_BYTES,)),), bytes(2 * CHUNK_BYTES)
     )

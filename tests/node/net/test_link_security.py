@@ -101,7 +101,7 @@ async def test_a_member_that_greets_as_another_is_refused_before_any_frame(
 
 
 @pytest.mark.parametrize("caller", ["of another authority", "whose time is over", "without any certificate"])
-async def test_a_caller_that_tls_does_not_believe_reaches_nothing(
+async def test_a_caller_without_a_valid_certificate_is_refused(
     server: tuple[LinkServer, str], caller: str
 ) -> None:
     accepting, address = server
@@ -121,12 +121,12 @@ async def test_a_caller_that_tls_does_not_believe_reaches_nothing(
     accept.cancel()
 
 
-async def test_a_plaintext_caller_reaches_nothing(server: tuple[LinkServer, str]) -> None:
+async def test_a_plaintext_caller_is_refused(server: tuple[LinkServer, str]) -> None:
     assert await refusal_of(grpc.aio.insecure_channel(server[1]), UPPER.peer) is None
 
 
 @pytest.mark.parametrize("answering", ["another member", "another authority", "an expired certificate"])
-async def test_a_dialler_tells_nothing_to_anybody_but_the_peer_of_the_plan(
+async def test_a_dialling_member_sends_only_to_the_peer_of_the_plan(
     server: tuple[LinkServer, str], shown: Shown, answering: str
 ) -> None:
     shown.now = {
@@ -140,7 +140,7 @@ async def test_a_dialler_tells_nothing_to_anybody_but_the_peer_of_the_plan(
     assert LOWER.peer in str(refused.value)
 
 
-async def test_a_renewed_certificate_is_shown_to_newcomers_and_ends_no_link(
+async def test_a_renewed_certificate_is_shown_to_new_connections_and_ends_no_link(
     server: tuple[LinkServer, str], shown: Shown
 ) -> None:
     upper, lower = await connect(server)
@@ -153,14 +153,14 @@ async def test_a_renewed_certificate_is_shown_to_newcomers_and_ends_no_link(
         await end.close()
 
 
-async def test_a_banned_neighbour_loses_its_link_and_learns_why(server: tuple[LinkServer, str]) -> None:
+async def test_the_link_of_a_banned_neighbour_ends_with_the_reason(server: tuple[LinkServer, str]) -> None:
     upper, lower = await connect(server)
     await lower.close(HetnodeError(ErrorCode.BANNED, "It was banned.", ""))
     assert (await lower.wait_closed()).code is ErrorCode.BANNED
     assert (await asyncio.wait_for(upper.wait_closed(), 10)).code is ErrorCode.BANNED
 
 
-async def test_a_peer_holds_a_few_streams_and_no_more(server: tuple[LinkServer, str]) -> None:
+async def test_the_open_streams_of_one_peer_are_bounded(server: tuple[LinkServer, str]) -> None:
     async with open_channel(server[1], credentials("hoarder"), tls_name(LOWER.peer), ()) as channel:
         hello = pb.Hello(protocol_version=PROTOCOL_VERSION, run="run", spec_hash="hash", peer="hoarder")
         calls = [pb_grpc.StageLinkStub(channel).Exchange() for _ in range(5)]
@@ -179,7 +179,7 @@ async def test_a_peer_holds_a_few_streams_and_no_more(server: tuple[LinkServer, 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(greets=st.booleans(), noise=st.lists(st.binary(max_size=300), min_size=1, max_size=4))
-async def test_random_bytes_of_a_certified_peer_end_its_stream_and_nothing_else(
+async def test_random_bytes_of_a_certified_peer_end_only_its_stream(
     server: tuple[LinkServer, str], greets: bool, noise: list[bytes]
 ) -> None:
     hello = pb.Hello(

@@ -49,7 +49,7 @@ def told(live: LiveEstimates, at: float) -> Estimates | None:
 # The rate of a link
 
 
-def test_frames_of_one_rate_show_it_as_soon_as_there_are_a_few() -> None:
+def test_a_constant_rate_is_found_after_a_few_frames() -> None:
     rate = FrameRate()
     for _ in range(3):
         rate.frame(10**6, 0.5)
@@ -58,21 +58,21 @@ def test_frames_of_one_rate_show_it_as_soon_as_there_are_a_few() -> None:
     assert rate.bandwidth == 2e6
 
 
-def test_a_sender_that_computes_meanwhile_does_not_make_the_link_look_slow() -> None:
+def test_pauses_of_the_sender_do_not_lower_the_estimate() -> None:
     rate = FrameRate()
     for number in range(64):
         rate.frame(10**6, 0.5 if number % 3 == 0 else 0.5 + number % 7)
     assert rate.bandwidth == pytest.approx(2e6)
 
 
-def test_a_few_frames_that_waited_in_buffers_do_not_make_it_look_fast() -> None:
+def test_a_few_buffered_frames_do_not_raise_the_estimate() -> None:
     rate = FrameRate()
     for number in range(64):
         rate.frame(10**6, 1e-6 if number % 8 == 0 else 0.5)
     assert rate.bandwidth == pytest.approx(2e6)
 
 
-def test_a_link_that_became_slower_or_faster_is_noticed() -> None:
+def test_the_estimate_follows_a_link_that_becomes_slower_or_faster() -> None:
     rate = FrameRate()
     for seconds in (0.1, 1.0, 0.01):
         for _ in range(32):
@@ -81,7 +81,7 @@ def test_a_link_that_became_slower_or_faster_is_noticed() -> None:
 
 
 @pytest.mark.parametrize(("nbytes", "seconds"), [(LEAST_FRAME_BYTES - 1, 1.0), (10**6, 0.0), (10**6, -1.0)])
-def test_frames_that_say_nothing_do_not_count(nbytes: int, seconds: float) -> None:
+def test_frames_without_information_do_not_count(nbytes: int, seconds: float) -> None:
     rate = FrameRate()
     for _ in range(10):
         rate.frame(nbytes, seconds)
@@ -153,7 +153,7 @@ def test_the_receiving_end_of_a_link_finds_its_bandwidth(
     assert found.incoming == pytest.approx(1.25e6, rel=0.01)
 
 
-def test_what_waited_for_room_here_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frame_that_waited_for_room_in_the_inbox_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> list[int]:
         monkeypatch.setattr(link, "clock", asyncio.get_running_loop().time)
         timed: list[int] = []
@@ -189,7 +189,7 @@ async def exchanged(
     return wire.sent, got, timed
 
 
-def test_a_header_travels_with_its_payload_but_for_a_few_that_are_timed(
+def test_only_some_headers_are_sent_separately_for_timing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def main() -> tuple[list[LinkMessage], list[Frame], list[int]]:
@@ -204,7 +204,7 @@ def test_a_header_travels_with_its_payload_but_for_a_few_that_are_timed(
     assert timed == 2 * [LEAST_FRAME_BYTES]
 
 
-def test_of_a_large_frame_what_comes_after_its_first_chunk_is_timed_always(
+def test_the_chunks_after_the_first_of_a_large_frame_are_always_timed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def main() -> tuple[list[LinkMessage], list[Frame], list[int]]:
@@ -217,7 +217,7 @@ def test_of_a_large_frame_what_comes_after_its_first_chunk_is_timed_always(
     assert timed == [2 * CHUNK_BYTES + 7, CHUNK_BYTES + 7, CHUNK_BYTES + 7]
 
 
-def test_small_frames_never_take_the_turn_of_one_that_can_be_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_frames_do_not_delay_the_timing_of_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> tuple[list[LinkMessage], list[Frame], list[int]]:
         monkeypatch.setattr(link, "clock", asyncio.get_running_loop().time)
         return await exchanged(frames, pause=0.0)
@@ -232,11 +232,11 @@ def test_small_frames_never_take_the_turn_of_one_that_can_be_timed(monkeypatch: 
 # What is told, and when
 
 
-def test_what_was_told_when_joining_is_no_news() -> None:
+def test_the_capacity_reported_at_joining_is_not_reported_again() -> None:
     assert estimates().due(0.0) is None
 
 
-def test_a_value_is_told_when_it_has_moved_by_more_than_a_fifth() -> None:
+def test_a_value_is_reported_after_a_change_of_more_than_a_fifth() -> None:
     live = estimates()
     live.capacity = replace(CAPACITY, uplink=1.15e6)
     assert told(live, 0.0) is None
@@ -248,14 +248,14 @@ def test_a_value_is_told_when_it_has_moved_by_more_than_a_fifth() -> None:
 
 
 @pytest.mark.parametrize("field", ["flops", "uplink", "downlink", "round_trip"])
-def test_a_value_that_was_not_known_before_is_news(field: str) -> None:
+def test_a_new_value_is_reported(field: str) -> None:
     live = LiveEstimates(replace(CAPACITY, **{field: 0.0}))
     assert live.due(0.0) is None
     live.capacity = CAPACITY
     assert told(live, 0.0) == Estimates(CAPACITY)
 
 
-def test_news_wait_a_little_for_each_other() -> None:
+def test_reports_are_separated_by_a_pause() -> None:
     live = estimates()
     live.replica_took(1.0)
     assert told(live, 10.0) is not None
@@ -266,13 +266,13 @@ def test_news_wait_a_little_for_each_other() -> None:
     assert news.microbatch_seconds == 2.0
 
 
-def test_what_was_not_heard_is_told_again() -> None:
+def test_a_report_that_was_not_received_is_repeated() -> None:
     live = estimates()
     live.replica_took(1.0)
     assert live.due(0.0) == live.due(0.0)
 
 
-def test_the_ways_to_others_are_told_and_renewed() -> None:
+def test_links_to_other_peers_are_reported_and_updated() -> None:
     live = estimates()
     live.probed(A, 0.01, 1e6, 2e6)
     live.echoed(B, 0.03)
@@ -286,13 +286,13 @@ def test_the_ways_to_others_are_told_and_renewed() -> None:
     assert LinkEstimate(A, 0.01, 1e6, 1e6) in news.links
 
 
-def test_a_peer_of_which_nothing_is_known_yet_is_not_told() -> None:
+def test_a_peer_without_measurements_is_not_reported() -> None:
     live = estimates()
     live.received(A, 10**6, 1.0)
     assert live.now.links == ()
 
 
-def test_speed_is_the_middle_of_the_last_rounds() -> None:
+def test_speed_is_the_median_of_the_last_rounds() -> None:
     live = estimates()
     for flops in (2e9, 1e6, 2.2e9):  # in one of them the machine did something else
         live.computed(flops, 1.0)
@@ -302,7 +302,7 @@ def test_speed_is_the_middle_of_the_last_rounds() -> None:
     assert live.capacity.flops == 2e9
 
 
-def test_a_coordinator_that_was_joined_again_is_told_all_but_what_joining_said() -> None:
+def test_after_joining_again_all_but_the_capacity_is_reported() -> None:
     live = estimates()
     live.computed(5e9, 1.0)
     live.probed(A, 0.01, 1e6, 2e6)
@@ -312,7 +312,7 @@ def test_a_coordinator_that_was_joined_again_is_told_all_but_what_joining_said()
     assert told(live, 10.5) == live.now
 
 
-def test_no_more_peers_are_told_than_a_message_may_name() -> None:
+def test_the_number_of_reported_peers_is_bounded() -> None:
     live = estimates()
     for number in range(200):
         live.echoed(PeerId(f"peer-{number}"), 0.01)
@@ -333,7 +333,7 @@ CALLS = st.one_of(
 
 
 @given(st.lists(st.tuples(CALLS, st.floats(0, 10)), max_size=50))
-def test_the_coordinator_is_never_far_from_what_is_known(calls: list[Any]) -> None:
+def test_reported_values_stay_close_to_the_measured_ones(calls: list[Any]) -> None:
     """Whatever happens, what is told may travel, comes not too often, and nothing stays untold for long."""
     live, at, before = estimates(), 0.0, -100.0
     for (name, arguments), pause in calls:

@@ -115,7 +115,7 @@ def epochs(run_view: RunView) -> list[int]:
     return sorted(run_view.plans)
 
 
-def test_a_seat_counts_from_the_plans_round_on() -> None:
+def test_an_assignment_is_valid_from_the_round_of_its_plan() -> None:
     async def scenario(coordinator: Coordinator, membership: Membership) -> None:
         plans = [news(plan_of(1, 1, ME, OTHER)), news(plan_of(2, 5, OTHER), PLACE, round_number=4)]
         run_view = await hears(coordinator, membership, plans[0])
@@ -130,7 +130,7 @@ def test_a_seat_counts_from_the_plans_round_on() -> None:
     play(scenario)
 
 
-def test_the_seat_of_who_follows_is_stale_and_stays_so_until_a_later_plan() -> None:
+def test_the_assignment_of_a_follower_is_invalid_until_a_later_plan() -> None:
     async def scenario(coordinator: Coordinator, membership: Membership) -> None:
         first = plan_of(1, 1, ME, OTHER)
         run_view = await hears(coordinator, membership, news(first, PLACE))
@@ -147,7 +147,7 @@ def test_the_seat_of_who_follows_is_stale_and_stays_so_until_a_later_plan() -> N
     play(scenario)
 
 
-def test_joining_again_forgets_the_plans_and_hears_them_anew() -> None:
+def test_joining_again_drops_the_plans_and_receives_them_again() -> None:
     async def scenario(coordinator: Coordinator, membership: Membership) -> None:
         old = [
             news(plan_of(1, 1, ME, OTHER)),
@@ -169,7 +169,7 @@ def test_joining_again_forgets_the_plans_and_hears_them_anew() -> None:
     play(scenario)
 
 
-def test_all_who_find_out_that_the_session_is_over_join_once() -> None:
+def test_tasks_that_notice_a_lost_session_join_once() -> None:
     async def scenario(coordinator: Coordinator, membership: Membership) -> None:
         coordinator.trouble = {"heartbeat": LOST}
         coordinator.tell(LOST)
@@ -183,7 +183,7 @@ def test_all_who_find_out_that_the_session_is_over_join_once() -> None:
 
 
 @pytest.mark.parametrize("call", ["heartbeat", "watch"])
-def test_who_was_taken_for_lost_joins_again_by_itself(call: str) -> None:
+def test_a_node_removed_as_lost_joins_again(call: str) -> None:
     async def scenario(coordinator: Coordinator, membership: Membership) -> None:
         coordinator.trouble = {call: LOST}
         if call == "watch":
@@ -211,7 +211,7 @@ def test_a_refusal_ends_the_membership(call: str) -> None:
 
 
 @pytest.mark.parametrize(("call", "seconds"), [("watch", 1.0), ("join", 1.0), ("heartbeat", HEARTBEAT)])
-def test_retries_are_jittered_so_that_nodes_do_not_come_in_step(call: str, seconds: float) -> None:
+def test_retries_are_jittered(call: str, seconds: float) -> None:
     async def scenario(coordinator: Coordinator, membership: Membership) -> None:
         coordinator.trouble = {call: AWAY}
         if call == "watch":
@@ -230,7 +230,7 @@ def test_retries_are_jittered_so_that_nodes_do_not_come_in_step(call: str, secon
     play(scenario)
 
 
-def test_away_counts_from_the_last_answer_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_away_counts_from_the_last_answer_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
     async def scenario(coordinator: Coordinator, membership: Membership) -> None:
@@ -252,7 +252,7 @@ def test_away_counts_from_the_last_answer_and_is_told_once(caplog: pytest.LogCap
     ]
 
 
-def test_a_node_that_was_suspended_does_not_take_the_coordinator_for_away() -> None:
+def test_a_suspension_of_the_node_does_not_count_as_absence_of_the_coordinator() -> None:
     async def main() -> float:
         coordinator, life, loop = Coordinator(), Life("me"), asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
@@ -269,7 +269,7 @@ def test_a_node_that_was_suspended_does_not_take_the_coordinator_for_away() -> N
     assert run(main()) == 0
 
 
-def test_a_heartbeat_says_when_offers_close_and_which_round_is_open() -> None:
+def test_a_heartbeat_reply_gives_the_open_round_and_its_closing_time() -> None:
     async def scenario(coordinator: Coordinator, membership: Membership) -> None:
         coordinator.pulse = HeartbeatReply(7, 10.0)
         await membership.until(lambda run_view: run_view.round_number == 7 or None)
@@ -282,7 +282,7 @@ def test_a_heartbeat_says_when_offers_close_and_which_round_is_open() -> None:
     play(scenario)
 
 
-def test_the_averagers_hear_of_peers_before_anybody_acts_on_it() -> None:
+def test_the_allow_list_is_updated_before_other_tasks_see_the_plan() -> None:
     async def scenario(coordinator: Coordinator, membership: Membership) -> None:
         told: list[tuple[Set[PeerId], list[int]]] = []
 

@@ -112,13 +112,13 @@ def test_the_rates_of_a_shaped_connection_are_found(up: float, down: float, dela
     assert figures.round_trip == pytest.approx(2 * delay, abs=5e-4)
 
 
-def test_a_slow_start_and_full_buffers_do_not_spoil_the_rates() -> None:
+def test_a_slow_start_and_full_buffers_do_not_change_the_rates() -> None:
     figures, _ = measured(1.25e6, 1.25e6, 0.02, buffer=16, slow_start=0.35)
     assert figures.uplink == pytest.approx(1.25e6, rel=0.05)
     assert figures.downlink == pytest.approx(1.25e6, rel=0.05)
 
 
-def test_a_very_slow_connection_is_measured_by_what_little_came() -> None:
+def test_a_very_slow_connection_is_measured_by_the_few_bytes_that_arrived() -> None:
     figures, seconds = measured(20e3, 20e3, 0.05, buffer=1)
     assert figures.uplink == pytest.approx(20e3, rel=0.2)
     assert figures.downlink == pytest.approx(20e3, rel=0.2)
@@ -177,7 +177,7 @@ async def test_wrong_answers_are_refused(asked: str, answers: list[pb.ProbeMessa
     assert refused.value.code is ErrorCode.FRAME_CORRUPT
 
 
-async def test_an_empty_fill_is_unknown_not_infinite() -> None:
+async def test_the_rate_of_an_empty_fill_is_zero() -> None:
     assert await Told(pb.ProbeMessage(tally=0)).probe().downlink() == 0.0
 
 
@@ -195,7 +195,7 @@ def refusal(answers: Answers, message: pb.ProbeMessage) -> ErrorCode:
     return refused.value.code
 
 
-def test_a_tally_says_what_came_since_the_last_one() -> None:
+def test_a_tally_counts_the_bytes_since_the_last_tally() -> None:
     answers = answers_at()
     for _ in range(3):
         assert list(answers.to(DATA)) == []
@@ -208,7 +208,7 @@ def test_a_fill_has_bounds(seconds: float) -> None:
     assert refusal(answers_at(), pb.ProbeMessage(fill=seconds)) is ErrorCode.BAD_REQUEST
 
 
-def test_nobody_gets_more_data_than_a_probe_may_move_however_the_clock_goes() -> None:
+def test_the_data_of_a_fill_is_bounded_for_any_clock() -> None:
     answers = answers_at(lambda: 0.0)  # it stands still
     sent = 0
     for _ in range(3):
@@ -218,7 +218,7 @@ def test_nobody_gets_more_data_than_a_probe_may_move_however_the_clock_goes() ->
     assert sent == MAX_DATA_BYTES
 
 
-def test_all_fills_of_a_probe_have_one_bound_together() -> None:
+def test_the_total_of_all_fills_of_a_probe_is_bounded() -> None:
     now = 0.0
 
     def ticking() -> float:
@@ -232,7 +232,7 @@ def test_all_fills_of_a_probe_have_one_bound_together() -> None:
     assert refusal(answers, pb.ProbeMessage(fill=0.1)) is ErrorCode.RATE_LIMITED
 
 
-def test_data_is_admitted_once_and_echoes_need_nobodys_leave() -> None:
+def test_data_is_admitted_once_and_echoes_always() -> None:
     asked = []
     answers = Answers(lambda: 0.0, lambda: asked.append(True))
     list(answers.to(pb.ProbeMessage(echo=1)))
@@ -242,18 +242,18 @@ def test_data_is_admitted_once_and_echoes_need_nobodys_leave() -> None:
     assert asked == [True]
 
 
-def test_nobody_sends_more_data_than_a_probe_may_move() -> None:
+def test_the_data_that_a_caller_sends_is_bounded() -> None:
     answers = answers_at()
     for _ in range(MAX_DATA_BYTES // DATA_BYTES):
         list(answers.to(DATA))
     assert refusal(answers, DATA) is ErrorCode.RATE_LIMITED
 
 
-def test_a_message_of_data_has_a_size() -> None:
+def test_the_size_of_a_data_message_is_bounded() -> None:
     assert refusal(answers_at(), pb.ProbeMessage(data=bytes(DATA_BYTES + 1))) is ErrorCode.BAD_REQUEST
 
 
-def test_a_probe_does_not_go_on_for_ever() -> None:
+def test_the_number_of_messages_of_a_probe_is_bounded() -> None:
     answers = answers_at()
     for number in range(1000):
         assert list(answers.to(pb.ProbeMessage(echo=number))) == [pb.ProbeMessage(echo=number)]
@@ -271,7 +271,7 @@ MESSAGES = st.one_of(
 
 
 @given(st.lists(MESSAGES, max_size=20))
-def test_whatever_a_caller_says_is_answered_or_refused(messages: list[pb.ProbeMessage]) -> None:
+def test_any_messages_of_a_caller_are_answered_or_refused(messages: list[pb.ProbeMessage]) -> None:
     answers, sent = answers_at(), 0
     try:
         for message in messages:
@@ -281,7 +281,7 @@ def test_whatever_a_caller_says_is_answered_or_refused(messages: list[pb.ProbeMe
     assert sent <= MAX_DATA_BYTES
 
 
-def test_the_door_lets_in_one_probe_of_a_caller_some_of_all_and_nobody_too_often() -> None:
+def test_the_number_and_frequency_of_probes_are_bounded() -> None:
     now = 0.0
     door = ProbeDoor(2, lambda: now)
 
@@ -314,7 +314,7 @@ def moves_data(door: ProbeDoor, caller: str) -> bool:
     return True
 
 
-def test_one_caller_moves_data_a_few_times_and_then_rarely() -> None:
+def test_a_caller_may_move_data_a_few_times_and_then_rarely() -> None:
     now = 0.0
     door = ProbeDoor(2, lambda: now)
     moved = 0
@@ -325,7 +325,7 @@ def test_one_caller_moves_data_a_few_times_and_then_rarely() -> None:
     assert moves_data(door, "b"), "others are not to blame"
 
 
-def test_whoever_needs_its_line_answers_echoes_only() -> None:
+def test_a_busy_peer_answers_only_echoes() -> None:
     door = ProbeDoor(2, lambda: 0.0)
     door.is_busy = lambda: True
     for _ in range(3):
@@ -362,17 +362,17 @@ async def probed(run: Running, peer: str, tls: Credentials | None = None) -> Fig
         return await found.figures(SHORT)
 
 
-async def test_a_peer_measures_the_way_to_the_coordinator_before_it_joins(run: Running) -> None:
+async def test_a_peer_measures_the_connection_to_the_coordinator_before_it_joins(run: Running) -> None:
     assert is_measured(await probed(run, A.peer))
     assert not (await run.status()).peers
 
 
-async def test_the_operator_measures_it_too(run: Running) -> None:
+async def test_the_operator_can_measure_the_connection_to_the_coordinator(run: Running) -> None:
     key, certificate = ((run.folder / name).read_bytes() for name in ("operator.key", "operator.pem"))
     assert is_measured(await probed(run, "", Credentials(run.authority.pem, certificate, key)))
 
 
-async def test_a_stranger_does_not_measure(run: Running) -> None:
+async def test_a_probe_without_a_certificate_is_refused(run: Running) -> None:
     stranger = replace(credentials(A.peer, authority("another")), authority=run.authority.pem)
     assert await refused(probed(run, A.peer, stranger)) in (
         ErrorCode.WRONG_AUTHORITY,
@@ -380,7 +380,7 @@ async def test_a_stranger_does_not_measure(run: Running) -> None:
     )
 
 
-async def test_a_banned_peer_does_not_measure(run: Running) -> None:
+async def test_the_coordinator_refuses_a_probe_of_a_banned_peer(run: Running) -> None:
     await run.admin.Ban(pb.BanRequest(peer=A.peer))
     assert await refused(probed(run, A.peer)) is ErrorCode.BANNED
 
@@ -406,7 +406,7 @@ async def test_the_coordinator_answers_one_probe_of_a_peer_and_four_of_all(run: 
         done.set()
 
 
-async def test_a_probe_that_idles_is_ended(run: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_idle_probe_is_ended(run: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "MAX_PROBE_SECONDS", 0.05)
 
     async def idle() -> None:
@@ -417,7 +417,7 @@ async def test_a_probe_that_idles_is_ended(run: Running, monkeypatch: pytest.Mon
     assert await refused(idle()) is ErrorCode.RATE_LIMITED
 
 
-async def test_a_caller_gives_up_on_one_that_never_answers(
+async def test_a_caller_stops_waiting_for_a_peer_that_never_answers(
     run: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probing, "_MOST_SECONDS", 0.3)
@@ -440,7 +440,7 @@ async def test_bytes_that_are_no_message_are_refused(run: Running) -> None:
     await channel.close()
 
 
-async def test_a_coordinator_that_is_away_is_said_to_be(run: Running) -> None:
+async def test_a_coordinator_that_is_away_is_reported(run: Running) -> None:
     async def away() -> None:
         async with CoordinatorChannel("127.0.0.1:9", shown(run, A.peer)) as channel, channel.probe() as found:
             await found.round_trip()
@@ -466,12 +466,12 @@ async def way_to(address: str, tls: Credentials | None = None, peer: PeerId = B.
         return await found.figures(SHORT)
 
 
-async def test_a_peer_measures_the_way_to_another_peer(listening: tuple[LinkServer, str]) -> None:
+async def test_a_peer_measures_the_connection_to_another_peer(listening: tuple[LinkServer, str]) -> None:
     assert is_measured(await way_to(listening[1]))
 
 
 @pytest.mark.parametrize("tls", [credentials(A.peer, authority("another")), credentials(A.peer, ended=True)])
-async def test_peers_answer_nobody_without_a_certificate_of_the_run(
+async def test_peers_refuse_probes_without_a_certificate_of_the_run(
     listening: tuple[LinkServer, str], tls: Credentials
 ) -> None:
     believing = replace(tls, authority=credentials(B.peer).authority)
@@ -481,19 +481,19 @@ async def test_peers_answer_nobody_without_a_certificate_of_the_run(
     )
 
 
-async def test_another_peer_than_the_one_that_was_meant_is_not_measured(
+async def test_a_probe_of_another_peer_than_the_named_one_is_refused(
     listening: tuple[LinkServer, str],
 ) -> None:
     assert await refused(way_to(listening[1], peer=keyed(7).peer)) is ErrorCode.CERTIFICATE_REFUSED
 
 
-async def test_a_banned_peer_is_not_answered(listening: tuple[LinkServer, str]) -> None:
+async def test_a_peer_refuses_a_probe_of_a_banned_peer(listening: tuple[LinkServer, str]) -> None:
     server, address = listening
     server.refuse_probes_of(lambda: {A.peer})
     assert await refused(way_to(address)) is ErrorCode.BANNED
 
 
-async def test_a_peer_that_trains_answers_echoes_only(listening: tuple[LinkServer, str]) -> None:
+async def test_a_training_peer_answers_only_echoes(listening: tuple[LinkServer, str]) -> None:
     server, address = listening
     server.limit_probes_while(lambda: True)
     async with probe_peer(address, B.peer, credentials(A.peer)) as found:
@@ -501,7 +501,7 @@ async def test_a_peer_that_trains_answers_echoes_only(listening: tuple[LinkServe
     assert await refused(way_to(address)) is ErrorCode.RATE_LIMITED
 
 
-async def test_peers_answer_few_probes_at_once() -> None:
+async def test_a_peer_answers_few_probes_at_the_same_time() -> None:
     async with serving(ProbeDoor(0, lambda: 0.0)) as (_, address):
         assert await refused(way_to(address)) is ErrorCode.RATE_LIMITED
 

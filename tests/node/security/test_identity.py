@@ -34,7 +34,7 @@ def test_an_identity_stays_the_same_when_it_is_opened_again(tmp_path: Path) -> N
     assert open_identity(path).peer == peer
 
 
-def test_its_signatures_verify_against_its_peer_id_alone(tmp_path: Path) -> None:
+def test_signatures_verify_only_with_the_peer_id_of_the_identity(tmp_path: Path) -> None:
     identity = open_identity(tmp_path / "peer.key")
     signature = identity.sign(b"message")
     assert is_signed_by(identity.peer, b"message", signature)
@@ -49,7 +49,7 @@ def test_an_identity_in_use_is_refused(tmp_path: Path) -> None:
     assert refusal.value.code is ErrorCode.ALREADY_ACTIVE
 
 
-def test_the_free_identity_is_the_first_that_no_process_uses(tmp_path: Path) -> None:
+def test_the_free_identity_is_the_first_unused_one(tmp_path: Path) -> None:
     identities: list[Identity] = [open_free_identity(tmp_path) for _ in range(3)]
     assert [identity.path.name for identity in identities] == ["peer-0.key", "peer-1.key", "peer-2.key"]
     assert len({identity.peer for identity in identities}) == 3
@@ -70,7 +70,7 @@ def test_the_identity_of_a_process_that_has_ended_is_free_again(tmp_path: Path) 
         b"\x08\x01\x12\x40" + b"k" * 64,  # the public half is not that of the seed
     ],
 )
-def test_a_file_that_holds_no_key_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
+def test_a_file_without_a_key_is_refused_and_not_changed(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "peer.key"
     path.write_bytes(content)
     with pytest.raises(HetnodeError, match=str(path)) as refusal:

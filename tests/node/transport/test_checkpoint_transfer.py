@@ -34,13 +34,13 @@ CONTENT = os.urandom(3 * CHUNK_BYTES + 1000)
 # The decisions
 
 
-def test_every_piece_is_asked_of_one_donor_before_any_is_asked_of_two() -> None:
+def test_each_piece_is_requested_once_before_any_is_requested_twice() -> None:
     download = Download({0, 1, 2}, Donors(("a", "b")))
     asked = [download.next_for(donor) for donor in ("a", "b", "a", "b", "b", "b", "a")]
     assert asked == [0, 1, 2, 0, 2, None, 1]
 
 
-def test_a_piece_that_failed_is_asked_of_another() -> None:
+def test_a_failed_piece_is_requested_from_another_donor() -> None:
     download = Download({0}, Donors(("a", "b")))
     assert download.next_for("a") == 0
     download.failed("a", 0, "gone")
@@ -49,7 +49,7 @@ def test_a_piece_that_failed_is_asked_of_another() -> None:
     assert download.is_complete
 
 
-def test_a_donor_that_has_lied_is_never_asked_again_and_its_reason_stays() -> None:
+def test_a_donor_that_sent_wrong_bytes_is_never_asked_again_and_its_reason_stays() -> None:
     donors = Donors(("a", "b"))
     download = Download({0, 1}, donors)
     download.next_for("a"), download.next_for("a")
@@ -61,7 +61,7 @@ def test_a_donor_that_has_lied_is_never_asked_again_and_its_reason_stays() -> No
     assert Download({5}, donors).next_for("a") is None  # nor in another download from the same donors
 
 
-def test_a_donor_is_given_up_after_failures_in_a_row() -> None:
+def test_a_donor_is_excluded_after_failures_in_a_row() -> None:
     donors = Donors(("a",))
     download = Download({0, 1}, donors)
     for _ in range(PATIENCE - 1):
@@ -75,7 +75,7 @@ def test_a_donor_is_given_up_after_failures_in_a_row() -> None:
 
 
 @given(data=st.data(), pieces=st.integers(0, 6))
-def test_whatever_donors_do_it_ends_complete_or_hopeless(data: st.DataObject, pieces: int) -> None:
+def test_a_download_always_ends_complete_or_hopeless(data: st.DataObject, pieces: int) -> None:
     donors = Donors(DONORS)
     download = Download(set(range(pieces)), donors)
     under_way: list[tuple[str, int]] = []
@@ -190,12 +190,12 @@ async def test_several_donors_share_the_work(tmp_path: Path) -> None:
     assert all(chunks.values())
 
 
-async def test_the_death_of_a_donor_on_the_way_is_made_good_by_the_others(tmp_path: Path) -> None:
+async def test_other_donors_replace_one_that_dies_during_a_download(tmp_path: Path) -> None:
     await fetch(tmp_path / "part", {"alice": Dead(after=2), "bob": Honest(), "carol": Dead()})
     assert (tmp_path / "part").read_bytes() == CONTENT
 
 
-async def test_a_silent_donor_does_not_hold_up_the_end(tmp_path: Path) -> None:
+async def test_a_silent_donor_does_not_delay_the_end(tmp_path: Path) -> None:
     await fetch(tmp_path / "part", {"alice": Silent(), "bob": Honest()})
     assert (tmp_path / "part").read_bytes() == CONTENT
 
@@ -211,7 +211,7 @@ async def test_a_donor_that_sends_wrong_chunks_is_named_and_never_asked_again(
     assert any("alice sent wrong bytes" in record.getMessage() for record in caplog.records)
 
 
-async def test_no_chunk_is_asked_of_a_donor_whose_list_of_chunks_is_wrong(tmp_path: Path) -> None:
+async def test_a_donor_with_a_wrong_list_of_chunks_is_not_asked_for_chunks(tmp_path: Path) -> None:
     other = Honest(os.urandom(len(CONTENT)))
     with pytest.raises(HetnodeError, match="alice: its list of chunks is not") as failure:
         await fetch(tmp_path / "part", {"alice": other})
@@ -235,7 +235,7 @@ async def test_without_donors_or_time_it_is_unavailable(tmp_path: Path) -> None:
         assert failure.value.code is ErrorCode.STATE_UNAVAILABLE
 
 
-async def test_a_broken_download_goes_on_where_it_was(tmp_path: Path) -> None:
+async def test_an_interrupted_download_continues(tmp_path: Path) -> None:
     into = tmp_path / "part"
     with pytest.raises(HetnodeError):
         await fetch(into, {"alice": Dead(after=3)})  # the list and two chunks
@@ -248,7 +248,7 @@ async def test_a_broken_download_goes_on_where_it_was(tmp_path: Path) -> None:
     assert again.asked == [0]
 
 
-async def test_a_chunk_that_is_being_written_when_the_last_donor_is_given_up_is_kept(
+async def test_a_chunk_being_written_when_the_last_donor_is_excluded_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_given_up = threading.Event()
@@ -274,14 +274,14 @@ async def test_a_chunk_that_is_being_written_when_the_last_donor_is_given_up_is_
 
 
 @pytest.mark.parametrize("earlier", [b"", b"short", CONTENT[:-1], CONTENT + b"x", bytes(len(CONTENT))])
-async def test_whatever_is_in_the_file_it_ends_as_the_part(tmp_path: Path, earlier: bytes) -> None:
+async def test_a_download_replaces_any_earlier_content_of_the_file(tmp_path: Path, earlier: bytes) -> None:
     (tmp_path / "part").write_bytes(earlier)
     await fetch(tmp_path / "part", {"alice": Honest()})
     assert (tmp_path / "part").read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("trouble", ["no room", "no folder"])
-async def test_a_disk_that_refuses_is_told_at_once(
+async def test_a_disk_error_is_reported_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
     def full(*_: object) -> NoReturn:

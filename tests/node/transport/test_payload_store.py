@@ -33,7 +33,7 @@ def rounds_of(store: PayloadStore, rounds: Iterable[int], sha256: str) -> list[i
     return [round_number for round_number in rounds if store.get(round_number, sha256) is not None]
 
 
-def test_a_payload_is_found_under_its_round_and_hash_alone(store: PayloadStore) -> None:
+def test_a_payload_is_found_only_under_its_round_and_hash(store: PayloadStore) -> None:
     sha256 = put(store, 1, b"payload")
     assert store.has(1, sha256)
     assert store.get(1, sha256) == b"payload"
@@ -57,7 +57,7 @@ def test_forgetting_drops_the_rounds_before(store: PayloadStore) -> None:
     assert rounds_of(store, (2, 3), sha256) == [3]
 
 
-def test_only_the_newest_rounds_are_kept_in_whatever_order_they_come(tmp_path: Path) -> None:
+def test_only_the_newest_rounds_are_kept_in_any_order_of_arrival(tmp_path: Path) -> None:
     store = PayloadStore(tmp_path, keep_rounds=3)
     for round_number in (5, 9, 1, 7, 8):
         sha256 = put(store, round_number, b"payload")
@@ -85,7 +85,7 @@ def test_rounds_without_payloads_count_as_rounds(tmp_path: Path) -> None:
     assert rounds_of(store, (1, 5), sha256) == [5]
 
 
-def test_a_new_store_on_the_same_folder_holds_what_was_held(tmp_path: Path) -> None:
+def test_a_new_store_on_the_same_folder_has_the_same_payloads(tmp_path: Path) -> None:
     first = PayloadStore(tmp_path, keep_rounds=3)
     held = {
         (round_number, put(first, round_number, payload)): payload
@@ -97,7 +97,7 @@ def test_a_new_store_on_the_same_folder_holds_what_was_held(tmp_path: Path) -> N
     assert rounds_of(PayloadStore(tmp_path, keep_rounds=1), (4, 5), next(iter(held))[1]) == [5]
 
 
-def test_what_a_crash_has_left_half_written_is_removed_and_strange_things_are_left_alone(
+def test_partial_files_are_removed_and_unknown_files_are_kept(
     tmp_path: Path,
 ) -> None:
     sha256 = put(PayloadStore(tmp_path, keep_rounds=3), 4, b"payload")
@@ -115,9 +115,7 @@ def test_what_a_crash_has_left_half_written_is_removed_and_strange_things_are_le
 
 
 @pytest.mark.parametrize("damage", ["turned bit", "cut short", "removed"])
-def test_a_payload_that_the_disk_has_damaged_is_not_held_and_can_be_put_again(
-    tmp_path: Path, damage: str
-) -> None:
+def test_a_damaged_payload_is_dropped_and_can_be_put_again(tmp_path: Path, damage: str) -> None:
     sha256 = put(PayloadStore(tmp_path, keep_rounds=3), 4, b"payload")
     store = PayloadStore(tmp_path, keep_rounds=3)
     (path,) = (tmp_path / "round-000004").iterdir()
@@ -131,7 +129,7 @@ def test_a_payload_that_the_disk_has_damaged_is_not_held_and_can_be_put_again(
     assert store.get(4, sha256) == b"payload"
 
 
-def test_a_full_disk_is_told_once_and_the_round_goes_on_from_memory(
+def test_a_full_disk_is_logged_once_and_memory_keeps_the_payloads(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = PayloadStore(tmp_path, keep_rounds=9)

@@ -186,11 +186,7 @@ async def _enter(
     stack.push_async_callback(coordinator.close)
     advertise = options.advertise or local_address_towards(credentials.api)
     server = LinkServer(lambda: coordinator.credentials.tls, estimates.received)
-    endpoint = ""
-    if POLICIES[role].joins_pipelines and not options.dial_only:
-        port = await server.start(options.listen_host, options.listen_port)
-        stack.push_async_callback(server.close)
-        endpoint = f"{advertise}:{port}"
+    endpoint = await _listen(server, role, options, advertise, stack)
     if options.measure:
         known = known_speed(options.folder, credentials.run, options.device, options.threads)
         estimates.capacity = replace(capacity, flops=known)
@@ -231,6 +227,17 @@ async def _enter(
         leaving,
     )
     return joined, worker
+
+
+async def _listen(
+    server: LinkServer, role: Role, options: NodeOptions, advertise: str, stack: AsyncExitStack
+) -> str:
+    """Accept links if `role` has neighbours. Returns this node's endpoint, "" where it only dials."""
+    if options.dial_only or not POLICIES[role].joins_pipelines:
+        return ""
+    port = await server.start(options.listen_host, options.listen_port)
+    stack.push_async_callback(server.close)
+    return f"{advertise}:{port}"
 
 
 async def _check_device(worker: WorkerClient, options: NodeOptions) -> Capacity:

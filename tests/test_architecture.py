@@ -220,7 +220,9 @@ def test_long_files_say_why() -> None:
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 assert node.end_lineno is not None
-                lines = node.end_lineno - node.body[0].lineno  # the signature of a command lists its options
+                # The signature of a command lists its options: there only the body counts.
+                first = node.body[0].lineno if module.startswith("node.cli") else node.lineno
+                lines = node.end_lineno - first
                 assert lines < 60, f"{module}.{node.name} has over 60 lines"
 
 

@@ -1,8 +1,8 @@
-"""The fastest chain of given peers: in which order they are, and where the stages are cut between them.
+"""The fastest chain of given peers: the order of the peers and the cuts of the stages between them.
 
-Of a few peers all chains are compared. Of more peers one plausible order is taken, and a local search
-(coordinator.placement.local_search) moves the cuts. A chain respects the memory of its members, and of two
-neighbours one accepts connections.
+For a few peers all chains are compared. For more peers one plausible order is taken, and a local search
+(coordinator.placement.local_search) moves the cuts. A chain respects the memory of its members, and one of
+two neighbours accepts connections.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class Chain:
 class ChainSearch:
     """Finds chains of peers. A peer's number is its position in `peers`.
 
-    k is the least one of the run: a wider k is chosen later, and then makes a step hardly longer.
+    The search takes the least k of the run. A wider k is chosen later, and makes a step hardly longer.
 
     Args:
         ignore_endpoints: treat each peer as one that accepts connections.
 
     Attributes:
         stages: of the run.
-        compared: chains that were looked at so far, a measure of the effort.
+        compared: chains that were compared so far, a measure of the effort.
         reachable: by peer, whether it accepts connections.
         budgets: by peer, bytes of memory that may be planned with.
     """
@@ -83,29 +83,25 @@ class ChainSearch:
         self._memory: dict[tuple[int, int, int, str], int] = {}
 
     def burden(self, peer: int, share: float) -> float:
-        """How slow `peer` is: seconds per microbatch for `share` of all stages, or for its messages if longer."""
+        """How slow `peer` is: seconds per microbatch for `share` of all stages, or for its messages if that is
+        longer, and its round trip.
+        """
         capacity = self._capacities[peer]
         compute = share * self._flops_before[-1] * self._seconds_per_flop[peer]
         bandwidths = [each for each in (capacity.uplink, capacity.downlink) if each > 0]
         return max(compute, sum(self._sizes) / min(bandwidths, default=inf)) + capacity.round_trip
 
     def most_stages(self, peer: int) -> int:
-        """How many neighbouring stages fit on `peer` at best, at the end of a chain."""
-        return max(
-            (
-                stop - first
-                for first, stop in combinations(range(self.stages + 1), 2)
-                if self._fits(peer, first, stop, 1)
-            ),
-            default=0,
-        )
+        """The most successive stages that fit on `peer`, at the end of a chain, where memory is least short."""
+        ranges = combinations(range(self.stages + 1), 2)
+        return max((stop - first for first, stop in ranges if self._fits(peer, first, stop, 1)), default=0)
 
     def chains_of(self, size: int) -> int:
         """The number of chains that `size` peers can form."""
         return factorial(size) * comb(self.stages - 1, size - 1)
 
     def chain(self, group: Sequence[int], limit: float = inf) -> Chain | None:
-        """A fast chain of `group` below `limit` seconds: the fastest one if they are few."""
+        """A fast chain of `group` below `limit` seconds; the fastest one if the group is small."""
         if self.chains_of(len(group)) <= _MOST_COMPARED:
             return self.fastest(group, limit)
         order = self._plausible_order(group)
@@ -113,7 +109,7 @@ class ChainSearch:
         return found if found is not None and found.seconds < limit else None
 
     def reordered(self, chain: Chain) -> Iterator[Chain]:
-        """The chains in which two members of `chain` have changed places."""
+        """The chains that result when two members of `chain` change places."""
         for i, j in combinations(range(len(chain.order)), 2):
             order = list(chain.order)
             order[i], order[j] = order[j], order[i]
@@ -124,23 +120,28 @@ class ChainSearch:
     def fastest(self, group: Sequence[int], limit: float = inf) -> Chain | None:
         """The fastest of all chains of `group` below `limit` seconds."""
         best = None
+        # Sorted, so that of equally fast chains the same one is found for any order of the group.
         for order in permutations(sorted(group)):
             links = self._links_of(order)
-            for cuts in _all_cuts(self.stages, len(order)) if links is not None else ():
+            if links is None:
+                continue
+            for cuts in _all_cuts(self.stages, len(order)):
                 compute = self._compute(order, cuts)
-                if compute is None or links is None:
+                if compute is None:
                     continue
                 self.compared += 1
                 # A replay takes longer than the bound, so only promising chains are replayed.
                 if least_seconds(compute, links, self._microbatches) < limit:
-                    self.compared += 2
+                    self.compared += 2  # a replay costs about twice as much as the bound
                     seconds = step_seconds(compute, links, self._microbatches)
                     if seconds < limit:
                         limit, best = seconds, Chain(seconds, order, cuts)
         return best
 
     def _plausible_order(self, group: Sequence[int]) -> tuple[int, ...] | None:
-        """Slow peers at the ends, which have one link only; peers without an endpoint at every other place."""
+        """An order with the slow peers at the ends, which have one link only. Between two peers without an
+        endpoint there is one with an endpoint; None if there are too few of these.
+        """
         size = len(group)
         by_burden = sorted(group, key=lambda peer: (-self.burden(peer, 1 / size), peer))
         dialing = [peer for peer in by_burden if not self.reachable[peer]]
@@ -154,13 +155,13 @@ class ChainSearch:
         return tuple(order[position] for position in range(size))
 
     def _cut(self, order: tuple[int, ...]) -> Chain | None:
-        """`order` with the cuts that a local search finds best; None where none is possible."""
+        """The chain with this order and the best cuts that a local search finds; None where none is possible."""
         links = self._links_of(order)
         if links is None:
             return None
         starts = [even_cuts(self.stages, len(order)), self._balanced_cuts(order)]
         chains = [self._bounded(order, cuts, links) for cuts in starts if cuts is not None]
-        best = {0: min(chains, key=lambda each: each.seconds)}
+        best = {0: min(chains, key=lambda each: each.seconds)}  # the local search takes a set of chains
 
         def moves(_: int) -> Iterator[Move[Chain]]:
             """Each cut moved by one stage."""
@@ -174,19 +175,21 @@ class ChainSearch:
         compute = self._compute(order, best[0].cuts)
         if compute is None:
             return None
+        # The search compared lower bounds; other searches compare chains by their exact seconds.
         return replace(best[0], seconds=step_seconds(compute, links, self._microbatches))
 
     def _bounded(self, order: tuple[int, ...], cuts: Cuts, links: Sequence[LinkTime]) -> Chain:
-        """With the bound of its seconds, which is found faster than the seconds; infinite if not possible."""
+        """A chain with the lower bound of its seconds, which is cheaper than a replay; infinite if impossible."""
         self.compared += 1
         compute = self._compute(order, cuts)
         seconds = inf if compute is None else least_seconds(compute, links, self._microbatches)
         return Chain(seconds, order, cuts)
 
     def _balanced_cuts(self, order: tuple[int, ...]) -> Cuts | None:
-        """Cuts with which the slowest member computes about as briefly as possible; None if memory forbids."""
+        """Cuts that nearly minimise the longest computing time of a member; None if memory forbids all."""
         most = self._flops_before[-1] * max(self._seconds_per_flop[peer] for peer in order)
         low, high, best = 0.0, most, self._greedy_cuts(order, inf)
+        # Bisect the longest time that a member may compute.
         for _ in range(_BISECTIONS):
             middle = (low + high) / 2
             found = self._greedy_cuts(order, middle)
@@ -195,12 +198,13 @@ class ChainSearch:
         return best
 
     def _greedy_cuts(self, order: tuple[int, ...], longest: float) -> Cuts | None:
-        """Each member takes as many stages as fit and as it computes within `longest` per microbatch."""
+        """Each member takes as many stages as its memory and `longest` seconds per microbatch allow."""
         self.compared += 1
         cuts = [0]
         for position, peer in enumerate(order):
             members_left = len(order) - position
             first = stop = cuts[-1]
+            # Each later member needs one stage at least.
             while (
                 stop <= self.stages - members_left
                 and self._compute_seconds(peer, first, stop + 1) <= longest
@@ -213,7 +217,7 @@ class ChainSearch:
         return tuple(cuts) if cuts[-1] == self.stages else None
 
     def _compute(self, order: tuple[int, ...], cuts: Cuts) -> list[float] | None:
-        """Seconds of a microbatch on each member; None where the memory of one does not suffice."""
+        """Seconds of a microbatch on each member; None where the memory of a member does not suffice."""
         found = []
         for position, peer in enumerate(order):
             first, stop = cuts[position], cuts[position + 1]
@@ -226,6 +230,7 @@ class ChainSearch:
         return (self._flops_before[stop] - self._flops_before[first]) * self._seconds_per_flop[peer]
 
     def _fits(self, peer: int, first: int, stop: int, members_left: int) -> bool:
+        # What a member needs does not depend on the peer, but on whether the device holds the outer state.
         key = (first, stop, members_left, self._devices[peer])
         found = self._memory.get(key)
         if found is None:
@@ -248,15 +253,14 @@ class ChainSearch:
 
 
 def least_seconds(compute: Sequence[float], links: Sequence[LinkTime], microbatches: int) -> float:
-    """A lower bound of a chain's step (:func:`coordinator.placement.schedule.step_seconds`), rarely far below it.
+    """A lower bound of :func:`coordinator.placement.schedule.step_seconds`, rarely far below it.
 
     Let R_i be the time from a microbatch's arrival at member i until its gradient leaves member i. A step
-    lasts at least as long as one microbatch takes along the whole chain, R_0, while the others need at least
-    one of these:
+    lasts at least R_0, the time of one microbatch along the whole chain. The bound is the longest of these:
 
-    - member i computes all microbatches in turn, and R_0 - R_i pass outside of it;
-    - member i has at most W_i microbatches in flight, so M microbatches take ceil(M / W_i) times R_i;
-    - a link, or the uplink of a member in the middle, carries all messages in turn.
+    - Member i computes all microbatches in turn, and R_0 - R_i pass outside of it.
+    - Member i has at most W_i microbatches in flight, so M microbatches take ceil(M / W_i) times R_i.
+    - A link, or the uplink of a member in the middle, carries all messages in turn.
     """
     size = len(compute)
     round_trips = [0.0] * size
@@ -269,12 +273,13 @@ def least_seconds(compute: Sequence[float], links: Sequence[LinkTime], microbatc
         round_trips[i] = total
     most = total
     for i, own in enumerate(round_trips):
-        windows = -(-microbatches // most_in_flight(size - i))
+        windows = -(-microbatches // most_in_flight(size - i))  # ceil(M / W_i)
         most = max(most, total - own + max(microbatches * compute[i], windows * own))
         if i < size - 1:
             link = links[i]
             most = max(most, total + (microbatches - 1) * max(link.forward, link.backward))
             if i:
+                # A member in the middle sends activations and gradients through one uplink.
                 above = links[i - 1]
                 uplink = microbatches * (link.forward_uplink + above.backward_uplink)
                 most = max(most, total - own - above.backward + uplink)
@@ -283,7 +288,7 @@ def least_seconds(compute: Sequence[float], links: Sequence[LinkTime], microbatc
 
 @lru_cache(maxsize=64)
 def _all_cuts(stages: int, members: int) -> tuple[Cuts, ...]:
-    """All ways to cut the stages into ranges, even ones first."""
+    """All ways to cut the stages into ranges. Even ones come first, so that a low limit is found early."""
     found: Iterator[Cuts] = ((0, *inner, stages) for inner in combinations(range(1, stages), members - 1))
     return tuple(sorted(found, key=lambda cuts: max(stop - first for first, stop in pairwise(cuts))))
 

@@ -1,16 +1,16 @@
-"""Which stage peers form which pipeline when the run starts, by what they have measured.
+"""Forms the pipelines of a run that starts from the stage peers and what these have measured.
 
 The objective is the inner step of the slowest pipeline under the cost model
-(coordinator.placement.cost_model). Everything may be chosen for it: which peers are members, of which
-pipeline, in which order, and with how many stages each. Two constraints hold: a member's memory suffices for
-its stages, and of two neighbours one accepts connections. A peer that makes no pipeline faster stays a spare.
+(coordinator.placement.cost_model). The search chooses the members of each pipeline, their order and their
+stages. Two constraints hold: a member's memory suffices for its stages, and one of two neighbours accepts
+connections. A peer that makes no pipeline faster stays a spare.
 
-- Of a few peers all possibilities are compared, so the result is the optimum. More bandwidth of any peer
+- For a few peers all possibilities are compared, so the result is the optimum. More bandwidth of any peer
   never makes it slower.
-- Of many peers the strongest are dealt out so that pipelines are alike. Then a local search
+- For many peers the strongest are distributed so that pipelines are alike. Then a local search
   (coordinator.placement.local_search) exchanges members of the slowest pipeline. This is a heuristic.
 
-k is chosen last, for the pipelines found with the least one.
+k is chosen last, for pipelines that were found with the least k.
 
 Pure functions: the same peers in another order give the same chains.
 """
@@ -37,21 +37,23 @@ from protocol.types import Member, PeerId, StageRange
 MOST_CHAINS_IN_FULL = 6_000
 """All possibilities are compared if the peers can form at most this many chains."""
 _MOST_PEERS_IN_FULL = 10
-"""All divisions into several pipelines are compared of at most this many peers."""
+"""All divisions into several pipelines are compared for at most this many peers."""
 _MOST_COMPARED = 10_000
 """A local search ends when it has compared this many chains."""
 _STARTS = 4
-"""A local search starts from each of this many ways to deal the peers out."""
+"""A local search starts from each of this many distributions of the peers."""
 _PARTNERS = 32
-"""Members are exchanged with this many of the fastest pipelines, and of the strongest spares."""
+"""Members are exchanged with this many of the fastest pipelines and of the strongest spares."""
 
 PeerNumbers = tuple[int, ...]
 """The peers of one pipeline in any order, by their position among all peers."""
+_Solution = tuple[float, int, float, tuple[Chain, ...]]
+"""Seconds of the slowest chain, deviation from the usual lengths, sum of seconds, and the chains."""
 
 
 @dataclass(frozen=True)
 class FormedChain:
-    """A pipeline to be: its members in order, k of each link, and its inner step."""
+    """A pipeline before it is in a plan: its members in order, k of each link, and its inner step."""
 
     members: tuple[Member, ...]
     ks: tuple[int, ...]
@@ -87,7 +89,7 @@ def _formed(spec: RunSpec, survey: Survey, peers: Sequence[Peer], chain: Chain) 
 def _search(
     spec: RunSpec, search: ChainSearch, pipelines: int, most_in_full: int = MOST_CHAINS_IN_FULL
 ) -> Sequence[Chain] | None:
-    """None where no solution is found."""
+    """The chains of all pipelines; None where no solution is found."""
     count = len(search.reachable)
     if pipelines == 0:
         return []
@@ -99,12 +101,12 @@ def _search(
 
 
 def _best_of_all(spec: RunSpec, search: ChainSearch, pipelines: int) -> Sequence[Chain] | None:
-    """The optimum: the fastest chain of each set of peers, and then the best disjoint sets.
+    """The optimum: the fastest chain of each set of peers, then the best `pipelines` disjoint sets.
 
-    Of equally fast solutions the one with the usual lengths, then the one whose other pipelines are faster.
+    Of equally fast solutions it takes the one with the usual lengths, then the one with the least sum of steps.
     """
     count = len(search.reachable)
-    # By the lowest peer of the set; sets are bit masks.
+    # By the lowest peer of the set, so that each solution is built once. Sets are bit masks.
     fastest: dict[int, list[tuple[int, Chain]]] = {}
     for length in range(2, min(search.stages, count) + 1):
         for group in combinations(range(count), length):
@@ -112,32 +114,30 @@ def _best_of_all(spec: RunSpec, search: ChainSearch, pipelines: int) -> Sequence
             if chain is not None:
                 fastest.setdefault(group[0], []).append((sum(1 << peer for peer in group), chain))
 
-    impossible = (inf, 0, 0.0)
-
     @cache
-    def best(peer: int, taken: int, left: int) -> tuple[tuple[float, int, float], tuple[Chain, ...]]:
-        """(slowest, deviation, sum) and the chains of `left` pipelines out of the peers from `peer` on."""
+    def best(peer: int, taken: int, left: int) -> _Solution:
+        """`left` pipelines out of the peers from `peer` on that are not in `taken`."""
         if left == 0:
-            return (0.0, 0, 0.0), ()
-        if peer >= count:
-            return impossible, ()
-        choice = best(peer + 1, taken, left)
+            return 0.0, 0, 0.0, ()
+        if peer == count:
+            return inf, 0, 0.0, ()
+        options = [best(peer + 1, taken, left)]
         for mask, chain in fastest.get(peer, []):
-            if mask & taken:
-                continue
-            (slowest, deviation, total), others = best(peer + 1, taken | mask, left - 1)
-            deviation += abs(len(chain.order) - spec.swarm.chain_length)
-            value = (max(slowest, chain.seconds), deviation, total + chain.seconds)
-            if value < choice[0]:
-                choice = (value, (chain, *others))
-        return choice
+            if not mask & taken:
+                slowest, deviation, total, others = best(peer + 1, taken | mask, left - 1)
+                deviation += abs(len(chain.order) - spec.swarm.chain_length)
+                options.append(
+                    (max(slowest, chain.seconds), deviation, total + chain.seconds, (chain, *others))
+                )
+        # min takes the first of equal solutions, so the result does not depend on the chains themselves.
+        return min(options, key=lambda option: option[:3])
 
-    value, chains = best(0, 0, pipelines)
-    return chains if value[0] < inf else None
+    slowest, _, _, chains = best(0, 0, pipelines)
+    return chains if slowest < inf else None
 
 
 class _LargeSwarm:
-    """Of many peers: deal the strongest out, then exchange members of the slowest pipeline."""
+    """The heuristic for many peers: distribute the strongest, then exchange members of the slowest pipeline."""
 
     def __init__(self, spec: RunSpec, search: ChainSearch, pipelines: int) -> None:
         self._search, self._pipelines = search, pipelines
@@ -148,7 +148,7 @@ class _LargeSwarm:
         self._usable = [peer for peer in range(count) if self._most_stages[peer]]
 
     def run(self) -> Sequence[Chain] | None:
-        """Deal out chains of several lengths, and improve the best of these starts."""
+        """Start from chains of several lengths, and improve the best of these starts."""
         most = min(self._search.stages, len(self._usable) // self._pipelines)
         if most < 2:
             return None
@@ -172,11 +172,12 @@ class _LargeSwarm:
         return best
 
     def _starts(self, length: int) -> Iterator[dict[int, Chain]]:
-        """Chains of `length` that are alike in burden; if memory forbids some of them, those alike in memory."""
+        """Chains of `length` with similar burdens; if memory forbids some of them, chains with similar memory."""
         for weights in (self._burdens, [1 / most if most else inf for most in self._most_stages]):
             groups = self._deal(weights, length)
             if groups is None:
                 return
+            # An impossible chain stays in the start, since an exchange of members may make it possible.
             chains = {
                 i: self._search.chain(group) or Chain(inf, tuple(group), ()) for i, group in enumerate(groups)
             }
@@ -185,9 +186,9 @@ class _LargeSwarm:
                 return
 
     def _deal(self, weights: Sequence[float], length: int) -> list[list[int]] | None:
-        """Deal the lightest peers out, of these the heaviest first, each to the lightest group with room.
+        """Groups of the lightest peers; None if there are too few. Each goes to the lightest group with room.
 
-        A chain of n members has room for ceil(n/2) peers without an endpoint. None if there are too few peers.
+        A chain of n members has room for ceil(n/2) peers without an endpoint.
         """
         reachable, alternate = self._search.reachable, -(-length // 2)
         ranked = sorted(self._usable, key=lambda peer: (weights[peer], peer))
@@ -202,7 +203,7 @@ class _LargeSwarm:
         for is_reachable, room in ((False, alternate), (True, length)):
             lightest = [(loads[i], i) for i, group in enumerate(groups) if len(group) < room]
             heapify(lightest)
-            for peer in reversed(chosen):
+            for peer in reversed(chosen):  # the heaviest first: light peers then even the loads out
                 if reachable[peer] == is_reachable:
                     _, i = heappop(lightest)
                     groups[i].append(peer)
@@ -212,14 +213,14 @@ class _LargeSwarm:
         return groups
 
     def _moves(self, chains: Mapping[int, Chain], index: int, spent: int) -> Iterator[Move[Chain]]:
-        """Another order of the chain, and exchanges of members with spares and with other chains.
+        """Other orders of the chain, and exchanges of its members with spares and with other chains.
 
-        The chain's slow members and the others' fast members come first.
+        Slow members of the chain and fast members of others come first. Ends when `compared` reaches `spent`.
         """
         search, own = self._search, chains[index]
         if search.compared >= spent:
             return
-        if own.seconds < inf:
+        if own.seconds < inf:  # an impossible chain has no cuts to start from
             yield from (Move({index: chain}) for chain in search.reordered(own))
         mine = self._by_burden(own.order)[::-1]
         taken = {peer for chain in chains.values() for peer in chain.order}
@@ -234,6 +235,7 @@ class _LargeSwarm:
             for group, other_group in _exchanges(mine, theirs, search.stages, 2):
                 if search.compared >= spent:
                     return
+                # Both chains must be faster than this one is now, else the move does not help.
                 chain = search.chain(group, own.seconds)
                 other_chain = search.chain(other_group, own.seconds) if chain is not None else None
                 if chain is not None and other_chain is not None:
@@ -250,9 +252,9 @@ def _slowest(chains: Mapping[int, Chain]) -> float:
 def _exchanges(
     mine: PeerNumbers, theirs: PeerNumbers, most: int, least: int
 ) -> Iterator[tuple[PeerNumbers, PeerNumbers]]:
-    """Both groups after one peer is exchanged for another, after one is taken, and after one is given away.
+    """Both groups after two peers are exchanged, after `mine` takes one peer, and after it gives one away.
 
-    `most` and `least` are peers of a group; `mine` keeps two at least.
+    No group has more peers than `most`. `theirs` keeps at least `least` (0 for spares), `mine` at least two.
     """
     for own in mine:
         for their in theirs:
@@ -270,13 +272,12 @@ def _without(group: PeerNumbers, peer: int, *instead: int) -> PeerNumbers:
 
 
 def _why_not(spec: RunSpec, survey: Survey, peers: Sequence[Peer], pipelines: int) -> Waiting:
-    if len(peers) < 2 * pipelines:
+    if len(peers) < 2 * pipelines:  # a pipeline has two members at least
         return Waiting(f"waiting for {counted(2 * pipelines - len(peers), 'more stage peer')}")
     dialing = [peer.peer for peer in peers if not peer.endpoint]
-    if (
-        dialing
-        and _search(spec, ChainSearch(spec, survey, peers, ignore_endpoints=True), pipelines) is not None
-    ):
+    reachable = ChainSearch(spec, survey, peers, ignore_endpoints=True)
+    # If endpoints alone would make a solution possible, memory is not the cause.
+    if dialing and _search(spec, reachable, pipelines) is not None:
         return unconnected(dialing)
     search = ChainSearch(spec, survey, peers)
     needs = [memory_needed(spec, StageRange(stage, stage + 1), 1) for stage in range(search.stages)]
@@ -290,7 +291,7 @@ def _why_not(spec: RunSpec, survey: Survey, peers: Sequence[Peer], pipelines: in
 
 
 def unconnected(dialing: Sequence[PeerId]) -> Waiting:
-    """For a peer with an endpoint, since the peers that are `dialing` cannot be neighbours of each other."""
+    """Waiting for a peer with an endpoint: two of the `dialing` peers, which have none, cannot be neighbours."""
     pair = " and ".join(dialing[:2])
     sentence = f"waiting for 1 more stage peer with an endpoint: {pair} have none, so cannot be neighbours"
     return Waiting(sentence, unreachable=True)

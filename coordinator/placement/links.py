@@ -1,9 +1,7 @@
-"""The links of a chain: which end dials, and in how many dimensions k activations cross them.
+"""The links of a chain: which end dials, and how many dimensions k of the activations cross each link.
 
-A wider link loses less of the activations, so each link gets the widest k that makes a step hardly longer.
+A wider link loses less of the activations. So each link gets the widest k that makes a step hardly longer.
 The possible values are `link.least_k`, twice that, and so on up to `link.most_k`.
-
-Pure functions.
 """
 
 from __future__ import annotations
@@ -26,10 +24,10 @@ from protocol.spec.run import RunSpec
 from protocol.types import Dialer, Link, Member, Replica
 
 _TOLERANCE_AT_FIRST, _TOLERANCE_TO_WIDEN, _TOLERANCE_BEFORE_NARROWING = 0.03, 0.02, 0.06
-"""Share by which a step may be longer than with the least k. The last two differ so that k does not swing."""
+"""A step may be longer than with the least k by this share. The last two differ so that k does not oscillate."""
 MOST_OPERATIONS = 400_000
-"""Choosing k replays at most this many operations of members per plan, about half a second. A chain that needs
-more alone keeps its k.
+"""The search for k replays at most this many operations of members per plan, about half a second. A chain
+keeps its k if it needs more than this alone.
 """
 
 
@@ -39,7 +37,7 @@ def can_be_neighbours(one: Peer | Member, other: Peer | Member) -> bool:
 
 
 def links_between(members: Sequence[Member], k: int | Sequence[int]) -> tuple[Link, ...]:
-    """With one `k` for all links, or one for each. The upstream end dials if the other accepts connections."""
+    """Links with one `k` for all or one for each. The upstream end dials if the other accepts connections."""
     ks = [k] * (len(members) - 1) if isinstance(k, int) else k
     return tuple(
         Link(width, Dialer.UPSTREAM if each.endpoint else Dialer.DOWNSTREAM)
@@ -54,38 +52,35 @@ def choose_k(
     present: Sequence[int] | None,
     microbatches: int = 0,
 ) -> tuple[int, ...]:
-    """k of each link of `members`: the widest with which a step is hardly longer than with the least k.
+    """k of each link of `members`: the widest k with which a step is hardly longer than with the least k.
+
+    k stays as it is where the run's k does not adapt, or where no speed or bandwidth is known.
 
     Args:
-        present: k of each link now. Each moves to the next possible value at most: to a wider one if that
+        present: k of each link now. Each k moves at most to the next possible value: to a wider one if that
             costs less than 2 % of the step, to a narrower one if the present k costs more than 6 %. None for
             a new chain.
         microbatches: in the steps that are compared; 0 means the number in the spec.
-
-    Where the run's k does not adapt, or no speed or bandwidth is known, k stays as it is.
     """
     link = spec.link
-    at_first = tuple(present) if present is not None else (link.k,) * (len(members) - 1)
+    given = tuple(present) if present is not None else (link.k,) * (len(members) - 1)
     known = [survey.knows_link(one.peer, other.peer) for one, other in pairwise(members)]
     if not link.adapts or not any(known) or not all(survey.flops(each.peer) for each in members):
-        return at_first
+        return given
     widths = _possible_widths(link.least_k, link.most_k)
-    start = [widths[0] if is_known else now for is_known, now in zip(known, at_first, strict=True)]
+    start = [widths[0] if is_known else now for is_known, now in zip(known, given, strict=True)]
     compute, _ = chain_costs(spec, survey, members, start)
-    # By link and width: what the search below looks up again and again.
-    times = {
-        width: chain_costs(spec, survey, members, [width] * len(at_first))[1]
-        for width in {*widths, *at_first}
-    }
+    # The searches below ask for the same costs many times. A given k need not be one of `widths`.
+    costs = {k: chain_costs(spec, survey, members, [k] * len(given))[1] for k in {*widths, *given}}
 
     def seconds(ks: Sequence[int]) -> float:
-        links = [times[k][i] for i, k in enumerate(ks)]
+        links = [costs[k][i] for i, k in enumerate(ks)]
         return step_seconds(compute, links, microbatches or spec.inner.microbatches)
 
     def widest(tolerance: float) -> list[int]:
         return _widest(widths, start, known, seconds, tolerance)
 
-    if present is None:
+    if present is None:  # a new chain has no k near which the next one should stay
         return tuple(widest(_TOLERANCE_AT_FIRST))
     least, most = widest(_TOLERANCE_TO_WIDEN), widest(_TOLERANCE_BEFORE_NARROWING)
     return tuple(
@@ -101,12 +96,13 @@ def _widest(
     seconds: Callable[[Sequence[int]], float],
     tolerance: float,
 ) -> list[int]:
-    """Widen all `known` links from `start` in turn while the step is at most `tolerance` longer."""
+    """Widen the `known` links from `start` in turn while the step is at most `tolerance` longer."""
     ks = list(start)
     limit = seconds(ks) * (1 + tolerance)
     growing = [i for i, is_known in enumerate(known) if is_known]
+    # All links reach one width before any gets the next, so that no link uses up the tolerance alone.
     for wider in widths[1:]:
-        for i in list(growing):
+        for i in list(growing):  # a copy, since the loop removes links
             narrower, ks[i] = ks[i], wider
             if seconds(ks) > limit:
                 ks[i] = narrower
@@ -138,15 +134,15 @@ def fit_k(
     from_round: int,
     most_operations: int = MOST_OPERATIONS,
 ) -> tuple[list[Replica], list[str]]:
-    """`replicas` with k as their links carry it now, and a sentence for each link that changes.
+    """`replicas` with k adapted to what their links carry now, and a sentence for each link that changes.
 
     Args:
         running: indices of the replicas that are in the present plan.
-        from_round: first round of the plan; it determines whose turn it is where the effort is bounded.
+        from_round: first round of the plan; it determines which replicas come first.
     """
     if not spec.link.adapts:
         return list(replicas), []
-    due = _due(spec, replicas, running, from_round, most_operations)
+    due = _replicas_due(spec, replicas, running, from_round, most_operations)
     fitted, reasons = [], []
     for replica in replicas:
         before = tuple(link.k for link in replica.links)
@@ -162,38 +158,39 @@ def fit_k(
     return fitted, reasons
 
 
-def _due(
+def _replicas_due(
     spec: RunSpec,
     replicas: Sequence[Replica],
     running: Collection[int],
     from_round: int,
     most_operations: int,
 ) -> set[int]:
-    """The pipelines (by index) whose k is chosen this time: new ones, then the others in turn."""
-    # Operations to choose k once: both searches try each width of each link.
+    """The pipelines (by index) whose k is chosen for this plan: new ones first, then the others in turn."""
+    # To choose k once, both searches replay the chain for each width of each link.
     widths = 2 + (spec.link.most_k // spec.link.least_k).bit_length()
     microbatches = min(spec.inner.microbatches, COMPARED_MICROBATCHES)
-    effort = {
+    operations = {
         each.index: 2 * widths * len(each.links) * len(each.members) * microbatches
         for each in replicas
         if each.links
     }
-    new = [index for index in effort if index not in running]
-    others = [index for index in effort if index in running]
+    new = [index for index in operations if index not in running]
+    others = [index for index in operations if index in running]
     if others:
-        count = max(1, most_operations // max(effort[index] for index in others))
-        first = from_round * count % len(others)
+        # Each round begins where the round before ended if all chains need as much as the longest one.
+        per_round = max(1, most_operations // max(operations[index] for index in others))
+        first = from_round * per_round % len(others)
         others = [*others[first:], *others[:first]]
     due, left = set(), most_operations
     for index in [*new, *others]:
-        if effort[index] <= left:
+        if operations[index] <= left:
             due.add(index)
-            left -= effort[index]
+            left -= operations[index]
     return due
 
 
 def _why_k(spec: RunSpec, survey: Survey, one: Member, other: Member, before: int, after: int) -> str:
-    """Names the slower direction of the link and the computing of the slower end."""
+    """A sentence about the slower direction of the link and the computing of the slower end."""
     bandwidths = survey.bandwidth(one.peer, other.peer), survey.bandwidth(other.peer, one.peer)
     sizes = message_bytes(spec, after)
     seconds, bandwidth = max(

@@ -1,4 +1,4 @@
-"""The inner step of a chain, replayed operation by operation: how long it takes and what it waits for.
+"""Replays the inner step of a chain operation by operation: how long it takes and what it waits for.
 
 Receiving, computing and sending overlap:
 
@@ -112,17 +112,15 @@ class StepTime:
             slower = [*self.compute[:i], seconds * factor, *self.compute[i + 1 :]]
             yield Resource("computing", i, i), slower, self.links
         for i, link in enumerate(self.links):
-            before, after = self.links[:i], self.links[i + 1 :]
-            downstream = replace(
-                link, forward=link.forward * factor, forward_uplink=link.forward_uplink * factor
-            )
-            upstream = replace(
-                link, backward=link.backward * factor, backward_uplink=link.backward_uplink * factor
-            )
-            delayed = replace(link, delay=link.delay * factor)
-            yield Resource("sending", i, i + 1), self.compute, [*before, downstream, *after]
-            yield Resource("sending", i + 1, i), self.compute, [*before, upstream, *after]
-            yield Resource("latency", i, i + 1), self.compute, [*before, delayed, *after]
+            forward, backward = link.forward * factor, link.backward * factor
+            # A slower transfer also occupies the shared uplink for longer.
+            uplinks = link.forward_uplink * factor, link.backward_uplink * factor
+            for resource, slower_link in (
+                (Resource("sending", i, i + 1), replace(link, forward=forward, forward_uplink=uplinks[0])),
+                (Resource("sending", i + 1, i), replace(link, backward=backward, backward_uplink=uplinks[1])),
+                (Resource("latency", i, i + 1), replace(link, delay=link.delay * factor)),
+            ):
+                yield resource, self.compute, [*self.links[:i], slower_link, *self.links[i + 1 :]]
 
 
 def step_time(compute: Sequence[float], links: Sequence[LinkTime], microbatches: int) -> StepTime:
@@ -145,11 +143,13 @@ def step_seconds(compute: Sequence[float], links: Sequence[LinkTime], microbatch
     # When each member, its uplink, and its transfers to either side are free again.
     free, uplink, downstream, upstream = ([0.0] * members for _ in range(4))
     arrived_f, arrived_b = ([[0.0] * microbatches for _ in range(members)] for _ in range(2))
+    # Each operation follows all those that it waits for, so one pass in this order finds all times.
     for i, is_forward, m in _sequence(members, microbatches):
         if is_forward:
             free[i] = max(free[i], arrived_f[i][m]) + forward[i]
             if i < members - 1:
                 link = links[i]
+                # A message waits for its content, for the uplink, and for the message before it on this link.
                 sent = max(free[i], uplink[i], downstream[i])
                 uplink[i] = sent + link.forward_uplink
                 downstream[i] = sent + link.forward
@@ -168,17 +168,17 @@ def step_seconds(compute: Sequence[float], links: Sequence[LinkTime], microbatch
 
 @lru_cache(maxsize=256)
 def _sequence(members: int, microbatches: int) -> tuple[Operation, ...]:
-    """The operations of all members, each after those that it waits for."""
+    """The operations of all members in an order in which each follows those that it waits for."""
     orders = [one_forward_one_backward(position, members, microbatches) for position in range(members)]
     done = [0] * members
-    sequence: dict[Operation, None] = {}
+    sequence: dict[Operation, None] = {}  # an ordered set
     while len(sequence) < 2 * members * microbatches:
         for i, order in enumerate(orders):
             while done[i] < len(order):
                 is_forward, m = order[done[i]].kind is OpKind.FORWARD, order[done[i]].microbatch
                 source = i - 1 if is_forward else i + 1
                 if 0 <= source < members and (source, is_forward, m) not in sequence:
-                    break
+                    break  # the neighbour's operation comes first: go on with the next member
                 sequence[i, is_forward, m] = None
                 done[i] += 1
     return tuple(sequence)

@@ -1,7 +1,7 @@
-"""Which peer moves to other stages, where a pipeline lacks a member that no spare can replace.
+"""Peers that move to other stages because a pipeline lacks a member that no spare can replace.
 
-A move is costly: the peer has to rebuild its model and to fetch the state of its new stages. So no peer moves
-merely to make a step faster, or where waiting may be enough.
+A move is costly: the peer rebuilds its model and fetches the state of its new stages. So no peer moves
+only to make a step faster, or where it may be enough to wait.
 """
 
 from __future__ import annotations
@@ -18,64 +18,65 @@ from protocol.spec.run import RunSpec
 from protocol.types import PeerId, ReservedAssignment
 
 _MOST_TRIED = 16
-"""While nothing trains, this many pipelines are tried, those that lack the fewest members."""
+"""While nothing trains, at most this many pipelines are tried: those that lack the fewest members."""
 
 
 def move_spares(transaction: Transaction, spec: RunSpec, now: float) -> None:
     """Reserve the assignments of lost or draining members of pipelines that have trained for spares.
 
-    To be called at the end of a round, when lost peers have had time to come back. A spare does not move
+    Called at the end of a round, when lost peers have had time to come back. A spare does not move
 
-    - if as many spares with the wanted stages are there;
+    - if enough spares with the wanted stages exist;
     - to stages whose state no live peer has, or away from stages whose state no other live peer has;
     - twice within `grouping.settle_rounds` rounds.
 
-    Spares whose pipeline never trained move first, the last to join before others; then those of a later
-    pipeline that has not trained for `grouping.settle_rounds` rounds.
+    Spares whose pipeline never trained move first, in reverse order of arrival. Then spares of a later
+    pipeline move, if it has not trained for `grouping.settle_rounds` rounds.
     """
-    state, vacancies = transaction.state, Vacancies(transaction.state, spec)
+    state = transaction.state
+    trained = state.assigned_replicas
     holes = [
         each
-        for each in vacancies.vacant
-        if each.replica in state.assigned_replicas and len(state.layout(each.replica)) > 1
+        for each in Vacancies(state, spec).vacant
+        if each.replica in trained and len(state.layout(each.replica)) > 1
     ]
     if not holes:
         return
-    idle = [(peer, state.reservations[peer.peer]) for peer in state.staying if _is_idle(state, peer)]
-    spares = Counter(reservation.stages for _, reservation in idle)
+    idle = [state.reservations[peer.peer] for peer in state.staying if _is_idle(state, peer)]
+    spares = Counter(former.stages for former in idle)
     wanted = Counter(hole.stages for hole in holes)
-    hosts = _hosts(state)
     lost_in = _last_losses(state, holes)
-    movable = [each for each in idle if _has_settled(state, spec, each[1], lost_in)]
-    movable.sort(key=lambda each: (each[1].replica in state.assigned_replicas, -each[0].arrival))
+    movable = [former for former in idle if _has_settled(state, spec, former, lost_in)]
     for hole in holes:
+        hosts = _hosts(transaction.state)
         if spares[hole.stages] >= wanted[hole.stages] or not all(hosts[stage] for stage in hole.stages):
             continue
-        for peer, former in movable:
-            has_trained = former.replica in state.assigned_replicas
-            if has_trained and former.replica <= hole.replica:
-                continue
-            is_spared = spares[former.stages] > wanted[former.stages]
-            if is_spared and not _is_last_host(state, hosts, former, hole) and vacancies.suits(hole, peer):
-                transaction.add(AssignmentReserved(now, hole.reserved_for(peer.peer)))
-                movable.remove((peer, former))
-                spares[former.stages] -= 1
-                wanted[hole.stages] -= 1
-                wanted[former.stages] += has_trained
-                hosts, vacancies = _hosts(transaction.state), Vacancies(transaction.state, spec)
-                break
+        candidates = [
+            former
+            for former in movable
+            # A pipeline gives members only to earlier ones, so that two do not exchange them forever.
+            if (former.replica not in trained or former.replica > hole.replica)
+            # A spare whose stages are wanted as much elsewhere would only move the hole.
+            and spares[former.stages] > wanted[former.stages]
+        ]
+        former = _first_fitting(transaction.state, spec, hole, candidates)
+        if former is not None:
+            transaction.add(AssignmentReserved(now, hole.reserved_for(former.peer)))
+            movable.remove(former)
+            spares[former.stages] -= 1
+            wanted[hole.stages] -= 1
+            wanted[former.stages] += former.replica in trained  # the peer leaves a hole in its old pipeline
 
 
 def complete_a_pipeline(transaction: Transaction, spec: RunSpec, now: float) -> None:
-    """While nothing trains: fill one pipeline with peers of others, whatever their stages are.
+    """While nothing trains: fill one pipeline with peers of other replicas, whatever their stages are.
 
-    No round ends meanwhile, so peers are given no time to come back, to settle or to rest. But none moves if
-    some replica has all its members, which only have to catch up; or if no live peer has the state of some
-    stage. Of the pipelines that lack the fewest members, the one is filled for which the fewest peers have to
-    move to other stages.
+    No round ends in this time, so peers get no time to come back, to settle or to rest. No peer moves if some
+    replica has all its members, which only have to catch up, or if no live peer has the state of some stage.
+    Of the pipelines that lack the fewest members, the one is filled for which the fewest peers move to other
+    stages.
     """
-    state = transaction.state
-    hosts = _hosts(state)
+    state, hosts = transaction.state, _hosts(transaction.state)
     if not all(hosts[stage] for stage in range(state.stages)):
         return
     holes: dict[int, list[Vacancy]] = {replica: [] for replica in state.layouts}
@@ -91,45 +92,56 @@ def complete_a_pipeline(transaction: Transaction, spec: RunSpec, now: float) -> 
         return sum(each.stages != state.reservations[each.peer].stages for each in filling)
 
     possible = [filling for filling in fillings if filling is not None]
+    # Of equal fillings, min takes the first, whose pipeline lacks the fewest members.
     for reservation in min(possible, key=moves, default=[]):
         transaction.add(AssignmentReserved(now, reservation))
 
 
 def _filling(state: State, spec: RunSpec, holes: Sequence[Vacancy]) -> list[ReservedAssignment] | None:
     """Reservations for peers of other replicas that fill all `holes` of one; None if that is not possible."""
-    trial = Transaction(state)
+    trial = Transaction(state)  # each reservation changes which peers and neighbours the next hole can have
     found = []
     for hole in holes:
-        vacancies, hosts = Vacancies(trial.state, spec), _hosts(trial.state)
-        candidates = [
-            (peer, former)
+        reservations = [
+            trial.state.reservations[peer.peer]
             for peer in state.staying
-            for former in [trial.state.reservations.get(peer.peer)]
-            if peer.policy.joins_pipelines and former is not None and former.replica != hole.replica
+            if peer.policy.joins_pipelines and peer.peer in trial.state.reservations
         ]
-        # Peers with the same stages first, then those whose replica never trained, the last to join first.
-        candidates.sort(
-            key=lambda each: (
-                each[1].stages != hole.stages,
-                each[1].replica in state.assigned_replicas,
-                -each[0].arrival,
-            )
-        )
-        suitable = (
-            hole.reserved_for(peer.peer)
-            for peer, former in candidates
-            if not _is_last_host(trial.state, hosts, former, hole) and vacancies.suits(hole, peer)
-        )
-        reservation = next(suitable, None)
-        if reservation is None:
+        others = [former for former in reservations if former.replica != hole.replica]
+        former = _first_fitting(trial.state, spec, hole, others)
+        if former is None:
             return None
-        found.append(reservation)
-        trial.add(AssignmentReserved(state.latest_at, reservation))
+        found.append(hole.reserved_for(former.peer))
+        trial.add(AssignmentReserved(state.latest_at, found[-1]))
     return found
 
 
+def _first_fitting(
+    state: State, spec: RunSpec, hole: Vacancy, candidates: Sequence[ReservedAssignment]
+) -> ReservedAssignment | None:
+    """The present reservation of the peer that should move to `hole`; None if no peer can.
+
+    Peers with the same stages come first, then those whose replica never trained, then the last to join.
+    """
+    vacancies, hosts = Vacancies(state, spec), _hosts(state)
+
+    def order(former: ReservedAssignment) -> tuple[bool, bool, int]:
+        has_trained = former.replica in state.assigned_replicas
+        return former.stages != hole.stages, has_trained, -state.peers[former.peer].arrival
+
+    return next(
+        (
+            former
+            for former in sorted(candidates, key=order)
+            if not _is_last_host(state, hosts, former, hole)
+            and vacancies.suits(hole, state.peers[former.peer])
+        ),
+        None,
+    )
+
+
 def _is_idle(state: State, peer: Peer) -> bool:
-    """Whether `peer` is a stage peer with a reservation that the newest plan does not need."""
+    """Whether `peer` is a rested stage peer with a reservation that the newest plan does not need."""
     is_assigned = peer.peer in state.assignments[state.plans[-1].epoch]
     rests = peer_rests_until(state, peer.peer) > state.current_round
     return peer.policy.joins_pipelines and peer.peer in state.reservations and not is_assigned and not rests
@@ -141,22 +153,23 @@ def _hosts(state: State) -> Counter[int]:
 
 
 def _hosted(state: State, peer: PeerId) -> set[int]:
-    """The stages of whose state `peer` has some round; before the first decision all peers have all stages."""
+    """The stages whose state `peer` has after any round."""
     if not state.peers[peer].is_live:
         return set()
     if state.rounds_decided == 0:
-        return set(range(state.stages))
+        return set(range(state.stages))  # each peer can compute the initial state from the seed
     return {stage for stage in state.reservations[peer].stages if stage in state.synced.get(peer, {})}
 
 
 def _is_last_host(state: State, hosts: Counter[int], former: ReservedAssignment, hole: Vacancy) -> bool:
-    """Whether the peer of `former`, if it moves to `hole`, leaves a stage that no other live peer has."""
+    """Whether the peer of `former` would leave a stage that no other live peer has if it moved to `hole`."""
     hosted = _hosted(state, former.peer)
+    # `hosts` counts the peer itself where it has the state.
     return any(hosts[stage] <= (stage in hosted) for stage in set(former.stages) - set(hole.stages))
 
 
 def _last_losses(state: State, holes: Sequence[Vacancy]) -> dict[int, int]:
-    """By replica that lacks members: the round in which it lost the last one."""
+    """The round in which each replica with `holes` lost its last member."""
     slots = {hole.slot for hole in holes}
     found = {hole.replica: 0 for hole in holes}
     for reservation in state.reservations.values():

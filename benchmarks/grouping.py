@@ -56,9 +56,7 @@ def homes(count: int, coin: random.Random) -> list[Peer]:
 
 
 def slowest(spec: RunSpec, survey: Survey, chains: Sequence[Sequence[Member]]) -> float:
-    return max(
-        chain_time(spec, survey, chain, [spec.link.k] * (len(chain) - 1), 0).seconds for chain in chains
-    )
+    return max(chain_time(spec, survey, chain, [spec.link.k] * (len(chain) - 1)).seconds for chain in chains)
 
 
 def in_order_of_arrival(spec: RunSpec, survey: Survey, peers: Sequence[Peer]) -> float:

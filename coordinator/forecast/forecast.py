@@ -1,28 +1,29 @@
-"""What a swarm would do: tokens per second, traffic and bottleneck of a plan, from the cost model.
+"""Forecasts tokens per second, traffic and the bottleneck of a plan with the cost model.
 
-Pipelines are formed with the same cost model (:mod:`coordinator.placement.cost_model`); here it is extended
-to whole rounds. M is the number of replicas in the plan. Units are seconds and bytes.
+Placement uses the same cost model (:mod:`coordinator.placement.cost_model`); here it is extended to whole
+rounds. M is the number of replicas in the plan. Units are seconds and bytes.
 
-**Inner phase.** H inner steps. The replicas work side by side, so it lasts as long as the slowest one.
+**Inner phase.** H inner steps. The replicas work in parallel, so it lasts as long as the slowest replica.
 
-**Outer exchange.** For each stage its M hosts gather each other's payloads: a peer sends and receives M - 1
+**Outer exchange.** The M hosts of each stage gather each other's payloads: a peer sends and receives M - 1
 payloads of each of its stages, all stages at the same time. Then members without stage 0 fetch the M payloads
-of stage 0 for the embedding, in equal parts from its M hosts. Each of the two takes
+of stage 0 for the embedding, in equal parts from its M hosts. Each of these two parts takes
 
     max over peers (bytes sent / uplink, bytes received / downlink)
 
-and they follow each other after the inner phase. Left out: forming groups, validating, deciding and applying,
-the DHT, checkpoints of returning peers. A bandwidth or speed that is not measured costs nothing.
+and they run one after the other after the inner phase. Left out: forming groups, validating, deciding and
+applying, the DHT, checkpoints of returning peers. A bandwidth or speed that is not measured costs no time.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
 from coordinator.placement.cost_model import Survey, bottleneck, chain_costs, message_bytes
-from coordinator.placement.initial_placement import initial_plan, survey_of
+from coordinator.placement.initial_placement import initial_plan
 from coordinator.placement.schedule import LinkTime, StepTime, step_time
 from coordinator.placement.shares import fair_shares, largest_share, with_shares
 from coordinator.state.state import Peer
@@ -63,13 +64,13 @@ class ReplicaForecast:
 
     @property
     def bottleneck(self) -> str:
-        """What the inner step waits for, with members named by position; "" where it takes no time."""
+        """The resource that the inner step waits for, with members by position; "" where it takes no time."""
         return str(self.step.bottleneck or "")
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a plan would do.
+    """The predicted rounds of a plan.
 
     Attributes:
         inner_seconds: of the inner phase of one round.
@@ -121,23 +122,24 @@ class Forecast:
 def forecast(
     spec: RunSpec, survey: Survey, replicas: Sequence[Replica], payload_bytes: Sequence[int]
 ) -> Forecast:
-    """What `replicas` would do.
+    """The rounds of `replicas`, predicted.
 
     Args:
-        survey: capacities, and what is known of the ways between peers.
+        survey: capacities of peers and measurements of links.
         payload_bytes: of one payload, by stage.
     """
     steps = _steps(spec, survey, replicas)
     inner = spec.inner.steps * max(step.seconds for step in steps)
-    gathering = _gathering(replicas, payload_bytes)
-    fetching = _fetching_embedding(replicas, payload_bytes[0])
+    gathering = _gather_traffic(replicas, payload_bytes)
+    fetching = _embedding_traffic(replicas, payload_bytes[0])
     gather, fetch = (_seconds(survey, each) for each in (gathering, fetching))
+    # With `outer.overlap`, that many inner steps of the next round run during the exchange.
     hidden = min(gather + fetch, inner * spec.outer.overlap / spec.inner.steps)
     whole = inner + gather + fetch - hidden
-    traffic: dict[PeerId, Traffic] = {}
-    for part in (_linking(spec, replicas), gathering, fetching):
+    traffic: defaultdict[PeerId, Traffic] = defaultdict(Traffic)
+    for part in (_inner_phase_traffic(spec, replicas), gathering, fetching):
         for peer, bytes_ in part.items():
-            traffic[peer] = traffic.get(peer, Traffic()) + bytes_
+            traffic[peer] += bytes_
     return Forecast(
         tuple(
             ReplicaForecast(
@@ -150,7 +152,7 @@ def forecast(
         fetch,
         hidden,
         spec.model.context * sum(spec.samples_per_round(spec.microbatches_of(each)) for each in replicas),
-        traffic,
+        dict(traffic),
         _bottleneck(survey, replicas, steps, inner, gather + fetch - hidden, (gathering, fetching)),
     )
 
@@ -168,21 +170,20 @@ def _steps(spec: RunSpec, survey: Survey, replicas: Sequence[Replica]) -> list[S
     return steps
 
 
-def _linking(spec: RunSpec, replicas: Sequence[Replica]) -> dict[PeerId, Traffic]:
-    """Messages of the inner phase."""
-    traffic: dict[PeerId, Traffic] = {}
+def _inner_phase_traffic(spec: RunSpec, replicas: Sequence[Replica]) -> dict[PeerId, Traffic]:
+    traffic: defaultdict[PeerId, Traffic] = defaultdict(Traffic)  # a member in the middle has two links
     for replica in replicas:
         messages = spec.inner.steps * spec.microbatches_of(replica)
         for i, link in enumerate(replica.links):
             down, up = message_bytes(spec, link.k)
             upper, lower = replica.members[i].peer, replica.members[i + 1].peer
-            traffic[upper] = traffic.get(upper, Traffic()) + Traffic(messages * down, messages * up)
-            traffic[lower] = traffic.get(lower, Traffic()) + Traffic(messages * up, messages * down)
+            traffic[upper] += Traffic(messages * down, messages * up)
+            traffic[lower] += Traffic(messages * up, messages * down)
     return traffic
 
 
-def _gathering(replicas: Sequence[Replica], payload_bytes: Sequence[int]) -> dict[PeerId, Traffic]:
-    """Payloads between the hosts of every stage."""
+def _gather_traffic(replicas: Sequence[Replica], payload_bytes: Sequence[int]) -> dict[PeerId, Traffic]:
+    """Traffic of the payloads between the hosts of each stage."""
     others = len(replicas) - 1
     traffic = {}
     for replica in replicas:
@@ -192,8 +193,8 @@ def _gathering(replicas: Sequence[Replica], payload_bytes: Sequence[int]) -> dic
     return traffic
 
 
-def _fetching_embedding(replicas: Sequence[Replica], payload: int) -> dict[PeerId, Traffic]:
-    """Payloads of stage 0 for members that do not host it, in equal parts from its hosts."""
+def _embedding_traffic(replicas: Sequence[Replica], payload: int) -> dict[PeerId, Traffic]:
+    """Traffic of the payloads of stage 0 for members that do not host it, in equal parts from its hosts."""
     followers = [member.peer for replica in replicas for member in replica.members[1:]]
     hosts = [replica.members[0].peer for replica in replicas]
     received = dict.fromkeys(followers, Traffic(received=len(replicas) * payload))
@@ -202,11 +203,12 @@ def _fetching_embedding(replicas: Sequence[Replica], payload: int) -> dict[PeerI
 
 
 def _seconds(survey: Survey, traffic: Mapping[PeerId, Traffic]) -> float:
-    """Until all peers have sent and received their parts, at the same time."""
+    """Seconds until all peers have sent and received their parts, in parallel."""
     return max((_longest(survey, peer, each)[0] for peer, each in traffic.items()), default=0.0)
 
 
 def _longest(survey: Survey, peer: PeerId, traffic: Traffic) -> tuple[float, str]:
+    """Seconds of the slower direction of `peer`, and its name."""
     capacity = survey.capacity(peer)
     return max(
         (traffic.sent / (capacity.uplink or inf), "uplink"),
@@ -222,7 +224,7 @@ def _bottleneck(
     outer: float,
     exchanges: Sequence[Mapping[PeerId, Traffic]],
 ) -> str:
-    """The longer one of inner phase and outer exchange (what is not hidden of it), and what it waits for."""
+    """What the longer part of a round waits for; `outer` is without the part that overlaps."""
     whole = inner + outer
     if whole == 0:
         return "nothing is known of the peers' speeds"
@@ -238,7 +240,7 @@ def _bottleneck(
 
 
 def shared_out(spec: RunSpec, survey: Survey, replicas: Sequence[Replica]) -> list[Replica]:
-    """`replicas` with microbatches by speed, as the coordinator will share them out.
+    """`replicas` with microbatches by speed, as the coordinator assigns them.
 
     Shares are equal where the spec does not balance work, or where no speed is known.
     """
@@ -256,7 +258,7 @@ class Proposal:
     """The plan that the coordinator would make.
 
     Attributes:
-        reason: a sentence that says which replicas were formed and why.
+        reason: a sentence that says which replicas it has and why.
         spares: peers that are in no replica.
     """
 
@@ -267,11 +269,11 @@ class Proposal:
 
 
 def proposed(spec: RunSpec, peers: Sequence[Peer]) -> Proposal | Waiting:
-    """What the coordinator would form if all of `peers` joined and it knew their capacities."""
+    """The plan that the coordinator would make if all of `peers` joined and it knew their capacities."""
     plan = initial_plan(peers, spec, 1, 1, 0)
     if isinstance(plan, Waiting):
         return plan
-    survey = survey_of(peers, {})
+    survey = Survey({peer.peer: peer.capacity for peer in peers})
     assigned = {member.peer for replica in plan.replicas for member in replica.members}
     spares = tuple(peer.peer for peer in peers if peer.peer not in assigned)
     return Proposal(survey, tuple(shared_out(spec, survey, plan.replicas)), plan.reason, spares)

@@ -1,6 +1,6 @@
-"""How a plan changes with one of its figures: utilization against bandwidth, throughput against nodes.
+"""Forecasts over a range of one parameter: utilization against bandwidth, throughput against nodes.
 
-Swarms of equal peers on paper, in the arithmetic of :mod:`coordinator.forecast.forecast`.
+The swarms consist of equal peers, or of equal homes and equal data centre nodes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class UtilizationPoint:
         step_seconds: of an inner step.
         outer_seconds: of the outer exchange of a round.
         utilization: share of a round that members compute.
-        bound: the same with links that take no time: what the fill and drain of the pipeline leave.
+        bound: utilization if links took no time; only the fill and drain of the pipeline lower it.
     """
 
     k: int
@@ -42,8 +42,8 @@ class ScalingPoint:
     """A mixed swarm of `nodes` nodes.
 
     Attributes:
-        kind: "weak": the work of a replica stays, the batch grows; "strong": the batch of the whole swarm
-            stays as it was with the fewest nodes.
+        kind: "weak": each replica keeps its work, so the batch grows; "strong": the whole batch stays as
+            it is with the fewest nodes.
         microbatches: of all replicas in an inner step.
         efficiency: tokens per second and node, against the fewest nodes.
         outer_share: of a round.
@@ -69,15 +69,16 @@ def utilization_against_bandwidth(
     ks: Sequence[int],
     bandwidths: Sequence[float],
 ) -> Iterator[UtilizationPoint]:
-    """Every k at every bandwidth (bits per second), in `pipelines` pipelines of one member per stage.
+    """A point for each k and bandwidth (bits per second), with `pipelines` pipelines of one member per stage.
 
     Args:
-        peer: what every member is like, its bandwidth aside.
+        peer: capacity of each member, without its bandwidth.
     """
-    still = replace(peer, round_trip=0.0, uplink=0.0, downlink=0.0)
+    # A bandwidth of 0 is unknown, so it takes no time.
+    instant = replace(peer, round_trip=0.0, uplink=0.0, downlink=0.0)
     for k in ks:
         replicas = [_pipeline(spec, index, k) for index in range(pipelines)]
-        bound = _forecast(spec, payload_bytes, replicas, still).utilization
+        bound = _forecast(spec, payload_bytes, replicas, instant).utilization
         for bandwidth in bandwidths:
             here = replace(peer, uplink=bandwidth / 8, downlink=bandwidth / 8)
             found = _forecast(spec, payload_bytes, replicas, here)
@@ -104,7 +105,7 @@ def scaling(
     Args:
         home: of the peers in pipelines of one member per stage.
         datacenter: of the full replicas.
-        home_share: of the nodes that are homes; what is left over of them by the last pipeline is idle.
+        home_share: share of the nodes that are homes; those that do not fill a pipeline are idle.
     """
     kinds: tuple[Literal["weak", "strong"], ...] = ("weak", "strong")
     for kind in kinds:
@@ -116,46 +117,46 @@ def scaling(
             if kind == "strong" and first is not None:
                 share = max(1, round(first.microbatches / (pipelines + full)))
             inner = spec.inner.model_copy(update={"microbatches": share})
-            smaller = spec.model_copy(update={"inner": inner})
-            point = _scaled(smaller, payload_bytes, home, datacenter, kind, count, full, pipelines)
+            found = _forecast_mixed(
+                spec.model_copy(update={"inner": inner}), payload_bytes, home, datacenter, full, pipelines
+            )
+            point = ScalingPoint(
+                kind,
+                count,
+                full,
+                pipelines,
+                (full + pipelines) * share,
+                found.tokens_per_second,
+                1.0,
+                found.round_seconds,
+                found.outer_seconds / found.round_seconds,
+                found.utilization,
+            )
             first = first or point
             base = first.tokens_per_second / first.nodes
             yield replace(point, efficiency=point.tokens_per_second / count / base)
 
 
-def _scaled(
+def _forecast_mixed(
     spec: RunSpec,
     payload_bytes: Sequence[int],
     home: Capacity,
     datacenter: Capacity,
-    kind: Literal["weak", "strong"],
-    nodes: int,
     full: int,
     pipelines: int,
-) -> ScalingPoint:
+) -> Forecast:
+    """`full` full replicas of `datacenter` nodes and `pipelines` of `home` nodes, with fair shares."""
     whole = StageRange(0, spec.swarm.stages)
     replicas = [Replica(i, (Member(PeerId(f"full-{i}"), whole, "here"),), ()) for i in range(full)]
     replicas += [_pipeline(spec, full + i, spec.link.k) for i in range(pipelines)]
-    capacities = {
-        member.peer: datacenter if len(replica.members) == 1 else home
-        for replica in replicas
-        for member in replica.members
-    }
-    survey = Survey(capacities)
-    shares = shared_out(spec, survey, replicas)
-    found = forecast(spec, survey, shares, payload_bytes)
-    return ScalingPoint(
-        kind,
-        nodes,
-        full,
-        pipelines,
-        len(replicas) * spec.inner.microbatches,
-        found.tokens_per_second,
-        1.0,
-        found.round_seconds,
-        found.outer_seconds / found.round_seconds,
-        found.utilization,
+    survey = Survey(
+        {
+            member.peer: datacenter if len(replica.members) == 1 else home
+            for replica in replicas
+            for member in replica.members
+        }
     )
+    return forecast(spec, survey, shared_out(spec, survey, replicas), payload_bytes)
 
 
 def _forecast(
@@ -166,7 +167,7 @@ def _forecast(
 
 
 def _pipeline(spec: RunSpec, index: int, k: int) -> Replica:
-    """One member per stage; all of them accept connections."""
+    """A pipeline with one member per stage; all members accept connections."""
     members = tuple(
         Member(PeerId(f"home-{index}-{stage}"), StageRange(stage, stage + 1), "here")
         for stage in range(spec.swarm.stages)

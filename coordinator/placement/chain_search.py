@@ -83,8 +83,8 @@ class ChainSearch:
         self._memory: dict[tuple[int, int, int, str], int] = {}
 
     def burden(self, peer: int, share: float) -> float:
-        """How slow `peer` is: seconds per microbatch for `share` of all stages, or for its messages if that is
-        longer, and its round trip.
+        """How slow `peer` is: seconds per microbatch for `share` of all stages, or for its messages if that
+        is longer, and its round trip.
         """
         capacity = self._capacities[peer]
         compute = share * self._flops_before[-1] * self._seconds_per_flop[peer]
@@ -92,7 +92,7 @@ class ChainSearch:
         return max(compute, sum(self._sizes) / min(bandwidths, default=inf)) + capacity.round_trip
 
     def most_stages(self, peer: int) -> int:
-        """The most successive stages that fit on `peer`, at the end of a chain, where memory is least short."""
+        """The most successive stages that fit on `peer`, at the end of a chain."""
         ranges = combinations(range(self.stages + 1), 2)
         return max((stop - first for first, stop in ranges if self._fits(peer, first, stop, 1)), default=0)
 
@@ -155,7 +155,7 @@ class ChainSearch:
         return tuple(order[position] for position in range(size))
 
     def _cut(self, order: tuple[int, ...]) -> Chain | None:
-        """The chain with this order and the best cuts that a local search finds; None where none is possible."""
+        """The chain with this order and the best cuts that a local search finds; None if impossible."""
         links = self._links_of(order)
         if links is None:
             return None
@@ -179,7 +179,7 @@ class ChainSearch:
         return replace(best[0], seconds=step_seconds(compute, links, self._microbatches))
 
     def _bounded(self, order: tuple[int, ...], cuts: Cuts, links: Sequence[LinkTime]) -> Chain:
-        """A chain with the lower bound of its seconds, which is cheaper than a replay; infinite if impossible."""
+        """A chain with the lower bound of its seconds in place of a replay; infinite if impossible."""
         self.compared += 1
         compute = self._compute(order, cuts)
         seconds = inf if compute is None else least_seconds(compute, links, self._microbatches)

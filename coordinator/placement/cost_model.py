@@ -1,7 +1,7 @@
-"""How long an inner step of a pipeline takes and how much memory its members need: the cost model.
+"""The cost model: how long an inner step of a pipeline takes and how much memory its members need.
 
 Units: seconds, bytes, bytes per second, floating-point operations (FLOP). The model is pure arithmetic on
-what peers have measured. It is used to form pipelines, to improve them, and to plan a run on paper.
+what peers have measured. It forms and improves pipelines, and forecasts a run.
 
 **Computing.** For a microbatch of b samples with L tokens each, a member needs
 
@@ -39,7 +39,7 @@ anchor, the error feedback and the error of a proposal are in the same memory (1
 **Left out**: AdamW and the norm themselves, the projection onto k dimensions, waits for the main process,
 gRPC and its buffers, loss and slow start of TCP, a downlink that two neighbours fill at once (if it is as
 wide as the uplink, the uplink is full first), other traffic of the home. A peer that has not measured its
-speed counts as the median of the peers that have. A link that nothing is known of counts as infinitely fast.
+speed counts as the median of the peers that have. A link without any measurement counts as infinitely fast.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from protocol.types import Capacity, Estimates, LinkEstimate, Member, PeerId, St
 COMPARED_MICROBATCHES = 16
 """Chains are compared by a step of this many microbatches at most; a longer step grows in proportion."""
 SECONDS_BOUNDS = 1e-9, 1e9
-"""Seconds per microbatch are taken to be within these bounds, whatever a peer claims."""
+"""Seconds per microbatch are kept within these bounds, since a peer may claim any speed."""
 _UNKNOWN = Capacity("", 0, 0)
 
 
@@ -96,7 +96,7 @@ class Survey:
 
     def bandwidth(self, sender: PeerId, receiver: PeerId) -> float:
         """Bytes per second from `sender` to `receiver`; infinite where nothing is known."""
-        # Live traffic counts most: the receiver sees at which rate it arrives.
+        # Live traffic counts most. Only the receiver sees its rate: a sender sees what its socket takes.
         arrived = self.links.get((receiver, sender))
         if arrived is not None and arrived.incoming > 0:
             return arrived.incoming
@@ -108,6 +108,7 @@ class Survey:
 
     def delay(self, one: PeerId, other: PeerId) -> float:
         """Seconds one way, the same in both directions; 0 where nothing is known."""
+        # The lower one of two measurements has waited less in queues.
         links = [self.links.get((one, other)), self.links.get((other, one))]
         measured = [link.round_trip for link in links if link is not None and link.round_trip > 0]
         if measured:
@@ -131,9 +132,11 @@ class Survey:
 def stage_parameters(spec: RunSpec, stage: int) -> int:
     """Scalars in the parameters of `stage`; ValueError for an unknown one."""
     model = spec.model
+    # Four projections of the attention, three of SwiGLU, two norms.
     block = 4 * model.width**2 + 3 * model.width * model.feed_forward + 2 * model.width
     table = model.vocabulary * model.width
     is_last = stage == spec.swarm.stages - 1
+    # The first stage has the embedding; the last one the head and its norm.
     return len(spec.layers_of(stage)) * block + (stage == 0) * table + is_last * (table + model.width)
 
 
@@ -172,6 +175,7 @@ def message_bytes(spec: RunSpec, k: int) -> tuple[int, int]:
     tokens = spec.inner.microbatch_size * spec.model.context
     per_token = spec.link.token_bytes(k or spec.model.width)
     vocabulary = spec.model.vocabulary
+    # As the node packs them: the smallest unsigned integers that hold all ids, one more id than tokens.
     id_bytes = 1 if vocabulary <= 2**8 else 2 if vocabulary <= 2**16 else 4
     ids = spec.inner.microbatch_size * (spec.model.context + 1) * id_bytes
     return tokens * per_token + ids, tokens * per_token
@@ -186,7 +190,7 @@ def compute_seconds(spec: RunSpec, survey: Survey, peer: PeerId, stages: StageRa
 def link_time(survey: Survey, upstream: PeerId, downstream: PeerId, sizes: tuple[int, int]) -> LinkTime:
     """What one microbatch costs on the link between two peers; `upstream` is the one nearer to stage 0.
 
-    `sizes` are those of its two messages (:func:`message_bytes`).
+    `sizes` are the bytes of its two messages (:func:`message_bytes`).
     """
     forward = sizes[0] / survey.bandwidth(upstream, downstream)
     backward = sizes[1] / survey.bandwidth(downstream, upstream)
@@ -204,7 +208,7 @@ def link_time(survey: Survey, upstream: PeerId, downstream: PeerId, sizes: tuple
 def chain_costs(
     spec: RunSpec, survey: Survey, members: Sequence[Member], ks: Sequence[int]
 ) -> tuple[tuple[float, ...], tuple[LinkTime, ...]]:
-    """What a microbatch costs each member, and each link, with ``ks[i]`` dimensions from member i to the next."""
+    """What a microbatch costs each member and each link; ``ks[i]`` is k of the link behind member i."""
     compute = tuple(compute_seconds(spec, survey, each.peer, each.stages) for each in members)
     links = tuple(
         link_time(survey, upstream.peer, downstream.peer, message_bytes(spec, k))
@@ -213,18 +217,15 @@ def chain_costs(
     return compute, links
 
 
-def chain_time(
-    spec: RunSpec, survey: Survey, members: Sequence[Member], ks: Sequence[int], microbatches: int = 0
-) -> StepTime:
-    """An inner step of `members` in their order; `microbatches` 0 means the number in the spec."""
-    costs = chain_costs(spec, survey, members, ks)
-    return step_time(*costs, microbatches or spec.inner.microbatches)
+def chain_time(spec: RunSpec, survey: Survey, members: Sequence[Member], ks: Sequence[int]) -> StepTime:
+    """An inner step of `members` in their order."""
+    return step_time(*chain_costs(spec, survey, members, ks), spec.inner.microbatches)
 
 
 def seconds_per_microbatch(
     spec: RunSpec, survey: Survey, members: Sequence[Member], ks: Sequence[int]
 ) -> float:
-    """Predicted for an inner step of `members`, within SECONDS_BOUNDS; 0 where nothing is known."""
+    """The prediction for an inner step of `members`, within SECONDS_BOUNDS; 0 where nothing is known."""
     microbatches = min(spec.inner.microbatches, COMPARED_MICROBATCHES)
     seconds = step_seconds(*chain_costs(spec, survey, members, ks), microbatches) / microbatches
     return bounded_seconds(seconds) if seconds else 0.0
@@ -245,6 +246,7 @@ def bottleneck(survey: Survey, members: Sequence[Member], step: StepTime) -> str
         return f"computing of {short(peer)}"
     if resource.kind == "latency":
         return f"latency between {short(peer)} and {short(other)}"
+    # A bandwidth equals the value of an end only if that value determines it.
     bandwidth = survey.bandwidth(peer, other)
     if bandwidth == survey.capacity(peer).uplink:
         return f"uplink of {short(peer)}"

@@ -35,13 +35,14 @@ def peer_rests_until(state: State, peer: PeerId) -> int:
 
 
 def _rests_until(failures: int, last_round: int) -> int:
+    # A single failure costs no rest, so a peer that comes back at once trains on.
     return last_round + 2 ** min(failures - 1, _MOST_DOUBLINGS) if failures > 1 else 0
 
 
 def fits(state: State, spec: RunSpec, peer: PeerId, stages: StageRange, members_left: int) -> bool:
     """Whether the memory that `peer` had when it joined holds `stages` and the microbatches in flight.
 
-    True where it is not known, and for all stages, which a full replica hosts at its own risk.
+    True where the memory is not known, and for a full replica, which is never refused for its memory.
     """
     declared, measured = state.peers[peer].capacity, state.estimates[peer].capacity
     known = replace(declared, memory_bytes=declared.memory_bytes or measured.memory_bytes)

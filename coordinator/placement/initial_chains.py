@@ -103,7 +103,7 @@ def _search(
 def _best_of_all(spec: RunSpec, search: ChainSearch, pipelines: int) -> Sequence[Chain] | None:
     """The optimum: the fastest chain of each set of peers, then the best `pipelines` disjoint sets.
 
-    Of equally fast solutions it takes the one with the usual lengths, then the one with the least sum of steps.
+    Of equally fast solutions it takes the one with the usual lengths, then the least sum of steps.
     """
     count = len(search.reachable)
     # By the lowest peer of the set, so that each solution is built once. Sets are bit masks.
@@ -137,7 +137,7 @@ def _best_of_all(spec: RunSpec, search: ChainSearch, pipelines: int) -> Sequence
 
 
 class _LargeSwarm:
-    """The heuristic for many peers: distribute the strongest, then exchange members of the slowest pipeline."""
+    """For many peers: distribute the strongest, then exchange members of the slowest pipeline."""
 
     def __init__(self, spec: RunSpec, search: ChainSearch, pipelines: int) -> None:
         self._search, self._pipelines = search, pipelines
@@ -172,7 +172,7 @@ class _LargeSwarm:
         return best
 
     def _starts(self, length: int) -> Iterator[dict[int, Chain]]:
-        """Chains of `length` with similar burdens; if memory forbids some of them, chains with similar memory."""
+        """Chains of `length` with similar burdens; if memory forbids some, chains with similar memory."""
         for weights in (self._burdens, [1 / most if most else inf for most in self._most_stages]):
             groups = self._deal(weights, length)
             if groups is None:
@@ -291,7 +291,7 @@ def _why_not(spec: RunSpec, survey: Survey, peers: Sequence[Peer], pipelines: in
 
 
 def unconnected(dialing: Sequence[PeerId]) -> Waiting:
-    """Waiting for a peer with an endpoint: two of the `dialing` peers, which have none, cannot be neighbours."""
+    """Waiting for a peer with an endpoint: two of the `dialing` peers cannot be neighbours."""
     pair = " and ".join(dialing[:2])
     sentence = f"waiting for 1 more stage peer with an endpoint: {pair} have none, so cannot be neighbours"
     return Waiting(sentence, unreachable=True)

@@ -1,7 +1,7 @@
-"""Which peers form which replica when the run starts.
+"""Makes the first plan of a run.
 
-Full replicas are taken by order of arrival. Stage peers form pipelines by what they have measured, or by order
-of arrival where nothing is measured.
+Full replicas are taken in order of arrival. Stage peers form pipelines by what they have measured, or in
+order of arrival where nothing is measured.
 
 Pure functions: the same peers in another order give the same plan.
 """
@@ -28,7 +28,7 @@ _MOST_PIPELINES_NAMED = 4
 
 
 def missing(peers: Iterable[Peer], spec: RunSpec) -> str:
-    """Such as "1 more stage peer (1 of 2 here) and 1 more full replica (0 of 1 here)"; "" for nothing."""
+    """Such as "1 more stage peer (1 of 2 here) and 1 more full replica (0 of 1 here)"; "" if none."""
     here = Counter(peer.role for peer in peers if peer.is_staying)
     parts = []
     for role, policy in POLICIES.items():
@@ -39,16 +39,10 @@ def missing(peers: Iterable[Peer], spec: RunSpec) -> str:
     return " and ".join(parts)
 
 
-def survey_of(peers: Iterable[Peer], estimates: Mapping[PeerId, Estimates]) -> Survey:
-    """What is known of `peers`: their estimates, else what they declared when they joined."""
-    capacities = {peer.peer: peer.capacity for peer in peers}
-    return Survey.of({peer: each for peer, each in estimates.items() if peer in capacities}, capacities)
-
-
 def measuring(peers: Iterable[Peer], estimates: Mapping[PeerId, Estimates]) -> list[Peer]:
-    """The stage peers that are about to report their speed, which they can measure only after the join.
+    """The stage peers that will soon report their speed, which they can measure only after the join.
 
-    They have measured their connection. A peer that does not want to measure reports neither.
+    They have measured their connection. A peer with measuring turned off reports neither.
     """
     known = ((peer, estimates[peer.peer].capacity) for peer in peers if peer.peer in estimates)
     return [peer for peer, able in known if peer.policy.joins_pipelines and able.uplink and not able.flops]
@@ -62,13 +56,12 @@ def initial_plan(
     first_sample: int,
     estimates: Mapping[PeerId, Estimates] | None = None,
 ) -> Plan | Waiting:
-    """The plan for those of `peers` that stay, or what it waits for.
+    """The first plan for those of `peers` that stay, or what it waits for.
 
-    A full replica is one member with all stages; full replicas come first in the plan, by order of arrival.
-    Stage peers form pipelines by what they can carry (coordinator.placement.initial_chains). Where no speed
-    and no bandwidth is measured, they do so in order of arrival and with equal shares of the stages, if
-    their memory holds these; the order changes only as far as needed so that of two neighbours one accepts
-    connections.
+    Full replicas come first in the plan. Stage peers form pipelines by what they can carry
+    (coordinator.placement.initial_chains). Where no speed and no bandwidth is measured, they form pipelines
+    in order of arrival with equal shares of the stages, if their memory holds these. The order changes only
+    where otherwise two neighbours would have no endpoint.
     """
     staying = sorted((peer for peer in peers if peer.is_staying), key=lambda peer: peer.arrival)
     if lacking := missing(staying, spec):
@@ -80,13 +73,17 @@ def initial_plan(
         for index, peer in enumerate(alone)
     ]
     stage_peers = [peer for peer in staying if peer.policy.joins_pipelines]
-    survey = survey_of(stage_peers, estimates or {})
+    # Only peers that can be members: the speeds of others must not change the median.
+    capacities = {peer.peer: peer.capacity for peer in stage_peers}
+    known = {peer: each for peer, each in (estimates or {}).items() if peer in capacities}
+    survey = Survey.of(known, capacities)
     parts = [counted(len(whole), "full replica")] if whole else []
     if survey.is_blank or not swarm.pipelines:
         lines = _in_order_of_arrival(stage_peers, swarm.pipelines, swarm.chain_length)
         if isinstance(lines, Waiting):
             return lines
         pipelines = [_pipeline(len(whole) + i, line, spec) for i, line in enumerate(lines)]
+        # If the equal shares do not fit, the search below looks for cuts that do.
         if all(_has_memory(spec, survey, each) for each in pipelines):
             parts += [f"{counted(len(lines), 'pipeline')} of {swarm.stages} stages"] if lines else []
             reason = f"{' and '.join(parts)}, in order of arrival"

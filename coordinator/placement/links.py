@@ -24,7 +24,7 @@ from protocol.spec.run import RunSpec
 from protocol.types import Dialer, Link, Member, Replica
 
 _TOLERANCE_AT_FIRST, _TOLERANCE_TO_WIDEN, _TOLERANCE_BEFORE_NARROWING = 0.03, 0.02, 0.06
-"""A step may be longer than with the least k by this share. The last two differ so that k does not oscillate."""
+"""By this share a step may be longer than with the least k. The last two differ, else k would oscillate."""
 MOST_OPERATIONS = 400_000
 """The search for k replays at most this many operations of members per plan, about half a second. A chain
 keeps its k if it needs more than this alone.

@@ -1,13 +1,13 @@
-"""Local search: the one search behind every placement, with the moves and the objective as parameters.
+"""Local search: all placements use this search, with the moves and the objective as parameters.
 
-The solution is a set of chains, each with the seconds that its inner step takes. A move replaces some of the
-chains. The search takes the slowest chain, tries the moves that change it, and makes one that lowers the
-objective of the chains which the move touches. It ends when no move helps.
+The solution is a set of chains, each with the seconds of its inner step. A move replaces some of the chains.
+The search takes the slowest chain, tries the moves that change it, and makes one that lowers the objective of
+the chains in the move. It ends when no move helps.
 
-Three searches are built on it: where the stages of one chain are cut (coordinator.placement.chain_search),
-which peers form which chain when the run starts (coordinator.placement.initial_chains), and which members
-change places between rounds (coordinator.placement.member_exchange). Each of them bounds its own effort: it
-stops to offer moves when its budget is spent.
+Three searches use it: for the cuts of the stages of one chain (coordinator.placement.chain_search), for the
+chains of a run that starts (coordinator.placement.initial_chains), and for exchanges of members between
+rounds (coordinator.placement.member_exchange). Each bounds its own effort: it offers no more moves when its
+budget is spent.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Move(Generic[ChainT]):
 
 @dataclass(frozen=True)
 class Objective:
-    """What a search makes smaller.
+    """What a search minimises.
 
     Attributes:
         cost: of chains that take these seconds.
@@ -76,8 +76,9 @@ def improve(
         compared: the best of this many helpful moves is made; None compares all.
     """
     made = list[Move[ChainT]]()
-    waiting = set(chains)
+    waiting = set(chains)  # chains whose moves were not tried since they changed
     while waiting:
+        # The slowest first; the index decides ties, so that the result does not depend on an order.
         index = min(waiting, key=lambda each: (-chains[each].seconds, each))
         waiting.remove(index)
         best = _best_move(chains, moves(index), objective, margin, compared)
@@ -86,7 +87,7 @@ def improve(
             waiting.update(best.chains)
             made.append(best)
         elif objective.only_slowest:
-            break
+            break  # a faster other chain would not shorten the step
     return made
 
 
@@ -99,6 +100,7 @@ def _best_move(
 ) -> Move[ChainT] | None:
     best, best_ratio, helpful = None, 1 - margin, 0
     for move in moves:
+        # By ratio, so that moves of chains with unlike seconds can be compared.
         before = objective.cost([chains[index].seconds for index in move.chains])
         after = objective.cost([chain.seconds for chain in move.chains.values()])
         if after < before * best_ratio:

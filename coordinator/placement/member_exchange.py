@@ -1,9 +1,9 @@
-"""Which members change places between two rounds so that steps become faster.
+"""Exchanges members between two rounds so that steps become faster.
 
 All replicas have bit-equal anchors after a round, so two peers with the same stages can change places without
-moving any state. The moves of this local search (coordinator.placement.local_search) are: a member changes
-places with a member of another pipeline, or with a spare, that has the same stages. Of all moves the best one
-is made, since each exchange makes peers connect anew.
+moving any state. In a move of this local search (coordinator.placement.local_search) a member changes places
+with a member of another pipeline, or with a spare, that has the same stages. The best of all moves is made,
+since each exchange makes peers connect anew.
 
 Pure: the same peers in another order give the same exchanges.
 """
@@ -28,11 +28,11 @@ from protocol.spec.run import RunSpec
 from protocol.types import Member, Replica
 
 MOST_OPERATIONS = 40_000
-"""A search replays at most this many operations of members, about half a second. An exchange that is not
-possible counts as one operation.
+"""A search replays at most this many operations of members, about half a second. An impossible exchange
+counts as one operation.
 """
 _SAMPLE = 4
-"""In a large swarm each member is tried against this many of the fastest peers, the slowest, and others."""
+"""In a large swarm, this many of the fastest peers, of the slowest and of the others are tried per member."""
 _LEAST_GAIN = 0.01
 """An exchange must make the chains that it touches faster by this share."""
 
@@ -88,7 +88,7 @@ class MemberExchange:
         changed = [index for index, chain in after.items() if chain.members != self._chains[index].members]
         if not changed:
             return list(self._replicas.values()), []
-        # Where work is shared by speed, a gain would vanish among many chains that did not change.
+        # Where work is shared by speed, count only changed chains: a mean over all would hide their gain.
         counted = changed if grouping.balance else list(after)
         seconds_before, seconds_after = (
             self._spec.inner.microbatches * objective.cost([chains[index].seconds for index in counted])
@@ -112,7 +112,7 @@ class MemberExchange:
             for other in self._partners(member, index, where):
                 if self._operations_left <= 0:
                     return
-                self._operations_left -= 1
+                self._operations_left -= 1  # also for impossible exchanges, else the search has no bound
                 move = self._exchange(index, member, other, where.get(other))
                 if move is not None:
                     yield move
@@ -120,7 +120,10 @@ class MemberExchange:
     def _exchange(
         self, index: int, member: Member, other: Member, its_index: int | None
     ) -> Move[_Chain] | None:
-        """`member` of chain `index` for `other`, a spare where `its_index` is None; None if not possible."""
+        """Exchange `member` of chain `index` for `other` of chain `its_index`; None if that is impossible.
+
+        A spare has no `its_index`.
+        """
         chain = self._with(index, member, other)
         if chain is None:
             return None
@@ -139,7 +142,7 @@ class MemberExchange:
         )
 
     def _with(self, index: int, former: Member, newcomer: Member) -> _Chain | None:
-        """Chain `index` with `newcomer` for `former`; None where memory or a missing endpoint forbids it."""
+        """Chain `index` with `newcomer` in place of `former`; None where memory or endpoints forbid it."""
         members = tuple(newcomer if each == former else each for each in self._movable[index].members)
         # The others were members before, so only the newcomer's memory matters.
         if not self._may_host(newcomer, len(members) - members.index(newcomer)):
@@ -167,6 +170,7 @@ class MemberExchange:
     def _timed(self, index: int, members: tuple[Member, ...]) -> _Chain:
         key = (members, self._ks[index])
         if key not in self._seconds:
+            # The budget counts replays only; a chain that was timed before is free.
             self._operations_left -= len(members) * min(self._spec.inner.microbatches, COMPARED_MICROBATCHES)
             self._seconds[key] = seconds_per_microbatch(self._spec, self._survey, *key)
         return _Chain(members, self._seconds[key])

@@ -1,10 +1,10 @@
-"""What makes the next plan faster at no cost: members change places, k of links and shares of work change.
+"""Makes the next plan faster at no cost: members change places, k of links and shares of work change.
 
-Nothing of this moves any state, since anchors are bit-equal on all replicas after a round. It follows what
-peers have measured, by the cost model (coordinator.placement.cost_model); where nothing is known, nothing
-changes.
+None of these changes moves any state, since anchors are bit-equal on all replicas after a round. They follow
+the measurements of peers and the cost model (coordinator.placement.cost_model); where nothing is known,
+nothing changes.
 
-Pure: the same peers in another order give the same answer.
+Pure: the same peers in another order give the same result.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ class Rebalance:
         self._state, self._spec, self._from_round = state, spec, from_round
         capacities = {peer.peer: peer.capacity for peer in state.peers.values()}
         self._survey = Survey.of(state.estimates, capacities)
-        # A report before the first decision of a round may still be about the round before it.
+        # A report before the first decision of a round may still be about the round before it. So a measured
+        # time counts only for chains that are in both plans.
         earlier, newest = state.plan_for(max(1, from_round - 2)), state.plans[-1]
         self._lasting = set(map(_chain, earlier.replicas)) & set(map(_chain, newest.replicas))
         self._delivered = delivered_weights(state)
 
     def run(self, replicas: Sequence[Replica], is_settled: bool) -> tuple[list[Replica], list[str]]:
-        """`replicas` with faster neighbours, k and shares, and sentences for what changes and why.
+        """`replicas` with faster members, k and shares, and sentences that say what changes and why.
 
-        Members change places only if `is_settled`, which means that no replica comes or goes with this plan;
+        Members change places only if `is_settled`, which means that no replica comes or goes with this plan,
         and only after a first commit, since no share could follow before.
         """
         spec, state = self._spec, self._state
@@ -51,6 +52,7 @@ class Rebalance:
             search = MemberExchange(spec, self._survey, result, movable, self._spares(), self._may_host)
             result, exchanges = search.run()
         result, widths = fit_k(spec, self._survey, result, running, self._from_round)
+        # Shares are chosen last: they depend on the members and on k.
         are_changed = [*map(peers_of, result)] != [*map(peers_of, state.plans[-1].replicas)]
         is_complete = sum(map(spec.microbatches_of, result)) == spec.inner.microbatches * len(result)
         if are_changed or may_change or not is_complete:
@@ -60,7 +62,7 @@ class Rebalance:
         return result, [*exchanges, *([listed(widths)] if widths else []), *shares]
 
     def _may_exchange(self, replica: Replica) -> bool:
-        """Whether all members of a pipeline stay, have measured their speed and attested what is due."""
+        """Whether all members of a pipeline stay, have measured their speed and are in sync."""
         return len(replica.members) > 1 and all(
             self._state.peers[member.peer].is_staying
             and self._is_measured(member.peer)
@@ -95,7 +97,7 @@ class Rebalance:
         return self._state.estimates[peer].capacity.flops > 0
 
     def _microbatch_seconds(self, replica: Replica) -> float:
-        """Measured by the first member if the chain has not changed, else predicted; 0 if not known."""
+        """As the first member measured if the chain has not changed, else predicted; 0 if unknown."""
         measured = self._state.estimates[replica.members[0].peer].microbatch_seconds
         if measured > 0 and _chain(replica) in self._lasting:
             return bounded_seconds(measured)

@@ -1,9 +1,9 @@
-"""Which peers form which replica from round to round, by the assignments that are reserved for them.
+"""Makes the next plan from the assignments that are reserved for peers.
 
 All replicas have bit-equal anchors after a round, so a peer can replace another one with the same stages at
 once. A replica that has lost a member, or whose member drains, goes on with a spare that has followed the
-rounds of these stages. Spares are the stage peers whose own pipeline does not train, first of all those of
-the newest pipeline, which is not complete yet.
+rounds of these stages. Spares are the stage peers of pipelines that do not train. Those of the newest
+pipeline, which is not complete yet, are taken first.
 
 Pure functions: the same peers in another order give the same plan.
 """
@@ -22,7 +22,7 @@ from protocol.spec.run import RunSpec
 from protocol.types import Lifecycle, Member, Plan, Replica, ReservedAssignment
 
 _MOST_OBSTACLES = 2
-"""Obstacles that are named of one replica."""
+"""A message names at most this many obstacles of a replica."""
 
 ReservedChain = tuple[ReservedAssignment, ...]
 """The assignments of one replica in order of position, each with the peer that takes it."""
@@ -31,12 +31,12 @@ ReservedChain = tuple[ReservedAssignment, ...]
 def next_plan(
     state: State, spec: RunSpec, epoch: int, from_round: int, first_sample: int
 ) -> Plan | Waiting | None:
-    """The plan that takes over at `from_round`; None where the newest one is still right.
+    """The plan that takes over at `from_round`; None where the newest plan is still right.
 
-    Replicas of which all members take part, and none drains, keep their members. Other replicas train if each
-    of their positions has a peer that has caught up and rested: the one that it is reserved for, else a spare
-    with the same stages. A pipeline that was never in a plan trains only if `grouping.spares` stage peers
-    remain as spares.
+    A replica keeps its members if all of them take part and none drains. Another replica trains if each of
+    its positions has a peer that has caught up and rested: the peer with the reservation, else a spare with
+    the same stages. A pipeline that was never in a plan trains only if `grouping.spares` stage peers remain
+    as spares.
 
     If no replica is left, peers and replicas need not rest and no spares are kept. If still none is left,
     members that drain keep their assignments.
@@ -60,7 +60,7 @@ def next_plan(
 
 @dataclass(frozen=True)
 class _Selection:
-    """The replicas that train next, by index: those that keep their members, and those built anew."""
+    """The replicas that train next, by index; those in `rebuilt` may have new members."""
 
     kept: Mapping[int, Replica]
     rebuilt: Mapping[int, ReservedChain] = field(default_factory=dict)
@@ -80,6 +80,7 @@ def _selection(state: State, spec: RunSpec, from_round: int) -> _Selection:
 
 def _unbroken_replicas(state: State, with_draining: bool) -> dict[int, Replica]:
     newest = state.plans[-1]
+    # A member that was absent under this plan breaks its replica even when it is back.
     absent = state.absent.get(newest.epoch, frozenset())
     return {
         replica.index: replica
@@ -101,17 +102,19 @@ def _select(state: State, spec: RunSpec, from_round: int, is_lenient: bool) -> _
         {reservation.replica for reservation in state.reservations.values()} - kept.keys(),
         key=lambda index: (index not in state.assigned_replicas, index),
     )
-    complete = complete_chains(state, spec)
+    complete = filled_replicas(state)
     rebuilt: dict[int, ReservedChain] = {}
     for turn, index in enumerate(waiting):
         if replica_rests_until(state, index) > from_round and not is_lenient:
             continue
         later = {other: rank for rank, other in enumerate(waiting[turn + 1 :])}
         spares = [reservation for reservation in ready.values() if reservation.replica in later]
+        # Incomplete replicas give first, the last of them before others, since they train last in any case.
         spares.sort(key=lambda each: (each.replica in complete, -later[each.replica], each.position))
         chain = _rebuilt_chain(state, spec, index, ready, spares)
         if chain is None:
             continue
+        # A new pipeline must leave enough spares; a replica that has trained takes them.
         needs_spares = len(chain) > 1 and not is_lenient and index not in state.assigned_replicas
         if needs_spares and _spares_left(state, kept, [*rebuilt.values(), chain]) < spec.grouping.spares:
             continue
@@ -135,13 +138,13 @@ def _rebuilt_chain(
     ready: Mapping[tuple[int, int], ReservedAssignment],
     spares: Sequence[ReservedAssignment],
 ) -> ReservedChain | None:
-    """Replica `index` with, at each position, the ready peer that it is reserved for, else one of `spares`.
+    """The members of replica `index`: at each position the ready peer with the reservation, else a spare.
 
-    The first spares that can be connected are taken. None where a position stays empty.
+    The first of `spares` that can be connected are taken. None where a position stays empty.
     """
     layout = state.layout(index)
-    # The first chain that ends with a peer without an endpoint, and the first that ends with one that has it:
-    # only this decides who can follow. No peer can be at two positions, since these have different stages.
+    # One chain per kind of last peer (with an endpoint or without) is enough: only that decides which peers
+    # can follow. No peer can be at two positions, since these have different stages.
     chains: dict[bool, ReservedChain] = {True: ()}
     for position, stages in enumerate(layout):
         if (index, position) in ready:
@@ -150,7 +153,7 @@ def _rebuilt_chain(
             options = [
                 ReservedAssignment(spare.peer, index, position, stages)
                 for spare in spares
-                if len(layout) > 1
+                if len(layout) > 1  # spares are stage peers, which cannot be a full replica
                 and spare.stages == stages
                 and fits(state, spec, spare.peer, stages, len(layout) - position)
             ]
@@ -165,14 +168,14 @@ def _rebuilt_chain(
 
 
 def _spares_left(state: State, kept: Mapping[int, Replica], rebuilt: Sequence[ReservedChain]) -> int:
-    """Stage peers that would have no assignment."""
+    """How many stage peers would have no assignment."""
     assigned = {member.peer for replica in kept.values() for member in replica.members}
     assigned |= {reservation.peer for chain in rebuilt for reservation in chain}
     return sum(peer.policy.joins_pipelines and peer.peer not in assigned for peer in state.staying)
 
 
 def _rebuilt_replica(state: State, spec: RunSpec, index: int, chain: ReservedChain) -> Replica:
-    """With the k and the share of the work that it has in the newest plan."""
+    """The replica of `chain`, with the k and the share of the work that `index` has in the newest plan."""
     members = tuple(Member(each.peer, each.stages, state.peers[each.peer].endpoint) for each in chain)
     former = next((each for each in state.plans[-1].replicas if each.index == index), None)
     if former is None:
@@ -203,7 +206,7 @@ def _reasons(state: State, selection: _Selection, from_round: int) -> list[str]:
 
 
 def _replacements(state: State, chain: ReservedChain, from_round: int) -> list[str]:
-    """Such as "..ab for ..cd (stage 1), which is gone"."""
+    """For each member that is new at its position, such as "..ab for ..cd (stage 1), which is gone"."""
     holders = {reservation.slot: reservation for reservation in state.reservations.values()}
     found = []
     for reservation in chain:
@@ -224,22 +227,17 @@ def _why_left_out(state: State, replica: Replica) -> str:
     return "which must catch up" if all(each.is_staying for each in members) else "of which a member drains"
 
 
-def complete_chains(state: State, spec: RunSpec) -> dict[int, list[ReservedAssignment]]:
-    """By index the replicas with all stages reserved for peers that stay, in order of position."""
-    chains: dict[int, list[ReservedAssignment]] = {}
-    for reservation in sorted(state.reservations.values(), key=lambda each: each.slot):
-        if state.peers[reservation.peer].is_staying:
-            chains.setdefault(reservation.replica, []).append(reservation)
-    stages = list(range(spec.swarm.stages))
-    return {
-        index: chain
-        for index, chain in chains.items()
-        if [s for each in chain for s in each.stages] == stages
-    }
+def filled_replicas(state: State) -> set[int]:
+    """The replicas of which each position is reserved for a peer that stays."""
+    filled: dict[int, set[int]] = {}
+    for each in state.reservations.values():
+        if state.peers[each.peer].is_staying:
+            filled.setdefault(each.replica, set()).add(each.position)
+    return {index for index, positions in filled.items() if len(positions) == len(state.layout(index))}
 
 
 def obstacles(state: State, from_round: int) -> dict[int, str]:
-    """By index what keeps replicas from training, such as "replica-1 waits for ..Qm (stage 1), which is gone"."""
+    """By index: why a replica cannot train, such as "replica-1 waits for ..Qm (stage 1), which is gone"."""
     reserved = {reservation.slot: reservation for reservation in state.reservations.values()}
     found = {}
     for index in sorted({replica for replica, _ in reserved}):

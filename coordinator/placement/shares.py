@@ -1,11 +1,11 @@
-"""How many microbatches of an inner step each replica takes: more for faster ones, so that all end together.
+"""How many microbatches of an inner step each replica takes: fast ones take more, so that all end together.
 
 The step lasts as long as the slowest replica needs for its share:
 
     step = max over replicas (share x seconds per microbatch),   sum of shares = replicas x usual share
 
-A replica's speed is only its claim, and its share is its weight in the outer step. So no share exceeds half
-of all microbatches, and a share grows at most to twice of what the replica has already delivered.
+A replica only claims its speed, and its share is its weight in the outer step. So no share exceeds half of
+all microbatches, and a share grows at most to twice what the replica has already delivered.
 
 Pure functions.
 """
@@ -30,34 +30,36 @@ _BISECTIONS = 100
 
 
 def largest_share(usual: int, replicas: int) -> int:
-    """Most microbatches of one replica where each takes `usual` on average.
+    """The most microbatches of one replica where each takes `usual` on average.
 
-    Half of all; of two replicas three quarters, since one of them has half or more in any case.
+    Half of all; three quarters if there are two replicas, since one of them has half or more in any case.
     """
     return min(MOST_SHARE * usual, max(3 * usual // 2, replicas * usual // 2))
 
 
 def fair_shares(seconds: Sequence[float], usual: int, most: Sequence[int]) -> list[int]:
-    """How many microbatches each replica takes so that the slowest one ends as early as possible.
+    """How many microbatches each replica takes so that the slowest replica ends as early as possible.
+
+    Shares are in proportion to speed, rounded down, but at least 1. Each remaining microbatch goes to the
+    replica that would end it first.
 
     Args:
-        seconds: that one microbatch takes each replica, above 0.
+        seconds: of one microbatch on each replica, above 0.
         usual: microbatches of a replica on average.
         most: microbatches that each replica may take; their sum must be at least that of all shares.
-
-    In proportion to speed, rounded down, but at least 1. Each remaining microbatch goes to the replica that
-    would end it first.
     """
 
     def done_within(time: float) -> list[int]:
         return [max(1, floor(min(time / each, bound))) for each, bound in zip(seconds, most, strict=True)]
 
     total = usual * len(seconds)
+    # Bisect the time of the step; in `high` all replicas reach their bounds.
     low, high = 0.0, max(seconds) * max(most)
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         low, high = (middle, high) if sum(done_within(middle)) <= total else (low, middle)
     shares = done_within(low)
+    # Rounding has left some microbatches: the heap has the replica on top that would end one more first.
     soonest = [((n + 1) * seconds[i], n, i) for i, n in enumerate(shares) if n < most[i]]
     heapify(soonest)
     for _ in range(total - sum(shares)):
@@ -75,25 +77,25 @@ def share_out(
     limits: Sequence[int],
     are_changed: bool,
 ) -> tuple[list[Replica], list[str]]:
-    """`replicas` with the microbatches that each should take, and sentences for what changes.
+    """`replicas` with the microbatches that each should take, and a sentence if these change.
+
+    Shares are equal where the run does not balance work, or where a speed is not known. Otherwise they are
+    fair. They change only if that makes the step shorter by `grouping.margin`, or if the present shares are
+    no longer possible.
 
     Args:
-        seconds: that one microbatch takes each replica; 0 where that is not known.
+        seconds: of one microbatch on each replica; 0 where that is not known.
         limits: microbatches that each replica may take (:func:`share_limits`).
         are_changed: whether the present shares were made for other replicas.
-
-    Shares are equal where the run does not balance work, or a speed is not known. Otherwise they are fair,
-    and change only if that makes the step shorter by `grouping.margin` or if the present shares are not
-    possible any more.
     """
     usual = spec.inner.microbatches
     present = [spec.microbatches_of(replica) for replica in replicas]
+    # When replicas come or go, the present shares no longer add up to the batch.
     is_complete = sum(present) == usual * len(replicas)
     if not spec.grouping.balance or not all(seconds):
         if is_complete and not are_changed:
             return list(replicas), []
-        shares = [usual] * len(replicas)
-        why = ""
+        shares, why = [usual] * len(replicas), ""
     else:
         shares = fair_shares(seconds, usual, limits)
         step_now, step_fair = _step_seconds(present, seconds), _step_seconds(shares, seconds)
@@ -108,9 +110,8 @@ def share_out(
         for replica, share, before in zip(replicas, shares, present, strict=True)
         if share != before
     ]
-    reason = f"every replica takes {usual} microbatches of a step again"
-    if why:
-        reason = f"of the microbatches of a step {listed(changes)}: {why}"
+    equal = f"every replica takes {usual} microbatches of a step again"
+    reason = f"of the microbatches of a step {listed(changes)}: {why}" if why else equal
     return with_shares(spec, replicas, shares), [reason] if changes else []
 
 
@@ -131,11 +132,14 @@ def share_limits(
 ) -> list[int]:
     """The most microbatches that each of `replicas` may take; their sum is at least that of all shares.
 
-    - A replica that has delivered nothing yet takes no more than now.
-    - One whose last payload lacked some of its weight takes no more than that payload had.
-    - One with the same members as in the newest plan takes at most twice what it takes now.
+    - A replica that has delivered nothing yet takes at most what it takes now.
+    - A replica whose last payload lacked some of its weight takes at most what that payload contained.
+    - A replica with the same members as in the newest plan takes at most twice what it takes now.
 
-    Where these limits leave work over, all replicas keep at least what they have.
+    Where these limits sum up to less than the batch, each replica may at least keep its share.
+
+    Args:
+        delivered: :func:`delivered_weights` of `state`.
     """
     usual = spec.inner.microbatches
     bound = largest_share(usual, len(replicas))
@@ -147,12 +151,13 @@ def share_limits(
         if not assigned:
             most = now
         elif weight < assigned:
-            most = min(now, max(1, ceil(weight * usual)))
+            most = min(now, max(1, ceil(weight * usual)))  # weight = microbatches / usual
         elif peers_of(replica) == newest.get(replica.index):
             most = _MOST_GROWTH * now
         else:
             most = bound
         limits.append(min(most, bound))
+    # The present shares may be too few as well, if a replica has left: then the usual ones are enough.
     for least in (present, [usual] * len(replicas)):
         if sum(limits) < usual * len(replicas):
             limits = [max(most, min(n, bound)) for most, n in zip(limits, least, strict=True)]

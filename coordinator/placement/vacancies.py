@@ -1,9 +1,8 @@
-"""Which assignment is reserved for a peer that joins while the run goes on, or comes back.
+"""Reserves assignments for peers that join while the run goes on, or come back.
 
-An assignment is a position in a replica. The peer follows the rounds of its stages, and the replica trains as
-soon as peers that have caught up fill all of its positions (coordinator.placement.replan). The layout of a
-replica, which is the stages of each position, never changes; a new pipeline gets the layout that most
-pipelines have.
+An assignment is a position in a replica. The peer follows the rounds of its stages. The replica trains when
+peers that have caught up fill all of its positions (coordinator.placement.replan). The layout of a replica,
+which is the stages of each position, never changes. A new pipeline gets the layout that most pipelines have.
 """
 
 from __future__ import annotations
@@ -63,14 +62,15 @@ class Vacancies:
     """The vacant assignments of `state`; :meth:`take` keeps them up to date.
 
     Attributes:
-        vacant: those in existing replicas that no peer has had yet, or whose peer is gone; then those of
-            peers that drain; each by replica and position.
+        vacant: first assignments in existing replicas that no peer has or whose peer is lost, then those of
+            peers that drain; both in order of replica and position.
     """
 
     def __init__(self, state: State, spec: RunSpec) -> None:
         self._state, self._spec = state, spec
         self._layouts = dict(state.layouts)
         self._holders = {each.slot: each.peer for each in state.reservations.values()}
+        # Many peers are compared with the same vacancies.
         self._fits = cache(lambda peer, stages, left: fits(state, spec, peer, stages, left))
         self.vacant = sorted(
             (vacancy for replica in self._layouts for vacancy in self._vacant_in(replica)), key=_order
@@ -89,10 +89,10 @@ class Vacancies:
     ) -> ReservedAssignment | None:
         """The assignment to reserve for `peer`, which has none; None where it fits nowhere.
 
-        - Its `former` one if that is still vacant, whatever the peer's memory is now.
+        - Its `former` one if that is still vacant; the peer's memory is not compared again.
         - Else the first vacant one of its role that its memory and its neighbours allow.
-        - Else a full replica founds a new replica, and a stage peer a new pipeline. A new pipeline is not
-          founded while more incomplete pipelines wait for their first plan than pipelines have been in one.
+        - Else one in a new replica, or for a stage peer in a new pipeline. There is no new pipeline while the
+          pipelines that wait for their first plan outnumber those that have been in one.
         """
         is_alone = peer.policy.is_alone(self._spec)
         vacant = [each for each in self.vacant if (len(self._layouts[each.replica]) == 1) == is_alone]
@@ -104,6 +104,7 @@ class Vacancies:
             if self.suits(each, peer):
                 return each.reserved_for(peer.peer)
         assigned = self._state.assigned_replicas
+        # Without this bound, peers that do not fit together would found one pipeline each.
         waiting = {each.replica for each in vacant} - assigned
         if not is_alone and len(waiting) > sum(len(self._layouts[index]) > 1 for index in assigned):
             return None
@@ -123,7 +124,7 @@ class Vacancies:
         return (StageRange(0, self._spec.swarm.stages),) if is_alone else self._state.layout(replica)
 
     def take(self, reservation: ReservedAssignment) -> None:
-        """`reservation` is not vacant any more; if it founds a replica, its other positions become vacant."""
+        """Make `reservation` not vacant; if it founds a replica, the other positions become vacant."""
         replica = reservation.replica
         if replica not in self._layouts:
             self._layouts[replica] = self._founded_by(self._state.peers[reservation.peer], replica)
@@ -133,12 +134,14 @@ class Vacancies:
 
     def suits(self, vacancy: Vacancy, peer: Peer) -> bool:
         """Whether the memory of `peer` allows `vacancy`, and the peer can connect to both neighbours."""
+        # The nearer to the start of the chain, the more microbatches are in flight.
         left = len(self._layouts[vacancy.replica]) - vacancy.position
         return self._fits(peer.peer, vacancy.stages, left) and self._can_connect(vacancy, peer)
 
     def _can_connect(self, vacancy: Vacancy, peer: Peer) -> bool:
         slots = ((vacancy.replica, vacancy.position + by) for by in (-1, 1))
         neighbours = [self._state.peers[self._holders[slot]] for slot in slots if slot in self._holders]
+        # A neighbour that is gone or drains will be replaced.
         return all(can_be_neighbours(peer, each) for each in neighbours if each.is_staying)
 
 

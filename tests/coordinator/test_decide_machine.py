@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 
 from coordinator.placement.cost_model import memory_needed
-from coordinator.placement.replan import complete_chains
+from coordinator.placement.replan import filled_replicas
 from coordinator.rounds.attestation import expected_digest
 from coordinator.state.apply import replay
 from coordinator.state.commands import (
@@ -357,7 +357,7 @@ class RandomRun(RuleBasedStateMachine):
             self.decisions_are_single_and_final()
             if self.number > number:
                 return
-        assert not complete_chains(self.run.state, self.run.spec)
+        assert not filled_replicas(self.run.state)
 
     @precondition(lambda self: self.number > ROUNDS and self.run.state.phase is RunPhase.TRAINING)
     @rule()

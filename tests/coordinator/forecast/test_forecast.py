@@ -1,4 +1,4 @@
-"""The planner's arithmetic on cases that can be worked out by hand, and what must hold for all."""
+"""Forecasts of small cases that can be worked out by hand, and properties that hold for all cases."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_two_full_replicas_compute_and_exchange_their_payloads() -> None:
     assert found.tokens_per_second == pytest.approx(found.tokens_per_round / found.round_seconds)
 
 
-def test_steps_that_overlap_hide_as_much_of_the_exchange_as_they_last() -> None:
+def test_overlapping_steps_hide_the_exchange_for_as_long_as_they_last() -> None:
     survey = Survey({PeerId("a"): capacity(), PeerId("b"): capacity(uplink=1e3)})
     replicas = [full(0, "a"), full(1, "b")]
     plain = forecast(SPEC, survey, replicas, PAYLOADS)
@@ -89,7 +89,7 @@ def test_a_pipeline_sends_every_microbatch_and_fetches_the_embedding() -> None:
     assert per_day.sent == pytest.approx((messages * up + 2000) * 86_400 / found.round_seconds)
 
 
-def test_the_bottleneck_is_named_in_words() -> None:
+def test_the_bottleneck_is_a_sentence() -> None:
     quick = Survey({PeerId(name): capacity(1e15, uplink=100.0) for name in ("upper", "lower", "whole")})
     replicas = [full(0, "whole"), pipeline(1, "upper", "lower")]
     assert "uplink of" in forecast(SPEC, quick, replicas, PAYLOADS).bottleneck
@@ -101,7 +101,7 @@ def test_the_bottleneck_is_named_in_words() -> None:
     )
 
 
-def test_where_nothing_is_known_nothing_takes_time() -> None:
+def test_without_measurements_nothing_takes_time() -> None:
     found = forecast(SPEC, Survey(), [full(0, "a"), pipeline(1, "b", "c")], PAYLOADS)
     assert (found.round_seconds, found.tokens_per_second, found.utilization) == (0, 0, 0)
     assert found.bottleneck == "nothing is known of the peers' speeds"
@@ -119,7 +119,7 @@ def test_faster_replicas_take_more_of_the_microbatches() -> None:
     assert [*map(SPEC.microbatches_of, unknown)] == [4, 4]
 
 
-def test_what_the_coordinator_would_form_takes_all_replicas_and_leaves_spares() -> None:
+def test_the_proposed_plan_has_all_replicas_and_leaves_spares() -> None:
     spec = resolve("nano", overrides={"swarm.stages": 2, "swarm.replicas": 1, "swarm.pipelines": 1})
     peers = [peer("whole", Role.REPLICA, capacity(), 1)]
     peers += [
@@ -134,7 +134,7 @@ def test_what_the_coordinator_would_form_takes_all_replicas_and_leaves_spares() 
     assert isinstance(proposed(spec, peers[:2]), Waiting)
 
 
-def test_memory_that_is_too_small_is_said() -> None:
+def test_too_little_memory_is_the_reason_to_wait() -> None:
     spec = resolve("nano", overrides={"swarm.stages": 2, "swarm.replicas": 0, "swarm.pipelines": 1})
     small = [peer(f"p{n}", Role.STAGE, replace(capacity(), memory_bytes=1000), n) for n in (1, 2)]
     found = proposed(spec, small)
@@ -159,7 +159,7 @@ def test_more_bandwidth_or_a_narrower_link_never_lowers_utilization(
 
 
 def test_a_swarm_whose_exchange_costs_nothing_scales_in_proportion() -> None:
-    """Weakly; and with payloads that cost something, all payloads go to all replicas, so it does not."""
+    """Weak scaling. With payloads that take time it does not, since all payloads go to all replicas."""
     spec = resolve("nano", overrides={"swarm.stages": 4, "model.layers": 4, "inner.microbatches": 8})
     free, costly = (
         list(scaling(spec, [nbytes] * 4, capacity(), capacity(4 * FLOPS), 0.8, (20, 40, 80)))
@@ -187,6 +187,6 @@ def test_the_70b_preset_keeps_its_members_busy_at_the_papers_bandwidths() -> Non
     assert found[1024, 1000e6].utilization > 0.97
 
 
-def test_the_70b_preset_is_what_it_says() -> None:
+def test_the_70b_preset_has_the_size_of_its_name() -> None:
     spec: RunSpec = resolve("70b")
     assert (spec.model.width, spec.model.layers, spec.swarm.stages) == (8192, 80, 4)

@@ -1,4 +1,4 @@
-"""Forming pipelines: as good as an exhaustive search where that is possible, and always sound."""
+"""Initial pipelines are as good as those of an exhaustive search for few peers, and always valid."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def survey(peers: Sequence[Peer], links: Sequence[tuple[int, int, float]] = ()) 
 
 
 def random_swarm(seed: int) -> tuple[RunSpec, Survey, list[Peer], int]:
-    """2 to 6 peers for 1 or 2 pipelines of 2 to 4 stages, of very unlike lines, devices and memories."""
+    """2 to 6 peers for 1 or 2 pipelines of 2 to 4 stages, with very different lines, devices and memories."""
     coin = random.Random(seed)
     pipelines, stages = coin.randint(1, 2), coin.randint(2, 4)
     count = coin.randint(2 * pipelines, 6)
@@ -114,7 +114,7 @@ def exhaustive_search(spec: RunSpec, known: Survey, peers: Sequence[Peer], pipel
         ks = [spec.link.k] * (len(group) - 1)
         return min(
             (
-                chain_time(spec, known, members, ks, 0).seconds
+                chain_time(spec, known, members, ks).seconds
                 for members in candidates(group)
                 if fits(spec, members, by_id)
             ),
@@ -152,11 +152,11 @@ def test_a_few_peers_are_placed_as_well_as_by_an_exhaustive_search(optima: list[
 
 
 def test_the_heuristic_for_many_peers_is_nearly_as_good(optima: list[float]) -> None:
-    """On the same swarms it finds a solution in nearly all, mostly the fastest."""
+    """It finds a solution for nearly all of the same swarms, and mostly the fastest one."""
     found = [slowest(form_chains(*random_swarm(seed), most_in_full=0)) for seed in range(200)]
     feasible = [(each, best) for each, best in zip(found, optima, strict=True) if best < inf]
     gaps = [each / best - 1 for each, best in feasible if each < inf]
-    assert len(gaps) >= len(feasible) - 2, "memory is tight in some, and they have one solution"
+    assert len(gaps) >= len(feasible) - 2, "in some swarms memory is tight, and only one solution exists"
     assert mean(gaps) < 0.05
     assert sum(gap > 0.05 for gap in gaps) <= 5
 
@@ -208,7 +208,7 @@ def test_chains_cover_all_stages_within_memory_and_can_be_connected(
         assert all(one.endpoint or other.endpoint for one, other in pairwise(chain.members))
         assert len(chain.ks) == len(chain.members) - 1
         assert all(link.least_k <= k <= link.most_k if link.adapts else k == link.k for k in chain.ks)
-        assert chain.time == chain_time(spec, known, chain.members, chain.ks, 0)
+        assert chain.time == chain_time(spec, known, chain.members, chain.ks)
 
 
 @settings(max_examples=40)
@@ -226,7 +226,7 @@ def test_the_order_of_the_peers_does_not_matter(
 def test_among_few_peers_more_bandwidth_of_any_peer_never_makes_a_step_longer(
     case: tuple[RunSpec, Survey, list[Peer], int], data: st.DataObject
 ) -> None:
-    """But for what a wider k may cost: 3 %."""
+    """With a tolerance of 3 %, which a wider k may cost."""
     spec, known, peers, pipelines = case
     chosen = peers[data.draw(st.integers(0, len(peers) - 1))].peer
     old = known.capacities[chosen]
@@ -242,7 +242,7 @@ def test_among_few_peers_more_bandwidth_of_any_peer_never_makes_a_step_longer(
 
 
 @given(st.data())
-def test_the_lower_bound_of_a_step_is_a_lower_bound(data: st.DataObject) -> None:
+def test_least_seconds_is_a_lower_bound_of_a_step(data: st.DataObject) -> None:
     size, microbatches = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 9))
     seconds = st.floats(0, 5, allow_subnormal=False)
     compute = data.draw(st.lists(seconds, min_size=size, max_size=size))
@@ -294,7 +294,7 @@ def test_memory_can_demand_a_longer_chain_than_usual() -> None:
     assert len(formed(spec, [peer(i, gigabytes=13) for i in range(1, 5)])[0]) > 2
 
 
-def test_memory_for_the_work_in_flight_does_not_depend_on_how_much_work_there_is() -> None:
+def test_memory_for_microbatches_in_flight_does_not_depend_on_the_microbatches_of_a_step() -> None:
     spec = spec_of(2, 1, **{"inner.microbatches": 1})
     first = memory_needed(spec, StageRange(0, 1), 2) / (1 - spec.grouping.reserve)
     for size, is_enough in ((first * 1.01, True), (first * 0.99, False)):
@@ -304,7 +304,7 @@ def test_memory_for_the_work_in_flight_does_not_depend_on_how_much_work_there_is
         assert (chains[0].members[0].peer == weak.peer) is is_enough
 
 
-def test_the_message_for_too_little_memory_has_numbers() -> None:
+def test_the_message_for_too_little_memory_contains_sizes() -> None:
     waiting = form_chains(
         spec_of(2, 1), survey(peers := [peer(1, gigabytes=1), peer(2, gigabytes=2)]), peers, 1
     )
@@ -314,7 +314,7 @@ def test_the_message_for_too_little_memory_has_numbers() -> None:
     assert "2 stage peers can give 2,700.0 MB, and 1,800.0 MB at most" in waiting.sentence
 
 
-def test_peers_of_which_no_two_can_be_neighbours_wait_for_an_endpoint() -> None:
+def test_two_peers_without_endpoints_wait_for_a_peer_with_an_endpoint() -> None:
     peers = [peer(1, port=0), peer(2, port=0)]
     waiting = form_chains(spec_of(2, 1), survey(peers), peers, 1)
     assert isinstance(waiting, Waiting)
@@ -327,7 +327,7 @@ def test_too_few_peers_wait_for_more() -> None:
     assert form_chains(spec_of(2, 2), survey(peers), peers, 2) == Waiting("waiting for 1 more stage peer")
 
 
-def test_many_pipelines_are_formed_and_faster_than_at_random() -> None:
+def test_many_pipelines_are_faster_than_random_ones() -> None:
     coin = random.Random(7)
     peers = [
         peer(i + 1, 10 ** coin.uniform(0, 2), 10 ** coin.uniform(0.7, 2.5), 10 ** coin.uniform(1.5, 3))
@@ -338,7 +338,7 @@ def test_many_pipelines_are_formed_and_faster_than_at_random() -> None:
     assert not isinstance(chains, Waiting)
     at_random = coin.sample(peers, len(peers))
     worst = max(
-        chain_time(spec, known, members_of(at_random[i : i + 4], range(5)), [spec.link.k] * 3, 0).seconds
+        chain_time(spec, known, members_of(at_random[i : i + 4], range(5)), [spec.link.k] * 3).seconds
         for i in range(0, 120, 4)
     )
     assert slowest(chains) < 0.7 * worst

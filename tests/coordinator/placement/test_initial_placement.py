@@ -1,4 +1,4 @@
-"""The first grouping: every stage covered once, nobody twice, and independent of the order of its input."""
+"""The first plan covers each stage once, uses no peer twice, and does not depend on the order of its input."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_pair_without_endpoints_waits_and_both_are_named_until_a_third_peer_co
     assert [member.peer for member in plan.replicas[0].members] == ["peer-1", "peer-3"]
 
 
-def test_what_is_missing_is_counted_without_the_peers_that_are_gone() -> None:
+def test_missing_does_not_count_peers_that_are_gone() -> None:
     spec = spec_of(2, 1, 1)
     peers = [peer(1, Role.STAGE), peer(2, Role.STAGE, live=False)]
     assert missing(peers, spec) == "1 more stage peer (1 of 2 here) and 1 more full replica (0 of 1 here)"
@@ -157,7 +157,7 @@ def test_what_is_missing_is_counted_without_the_peers_that_are_gone() -> None:
     assert waiting == Waiting(f"waiting for {missing(peers, spec)}")
 
 
-def test_a_pipeline_of_fewer_members_than_stages_waits_for_these_and_shares_the_stages_evenly() -> None:
+def test_a_pipeline_of_fewer_members_than_stages_waits_for_its_members_and_shares_the_stages_evenly() -> None:
     spec = spec_of(5, 0, 2, members=3)
     assert POLICIES[Role.STAGE].peers_needed(spec) == 6
     peers = [peer(i, Role.STAGE) for i in range(1, 7)]
@@ -168,7 +168,7 @@ def test_a_pipeline_of_fewer_members_than_stages_waits_for_these_and_shares_the_
         assert [str(member.stages) for member in replica.members] == ["0-1", "2-3", "4"]
 
 
-def test_peers_that_drain_are_not_grouped() -> None:
+def test_peers_that_drain_are_not_in_the_first_plan() -> None:
     peers = [peer(1, Role.STAGE), replace(peer(2, Role.STAGE), lifecycle=Lifecycle.DRAINING)]
     assert initial_plan(peers, spec_of(2, 0, 1), 1, 1, 0) == Waiting(
         "waiting for 1 more stage peer (1 of 2 here)"
@@ -193,7 +193,7 @@ def test_measured_peers_form_pipelines_by_what_they_can_carry_and_the_plan_says_
     assert "bottleneck: " in plan.reason
 
 
-def test_estimates_count_more_than_the_capacity_told_at_the_join() -> None:
+def test_estimates_count_more_than_the_capacity_declared_at_the_join() -> None:
     spec = spec_of(4, 0, 1, members=2)
     peers = [measured(1, 1.0), measured(2, 3.0)]
     estimates = {PeerId("peer-1"): Estimates(Capacity("cpu", 2**30, 1, 9e9))}
@@ -202,7 +202,7 @@ def test_estimates_count_more_than_the_capacity_told_at_the_join() -> None:
     assert {member.peer: len(member.stages) for member in plan.replicas[0].members}["peer-1"] == 3
 
 
-def test_of_many_pipelines_the_reason_tells_the_slowest() -> None:
+def test_the_reason_for_many_pipelines_describes_only_the_slowest() -> None:
     peers = [measured(i, 1.0 if i == 7 else 5.0, 0.5) for i in range(1, 13)]
     plan = initial_plan(peers, spec_of(2, 0, 6), 1, 1, 0)
     assert isinstance(plan, Plan)
@@ -211,7 +211,7 @@ def test_of_many_pipelines_the_reason_tells_the_slowest() -> None:
     assert len(plan.reason) < 200
 
 
-def test_memory_that_suffices_for_no_pipeline_is_waited_for_in_numbers() -> None:
+def test_the_run_waits_for_memory_if_no_pipeline_fits() -> None:
     peers = [
         replace(each, capacity=replace(each.capacity, memory_bytes=10_000))
         for each in (measured(1, 1.0), measured(2, 1.0))
@@ -222,7 +222,7 @@ def test_memory_that_suffices_for_no_pipeline_is_waited_for_in_numbers() -> None
     assert "waiting for more memory" in waiting.sentence
 
 
-def test_the_reason_of_a_plan_for_very_many_members_is_one_that_nodes_accept() -> None:
+def test_the_reason_of_a_plan_with_many_members_is_short_enough_for_nodes() -> None:
     spec = spec_of(16, 0, 4)
     peers = [peer(i, Role.STAGE) for i in range(1, 65)]
     estimates = {each.peer: Estimates(replace(each.capacity, flops=1e9 * each.arrival)) for each in peers}
@@ -241,7 +241,7 @@ def test_the_reason_of_a_plan_for_very_many_members_is_one_that_nodes_accept() -
     assert len(plan.reason) < 1000
 
 
-def test_without_measurements_the_order_of_arrival_ends_where_memory_does() -> None:
+def test_without_speeds_a_peer_with_too_little_memory_is_not_in_the_plan() -> None:
     spec = spec_of(2, 0, 1)
     first, second, third = (peer(i, Role.STAGE) for i in (1, 2, 3))
     weak = replace(first, capacity=replace(first.capacity, memory_bytes=10_000))

@@ -1,4 +1,4 @@
-"""What makes plans faster at no cost: other neighbours, other widths of links, other shares of the work."""
+"""Changes that make plans faster at no cost: exchanges of members, k of links, shares of the work."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ A, B, C, D, E, F, G, H = ALL[:8]
 
 
 class TestSpeed:
-    """Pipelines of unequal members gain if equal ones are together."""
+    """Pipelines with mixed speeds become faster if peers of equal speed are together."""
 
     def mixed(self, **more: Any) -> Run:
         run = started_and_attested(0, 2, grouping__balance=True, **more)
         for peer, flops in ((A, 1e9), (B, 1e8), (C, 1e8), (D, 1e9)):
             measure(run, peer, flops)
         play_rounds(run)
-        assert len(run.state.plans) == 1, "nothing was committed before"
+        assert len(run.state.plans) == 1, "no round was committed before"
         return run
 
-    def test_fast_members_join_fast_ones_if_the_step_gets_shorter_by_the_margin(self) -> None:
+    def test_members_of_equal_speed_come_together_if_the_step_gets_shorter_by_the_margin(self) -> None:
         run = self.mixed()
         play_rounds(run, 1)
         chains = members_by_replica(run)
@@ -68,19 +68,19 @@ class TestSpeed:
         play_rounds(run, 3)
         assert members_by_replica(run) == {0: [A.peer, B.peer], 1: [C.peer, D.peer]}
 
-    def test_the_swarm_settles_between_two_such_changes(self) -> None:
+    def test_members_do_not_change_places_again_before_settle_rounds(self) -> None:
         run = self.mixed(grouping__settle_rounds=4)
         play_rounds(run)
         assert run.state.rebalanced_at == 3
         flops = {peer: 1e9 if i % 2 else 1e8 for i, peer in enumerate(_chain_order(run))}
         for peer, value in flops.items():
-            measure(run, keyed_of(peer), value)
+            measure(run, _keyed_of(peer), value)
         play_rounds(run, 3)
         assert len(run.state.plans) == 2
         play_rounds(run)
         assert len(run.state.plans) == 3
 
-    def test_no_speed_is_sought_while_members_come_or_go(self) -> None:
+    def test_no_members_change_places_while_replicas_come_or_go(self) -> None:
         run = self.mixed()
         join(run, E)
         run.accept(F.join(run.spec, Role.REPLICA))
@@ -93,7 +93,7 @@ class TestSpeed:
         play_rounds(run)
         assert members_by_replica(run)[0] != [A.peer, B.peer]
 
-    def test_a_faster_spare_takes_the_seat_of_a_slow_member(self) -> None:
+    def test_a_faster_spare_replaces_a_slow_member(self) -> None:
         run = started_and_attested(0, 1, grouping__spares=9)
         for peer, flops in ((A, 1e9), (B, 1e8)):
             measure(run, peer, flops)
@@ -105,7 +105,7 @@ class TestSpeed:
         assert f"{short(D.peer)} takes the place of {short(B.peer)} in replica-0" in latest_reason(run)
         assert slot_of(run, B) == (1, 1)
 
-    def test_without_measurements_nothing_moves(self) -> None:
+    def test_without_measurements_the_plan_stays(self) -> None:
         run = started_and_attested(1, 2)
         play_rounds(run, 4)
         assert len(run.state.plans) == 1
@@ -115,12 +115,12 @@ def _chain_order(run: Run) -> list[str]:
     return [member.peer for replica in run.state.plans[-1].replicas for member in replica.members]
 
 
-def keyed_of(peer: str) -> Keyed:
+def _keyed_of(peer: str) -> Keyed:
     return next(each for each in ALL if each.peer == peer)
 
 
 class TestK:
-    def test_k_falls_on_a_slow_link_one_rung_at_a_time_and_says_why(self) -> None:
+    def test_k_falls_on_a_slow_link_one_value_at_a_time_and_the_plan_says_why(self) -> None:
         run = started_and_attested(0, 1, link__k=16, link__least_k=4, link__most_k=16)
         for peer in (A, B):
             measure(run, peer, 1e9, bandwidth=1e4)
@@ -151,7 +151,7 @@ class TestK:
         play_rounds(run, 2)
         assert len(run.state.plans) == 1
 
-    def test_a_chain_beyond_the_budget_keeps_its_k_and_the_others_take_turns(self) -> None:
+    def test_a_chain_beyond_the_budget_keeps_its_k_and_chains_are_adapted_in_turn(self) -> None:
         run = started_and_attested(0, 3, link__k=16, link__least_k=8, link__most_k=16)
         replicas = run.state.plans[-1].replicas
         slow = Capacity("cpu", 2**30, 1, flops=1e9, uplink=1e4, downlink=1e4)
@@ -189,16 +189,16 @@ class TestBudget:
 
 
 class TestShares:
-    def tells(self, run: Run, *seconds: float) -> None:
+    def report_speeds(self, run: Run, *seconds: float) -> None:
         for replica, each in zip(run.state.plans[-1].replicas, seconds, strict=True):
-            measure(run, keyed_of(replica.members[0].peer), microbatch_seconds=each)
+            measure(run, _keyed_of(replica.members[0].peer), microbatch_seconds=each)
 
     def shares(self, run: Run) -> list[int]:
         return [run.spec.microbatches_of(replica) for replica in run.state.plans[-1].replicas]
 
     def test_faster_replicas_take_more_and_weigh_more_and_the_total_is_kept(self) -> None:
         run = started_and_attested(2, 1, inner__microbatches=4)
-        self.tells(run, 1.0, 2.0, 3.0)
+        self.report_speeds(run, 1.0, 2.0, 3.0)
         play_rounds(run)
         assert self.shares(run) == [4, 4, 4], "no replica has delivered anything before"
         play_rounds(run)
@@ -220,17 +220,17 @@ class TestShares:
         assert len(run.state.plans) == 1
 
     @pytest.mark.parametrize("options", [{"grouping__balance": False}, {"grouping__margin": 0.6}])
-    def test_shares_stay_equal_where_it_is_not_wanted_or_not_worth_it(
+    def test_shares_stay_equal_without_balancing_or_below_the_margin(
         self, options: Mapping[str, object]
     ) -> None:
         run = started_and_attested(2, inner__microbatches=4, **options)
-        self.tells(run, 1.0, 2.0)
+        self.report_speeds(run, 1.0, 2.0)
         play_rounds(run, 2)
         assert len(run.state.plans) == 1
 
-    def test_a_replica_more_or_less_means_new_shares(self) -> None:
+    def test_shares_change_when_a_replica_joins_or_leaves(self) -> None:
         run = started_and_attested(3, inner__microbatches=4)
-        self.tells(run, 1.0, 1.0, 2.0)
+        self.report_speeds(run, 1.0, 1.0, 2.0)
         play_rounds(run, 2)
         assert self.shares(run) == [5, 5, 2]
         leave(run, C)
@@ -243,11 +243,11 @@ class TestShares:
 
     def test_a_replica_that_claims_to_be_fast_gets_at_most_half_and_step_by_step(self) -> None:
         run = started_and_attested(6, inner__microbatches=10)
-        self.tells(run, 1e-20, *[1.0] * 5)
+        self.report_speeds(run, 1e-20, *[1.0] * 5)
         play_rounds(run, 2)
-        assert self.shares(run) == [20, *[8] * 5], "twice as much"
+        assert self.shares(run) == [20, *[8] * 5], "a share grows to twice its value"
         play_rounds(run, run.spec.grouping.settle_rounds)
-        assert self.shares(run) == [30, *[6] * 5], "half of all"
+        assert self.shares(run) == [30, *[6] * 5], "a share is at most half of all"
         play_rounds(run, run.spec.grouping.settle_rounds)
         assert self.shares(run) == [30, *[6] * 5]
 
@@ -262,15 +262,15 @@ class TestShares:
         play_rounds(run, 8)
         assert sum(self.shares(run)) == 3 * run.spec.inner.microbatches
 
-    def test_of_two_replicas_none_gets_more_than_three_quarters(self) -> None:
+    def test_one_of_two_replicas_gets_at_most_three_quarters(self) -> None:
         run = started_and_attested(2, inner__microbatches=8)
-        self.tells(run, 1e-20, 1.0)
+        self.report_speeds(run, 1e-20, 1.0)
         play_rounds(run, 3)
         assert self.shares(run) == [12, 4]
 
     def test_a_replica_gets_no_more_than_it_delivered_until_it_delivers_all(self) -> None:
         run = started_and_attested(4, inner__microbatches=8)
-        self.tells(run, 1e-20, 1.0, 1.0, 1.0)
+        self.report_speeds(run, 1e-20, 1.0, 1.0, 1.0)
         play_rounds(run, 2)
         assert self.shares(run) == [16, 6, 5, 5]
         settle = run.spec.grouping.settle_rounds
@@ -285,7 +285,7 @@ class TestShares:
 
     def test_shares_stay_if_all_replicas_deliver_less(self) -> None:
         run = started_and_attested(2, inner__microbatches=4)
-        self.tells(run, 1.0, 2.0)
+        self.report_speeds(run, 1.0, 2.0)
         play_rounds(run, 2)
         assert self.shares(run) == [5, 3]
         for _ in range(run.spec.grouping.settle_rounds):
@@ -310,7 +310,7 @@ class TestShares:
 
     def test_shares_of_unknown_speed_are_equal_again(self) -> None:
         run = started_and_attested(2, inner__microbatches=4)
-        self.tells(run, 1.0, 3.0)
+        self.report_speeds(run, 1.0, 3.0)
         play_rounds(run, 2)
         assert self.shares(run) == [6, 2]
         run.accept(D.join(run.spec))
@@ -319,9 +319,9 @@ class TestShares:
         assert self.shares(run) == [4, 4, 4]
         assert latest_reason(run) == "replica-2 joins; every replica takes 4 microbatches of a step again"
 
-    def test_sample_ranges_tile_over_uneven_shares(self) -> None:
+    def test_sample_ranges_have_no_gap_or_overlap_with_unequal_shares(self) -> None:
         run = started_and_attested(2, 1, inner__microbatches=4)
-        self.tells(run, 1.0, 2.0, 4.0)
+        self.report_speeds(run, 1.0, 2.0, 4.0)
         play_rounds(run, 2)
         leave(run, B)
         play_rounds(run, 2)
@@ -351,8 +351,10 @@ class TestShares:
     @given(
         st.lists(st.tuples(st.floats(0.1, 10), st.integers(0, 8)), min_size=2, max_size=4), st.integers(1, 4)
     )
-    def test_no_other_shares_end_sooner(self, told: list[tuple[float, int]], usual: int) -> None:
-        seconds, most = [each for each, _ in told], [usual + more for _, more in told]
+    def test_no_moved_microbatch_makes_the_step_shorter(
+        self, cases: list[tuple[float, int]], usual: int
+    ) -> None:
+        seconds, most = [each for each, _ in cases], [usual + more for _, more in cases]
         shares = fair_shares(seconds, usual, most)
         slowest = max(share * each for share, each in zip(shares, seconds, strict=True))
         for i, share in enumerate(shares):

@@ -1,4 +1,4 @@
-"""Pipelines of unreliable peers: spares that stand in, moves, draining, flapping."""
+"""Pipelines of unreliable peers: spares, moves to other stages, draining, repeated failures."""
 
 from __future__ import annotations
 
@@ -54,9 +54,7 @@ A, B, C, D, E, F = ALL[:6]
 
 
 def formed(*layouts: Sequence[int], **more: Any) -> Run:
-    """A run that has begun with pipelines of these layouts, each the first stages of its members; the peers
-    in order.
-    """
+    """A run that has begun with pipelines of these layouts: the first stage of each member, peers in order."""
     stages = 3
     run = Run(spec_of(stages, 0, len(layouts), 40, swarm__members=2, **more))
     peers, replicas = iter(ALL), []
@@ -79,7 +77,7 @@ def replaced(run: Run, **fields: Any) -> Run:
     return run
 
 
-def drains(run: Run, peer: Keyed) -> None:
+def drain(run: Run, peer: Keyed) -> None:
     run.accept(Drain(peer.peer, "a test"))
 
 
@@ -88,7 +86,7 @@ class TestSpares:
         run = started_and_attested(1, 1)
         join(run, D, E)
         play_rounds(run)
-        assert len(run.state.plans) == 2, "a complete bench trains"
+        assert len(run.state.plans) == 2, "a complete pipeline of spares trains"
         run = started_and_attested(1, 1, grouping__spares=2)
         join(run, D, E)
         play_rounds(run)
@@ -136,13 +134,13 @@ class TestSpares:
         assert "must catch up" in latest_reason(run)
         assert slot_of(run, C) == (2, 1)
 
-    def test_a_replica_that_stands_is_never_robbed(self) -> None:
+    def test_a_replica_that_trains_never_gives_members_away(self) -> None:
         run = started_and_attested(0, 2)
         leave(run, A)
         play_rounds(run, 3)
         assert members_by_replica(run) == {1: [C.peer, D.peer]}
 
-    def test_a_broken_replica_lends_its_members_to_the_one_before_it(self) -> None:
+    def test_a_broken_replica_gives_its_members_to_the_one_before_it(self) -> None:
         run = started_and_attested(1, 2)
         leave(run, B, E)
         play_rounds(run)
@@ -150,7 +148,7 @@ class TestSpares:
         assert f"{short(D.peer)} for {short(B.peer)} (stage 0)" in latest_reason(run)
         assert "goes on without replica-2, which lost a member" in latest_reason(run)
 
-    def test_a_spare_that_has_not_caught_up_takes_no_seat(self) -> None:
+    def test_a_spare_that_has_not_caught_up_gets_no_assignment(self) -> None:
         run = started_and_attested(1, 1, grouping__spares=2)
         play_rounds(run, 2)
         run.accept(D.join(run.spec, Role.STAGE))
@@ -159,7 +157,7 @@ class TestSpares:
         play_rounds(run, asleep=(D, E))
         assert members_by_replica(run) == {0: [A.peer]}
 
-    def test_a_spare_that_its_neighbour_cannot_reach_takes_no_seat(self) -> None:
+    def test_a_spare_that_its_neighbour_cannot_reach_gets_no_assignment(self) -> None:
         run = started_and_attested(1, 1, grouping__spares=9)
         leave(run, B)
         run.accept(B.join(run.spec, Role.STAGE, endpoint=""))
@@ -182,7 +180,7 @@ class TestSpares:
         play_rounds(run)
         assert run.state.decisions[1, 2].committed
 
-    def test_a_bench_trains_only_when_enough_spares_stay_behind(self) -> None:
+    def test_a_pipeline_of_spares_trains_only_if_enough_spares_remain(self) -> None:
         run = started_and_attested(1, 1, grouping__spares=1)
         join(run, D, E)
         play_rounds(run, 2)
@@ -207,21 +205,21 @@ class TestLayouts:
             attest(run, peer)
         return run
 
-    def test_a_pipeline_of_latecomers_has_the_layout_of_most(self) -> None:
+    def test_a_pipeline_of_late_peers_has_the_most_common_layout(self) -> None:
         run = self.wide()
         join(run, D, E)
         play_rounds(run)
         stages = [member.stages for member in run.state.plans[-1].replica_of(D.peer).members]
         assert stages == [StageRange(0, 2), StageRange(2, 4)]
 
-    def test_a_spare_stands_in_for_equal_stages_alone(self) -> None:
+    def test_a_spare_replaces_only_a_member_with_the_same_stages(self) -> None:
         run = self.wide(grouping__spares=9)
         join(run, D, E)
         leave(run, B)
         play_rounds(run)
         assert members_by_replica(run)[1] == [D.peer, C.peer]
 
-    def test_a_peer_gets_no_place_beyond_its_memory(self) -> None:
+    def test_a_peer_gets_no_assignment_beyond_its_memory(self) -> None:
         run = self.wide()
         needed = [
             memory_needed(run.spec, StageRange(0, 2), 2, "cpu"),
@@ -235,7 +233,7 @@ class TestLayouts:
         assert E.peer not in run.state.reservations
         assert "lacks the memory" in peer_message(run.state, run.spec, E.peer)
         run.accept(F.join(run.spec, Role.STAGE, memory_bytes=0))
-        assert slot_of(run, F)[1] == 1 - fitting, "unknown memory holds everything"
+        assert slot_of(run, F)[1] == 1 - fitting, "a peer with unknown memory fits everywhere"
 
 
 class TestMoves:
@@ -249,11 +247,11 @@ class TestMoves:
 
     def test_a_spare_moves_if_no_other_can_replace_the_member(self) -> None:
         run = self.run_with_hole()
-        assert slot_of(run, F) == (2, 1), "who was lost may come back within the round"
+        assert slot_of(run, F) == (2, 1), "a lost peer may come back within the round"
         play_rounds(run)
         assert members_by_replica(run) == {0: [A.peer]}
         assert run.state.reservations[F.peer] == ReservedAssignment(F.peer, 1, 2, StageRange(2, 3)), (
-            "who joined last"
+            "the last peer to join moves"
         )
         assert slot_of(run, E) == (2, 0)
         play_rounds(run, 2)
@@ -265,11 +263,11 @@ class TestMoves:
         play_rounds(run)
         assert (slot_of(run, D), slot_of(run, F)) == ((1, 2), (2, 1))
 
-    def test_a_peer_moves_once_in_a_while(self) -> None:
+    def test_a_peer_does_not_move_twice_within_settle_rounds(self) -> None:
         run = self.run_with_hole()
         play_rounds(run)
         join(run, D)
-        assert slot_of(run, D) == (2, 1), "where the one was that has its place"
+        assert slot_of(run, D) == (2, 1), "it gets the former assignment of the peer that moved"
         play_rounds(run)
         leave(run, B, D)
         play_rounds(run)
@@ -287,7 +285,7 @@ class TestMoves:
         play_rounds(run)
         assert (slot_of(run, E), slot_of(run, F)) == ((1, 2), (2, 1))
 
-    def test_no_peer_moves_to_stages_without_a_host_or_leaves_such_behind(self) -> None:
+    def test_no_peer_moves_to_or_away_from_stages_without_another_host(self) -> None:
         run = started_and_attested(0, 2)
         play_rounds(run, 3)
         leave(run, A, C)
@@ -352,7 +350,7 @@ class TestMoves:
         pass_time(run, 10, B, C)
         assert members_by_replica(run) == {1: [B.peer, C.peer]}
 
-    def test_members_of_a_broken_pipeline_move_only_after_a_while(self) -> None:
+    def test_members_of_a_broken_pipeline_move_only_after_settle_rounds(self) -> None:
         run = started_and_attested(1, 2)
         leave(run, C, E)
         settle = run.spec.grouping.settle_rounds
@@ -375,7 +373,7 @@ class TestDraining:
         run = started_and_attested(1, 1, grouping__spares=2)
         join(run, D, E)
         play_rounds(run)
-        drains(run, C)
+        drain(run, C)
         assert run.state.peers[C.peer].lifecycle is Lifecycle.DRAINING
         assert len(run.state.plans) == 1
         play_rounds(run)
@@ -383,9 +381,9 @@ class TestDraining:
         assert members_by_replica(run)[1] == [B.peer, E.peer]
         assert "which drains" in latest_reason(run)
 
-    def test_its_neighbours_end_the_round_before_they_follow(self) -> None:
+    def test_its_neighbours_finish_the_round_before_they_become_spares(self) -> None:
         run = started_and_attested(1, 1)
-        drains(run, C)
+        drain(run, C)
         for peer in (A, B):
             run.accept(Offer(peer.peer, peer.payload(run.spec, 0, 1)))
         payloads = run.state.round_of(0, 1).group.descriptors
@@ -401,16 +399,16 @@ class TestDraining:
         assert len(run.state.decisions[1, 1].entries) == 2
         assert run.state.peers[B.peer].lifecycle is Lifecycle.SYNCING
 
-    def test_without_a_spare_its_replica_does_not_stand(self) -> None:
+    def test_without_a_spare_its_replica_does_not_train(self) -> None:
         run = started_and_attested(1, 1)
-        drains(run, C)
+        drain(run, C)
         play_rounds(run)
         assert members_by_replica(run) == {0: [A.peer]}
         assert latest_reason(run) == "goes on without replica-1, of which a member drains"
 
     def test_the_only_replica_keeps_a_draining_member_until_its_successor_is_ready(self) -> None:
         run = started_and_attested(0, 1)
-        drains(run, B)
+        drain(run, B)
         play_rounds(run, 2)
         assert members_by_replica(run) == {0: [A.peer, B.peer]}
         run.accept(C.join(run.spec, Role.STAGE))
@@ -424,17 +422,17 @@ class TestDraining:
         play_rounds(run)
         assert not any(isinstance(event, RoundAborted) for event in run.events)
 
-    def test_the_last_round_is_confirmed_by_a_member_that_drains_without_a_place(self) -> None:
+    def test_the_last_round_is_confirmed_by_a_member_that_drains_without_an_assignment(self) -> None:
         run = started_and_attested(0, 1, rounds=2)
-        drains(run, B)
+        drain(run, B)
         run.accept(C.join(run.spec, Role.STAGE))
         play_round(run)
         play_round(run)
         assert run.state.phase is RunPhase.FINISHED
 
-    def test_a_peer_that_leaves_after_its_part_breaks_nothing(self) -> None:
+    def test_a_drained_peer_that_leaves_after_its_part_is_no_failure(self) -> None:
         run = started_and_attested(1, 1)
-        drains(run, B)
+        drain(run, B)
         hosts = {0: (A, B), 1: (A, C)}
         payloads = {
             stage: tuple(peer.payload(run.spec, stage, 1) for peer in hosts[stage]) for stage in hosts
@@ -446,7 +444,9 @@ class TestDraining:
         run.accept(Leave(B.peer, "drained"))
         assert not run.state.failures
         run.accept(Offer(A.peer, payloads[1][0]))
-        assert run.state.round_of(1, 1).group is None, "the neighbour of who left is still waited for"
+        assert run.state.round_of(1, 1).group is None, (
+            "the round still waits for the neighbour of the peer that left"
+        )
         run.accept(Offer(C.peer, payloads[1][1]))
         for peer in hosts[1]:
             run.accept(Report(peer.peer, 1, 1, payloads[1]))
@@ -454,14 +454,14 @@ class TestDraining:
 
     def test_the_round_does_not_wait_for_a_peer_that_leaves_before_its_part(self) -> None:
         run = started_and_attested(1, 1)
-        drains(run, C)
+        drain(run, C)
         run.accept(Leave(C.peer, "drained"))
         assert run.state.complete_replicas(1) == [run.state.plans[0].replicas[0]]
         assert not run.state.failures
 
-    def test_draining_twice_is_draining_once(self) -> None:
+    def test_a_second_drain_changes_nothing(self) -> None:
         run = started_and_attested(1, 1)
-        drains(run, C)
+        drain(run, C)
         assert run.accept(Drain(C.peer, "again")) == ()
         leave(run, C)
         run.refuse(Drain(C.peer, "late"), ErrorCode.UNKNOWN_PEER)
@@ -470,7 +470,7 @@ class TestDraining:
         run = started_and_attested(1, 1, grouping__spares=2)
         join(run, D, E)
         play_rounds(run)
-        drains(run, E)
+        drain(run, E)
         leave(run, C)
         play_rounds(run)
         assert members_by_replica(run) == {0: [A.peer]}
@@ -478,15 +478,15 @@ class TestDraining:
     def test_a_peer_that_drains_before_the_start_is_not_counted(self) -> None:
         run = Run(spec_of(2, 2))
         run.accept(A.join(run.spec))
-        drains(run, A)
+        drain(run, A)
         run.accept(B.join(run.spec))
         assert run.state.phase is RunPhase.GATHERING
         run.accept(C.join(run.spec))
         assert members_by_replica(run, 1) == {0: [B.peer], 1: [C.peer]}
 
 
-class TestFlapping:
-    def flaps(self, run: Run, peer: Keyed, times: int) -> None:
+class TestRepeatedFailures:
+    def lose_and_rejoin(self, run: Run, peer: Keyed, times: int) -> None:
         for _ in range(times):
             leave(run, peer)
             join(run, peer)
@@ -496,7 +496,7 @@ class TestFlapping:
 
     def test_a_peer_that_is_lost_again_and_again_rests_longer_each_time(self) -> None:
         run = started_and_attested(1, 1)
-        self.flaps(run, C, 3)
+        self.lose_and_rejoin(run, C, 3)
         assert run.state.failures[C.peer] == (3, 3)
         assert peer_rests_until(run.state, C.peer) == 7
         assert "rests until round 7 after 3 failures" in peer_message(run.state, run.spec, C.peer)
@@ -505,10 +505,10 @@ class TestFlapping:
         play_rounds(run)
         assert members_by_replica(run) == {0: [A.peer], 1: [B.peer, C.peer]}
 
-    def test_a_spare_takes_its_assignment_meanwhile(self) -> None:
+    def test_a_spare_takes_its_assignment_while_it_rests(self) -> None:
         run = started_and_attested(1, 1, grouping__spares=9)
         join(run, D)
-        self.flaps(run, C, 3)
+        self.lose_and_rejoin(run, C, 3)
         join(run, E)
         play_rounds(run)
         assert members_by_replica(run)[1] == [B.peer, E.peer]
@@ -517,9 +517,9 @@ class TestFlapping:
             in latest_reason(run)
         )
 
-    def test_a_round_that_counts_takes_a_failure_off(self) -> None:
+    def test_a_committed_round_removes_a_failure(self) -> None:
         run = started_and_attested(1, 1)
-        self.flaps(run, C, 1)
+        self.lose_and_rejoin(run, C, 1)
         assert members_by_replica(run)[1] == [B.peer, C.peer]
         play_rounds(run)
         assert not run.state.failures
@@ -574,7 +574,7 @@ steps = st.lists(
     spares=0,
     seed=0,
 )
-def test_any_history_gives_sound_plans_that_no_order_changes(
+def test_plans_after_any_history_are_valid_and_do_not_depend_on_order(
     script: list[tuple[str, int, float]], spares: int, seed: int
 ) -> None:
     run = started_and_attested(
@@ -589,7 +589,7 @@ def test_any_history_gives_sound_plans_that_no_order_changes(
         elif what == "dies" and is_live:
             leave(run, peer)
         elif what == "drains" and is_live:
-            drains(run, peer)
+            drain(run, peer)
         elif what == "measures" and is_live:
             measure(run, peer, flops, bandwidth=flops / 1e4)
         elif what == "all measure":
@@ -602,11 +602,11 @@ def test_any_history_gives_sound_plans_that_no_order_changes(
         found = next_plan(state, run.spec, epoch, next_round, 0)
         assert next_plan(shuffled(state, seed), run.spec, epoch, next_round, 0) == found
         if isinstance(found, Plan):
-            is_sound(run, found)
+            assert_valid(run, found)
     assert replay(State.of(run.spec), run.events) == run.state
 
 
-def is_sound(run: Run, plan: Plan) -> None:
+def assert_valid(run: Run, plan: Plan) -> None:
     state, spec = run.state, run.spec
     newest = state.plans[-1]
     absent = state.absent.get(newest.epoch, frozenset())
@@ -627,9 +627,9 @@ def is_sound(run: Run, plan: Plan) -> None:
                 assert is_synced(state, state.reservations[member.peer], plan.from_round)
                 assert state.reservations[member.peer].stages == member.stages
     assert sum(map(spec.microbatches_of, plan.replicas)) == spec.inner.microbatches * len(plan.replicas)
-    seated_next = {member.peer for member in members}
+    assigned_next = {member.peer for member in members}
     for replica in newest.replicas:
         stays = all(m.peer not in absent and state.peers[m.peer].is_staying for m in replica.members)
-        robbed = stays and not seated_next.issuperset(m.peer for m in replica.members)
-        assert not robbed or "takes the place of" in plan.reason
+        lost_member = stays and not assigned_next.issuperset(m.peer for m in replica.members)
+        assert not lost_member or "takes the place of" in plan.reason
     assert plan.reason

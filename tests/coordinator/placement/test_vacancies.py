@@ -1,4 +1,4 @@
-"""Peers that come late, die, come back or diverge: the places kept for them, and the plans that follow."""
+"""Peers that join late, fail, come back or diverge: their reservations, and the plans that follow."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from tests.support.coordinator_run import (
 A, B, C, D, E = (keyed(i) for i in range(5))
 
 
-class TestPlaces:
+class TestReservations:
     def test_the_first_plan_reserves_the_assignments_of_its_members(self) -> None:
         run = started(1, 1)
         assert run.state.reservations == {
@@ -63,8 +63,8 @@ class TestPlaces:
         run.accept(B.join(run.spec, Role.STAGE))
         run.accept(C.join(run.spec, Role.STAGE))
         run.accept(D.join(run.spec, Role.STAGE))
-        places = [run.state.reservations[peer.peer] for peer in (B, C, D)]
-        assert [(place.replica, place.position) for place in places] == [(1, 0), (1, 1), (2, 0)]
+        reservations = [run.state.reservations[peer.peer] for peer in (B, C, D)]
+        assert [(each.replica, each.position) for each in reservations] == [(1, 0), (1, 1), (2, 0)]
 
     def test_a_peer_that_comes_back_gets_its_reservation_back(self) -> None:
         run = started(1, 2)
@@ -84,7 +84,7 @@ class TestPlaces:
         run.accept(C.join(run.spec, Role.STAGE))
         assert run.state.reservations[C.peer] == ReservedAssignment(C.peer, 2, 0, StageRange(0, 1))
 
-    def test_a_place_is_for_its_role_alone(self) -> None:
+    def test_an_assignment_is_only_for_its_role(self) -> None:
         run = started(1, 1)
         leave(run, A)
         run.accept(D.join(run.spec, Role.STAGE))
@@ -92,7 +92,7 @@ class TestPlaces:
         run.accept(E.join(run.spec, Role.REPLICA))
         assert run.state.reservations[E.peer] == ReservedAssignment(E.peer, 0, 0, StageRange(0, 2))
 
-    def test_neighbours_without_endpoints_leave_one_of_them_a_spare_until_a_place_opens(self) -> None:
+    def test_neighbours_without_endpoints_leave_one_of_them_a_spare_until_an_assignment_is_free(self) -> None:
         run = started(1, 0)
         run.accept(B.join(run.spec, Role.STAGE, endpoint=""))
         assert len(run.accept(C.join(run.spec, Role.STAGE, endpoint=""))) == 1
@@ -106,7 +106,7 @@ class TestPlaces:
             C.peer: ReservedAssignment(C.peer, 1, 0, StageRange(0, 1)),
         }
 
-    def test_a_spare_founds_the_next_pipeline_when_the_one_before_it_is_full(self) -> None:
+    def test_a_spare_starts_the_next_pipeline_when_the_one_before_it_is_full(self) -> None:
         run = started(1, 0)
         run.accept(B.join(run.spec, Role.STAGE, endpoint=""))
         run.accept(C.join(run.spec, Role.STAGE, endpoint=""))
@@ -144,7 +144,7 @@ class TestPlaces:
         run.accept(C.join(run.spec, Role.STAGE, endpoint=""))
         assert C.peer not in run.state.reservations
 
-    def test_a_peer_with_too_little_memory_for_the_vacancies_founds_a_pipeline(self) -> None:
+    def test_a_peer_with_too_little_memory_for_the_vacancies_starts_a_pipeline(self) -> None:
         """The last stage takes less memory than the first, which has more in flight."""
         spec = spec_of(2, 0, 1, 40)
         weak = int(memory_needed(spec, StageRange(1, 2), 1, "cpu") / (1 - spec.grouping.reserve)) + 1
@@ -152,9 +152,9 @@ class TestPlaces:
         run = started(0, 1)
         for peer in (C, D, E):
             run.accept(peer.join(run.spec, Role.STAGE, memory_bytes=weak))
-        places = [run.state.reservations.get(peer.peer) for peer in (C, D, E)]
+        reservations = [run.state.reservations.get(peer.peer) for peer in (C, D, E)]
         last = StageRange(1, 2)
-        assert places == [
+        assert reservations == [
             ReservedAssignment(C.peer, 1, 1, last),
             ReservedAssignment(D.peer, 2, 1, last),
             None,
@@ -163,7 +163,7 @@ class TestPlaces:
         run.accept(keyed(6).join(run.spec, Role.STAGE))
         assert run.state.reservations[keyed(6).peer].replica == 1
 
-    def test_many_spares_get_places_at_once_as_they_would_one_by_one(self) -> None:
+    def test_spares_get_the_same_assignments_together_as_one_by_one(self) -> None:
         run = started(1, 1)
         spares = [keyed(i) for i in range(10, 22)]
         for peer in spares:
@@ -178,9 +178,9 @@ class TestPlaces:
         one_by_one = transaction.state
         reserve_assignments(transaction, run.spec, run.now)
         for peer in spares:
-            place = Vacancies(one_by_one, run.spec).reservation_for(one_by_one.peers[peer.peer])
-            if place is not None:
-                one_by_one = apply(one_by_one, AssignmentReserved(run.now, place))
+            reservation = Vacancies(one_by_one, run.spec).reservation_for(one_by_one.peers[peer.peer])
+            if reservation is not None:
+                one_by_one = apply(one_by_one, AssignmentReserved(run.now, reservation))
         assert transaction.state == one_by_one
         assert len({event.reservation.replica for event in transaction.events}) > 2
 
@@ -197,13 +197,13 @@ class TestPlaces:
         run.refuse(B.join(run.spec), ErrorCode.RUN_STARTED)
 
 
-class TestRegrouping:
+class TestReplan:
     def test_a_late_joiner_trains_from_the_round_after_it_has_caught_up(self) -> None:
         run = started(2)
         play_round(run)
         run.accept(C.join(run.spec))
         play_round(run)
-        assert sorted(members_by_replica(run)) == [0, 1], "it had attested nothing yet"
+        assert sorted(members_by_replica(run)) == [0, 1], "it had not attested any anchor yet"
         attest(run, C)
         play_round(run, followers=(C,))
         assert members_by_replica(run)[2] == [C.peer]
@@ -223,7 +223,7 @@ class TestRegrouping:
         assert [member.peer for member in replica.members] == [B.peer, C.peer]
         assert [link.dialer for link in replica.links] == [Dialer.DOWNSTREAM]
 
-    def test_the_survivor_of_a_pipeline_follows_until_its_neighbour_is_replaced(self) -> None:
+    def test_a_member_whose_neighbour_is_lost_follows_rounds_until_it_is_replaced(self) -> None:
         run = started(1, 1)
         leave(run, C)
         play_round(run)
@@ -238,7 +238,7 @@ class TestRegrouping:
         assert members_by_replica(run) == {0: [A.peer], 1: [B.peer, D.peer]}
         assert run.state.plans[-1].reason == "replica-1 returns"
 
-    def test_a_peer_that_comes_back_within_the_round_has_no_part_in_it(self) -> None:
+    def test_a_peer_that_comes_back_within_the_round_does_not_take_part_in_it(self) -> None:
         run = started(2)
         run.now += 60
         run.accept(Heartbeat(A.peer, 1, 0))
@@ -263,7 +263,7 @@ class TestRegrouping:
         play_round(run)
         assert list(members_by_replica(run)) == [0, 1, 2]
 
-    def test_sample_ranges_tile_over_every_change_of_plan(self) -> None:
+    def test_sample_ranges_have_no_gap_or_overlap_when_plans_change(self) -> None:
         run = started(2, 1)
         for i in range(8):
             if i == 1:
@@ -321,7 +321,7 @@ class TestStall:
         assert run.state.decisions[0, 2].committed
 
     @pytest.mark.parametrize("withheld", [0, 1])
-    def test_waiting_survivors_do_not_end_the_round(self, withheld: int) -> None:
+    def test_remaining_members_that_wait_do_not_end_the_round(self, withheld: int) -> None:
         run = started(0, 1)
         play_round(run)
         leave(run, B)
@@ -342,7 +342,7 @@ class TestStall:
         withheld, *_ = run.accept(Await(A.peer, 0, 1, withheld=2))
         assert isinstance(withheld, PayloadWithheld)
 
-    def test_all_peers_die_and_return(self) -> None:
+    def test_the_run_goes_on_after_all_peers_were_lost_and_returned(self) -> None:
         run = started(2, 1)
         for _ in range(3):
             play_round(run)
@@ -414,11 +414,11 @@ class TestRetreat:
         assert [(plan.epoch, plan.from_round) for plan in run.state.plans] == [(1, 1), (2, 1)]
         play_round(run)
 
-    def test_strangers_cannot_retreat(self) -> None:
+    def test_unknown_peers_cannot_retreat(self) -> None:
         started(1).refuse(Retreat(B.peer, 1, ""), ErrorCode.UNKNOWN_PEER)
 
 
-class TestDrift:
+class TestDivergence:
     def test_a_diverged_peer_drops_out_at_once_and_comes_back_by_attesting_the_right_anchor(self) -> None:
         run = started(3)
         play_round(run)
@@ -501,7 +501,7 @@ class TestLocate:
         run.accept(Attest(B.peer, 0, 10, "stage", "another"))
         assert locate(run.state, run.spec, 0, Part.STAGE) == ()
 
-    def test_only_what_a_live_peer_has_is_located(self) -> None:
+    def test_only_checkpoints_of_live_peers_are_located(self) -> None:
         run = started(1)
         for _ in range(10):
             play_round(run)
@@ -510,7 +510,7 @@ class TestLocate:
 
 
 class TestEnd:
-    def test_a_run_whose_peers_all_died_after_the_last_decision_waits_for_a_holder(self) -> None:
+    def test_a_run_that_lost_all_peers_after_the_last_decision_waits_for_a_holder(self) -> None:
         run = started(1, rounds=1)
         for stage in (0, 1):
             payload = A.payload(run.spec, stage, 1)
@@ -536,7 +536,7 @@ class TestEnd:
         assert run.state.peers[C.peer].finished
 
 
-def test_everything_replays_to_the_same_state() -> None:
+def test_all_events_replay_to_the_same_state() -> None:
     run = started(2, 1)
     play_round(run)
     leave(run, A, C)

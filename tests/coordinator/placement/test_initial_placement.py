@@ -1,4 +1,4 @@
-"""The first plan covers each stage once, uses no peer twice, and does not depend on the order of its input."""
+"""The first plan covers each stage once, uses no peer twice, and ignores the order of its input."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ A, B, C, D, E, F = ALL[:6]
 
 
 def formed(*layouts: Sequence[int], **more: Any) -> Run:
-    """A run that has begun with pipelines of these layouts: the first stage of each member, peers in order."""
+    """A run with pipelines of these layouts: the first stage of each member, with the peers in order."""
     stages = 3
     run = Run(spec_of(stages, 0, len(layouts), 40, swarm__members=2, **more))
     peers, replicas = iter(ALL), []

@@ -1,7 +1,7 @@
-"""What a checkpoint has learned: text that it continues, and its loss on held-out data.
+"""Text generation with a checkpoint, and its loss on held-out data.
 
 Both run the whole model in one process and without link compression. A model that was trained only through
-compressed links scores worse here than in its own mode.
+compressed links has a higher loss here than with its links.
 
 Shapes: b micro-batch, L tokens, V vocabulary.
 """
@@ -29,20 +29,20 @@ def generate(
     seed: int = 0,
     tokenizer_path: str | None = None,
 ) -> Iterator[str]:
-    """Continue `prompt` by `tokens` tokens, in pieces of text as they come.
+    """Continue `prompt` by `tokens` tokens and yield the text in pieces.
 
     The model sees the last L tokens. An empty prompt stands for the start of a document. Equal arguments
     give equal text on one machine.
 
     Args:
-        checkpoint: all stages of a run, on the device that is to compute.
+        checkpoint: all stages of a run, on the device for the computation.
         temperature: 0 takes the most likely token; larger values flatten the distribution.
-        top_k: draw from the so many most likely tokens; 0 draws from all.
-        tokenizer_path: this node's own copy of the run's tokenizer.json, where it lies elsewhere.
+        top_k: draw from this number of most likely tokens; 0 draws from all.
+        tokenizer_path: a local copy of the run's tokenizer.json, if its path differs from the spec.
 
     Raises:
         HetnodeError: CHECKPOINT_MISSING (stages), TOKENIZER_UNREADABLE, TOKENIZER_MISMATCH, or BAD_OPTION for
-            a negative number; all before the first piece.
+            a negative number. All are raised before the first piece.
     """
     if tokens < 0 or not temperature >= 0 or top_k < 0:
         raise HetnodeError(
@@ -61,7 +61,7 @@ def validation_loss(checkpoint: Checkpoint, stream: SampleStream, batches: int) 
     """Mean loss in nats per token over the first `batches` micro-batches of the validation split.
 
     Raises:
-        HetnodeError: CHECKPOINT_MISSING where stages are missing; what the stream raises.
+        HetnodeError: CHECKPOINT_MISSING if stages are missing; also the errors of the stream.
     """
     model = whole_model(checkpoint)
     size = checkpoint.spec.inner.microbatch_size
@@ -78,7 +78,7 @@ def validation_loss(checkpoint: Checkpoint, stream: SampleStream, batches: int) 
 def whole_model(checkpoint: Checkpoint) -> nn.Sequential:
     """All stages in sequence, with the checkpoint's parameters, on their device: ids [b, L] -> [b, L, V].
 
-    Raises CHECKPOINT_MISSING where stages are missing.
+    Raises CHECKPOINT_MISSING if stages are missing.
     """
     require_complete(checkpoint)
     numbers = range(checkpoint.spec.swarm.stages)
@@ -101,11 +101,11 @@ def _continue(
     for left in reversed(range(tokens)):
         with torch.inference_mode():
             logits_blv = model(torch.tensor([ids[-context:]], device=device))
-        # The model may have more rows than the tokenizer has ids.
+        # The model's vocabulary may be padded: the tokenizer cannot decode the extra ids.
         logits_v = logits_blv[0, -1, : tokenizer.vocabulary].float().cpu()
         ids.append(_draw(logits_v, temperature, top_k, generator))
         text = tokenizer.decode(ids)
-        # Half a character decodes to U+FFFD: wait for the rest of it.
+        # An incomplete UTF-8 character decodes to U+FFFD: wait for its other bytes.
         if len(text) > shown and (not text.endswith("\ufffd") or not left):
             yield text[shown:]
             shown = len(text)
@@ -117,7 +117,7 @@ def _draw(logits_v: Tensor, temperature: float, top_k: int, generator: torch.Gen
     if 0 < top_k < len(logits_v):
         cut = logits_v.topk(top_k).values[-1]
         logits_v = logits_v.masked_fill(logits_v < cut, -torch.inf)
-    # Largest logit first becomes 0, so a tiny temperature cannot overflow.
+    # Shift the largest logit to 0, so that a tiny temperature cannot overflow.
     weights_v = ((logits_v - logits_v.max()) / temperature).softmax(-1)
     return int(torch.multinomial(weights_v, 1, generator=generator))
 

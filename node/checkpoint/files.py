@@ -1,8 +1,8 @@
-"""The files of a checkpoint: tensors under their hash, JSON under its checksum, folders put in place whole.
+"""Files of a checkpoint: tensors with a hash, JSON with a checksum, folders written as a whole.
 
-In a safetensors file the tensors, all float32, stand in ascending order of their names without gaps. So the
-data section of a stage's file is the byte stream of protocol.algorithm.digest: a donor can serve
-it in chunks without reading it whole.
+A safetensors file has its tensors, all float32, in ascending order of their names and without gaps. So the
+data section of a stage's file is the byte stream of protocol.algorithm.digest, and a donor can serve it in
+chunks without reading the whole file.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class Record(BaseModel):
-    """Base of what stands in the JSON files of a checkpoint."""
+    """Base class of the records in the JSON files of a checkpoint."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
 
 
 class SealedRecord(Record):
-    """A record that is a file of its own. `checksum` covers all other fields."""
+    """A record that fills a file. `checksum` covers all other fields."""
 
     checksum: str = ""
 
@@ -55,7 +55,7 @@ class SealedRecord(Record):
 
     @property
     def text(self) -> str:
-        """The one form in which it is written."""
+        """The only valid text of the file; readers compare it byte by byte."""
         return self.model_dump_json(indent=2, by_alias=True) + "\n"
 
 
@@ -63,7 +63,7 @@ Sealed = TypeVar("Sealed", bound=SealedRecord)
 
 
 class FileEntry(Record):
-    """A file, its size and its hash."""
+    """Name, size and hash of a file."""
 
     file: str
     bytes: int = Field(ge=0)
@@ -71,11 +71,11 @@ class FileEntry(Record):
 
 
 def write_tensors(path: Path, tensors: Parameters) -> FileEntry:
-    """Write `tensors`, float32 of any device, and flush them to the disk.
+    """Write `tensors`, float32 on any device, and flush them to the disk.
 
-    Not left to the library: its writer tells a full disk by a text alone, and needs all tensors on the CPU.
+    The library's writer is not used: it reports a full disk only in a text, and needs all tensors on the CPU.
 
-    Raises OSError, also where the disk is full; ValueError for another dtype.
+    Raises OSError, also for a full disk; ValueError for another dtype.
     """
     header: dict[str, object] = {}
     end = 0
@@ -84,7 +84,9 @@ def write_tensors(path: Path, tensors: Parameters) -> FileEntry:
         start, end = end, end + size_of({name: shape})
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
+    # The format pads the header with spaces, so that the data starts at a multiple of 8 bytes.
     text += b" " * (-len(text) % 8)
+    # Hash while writing: reading the file again would take as long as writing it.
     digest = hashlib.sha256()
     with path.open("wb", buffering=0) as file:
         for piece in (len(text).to_bytes(8, "little"), text):
@@ -99,24 +101,24 @@ def write_tensors(path: Path, tensors: Parameters) -> FileEntry:
 
 
 def verify_tensors(path: Path, entry: FileEntry, shapes: Shapes) -> None:
-    """Raise CHECKPOINT_CORRUPT unless the file has this size and hash and holds float32 of these shapes."""
+    """Raise CHECKPOINT_CORRUPT unless size, hash, names, float32 dtype and shapes are as given."""
     try:
         if path.stat().st_size != entry.bytes or _sha256(path) != entry.sha256:
-            raise corrupt(path, "its size or hash is not the one in the manifest")
+            raise corrupt(path, "its size or hash differs from the manifest")
         with safe_open(path, framework="pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
             found = {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()}
     except (OSError, SafetensorError) as error:
         raise corrupt(path, str(error)) from None
     if found != {name: ("F32", shape) for name, shape in shapes.items()}:
-        raise corrupt(path, "its names, dtypes or shapes are not those of the spec")
+        raise corrupt(path, "its names, dtypes or shapes differ from the spec")
 
 
 def load_tensors(path: Path, shapes: Shapes, device: torch.device | str = "cpu") -> dict[str, Tensor]:
     """The tensors of a verified file, in the order of `shapes`. Raises CHECKPOINT_CORRUPT."""
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
-            # On the CPU the library maps the file: copy, so that what is verified here stays as it is.
+            # On the CPU the library maps the file. The copy does not change if the file changes later.
             return {name: file.get_tensor(name).clone() for name in shapes}
     except (OSError, SafetensorError) as error:
         raise corrupt(path, str(error)) from None
@@ -133,7 +135,7 @@ def each_tensor(path: Path, shapes: Shapes) -> Iterator[tuple[str, Tensor]]:
 
 
 def read_part(file: Path, shapes: Shapes) -> dict[str, Tensor]:
-    """The tensors of one part from its bytes; copies, which no longer depend on the file.
+    """The tensors of one part from its bytes. They are copies and do not depend on the file.
 
     Raises HetnodeError CHECKPOINT_CORRUPT.
     """
@@ -143,6 +145,7 @@ def read_part(file: Path, shapes: Shapes) -> dict[str, Tensor]:
             raise ValueError(f"it has {size} bytes, not {size_of(shapes)}")
         with file.open("rb") as source:
             return {
+                # "<f4": the bytes are little-endian on every machine.
                 name: torch.from_numpy(
                     np.fromfile(source, "<f4", math.prod(shapes[name])).astype(np.float32, copy=False)
                 ).view(shapes[name])
@@ -152,7 +155,7 @@ def read_part(file: Path, shapes: Shapes) -> dict[str, Tensor]:
         raise HetnodeError(
             ErrorCode.CHECKPOINT_CORRUPT,
             f"The part of a checkpoint in {file} cannot be used: {error}.",
-            "Remove the file; the part is fetched again.",
+            "Remove the file; the node downloads the part again.",
         ) from None
 
 
@@ -175,32 +178,32 @@ def read_text(path: Path) -> str:
 
 
 def read_sealed(path: Path, kind: type[Sealed]) -> Sealed:
-    """The record in `path`, if its checksum holds. Raises CHECKPOINT_CORRUPT."""
+    """The record in `path`, verified by its checksum. Raises CHECKPOINT_CORRUPT."""
     text = read_text(path)
     try:
         record = kind.model_validate_json(text)
     except ValidationError as error:
         raise corrupt(
-            path, f"it is not the record that it should be ({error.error_count()} faults)"
+            path, f"it does not have the fields of its record ({error.error_count()} errors)"
         ) from None
     if record.sealed().text != text:
-        raise corrupt(path, "its checksum does not hold")
+        raise corrupt(path, "its checksum is wrong")
     return record
 
 
 def publish(folder: Path, fill: Callable[[Path], None], series: str = "") -> None:
-    """Have `fill` write into a hidden folder beside `folder`, flush it, and move it to `folder`.
+    """Call `fill` to write into a hidden folder beside `folder`, flush it, and rename it to `folder`.
 
-    A crash leaves the hidden folder, and never half of what `fill` writes. The next call for the same folder
-    removes it. One process at a time publishes a folder, or one of a series.
+    After a crash the hidden folder may remain, but `folder` is never incomplete. The next call for the same
+    folder removes the hidden one. Only one process at a time may publish a folder, or a series of folders.
 
     Args:
-        series: glob of the names of folders below the same parent that this process alone writes: what a
-            crash has left of any of them is removed, too. "" is `folder` alone.
+        series: glob of folder names below the same parent that only this process writes. Hidden folders that
+            a crash has left for any of these names are removed, too. "" means `folder` only.
 
     Raises:
-        HetnodeError: DISK_FULL, with everything as it was before and nothing left of the attempt.
-        OSError: the disk refuses for another reason; likewise.
+        HetnodeError: DISK_FULL; earlier files are unchanged and the hidden folder is removed.
+        OSError: another disk error; likewise.
     """
     partial = _hidden(folder, _PARTIAL)
     try:
@@ -209,10 +212,11 @@ def publish(folder: Path, fill: Callable[[Path], None], series: str = "") -> Non
         try:
             partial.mkdir()
             fill(partial)
+            # A file survives a power failure only if the folders that list it are flushed, too.
             for place in sorted({path.parent for path in partial.rglob("*")}, reverse=True):
                 _flush(place)
             _move_into_place(partial, folder)
-        except BaseException:
+        except BaseException:  # also a KeyboardInterrupt must free the space
             shutil.rmtree(partial, ignore_errors=True)
             raise
     except OSError as error:
@@ -220,15 +224,15 @@ def publish(folder: Path, fill: Callable[[Path], None], series: str = "") -> Non
             raise
         raise HetnodeError(
             ErrorCode.DISK_FULL,
-            f"The disk refuses {folder}: {error.strerror}.",
-            "Free some space; what was written before is untouched.",
+            f"Writing {folder} failed: {error.strerror}.",
+            "Free some disk space; earlier files are unchanged.",
         ) from None
 
 
 def _move_into_place(partial: Path, folder: Path) -> None:
     replaced = _hidden(folder, _REPLACED)
     if folder.exists():
-        folder.rename(replaced)  # a rename cannot take the place of a folder that holds files
+        folder.rename(replaced)  # a rename cannot replace a folder that has files
     try:
         partial.rename(folder)
     except OSError:
@@ -240,12 +244,11 @@ def _move_into_place(partial: Path, folder: Path) -> None:
 
 
 def _sweep(parent: Path, names: str) -> None:
-    """Remove what a writer of `names` that crashed left below `parent`, and bring back what it had moved
-    aside.
-    """
+    """After a crash of a writer of `names`: restore replaced folders, remove partial ones."""
     for replaced in parent.glob(f".{names}{_REPLACED}"):
         folder = parent / replaced.name[1:].removesuffix(_REPLACED)
         if folder.exists():
+            # The crash came after the second rename, so the new folder is complete.
             shutil.rmtree(replaced)
         else:
             replaced.rename(folder)
@@ -269,12 +272,13 @@ def corrupt(path: Path, why: str) -> HetnodeError:
     return HetnodeError(
         ErrorCode.CHECKPOINT_CORRUPT,
         f"The checkpoint {path} cannot be used: {why}.",
-        "Use an older checkpoint, or fetch this one again from another member.",
+        "Use an older checkpoint, or download this one again from another member.",
     )
 
 
 def _write_all(descriptor: int, data: memoryview) -> None:
     while data:
+        # One call may write only a part, for example at most 2 GiB on Linux.
         data = data[os.write(descriptor, data) :]
 
 

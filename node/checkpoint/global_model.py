@@ -1,19 +1,19 @@
-"""The global model on disk: what is committed of some or all stages after one round.
+"""The global model on disk: the committed state of some or all stages after one round.
 
 A checkpoint is a folder::
 
     stage-00.safetensors ...   parameters under their canonical names, float32
-    embedding.safetensors      the token embedding alone, of a member that does not host stage 0
+    embedding.safetensors      only the token embedding, written by a member that does not host stage 0
     spec.json                  canonical JSON of the RunSpec
     manifest.json              run, round, and for each tensor file: bytes, sha-256, anchor digest
 
-Where the outer optimizer has state, such as momentum, a tensor file of a round from 1 on holds it too, under
-the names of protocol.algorithm.outer_optimizer.state_name. Before round 1 it is 0 and in no file, so the
-digest of given parameters (`RunSpec.initial`) does not depend on the optimizer. It is never exported.
+If the outer optimizer has state, such as momentum, the tensor files of rounds >= 1 contain it under the
+names of protocol.algorithm.outer_optimizer.state_name. Before round 1 it is 0 and in no file, so the digest
+of given parameters (`RunSpec.initial`) does not depend on the optimizer. It is never exported.
 
-A node's own checkpoints hold more (node.checkpoint.private_state), which nothing here reads. The folder is
-put in place whole (node.checkpoint.files.publish). Nothing is unpickled, and nothing is used before its hash,
-names, dtypes and shapes are verified.
+A node's checkpoints also contain private state (node.checkpoint.private_state), which this module ignores.
+The folder appears complete or not at all (node.checkpoint.files.publish). Nothing is unpickled. Hash, names,
+dtypes and shapes of a file are verified before its tensors are used.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ _SPEC = "spec.json"
 
 
 class AnchorEntry(FileEntry):
-    """A tensor file of a checkpoint, and the digest of the tensors in it."""
+    """A tensor file of a checkpoint, with the digest of its tensors."""
 
     anchor_digest: str = Field(pattern=HEX_DIGEST)
 
 
 class Manifest(SealedRecord):
-    """What a checkpoint holds."""
+    """The record in manifest.json: run, round and files of a checkpoint."""
 
     format: Literal[1] = 1
     run_id: str
@@ -75,11 +75,11 @@ class Manifest(SealedRecord):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What is committed after `round_number` rounds, verified.
+    """The committed state after `round_number` rounds, verified.
 
-    `stages` are the parameters and the optimizer state of each stage, by name.
+    `stages` has the parameters and the optimizer state of each stage, by name.
 
-    `embedding` is that of the token embedding alone, where it is kept apart from stage 0.
+    `embedding` has those of the token embedding if it has a separate file, else it is None.
     """
 
     spec: RunSpec
@@ -90,7 +90,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Verified:
-    """A checkpoint on disk whose files are as they were written; tensors are read when they are asked for."""
+    """A checkpoint on disk whose files are verified. Tensors are read on demand."""
 
     folder: Path
     spec: RunSpec
@@ -107,7 +107,7 @@ class Verified:
     def tensors(self, stage: int) -> Iterator[tuple[str, Tensor]]:
         """Names and parameters of a stage in canonical order, float32 on the CPU, one at a time in memory.
 
-        They are of the file as it is now. The state of the outer optimizer is left out. Raises
+        The file is read now and not verified again. The state of the outer optimizer is left out. Raises
         CHECKPOINT_CORRUPT.
         """
         return each_tensor(self.folder / stage_file(stage), parameter_shapes(self.spec, stage))
@@ -129,19 +129,19 @@ def write(
     embedding: Parameters | None = None,
     beside: Callable[[Path], None] = _nothing,
 ) -> None:
-    """Write what is committed of `stages` after `round_number` rounds as the checkpoint `folder`.
+    """Write the committed state of `stages` after `round_number` rounds as the checkpoint `folder`.
 
-    Parents are created. An existing folder is replaced; between the two renames that this takes a reader
-    finds no checkpoint, and after a crash between them the next write brings the old one back first.
+    Parent folders are created. An existing checkpoint is replaced by two renames. Between them a reader finds
+    no checkpoint; after a crash between them the next write restores the old one first.
 
     Args:
-        beside: writes further files into the folder that it is given, which the manifest does not cover.
+        beside: writes more files into the folder that it is given; the manifest does not cover them.
 
     Raises:
-        HetnodeError: BAD_OPTION where something else than a checkpoint stands at `folder`; DISK_FULL, and
-            what stood at `folder` is unchanged.
-        ValueError: names, dtypes or shapes are not those of the spec.
-        OSError: the disk refuses for another reason; what stood at `folder` is unchanged.
+        HetnodeError: BAD_OPTION if `folder` exists and is no checkpoint; DISK_FULL. In both cases `folder` is
+            unchanged.
+        ValueError: names, dtypes or shapes differ from the spec.
+        OSError: another disk error; `folder` is unchanged.
     """
     _publish(folder, spec, round_number, iter(stages.items()), embedding, beside)
 
@@ -149,12 +149,12 @@ def write(
 def write_each(
     folder: Path, spec: RunSpec, round_number: int, stages: Iterable[tuple[int, Parameters]]
 ) -> None:
-    """As :func:`write`; `stages` are drawn one at a time, so that not all of them need be in memory."""
+    """As :func:`write`, but takes one stage after the other, so that only one must be in memory."""
     _publish(folder, spec, round_number, iter(stages), None, _nothing)
 
 
 def read(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
-    """Read and verify all stages of a checkpoint, which may be some of the run's.
+    """Read and verify all stages in a checkpoint, which may be only some stages of the run.
 
     Raises:
         HetnodeError: CHECKPOINT_MISSING or CHECKPOINT_CORRUPT.
@@ -169,7 +169,7 @@ def read(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
 
 
 def verify(folder: Path) -> Verified:
-    """The checkpoint `folder`, verified and not yet read. Raises CHECKPOINT_MISSING or CHECKPOINT_CORRUPT."""
+    """Verify the checkpoint `folder` without loading it. Raises CHECKPOINT_MISSING or CHECKPOINT_CORRUPT."""
     return Verified(folder, *_verify(folder))
 
 
@@ -183,7 +183,7 @@ def is_complete(folder: Path) -> bool:
 
 
 def rounds_below(root: Path) -> dict[int, Path]:
-    """The folders of rounds below `root` that have a manifest, newest first. Unverified."""
+    """The round folders below `root` that have a manifest, newest first. They are not verified."""
     found = layout.rounds_below(root)
     return {number: path for number, path in found.items() if (path / _MANIFEST).is_file()}
 
@@ -200,9 +200,10 @@ def latest(root: Path) -> Path | None:
 
 
 def find(place: Path) -> Path:
-    """The checkpoint that a person means by `place`: a run folder, a node's folder, or the checkpoint itself.
+    """The checkpoint at `place`, which may be a run folder, a node's folder, or the checkpoint itself.
 
-    It is not verified yet. Where there is none, `place` itself is returned, so that reading it says so.
+    If `place` is a checkpoint itself, it is not verified yet. If there is no checkpoint, `place` is returned,
+    so that reading it reports the error.
     """
     for folder in (place, place / "checkpoint"):
         if (folder / _MANIFEST).exists():
@@ -211,14 +212,14 @@ def find(place: Path) -> Path:
 
 
 def assemble(parts: Sequence[Path], folder: Path) -> None:
-    """Make one complete checkpoint of those that several members wrote after the same round.
+    """Combine the checkpoints that several members wrote after the same round into one complete checkpoint.
 
-    Every part is verified, and stages are copied one at a time. Nothing is written where that fails.
+    Every part is verified, and stages are copied one at a time. After an error nothing is written.
 
     Raises:
-        HetnodeError: BAD_OPTION as :func:`write`; CHECKPOINT_CORRUPT where a part is, or where parts are of
-            different runs or rounds; ANCHOR_DIVERGED where two parts hold different parameters of one stage;
-            CHECKPOINT_MISSING where a part or a stage is missing.
+        HetnodeError: BAD_OPTION as :func:`write`; CHECKPOINT_CORRUPT if a part is corrupt, or if the parts
+            have different runs or rounds; ANCHOR_DIVERGED if two parts have different parameters for one
+            stage; CHECKPOINT_MISSING if a part or a stage is missing.
     """
     verified = {part: _verify(part) for part in parts}
     if not verified:
@@ -233,6 +234,7 @@ def assemble(parts: Sequence[Path], folder: Path) -> None:
                 f"but {first} is of run {reference.run_id} after round {reference.round_number}",
             )
         for stage, entry in manifest.stages.items():
+            # Several members may host a stage; their anchors must be equal in every bit.
             other = holder.setdefault(stage, part)
             if verified[other][1].stages[stage].anchor_digest != entry.anchor_digest:
                 raise HetnodeError(
@@ -259,7 +261,7 @@ def _publish(
     embedding: Parameters | None,
     beside: Callable[[Path], None],
 ) -> None:
-    """Put a checkpoint in its place. `stages` is drawn one at a time."""
+    """Write a checkpoint and move it to `folder`. Takes one stage at a time from `stages`."""
     _require_replaceable(folder)
 
     def fill(partial: Path) -> None:
@@ -281,6 +283,7 @@ def _publish(
             stages=entries,
             embedding=followed,
         )
+        # The manifest comes last: without it the folder is not a checkpoint.
         write_text(partial / _SPEC, spec.canonical_json)
         write_text(partial / _MANIFEST, manifest.sealed().text)
 
@@ -288,12 +291,12 @@ def _publish(
 
 
 def _require_replaceable(folder: Path) -> None:
-    """Only a checkpoint, or an empty folder, may be replaced: what else stands there is the user's."""
+    """Raise BAD_OPTION unless `folder` is free, empty, or a checkpoint: other files belong to the user."""
     is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     if not is_free and not (folder / _MANIFEST).is_file():
         raise HetnodeError(
             ErrorCode.BAD_OPTION,
-            f"{folder} exists and is no checkpoint.",
+            f"{folder} exists and is not a checkpoint.",
             "Name a folder that does not exist yet; nothing was changed.",
         )
 
@@ -303,7 +306,7 @@ def _stage_shapes(spec: RunSpec, stage: int, round_number: int) -> Shapes:
 
 
 def _shapes(parameters: Shapes, spec: RunSpec, round_number: int) -> Shapes:
-    """What a file holds after that round for parameters of these shapes."""
+    """Shapes of all tensors in a file after that round: parameters, and from round 1 on optimizer state."""
     return committed_shapes(parameters, spec.outer) if round_number else parameters
 
 
@@ -317,7 +320,7 @@ def _save(path: Path, committed: Parameters, shapes: Shapes, round_number: int) 
 
 
 def _verify(folder: Path) -> tuple[RunSpec, Manifest]:
-    """The spec and the manifest of a checkpoint whose files are as they were written and fit the spec."""
+    """Verify all files of a checkpoint. Returns its spec and manifest."""
     if not (folder / _MANIFEST).exists():
         raise _missing_error(f"There is no checkpoint in {folder} (it has no {_MANIFEST})")
     manifest = read_sealed(folder / _MANIFEST, Manifest)
@@ -328,7 +331,7 @@ def _verify(folder: Path) -> tuple[RunSpec, Manifest]:
         verify_tensors(folder / entry.file, entry, _stage_shapes(spec, stage, manifest.round_number))
     if manifest.embedding is not None:
         if manifest.embedding.file != EMBEDDING_FILE:
-            raise corrupt(folder / _MANIFEST, f"the embedding stands in no file {manifest.embedding.file}")
+            raise corrupt(folder / _MANIFEST, f"the embedding has a wrong file {manifest.embedding.file}")
         shapes = _shapes(embedding_shapes(spec), spec, manifest.round_number)
         verify_tensors(folder / EMBEDDING_FILE, manifest.embedding, shapes)
     return spec, manifest
@@ -337,11 +340,12 @@ def _verify(folder: Path) -> tuple[RunSpec, Manifest]:
 def _read_spec(path: Path, manifest: Manifest) -> RunSpec:
     text = read_text(path)
     if hashlib.sha256(text.encode()).hexdigest() != manifest.spec_hash:
-        raise corrupt(path, "its hash is not the one in the manifest")
+        raise corrupt(path, "its hash differs from the manifest")
     try:
         spec = RunSpec.from_json(text)
     except HetnodeError as error:
         raise corrupt(path, f"another version of hetnode wrote it ({error.cause.rstrip('.')})") from None
+    # Another version may accept the text but add or change defaults, which gives another hash.
     if spec.hash != manifest.spec_hash:
         raise corrupt(path, "another version of hetnode wrote it")
     return spec
@@ -359,7 +363,7 @@ def _load(folder: Path, entry: AnchorEntry, shapes: Shapes, device: torch.device
     path = folder / entry.file
     parameters = load_tensors(path, shapes, device)
     if anchor_digest(parameters) != entry.anchor_digest:
-        raise corrupt(path, "its anchor digest is not the one in the manifest")
+        raise corrupt(path, "its anchor digest differs from the manifest")
     return parameters
 
 

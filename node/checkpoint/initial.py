@@ -1,7 +1,7 @@
-"""The parameters before round 1 of a run that starts from given ones, such as an imported model's.
+"""The parameters before round 1 of a run that starts from given parameters, such as an imported model.
 
-Their digests are part of the specification (`RunSpec.initial`), so all members start from the same bits; the
-files themselves are each machine's own affair.
+Their digests are part of the specification (`RunSpec.initial`), so all members start from the same bits. Each
+machine chooses where it keeps the files.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from protocol.spec.run import RunSpec
 
 
 def initial_from(place: Path | None) -> InitialParameters:
-    """Where a trainer gets them: from the checkpoint at `place` if the run wants given ones, else its seed.
+    """A function that returns initial parameters: from the checkpoint at `place`, or from the run's seed.
 
-    `place` is what ``hetnode import`` has written, or a checkpoint of the same parameters cut into the same
-    stages. Raises, when asked for a stage:
-        HetnodeError: INITIAL_UNAVAILABLE where the run wants given ones and `place` is None or holds others;
-            CHECKPOINT_MISSING or CHECKPOINT_CORRUPT where it holds none.
+    The checkpoint is used only if the run starts from given parameters. `place` is a folder that ``hetnode
+    import`` has written, or a checkpoint of the same parameters in the same stages. The returned function
+    raises:
+        HetnodeError: INITIAL_UNAVAILABLE if the run needs given parameters and `place` is None or has other
+            parameters; CHECKPOINT_MISSING or CHECKPOINT_CORRUPT if it has no usable checkpoint.
     """
 
-    @cache
+    @cache  # verifying reads all files, so do it once for all stages
     def stored(place: Path) -> global_model.Verified:
         return global_model.verify(global_model.find(place))
 
@@ -45,9 +46,7 @@ def initial_from(place: Path | None) -> InitialParameters:
 
 
 def require_initial(spec: RunSpec, place: Path | None) -> None:
-    """Make sure that a run can start here, as far as parameters are concerned. Raises as :func:`initial_from`
-    does, for all stages.
-    """
+    """Check that the initial parameters of all stages are available. Raises as :func:`initial_from`."""
     if spec.initial is None:
         return
     if place is None:
@@ -65,7 +64,7 @@ def _require_given(stored: global_model.Verified, spec: RunSpec, stage: int, dig
     if entry is None or not fits or entry.anchor_digest != digest:
         raise HetnodeError(
             ErrorCode.INITIAL_UNAVAILABLE,
-            f"Stage {stage} in {stored.folder} is not the one from which run {spec.run_id} starts.",
+            f"Stage {stage} in {stored.folder} differs from the initial parameters of run {spec.run_id}.",
             "Give --initial the folder that 'hetnode import' has written for this run, or import the same "
             "model with the run's file (--config).",
         )

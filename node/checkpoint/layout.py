@@ -1,4 +1,4 @@
-"""Names of the files and folders of a round. The main process imports them, so nothing here needs torch."""
+"""Names of the files and folders of a round. The main process imports this module, so it avoids torch."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 ANY_ROUND = "round-*"
-"""Glob of what :func:`round_folder` names."""
+"""Glob that matches the names from :func:`round_folder`."""
 EMBEDDING_TENSOR = "emb"
-"""The token embedding in a file of stage 0. The state of the outer optimizer for it is named ``emb/...``."""
+"""The name of the token embedding in a file of stage 0. Its optimizer state is named ``emb/...``."""
 EMBEDDING_FILE = "embedding.safetensors"
 
 
@@ -18,13 +18,13 @@ def round_folder(round_number: int) -> str:
 
 
 def round_of(name: str) -> int | None:
-    """The round of which :func:`round_folder` is `name`; None for another name."""
+    """The round of a folder name from :func:`round_folder`; None for other names."""
     match = re.fullmatch(r"round-(\d{6,})", name)
     return int(match[1]) if match else None
 
 
 def rounds_below(root: Path) -> dict[int, Path]:
-    """The folders below `root` that :func:`round_folder` names, newest first."""
+    """The round folders below `root`, newest first."""
     found = {
         number: path
         for path in (root.iterdir() if root.is_dir() else ())

@@ -1,7 +1,7 @@
-"""The checkpoints that a node writes as it trains, to go on from: the last few, below one folder.
+"""The checkpoints that a node writes during training and continues from: the newest ones, below one folder.
 
-Each is ``round-NNNNNN``: a checkpoint as others read it (node.checkpoint.global_model), and in it what only
-this node can use (node.checkpoint.private_state).
+Each folder ``round-NNNNNN`` is a checkpoint that other programs can read (node.checkpoint.global_model). It
+also contains state that only this node can use (node.checkpoint.private_state).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from protocol.types import StageRange
 log = logging.getLogger(__name__)
 
 KEEP = 2
-"""How many are kept: one that turns out to be unreadable must not be the only one."""
+"""Number of checkpoints to keep. More than one, because the newest may be unreadable."""
 
 
 @dataclass(frozen=True)
 class Restored:
-    """A verified checkpoint. `private` is None where the anchors are good and this node's own state is not.
+    """A verified checkpoint. `private` is None if the private state is missing or damaged.
 
-    `stages` and `embedding` hold parameters and optimizer state by name. `embedding` is None on a member that
-    hosts stage 0, and where the checkpoint has none.
+    `stages` and `embedding` have parameters and optimizer state by name. `embedding` is None on a member that
+    hosts stage 0, and if the checkpoint has no embedding.
     """
 
     round_number: int
@@ -49,22 +49,23 @@ def write(
     private: Mapping[int, StageState],
     keep: int = KEEP,
 ) -> None:
-    """Write the checkpoint after `round`, and keep `keep` in all beside it.
+    """Write the checkpoint after `round_number`, then remove all but the newest `keep` checkpoints.
 
     Args:
-        folder: its own, named ``round-NNNNNN``.
+        folder: the folder of this checkpoint, named ``round-NNNNNN``.
         stages: parameters and optimizer state of each hosted stage, by name.
         embedding: those of the token embedding, on a member that does not host stage 0.
 
     Raises:
-        HetnodeError: DISK_FULL, or BAD_OPTION where something else stands in the place. The checkpoints
-            before are untouched, and nothing is left of this one.
+        HetnodeError: DISK_FULL, or BAD_OPTION if `folder` exists and is no checkpoint. Earlier checkpoints
+            are unchanged, and nothing of this one remains.
     """
 
     def beside(partial: Path) -> None:
         private_state.write(partial, spec, round_number, private)
 
     global_model.write(folder, spec, round_number, stages, embedding, beside)
+    # Remove old ones only now: a failed write must leave the older checkpoints.
     older = [
         path for number, path in global_model.rounds_below(folder.parent).items() if number < round_number
     ]
@@ -73,21 +74,21 @@ def write(
 
 
 def newest(root: Path, spec: RunSpec, stages: StageRange) -> Restored | None:
-    """The newest checkpoint below `root` that verifies and is of any use to a host of `stages`, or None.
+    """The newest valid checkpoint below `root` that has at least one of `stages`, or None.
 
-    One that has all of them, and the embedding, comes before one that has some, as where this node was moved
-    to other stages. One that cannot be used is passed over with a warning.
+    A checkpoint that has all stages and the embedding is preferred to a newer one that has only some, which
+    happens after this node was assigned other stages. Unusable checkpoints are skipped with a warning.
     """
     partial = None
     for folder in global_model.rounds_below(root).values():
         try:
             found = global_model.read(folder)
         except HetnodeError as error:
-            log.warning("passing over a checkpoint: %s", error)
+            log.warning("skipping a checkpoint: %s", error)
             continue
         hosted = {stage: found.stages[stage] for stage in stages if stage in found.stages}
         if found.spec != spec or not hosted:
-            log.warning("passing over %s: it is of another run, or has none of stages %s", folder, stages)
+            log.warning("skipping %s: it belongs to another run, or has none of stages %s", folder, stages)
             continue
         embedding = None if 0 in stages else _embedding(found)
         private = _private(folder, spec, found.round_number, hosted)
@@ -99,7 +100,7 @@ def newest(root: Path, spec: RunSpec, stages: StageRange) -> Restored | None:
 
 
 def _embedding(found: global_model.Checkpoint) -> Parameters | None:
-    """As it was committed, whether the checkpoint is of a host of stage 0 or of another member."""
+    """The committed embedding, from stage 0 or from the separate file."""
     return embedding_of(found.stages[0]) if 0 in found.stages else found.embedding
 
 
@@ -109,5 +110,5 @@ def _private(
     try:
         return private_state.read(folder, spec, round_number, stages)
     except HetnodeError as error:
-        log.warning("going on without error feedback and moments: %s", error)
+        log.warning("continuing without error feedback and moments: %s", error)
         return None

@@ -1,14 +1,14 @@
-"""The parts of a checkpoint on disk, as a donor serves them: the bytes of protocol.algorithm.digest.
+"""The parts of a checkpoint on disk that a donor serves: the bytes of protocol.algorithm.digest.
 
 A checkpoint below the folder of a node's checkpoints is::
 
-    round-NNNNNN/stage-NN.safetensors       all that is committed of a hosted stage, float32
-    round-NNNNNN/embedding.safetensors      of stage 0 the embedding alone, where stage 0 is not hosted
+    round-NNNNNN/stage-NN.safetensors       committed state of a hosted stage, float32
+    round-NNNNNN/embedding.safetensors      only the embedding, on a member without stage 0
 
-What is committed are the parameters and the state of the outer optimizer, if it has any. For the embedding
-these are the tensor "emb" and those named "emb/...". The data section of such a file holds the tensors in
-ascending order of their names and without gaps, which is what a digest covers; the header is read to make
-sure of that. No more than one piece of a part is held in memory.
+The committed state is the parameters and the state of the outer optimizer, if it has any. For the embedding
+these are the tensor "emb" and the tensors named "emb/...". The data section of such a file has the tensors in
+ascending order of their names and without gaps, because a digest covers exactly these bytes. The header is
+read to verify this. Only one piece of a part is in memory at a time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _HEADER_LIMIT = 1 << 20
 
 @dataclass(frozen=True)
 class StoredPart:
-    """Where the bytes of a part are. `version` is another one when the file was written anew."""
+    """File, offset and size of a part. `version` changes if the file is written again."""
 
     path: Path
     offset: int
@@ -43,25 +43,25 @@ class StoredPart:
 
 
 def find(folder: Path, stage: int, part: Part, round_number: int) -> StoredPart | None:
-    """The part in the checkpoint of `round` below `folder`; None where there is none that can be used."""
+    """The part in the checkpoint of `round_number` below `folder`; None if there is no usable one."""
     checkpoint = folder / round_folder(round_number)
     whole = checkpoint / stage_file(stage)
     if part is Part.STAGE:
         return _open(whole)
     if stage != 0:
         return None
-    # A member that hosts stage 0 has the embedding in the middle of that stage's file.
+    # A host of stage 0 has the embedding in the middle of that stage's file.
     return _open(whole, EMBEDDING_TENSOR) or _open(checkpoint / EMBEDDING_FILE, EMBEDDING_TENSOR)
 
 
 def pieces(part: StoredPart, wanted: range, size: int) -> Iterator[bytes]:
-    """The bytes `wanted` of `part`, at most `size` at a time; OSError where the file lacks them.
+    """The bytes `wanted` of `part`, at most `size` at a time. OSError if the file does not have them.
 
-    What was begun goes on from the same file, even if that is removed or replaced meanwhile.
+    The file stays open while the pieces are read, so it may be removed or replaced during that time.
     """
     with part.path.open("rb") as file:
         if _version(file.fileno()) != part.version:
-            raise OSError(f"{part.path} was written anew")
+            raise OSError(f"{part.path} was written again")
         file.seek(part.offset + wanted.start)
         for start in range(wanted.start, wanted.stop, size):
             piece = file.read(min(size, wanted.stop - start))
@@ -71,7 +71,7 @@ def pieces(part: StoredPart, wanted: range, size: int) -> Iterator[bytes]:
 
 
 def chunk_hashes(part: StoredPart) -> bytes:
-    """The sha-256 of every chunk, concatenated. Reads the whole part. OSError where the file lacks bytes."""
+    """The concatenated sha-256 of every chunk. Reads the whole part. OSError if the file is too short."""
     hashes = []
     for index in range(chunk_count(part.nbytes)):
         digest = hashlib.sha256()
@@ -82,11 +82,11 @@ def chunk_hashes(part: StoredPart) -> bytes:
 
 
 def _open(path: Path, tensor: str | None = None) -> StoredPart | None:
-    """All of the file's data, or that of one parameter and its optimizer state."""
+    """The whole data section of a file, or the range of one parameter and its optimizer state."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-            if length > _HEADER_LIMIT:
+            if length > _HEADER_LIMIT:  # a damaged length must not allocate much memory
                 raise ValueError(f"a header of {length} bytes")
             header = json.loads(file.read(length))
             data = os.fstat(file.fileno()).st_size - _LENGTH_BYTES - length
@@ -95,7 +95,7 @@ def _open(path: Path, tensor: str | None = None) -> StoredPart | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        log.warning("%s cannot be handed on: %s", path, error)
+        log.warning("%s cannot be served: %s", path, error)
         return None
     start, stop = 0, data
     if tensor is not None:
@@ -108,20 +108,20 @@ def _open(path: Path, tensor: str | None = None) -> StoredPart | None:
 
 
 def _offsets(header: object, data: int) -> dict[str, tuple[int, int]]:
-    """First and last byte of each tensor; ValueError unless they are what a digest covers."""
+    """Start and end of each tensor. ValueError unless they are float32, in order, and without gaps."""
     if not isinstance(header, dict):
-        raise ValueError("its header is no object")
+        raise ValueError("its header is not a JSON object")
     offsets, end = {}, 0
     for name in sorted(set(header) - {"__metadata__"}):
         entry = header[name]
         shape, (start, stop) = entry["shape"], entry["data_offsets"]
         if not all(type(number) is int and number >= 0 for number in (*shape, start, stop)):
-            raise ValueError(f"the tensor {name} has no shape or no place")
+            raise ValueError(f"the tensor {name} has no valid shape or offsets")
         if entry["dtype"] != "F32" or start != end or stop != start + 4 * math.prod(shape):
-            raise ValueError(f"the tensor {name} is not float32 right behind the one before it")
+            raise ValueError(f"the tensor {name} is not float32, or does not follow the tensor before it")
         offsets[name], end = (start, stop), stop
     if end != data:
-        raise ValueError(f"{data} bytes of data, of which the header describes {end}")
+        raise ValueError(f"it has {data} bytes of data, but the header describes {end}")
     return offsets
 
 

@@ -1,11 +1,12 @@
-"""What a node keeps of its stages for itself: what it has learned and not yet sent, and AdamW's moments.
+"""The private state of a node's stages: progress that is not sent yet, and AdamW's moments.
 
-Beside the anchors of a checkpoint, in its folder ``private``::
+It is in the folder ``private`` of a checkpoint::
 
-    stage-00.safetensors ...   error/NAME, first/NAME, second/NAME; local/NAME where it is not the anchor
+    stage-00.safetensors ...   error/NAME, first/NAME, second/NAME; local/NAME if it differs from the anchor
     private.json               round, and for each stage: file, bytes, sha-256, AdamW's counters
 
-It is no part of the global model: it is neither handed on nor assembled, and the anchors are good without it.
+It is not part of the global model: it is never served to others or assembled, and the anchors are complete
+without it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _RECORD = "private.json"
 
 @dataclass(frozen=True)
 class StageState:
-    """One stage: error feedback of all tensors, local parameters where they are not the anchor, moments."""
+    """One stage: error feedback, moments, and the local parameters that differ from the anchor."""
 
     error: Parameters
     local: Parameters
@@ -53,10 +54,10 @@ class StageState:
 
     @classmethod
     def of(cls, local: Parameters, outer: OuterStageState, moments: AdamWState | None) -> Self:
-        """From the state dicts of a stage, between rounds: pending proposals are left out."""
+        """From the state dicts of a stage, between rounds. A pending proposal is left out."""
         found = {name: parameter.detach().cpu() for name, parameter in local.items()}
         anchor = outer["anchor"]
-        # Right after a commit local is the anchor: it need not be written twice.
+        # Right after a commit local equals the anchor, which the checkpoint already has.
         moved = {name: value for name, value in found.items() if not torch.equal(value, anchor[name])}
         return cls(outer["error"], moved, moments)
 
@@ -80,7 +81,7 @@ class _Private(SealedRecord):
 
 
 def write(folder: Path, spec: RunSpec, round_number: int, stages: Mapping[int, StageState]) -> None:
-    """Write into the checkpoint `folder`, which is not in its place yet. Raises OSError."""
+    """Write into the partial checkpoint `folder` before it is published. Raises OSError."""
     place = folder / _FOLDER
     place.mkdir()
     entries = {stage: _save(place / stage_file(stage), state) for stage, state in stages.items()}
@@ -89,20 +90,20 @@ def write(folder: Path, spec: RunSpec, round_number: int, stages: Mapping[int, S
 
 
 def read(folder: Path, spec: RunSpec, round_number: int, stages: Iterable[int]) -> dict[int, StageState]:
-    """The state of `stages` that was written into the checkpoint `folder` after `round`, verified.
+    """The verified state of `stages` in the checkpoint `folder`, which was written after `round_number`.
 
     Raises:
-        HetnodeError: CHECKPOINT_CORRUPT where it is damaged, of another round, or not there.
+        HetnodeError: CHECKPOINT_CORRUPT if it is damaged, missing, or from another run or round.
     """
     place = folder / _FOLDER
     record = read_sealed(place / _RECORD, _Private)
     if (record.spec_hash, record.round_number) != (spec.hash, round_number):
-        raise corrupt(place / _RECORD, "it is of another run or round than the anchors")
+        raise corrupt(place / _RECORD, "its run or round differs from the anchors")
     states = {}
     for stage in stages:
         entry = record.stages.get(stage)
         if entry is None or entry.tensors.file != stage_file(stage):
-            raise corrupt(place / _RECORD, f"it holds nothing of stage {stage}")
+            raise corrupt(place / _RECORD, f"it has no state of stage {stage}")
         states[stage] = _load(place, entry, parameter_shapes(spec, stage))
     return states
 

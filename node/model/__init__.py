@@ -1,1 +1,1 @@
-"""The model: LLaMA cut into stages, and its parameters before round 0."""
+"""The model: LLaMA cut into stages, and its parameters before round 1."""

@@ -1,7 +1,7 @@
-"""The parameters of a stage: their canonical names, order and shapes, and their values before round 0.
+"""The parameters of a stage: their canonical names, order and shapes, and their values before round 1.
 
 Stage 0 also holds the token embedding ``emb``, the last stage the final norm ``norm_f`` and the ``head``.
-Layer numbers in names are global, so a name means the same tensor however the run is cut into stages.
+Layer numbers in names are global, so a name means the same tensor for every number of stages.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ def parameter_shapes(spec: RunSpec, stage: int) -> dict[str, tuple[int, ...]]:
 
 
 def embedding_shapes(spec: RunSpec) -> dict[str, tuple[int, ...]]:
-    """Name and shape of the token embedding, which members without stage 0 keep by itself."""
+    """Name and shape of the token embedding, which members without stage 0 keep separately."""
     return {EMBEDDING: (spec.model.vocabulary, spec.model.width)}
 
 
 def parameter_count(spec: RunSpec, stage: int) -> int:
-    """Scalars in the parameters of `stage`."""
+    """Number of scalar parameters in `stage`."""
     return sum(math.prod(shape) for shape in parameter_shapes(spec, stage).values())
 
 
 def initial_parameters(spec: RunSpec, stage: int) -> dict[str, Tensor]:
     """The parameters of `stage` before round 1: float32 on the CPU, equal in every bit on every machine.
 
-    Matrices are uniform with standard deviation 0.02, those that write into the residual stream with
-    0.02 / sqrt(2 layers); norms are 1.
+    Matrices are uniform with standard deviation 0.02. Matrices that write into the residual stream have
+    0.02 / sqrt(2 layers), so that its variance does not grow with the depth. Norms are 1.
 
     Raises:
-        HetnodeError: INITIAL_UNAVAILABLE where the run starts from given parameters
+        HetnodeError: INITIAL_UNAVAILABLE if the run starts from given parameters
             (node.checkpoint.initial).
     """
     if spec.initial is not None:
@@ -65,6 +65,7 @@ def initial_parameters(spec: RunSpec, stage: int) -> dict[str, Tensor]:
             parameters[name] = torch.ones(shape)
             continue
         std = _STD / math.sqrt(2 * spec.model.layers) if name.endswith(_INTO_RESIDUAL) else _STD
+        # One stream per tensor: a member draws its own stages without those before them.
         stream = np.random.Philox(key=np.array([spec.seed, stage << 32 | index], dtype=np.uint64))
         parameters[name] = torch.from_numpy(_uniform(stream, math.prod(shape), std).reshape(shape))
     return parameters
@@ -73,17 +74,17 @@ def initial_parameters(spec: RunSpec, stage: int) -> dict[str, Tensor]:
 def initial_unavailable(spec: RunSpec) -> HetnodeError:
     return HetnodeError(
         ErrorCode.INITIAL_UNAVAILABLE,
-        f"Run {spec.run_id} starts from given parameters, and this machine was not told where they are.",
-        "Give --initial the folder that 'hetnode import' has written for this run.",
+        f"Run {spec.run_id} starts from given parameters, but their folder is not set on this machine.",
+        "Set --initial to the folder that 'hetnode import' has written for this run.",
     )
 
 
 def _uniform(stream: np.random.Philox, count: int, std: float) -> np.ndarray:
     """`count` float32 values, uniform with mean 0 and standard deviation `std`."""
-    # A replica starts from its own init and never compares it, so one differing bit would split the run.
+    # Replicas do not compare their initial parameters, so one different bit would let anchors diverge.
     # A normal distribution needs log and cos, whose last bit differs between C libraries. Here the odd
-    # numerators below 2^24 are exact in float32; all that rounds is sqrt and one product, which IEEE 754
-    # fixes to the last bit.
+    # numerators below 2^24 are exact in float32. Only sqrt and one product round, and IEEE 754 defines both
+    # to the last bit.
     raw_u32 = stream.random_raw((count + 1) // 2).astype("<u8", copy=False).view("<u4")[:count]
     numerator = (raw_u32 >> 8).astype(np.int32) * 2 + (1 - 2**24)
     return numerator.astype(np.float32) * np.float32(std * math.sqrt(3.0) * 2.0**-24)

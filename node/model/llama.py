@@ -37,8 +37,8 @@ def rotary_tables(
     length: int, head_width: int, base: float, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Cosines and sines [L, e/2] of pos / base^(2i/e). Shared by all blocks; never modified."""
-    # Angles are built in float64 and cast last: in bf16 positions above 256 would already collide. The
-    # tables outlive an evaluation under inference_mode, whose tensors autograd would refuse later.
+    # Angles are computed in float64 and converted last: bf16 cannot tell positions above 256 apart.
+    # inference_mode(False): a first call during evaluation would cache tensors that autograd rejects later.
     with torch.inference_mode(False):
         pair_e = torch.arange(0, head_width, 2, dtype=torch.float64) / head_width
         angle_le = torch.outer(torch.arange(length, dtype=torch.float64), base**-pair_e)
@@ -46,7 +46,7 @@ def rotary_tables(
 
 
 def rotate(x_bhle: Tensor, cos_le: Tensor, sin_le: Tensor) -> Tensor:
-    """RoPE in the half-split convention: element i turns together with element i + e/2."""
+    """RoPE in the half-split convention: element i rotates together with element i + e/2."""
     cos_le, sin_le = cos_le.to(x_bhle.dtype), sin_le.to(x_bhle.dtype)
     low, high = x_bhle.chunk(2, dim=-1)
     return torch.cat((low * cos_le - high * sin_le, high * cos_le + low * sin_le), dim=-1)
@@ -55,12 +55,12 @@ def rotate(x_bhle: Tensor, cos_le: Tensor, sin_le: Tensor) -> Tensor:
 class Block(nn.Module):
     """Attention and feed-forward with their residual connections: [b, L, d] -> [b, L, d].
 
-    Its forward pass also takes the :func:`rotary_tables` of L: what is cached in this process would be no
-    part of a graph that is compiled from it.
+    The forward pass takes the :func:`rotary_tables` of L as arguments, because a compiled graph cannot
+    contain the cache that provides them.
 
     Args:
         model: sizes and constants.
-        parameters: a tensor for every name of :func:`block_shapes`; the block takes them over, not a copy.
+        parameters: a tensor for every name of :func:`block_shapes`; the block uses them without a copy.
     """
 
     norm1: nn.Parameter

@@ -25,10 +25,10 @@ class Stage(nn.Module):
     Args:
         spec: the run.
         stage: 0 <= stage < spec.swarm.stages.
-        parameters: by canonical name, taken over and not copied; by default those drawn from the run's seed.
+        parameters: by canonical name, used without a copy; by default drawn from the run's seed.
 
     Attributes:
-        run_block: how the forward pass of a block is run, to be set where it is not to be simply called.
+        run_block: runs the forward pass of a block. Set it for compilation or activation checkpointing.
     """
 
     run_block: RunBlock = staticmethod(Block.__call__)
@@ -71,7 +71,7 @@ class Stage(nn.Module):
 
     @property
     def blocks(self) -> Iterator[Block]:
-        """In the order of their layers; all other parameters of a stage are its own, not those of a child."""
+        """The blocks in the order of their layers. The embedding, final norm and head are not in a block."""
         return (child for child in self.children() if isinstance(child, Block))
 
     def canonical_parameters(self) -> dict[str, nn.Parameter]:
@@ -80,5 +80,5 @@ class Stage(nn.Module):
 
 
 def next_token_loss(logits_blv: Tensor, targets_bl: Tensor) -> Tensor:
-    """Mean cross-entropy in nats per token. Targets are int64 ids: the inputs moved by one."""
+    """Mean cross-entropy in nats per token. Targets are int64 ids: the inputs shifted by one."""
     return F.cross_entropy(logits_blv.flatten(0, 1), targets_bl.flatten())

@@ -147,10 +147,9 @@ class Trainer:
         self.phase = InnerPhase(round_number)
 
     def assign(self, samples: range) -> None:
-        """Continue the inner phase with other `samples`, because the plan has changed. Call between two steps.
+        """Continue the inner phase with other `samples` after a change of plan. Call between two steps.
 
-        The next step reads the samples at its own step number, as if the earlier steps had used these samples
-        too.
+        The next step reads the samples at its own step number, as if the earlier steps had used these too.
         """
         self.samples.assign(samples)
 
@@ -184,13 +183,13 @@ class Trainer:
         """End inner step `step` (0-based in its round): clip by the global `norm`, then one AdamW step.
 
         If the norm is not finite, the step is skipped. All members get the same norm, so all skip the same
-        step. A step beyond the spec's H uses the learning rate of step H - 1 and is not counted in the result.
+        step. A step beyond the spec's H uses the learning rate of step H - 1; the result does not count it.
         """
         phase, steps = self.phase, self.spec.inner.steps
         is_regular = step < steps
         phase.norm = norm
         if math.isfinite(norm):
-            # The schedule counts the steps of the run. AdamW's own count is smaller on a node that joined late.
+            # The schedule counts the steps of the run. AdamW's own count is smaller on a late joiner.
             self.inner.step((phase.round_number - 1) * steps + min(step, steps - 1), norm)
             phase.steps += is_regular
             phase.tokens += is_regular * self.samples.per_step * self.spec.model.context

@@ -140,13 +140,11 @@ def forecast(
     for part in (_inner_phase_traffic(spec, replicas), gathering, fetching):
         for peer, bytes_ in part.items():
             traffic[peer] += bytes_
+    shares = [
+        tuple(spec.inner.steps * busy / whole if whole else 0.0 for busy in each.busy) for each in steps
+    ]
     return Forecast(
-        tuple(
-            ReplicaForecast(
-                each, step, tuple(spec.inner.steps * busy / whole if whole else 0.0 for busy in step.busy)
-            )
-            for each, step in zip(replicas, steps, strict=True)
-        ),
+        tuple(map(ReplicaForecast, replicas, steps, shares)),
         inner,
         gather,
         fetch,

@@ -99,9 +99,8 @@ class MemberExchange:
         replicas = dict(self._replicas)
         for index in changed:
             members = after[index].members
-            replicas[index] = replace(
-                replicas[index], members=members, links=links_between(members, self._ks[index])
-            )
+            links = links_between(members, self._ks[index])  # another peer may have to dial
+            replicas[index] = replace(replicas[index], members=members, links=links)
         step = "their step, at fair shares," if grouping.balance else "the slowest step"
         gain = f"{step} falls from {seconds_before:.3g} s to {seconds_after:.3g} s"
         return list(replicas.values()), [f"{listed([move.description for move in made])}: {gain}"]
@@ -153,9 +152,8 @@ class MemberExchange:
 
     def _partners(self, member: Member, index: int, where: dict[Member, int]) -> list[Member]:
         """Peers to try in place of `member`, the fastest first: all of them in a small swarm."""
-        found = [
-            each for each in self._candidates if each.stages == member.stages and where.get(each) != index
-        ]
+        same = [each for each in self._candidates if each.stages == member.stages]
+        found = [each for each in same if where.get(each) != index]
         if len(found) <= 3 * _SAMPLE:
             return found
         others = found[_SAMPLE:-_SAMPLE]

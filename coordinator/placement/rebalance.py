@@ -63,15 +63,15 @@ class Rebalance:
 
     def _may_exchange(self, replica: Replica) -> bool:
         """Whether all members of a pipeline stay, have measured their speed and are in sync."""
-        return len(replica.members) > 1 and all(
-            self._state.peers[member.peer].is_staying
-            and self._is_measured(member.peer)
-            and is_synced(
-                self._state,
-                ReservedAssignment(member.peer, replica.index, position, member.stages),
-                self._from_round,
-            )
+        assignments = [
+            ReservedAssignment(member.peer, replica.index, position, member.stages)
             for position, member in enumerate(replica.members)
+        ]
+        return len(assignments) > 1 and all(
+            self._state.peers[each.peer].is_staying
+            and self._is_measured(each.peer)
+            and is_synced(self._state, each, self._from_round)
+            for each in assignments
         )
 
     def _spares(self) -> list[Member]:

@@ -71,7 +71,7 @@ class _Selection:
 
 
 def _selection(state: State, spec: RunSpec, from_round: int) -> _Selection:
-    for is_lenient in (False, True):
+    for is_lenient in (False, True):  # lenient: without rests and without keeping spares
         selection = _select(state, spec, from_round, is_lenient)
         if not selection.is_empty:
             return selection
@@ -190,10 +190,9 @@ def _reasons(state: State, selection: _Selection, from_round: int) -> list[str]:
     for index, chain in sorted(selection.rebuilt.items()):
         replaced = _replacements(state, chain, from_round)
         members = {member.peer for member in newest[index].members} if index in newest else set()
+        change = "returns" if index in state.assigned_replicas else "joins"
         if replaced and not members.isdisjoint(reservation.peer for reservation in chain):
-            change = "goes on"
-        else:
-            change = "returns" if index in state.assigned_replicas else "joins"
+            change = "goes on"  # some of its members stay
         changes.append(f"replica-{index} {change}{f' with {listed(replaced)}' if replaced else ''}")
     left_out: dict[str, list[str]] = {}
     for index, replica in newest.items():

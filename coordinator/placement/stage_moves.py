@@ -129,15 +129,11 @@ def _first_fitting(
         has_trained = former.replica in state.assigned_replicas
         return former.stages != hole.stages, has_trained, -state.peers[former.peer].arrival
 
-    return next(
-        (
-            former
-            for former in sorted(candidates, key=order)
-            if not _is_last_host(state, hosts, former, hole)
-            and vacancies.suits(hole, state.peers[former.peer])
-        ),
-        None,
-    )
+    for former in sorted(candidates, key=order):
+        fits = vacancies.suits(hole, state.peers[former.peer])
+        if fits and not _is_last_host(state, hosts, former, hole):
+            return former
+    return None
 
 
 def _is_idle(state: State, peer: Peer) -> bool:

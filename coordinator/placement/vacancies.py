@@ -110,14 +110,10 @@ class Vacancies:
             return None
         founded = 1 + max(self._layouts)
         layout = self._founded_by(peer, founded)
-        return next(
-            (
-                ReservedAssignment(peer.peer, founded, position, stages)
-                for position, stages in enumerate(layout)
-                if self._fits(peer.peer, stages, len(layout) - position)
-            ),
-            None,
-        )
+        for position, stages in enumerate(layout):
+            if self._fits(peer.peer, stages, len(layout) - position):
+                return ReservedAssignment(peer.peer, founded, position, stages)
+        return None
 
     def _founded_by(self, peer: Peer, replica: int) -> tuple[StageRange, ...]:
         is_alone = peer.policy.is_alone(self._spec)

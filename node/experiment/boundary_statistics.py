@@ -1,4 +1,4 @@
-"""What passes between the stages of a replica while it trains: sums of outer products.
+"""Statistics of activations and gradients between the stages of a replica: sums of outer products.
 
 Shapes: d width, b micro-batch, L tokens.
 """
@@ -16,10 +16,10 @@ from node.worker.trainer import Trainer
 
 
 class Covariances:
-    """Sums [d, d] of x^T x, float64 on the CPU, by what was seen and at which boundary.
+    """Sums [d, d] of x^T x, float64 on the CPU, by kind and boundary.
 
-    Boundary s lies before stage s. Kinds are "activation" (without the token embedding, which no link needs
-    to carry) and "gradient".
+    Boundary s is before stage s. The kinds are "activation" and "gradient". Activations are counted without
+    the token embedding.
     """
 
     def __init__(self) -> None:
@@ -32,14 +32,14 @@ class Covariances:
         self.sums[name] = self.sums[name] + product if name in self.sums else product
 
     def of(self, boundary: int) -> Tensor:
-        """Activations and gradients at `boundary`, either with the same weight."""
+        """Activations plus gradients at `boundary`, each divided by its trace, so both have equal weight."""
         return sum(
             (total / total.trace() for total in (self.sums[f"{kind}/{boundary}"] for kind in _KINDS)),
             start=torch.zeros(()),
         )
 
     def total(self, kind: str) -> Tensor:
-        """Over all boundaries."""
+        """The sum of one kind over all boundaries."""
         return torch.stack([value for name, value in self.sums.items() if name.startswith(kind)]).sum(0)
 
 
@@ -47,13 +47,13 @@ _KINDS = ("activation", "gradient")
 
 
 def observe_boundaries(trainer: Trainer, seen: Covariances) -> None:
-    """Add what passes between any two stages of `trainer`, which hosts all of them, in its training."""
+    """Add activations and gradients between the stages of `trainer`, which must host all stages."""
     ids: list[Tensor] = []
     table = trainer.parameters(0)[EMBEDDING]
 
     def after(stage: int) -> None:
         def hook(_: nn.Module, arguments: tuple[Tensor, ...], x_bld: Tensor) -> None:
-            if not x_bld.requires_grad:
+            if not x_bld.requires_grad:  # a validation pass
                 return
             if stage == 0:
                 ids[:] = [arguments[0]]
@@ -67,7 +67,7 @@ def observe_boundaries(trainer: Trainer, seen: Covariances) -> None:
 
 
 def observe_gradients(trainer: Trainer, seen: Covariances) -> None:
-    """Add the whole gradient of what `trainer` receives from upstream, before its link compresses it."""
+    """Add the gradient of the activations that `trainer` receives, before the link compresses it."""
 
     def before(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
         if arguments[0].requires_grad:

@@ -1,7 +1,7 @@
-"""One replica, all members of which live in this process, and the plan that such replicas train under.
+"""A replica with all its members in this process, and the plan for such replicas.
 
-A member is the production Trainer. What goes from one to the next is packed and unpacked as on the wire, only
-the wire is left out; so a replica computes the same bits as one whose members are far apart.
+Every member is a production Trainer. Messages between members are packed and unpacked as for the network, so
+the replica computes the same bits as one whose members are on different machines.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from protocol.types import Dialer, Link, Member, PeerId, Plan, Replica, StageRan
 
 
 def plan_of(spec: RunSpec) -> Plan:
-    """The replicas that `spec.swarm` asks for: full ones first, then pipelines, all of equal weight."""
+    """The replicas that `spec.swarm` asks for: full replicas first, then pipelines, all with equal weight."""
     swarm = spec.swarm
     chains = [1] * swarm.replicas + [swarm.chain_length] * swarm.pipelines
     replicas = tuple(_replica(spec, index, members) for index, members in enumerate(chains))
@@ -47,15 +47,15 @@ class LocalReplica:
 
     Args:
         spec: the run.
-        replica: its members and links; endpoints and who dials do not matter here.
+        replica: its members and links. Endpoints and dialers are not used here.
         compute: how every member computes.
-        stream: the samples, opened for `spec`; replicas may share one.
-        factories: of every member, where they are not those of a real swarm.
+        stream: the samples, opened for `spec`. Replicas may share one stream.
+        factories: for the trainers of all members; an experiment may replace some.
 
     Attributes:
-        members: their trainers. Between two steps they may be read, and given what a round decides.
-        bytes_sent: payload bytes of all frames over all links in training so far, both directions; without
-            headers, which are below 1 % of frames of 64 KiB.
+        members: the trainers. Callers may use them between two steps.
+        bytes_sent: payload bytes of all frames over all links in training so far, in both directions, without
+            headers (less than 1 % of a frame of 64 KiB).
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class LocalReplica:
         self.connect([link.k for link in replica.links])
 
     def connect(self, widths: Sequence[int]) -> None:
-        """Between rounds: make the links anew, with these k."""
+        """Create new links with these k. Call it between rounds."""
         ends = [None, *widths, None]
         for member, (upstream, downstream) in zip(self.members, pairwise(ends), strict=True):
             member.connect(upstream, downstream)
@@ -88,7 +88,7 @@ class LocalReplica:
             member.begin_round(round_number, samples)
 
     def train(self, steps: range) -> None:
-        """These inner steps (0-based in their round), each with all its microbatches."""
+        """Take these inner steps (0-based in their round), each with all its microbatches."""
         for step in steps:
             self.accumulate(step)
             self.apply(step)
@@ -100,31 +100,32 @@ class LocalReplica:
             self._backward(microbatch)
 
     def apply(self, step: int) -> None:
-        """End the inner step that was accumulated: one AdamW step on every member."""
+        """End the accumulated inner step: one AdamW step on every member."""
         norm = self._gradient_norm()
         for member in self.members:
             member.apply(step, norm)
 
     def end_inner_phase(self) -> InnerResult:
-        """What the inner phase did so far, as the last member knows it."""
+        """The result of the inner phase, from the last member: only it knows the loss."""
         return [member.end_inner_phase() for member in self.members][-1]
 
     def keep_training(self) -> None:
-        """Inner steps follow before what was proposed is decided."""
+        """Announce inner steps before the proposals are decided. See OuterState.keep_training."""
         for member in self.members:
             member.keep_training()
 
     def propose(self) -> dict[int, bytes]:
-        """The payloads of those stages that have something to give to the round."""
+        """The payloads by stage, without stages whose values are not finite."""
         offered = {stage: member.propose(stage) for member in self.members for stage in member.stages}
         return {stage: payload for stage, payload in offered.items() if payload is not None}
 
     def settle(
         self, round_number: int, outcomes: Sequence[tuple[Sequence[WeightedPayload], bool]]
     ) -> list[str]:
-        """Bring all stages to the outcome of `round_`: what counts, in order, and whether ours is among it.
+        """Apply the outcome of `round_number` to all stages.
 
-        A stage for which nothing counts stays as it was. Returns the digests of those that moved.
+        `outcomes` has for each stage the accepted payloads in order, and whether ours is one of them. A stage
+        without payloads is aborted. Returns the digests of the committed stages.
         """
         digests = []
         for stage, (payloads, mine_included) in enumerate(outcomes):
@@ -132,12 +133,13 @@ class LocalReplica:
                 digests.append(self.host_of(stage).commit(stage, round_number, payloads, mine_included))
             else:
                 self.host_of(stage).abort(stage, round_number)
+        # Every member without stage 0 keeps a copy of the embedding and must get the same update.
         tables = {member.commit_embedding(round_number, outcomes[0][0]) for member in self.members[1:]}
         assert tables <= {self.members[0].embedding_digest()}, f"embeddings differ after round {round_number}"
         return digests
 
     def validate(self) -> float:
-        """Mean validation loss (nats per token) of the present parameters, in this replica's forward mode."""
+        """Mean validation loss (nats per token) of the local parameters, with this replica's compression."""
         for microbatch in range(self._spec.data.validation_batches):
             message: Message | None = None
             for member in self.members:
@@ -145,21 +147,21 @@ class LocalReplica:
         return self.members[-1].end_validation()
 
     def state_dict(self) -> LocalReplicaState:
-        """Between rounds: that of every member. Tensors are the live ones, not copied."""
+        """The state of every member, between rounds. The live tensors, not copied."""
         return {
             "bytes_sent": self.bytes_sent,
             "members": [member.state_dict() for member in self.members],
         }
 
     def private_states(self) -> dict[int, StageState]:
-        """Between rounds: what it has for itself beside what is committed, of all stages."""
+        """The private state of all stages, between rounds: everything that is not committed."""
         own = (private_states(member.state_dict()) for member in self.members)
         return {stage: state for states in own for stage, state in states.items()}
 
     def load_checkpoint(
         self, round_number: int, anchors: Mapping[int, Parameters], private: Mapping[int, StageState]
     ) -> None:
-        """Take over what was committed after `round_number`, and this replica's own state, copied."""
+        """Copy the committed state after `round_number`, and this replica's private state."""
         for member in self.members:
             stages = member.stages
             embedding = None if 0 in stages else embedding_of(anchors[0])
@@ -168,12 +170,12 @@ class LocalReplica:
             member.load_checkpoint(Restored(round_number, committed, embedding, own))
 
     def share_committed(self, shared: dict[int, CommittedState]) -> None:
-        """Hold one copy of what is committed, together with replicas that have settled the same rounds.
+        """Share one copy of the committed state with replicas that have finished the same rounds.
 
-        They are equal in every bit, and commits replace them instead of changing them in place.
+        This is safe: the tensors are equal in every bit, and commits replace them, not change them.
 
         Args:
-            shared: by stage, what others hold already; what is only here is added. Stage 0 is in one of both.
+            shared: the state of other replicas by stage. Stages that are missing in it are added from here.
         """
         for member in self.members:
             for stage, outer in member.outer.items():
@@ -196,7 +198,8 @@ class LocalReplica:
             message = self._sent(member.backward(microbatch, message))
 
     def _gradient_norm(self) -> float:
-        """Of all stages; squares are summed from the last member up, as along a chain of links."""
+        """Gradient norm over all stages. NaN if the sum of squares is NaN."""
+        # From the last member to the first, as a real pipeline sums: another order may change the last bit.
         squares = 0.0
         for member in reversed(self.members):
             squares += member.squared_gradient_norm()
@@ -215,14 +218,14 @@ def average_gradients(replicas: Sequence[LocalReplica]) -> None:
         for name in held[0]:
             found = [parameters[name].grad for parameters in held]
             gradients = [gradient for gradient in found if gradient is not None]
-            assert len(gradients) == len(found), "every replica has accumulated a step"
+            assert len(gradients) == len(found), "a replica has not accumulated this step"
             mean = torch.stack(gradients).mean(dim=0)
             for gradient in gradients:
                 gradient.copy_(mean)
 
 
 def _replica(spec: RunSpec, index: int, members: int) -> Replica:
-    """One with so many members, whose stages are as even in number as can be, the first ones taking more."""
+    """A replica of `members` members. Stages are split evenly; the first members get the extra ones."""
     size, extra = divmod(spec.swarm.stages, members)
     bounds = [position * size + min(position, extra) for position in range(members + 1)]
     return Replica(

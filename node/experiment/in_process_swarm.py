@@ -1,11 +1,11 @@
 """All replicas of a run in this process, one after the other: no sockets, no clocks, no failures.
 
-Trainers, codec, rounds and samples are those of a real swarm, so the loss that comes out is that of the
-algorithm as it runs, and the same spec gives the same bits again.
+Trainers, codec, rounds and samples are those of a real swarm. So the losses are those of the real algorithm,
+and the same spec always gives the same bits.
 
     swarm = LocalSwarm(spec)
     for _ in range(spec.rounds):
-        print(swarm.round(), swarm.validate())
+        print(swarm.train_round(), swarm.validate())
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class RoundReport:
     """What happened in one round.
 
     Attributes:
-        inner: what each replica learned from, in the order of the plan.
+        inner: result of the inner phase of each replica, in the order of the plan.
         contributions: payloads that count, by stage; 0 if no replica had finite values, so that the
             stage was left as it was.
-        payload_bytes: of all payloads that were made.
+        payload_bytes: total size of all proposed payloads.
         link_bytes: payload bytes of all frames between members since the last report.
     """
 
@@ -52,13 +52,13 @@ class RoundReport:
 
     @property
     def train_loss(self) -> float:
-        """Mean over the replicas, of all microbatches of their inner steps."""
+        """Mean over the replicas of their mean loss over all microbatches."""
         return sum(result.loss for result in self.inner) / len(self.inner)
 
 
 @dataclass(frozen=True)
 class _Phase:
-    """What a replica's inner phase has come to: its payloads by stage are pending."""
+    """Result of a replica's inner phase, and its pending payloads by stage."""
 
     result: InnerResult
     payloads: Mapping[int, bytes]
@@ -66,40 +66,40 @@ class _Phase:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What counts of a stage in a round, in canonical order; `owners` are positions in the plan."""
+    """Accepted payloads of a stage, in canonical order. `owners` are the replicas' positions in the plan."""
 
     payloads: tuple[WeightedPayload, ...]
     owners: frozenset[int]
 
 
 class LocalSwarm:
-    """The replicas of `spec`, from its initial parameters on.
+    """The replicas of `spec`. They start with its initial parameters.
 
-    Memory is that of the resident replicas: parameters, gradients, moments and error feedback of each. The
-    anchor is there once.
+    Each resident replica needs memory for parameters, gradients, moments and error feedback. All replicas
+    share one anchor.
 
     Args:
         spec: the run. `outer.overlap` steps of the next round are trained between proposal and commit, as in
-            a real swarm; what depends on seconds (`timing`) has no meaning here.
-        compute: how all replicas compute. How many threads do is the caller's affair.
-        stream: the samples, opened for a spec with the same data, model and seed; opened here by default.
-        plan: other replicas than those of :func:`plan_of`, such as with links of unlike k. Its rounds start
-            with 1.
-        variation: how it departs from the algorithm.
-        resident: how many replicas are on the device at a time, which changes no bit; 0: all.
-        parked: a folder on a disk for the others; None keeps them in main memory, which helps only a device
-            that has a memory of its own.
+            a real swarm. Durations in seconds (`timing`) are ignored here.
+        compute: how all replicas compute. The caller sets the number of threads.
+        stream: the samples, opened for a spec with the same data, model and seed. Opened here by default.
+        plan: replaces the plan of :func:`plan_of`, for example to give links different k. Its first round is
+            1.
+        variation: how training differs from the algorithm.
+        resident: number of replicas on the device at the same time; it changes no bit. 0: all.
+        parked: a folder on a disk for the other replicas. None keeps them in main memory, which saves memory
+            only on a device with separate memory.
 
     Raises:
-        HetnodeError: as :func:`open_stream`; DEVICE_UNAVAILABLE; BAD_OPTION where the variation needs all
-            replicas at a time.
+        HetnodeError: as :func:`open_stream`; DEVICE_UNAVAILABLE; BAD_OPTION if the variation needs all
+            replicas in memory.
 
     Attributes:
         spec: the run.
         plan: the replicas, with their weights and links.
-        replicas: in the order of the plan. Where not all are resident, use one before taking the next.
-        position: rounds that are over.
-        steering: carries out the variation.
+        replicas: in the order of the plan. If not all are resident, finish with one before taking the next.
+        position: number of finished rounds.
+        steering: applies the variation.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class LocalSwarm:
         if variation.average_gradients and ready < len(planned):
             raise HetnodeError(
                 ErrorCode.BAD_OPTION,
-                "Replicas that average their gradients have to be in memory all at a time.",
+                "Replicas that average their gradients must all be in memory at the same time.",
                 "Leave out --resident, or average_gradients.",
             )
         self.replicas = ReplicaOffload(len(planned), build, ready, parked)
@@ -145,18 +145,19 @@ class LocalSwarm:
         return self.exchange()
 
     def train(self) -> None:
-        """The rest of the inner phase on all replicas, and their proposals: now :meth:`exchange` follows."""
-        assert self._phases is None, "a round is exchanged before the next one is trained"
+        """Finish the inner phase on all replicas and make their proposals. Call :meth:`exchange` next."""
+        assert self._phases is None, "call exchange() before the next train()"
         assert self.position < self.spec.rounds, "the run is over"
         steps = range(self._trained, self.spec.inner.steps)
         self._phases = tuple(self._end_phase(replica) for replica in self._trained_on(steps))
 
     def exchange(self) -> RoundReport:
-        """What counts is decided; all replicas train the steps that overlap, and commit it."""
-        assert self._phases is not None, "a round is trained before it is exchanged"
+        """Decide which payloads count, train the overlapping steps of the next round, then commit."""
+        assert self._phases is not None, "call train() before exchange()"
         round_number, phases = self.position + 1, self._phases
         outcomes = [self._decide(stage) for stage in range(self.spec.swarm.stages)]
         if round_number < self.spec.rounds:
+            # Before the commit: with overlap a real replica trains while it waits for the payloads of others.
             self._begin_round(round_number + 1)
         self._settle(round_number, outcomes)
         self.steering.after_round(round_number, self.replicas)
@@ -172,20 +173,20 @@ class LocalSwarm:
         return report
 
     def validate(self) -> list[float]:
-        """Validation loss (nats per token) of every replica, in its own forward mode.
+        """Validation loss (nats per token) of every replica, with the compression of its own links.
 
-        Of the replica's own parameters: the anchor, and with `outer.overlap` what it has learned since of the
-        round that has begun; after the last round the anchor alone.
+        It uses the local parameters of the replica. These are the anchor, plus with
+        `outer.overlap` the progress of the overlapping steps. After the last round they are the anchor only.
         """
         return [replica.validate() for replica in self.replicas]
 
     def save(self, folder: Path) -> None:
-        """Keep below `folder` all that :meth:`restore` needs, in place of what was there. Between two rounds.
+        """Save all that :meth:`restore` needs below `folder`, and replace an older save. Between two rounds.
 
         Raises:
-            HetnodeError: DISK_FULL; what was saved before is as it was.
+            HetnodeError: DISK_FULL; the older save is unchanged.
         """
-        assert self._phases is None, "a swarm is saved between two rounds"
+        assert self._phases is None, "a swarm can be saved only between two rounds"
 
         def replicas() -> Iterator[tuple[Progress, Mapping[int, StageState]]]:
             for replica in self.replicas:
@@ -201,12 +202,12 @@ class LocalSwarm:
         )
 
     def restore(self, folder: Path) -> bool:
-        """Go on from what was saved below `folder`, with the same bits as if there had been no interruption.
+        """Continue from the save below `folder`, with the same bits as without an interruption.
 
-        For a swarm that has just been made. False where nothing there can be used, which is then said in the
-        log: the swarm is as it was.
+        Call it on a new swarm. Returns False if there is no usable save; then the swarm is unchanged, and the
+        log has the reason.
         """
-        assert self.position == 0, "a swarm is restored before its first round"
+        assert self.position == 0, "a swarm can be restored only before its first round"
         found = swarm_checkpoint.newest(folder, self.spec, self._terms)
         if found is None:
             return False
@@ -233,19 +234,19 @@ class LocalSwarm:
 
     @property
     def _terms(self) -> str:
-        """Digest of all but the spec on which the bits depend."""
+        """Digest of everything except the spec that affects the bits: variation and plan."""
         terms = {"variation": self._variation.changes, "plan": repr(self.plan)}
         return hashlib.sha256(json.dumps(terms, sort_keys=True).encode()).hexdigest()
 
     def _begin_round(self, round_number: int) -> None:
-        """Give out the samples of `round_` and, while the one before is exchanged, train what overlaps."""
+        """Assign the samples of `round_number`, and train the steps that overlap with the exchange before."""
         self._trained = self._open_round(round_number)
         if self._trained:
             for _ in self._trained_on(range(self._trained)):
                 pass
 
     def _open_round(self, round_number: int) -> int:
-        """Give out the samples of `round_`. Returns how many steps are trained before the exchange ends."""
+        """Assign the samples of `round_number`. Returns how many of its steps overlap with the exchange."""
         overlap = self.spec.outer.overlap if round_number > 1 else 0
         spec, plan = self.spec, self.plan
 
@@ -259,7 +260,10 @@ class LocalSwarm:
         return overlap
 
     def _trained_on(self, steps: range) -> Iterator[LocalReplica]:
-        """All replicas, each when it has taken these inner steps, before the next one begins if it can."""
+        """Yield each replica after it has taken these inner steps.
+
+        Without gradient averaging the next replica starts only then, so few replicas need be in memory.
+        """
         if self._variation.average_gradients:
             sent = sum(replica.bytes_sent for replica in self.replicas)
             for step in steps:
@@ -284,17 +288,17 @@ class LocalSwarm:
         self.steering.after_step(replica)
 
     def _end_phase(self, replica: LocalReplica) -> _Phase:
-        """Propose, unless this replica has taken too few steps to count."""
+        """End the inner phase. Propose only if the replica has taken enough of the spec's steps."""
         result = replica.end_inner_phase()
         counts = self._share(result) >= self.spec.recovery.least_share
         return _Phase(result, replica.propose() if counts else {})
 
     def _share(self, result: InnerResult) -> float:
-        """Of the spec's steps."""
+        """Share of the spec's steps that were taken, at most 1."""
         return min(1.0, result.steps / self.spec.inner.steps)
 
     def _decide(self, stage: int) -> _Outcome:
-        """What counts of the payloads for `stage`, in canonical order: by owner."""
+        """The accepted payloads for `stage`, in canonical order: by the id of the member that sent them."""
         assert self._phases is not None
         planned, phases = self.plan.replicas, self._phases
         weights = [
@@ -303,7 +307,7 @@ class LocalSwarm:
         offering = [position for position, phase in enumerate(phases) if stage in phase.payloads]
         offering.sort(key=lambda position: planned[position].host_of(stage).peer)
         payloads = [phases[position].payloads[stage] for position in offering]
-        # All would find the same; the last one is there.
+        # All replicas would get the same result. The last one was used last, so it is resident.
         problems = self.replicas[-1].host_of(stage).screen(stage, payloads)
         counted = [position for position, problem in zip(offering, problems, strict=True) if not problem]
         return _Outcome(
@@ -311,8 +315,8 @@ class LocalSwarm:
         )
 
     def _settle(self, round_number: int, outcomes: Sequence[_Outcome]) -> None:
-        """Bring all replicas to the outcome of the round; then they have one anchor again."""
-        self._initial.clear()  # all are built
+        """Apply the outcome of the round on all replicas. Then they share one anchor again."""
+        self._initial.clear()  # all replicas exist, so the initial anchor can be freed
         digests: list[list[str]] = []
         shared: dict[int, CommittedState] = {}
 

@@ -1,4 +1,4 @@
-"""One trial under way in this process: it may be killed at any moment, and goes on where it was saved."""
+"""Runs one trial in this process. After a kill it continues from its last save."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SAVE_SHARE = 0.05
 
 
 class RoundRecord(BaseModel):
-    """What one round has come to. `validation` is that of every replica, where it was due."""
+    """Results of one round. `validation` has the loss of every replica if a validation was due."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -51,18 +51,17 @@ class _History(BaseModel):
 
 
 class Measurement:
-    """A trial from where it was saved last, or from its start.
+    """A trial that continues from its last save, or starts from the beginning.
 
-    `folder` belongs to this trial alone: the saved swarm, and the history up to it or further. Both are
-    replaced whole, so that a process that is killed at any moment leaves a state from which the trial comes
-    to the same bits.
+    Only this trial uses `folder`. It contains the saved swarm, and the history of at least as many rounds.
+    Each is replaced as a whole, so after a kill at any moment the trial continues to the same bits.
 
     Args:
         planned: the trial.
-        folder: made where it is not there. It may go once the result is safe.
-        options: how it is computed. Other ones than before may give other bits.
-        stream: its samples; opened here by default.
-        clock: seconds.
+        folder: created if missing. The caller may delete it after the result is stored.
+        options: how to compute. Different options after a restart may change the last bits.
+        stream: the samples of the trial; opened here by default.
+        clock: returns seconds.
 
     Raises:
         HetnodeError: as :class:`LocalSwarm`.
@@ -86,14 +85,14 @@ class Measurement:
 
     @property
     def done(self) -> bool:
-        """Whether :meth:`result` can be asked for."""
+        """Whether the trial is finished and :meth:`result` is available."""
         return len(self.rounds) == self._trial.spec.rounds
 
     def advance(self) -> RoundRecord:
-        """One round, its validation where that is due, and the state on the disk where that is due.
+        """Train one round. Validate and save if due.
 
         Raises:
-            HetnodeError: DISK_FULL; the state that was saved before is as it was.
+            HetnodeError: DISK_FULL; the older save is unchanged.
         """
         began = self._clock()
         report = self._swarm.train_round()
@@ -113,8 +112,8 @@ class Measurement:
         return record
 
     def result(self) -> Result:
-        """What the whole trial has come to."""
-        assert self.done, "the trial is under way"
+        """The result of the finished trial."""
+        assert self.done, "the trial is not finished"
         trial, rounds = self._trial, self.rounds
         return Result(
             key=trial.key,
@@ -160,7 +159,7 @@ class Measurement:
             self._stream,
             variation=trial.variation,
             resident=options.resident,
-            # Those that wait are no better off in the memory that those which compute need.
+            # On a CPU, replicas parked in main memory would save nothing, so park them on disk.
             parked=self._folder if options.device == "cpu" else None,
         )
 
@@ -169,7 +168,7 @@ class Measurement:
         return done % every == 0 if every else self._clock() >= self._next_save
 
     def _save(self) -> None:
-        """The history goes first: it may be longer than the swarm has come, never shorter."""
+        """Save history and swarm. The history first: after a crash it must not be shorter than the swarm."""
         began = self._clock()
         history = _History(key=self._trial.key, rounds=tuple(self.rounds))
         partial = self._history_file.with_suffix(".partial")
@@ -182,32 +181,33 @@ class Measurement:
         except OSError as error:
             raise HetnodeError(
                 ErrorCode.DISK_FULL,
-                f"{self._planned.name} cannot be kept in {self._folder}: {error.strerror or error}.",
-                "Make room and run the same command again: the trial goes on from where it was saved.",
+                f"{self._planned.name} cannot be saved in {self._folder}: {error.strerror or error}.",
+                "Free some disk space and run the same command: the trial continues from its last save.",
             ) from None
         self._swarm.save(self._swarm_folder)
+        # The pause between two saves is long enough that saving takes at most _SAVE_SHARE of the time.
         now = self._clock()
         self._next_save = now + max(_SAVE_SECONDS, (now - began) / _SAVE_SHARE)
 
     def _resume(self) -> None:
-        """Go on from what was saved. Where that cannot be used, start anew, with a warning."""
+        """Continue from the last save. If it is unusable, log a warning and start from the beginning."""
         try:
             history = _History.model_validate_json(self._history_file.read_bytes())
             if history.key != self._trial.key:
-                raise ValueError("it is of another trial")
+                raise ValueError("it belongs to another trial")
             if self._swarm.restore(self._swarm_folder):
                 self.rounds = list(history.rounds[: self._swarm.position])
                 if len(self.rounds) != self._swarm.position:
-                    raise ValueError("its history is shorter than the swarm has come")
+                    raise ValueError("its history has fewer rounds than the saved swarm")
         except FileNotFoundError:
             return
         except (OSError, ValueError, ValidationError, HetnodeError) as error:
-            log.warning("%s starts anew: %s", self._planned.name, error)
+            log.warning("%s starts from the beginning: %s", self._planned.name, error)
             self.rounds = []
             self._swarm = self._open()
 
     def _plain_loss(self) -> float:
-        """Of the final anchor in the uncompressed forward mode."""
+        """Validation loss of the final anchor without link compression."""
         spec, first = self._trial.spec, self._swarm.replicas[0]
         anchors = {
             stage: {

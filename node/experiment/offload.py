@@ -1,8 +1,8 @@
-"""More replicas than the memory of the device holds: those that do not compute are kept elsewhere.
+"""More replicas than fit into the memory of the device: idle replicas are parked on disk or in main memory.
 
-A parked replica stays the object that it is. Only the tensors of its state dict and of its links are put
-away, and brought back in every bit; so nothing that it computes depends on how many replicas are ready at a
-time. What is committed stays: all replicas share it.
+A parked replica keeps its object. Only the tensors of its state dict and of its links are stored elsewhere
+and restored later with the same bits, so results do not depend on the number of ready replicas. The committed
+state stays in memory, because all replicas share it.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ Action = Callable[[int, LocalReplica], None]
 
 
 class ReplicaOffload(Sequence[LocalReplica]):
-    """Replicas in the order of the plan, of which at most `resident` are ready to compute at a time.
+    """Replicas in the order of the plan. At most `resident` of them are ready to compute at the same time.
 
-    Indexing makes a replica ready, and may park another one for it: use one after the other, and keep none
-    while another one is taken.
+    Indexing makes a replica ready and may park another one. So use the replicas one after the other, and do
+    not use a replica any more after another one was indexed.
 
     Args:
-        count: of replicas.
-        build: makes one, with all its tensors. Called in their order, once for each.
+        count: number of replicas.
+        build: creates a replica with all its tensors. Called once for each, in their order.
         resident: at least 1.
-        folder: parked tensors are in a nameless file there, which ends with this process; None keeps them in
-            main memory, which helps a device that has a memory of its own.
+        folder: parked tensors are in a nameless file there, which disappears with this process. None keeps
+            them in main memory, which is useful for a device with separate memory.
 
     Raises:
-        HetnodeError: where a replica is taken: DISK_FULL.
+        HetnodeError: DISK_FULL, from indexing.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class ReplicaOffload(Sequence[LocalReplica]):
             self._bring(index)
 
     def each(self, action: Action) -> None:
-        """Have `action` done to all: at once to those that are ready, to others before they are used again.
+        """Apply `action` to all replicas: now to the ready ones, to a parked one before its next use.
 
-        Actions keep their order. What they refer to must not change meanwhile.
+        Actions keep their order. Objects that `action` refers to must not change until then.
         """
         for index in range(self._count):
             if index in self._ready:
@@ -75,11 +75,11 @@ class ReplicaOffload(Sequence[LocalReplica]):
     def __getitem__(self, index: int | slice) -> LocalReplica | Sequence[LocalReplica]:
         if isinstance(index, slice):
             if self._resident < self._count:
-                raise TypeError("where not all replicas are ready, they are taken one at a time")
+                raise TypeError("slices need all replicas to be resident")
             return [self[each] for each in range(self._count)[index]]
         index = range(self._count)[index]
         if index not in self._ready:
-            # They are used in their order, again and again: what was used last is needed last.
+            # Replicas are used in a cycle, so the one that was used last is needed last.
             while len(self._ready) >= self._resident:
                 self._park(self._ready.pop())
             self._bring(index)
@@ -91,7 +91,7 @@ class ReplicaOffload(Sequence[LocalReplica]):
         store = self._stores[index] = _InMemory() if self._folder is None else _OnDisk(self._folder)
         for key, tensor in large_tensors(self._all[index]):
             store.put(key, tensor)
-            tensor.data = tensor.new_empty(0)  # all that refer to this tensor see it shrink
+            tensor.data = tensor.new_empty(0)  # frees the memory for all references to this tensor
 
     def _bring(self, index: int) -> None:
         if index not in self._all:
@@ -106,9 +106,9 @@ class ReplicaOffload(Sequence[LocalReplica]):
 
 
 def large_tensors(replica: LocalReplica) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that no other replica has as well, between two inner steps; keys are equal at every call.
+    """The tensors of the state dict and the links that this replica does not share with others.
 
-    Those of its state dict and of its links, without what is committed. Gradients are dropped.
+    Call it between two inner steps; gradients are dropped. Every call yields the same keys.
     """
     for position, member in enumerate(replica.members):
         member.abandon()
@@ -134,7 +134,7 @@ def _tensors_in(key: str, value: object) -> Iterator[tuple[str, Tensor]]:
 
 
 class _Store(Protocol):
-    """Where the tensors of one replica are kept. Each is put once, and taken once."""
+    """Storage for the tensors of one parked replica. Each tensor is put once and taken once."""
 
     def put(self, key: str, tensor: Tensor) -> None: ...
     def take(self, key: str) -> Tensor: ...
@@ -145,7 +145,7 @@ class _InMemory:
         self._tensors: dict[str, Tensor] = {}
 
     def put(self, key: str, tensor: Tensor) -> None:
-        # Another tensor object over the same memory: the parked one shrinks.
+        # detach() makes another tensor object over the same memory, since the parked one becomes empty.
         self._tensors[key] = tensor.detach().cpu()
 
     def take(self, key: str) -> Tensor:
@@ -153,7 +153,7 @@ class _InMemory:
 
 
 class _OnDisk:
-    """In a file without a name. Raises DISK_FULL."""
+    """Tensors in a nameless temporary file. Raises DISK_FULL."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -167,8 +167,8 @@ class _OnDisk:
         except OSError as error:
             raise HetnodeError(
                 ErrorCode.DISK_FULL,
-                f"A replica cannot be put aside: {error.strerror or error}.",
-                "Free some space, or keep more replicas in memory.",
+                f"A replica cannot be parked on the disk: {error.strerror or error}.",
+                "Free some disk space, or keep more replicas in memory.",
             ) from None
 
     def take(self, key: str) -> Tensor:
@@ -177,11 +177,11 @@ class _OnDisk:
         self._file.seek(start)
         wanted = _bytes_of(tensor)
         if self._file.readinto(wanted) != len(wanted):
-            raise OSError("a parked replica is no longer on the disk")
+            raise OSError("the file of a parked replica is too short")
         return tensor
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    """Those of a contiguous CPU tensor, not copied."""
+    """The bytes of a contiguous CPU tensor, not copied."""
     array: NDArray[np.uint8] = tensor.view(-1).view(torch.uint8).numpy()
     return array.data

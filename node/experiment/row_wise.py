@@ -1,4 +1,4 @@
-"""AdamW whose second moment is one number for many entries of some matrices ("modified AdamW")."""
+"""AdamW with one second moment for many entries of some matrices ("modified AdamW" in the paper)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import torch
 
 
 class RowWiseAdamW(torch.optim.Optimizer):
-    """AdamW; where `shared(name)` holds, the second moment is the mean over the first axis of the matrix.
+    """AdamW. If `shared(name)` is true, the second moment is the mean over the first axis of the matrix.
 
-    Subspace Networks keep what is written into the residual stream within a subspace. An AdamW step of its
-    own rate for every entry leaves it; one rate for all d entries that come of one input does not. Those
-    entries are a row in the paper's convention (inputs first), and a column of our [d, in].
+    Subspace Networks keep the values that are written into the residual stream in a subspace. An AdamW step
+    with a different rate for every entry leaves the subspace. A step with one rate for all d entries of one
+    input stays in it. These entries are a row in the paper (inputs first) and a column of our [d, in].
 
     Args:
-        groups: as of torch.optim.AdamW, of named parameters.
-        shared: by name.
+        groups: as in torch.optim.AdamW, with named parameters.
+        shared: tells for the name of a parameter whether it shares second moments.
 
-    The state has the names and shapes of torch.optim.AdamW's.
+    The state has the same names and shapes as that of torch.optim.AdamW.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class RowWiseAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        assert closure is None, "no closures"
+        assert closure is None, "closures are not supported"
         for group in self.param_groups:
             for name, parameter in zip(group["param_names"], group["params"], strict=True):
                 if parameter.grad is not None:
@@ -53,11 +53,13 @@ class RowWiseAdamW(torch.optim.Optimizer):
         beta1, beta2 = group["betas"]
         squares = gradient.square()
         if shared:
+            # Expanded to the full shape, so that the state has the shapes of torch.optim.AdamW.
             squares = squares.mean(dim=0, keepdim=True).expand_as(gradient)
         state["exp_avg"].lerp_(gradient, 1 - beta1)
         state["exp_avg_sq"].lerp_(squares, 1 - beta2)
         taken = float(state["step"])
         first = state["exp_avg"] / (1 - beta1**taken)
         second = state["exp_avg_sq"] / (1 - beta2**taken)
+        # Decoupled weight decay, before the step, as in torch.optim.AdamW.
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
         parameter.addcdiv_(first, second.sqrt_().add_(group["eps"]), value=-group["lr"])

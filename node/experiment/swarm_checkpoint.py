@@ -1,13 +1,13 @@
-"""A swarm of one process on disk, to go on from in another one with the same bits.
+"""The state of an in-process swarm on disk, from which another process can continue with the same bits.
 
-Below the folder of the swarm the newest round alone::
+The folder of the swarm has only the newest round::
 
     round-NNNNNN/anchors                a checkpoint of all stages (node.checkpoint.global_model)
-    round-NNNNNN/replica-MMMMM          what each has for itself (node.checkpoint.private_state)
-    round-NNNNNN/steering.safetensors   what a variation has learned, where it has
-    round-NNNNNN/swarm.json             what it all belongs to, counters, inner phases that have begun
+    round-NNNNNN/replica-MMMMM          private state of a replica (node.checkpoint.private_state)
+    round-NNNNNN/steering.safetensors   state of a variation, if it has any
+    round-NNNNNN/swarm.json             identity of the run, counters, current inner phases
 
-Put in place whole, verified by size and hash before anything of it is used, and never unpickled.
+A round appears complete or not at all. Size and hash are verified before use. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ _ANCHORS, _STEERING, _RECORD = "anchors", "steering.safetensors", "swarm.json"
 
 @dataclass(frozen=True)
 class Progress:
-    """What else a replica has come to between two rounds.
+    """Counters of a replica between two rounds.
 
     Attributes:
-        bytes_sent: as of LocalReplica.
-        phases: the inner phase that has begun, by member.
+        bytes_sent: as in LocalReplica.
+        phases: the current inner phase of each member.
     """
 
     bytes_sent: int
@@ -64,7 +64,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Saved:
-    """A verified swarm after `position` rounds. What its replicas have for themselves is read one by one."""
+    """A verified swarm after `position` rounds. The private state of each replica is read on demand."""
 
     position: int
     link_bytes: int
@@ -72,11 +72,11 @@ class Saved:
     steering: Mapping[str, Tensor]
     replicas: tuple[Progress, ...]
     private_of: Callable[[int], Mapping[int, StageState]]
-    """By position in the plan. Raises CHECKPOINT_CORRUPT where it has changed since it was verified."""
+    """Reads the private state by position in the plan. CHECKPOINT_CORRUPT if the file has changed since."""
 
 
 class _PhaseEntry(Record):
-    """Floats are written as hexadecimal, so that all are, and in every bit."""
+    """Floats are hexadecimal text: this keeps every bit, and JSON has no NaN."""
 
     losses: tuple[str, ...] = Field(strict=False)
     tokens: int
@@ -116,14 +116,14 @@ def write(
     anchors: Mapping[int, Parameters],
     replicas: Iterable[tuple[Progress, Mapping[int, StageState]]],
 ) -> None:
-    """Write the swarm after `position` rounds below `root`; then remove what was there of other rounds.
+    """Write the swarm after `position` rounds below `root`, then remove other rounds there.
 
     Args:
-        terms: digest (hex) of what else than the spec it must be restored under.
-        replicas: in the order of the plan, drawn one by one.
+        terms: digest (hex) of the conditions besides the spec that must be equal when it is restored.
+        replicas: in the order of the plan. They are taken one at a time.
 
     Raises:
-        HetnodeError: DISK_FULL; what was there is as it was.
+        HetnodeError: DISK_FULL; the files below `root` are unchanged.
     """
     folder = root / round_folder(position)
 
@@ -137,6 +137,7 @@ def write(
             entries.append(_entry_of(progress))
         learned = None
         if steering:
+            # The file format knows only float32, so a float64 value is stored as two float32 values.
             halves = {name: value.contiguous().view(torch.float32) for name, value in steering.items()}
             learned = write_tensors(partial / _STEERING, halves)
         record = _Swarm(
@@ -160,30 +161,31 @@ def write(
 
 
 def newest(root: Path, spec: RunSpec, terms: str) -> Saved | None:
-    """The newest swarm below `root` that verifies and was written under the same spec and `terms`, or None.
+    """The newest valid swarm below `root` with the same spec and `terms`, or None.
 
-    One that cannot be used is passed over with a warning.
+    Unusable ones are skipped with a warning.
     """
     for folder in rounds_below(root).values():
         try:
             return _read(folder, spec, terms)
         except HetnodeError as error:
-            log.warning("passing over a saved swarm: %s", error)
+            log.warning("skipping a saved swarm: %s", error)
     return None
 
 
 def _read(folder: Path, spec: RunSpec, terms: str) -> Saved:
     record = read_sealed(folder / _RECORD, _Swarm)
     if (record.spec_hash, record.terms) != (spec.hash, terms):
-        raise corrupt(folder, "it is of another run, or of a variation or plan that is another")
+        raise corrupt(folder, "its run, variation or plan is different")
     found = global_model.read(folder / _ANCHORS)
     global_model.require_complete(found)
     if (found.spec, found.round_number) != (spec, record.position):
-        raise corrupt(folder / _ANCHORS, "it is of another run or round")
+        raise corrupt(folder / _ANCHORS, "its run or round is different")
 
     def private_of(index: int) -> dict[int, StageState]:
         return private_state.read(folder / _folder_of(index), spec, record.position, range(spec.swarm.stages))
 
+    # Verify all replicas now: a restore must not fail after it has changed some of them.
     for index in range(len(record.replicas)):
         private_of(index)
     return Saved(
@@ -201,7 +203,7 @@ def _steering(folder: Path, record: _Swarm) -> dict[str, Tensor]:
         return {}
     path = folder / _STEERING
     if any(not each.shape for each in record.tensors.values()):
-        raise corrupt(folder / _RECORD, "it names tensors without a shape")
+        raise corrupt(folder / _RECORD, "it has tensors without a shape")
     halves = {
         name: (*each.shape[:-1], each.shape[-1] * (2 if each.dtype == "float64" else 1))
         for name, each in record.tensors.items()

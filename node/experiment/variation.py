@@ -1,8 +1,8 @@
-"""Departures from the algorithm, to see what its parts are worth and what might be better.
+"""Variations of the algorithm, which measure the effect of its parts and test alternatives.
 
-A :class:`Variation` says which; the defaults are the algorithm of a real swarm. :class:`VariationRunner`
-carries it out on the replicas of one process. What turns out to be better belongs into the run specification,
-where real swarms have it too; what is here is no part of a real run.
+A :class:`Variation` describes the differences; its defaults are the algorithm of a real swarm.
+:class:`VariationRunner` applies it to the replicas of one process. No variation is available in a real run: a
+better one should become part of the run specification.
 
 Shapes: d width, k subspace width, b micro-batch, L tokens. U [d, k] is the basis of a link.
 """
@@ -31,7 +31,7 @@ _CONSTRAINED = (".wo", ".w_down")
 
 
 class Variation(BaseModel):
-    """What differs from the algorithm. All fields at their defaults: nothing."""
+    """Differences from the algorithm. With all defaults there is no difference."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -63,7 +63,7 @@ class Variation(BaseModel):
 
     @property
     def changes(self) -> dict[str, Any]:
-        """The fields that are not at their defaults, as JSON."""
+        """The fields that differ from their defaults, as JSON."""
         return self.model_dump(mode="json", exclude_defaults=True)
 
     @field_validator("k_by_round")
@@ -100,7 +100,7 @@ UNVARIED = Variation()
 
 
 def check(spec: RunSpec, variation: Variation) -> None:
-    """Raises ValueError, which says why, where `variation` cannot be carried out on replicas of `spec`."""
+    """Raise ValueError with the reason if `variation` cannot be applied to replicas of `spec`."""
     if spec.initial is not None:
         raise ValueError(
             "an experiment starts from the seed, and this specification from parameters that were imported"
@@ -127,13 +127,13 @@ def weighted(plan: Plan, variation: Variation) -> Plan:
 
 
 class VariationRunner:
-    """Carries out `variation` on the replicas of one swarm, which are built from :attr:`factories`.
+    """Applies `variation` to the replicas of one swarm, which must be created with :attr:`factories`.
 
     Raises ValueError as :func:`check`.
 
     Attributes:
-        factories: of all trainers of the swarm.
-        seen: what full replicas, or links, have seen since the bases last changed.
+        factories: for all trainers of the swarm.
+        seen: statistics from full replicas or links since the bases last changed.
     """
 
     def __init__(self, spec: RunSpec, variation: Variation) -> None:
@@ -149,7 +149,7 @@ class VariationRunner:
         )
 
     def watch(self, replica: LocalReplica) -> None:
-        """Begin to see what the variation needs to know of `replica`; before it trains."""
+        """Start to collect the statistics that the variation needs from `replica`, before training."""
         if self._variation.basis_every and len(replica.members) == 1:
             observe_boundaries(replica.members[0], self.seen)
         if self._variation.grassmann_every:
@@ -157,12 +157,12 @@ class VariationRunner:
                 observe_gradients(member, self.seen)
 
     def after_step(self, replica: LocalReplica) -> None:
-        """`replica` has taken an AdamW step."""
+        """Call it after each AdamW step of `replica`."""
         if self._variation.weight_projection:
             _project_weights(replica, self._basis(0)[:, : self._spec.link.k])
 
     def after_round(self, round_number: int, replicas: Sequence[LocalReplica]) -> None:
-        """`round_` is committed on all `replicas`: links change where it is time."""
+        """Change the links if due. Call it after `round_number` is committed on all `replicas`."""
         every = self._variation.grassmann_every or self._variation.basis_every
         if every and round_number % every == 0:
             self._turn_bases()
@@ -171,7 +171,7 @@ class VariationRunner:
             self.connect(round_number, replicas)
 
     def connect(self, round_number: int, replicas: Sequence[LocalReplica]) -> None:
-        """Give all links what they have after `round_`."""
+        """Create the links with the bases and the k that are valid after `round_number`."""
         if not (self._bases or self._variation.k_by_round):
             return
         k = self._k_after(round_number)
@@ -179,12 +179,12 @@ class VariationRunner:
             replica.connect([k] * (len(replica.members) - 1))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Bases in use, and sums since they last changed; float32 and float64."""
+        """The current bases (float32), and the statistics since they last changed (float64)."""
         bases = {f"{_BASIS}{boundary}": basis for boundary, basis in self._bases.items()}
         return bases | {f"{_SEEN}{name}": value for name, value in self.seen.sums.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take over the state of another runner; then call :meth:`connect`."""
+        """Load the state of another runner. Call :meth:`connect` afterwards."""
         self._bases = {
             int(name.removeprefix(_BASIS)): value for name, value in state.items() if name.startswith(_BASIS)
         }
@@ -220,10 +220,10 @@ def principal(covariance_dd: Tensor) -> Tensor:
 
 
 def grassmann_step(basis_dd: Tensor, k: int, gradients_dd: Tensor, rate: float) -> Tensor:
-    """U after one step that lessens what links lose of the gradients, |G - G U U^T|^2; completed to [d, d].
+    """The basis [d, d] after one step that reduces the gradient loss of the links, |G - G U U^T|^2.
 
-    Along the Grassmann manifold's gradient (I - U U^T) A U, where A = sum G^T G, in units of A's largest
-    eigenvalue, and back onto the manifold by QR.
+    The step follows the gradient on the Grassmann manifold, (I - U U^T) A U with A = sum G^T G, divided by
+    the largest eigenvalue of A. QR makes the columns orthonormal again.
     """
     basis_dd, a_dd = basis_dd.double(), gradients_dd.double()
     u_dk = basis_dd[:, :k]
@@ -232,13 +232,13 @@ def grassmann_step(basis_dd: Tensor, k: int, gradients_dd: Tensor, rate: float) 
     moved_dk = u_dk + rate * (pulled_dk - u_dk @ (u_dk.T @ pulled_dk))
     q_dd: Tensor
     q_dd, r_dd = torch.linalg.qr(torch.cat((moved_dk, basis_dd[:, k:]), dim=1))
-    # The sign of the diagonal makes QR unique.
+    # QR is unique only up to signs; a positive diagonal of R fixes them.
     signs_d: Tensor = r_dd.diagonal().sign()
     return (q_dd * signs_d).float()
 
 
 class _FrozenEnd(ReceivingEnd):
-    """A receiving end whose T_perp stays as it was when it was made."""
+    """A receiving end whose T_perp never changes after its creation (no adaptation of the embedding)."""
 
     def refresh(self, table_vd: Tensor) -> None:
         if not hasattr(self, "perpendicular_vd"):
@@ -251,7 +251,8 @@ def _row_wise(groups: list[dict[str, Any]], **options: Any) -> RowWiseAdamW:
 
 @torch.no_grad()
 def _project_weights(replica: LocalReplica, basis_dk: Tensor) -> None:
-    """W := U U^T W for all matrices before a link that write into the residual stream."""
+    """W := U U^T W for the matrices that write into the residual stream, on all members before a link."""
+    # The last member sends nothing downstream, so its weights need no projection.
     for member in replica.members[:-1]:
         basis = basis_dk.to(member.device)
         for stage in member.stages:

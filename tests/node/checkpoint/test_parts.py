@@ -97,7 +97,7 @@ def test_a_file_that_was_replaced_or_removed_is_not_read_any_more(tmp_path: Path
     before = path.read_bytes()[found.offset :]
     os.replace(replacement, path)
     assert first + next(begun) == before[:20]
-    with pytest.raises(OSError, match="anew"):
+    with pytest.raises(OSError, match="written again"):
         content(found)
     path.unlink()
     with pytest.raises(FileNotFoundError):

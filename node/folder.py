@@ -62,8 +62,8 @@ def disk_errors_reported(folder: Path) -> Iterator[None]:
 def lock_folder(folder: Path) -> IO[str]:
     """A lock that keeps other nodes out of `folder` while it is open. Raises RUN_FOLDER_IN_USE.
 
-    It belongs to this process, which :func:`running_process` names, and which must not open its file again: the
-    lock would end with that.
+    It belongs to this process, which :func:`running_process` names. The process must not open the file again:
+    closing that second handle would release the lock.
     """
     lock = (folder / _LOCK).open("a")
     try:

@@ -68,7 +68,7 @@ class InnerLoop:
         await self._train(None)
 
     async def train_beyond(self, round_number: int, step: int) -> None:
-        """Train an extra step, `step` > H, of a round that is being exchanged. The phase does not count it."""
+        """Train an extra step, `step` > H, while a round is exchanged. The phase does not count it."""
         began = self._now()
         await self._step(round_number, step)
         self._beyond_seconds += self._now() - began

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from coordinator.command_loop import RUN_TOPIC
 from coordinator.placement.initial_placement import initial_plan
-from coordinator.state.apply import apply
 from coordinator.state.commands import Leave
 from coordinator.state.events import AssignmentReserved, PeerJoined, PlanAdopted
 from coordinator.state.text import Waiting
@@ -21,7 +19,6 @@ from node.ipc.typed_calls import name_of
 from node.ipc.worker_calls import Connect
 from node.net.coordinator_client import Admission, CoordinatorClient, PlanUpdate
 from node.net.link_dialer import Links
-from node.net.membership import Membership
 from protocol.algorithm.sampling import sample_range
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
@@ -41,13 +38,14 @@ def bench_spec(rounds: int, **overrides: Any) -> RunSpec:
     return swarm_spec(shape, rounds, **{"grouping.spares": 2, "recovery.checkpoint_every": 1, **overrides})
 
 
-async def give_place(swarm: VirtualSwarm, place: ReservedAssignment) -> None:
-    """As if the coordinator had decided it."""
-    command_loop = swarm.coordinator.command_loop
-    event = AssignmentReserved(command_loop.now(), place)
-    swarm.coordinator.store.append([event])
-    command_loop.state = apply(command_loop.state, event)
-    command_loop._wake(RUN_TOPIC)
+async def move(swarm: VirtualSwarm, name: str) -> StageRange:
+    """Reserve the other stage of the pipeline for the node, as if the coordinator had decided it; return it."""
+    peer = swarm.peer(name)
+    now = swarm.state.reservations[peer]
+    other = StageRange(1 - now.stages.first, 2 - now.stages.first)
+    place = ReservedAssignment(peer, now.replica, other.first, other)
+    await swarm.coordinator.happen(AssignmentReserved(swarm.coordinator.command_loop.now(), place))
+    return other
 
 
 def stages_of(swarm: VirtualSwarm, name: str) -> StageRange:
@@ -70,12 +68,11 @@ def test_a_node_takes_up_other_stages_without_being_started_again(play: Play) ->
         swarm.start("s")
         await swarm.until_round(5)
         task, life = swarm.nodes["s"].task, swarm.nodes["s"].life
-        here = swarm.state.reservations[swarm.peer("s")]
-        other = StageRange(1 - here.stages.first, 2 - here.stages.first)
-        await give_place(swarm, ReservedAssignment(swarm.peer("s"), here.replica, other.first, other))
+        before = stages_of(swarm, "s")
+        other = await move(swarm, "s")
         await until_built(swarm, "s", other)
         folder = swarm.nodes["s"].folder
-        aside = folder / f"stages-{here.stages}" / "checkpoint"
+        aside = folder / f"stages-{before}" / "checkpoint"
         assert list(aside.glob("round-*"))  # what it had kept of the stage before is still there, by itself
         await swarm.until_over()
         swarm.assert_all_agree("a", "p", "q", "s")
@@ -94,7 +91,7 @@ def test_a_move_outlasts_a_dht_that_is_away_and_goes_by_the_newest_admission(
 ) -> None:
     entered: list[tuple[str, ...]] = []
     joins: Counter[PeerId] = Counter()
-    start, join = VirtualSwarm._start_transport, CoordinatorClient.join
+    start, join = VirtualSwarm.start_transport, CoordinatorClient.join
 
     async def start_transport(self: VirtualSwarm, **options: Any) -> VirtualTransport:
         if here() == "s":
@@ -116,16 +113,14 @@ def test_a_move_outlasts_a_dht_that_is_away_and_goes_by_the_newest_admission(
         await swarm.coordinator.command_loop.execute(Leave(peer, "forgotten"))
         await swarm.until(lambda state: joins[peer] == 2 and peer in state.reservations)
         await swarm.until_round(swarm.state.current_round + 2)  # it follows again
-        place = swarm.state.reservations[peer]
-        other = StageRange(1 - place.stages.first, 2 - place.stages.first)
-        await give_place(swarm, ReservedAssignment(peer, place.replica, other.first, other))
+        other = await move(swarm, "s")
         await until_built(swarm, "s", other)
         assert entered == [("of join 1",), *[("of join 2",)] * 3]
         swarm.drain("s")
         await swarm.until_over("s", seconds=20)
         assert not swarm.nodes["s"].errors
 
-    monkeypatch.setattr(VirtualSwarm, "_start_transport", start_transport)
+    monkeypatch.setattr(VirtualSwarm, "start_transport", start_transport)
     monkeypatch.setattr(CoordinatorClient, "join", join_counted)
     play(scenario, BENCH, bench_spec(60))
 
@@ -134,14 +129,15 @@ def test_a_move_outlasts_a_dht_that_is_away_and_goes_by_the_newest_admission(
 def test_who_is_refused_because_of_a_move_that_it_has_not_heard_of_moves(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take, attest = Membership._adopt, CoordinatorClient.attest
+    watch, attest = CoordinatorClient.watch, CoordinatorClient.attest
     refused: list[ErrorCode] = []
     is_late = False
 
-    async def take_late(self: Membership, news: PlanUpdate) -> None:
-        if here() == "s" and is_late:
-            await asyncio.sleep(8)
-        await take(self, news)
+    async def watch_late(self: CoordinatorClient) -> AsyncIterator[PlanUpdate]:
+        async for news in watch(self):
+            if here() == "s" and is_late:
+                await asyncio.sleep(8)
+            yield news
 
     async def attest_watched(self: CoordinatorClient, *arguments: Any) -> None:
         try:
@@ -157,15 +153,13 @@ def test_who_is_refused_because_of_a_move_that_it_has_not_heard_of_moves(
         swarm.start("s")
         await swarm.until_round(4)
         is_late = True
-        place = swarm.state.reservations[swarm.peer("s")]
-        other = StageRange(1 - place.stages.first, 2 - place.stages.first)
-        await give_place(swarm, ReservedAssignment(swarm.peer("s"), place.replica, other.first, other))
+        other = await move(swarm, "s")
         await until_built(swarm, "s", other)
         assert refused == [ErrorCode.BAD_REQUEST]
         await swarm.until_over()
         assert not swarm.nodes["s"].errors
 
-    monkeypatch.setattr(Membership, "_adopt", take_late)
+    monkeypatch.setattr(CoordinatorClient, "watch", watch_late)
     monkeypatch.setattr(CoordinatorClient, "attest", attest_watched)
     play(scenario, BENCH, bench_spec(20))
 
@@ -173,7 +167,7 @@ def test_who_is_refused_because_of_a_move_that_it_has_not_heard_of_moves(
 @pytest.mark.slow  # its pieces are tested by themselves
 def test_who_is_asked_to_leave_while_it_cannot_move_does(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     starts: Counter[str] = Counter()
-    start = VirtualSwarm._start_transport
+    start = VirtualSwarm.start_transport
 
     async def start_transport(self: VirtualSwarm, **options: Any) -> VirtualTransport:
         starts[here()] += 1
@@ -186,16 +180,14 @@ def test_who_is_asked_to_leave_while_it_cannot_move_does(play: Play, monkeypatch
         await swarm.until_round(2)
         swarm.start("s")
         await swarm.until_round(4)
-        place = swarm.state.reservations[swarm.peer("s")]
-        other = StageRange(1 - place.stages.first, 2 - place.stages.first)
-        await give_place(swarm, ReservedAssignment(swarm.peer("s"), place.replica, other.first, other))
+        await move(swarm, "s")
         await swarm.until(lambda _: starts["s"] > 2)
         swarm.drain("s")
         await swarm.until_over("s", seconds=5)
         assert not swarm.nodes["s"].errors
         await swarm.until_over()
 
-    monkeypatch.setattr(VirtualSwarm, "_start_transport", start_transport)
+    monkeypatch.setattr(VirtualSwarm, "start_transport", start_transport)
     play(scenario, BENCH, bench_spec(20))
 
 
@@ -228,15 +220,13 @@ def test_who_is_moved_back_finds_what_it_had_kept(play: Play, monkeypatch: pytes
         await swarm.until_round(2)
         swarm.start("s")
         await swarm.until_round(4)
-        here = swarm.state.reservations[swarm.peer("s")]
-        other = StageRange(1 - here.stages.first, 2 - here.stages.first)
-        await give_place(swarm, ReservedAssignment(swarm.peer("s"), here.replica, other.first, other))
+        other = await move(swarm, "s")
         await until_built(swarm, "s", other)
         await swarm.until_round(7)
-        await give_place(swarm, here)
-        await until_built(swarm, "s", here.stages)
+        first = await move(swarm, "s")
+        await until_built(swarm, "s", first)
         folder = swarm.nodes["s"].folder
-        assert list((folder / "checkpoint").glob(f"round-*/stage-{here.stages.first:02d}.safetensors"))
+        assert list((folder / "checkpoint").glob(f"round-*/stage-{first.first:02d}.safetensors"))
         assert not list((folder / "checkpoint").glob(f"round-*/stage-{other.first:02d}.safetensors"))
         await swarm.until_over()
         swarm.assert_all_agree()

@@ -6,14 +6,17 @@ import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
+from coordinator import command_loop
 from coordinator.api import service
 from coordinator.api.access import Access
 from coordinator.app import TICK_SECONDS, restore
 from coordinator.authority import open_authority
 from coordinator.command_loop import CommandLoop
+from coordinator.decide import Outcome
 from coordinator.metrics import MetricsFile
-from coordinator.state.commands import Start
+from coordinator.state.commands import Command, Start, Tick
 from coordinator.state.events import Event
 from coordinator.state.state import State
 from coordinator.status.messages import event_message
@@ -65,6 +68,16 @@ class VirtualCoordinator:
         assert isinstance(loop, VirtualLoop)
         loop.end(self.life)
         self._rpc.has_died(self.life)
+
+    async def happen(self, event: Event) -> None:
+        """Let `event` happen as if a rule had decided it."""
+        decide, given = command_loop.decide, Tick()
+
+        def decide_given(state: State, spec: RunSpec, command: Command, now: float) -> Outcome:
+            return Outcome((event,)) if command is given else decide(state, spec, command, now)
+
+        with patch.object(command_loop, "decide", decide_given):
+            await self.command_loop.execute(given)
 
     async def _main(self, serving: asyncio.Future[None]) -> None:
         clock = asyncio.get_running_loop().time

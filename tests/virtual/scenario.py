@@ -29,13 +29,16 @@ CORPUS = f"text:{argparse.__file__}"
 
 
 def swarm_spec(members: Mapping[str, Role], rounds: int = 6, **overrides: Any) -> RunSpec:
-    """A run that waits for exactly `members`: 2 stages of one layer each. `overrides` as "section.field"."""
+    """A run that waits for exactly `members`. It has 2 stages, or those given, of one layer each.
+
+    `overrides` as "section.field".
+    """
     stages = [name for name, role in members.items() if role is Role.STAGE]
     return resolve(
         "nano",
         overrides={
             "rounds": rounds,
-            "model.layers": 2,
+            "model.layers": overrides.get("swarm.stages", 2),
             "data.source": CORPUS,
             "swarm.stages": 2,
             "swarm.replicas": len(members) - len(stages),

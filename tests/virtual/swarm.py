@@ -277,7 +277,7 @@ class VirtualSwarm:
             return self._worker()
 
         class Hive:
-            start = staticmethod(self._start_transport)
+            start = staticmethod(self.start_transport)
 
         with (
             self.rpc.installed(),
@@ -315,7 +315,7 @@ class VirtualSwarm:
         node.worker = VirtualWorker(self._step_seconds / node.speed / usual)
         return node.worker
 
-    async def _start_transport(
+    async def start_transport(
         self, *, identity: Identity, run: str, client_mode: bool, **_: Any
     ) -> VirtualTransport:
         return VirtualTransport(self.rpc, self.dht, identity, run, client_mode)

@@ -179,7 +179,7 @@ def test_who_is_still_entering_the_dht_says_farewell_and_leaves_at_once(
     async def hang(self: VirtualSwarm, **_: object) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(VirtualSwarm, "_start_transport", hang)
+    monkeypatch.setattr(VirtualSwarm, "start_transport", hang)
     play(scenario)
 
 

@@ -1,4 +1,4 @@
-"""The layers of the house: a folder is a layer, and imports only go down.
+"""The layers of the packages: a folder is a layer, and imports only go down.
 
 Each package lists its layers from the lowest to the highest. A module may import from its own folder and from
 folders in lower lines, never from a folder beside it in the same line or above.
@@ -49,7 +49,7 @@ LAYERS = (
 )
 LEVEL = {name: level for level, line in enumerate(LAYERS) for name in line.split()}
 
-# Rooms that decide or calculate: time and randomness are arguments.
+# Folders that decide or calculate: time and randomness are arguments.
 PURE = [
     "protocol.errors",
     "protocol.types",
@@ -89,13 +89,40 @@ def modules() -> dict[str, Path]:
 def imports_of(module: str) -> frozenset[str]:
     """The modules that `module` imports, anywhere in its file; ours by their full name."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(modules()[module].read_text())):
+    for node in ast.walk(syntax(modules()[module])):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             full = (f"{node.module}.{alias.name}" for alias in node.names)
             found |= {name if name in modules() else node.module for name in full}
     return frozenset(found)
+
+
+@cache
+def syntax(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def defined_by(module: str) -> frozenset[str]:
+    """The names that the statements of a module bind, but for its imports."""
+    names: set[str] = set()
+    statements: list[ast.stmt] = list(syntax(modules()[module]).body)
+    while statements:
+        statement = statements.pop()
+        if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            names.add(statement.name)
+        elif not isinstance(statement, ast.Import | ast.ImportFrom):
+            for part in ast.iter_child_nodes(statement):
+                if isinstance(part, ast.stmt):
+                    statements.append(part)  # of an if, try, for or with
+                else:
+                    names |= {
+                        name.id
+                        for name in ast.walk(part)
+                        if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
+                    }
+    return frozenset(names)
 
 
 def folder_of(module: str) -> str:
@@ -153,7 +180,7 @@ def test_no_circle_within_a_folder() -> None:
         visit(module, ())
 
 
-def test_pure_rooms_know_neither_time_nor_network() -> None:
+def test_pure_folders_know_neither_time_nor_network() -> None:
     wrong = [
         f"{module} imports {imported}"
         for module in modules()
@@ -164,7 +191,7 @@ def test_pure_rooms_know_neither_time_nor_network() -> None:
     assert not wrong
 
 
-def test_heavy_libraries_stay_in_their_rooms() -> None:
+def test_heavy_libraries_stay_in_their_folders() -> None:
     for module in modules():
         roots = {name.split(".")[0] for name in imports_of(module)}
         if folder_of(module) != "node.hive":
@@ -175,33 +202,15 @@ def test_heavy_libraries_stay_in_their_rooms() -> None:
         assert "torch.load" not in modules()[module].read_text(), module
 
 
-def test_no_module_hands_on_the_names_of_another() -> None:
-    """A name is imported from the module that defines it."""
-    defined: dict[str, set[str]] = {}
-    for module, path in modules().items():
-        names = defined[module] = set()
-        for node in ast.parse(path.read_text()).body:
-            for part in [node, *getattr(node, "body", [])] if isinstance(node, ast.If | ast.Try) else [node]:
-                if isinstance(part, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                    names.add(part.name)
-                elif isinstance(part, ast.Assign | ast.AnnAssign):
-                    targets = part.targets if isinstance(part, ast.Assign) else [part.target]
-                    names |= {
-                        name.id
-                        for target in targets
-                        for name in ast.walk(target)
-                        if isinstance(name, ast.Name)
-                    }
-    wrong = []
-    for module, path in modules().items():
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module in defined and node.module != "protocol.pb":
-                wrong += [
-                    f"{module}: {alias.name} from {node.module}"
-                    for alias in node.names
-                    if alias.name not in defined[node.module]
-                    and f"{node.module}.{alias.name}" not in modules()
-                ]
+def test_names_are_imported_from_the_module_that_defines_them() -> None:
+    wrong = [
+        f"{module} imports {alias.name} from {node.module}"
+        for module in modules()
+        for node in ast.walk(syntax(modules()[module]))
+        if isinstance(node, ast.ImportFrom) and node.module in modules() and node.module != "protocol.pb"
+        for alias in node.names
+        if alias.name not in defined_by(node.module) and f"{node.module}.{alias.name}" not in modules()
+    ]
     assert not wrong
 
 
@@ -217,13 +226,70 @@ def test_long_files_say_why() -> None:
         text = path.read_text()
         if len(text.splitlines()) > 400:
             assert "One file because" in text[:1500], f"{module} has over 400 lines"
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(syntax(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 assert node.end_lineno is not None
                 # The signature of a command lists its options: there only the body counts.
                 first = node.body[0].lineno if module.startswith("node.cli") else node.lineno
                 lines = node.end_lineno - first
                 assert lines < 60, f"{module}.{node.name} has over 60 lines"
+
+
+# Private names that tests may use: (file below tests/, name) -> why.
+PRIVATE_NAMES_IN_TESTS = {
+    ("virtual/loop.py", "_cancelled"): "an event loop handles asyncio's timers, which have no public state",
+    ("virtual/loop.py", "_context"): "as above",
+    ("virtual/loop.py", "_run"): "as above",
+    ("virtual/loop.py", "_scheduled"): "as above",
+    ("virtual/loop.py", "_when"): "as above",
+    ("support/hive_noise.py", "_client"): "hivemind offers no other way to send raw bytes",
+    ("support/hive_recording_host.py", "_step"): "the test is that hivemind's step itself runs",
+    ("node/worker/test_compute.py", "_dynamo"): "torch._dynamo is the public name of a module of torch",
+}
+
+
+def test_tests_import_from_no_other_test_module() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno} imports {node.module}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for node in ast.walk(syntax(path))
+        if isinstance(node, ast.ImportFrom)
+        and node.module
+        and node.module.startswith("tests.")
+        and any(part.startswith("test_") for part in node.module.split("."))
+    ]
+    assert not wrong, "what two test modules need is in tests/builders.py, tests/support or tests/virtual"
+
+
+def test_tests_use_no_private_name_of_another_file() -> None:
+    wrong = {
+        (path.relative_to(ROOT / "tests").as_posix(), name)
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for name in private_names_of_others(syntax(path))
+    }
+    assert wrong == set(PRIVATE_NAMES_IN_TESTS)
+
+
+def private_names_of_others(tree: ast.Module) -> set[str]:
+    """Names with one leading underscore that a file uses of objects or modules, and defines nowhere."""
+    used, defined = set(), set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(ast.Name("self" | "cls"), name):
+                defined.add(name)  # an object of this file
+            case ast.Attribute(_, name):
+                used.add(name)
+            case ast.ImportFrom():
+                used |= {alias.name for alias in node.names}
+            case ast.ClassDef(name) | ast.FunctionDef(name) | ast.AsyncFunctionDef(name):
+                defined.add(name)
+            case ast.AnnAssign(ast.Name(name)):
+                defined.add(name)  # a field of a dataclass
+            case ast.Constant(str(text)) if text.startswith(("node.", "coordinator.", "protocol.")):
+                used |= set(text.split("."))  # a name that a test replaces
+            case _:
+                pass
+    return {name for name in used - defined if name.startswith("_") and not name.startswith("__")}
 
 
 def test_the_main_process_of_a_node_imports_neither_torch_nor_hivemind() -> None:

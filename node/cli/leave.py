@@ -71,7 +71,7 @@ def leave(
         command_runner.run(_farewell(node))
         console.print(f"no node runs here; the coordinator of {node.run} does not wait for it", markup=False)
         return
-    _ask(node, pid, command_runner.LEAVE_AT_ONCE if now else command_runner.LEAVE)
+    ask_to_leave(node, pid, command_runner.LEAVE_AT_ONCE if now else command_runner.LEAVE)
     began = time.monotonic()
     with console.status("") as line:
         while node.pid == pid:
@@ -119,7 +119,7 @@ def chosen(wanted: str | None, known: list[Node]) -> Node:
     )
 
 
-def _ask(node: Node, pid: int, signal_number: signal.Signals) -> None:
+def ask_to_leave(node: Node, pid: int, signal_number: signal.Signals) -> None:
     """Send the signal to the process `pid` if it is still that of `node`.
 
     Raises HetnodeError BAD_OPTION where it is out of reach.

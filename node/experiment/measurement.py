@@ -78,7 +78,7 @@ class Measurement:
         self._planned, self._folder, self._options, self._clock = planned, folder, options, clock
         self._stream = stream or open_stream(self._trial.spec)
         folder.mkdir(parents=True, exist_ok=True)
-        self._swarm = self._open()
+        self.swarm = self._open()
         self._next_save = clock() + _SAVE_SECONDS
         self.rounds: list[RoundRecord] = []
         self._resume()
@@ -95,10 +95,10 @@ class Measurement:
             HetnodeError: DISK_FULL; the older save is unchanged.
         """
         began = self._clock()
-        report = self._swarm.train_round()
+        report = self.swarm.train_round()
         done = report.round_number
         is_due = done % self._planned.validate_every == 0 or done == self._trial.spec.rounds
-        losses = tuple(map(finite, self._swarm.validate())) if is_due else ()
+        losses = tuple(map(finite, self.swarm.validate())) if is_due else ()
         record = RoundRecord(
             train=finite(report.train_loss),
             payload_bytes=report.payload_bytes,
@@ -184,7 +184,7 @@ class Measurement:
                 f"{self._planned.name} cannot be saved in {self._folder}: {error.strerror or error}.",
                 "Free some disk space and run the same command: the trial continues from its last save.",
             ) from None
-        self._swarm.save(self._swarm_folder)
+        self.swarm.save(self._swarm_folder)
         # The pause between two saves is long enough that saving takes at most _SAVE_SHARE of the time.
         now = self._clock()
         self._next_save = now + max(_SAVE_SECONDS, (now - began) / _SAVE_SHARE)
@@ -195,20 +195,20 @@ class Measurement:
             history = _History.model_validate_json(self._history_file.read_bytes())
             if history.key != self._trial.key:
                 raise ValueError("it belongs to another trial")
-            if self._swarm.restore(self._swarm_folder):
-                self.rounds = list(history.rounds[: self._swarm.position])
-                if len(self.rounds) != self._swarm.position:
+            if self.swarm.restore(self._swarm_folder):
+                self.rounds = list(history.rounds[: self.swarm.position])
+                if len(self.rounds) != self.swarm.position:
                     raise ValueError("its history has fewer rounds than the saved swarm")
         except FileNotFoundError:
             return
         except (OSError, ValueError, ValidationError, HetnodeError) as error:
             log.warning("%s starts from the beginning: %s", self._planned.name, error)
             self.rounds = []
-            self._swarm = self._open()
+            self.swarm = self._open()
 
     def _plain_loss(self) -> float:
         """Validation loss of the final anchor without link compression."""
-        spec, first = self._trial.spec, self._swarm.replicas[0]
+        spec, first = self._trial.spec, self.swarm.replicas[0]
         anchors = {
             stage: {
                 name: value.to(self._options.device)

@@ -47,7 +47,7 @@ class ReplicaOffload(Sequence[LocalReplica]):
         self, count: int, build: Callable[[int], LocalReplica], resident: int, folder: Path | None = None
     ) -> None:
         self._count, self._build, self._resident, self._folder = count, build, resident, folder
-        self._all: dict[int, LocalReplica] = {}
+        self.built: dict[int, LocalReplica] = {}  # those that were needed so far, parked ones as well
         self._ready: list[int] = []
         self._stores: dict[int, _Store] = {}
         self._postponed: defaultdict[int, list[Action]] = defaultdict(list)
@@ -61,7 +61,7 @@ class ReplicaOffload(Sequence[LocalReplica]):
         """
         for index in range(self._count):
             if index in self._ready:
-                action(index, self._all[index])
+                action(index, self.built[index])
             else:
                 self._postponed[index].append(action)
 
@@ -85,24 +85,24 @@ class ReplicaOffload(Sequence[LocalReplica]):
             self._bring(index)
         self._ready.remove(index)
         self._ready.append(index)
-        return self._all[index]
+        return self.built[index]
 
     def _park(self, index: int) -> None:
         store = self._stores[index] = _InMemory() if self._folder is None else _OnDisk(self._folder)
-        for key, tensor in large_tensors(self._all[index]):
+        for key, tensor in large_tensors(self.built[index]):
             store.put(key, tensor)
             tensor.data = tensor.new_empty(0)  # frees the memory for all references to this tensor
 
     def _bring(self, index: int) -> None:
-        if index not in self._all:
-            self._all[index] = self._build(index)
+        if index not in self.built:
+            self.built[index] = self._build(index)
         else:
             store = self._stores.pop(index)
-            for key, tensor in large_tensors(self._all[index]):
+            for key, tensor in large_tensors(self.built[index]):
                 tensor.data = store.take(key).to(tensor.device)
         self._ready.append(index)
         for action in self._postponed.pop(index, ()):
-            action(index, self._all[index])
+            action(index, self.built[index])
 
 
 def large_tensors(replica: LocalReplica) -> Iterator[tuple[str, Tensor]]:

@@ -80,13 +80,13 @@ class Block(nn.Module):
             self.register_parameter(name, nn.Parameter(parameters[name]))
 
     def forward(self, x_bld: Tensor, cos_le: Tensor, sin_le: Tensor) -> Tensor:
-        x_bld = x_bld + self._attention(self._norm(x_bld, self.norm1), cos_le, sin_le)
+        x_bld = x_bld + self.attention(self._norm(x_bld, self.norm1), cos_le, sin_le)
         return x_bld + self._feed_forward(self._norm(x_bld, self.norm2))
 
     def _norm(self, x_bld: Tensor, weight_d: Tensor) -> Tensor:
         return F.rms_norm(x_bld, (self.model.width,), weight_d, self.model.norm_epsilon)
 
-    def _attention(self, x_bld: Tensor, cos_le: Tensor, sin_le: Tensor) -> Tensor:
+    def attention(self, x_bld: Tensor, cos_le: Tensor, sin_le: Tensor) -> Tensor:
         q_bhle, k_bhle, v_bhle = (
             F.linear(x_bld, w).view(*x_bld.shape[:2], self.model.heads, -1).transpose(1, 2)
             for w in (self.wq, self.wk, self.wv)

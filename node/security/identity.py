@@ -23,7 +23,7 @@ class Identity:
     def __init__(self, path: Path, key: Ed25519PrivateKey, lock: int) -> None:
         self.path = path
         self._key = key
-        self._lock = lock
+        self.lock = lock  # the open descriptor that holds the lock
         self.peer: PeerId = peer_id_of(_public_bytes(key))
 
     def sign(self, message: bytes) -> bytes:

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 _PER_DONOR = 2  # requests under way, so that a donor never waits for the next one
 _AT_ONCE = 16  # bounds the chunks in memory
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 3.0  # seconds; doubled after each failure of a donor
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 3.0  # seconds; doubled after each failure of a donor
 _HASHES_KEPT = 64  # parts whose hashes a server remembers; computing them reads the whole file
 
 Ask = Callable[[str, int, int], Awaitable[bytes]]
@@ -94,7 +94,7 @@ async def fetch_checkpoint(
                 log.info("%s: %d of %d chunks are here already", name, chunks - len(missing), chunks)
 
             async def take(index: int, data: bytes) -> None:
-                await asyncio.to_thread(_write, into, chunk_range(nbytes, index).start, data)
+                await asyncio.to_thread(write_chunk, into, chunk_range(nbytes, index).start, data)
 
             def check(index: int, data: bytes) -> None:
                 if hashlib.sha256(data).digest() != hashes[index]:
@@ -212,7 +212,7 @@ class _Transfer:
             async with self._changed:
                 self._changed.notify_all()  # a failed piece is free again for other donors
             if failures := download.donors.failures(donor):
-                await asyncio.sleep(min(_FIRST_PAUSE * 2 ** (failures - 1), _LONGEST_PAUSE))
+                await asyncio.sleep(min(FIRST_PAUSE * 2 ** (failures - 1), LONGEST_PAUSE))
 
     async def _get(self, donor: str, piece: int) -> None:
         try:
@@ -257,7 +257,7 @@ def _missing_chunks(into: Path, nbytes: int, hashes: list[bytes]) -> set[int]:
     return lacking
 
 
-def _write(into: Path, start: int, data: bytes) -> None:
+def write_chunk(into: Path, start: int, data: bytes) -> None:
     with into.open("r+b", buffering=0) as file:
         file.seek(start)
         rest = memoryview(data)

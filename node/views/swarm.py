@@ -38,7 +38,7 @@ class SwarmView:
     """
 
     def __init__(self, spec: RunSpec, folder: Path) -> None:
-        self._spec, self._folder = spec, folder
+        self.spec, self.folder = spec, folder
         self._console = Console(highlight=False)
         self._progress = Progress(
             SpinnerColumn(),
@@ -53,36 +53,36 @@ class SwarmView:
 
     def run(self, listen: str) -> None:
         """Train to the end. Raises what :func:`node.local_swarm.run_swarm` raises, with the plot written."""
-        spec_file = self._folder / "run.toml"
-        spec_file.write_text(self._spec.toml)
-        self._console.print(spec_view(self._spec))
-        self._console.print(f"run folder {self._folder}", markup=False)
+        spec_file = self.folder / "run.toml"
+        spec_file.write_text(self.spec.toml)
+        self._console.print(spec_view(self.spec))
+        self._console.print(f"run folder {self.folder}", markup=False)
         began = time.monotonic()
         try:
             with Live(self._progress, console=self._console, refresh_per_second=4) as live:
                 swarm = run_swarm(
-                    self._spec,
+                    self.spec,
                     spec_file,
-                    self._folder,
+                    self.folder,
                     listen,
                     lambda status: self._update(live, status),
                     lambda name: self._console.print(f"{name} was killed: starting it again"),
                 )
                 command_runner.run(swarm)
-                self._progress.update(self._task, completed=self._spec.total_steps)
+                self._progress.update(self._task, completed=self.spec.total_steps)
             self._console.print()
         except command_runner.Interrupted:
             self._console.print(
-                f"interrupted: every process has ended; 'hetnode swarm up --resume {self._folder}' goes on"
+                f"interrupted: every process has ended; 'hetnode swarm up --resume {self.folder}' goes on"
             )
             raise
         finally:
-            history = run_history.history_of(run_history.read_events(self._folder / "metrics.jsonl"))
+            history = run_history.history_of(run_history.read_events(self.folder / "metrics.jsonl"))
             if history.replicas:
-                run_history.plot_losses(history, f"run {self._spec.run_id}", self._folder / "loss.png")
-        parts = sorted(self._folder.glob(f"nodes/*/checkpoint/{round_folder(self._spec.rounds)}"))
+                run_history.plot_losses(history, f"run {self.spec.run_id}", self.folder / "loss.png")
+        parts = sorted(self.folder.glob(f"nodes/*/checkpoint/{round_folder(self.spec.rounds)}"))
         # In a process of the template, because this one has not imported torch.
-        command = ["checkpoint", "assemble", *map(str, parts), "--out", str(self._folder / "checkpoint")]
+        command = ["checkpoint", "assemble", *map(str, parts), "--out", str(self.folder / "checkpoint")]
         with open(os.devnull, "wb") as nowhere:
             status = own_template().fork("node.__main__", command, stdout=nowhere.fileno()).wait()
         if status:
@@ -104,7 +104,7 @@ class SwarmView:
         if round_number > self._shown_round:
             self._shown_round = round_number
             losses = ", ".join(f"replica {r.index} {r.validation_loss:.4f}" for r in status.replicas)
-            self._console.print(f"round {round_number} of {self._spec.rounds}: validation loss {losses}")
+            self._console.print(f"round {round_number} of {self.spec.rounds}: validation loss {losses}")
 
     def _summarise(self, history: run_history.History, seconds: float) -> None:
         table = Table("replica", "validation loss before", "after")
@@ -125,6 +125,6 @@ class SwarmView:
                 facts.add_row(
                     name, f"{run_history.size(sent)} sent, {run_history.ratio(dense, sent)} than float32"
                 )
-        facts.add_row("run folder", str(self._folder))
-        facts.add_row("try it", f"{sys.argv[0]} generate {self._folder} --prompt 'def '")
-        self._console.print(Panel(Group(table, facts), title=f"run {self._spec.run_id} is finished"))
+        facts.add_row("run folder", str(self.folder))
+        facts.add_row("try it", f"{sys.argv[0]} generate {self.folder} --prompt 'def '")
+        self._console.print(Panel(Group(table, facts), title=f"run {self.spec.run_id} is finished"))

@@ -16,6 +16,10 @@ class RateLimit:
         self._burst, self._per_second, self._keys = burst, per_second, keys
         self._buckets: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
 
+    def __len__(self) -> int:
+        """How many keys are remembered."""
+        return len(self._buckets)
+
     def allows(self, key: Hashable, now: float) -> bool:
         """Whether a request of `key` is allowed at `now` (seconds, never decreasing). Counts it if so."""
         tokens, at = self._buckets.pop(key, (float(self._burst), now))

@@ -16,16 +16,16 @@ from pathlib import Path
 
 from node.checkpoint import node_checkpoint
 from protocol.errors import HetnodeError
-from tests.node.checkpoint.test_node_checkpoint import HOSTED, SPEC, _assert_holds, _write, sizes_to_try
+from tests.support.checkpoints import HOSTED, SPEC, assert_holds, sizes_to_try, write_checkpoint
 
 
 def attempt(root: Path) -> str:
     """Write the next checkpoint below `root`, where there is one already; return how it failed."""
     try:
-        _write(root, 20)
+        write_checkpoint(root, 20)
     except HetnodeError as error:
         assert [path.name for path in root.iterdir()] == ["round-000010"], "nothing half-written is left"
-        _assert_holds(node_checkpoint.newest(root, SPEC, HOSTED), 10)
+        assert_holds(node_checkpoint.newest(root, SPEC, HOSTED), 10)
         return error.code.label
     return "written"
 
@@ -59,7 +59,7 @@ def main() -> None:
     means, folder = sys.argv[1], Path(sys.argv[2])
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     model = folder / "model"
-    _write(model, 10)
+    write_checkpoint(model, 10)
     for number, size in enumerate(sizes_to_try(model)):
         if means == "tmpfs":
             print(on_small_disk(model, folder / str(number), size))

@@ -119,6 +119,7 @@ class RunningReplica:
             downstream.append(above)
             upstream.append(below)
         downstream.append(None)
+        self.upstream = upstream
         self.pipelines = [
             Pipeline(self.spec, self.plan, self.replica, i, worker.client, upstream[i], downstream[i])
             for i, worker in enumerate(self.workers)

@@ -39,7 +39,7 @@ def bench_spec(rounds: int, **overrides: Any) -> RunSpec:
 
 
 async def move(swarm: VirtualSwarm, name: str) -> StageRange:
-    """Reserve the other stage of the pipeline for the node, as if the coordinator had decided it; return it."""
+    """Reserve the other stage of the pipeline for the node, as if the coordinator had decided it."""
     peer = swarm.peer(name)
     now = swarm.state.reservations[peer]
     other = StageRange(1 - now.stages.first, 2 - now.stages.first)

@@ -440,11 +440,11 @@ async def test_a_lost_neighbour_ends_the_step_with_one_error_and_leaves_no_task(
         for worker in replica.workers:
             await worker.client.call(BeginRound(1, range(SPEC.samples_per_round())))
         tasks_before = asyncio.all_tasks()
-        first, second = replica.pipelines
-        step = asyncio.create_task(first.inner_step(1, 0))
-        assert second._upstream is not None
-        await second._take(second._upstream, second._id(1, 0, 0, FrameKind.FORWARD))
-        await second._upstream.close()
+        step = asyncio.create_task(replica.pipelines[0].inner_step(1, 0))
+        link = replica.upstream[1]
+        assert link is not None
+        await link.take(FrameId(replica.plan.epoch, 1, 0, 0, FrameKind.FORWARD), 60)
+        await link.close()
         with pytest.raises(HetnodeError) as caught:
             await step
         assert caught.value.code is ErrorCode.NEIGHBOUR_LOST

@@ -301,7 +301,7 @@ def test_a_parked_replica_holds_nothing_and_all_hold_one_anchor(stream: SampleSt
     swarm = LocalSwarm(couple(), stream=stream, resident=1)
     swarm.train_round()
     swarm.validate()
-    replicas = swarm.replicas._all
+    replicas = swarm.replicas.built
     assert [held(replicas[index]) > 0 for index in range(2)] == [False, True]
     places = {replica.host_of(0).outer[0].anchor["emb"].data_ptr() for replica in replicas.values()}
     places |= {replicas[1].members[position].embedding.data_ptr() for position in range(4)}
@@ -335,7 +335,7 @@ def test_what_is_done_to_all_is_done_to_each_in_order_before_it_is_used(
             assert replica.index == use  # type: ignore[attr-defined]
             assert replica.tensors.tolist() == [use]  # type: ignore[attr-defined]
             assert done[use] == list(range(1, wanted + 1))
-            ready = [each for each in parking._all.values() if each.tensors.numel()]  # type: ignore[attr-defined]
+            ready = [each for each in parking.built.values() if each.tensors.numel()]  # type: ignore[attr-defined]
             assert len(ready) <= assignments
     assert len(set(built)) == len(built)
 

@@ -198,7 +198,7 @@ def test_a_trial_that_leaves_the_finite_numbers_is_recorded_so(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measurement = Measurement(planned(corpus), tmp_path / "trial", options())
-    monkeypatch.setattr(measurement._swarm, "validate", lambda: [2.0, float("nan")])
+    monkeypatch.setattr(measurement.swarm, "validate", lambda: [2.0, float("nan")])
     result = finished(measurement)
     assert result.diverged
     assert json.loads(result.line)["validation"]["4"] == [2.0, None]

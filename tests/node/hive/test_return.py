@@ -294,7 +294,7 @@ async def skewed(
     (folder / "sitecustomize.py").write_text(clock)
     identity = open_identity(folder / "skewed.key")
     shown = certified(identity)
-    os.close(identity._lock)  # the node itself holds it
+    os.close(identity.lock)  # the node itself holds it
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.support.hive_skewed", str(folder)),
         *(str(shown["certificate"]), str(shown["authority"]), str(offset)),

@@ -57,10 +57,10 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     folders = list[Path]()
 
     def run(view: SwarmView, _: str) -> None:
-        (view._folder / "run.toml").write_text(view._spec.toml)
-        (view._folder / "nodes").mkdir(exist_ok=True)
-        (view._folder / "coordinator.sqlite").touch()
-        folders.append(view._folder)
+        (view.folder / "run.toml").write_text(view.spec.toml)
+        (view.folder / "nodes").mkdir(exist_ok=True)
+        (view.folder / "coordinator.sqlite").touch()
+        folders.append(view.folder)
 
     monkeypatch.setattr(SwarmView, "run", run)
     return folders

@@ -412,7 +412,7 @@ async def test_an_idle_probe_is_ended(run: Running, monkeypatch: pytest.MonkeyPa
     async def idle() -> None:
         async with CoordinatorChannel(run.address, shown(run, A.peer)) as channel, channel.probe() as found:
             await found.round_trip(1)
-            await found._read()
+            await found.welcome()  # there is no second one
 
     assert await refused(idle()) is ErrorCode.RATE_LIMITED
 
@@ -424,7 +424,7 @@ async def test_a_caller_stops_waiting_for_a_peer_that_never_answers(
 
     async def wait() -> None:
         async with CoordinatorChannel(run.address, shown(run, A.peer)) as channel, channel.probe() as found:
-            await found._read()
+            await found.welcome()  # there is no second one
 
     assert await refused(wait()) is ErrorCode.NEIGHBOUR_UNREACHABLE
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from coordinator.state.events import PeerDraining, PeerLost, PeerRetreated
-from node.cli.leave import Node, _ask, chosen
+from node.cli.leave import Node, ask_to_leave, chosen
 from node.command_runner import LEAVE, LEAVE_AT_ONCE
 from node.folder import keep_only_run, lock_folder, node_folder_of, remember_node_folder, running_process
 from node.net.admission import announce_leaving
@@ -431,12 +431,12 @@ def test_nobody_is_signalled_who_is_not_the_node(tmp_path: Path) -> None:
     """Its process may have ended since, and the number be that of another one, such as this one."""
     keep_only_run(tmp_path, "first", "coordinator")
     with pytest.raises(HetnodeError) as refused:
-        _ask(Node("first", None, tmp_path), 0, LEAVE)
+        ask_to_leave(Node("first", None, tmp_path), 0, LEAVE)
     assert "container" in refused.value.cause
     received: list[int] = []
     former = signal.signal(LEAVE, lambda number, _: received.append(number))
     try:
-        _ask(Node("first", None, tmp_path), os.getpid(), LEAVE)
+        ask_to_leave(Node("first", None, tmp_path), os.getpid(), LEAVE)
     finally:
         signal.signal(LEAVE, former)
     assert not received

@@ -171,7 +171,7 @@ async def fetch(
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("node.transport.checkpoint_transfer._FIRST_PAUSE", 0.0)
+    monkeypatch.setattr("node.transport.checkpoint_transfer.FIRST_PAUSE", 0.0)
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1])
@@ -252,7 +252,7 @@ async def test_a_chunk_being_written_when_the_last_donor_is_excluded_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_given_up = threading.Event()
-    write = checkpoint_transfer._write
+    write = checkpoint_transfer.write_chunk
 
     def write_late(into: Path, start: int, data: bytes) -> None:
         if start == CHUNK_BYTES:
@@ -265,7 +265,7 @@ async def test_a_chunk_being_written_when_the_last_donor_is_excluded_is_kept(
                 is_given_up.set()
             return await super().__call__(index)
 
-    monkeypatch.setattr(checkpoint_transfer, "_write", write_late)
+    monkeypatch.setattr(checkpoint_transfer, "write_chunk", write_late)
     with pytest.raises(HetnodeError):
         await fetch(tmp_path / "part", {"alice": Failing(after=3)})  # the list and two chunks
     later = Honest()
@@ -288,7 +288,7 @@ async def test_a_disk_error_is_reported_at_once(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     if trouble == "no room":
-        monkeypatch.setattr("node.transport.checkpoint_transfer._write", full)
+        monkeypatch.setattr("node.transport.checkpoint_transfer.write_chunk", full)
     into = tmp_path / "part" if trouble == "no room" else Path("/dev/null/part")
     with pytest.raises(HetnodeError, match="cannot be written") as failure:
         await fetch(into, {"alice": Honest()})

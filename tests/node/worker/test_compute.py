@@ -72,13 +72,13 @@ def parameters(trainer: Trainer) -> dict[str, nn.Parameter]:
 def blocks_run(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether gradients were wanted, of every forward pass of a block from now on."""
     seen: list[bool] = []
-    plain = computing.Block._attention
+    plain = computing.Block.attention
 
     def counting(*arguments: Any) -> Tensor:
         seen.append(torch.is_grad_enabled())
         return plain(*arguments)
 
-    monkeypatch.setattr(computing.Block, "_attention", counting)
+    monkeypatch.setattr(computing.Block, "attention", counting)
     return seen
 
 

@@ -33,7 +33,7 @@ def test_memory_is_bounded_and_the_busy_are_remembered() -> None:
     for other in range(1000):
         assert limit.allows(other, 0.0)
         assert not limit.allows("busy", 0.0)
-    assert len(limit._buckets) == 3
+    assert len(limit) == 3
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ class Scheme:
 
 
 def dense(bits: int, times: int = 1) -> Bits:
-    """Every parameter in so many bits, so many times a round."""
+    """Bytes if every parameter travels with the given bits, the given number of times per round."""
     return lambda layout: float(times * bits * sum(tensor.numel for tensor in layout.tensors.values()))
 
 

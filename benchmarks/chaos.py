@@ -5,7 +5,7 @@
     python -m benchmarks.chaos --seed 7 --rounds 2000 --virtual
 
 Real processes: two full replicas and two pipelines of two members. There is one kill for every two rounds, of
-a node or the coordinator, in a random round at a random time; whoever was killed is started again. Besides,
+a node or the coordinator, in a random round at a random time; a killed process is started again. Besides,
 nodes are stopped for a while. With ``--virtual`` the same on a virtual clock in this process, where hundreds
 of rounds take minutes, and with partitions.
 
@@ -158,7 +158,7 @@ class Campaign:
     """Faults on real processes, each at a random time of its round, and the return of those struck.
 
     Attributes:
-        back: when whoever is away comes back.
+        back: when the absent processes come back.
     """
 
     def __init__(self, swarm: ProcessSwarm, chance: random.Random, strikes: Strikes) -> None:

@@ -70,7 +70,7 @@ _LAYER = 12_453_888
 
 
 def stage_spec(parameters: int, options: dict[str, Any]) -> RunSpec:
-    """A run whose stage 0 has about so many parameters: a third in the embedding, the others in layers."""
+    """A run whose stage 0 has about `parameters` parameters: a third in the embedding, the rest in layers."""
     layers = max(round(parameters * 2 / 3 / _LAYER), 1)
     vocabulary = max((parameters - layers * _LAYER) // 1024 // 64, 4) * 64
     shape = {"model.vocabulary": vocabulary, "model.layers": 2 * layers, "swarm.stages": 2}
@@ -85,7 +85,7 @@ def bytes_per_chunk(outer: OuterSpec) -> float:
 
 
 def entropy_bytes(outer: OuterSpec) -> float:
-    """The least for one full chunk, if all indices and all values of so many bits are equally likely."""
+    """The lower bound for a full chunk, if all indices and all values of `bits` bits are equally likely."""
     bits = {"2bit": 2, "1bit": 1, "none": 32}[outer.quantizer]
     return (math.log2(math.comb(outer.chunk, outer.top_k)) + bits * outer.top_k) / 8
 
@@ -204,7 +204,7 @@ def one_core() -> Iterator[None]:
 
 
 def measure(parameters: int, passes: int) -> Table:
-    """All codecs on a stage of about so many parameters."""
+    """All codecs on a stage of about `parameters` parameters."""
     with one_core():
         rows = tuple(row(parameters, options, passes) for options in VARIANTS)
     size = sum(map(math.prod, parameter_shapes(stage_spec(parameters, {}), 0).values()))

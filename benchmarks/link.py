@@ -114,7 +114,7 @@ async def send_back(echo: Echo, first: int = 0) -> None:
 
 
 async def exchange(echo: Echo, first: int, count: int, payload: bytes, in_flight: int) -> None:
-    """Send `payload` so many times, numbered from `first`, and wait for all of them to be back."""
+    """Send `payload` `count` times, numbered from `first`, and wait for all the echoes."""
     room = asyncio.Semaphore(in_flight)
 
     async def send() -> None:
@@ -239,7 +239,7 @@ class Measured:
 
     @property
     def framing(self) -> float:
-        """Bytes on the socket beyond those of the messages, as a share of these; 0 where nobody counts."""
+        """Bytes on the socket beyond the messages, as a share of the messages; 0 if they are not counted."""
         return max(0.0, self.on_the_wire / (2 * self.nbytes) - 1)
 
     def against(self, other: Measured) -> float:

@@ -114,7 +114,7 @@ async def run_swarm(spec: RunSpec, homes: Homes) -> float:
             *("--listen", f"{homes.addresses[0]}:7700", "--dht-port", "7702"),
         )
         await _until((run / "address").exists, "the coordinator does not listen", folder)
-        # Only whoever has the run's folder can make an invite: no connection is needed.
+        # An invite is made with the run's folder: no connection is needed.
         made = await start(
             0, "invite", "invite", "create", "--uses", "9", "--folder", str(run), "--out", str(invite)
         )

@@ -51,7 +51,7 @@ class Cost:
     packing: dict[str, float]
 
     def share(self, layers: int, dtype: str) -> float:
-        """Of the time of a member with so many layers."""
+        """Share of the time of a member with `layers` layers."""
         extra = self.projection + self.packing[dtype]
         return extra / (layers * self.layer + extra)
 
@@ -107,7 +107,7 @@ def _pack(x_blk: Tensor, ids_bl: Tensor, vocabulary: int, dtype: str) -> None:
 
 
 def _best(work: list[Callable[[], object]], repeats: int) -> list[float]:
-    """Seconds of the fastest of so many runs of each, after one that does not count."""
+    """Seconds of the fastest of `repeats` runs of each, after a first one that does not count."""
     best = [float("inf")] * len(work)
     for repeat in range(repeats + 1):
         for i, run in enumerate(work):

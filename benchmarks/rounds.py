@@ -146,7 +146,7 @@ class Peers:
     async def run_round(self, sizes: Sequence[int]) -> tuple[float, float]:
         """One round of payloads of `sizes`: bytes on a replica's sockets, and seconds.
 
-        Raises RuntimeError where somebody lacks a payload.
+        Raises RuntimeError if a peer lacks a payload.
         """
         self._round += 1
         proposed = await self.ask({"do": "propose", "round": self._round, "sizes": sizes})

@@ -4,7 +4,7 @@
 with a token bucket (``tc tbf``) at both ends: real TCP over a real queue. :class:`Homes` gives processes
 that all talk to each other one access link each, shaped in the same way. Both need root, ``ip``, ``tc``,
 ``unshare`` and ``nsenter`` (Debian: ``apt-get install iproute2 util-linux``). :class:`Relays` needs nothing:
-neighbours talk through a relay in this process that passes on so many bytes per second.
+neighbours talk through a relay in this process with a limit of bytes per second.
 
 The namespaces have no names: they exist as long as the processes in them, so nothing is left behind, however
 those end.

@@ -4,8 +4,8 @@ import signal
 
 
 def main() -> None:
-    # Until the command has its own handlers, Ctrl-C ends the process as it does any other program: a
-    # traceback out of an import would tell nobody anything.
+    # Until the command has its own handlers, Ctrl-C ends the process at once. A KeyboardInterrupt in the
+    # middle of an import would print a useless traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     from node.cli.main import main as run  # noqa: PLC0415
 

@@ -59,7 +59,7 @@ def describe_capacity(capacity: Capacity) -> str:
 
 
 def describe_connection(figures: Figures) -> str:
-    """What was measured on the way to somebody, for people."""
+    """The measured connection to one peer, as a line for people."""
     up, down = (f"{rate * 8 / 1e6:,.1f} Mb/s" for rate in (figures.uplink, figures.downlink))
     return f"{up} up, {down} down, {figures.round_trip * 1000:.1f} ms there and back"
 

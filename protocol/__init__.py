@@ -1,1 +1,1 @@
-"""What all parties of a run agree on: words, wire formats and exact mathematics."""
+"""What all parties of a run agree on: types, wire formats and exact arithmetic."""

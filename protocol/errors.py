@@ -74,6 +74,7 @@ class ErrorCode(Enum):
     QUARANTINED = ("quarantined", ExitCode.REFUSED)
     RATE_LIMITED = ("rate-limited", ExitCode.REFUSED)
     SEAT_LOST = ("seat-lost", ExitCode.REFUSED)
+    OFFER_TOO_EARLY = ("offer-too-early", ExitCode.REFUSED)
 
     # Another peer failed, or sent invalid data.
     NEIGHBOUR_LOST = ("neighbour-lost", ExitCode.PEER)
@@ -94,6 +95,8 @@ class ErrorCode(Enum):
     DEVICE_UNAVAILABLE = ("device-unavailable", ExitCode.STATE)
     SWARM_PROCESS_FAILED = ("swarm-process-failed", ExitCode.STATE)
     NO_CREDENTIALS = ("no-credentials", ExitCode.STATE)
+    NODE_NOT_RUNNING = ("node-not-running", ExitCode.STATE)
+    SERVICE_FAILED = ("service-failed", ExitCode.STATE)
 
     def __init__(self, label: str, exit_code: ExitCode) -> None:
         self.label = label
@@ -109,7 +112,6 @@ class HetnodeError(Exception):
     """A failure with a stable code, its cause and what the reader can do about it.
 
     Args:
-        code: the stable code.
         cause: one sentence: what failed, with the relevant values.
         remedy: one sentence: what the reader can do.
     """
@@ -119,6 +121,12 @@ class HetnodeError(Exception):
         self.code = code
         self.cause = cause
         self.remedy = remedy
+
+
+def faulty_peer(cause: str, code: ErrorCode = ErrorCode.BAD_REQUEST) -> HetnodeError:
+    """The error for a message that no peer of this version sends."""
+    remedy = "Run the same version of hetnode on every peer; if they already do, that peer is faulty."
+    return HetnodeError(code, cause, remedy)
 
 
 def first_error(error: BaseException) -> BaseException:

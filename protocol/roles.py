@@ -8,11 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 from protocol.spec.run import RunSpec
 from protocol.types import Role
 
-DEFAULT_ROLE = Role.STAGE
+
+class RoleWish(StrEnum):
+    """What the owner of a node wants it to be. AUTO leaves the role to the coordinator, the others bind."""
+
+    AUTO = "auto"
+    STAGE = "stage"
+    REPLICA = "replica"
+
+    @property
+    def role(self) -> Role | None:
+        """The role that is wanted; None if the coordinator chooses."""
+        return None if self is RoleWish.AUTO else Role(self.value)
 
 
 @dataclass(frozen=True)
@@ -22,15 +34,16 @@ class RolePolicy:
     Attributes:
         noun: one peer of this role, in messages.
         summary: what such a peer hosts, for the help of the command line.
-        peers_needed: the number of peers of this role that a run needs to start.
-        joins_pipelines: the peer is a member of a pipeline. It has neighbours, which may have to connect to
-            it, may move to other stages, and may replace a lost member. Otherwise it is a replica by itself.
+        joins_pipelines: the peer is a member of a pipeline: it has neighbours, may move to other stages and
+            may replace a lost member. Otherwise it is a replica by itself.
+        trains: it has a part in plans. Otherwise it serves the others, and needs an invite for its role.
     """
 
     noun: str
     summary: str
     peers_needed: Callable[[RunSpec], int]
     joins_pipelines: bool
+    trains: bool = True
 
     def is_alone(self, spec: RunSpec) -> bool:
         """Whether the peer has no neighbours in this run: also where the model is one stage."""
@@ -49,6 +62,13 @@ POLICIES: Mapping[Role, RolePolicy] = {
         summary="all stages on this machine",
         peers_needed=lambda spec: spec.swarm.replicas,
         joins_pipelines=False,
+    ),
+    Role.RELAY: RolePolicy(
+        noun="relay",
+        summary="no stage: it carries connections to peers that nobody can dial",
+        peers_needed=lambda spec: 0,
+        joins_pipelines=False,
+        trains=False,
     ),
 }
 """Messages name the roles in this order."""

@@ -7,12 +7,12 @@ the messages StatusReply and Measurement (protocol.wire.status).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
 from protocol.spec.run import RunSpec
-from protocol.types import Estimates, Lifecycle, PeerId, Plan, Role
+from protocol.types import Estimates, Lifecycle, PeerId, Plan, Reachability, Role
 
 
 class RunPhase(StrEnum):
@@ -34,9 +34,7 @@ class Measurement:
         train_loss: mean over the inner phase, in nats per token.
         validation_loss: in the replica's own forward mode, in nats per token.
         tokens: trained by the replica.
-        link_bytes_dense: what uncompressed float32 activations would have taken.
-        payload_bytes_dense: what the same stages in float32 would have taken.
-        complete: whether the measurement is from the last member of its replica.
+        link_bytes_dense, payload_bytes_dense: what uncompressed float32 would have taken.
         steps: inner steps of the round, without `extra_steps`.
         extra_steps: inner steps that were trained while the coordinator was away.
         microbatches: of each inner step.
@@ -72,6 +70,8 @@ class PeerStatus:
         round_number: the round that its last heartbeat named; 0 before any.
         seconds_since_seen: since the coordinator heard of it last.
         assignment: such as "replica-1, stage 0"; "" without one.
+        problem: a sentence: what does not answer at its addresses, or the link that it cannot open; or "".
+        role_reason: a sentence: why the coordinator has chosen this role; "" for a role that binds.
     """
 
     peer: PeerId
@@ -82,6 +82,12 @@ class PeerStatus:
     seconds_since_seen: float
     assignment: str
     estimates: Estimates
+    reachability: Reachability = Reachability.OPEN
+    problem: str = ""
+    role_reason: str = ""
+
+
+_BYTE_COUNTS = ("link_bytes_sent", "link_bytes_dense", "payload_bytes", "payload_bytes_dense")
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,7 @@ class RunStatus:
     """The whole status of one run.
 
     Attributes:
+        run: the id of the run.
         message: one sentence for people: what the run does or waits for.
         rounds_decided: rounds that are decided at every stage.
         stage_rounds_committed: decisions of one (stage, round) that committed payloads.
@@ -113,6 +120,7 @@ class RunStatus:
         time: Unix time of the coordinator's clock.
     """
 
+    run: str
     spec: RunSpec
     phase: RunPhase
     message: str
@@ -129,10 +137,8 @@ class RunStatus:
     def rounds_message(self) -> str:
         """How the rounds went, for people."""
         anchors = "agree" if self.anchors_agree else "DIFFER"
-        return (
-            f"{self.stage_rounds_committed} stage rounds committed, {self.stage_rounds_aborted} aborted, "
-            f"anchors {anchors}"
-        )
+        committed, aborted = self.stage_rounds_committed, self.stage_rounds_aborted
+        return f"{committed} stage rounds committed, {aborted} aborted, anchors {anchors}"
 
     @property
     def replicas(self) -> tuple[ReplicaStatus, ...]:
@@ -151,14 +157,10 @@ class RunStatus:
     def steps_done(self) -> int:
         """Inner steps that every member has done, by its heartbeats or, if newer, its measurements."""
         steps = self.spec.inner.steps
-        done = {
-            peer.peer: (peer.round_number - 1) * steps + peer.inner_step
-            for peer in self.peers
-            if peer.round_number
-        }
-        for measurement in self.measurements:
-            finished = measurement.round_number * steps
-            done[measurement.peer] = max(done.get(measurement.peer, 0), finished)
+        training = (peer for peer in self.peers if peer.round_number)
+        done = {peer.peer: (peer.round_number - 1) * steps + peer.inner_step for peer in training}
+        for each in self.measurements:
+            done[each.peer] = max(done.get(each.peer, 0), each.round_number * steps)
         return min(done.values(), default=0)
 
 
@@ -174,14 +176,10 @@ def _replica_status(index: int, members: Sequence[Measurement]) -> ReplicaStatus
         round_number=last.round_number,
         validation_loss=last.validation_loss,
         tokens_per_second=last.tokens / seconds if seconds else 0.0,
-        link_bytes_sent=sum(member.link_bytes_sent for member in members),
-        link_bytes_dense=sum(member.link_bytes_dense for member in members),
-        payload_bytes=sum(member.payload_bytes for member in members),
-        payload_bytes_dense=sum(member.payload_bytes_dense for member in members),
+        **{name: sum(getattr(member, name) for member in members) for name in _BYTE_COUNTS},
     )
 
 
 def fields_of(measurement: Measurement) -> dict[str, Any]:
     """The fields as the wire and the metrics file name them: there a round's number is called "round"."""
-    values = {field.name: getattr(measurement, field.name) for field in fields(measurement)}
-    return {"round" if name == "round_number" else name: value for name, value in values.items()}
+    return {key.removesuffix("_number"): value for key, value in asdict(measurement).items()}

@@ -1,13 +1,17 @@
-"""Types that peers exchange: identifiers and frozen records."""
+"""Types that peers exchange: identifiers and frozen records.
+
+One file because most messages consist of several of them.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """It grows with every incompatible change of wire or arithmetic. All peers of a run have the same."""
 
 PeerId = NewType("PeerId", str)
@@ -15,10 +19,27 @@ PeerId = NewType("PeerId", str)
 
 
 class Role(StrEnum):
-    """What a peer offers: one member of a pipeline replica, or a whole replica on one host."""
+    """What a peer offers: one member of a pipeline replica, a whole replica on one host, or a relay."""
 
     STAGE = "stage"
     REPLICA = "replica"
+    RELAY = "relay"
+
+
+@dataclass(frozen=True)
+class RelayAddress:
+    """A relay of the run: the peer that its certificate names, and ``host:port``."""
+
+    peer: PeerId
+    endpoint: str
+
+
+class Reachability(StrEnum):
+    """How others reach a peer: at its own address, at that of a relay, or not at all, since it only dials."""
+
+    OPEN = "open"
+    RELAYED = "relayed"
+    DIAL_ONLY = "dial-only"
 
 
 class Lifecycle(StrEnum):
@@ -61,15 +82,14 @@ class StageRange:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a peer can do. It publishes this in its DHT record and to the coordinator; 0 means not measured.
+    """What a peer can do, as it tells the DHT and the coordinator; 0 means not measured.
 
     Attributes:
         device: torch device name.
         memory_bytes: free on the device.
         threads: CPU threads that it computes with.
-        flops: floating-point operations per second that it achieves in training the run's layers.
-        uplink: bytes per second that it can send, sustained.
-        downlink: bytes per second that it can receive, sustained.
+        flops: floating-point operations per second in training the run's layers.
+        uplink, downlink: bytes per second that it can send and receive, sustained.
         round_trip: seconds to the coordinator and back.
     """
 
@@ -84,10 +104,9 @@ class Capacity:
 
 @dataclass(frozen=True)
 class LinkEstimate:
-    """What a peer has measured of its connection to another peer; 0 means not measured.
+    """What a peer has measured of its connection to the other peer `peer`; 0 means not measured.
 
     Attributes:
-        peer: the other peer.
         round_trip: seconds to it and back.
         bandwidth: bytes per second that arrive at it, sustained.
         incoming: bytes per second that arrive from it, sustained. Live traffic measures this alone.
@@ -101,12 +120,11 @@ class LinkEstimate:
 
 @dataclass(frozen=True)
 class Estimates:
-    """What a peer has measured so far, from probes and from live traffic. It reports again after a change.
+    """What a peer has measured so far, from probes and from live traffic.
 
     Attributes:
-        capacity: of the peer itself.
-        microbatch_seconds: seconds per microbatch of its replica in the last inner phase. The first member
-            of a chain measures it; 0 from other members and before the first inner phase.
+        microbatch_seconds: per microbatch of its replica in the last inner phase. The first member of a chain
+            measures it; 0 from other members and before the first inner phase.
         links: to its neighbours and to possible neighbours.
     """
 
@@ -117,11 +135,15 @@ class Estimates:
 
 @dataclass(frozen=True)
 class Member:
-    """One peer of a replica and its stages. `endpoint` is ``host:port``, or "" if it only dials."""
+    """One peer of a replica and its stages. `endpoint` is ``host:port``, or "" if it only dials.
+
+    `relayed` says that the endpoint is a relay's.
+    """
 
     peer: PeerId
     stages: StageRange
     endpoint: str
+    relayed: bool = field(default=False, repr=False)  # saved swarms contain a digest of their plan's repr
 
 
 class Dialer(StrEnum):
@@ -183,7 +205,6 @@ class ReservedAssignment:
 
     @property
     def slot(self) -> tuple[int, int]:
-        """Replica and position."""
         return self.replica, self.position
 
 
@@ -191,9 +212,8 @@ class ReservedAssignment:
 class Plan:
     """The replicas that train from round `from_round` on, and the peer of each stage.
 
-    `first_sample` is the ordinal of the first training sample of `from_round`. With `from_round`, the order
-    of the replicas and the samples of one replica in a round, it fixes every sample range of this plan (see
-    protocol.algorithm.sampling). `reason` is a sentence for people.
+    `first_sample` is the ordinal of the first training sample of `from_round` (protocol.algorithm.sampling).
+    `reason` is a sentence for people.
     """
 
     epoch: int
@@ -215,8 +235,7 @@ class PayloadDescriptor:
         anchor_digest: of the anchor from which the pseudo-gradient starts.
         codec: name and parameters of the payload codec.
         weight: of the payload in the round's mean.
-        nbytes: length of the payload.
-        sha256: hash (hex) of the payload.
+        epoch: of the plan under which the payload was made.
     """
 
     run: str
@@ -229,6 +248,7 @@ class PayloadDescriptor:
     nbytes: int
     sha256: str
     signature: bytes = b""
+    epoch: int = 0  # in logs of version 2
 
 
 @dataclass(frozen=True)
@@ -276,6 +296,28 @@ class Decision:
     reason: str
 
 
+class Finding(StrEnum):
+    """What the arbiter found out about a contested payload. HELD: it exists, is valid, and is served."""
+
+    HELD = "held"
+    NOT_FOUND = "not-found"
+    INVALID = "invalid"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result of an arbitration.
+
+    Attributes:
+        reason: a sentence for people; "" if the payload is held.
+        refuted: peers whose own answer to the arbiter was that they do not hold the payload, or other bytes.
+    """
+
+    finding: Finding
+    reason: str = ""
+    refuted: tuple[PeerId, ...] = ()
+
+
 class Part(StrEnum):
     """The part of a stage in a checkpoint record: the whole stage, or the embedding of stage 0 alone."""
 
@@ -287,8 +329,7 @@ class Part(StrEnum):
 class StateRecord:
     """An anchor that peers keep in a checkpoint, as the coordinator signs it.
 
-    `digest` is that of the anchor after `round_number` (protocol.algorithm.digest). `holders` are live peers
-    that have attested this digest.
+    `digest` is that of the anchor after `round_number`. `holders` are live peers that have attested it.
     """
 
     run: str
@@ -350,10 +391,7 @@ class TensorHeader:
 
     @property
     def nbytes(self) -> int:
-        size = self.dtype.itemsize
-        for n in self.shape:
-            size *= n
-        return size
+        return self.dtype.itemsize * math.prod(self.shape)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
 """Bounds on the norm of a payload, relative to the median norm of its group.
 
-A payload of valid bytes can still have values of any size. Every replica clips a payload whose norm is too
-large (:func:`clipping_scales`), and every receiver refuses one whose norm is far too large
-(:func:`outliers`). Clipping changes the anchor, so each number here must have the same bits on every machine:
-float64, each operation rounded by itself, sums in a fixed order.
+Every replica clips a payload of too large a norm (:func:`clipping_scales`), and every receiver refuses one of
+far too large a norm (:func:`outliers`). Clipping changes the anchor, so each number here must have the same
+bits on every machine: float64, each operation rounded by itself, sums in a fixed order.
 """
 
 from __future__ import annotations
@@ -11,10 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
-from protocol.algorithm.quantizers.magnitudes import value_table
 from protocol.algorithm.topk import SparseTensor
 
 CLIP_FACTOR = 8.0
@@ -29,14 +24,13 @@ _LEAST_SCALE = 2.0**-64
 
 def payload_norm(payload: Mapping[str, SparseTensor]) -> float:
     """L2 norm of all values of a decoded payload, with the same bits at every receiver; always finite."""
-    return math.sqrt(math.fsum(_sum_of_squares(sparse) for sparse in payload.values()))
+    return math.sqrt(math.fsum(sparse.squares for sparse in payload.values()))
 
 
 def median_norm(norms: Sequence[float]) -> float:
     """The lower median of the positive norms; 0 if there is none.
 
-    With two contributors the lower median is the smaller norm, so the larger one is bounded. Payloads of
-    zeros do not count: they tell nothing about the usual norm.
+    With two contributors the lower median is the smaller norm, so the larger one is bounded.
     """
     positive = sorted(norm for norm in norms if norm > 0)
     return positive[(len(positive) - 1) // 2] if positive else 0.0
@@ -59,25 +53,3 @@ def outliers(norms: Sequence[float]) -> list[str]:
         else ""
         for norm in norms
     ]
-
-
-def _sum_of_squares(sparse: SparseTensor) -> float:
-    """The sum of squares, each exact in float64. Equal values are counted, then multiplied."""
-    if sparse.magnitudes is None:
-        return _sum(sparse.codes_s.numpy().astype(np.float64) ** 2)
-    count, codes_s = len(sparse.magnitudes), sparse.codes_s.numpy()
-    keys_s = codes_s % count
-    if sparse.scales_s is not None:
-        keys_s = sparse.scales_s.numpy().astype(np.int16) * count + keys_s
-    values = value_table(sparse.magnitudes.numpy(), sparse.scales_s is not None)[..., :count].ravel()
-    return _sum(np.bincount(keys_s, minlength=len(values)) * values.astype(np.float64) ** 2)
-
-
-def _sum(values: NDArray[np.float64]) -> float:
-    """The sum by repeated halving: numpy's own sum may use another order on another processor."""
-    while len(values) > 1:
-        half = (len(values) + 1) // 2
-        rest = values[half:]
-        values = values[:half].copy()
-        values[: len(rest)] += rest
-    return float(values[0]) if len(values) else 0.0

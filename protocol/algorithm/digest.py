@@ -1,9 +1,8 @@
 """The digest of an anchor, under which each chunk of its bytes can be verified alone.
 
 An anchor's bytes are those of its tensors, float32 little-endian and row-major, in ascending order of their
-names: the order of a safetensors file, whose data section they are. They are cut into chunks; the digest
-covers names, shapes and the hash of every chunk. So the digest that replicas compare after a round is also
-the root under which a new peer verifies each chunk of a checkpoint.
+names: the data section of a safetensors file. They are cut into chunks; the digest covers names, shapes and
+the hash of every chunk. Replicas compare it after a round, and new peers verify checkpoints with it.
 """
 
 from __future__ import annotations

@@ -27,10 +27,9 @@ def most_in_flight(members_left: int) -> int:
 def one_forward_one_backward(position: int, members: int, microbatches: int) -> tuple[Op, ...]:
     """The order of work of the member at `position` of a chain of `members`, for one inner step (1F1B).
 
-    A member first runs two forwards for each member behind it. Then one forward and one backward alternate,
-    and the remaining backwards end the step. If messages took no time, one forward for each member behind
-    would be enough: the first gradient would arrive in time. The second one hides messages that take as long
-    as the computation of a microbatch. At most :func:`most_in_flight` microbatches hold activations at once.
+    A member first runs two forwards for each member behind it: the second one hides messages that take as
+    long as the computation of a microbatch. Then one forward and one backward alternate, and the remaining
+    backwards end the step. At most :func:`most_in_flight` microbatches hold activations at once.
 
     Raises ValueError for a position outside the chain, or without microbatches.
     """

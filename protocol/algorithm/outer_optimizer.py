@@ -1,10 +1,8 @@
 """Outer optimizers: how an anchor moves along the aggregated pseudo-gradient of a round.
 
-The optimizer's state is as much a part of the committed state as the parameters: every replica holds the same
-bits of it, it is covered by the anchor's digest, checkpoints hold it, and late joiners receive it. So its
-arithmetic must give the same bits on every machine: float32 on the CPU, one rounding per operation, never a
-fused multiply-add. This is why torch.optim.SGD is not used: its ``add_(alpha=...)`` is fused on some
-processors.
+The optimizer's state is committed with the parameters: the anchor's digest covers it, checkpoints hold it,
+late joiners receive it. So its arithmetic must give the same bits on every machine: float32 on the CPU, one
+rounding per operation. torch.optim.SGD does not: its ``add_(alpha=...)`` is fused on some processors.
 
 A new optimizer is one class here, and its name in `OuterSpec.optimizer`.
 """
@@ -20,6 +18,9 @@ from torch import Tensor
 
 from protocol.spec.sections import OuterSpec
 
+State = Mapping[str, Tensor]
+"""The state of one parameter, by slot."""
+
 LEAST_MOMENTUM = 2.0**-64
 """Smaller values of a momentum become 0: they would decay to denormal numbers, which some machines flush."""
 
@@ -30,21 +31,16 @@ class OuterOptimizer(Protocol):
     @property
     def slots(self) -> tuple[str, ...]:
         """Names of the state tensors of a parameter: of its shape, and 0 before round 1."""
-        ...
 
-    def step(
-        self, parameter: Tensor, gradient: Tensor, state: Mapping[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def step(self, parameter: Tensor, gradient: Tensor, state: State) -> tuple[Tensor, State]:
         """The parameter and its state after one committed round.
 
         Args:
             gradient: the aggregated pseudo-gradient, in the dtype and shape of `parameter`.
-            state: by slot.
 
         Returns:
             New tensors; the arguments keep their values.
         """
-        ...
 
 
 @dataclass(frozen=True)
@@ -54,9 +50,7 @@ class Sgd:
     learning_rate: float
     slots: tuple[str, ...] = ()
 
-    def step(
-        self, parameter: Tensor, gradient: Tensor, state: Mapping[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def step(self, parameter: Tensor, gradient: Tensor, state: State) -> tuple[Tensor, State]:
         return parameter - gradient.mul(self.learning_rate), {}
 
 
@@ -71,9 +65,7 @@ class Nesterov:
     momentum: float
     slots: tuple[str, ...] = ("momentum",)
 
-    def step(
-        self, parameter: Tensor, gradient: Tensor, state: Mapping[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def step(self, parameter: Tensor, gradient: Tensor, state: State) -> tuple[Tensor, State]:
         velocity = state["momentum"].mul(self.momentum).add_(gradient)
         # An element that no payload sends for many rounds decays; see LEAST_MOMENTUM.
         velocity.masked_fill_(velocity.abs() < LEAST_MOMENTUM, 0.0)
@@ -92,8 +84,8 @@ def outer_optimizer(outer: OuterSpec) -> OuterOptimizer:
 def state_name(parameter: str, slot: str) -> str:
     """The name of a state tensor in digests and files.
 
-    In ascending order it follows its parameter at once. So the embedding and its state are one range of bytes
-    in the file of stage 0, as node.checkpoint.parts expects. Names of parameters have no slash.
+    In ascending order it follows its parameter at once, so the embedding and its state are one range of bytes
+    in the file of stage 0. Names of parameters have no slash.
     """
     return f"{parameter}/{slot}"
 

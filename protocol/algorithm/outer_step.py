@@ -16,16 +16,16 @@ from torch import Tensor
 
 from protocol.algorithm.clipping import clipping_scales, payload_norm
 from protocol.algorithm.digest import CHUNK_BYTES, digest_of, header_of
-from protocol.algorithm.outer_optimizer import OuterOptimizer, parameters_of, state_name
+from protocol.algorithm.outer_optimizer import OuterOptimizer, State, parameters_of, state_name
 from protocol.algorithm.topk import SparseTensor
 from protocol.errors import ErrorCode, HetnodeError
 
 
 def anchor_digest(parameters: Mapping[str, Tensor]) -> str:
-    """The digest (hex) of float32 tensors (protocol.algorithm.digest), in whatever order they are given.
+    """The digest (hex) of float32 tensors (protocol.algorithm.digest), given in any order.
 
-    `parameters` are a stage's anchor and the state of the outer optimizer, if it has any.
-    Tensors are hashed one at a time; no more than one of them is copied, and only if it is not on the CPU.
+    `parameters` are a stage's anchor and the state of the outer optimizer, if it has any. They are hashed one
+    at a time; only a tensor that is not on the CPU is copied.
     """
     # Chunks run across the borders of tensors: a checkpoint is handed on in these chunks.
     hashes, current, room = [], hashlib.sha256(), CHUNK_BYTES
@@ -45,9 +45,9 @@ def anchor_digest(parameters: Mapping[str, Tensor]) -> str:
 
 
 def tensor_bytes(name: str, tensor: Tensor) -> memoryview:
-    """The bytes of a float32 tensor, little-endian and row-major; a view of them where it lies so already.
+    """The bytes of a float32 tensor, little-endian and row-major, a view if possible.
 
-    Raises ValueError for another dtype; `name` is for its message.
+    Raises ValueError, which names `name`, for another dtype.
     """
     if tensor.dtype != torch.float32:
         raise ValueError(f"'{name}' is {tensor.dtype}; digests are of float32 tensors")
@@ -63,12 +63,10 @@ def apply_update(
 ) -> dict[str, Tensor]:
     """What is committed after a round: parameters and optimizer state, by name (algorithm eq 2).
 
-    The pseudo-gradient is (sum_m w_m sent_m) / (sum_m w_m). `optimizer` moves the parameters along it.
-    What is sent counts clipped to the bound of its round (protocol.algorithm.clipping.clipping_scales).
-    Clipping limits the share of one payload in the pseudo-gradient; momentum then adds up what is clipped
-    already. Sums run in the order given: callers pass the canonical order, by owner. The division is by the
-    weight of all contributors, never by the number that sent an element. Computed in the dtype of
-    `committed`.
+    `optimizer` moves the parameters along the pseudo-gradient (sum_m w_m sent_m) / (sum_m w_m), in the dtype
+    of `committed`. Each payload is clipped first (protocol.algorithm.clipping.clipping_scales). Sums run in
+    the order given: callers pass the canonical order, by owner. The division is by the weight of all
+    contributors, also where only some of them sent an element.
 
     Args:
         committed: some or all parameters of a stage, each with its optimizer state (:func:`state_name`).
@@ -94,7 +92,7 @@ def apply_update(
             payload[name].add_to(total, factor)
         # Plain operations in sequence: a fused alpha= would round once where other machines round twice.
         gradient = total.div_(total_weight).view_as(parameter)
-        state = {slot: committed[state_name(name, slot)] for slot in optimizer.slots}
+        state: State = {slot: committed[state_name(name, slot)] for slot in optimizer.slots}
         moved[name], state = optimizer.step(parameter, gradient, state)
         moved |= {state_name(name, slot): tensor for slot, tensor in state.items()}
         if not all(tensor.isfinite().all() for tensor in (moved[name], *state.values())):

@@ -15,12 +15,7 @@ from protocol.types import Plan
 def sample_range(plan: Plan, spec: RunSpec, round_number: int, replica_index: int) -> range:
     """Ordinals that the replica with ``index == replica_index`` trains in `round_number`.
 
-    Args:
-        plan: the plan of the round.
-        spec: the run, with the samples of a microbatch and the steps of a round.
-
-    Raises:
-        ValueError: the round lies before the plan, or the plan has no such replica.
+    Raises ValueError if the round lies before the plan, or the plan has no such replica.
     """
     position = next((i for i, replica in enumerate(plan.replicas) if replica.index == replica_index), None)
     if position is None:
@@ -33,8 +28,7 @@ def sample_range(plan: Plan, spec: RunSpec, round_number: int, replica_index: in
 def next_first_sample(plan: Plan, spec: RunSpec, next_round: int) -> int:
     """First ordinal that `plan` has not assigned when rounds ``plan.from_round .. next_round - 1`` are over.
 
-    It is the ``first_sample`` of a plan that starts at `next_round`. Raises ValueError if that round lies
-    before `plan`.
+    It is the ``first_sample`` of a plan from `next_round` on. Raises ValueError if that lies before `plan`.
     """
     if next_round < plan.from_round:
         raise ValueError(

@@ -73,11 +73,7 @@ class ReceivingEnd:
         self.refresh(table_vd)
 
     def refresh(self, table_vd: Tensor) -> None:
-        """Derive T_perp from TE of a newly committed round.
-
-        TE is the only table that rounds change. To derive T_perp from it at every commit equals the paper's
-        adaptation of T_S and T_perp (eqs 3 and 4).
-        """
+        """Derive T_perp from TE of a newly committed round; the same as the paper's eqs 3 and 4."""
         if self.k:
             self.perpendicular_vd = perpendicular_table(table_vd.detach().to(self.basis_dk), self.basis_dk)
 

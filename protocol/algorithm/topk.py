@@ -1,12 +1,9 @@
 """The values of a tensor that a replica sends: the largest of every chunk, in few bits each.
 
-SparseLoCo (arXiv 2508.15706): a tensor is cut into chunks, from each the k values of largest magnitude are
-kept and quantized. This module cuts the tensor (:class:`TensorLayout`), chooses the values (:func:`top_k`)
-and does both (:func:`sparsify`); protocol.algorithm.quantizers makes the values small, and
-protocol.wire.payload_codec turns the result into bytes.
+SparseLoCo (arXiv 2508.15706): a tensor is cut into chunks (:class:`TensorLayout`), from each the k values of
+largest magnitude are kept (:func:`top_k`) and quantized (protocol.algorithm.quantizers).
 
-The work proceeds in blocks of a few chunks: a block stays in the processor's caches, and the memory needed
-besides the tensor itself is small for any size of tensor.
+The work proceeds in blocks of a few chunks, which stay in the processor's caches and need little memory.
 
 Shapes: c chunks, n elements of a chunk, k of them sent, s = sum of all k of a tensor.
 """
@@ -28,7 +25,7 @@ from protocol.algorithm.quantizers.magnitudes import value_table
 from protocol.algorithm.quantizers.quantizer import Floats, QuantizedValues
 from protocol.spec.sections import OuterSpec
 
-_BLOCK = 1 << 19
+BLOCK = 1 << 19
 """Elements of one block: 128 chunks of 4096."""
 
 
@@ -71,21 +68,14 @@ class SparseTensor:
     @classmethod
     def of(cls, indices_s: Tensor | None, values: QuantizedValues) -> SparseTensor:
         """`values` at `indices_s`; shares their memory."""
-        return cls(
-            indices_s,
-            torch.from_numpy(values.codes_s),
-            None if values.magnitudes is None else torch.from_numpy(values.magnitudes),
-            None if values.scales_s is None else torch.from_numpy(values.scales_s),
-        )
+        optional = (None if part is None else torch.from_numpy(part) for part in values[1:])
+        return cls(indices_s, torch.from_numpy(values.codes_s), *optional)
 
     @property
     def quantized(self) -> QuantizedValues:
         """The values as the quantizers take them; shares their memory."""
-        return QuantizedValues(
-            self.codes_s.numpy(),
-            None if self.magnitudes is None else self.magnitudes.numpy(),
-            None if self.scales_s is None else self.scales_s.numpy(),
-        )
+        optional = (None if part is None else part.numpy() for part in (self.magnitudes, self.scales_s))
+        return QuantizedValues(self.codes_s.numpy(), *optional)
 
     @property
     def values_s(self) -> Tensor:
@@ -98,13 +88,29 @@ class SparseTensor:
         Product and sum are rounded separately, in the dtype of `flat`: a fused multiply-add would give other
         bits on some machines.
         """
-        for start in range(0, len(self.codes_s), _BLOCK):
-            part = slice(start, start + _BLOCK)
+        for start in range(0, len(self.codes_s), BLOCK):
+            part = slice(start, start + BLOCK)
             addend = self._values(part).to(flat.device, flat.dtype) * factor
             if self.indices_s is None:
                 flat[part].add_(addend)
             else:
                 flat.index_add_(0, self.indices_s[part].to(flat.device), addend)
+
+    @cached_property
+    def squares(self) -> float:
+        """The sum of the values' squares, with the same bits on every machine.
+
+        Each square is exact in float64. Equal values are counted, then multiplied.
+        """
+        codes_s = self.codes_s.numpy()
+        if self.magnitudes is None:
+            return _sum(codes_s.astype(np.float64) ** 2)
+        count = len(self.magnitudes)
+        keys_s = codes_s % count
+        if self.scales_s is not None:
+            keys_s = self.scales_s.numpy().astype(np.int16) * count + keys_s
+        values = value_table(self.magnitudes.numpy(), self.scales_s is not None)[..., :count].ravel()
+        return _sum(np.bincount(keys_s, minlength=len(values)) * values.astype(np.float64) ** 2)
 
     @cached_property
     def _table(self) -> Tensor:
@@ -142,13 +148,13 @@ class TensorLayout:
     def groups(self) -> tuple[ChunkGroup, ...]:
         """Chunks of equal size, in the order in which they are sent. A dense exchange sends all of each."""
         if self._has_tiles:
-            h, w = self._tile
+            h, w, _ = self._tile
             return (self._group(self.numel // (h * w), h * w),)
         full, rest = divmod(self.numel, self.outer.chunk)
         cut = ((full, self.outer.chunk), (1, rest))
         return tuple(self._group(count, size) for count, size in cut if count and size)
 
-    @property
+    @cached_property
     def sent(self) -> int:
         """s, the values sent of one tensor."""
         return sum(group.count * group.k for group in self.groups)
@@ -175,26 +181,25 @@ class TensorLayout:
         """The chunks [c, n] of a block, from its elements in row-major order; a view if chunks are runs."""
         if not self._has_tiles or self._tile[0] == 1:
             return elements.view(block.chunks.count, block.chunks.size)
-        h, w = self._tile
-        columns = self._matrix[1]
+        h, w, columns = self._tile
         return elements.view(-1, h, columns // w, w).transpose(1, 2).reshape(-1, h * w)
 
-    @property
+    @cached_property
     def lengths_c(self) -> NDArray[np.int64]:
-        """Values sent of each chunk."""
+        """Values sent of each chunk; no caller changes it."""
         return np.concatenate([np.full(group.count, group.k) for group in self.groups])
 
     def _chunks_at_once(self, size: int) -> int:
         """Chunks of one block. Tiles of several rows form a run only with all tiles beside them."""
-        beside = self._matrix[1] // self._tile[1] if self._has_tiles and self._tile[0] > 1 else 1
-        return max(_BLOCK // (size * beside), 1) * beside
+        h, w, columns = self._tile if self._has_tiles else (1, 1, 1)
+        beside = columns // w if h > 1 else 1
+        return max(BLOCK // (size * beside), 1) * beside
 
     def row_major(self, positions: Tensor) -> Tensor:
         """Row-major element numbers of `positions`, the element numbers counted chunk after chunk."""
         if not self._has_tiles:
             return positions
-        h, w = self._tile
-        columns = self._matrix[1]
+        h, w, columns = self._tile
         tile, inside = positions // (h * w), positions % (h * w)
         row = tile // (columns // w) * h + inside // w
         return row * columns + tile % (columns // w) * w + inside % w
@@ -203,8 +208,7 @@ class TensorLayout:
         """The inverse of :meth:`row_major`."""
         if not self._has_tiles:
             return row_major
-        h, w = self._tile
-        columns = self._matrix[1]
+        h, w, columns = self._tile
         row, column = row_major // columns, row_major % columns
         tile = row // h * (columns // w) + column // w
         return tile * (h * w) + row % h * w + column % w
@@ -213,18 +217,14 @@ class TensorLayout:
     def _has_tiles(self) -> bool:
         return self.outer.layout == "tiles" and not self.outer.dense
 
-    @property
-    def _matrix(self) -> tuple[int, int]:
+    @cached_property
+    def _tile(self) -> tuple[int, int, int]:
+        """Height and width of a tile, and columns of the matrix."""
         if len(self.shape) > 2:
             raise ValueError(f"layout 'tiles' is for vectors and matrices, not for shape {self.shape}")
         rows, columns = (1, *self.shape)[-2:]
-        return rows, columns
-
-    @cached_property
-    def _tile(self) -> tuple[int, int]:
         side = math.isqrt(self.outer.chunk)
-        rows, columns = self._matrix
-        return _largest_divisor(rows, side), _largest_divisor(columns, side)
+        return _largest_divisor(rows, side), _largest_divisor(columns, side), columns
 
     def _group(self, count: int, size: int) -> ChunkGroup:
         k, chunk = self.outer.top_k, self.outer.chunk
@@ -234,6 +234,16 @@ class TensorLayout:
             return ChunkGroup(count, size, min(k, size))
         # Round half up in integers: a float could round differently on another machine.
         return ChunkGroup(count, size, max(1, (2 * k * size + chunk) // (2 * chunk)))
+
+
+def _sum(values: NDArray[np.float64]) -> float:
+    """The sum by repeated halving: numpy's own sum may use another order on another processor."""
+    while len(values) > 1:
+        half = (len(values) + 1) // 2
+        rest = values[half:]
+        values = values[:half].copy()
+        values[: len(rest)] += rest
+    return float(values[0]) if len(values) else 0.0
 
 
 def _largest_divisor(n: int, limit: int) -> int:
@@ -273,10 +283,9 @@ def sparsify_blocks(elements: Iterable[Tensor], layout: TensorLayout) -> SparseT
 def top_k(chunks_cn: Tensor, k: int) -> tuple[NDArray[np.int64], Floats]:
     """The k values [c, k] of largest magnitude of every row, of equal ones the first, and their indices.
 
-    Each row is cut into groups. The k largest of the groups' maxima are at least k elements, so no element
-    below the k-th largest maximum can be among the k largest. The others, the candidates, are few; they go to
-    the host, which decides. Rows with many candidates, such as rows of zeros, are decided on the device
-    first.
+    Each row is cut into groups. No element below the k-th largest of the groups' maxima can be among the k
+    largest. The others, the candidates, are few; the host decides between them. Rows with many candidates,
+    such as rows of zeros, are decided on the device first.
 
     Args:
         chunks_cn: finite, float32 or float64, any device.

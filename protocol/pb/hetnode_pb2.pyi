@@ -6,6 +6,32 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class ExposeRequest(_message.Message):
+    __slots__ = ("peer", "dht_port")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    DHT_PORT_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    dht_port: int
+    def __init__(self, peer: _Optional[str] = ..., dht_port: _Optional[int] = ...) -> None: ...
+
+class ExposeReply(_message.Message):
+    __slots__ = ("dht_port", "waiting")
+    DHT_PORT_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    dht_port: int
+    waiting: WaitingConnection
+    def __init__(self, dht_port: _Optional[int] = ..., waiting: _Optional[_Union[WaitingConnection, _Mapping]] = ...) -> None: ...
+
+class WaitingConnection(_message.Message):
+    __slots__ = ("token", "dht", "source")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    DHT_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    token: bytes
+    dht: bool
+    source: str
+    def __init__(self, token: _Optional[bytes] = ..., dht: _Optional[bool] = ..., source: _Optional[str] = ...) -> None: ...
+
 class StageRange(_message.Message):
     __slots__ = ("first", "stop")
     FIRST_FIELD_NUMBER: _ClassVar[int]
@@ -227,16 +253,20 @@ class ListPeersReply(_message.Message):
     def __init__(self, peers: _Optional[_Iterable[_Union[EnrolledPeer, _Mapping]]] = ...) -> None: ...
 
 class BanRequest(_message.Message):
-    __slots__ = ("peer", "reason")
+    __slots__ = ("peer", "reason", "revoke_invites")
     PEER_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    REVOKE_INVITES_FIELD_NUMBER: _ClassVar[int]
     peer: str
     reason: str
-    def __init__(self, peer: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    revoke_invites: bool
+    def __init__(self, peer: _Optional[str] = ..., reason: _Optional[str] = ..., revoke_invites: _Optional[bool] = ...) -> None: ...
 
 class BanReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("invites",)
+    INVITES_FIELD_NUMBER: _ClassVar[int]
+    invites: _containers.RepeatedCompositeFieldContainer[InviteStatus]
+    def __init__(self, invites: _Optional[_Iterable[_Union[InviteStatus, _Mapping]]] = ...) -> None: ...
 
 class UnbanRequest(_message.Message):
     __slots__ = ("peer",)
@@ -249,36 +279,116 @@ class UnbanReply(_message.Message):
     def __init__(self) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("protocol_version", "peer", "role", "capacity", "endpoint", "spec_hash")
+    __slots__ = ("protocol_version", "peer", "role", "capacity", "endpoint", "spec_hash", "addresses", "any_role")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     SPEC_HASH_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    ANY_ROLE_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     peer: str
     role: str
     capacity: Capacity
     endpoint: str
     spec_hash: str
-    def __init__(self, protocol_version: _Optional[int] = ..., peer: _Optional[str] = ..., role: _Optional[str] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., endpoint: _Optional[str] = ..., spec_hash: _Optional[str] = ...) -> None: ...
+    addresses: Addresses
+    any_role: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., peer: _Optional[str] = ..., role: _Optional[str] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., endpoint: _Optional[str] = ..., spec_hash: _Optional[str] = ..., addresses: _Optional[_Union[Addresses, _Mapping]] = ..., any_role: _Optional[bool] = ...) -> None: ...
+
+class Addresses(_message.Message):
+    __slots__ = ("endpoint", "dht", "relayed")
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    DHT_FIELD_NUMBER: _ClassVar[int]
+    RELAYED_FIELD_NUMBER: _ClassVar[int]
+    endpoint: str
+    dht: str
+    relayed: bool
+    def __init__(self, endpoint: _Optional[str] = ..., dht: _Optional[str] = ..., relayed: _Optional[bool] = ...) -> None: ...
+
+class Reached(_message.Message):
+    __slots__ = ("reachability", "endpoint", "dht", "reason", "endpoint_problem", "dht_problem")
+    REACHABILITY_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    DHT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    DHT_PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    reachability: str
+    endpoint: bool
+    dht: bool
+    reason: str
+    endpoint_problem: str
+    dht_problem: str
+    def __init__(self, reachability: _Optional[str] = ..., endpoint: _Optional[bool] = ..., dht: _Optional[bool] = ..., reason: _Optional[str] = ..., endpoint_problem: _Optional[str] = ..., dht_problem: _Optional[str] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("spec_json", "spec_hash", "run", "dht_peers", "spec_signature", "time")
+    __slots__ = ("spec_json", "spec_hash", "run", "dht_peers", "spec_signature", "time", "reached", "relays", "role", "role_reason")
     SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
     SPEC_HASH_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     DHT_PEERS_FIELD_NUMBER: _ClassVar[int]
     SPEC_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     TIME_FIELD_NUMBER: _ClassVar[int]
+    REACHED_FIELD_NUMBER: _ClassVar[int]
+    RELAYS_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    ROLE_REASON_FIELD_NUMBER: _ClassVar[int]
     spec_json: str
     spec_hash: str
     run: str
     dht_peers: _containers.RepeatedScalarFieldContainer[str]
     spec_signature: bytes
     time: float
-    def __init__(self, spec_json: _Optional[str] = ..., spec_hash: _Optional[str] = ..., run: _Optional[str] = ..., dht_peers: _Optional[_Iterable[str]] = ..., spec_signature: _Optional[bytes] = ..., time: _Optional[float] = ...) -> None: ...
+    reached: Reached
+    relays: _containers.RepeatedCompositeFieldContainer[RelayAddress]
+    role: str
+    role_reason: str
+    def __init__(self, spec_json: _Optional[str] = ..., spec_hash: _Optional[str] = ..., run: _Optional[str] = ..., dht_peers: _Optional[_Iterable[str]] = ..., spec_signature: _Optional[bytes] = ..., time: _Optional[float] = ..., reached: _Optional[_Union[Reached, _Mapping]] = ..., relays: _Optional[_Iterable[_Union[RelayAddress, _Mapping]]] = ..., role: _Optional[str] = ..., role_reason: _Optional[str] = ...) -> None: ...
+
+class RelayAddress(_message.Message):
+    __slots__ = ("peer", "endpoint")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    endpoint: str
+    def __init__(self, peer: _Optional[str] = ..., endpoint: _Optional[str] = ...) -> None: ...
+
+class UpdateAddressesRequest(_message.Message):
+    __slots__ = ("peer", "addresses")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    addresses: Addresses
+    def __init__(self, peer: _Optional[str] = ..., addresses: _Optional[_Union[Addresses, _Mapping]] = ...) -> None: ...
+
+class UpdateAddressesReply(_message.Message):
+    __slots__ = ("reached",)
+    REACHED_FIELD_NUMBER: _ClassVar[int]
+    reached: Reached
+    def __init__(self, reached: _Optional[_Union[Reached, _Mapping]] = ...) -> None: ...
+
+class TryAddressesRequest(_message.Message):
+    __slots__ = ("peer", "addresses")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    addresses: Addresses
+    def __init__(self, peer: _Optional[str] = ..., addresses: _Optional[_Union[Addresses, _Mapping]] = ...) -> None: ...
+
+class TryAddressesReply(_message.Message):
+    __slots__ = ("reached", "source", "source_port", "relays")
+    REACHED_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_PORT_FIELD_NUMBER: _ClassVar[int]
+    RELAYS_FIELD_NUMBER: _ClassVar[int]
+    reached: Reached
+    source: str
+    source_port: int
+    relays: _containers.RepeatedCompositeFieldContainer[RelayAddress]
+    def __init__(self, reached: _Optional[_Union[Reached, _Mapping]] = ..., source: _Optional[str] = ..., source_port: _Optional[int] = ..., relays: _Optional[_Iterable[_Union[RelayAddress, _Mapping]]] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("peer",)
@@ -287,14 +397,16 @@ class WatchRequest(_message.Message):
     def __init__(self, peer: _Optional[str] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("peer", "stages", "endpoint")
+    __slots__ = ("peer", "stages", "endpoint", "relayed")
     PEER_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    RELAYED_FIELD_NUMBER: _ClassVar[int]
     peer: str
     stages: StageRange
     endpoint: str
-    def __init__(self, peer: _Optional[str] = ..., stages: _Optional[_Union[StageRange, _Mapping]] = ..., endpoint: _Optional[str] = ...) -> None: ...
+    relayed: bool
+    def __init__(self, peer: _Optional[str] = ..., stages: _Optional[_Union[StageRange, _Mapping]] = ..., endpoint: _Optional[str] = ..., relayed: _Optional[bool] = ...) -> None: ...
 
 class Link(_message.Message):
     __slots__ = ("k", "dialer")
@@ -344,8 +456,16 @@ class Place(_message.Message):
     stages: StageRange
     def __init__(self, peer: _Optional[str] = ..., replica: _Optional[int] = ..., position: _Optional[int] = ..., stages: _Optional[_Union[StageRange, _Mapping]] = ...) -> None: ...
 
+class MemberSource(_message.Message):
+    __slots__ = ("peer", "source")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    source: str
+    def __init__(self, peer: _Optional[str] = ..., source: _Optional[str] = ...) -> None: ...
+
 class PlanUpdate(_message.Message):
-    __slots__ = ("signed_plan", "signature", "waiting", "finished", "banned", "followers", "round")
+    __slots__ = ("signed_plan", "signature", "waiting", "finished", "banned", "followers", "round", "relays", "sources")
     SIGNED_PLAN_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -353,6 +473,8 @@ class PlanUpdate(_message.Message):
     BANNED_FIELD_NUMBER: _ClassVar[int]
     FOLLOWERS_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
+    RELAYS_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
     signed_plan: bytes
     signature: bytes
     waiting: str
@@ -360,7 +482,9 @@ class PlanUpdate(_message.Message):
     banned: _containers.RepeatedScalarFieldContainer[str]
     followers: _containers.RepeatedCompositeFieldContainer[Place]
     round: int
-    def __init__(self, signed_plan: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., waiting: _Optional[str] = ..., finished: _Optional[bool] = ..., banned: _Optional[_Iterable[str]] = ..., followers: _Optional[_Iterable[_Union[Place, _Mapping]]] = ..., round: _Optional[int] = ...) -> None: ...
+    relays: _containers.RepeatedCompositeFieldContainer[RelayAddress]
+    sources: _containers.RepeatedCompositeFieldContainer[MemberSource]
+    def __init__(self, signed_plan: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., waiting: _Optional[str] = ..., finished: _Optional[bool] = ..., banned: _Optional[_Iterable[str]] = ..., followers: _Optional[_Iterable[_Union[Place, _Mapping]]] = ..., round: _Optional[int] = ..., relays: _Optional[_Iterable[_Union[RelayAddress, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[MemberSource, _Mapping]]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("peer", "round", "inner_step", "estimates")
@@ -408,6 +532,24 @@ class DrainReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class ReportLinkRequest(_message.Message):
+    __slots__ = ("peer", "epoch", "neighbour", "address", "reason")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NEIGHBOUR_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    epoch: int
+    neighbour: str
+    address: str
+    reason: str
+    def __init__(self, peer: _Optional[str] = ..., epoch: _Optional[int] = ..., neighbour: _Optional[str] = ..., address: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ReportLinkReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class RetreatRequest(_message.Message):
     __slots__ = ("peer", "epoch", "reason")
     PEER_FIELD_NUMBER: _ClassVar[int]
@@ -423,7 +565,7 @@ class RetreatReply(_message.Message):
     def __init__(self) -> None: ...
 
 class PayloadDescriptor(_message.Message):
-    __slots__ = ("run", "stage", "round", "owner", "anchor_digest", "codec", "weight", "nbytes", "sha256", "signature")
+    __slots__ = ("run", "stage", "round", "owner", "anchor_digest", "codec", "weight", "nbytes", "sha256", "signature", "epoch")
     RUN_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -434,6 +576,7 @@ class PayloadDescriptor(_message.Message):
     NBYTES_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     run: str
     stage: int
     round: int
@@ -444,7 +587,8 @@ class PayloadDescriptor(_message.Message):
     nbytes: int
     sha256: str
     signature: bytes
-    def __init__(self, run: _Optional[str] = ..., stage: _Optional[int] = ..., round: _Optional[int] = ..., owner: _Optional[str] = ..., anchor_digest: _Optional[str] = ..., codec: _Optional[str] = ..., weight: _Optional[float] = ..., nbytes: _Optional[int] = ..., sha256: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    epoch: int
+    def __init__(self, run: _Optional[str] = ..., stage: _Optional[int] = ..., round: _Optional[int] = ..., owner: _Optional[str] = ..., anchor_digest: _Optional[str] = ..., codec: _Optional[str] = ..., weight: _Optional[float] = ..., nbytes: _Optional[int] = ..., sha256: _Optional[str] = ..., signature: _Optional[bytes] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class MatchRequest(_message.Message):
     __slots__ = ("peer", "descriptor")
@@ -635,7 +779,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class PeerStatus(_message.Message):
-    __slots__ = ("peer", "role", "lifecycle", "round", "inner_step", "seen_seconds_ago", "place", "estimates")
+    __slots__ = ("peer", "role", "lifecycle", "round", "inner_step", "seen_seconds_ago", "place", "estimates", "reachability", "problem", "role_reason")
     PEER_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     LIFECYCLE_FIELD_NUMBER: _ClassVar[int]
@@ -644,6 +788,9 @@ class PeerStatus(_message.Message):
     SEEN_SECONDS_AGO_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
     ESTIMATES_FIELD_NUMBER: _ClassVar[int]
+    REACHABILITY_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    ROLE_REASON_FIELD_NUMBER: _ClassVar[int]
     peer: str
     role: str
     lifecycle: str
@@ -652,7 +799,10 @@ class PeerStatus(_message.Message):
     seen_seconds_ago: float
     place: str
     estimates: Estimates
-    def __init__(self, peer: _Optional[str] = ..., role: _Optional[str] = ..., lifecycle: _Optional[str] = ..., round: _Optional[int] = ..., inner_step: _Optional[int] = ..., seen_seconds_ago: _Optional[float] = ..., place: _Optional[str] = ..., estimates: _Optional[_Union[Estimates, _Mapping]] = ...) -> None: ...
+    reachability: str
+    problem: str
+    role_reason: str
+    def __init__(self, peer: _Optional[str] = ..., role: _Optional[str] = ..., lifecycle: _Optional[str] = ..., round: _Optional[int] = ..., inner_step: _Optional[int] = ..., seen_seconds_ago: _Optional[float] = ..., place: _Optional[str] = ..., estimates: _Optional[_Union[Estimates, _Mapping]] = ..., reachability: _Optional[str] = ..., problem: _Optional[str] = ..., role_reason: _Optional[str] = ...) -> None: ...
 
 class StatusReply(_message.Message):
     __slots__ = ("run", "spec_json", "phase", "sentence", "rounds_decided", "rounds_committed", "rounds_aborted", "peers", "latest", "plan", "anchors_agree", "time")

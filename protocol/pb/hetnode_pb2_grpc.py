@@ -26,9 +26,8 @@ if _version_not_supported:
 
 
 class EnrollmentStub:
-    """Where a newcomer trades an invite for a certificate. It has a port of its own, because here alone the client
-    shows no certificate; the newcomer opens the channel only after it has checked the authority against the
-    invite's pin.
+    """A new peer sends an invite and receives a certificate. This service has its own port, because here alone the
+    client shows no certificate. The new peer first checks the authority against the pin of its invite.
     """
 
     def __init__(self, channel):
@@ -45,13 +44,12 @@ class EnrollmentStub:
 
 
 class EnrollmentServicer:
-    """Where a newcomer trades an invite for a certificate. It has a port of its own, because here alone the client
-    shows no certificate; the newcomer opens the channel only after it has checked the authority against the
-    invite's pin.
+    """A new peer sends an invite and receives a certificate. This service has its own port, because here alone the
+    client shows no certificate. The new peer first checks the authority against the pin of its invite.
     """
 
     def Enroll(self, request, context):
-        """Spends one use of an invite. May be repeated by the same peer without spending another.
+        """Takes one use of an invite. A repeated call of the same peer takes no further use.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -74,9 +72,8 @@ def add_EnrollmentServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Enrollment:
-    """Where a newcomer trades an invite for a certificate. It has a port of its own, because here alone the client
-    shows no certificate; the newcomer opens the channel only after it has checked the authority against the
-    invite's pin.
+    """A new peer sends an invite and receives a certificate. This service has its own port, because here alone the
+    client shows no certificate. The new peer first checks the authority against the pin of its invite.
     """
 
     @staticmethod
@@ -108,7 +105,7 @@ class Enrollment:
 
 
 class AdminStub:
-    """For the operator's certificate alone, on the port of the coordinator's API.
+    """Only for the operator's certificate, on the port of the coordinator's API.
     """
 
     def __init__(self, channel):
@@ -150,7 +147,7 @@ class AdminStub:
 
 
 class AdminServicer:
-    """For the operator's certificate alone, on the port of the coordinator's API.
+    """Only for the operator's certificate, on the port of the coordinator's API.
     """
 
     def CreateInvite(self, request, context):
@@ -178,7 +175,7 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Ban(self, request, context):
-        """Ends the peer's calls and streams, and keeps it out until Unban.
+        """Ends the peer's calls and streams, and refuses the peer until Unban.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -232,7 +229,7 @@ def add_AdminServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Admin:
-    """For the operator's certificate alone, on the port of the coordinator's API.
+    """Only for the operator's certificate, on the port of the coordinator's API.
     """
 
     @staticmethod
@@ -415,6 +412,16 @@ class CoordinatorStub:
                 request_serializer=protocol_dot_pb_dot_hetnode__pb2.JoinRequest.SerializeToString,
                 response_deserializer=protocol_dot_pb_dot_hetnode__pb2.JoinReply.FromString,
                 _registered_method=True)
+        self.UpdateAddresses = channel.unary_unary(
+                '/hetnode.v1.Coordinator/UpdateAddresses',
+                request_serializer=protocol_dot_pb_dot_hetnode__pb2.UpdateAddressesRequest.SerializeToString,
+                response_deserializer=protocol_dot_pb_dot_hetnode__pb2.UpdateAddressesReply.FromString,
+                _registered_method=True)
+        self.TryAddresses = channel.unary_unary(
+                '/hetnode.v1.Coordinator/TryAddresses',
+                request_serializer=protocol_dot_pb_dot_hetnode__pb2.TryAddressesRequest.SerializeToString,
+                response_deserializer=protocol_dot_pb_dot_hetnode__pb2.TryAddressesReply.FromString,
+                _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/hetnode.v1.Coordinator/Watch',
                 request_serializer=protocol_dot_pb_dot_hetnode__pb2.WatchRequest.SerializeToString,
@@ -439,6 +446,11 @@ class CoordinatorStub:
                 '/hetnode.v1.Coordinator/Probe',
                 request_serializer=protocol_dot_pb_dot_hetnode__pb2.ProbeMessage.SerializeToString,
                 response_deserializer=protocol_dot_pb_dot_hetnode__pb2.ProbeMessage.FromString,
+                _registered_method=True)
+        self.ReportLink = channel.unary_unary(
+                '/hetnode.v1.Coordinator/ReportLink',
+                request_serializer=protocol_dot_pb_dot_hetnode__pb2.ReportLinkRequest.SerializeToString,
+                response_deserializer=protocol_dot_pb_dot_hetnode__pb2.ReportLinkReply.FromString,
                 _registered_method=True)
         self.Retreat = channel.unary_unary(
                 '/hetnode.v1.Coordinator/Retreat',
@@ -494,7 +506,21 @@ class CoordinatorServicer:
     """
 
     def Join(self, request, context):
-        """First call of every node: refused before anything else if protocol version or spec hash differ.
+        """First call of every node. It is refused if the protocol version or the spec hash differs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateAddresses(self, request, context):
+        """This peer has other addresses than at its join, or none any more. The coordinator dials them before it answers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TryAddresses(self, request, context):
+        """Dials addresses as Join does, and changes nothing. The peer need not have joined.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -520,42 +546,50 @@ class CoordinatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """This peer wants to go: it finishes the round that it is in, and the next plan is made without it.
+        """This peer wants to leave: it finishes its round, and the next plan is made without it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Probe(self, request_iterator, context):
-        """For measuring this connection; see ProbeMessage.
+        """Measures this connection; see ProbeMessage.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReportLink(self, request, context):
+        """This peer cannot open the link to a neighbour, and goes on trying. Its replica does not count meanwhile.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Retreat(self, request, context):
-        """This peer's replica cannot go on under plan `epoch`: it follows the rounds until a later plan seats it.
+        """This peer's replica cannot continue under plan `epoch`: the peer follows the rounds until a later plan
+        assigns it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Match(self, request, context):
-        """Offers a payload for (stage, round); answers when the group of that round is closed.
+        """Offers a payload for (stage, round). The answer comes when the group of that round is closed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Report(self, request, context):
-        """Says which payloads of the group this peer holds; answers when the round is decided.
+        """Reports which payloads of the group this peer holds. The answer comes when the round is decided.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AwaitDecision(self, request, context):
-        """Answers when (stage, round) is decided, for members that need a stage they do not host.
+        """The answer comes when (stage, round) is decided. For members that need a stage that they do not host.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -569,7 +603,7 @@ class CoordinatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Locate(self, request, context):
-        """Which checkpoints of a stage can be had, and from whom.
+        """The available checkpoints of a stage, and the peers that hold them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -582,14 +616,14 @@ class CoordinatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Renew(self, request, context):
-        """A new certificate before the old one runs out.
+        """A new certificate before the old one expires.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Status(self, request, context):
-        """For people and their tools: any certificate of the run will do.
+        """For people and their tools, with any certificate of the run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -602,6 +636,16 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Join,
                     request_deserializer=protocol_dot_pb_dot_hetnode__pb2.JoinRequest.FromString,
                     response_serializer=protocol_dot_pb_dot_hetnode__pb2.JoinReply.SerializeToString,
+            ),
+            'UpdateAddresses': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateAddresses,
+                    request_deserializer=protocol_dot_pb_dot_hetnode__pb2.UpdateAddressesRequest.FromString,
+                    response_serializer=protocol_dot_pb_dot_hetnode__pb2.UpdateAddressesReply.SerializeToString,
+            ),
+            'TryAddresses': grpc.unary_unary_rpc_method_handler(
+                    servicer.TryAddresses,
+                    request_deserializer=protocol_dot_pb_dot_hetnode__pb2.TryAddressesRequest.FromString,
+                    response_serializer=protocol_dot_pb_dot_hetnode__pb2.TryAddressesReply.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
@@ -627,6 +671,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Probe,
                     request_deserializer=protocol_dot_pb_dot_hetnode__pb2.ProbeMessage.FromString,
                     response_serializer=protocol_dot_pb_dot_hetnode__pb2.ProbeMessage.SerializeToString,
+            ),
+            'ReportLink': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportLink,
+                    request_deserializer=protocol_dot_pb_dot_hetnode__pb2.ReportLinkRequest.FromString,
+                    response_serializer=protocol_dot_pb_dot_hetnode__pb2.ReportLinkReply.SerializeToString,
             ),
             'Retreat': grpc.unary_unary_rpc_method_handler(
                     servicer.Retreat,
@@ -704,6 +753,60 @@ class Coordinator:
             '/hetnode.v1.Coordinator/Join',
             protocol_dot_pb_dot_hetnode__pb2.JoinRequest.SerializeToString,
             protocol_dot_pb_dot_hetnode__pb2.JoinReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateAddresses(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hetnode.v1.Coordinator/UpdateAddresses',
+            protocol_dot_pb_dot_hetnode__pb2.UpdateAddressesRequest.SerializeToString,
+            protocol_dot_pb_dot_hetnode__pb2.UpdateAddressesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TryAddresses(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hetnode.v1.Coordinator/TryAddresses',
+            protocol_dot_pb_dot_hetnode__pb2.TryAddressesRequest.SerializeToString,
+            protocol_dot_pb_dot_hetnode__pb2.TryAddressesReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -839,6 +942,33 @@ class Coordinator:
             '/hetnode.v1.Coordinator/Probe',
             protocol_dot_pb_dot_hetnode__pb2.ProbeMessage.SerializeToString,
             protocol_dot_pb_dot_hetnode__pb2.ProbeMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportLink(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hetnode.v1.Coordinator/ReportLink',
+            protocol_dot_pb_dot_hetnode__pb2.ReportLinkRequest.SerializeToString,
+            protocol_dot_pb_dot_hetnode__pb2.ReportLinkReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1094,7 +1224,7 @@ class Coordinator:
 
 
 class StageLinkStub:
-    """The stream between two neighbouring members; whichever end can dial opens it.
+    """The stream between two neighbouring members. Either end may open it.
     """
 
     def __init__(self, channel):
@@ -1116,7 +1246,7 @@ class StageLinkStub:
 
 
 class StageLinkServicer:
-    """The stream between two neighbouring members; whichever end can dial opens it.
+    """The stream between two neighbouring members. Either end may open it.
     """
 
     def Exchange(self, request_iterator, context):
@@ -1126,7 +1256,7 @@ class StageLinkServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Probe(self, request_iterator, context):
-        """For measuring the way to a peer that may become a neighbour; see ProbeMessage.
+        """Measures the connection to a peer that may become a neighbour; see ProbeMessage.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -1154,7 +1284,7 @@ def add_StageLinkServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class StageLink:
-    """The stream between two neighbouring members; whichever end can dial opens it.
+    """The stream between two neighbouring members. Either end may open it.
     """
 
     @staticmethod
@@ -1201,6 +1331,85 @@ class StageLink:
             '/hetnode.v1.StageLink/Probe',
             protocol_dot_pb_dot_hetnode__pb2.ProbeMessage.SerializeToString,
             protocol_dot_pb_dot_hetnode__pb2.ProbeMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class RelayStub:
+    """Carries connections to peers that nobody can dial, on the relay's public port under the relay's own server
+    name. Both ends show certificates of the run.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Expose = channel.unary_stream(
+                '/hetnode.v1.Relay/Expose',
+                request_serializer=protocol_dot_pb_dot_hetnode__pb2.ExposeRequest.SerializeToString,
+                response_deserializer=protocol_dot_pb_dot_hetnode__pb2.ExposeReply.FromString,
+                _registered_method=True)
+
+
+class RelayServicer:
+    """Carries connections to peers that nobody can dial, on the relay's public port under the relay's own server
+    name. Both ends show certificates of the run.
+    """
+
+    def Expose(self, request, context):
+        """The caller is reachable here while the stream is open. A new call replaces the former one of the same peer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_RelayServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Expose': grpc.unary_stream_rpc_method_handler(
+                    servicer.Expose,
+                    request_deserializer=protocol_dot_pb_dot_hetnode__pb2.ExposeRequest.FromString,
+                    response_serializer=protocol_dot_pb_dot_hetnode__pb2.ExposeReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'hetnode.v1.Relay', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('hetnode.v1.Relay', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Relay:
+    """Carries connections to peers that nobody can dial, on the relay's public port under the relay's own server
+    name. Both ends show certificates of the run.
+    """
+
+    @staticmethod
+    def Expose(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/hetnode.v1.Relay/Expose',
+            protocol_dot_pb_dot_hetnode__pb2.ExposeRequest.SerializeToString,
+            protocol_dot_pb_dot_hetnode__pb2.ExposeReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,8 +1,7 @@
 """The quantizers that a run can name. A new one: a line here, a file in protocol.algorithm.quantizers.
 
-The classes need torch, and the coordinator and the command line read specifications without torch. So each
-line gives the module and the class as text; protocol.algorithm.quantizers.loading imports them where they are
-used.
+The coordinator and the command line read specifications without torch, which the classes need. So each line
+gives module and class as text; protocol.algorithm.quantizers.loading imports them.
 """
 
 from __future__ import annotations

@@ -16,9 +16,7 @@ from protocol.spec.sections import Section
 
 
 def resolve(
-    preset: str | None = None,
-    file: Path | None = None,
-    overrides: Mapping[str, Any] | None = None,
+    preset: str | None = None, file: Path | None = None, overrides: Mapping[str, Any] | None = None
 ) -> RunSpec:
     """Build the spec of a run: preset, then the TOML run file, then overrides; later ones win field by field.
 
@@ -34,17 +32,13 @@ def resolve(
     named_in_file = from_file.pop("preset", None)
     name = preset or named_in_file or "tiny"
     if not isinstance(name, str) or name not in PRESETS:
-        raise HetnodeError(
-            ErrorCode.UNKNOWN_PRESET,
-            f"There is no preset '{name}'.",
-            f"Use one of: {', '.join(sorted(PRESETS))}.",
-        )
+        remedy = f"Use one of: {', '.join(sorted(PRESETS))}."
+        raise HetnodeError(ErrorCode.UNKNOWN_PRESET, f"There is no preset '{name}'.", remedy)
     tree = _merge(_merge({"preset": name}, PRESETS[name]), from_file)
     for key, value in (overrides or {}).items():
         if value is not None:
-            *path, leaf = key.split(".")
-            branch: dict[str, Any] = {leaf: value}
-            for part in reversed(path):
+            branch = value
+            for part in reversed(key.split(".")):
                 branch = {part: branch}
             tree = _merge(tree, branch)
     try:

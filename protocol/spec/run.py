@@ -9,13 +9,7 @@ import hashlib
 import json
 from typing import Annotated, Any
 
-from pydantic import (
-    Field,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
 
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.sections import (
@@ -30,7 +24,7 @@ from protocol.spec.sections import (
     SwarmSpec,
     TimingSpec,
 )
-from protocol.types import PROTOCOL_VERSION, Replica
+from protocol.types import Replica
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -38,7 +32,8 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 class RunSpec(Section):
     """The whole specification of a run. Frozen; equal hash means equal in every field."""
 
-    protocol_version: int = PROTOCOL_VERSION
+    # Of the arithmetic. A change of messages alone raises PROTOCOL_VERSION and keeps every hash as it is.
+    protocol_version: int = 2
     preset: str = "tiny"
     seed: int = Field(0, ge=0, lt=2**63)
     rounds: int = Field(30, ge=1, le=10_000_000)
@@ -57,24 +52,25 @@ class RunSpec(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> RunSpec:
-        if self.link.k > self.model.width:
-            raise ValueError(f"link.k {self.link.k} exceeds model.width {self.model.width} (k must be <= d)")
-        if self.link.most_k > self.model.width:
-            raise ValueError(f"link.most_k {self.link.most_k} exceeds model.width {self.model.width}")
+        width, stages = self.model.width, self.swarm.stages
+        if self.link.k > width:
+            raise ValueError(f"link.k {self.link.k} exceeds model.width {width} (k must be <= d)")
+        if self.link.most_k > width:
+            raise ValueError(f"link.most_k {self.link.most_k} exceeds model.width {width}")
         if self.outer.overlap >= self.inner.steps:
             raise ValueError(
                 f"outer.overlap {self.outer.overlap} must be below inner.steps {self.inner.steps}: a round's "
                 "update is applied before the next payloads are made"
             )
-        if self.swarm.stages > self.model.layers:
+        if stages > self.model.layers:
             raise ValueError(
-                f"swarm.stages {self.swarm.stages} exceeds model.layers {self.model.layers}: "
+                f"swarm.stages {stages} exceeds model.layers {self.model.layers}: "
                 "every stage needs at least one layer"
             )
-        if self.initial is not None and len(self.initial) != self.swarm.stages:
+        if self.initial is not None and len(self.initial) != stages:
             raise ValueError(
-                f"initial has the digests of {len(self.initial)} stages, and swarm.stages is "
-                f"{self.swarm.stages}: import the model for {self.swarm.stages} stages"
+                f"initial has the digests of {len(self.initial)} stages, and swarm.stages is {stages}: "
+                f"import the model for {stages} stages"
             )
         return self
 
@@ -107,8 +103,11 @@ class RunSpec(Section):
         return hashlib.sha256(self.canonical_json.encode()).hexdigest()
 
     @property
-    def run_id(self) -> str:
-        """Short name of the run, in DHT keys, folders and frames."""
+    def name(self) -> str:
+        """Short name of this specification, and of a run of it that has no authority.
+
+        With an authority the run has the id of :func:`protocol.trust.run_id.run_id_of`.
+        """
         return f"{self.preset}-{self.hash[:12]}"
 
     @property

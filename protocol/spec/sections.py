@@ -59,9 +59,8 @@ class DataSpec(Section):
     def _source_is_known(self) -> DataSpec:
         kind, _, rest = self.source.partition(":")
         if self.source != "builtin" and not (kind in ("text", "jsonl", "hf") and rest):
-            raise ValueError(
-                f"unknown data source '{self.source}': use builtin, text:PATH, jsonl:PATH or hf:NAME[/CONFIG]"
-            )
+            known = "builtin, text:PATH, jsonl:PATH or hf:NAME[/CONFIG]"
+            raise ValueError(f"unknown data source '{self.source}': use {known}")
         return self
 
 
@@ -98,15 +97,11 @@ _MOST_TABLE_BYTES = 64 << 20
 
 
 _NESTEROV = {"momentum": 0.9, "learning_rate": 0.7}
-"""DiLoCo's values (arXiv 2311.08105)."""
+"""DiLoCo's values (arXiv 2311.08105), where a run file with ``optimizer = "nesterov"`` does not give them."""
 
 
 class OuterSpec(Section):
-    """SparseLoCo (algorithm.md, eqs 1 and 2) and its codec.
-
-    ``optimizer = "nesterov"`` is one line of a run file: momentum is then 0.9 and learning_rate 0.7, as in
-    DiLoCo, where they are not given.
-    """
+    """SparseLoCo (algorithm.md, eqs 1 and 2) and its codec."""
 
     optimizer: Literal["sgd", "nesterov"] = Field(
         "sgd", description="moves the anchor along the aggregated pseudo-gradient"
@@ -122,8 +117,7 @@ class OuterSpec(Section):
         "elias-fano", description="code of the chosen positions; enumerative is shorter, and slower"
     )
     quantizer: PayloadQuantizerName = Field(
-        "2bit",
-        description="sign and one of two magnitudes; the sign alone; float32, as in a dense exchange",
+        "2bit", description="sign and one of two magnitudes; the sign alone; float32, as in a dense exchange"
     )
     codebook: Literal["tensor", "chunk"] = Field(
         "tensor", description="magnitudes per tensor, or scaled to every chunk for one byte per chunk"
@@ -151,12 +145,6 @@ class OuterSpec(Section):
             return {**_NESTEROV, **{key: value for key, value in tree.items() if value is not None}}
         return tree
 
-    @model_validator(mode="after")
-    def _momentum_is_used(self) -> OuterSpec:
-        if self.optimizer == "sgd" and self.momentum is not None:
-            raise ValueError("momentum is for optimizer 'nesterov'; optimizer 'sgd' has none")
-        return self
-
     @model_serializer(mode="wrap")
     def _omit_default_optimizer(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Specifications from before these fields existed keep their JSON and their hash."""
@@ -167,7 +155,9 @@ class OuterSpec(Section):
         return tree
 
     @model_validator(mode="after")
-    def _top_k_fits(self) -> OuterSpec:
+    def _fields_agree(self) -> OuterSpec:
+        if self.optimizer == "sgd" and self.momentum is not None:
+            raise ValueError("momentum is for optimizer 'nesterov'; optimizer 'sgd' has none")
         if self.top_k > self.chunk:
             raise ValueError(f"top_k {self.top_k} exceeds the chunk of {self.chunk}")
         if self.layout == "tiles" and int(self.chunk**0.5) ** 2 != self.chunk:
@@ -263,7 +253,7 @@ class TimingSpec(Section):
     heartbeat: float = Field(2.0, gt=0)
     lost_after: float = Field(15.0, gt=0, description="a peer is lost after this long without a heartbeat")
     straggler: float = Field(
-        1.0, gt=0, description="a round waits for slow replicas this multiple of the first one's time"
+        1.0, gt=0, description="a round waits for slow replicas this multiple of the time that half need"
     )
     least_window: float = Field(5.0, gt=0, description="shortest such wait")
     match_window: float = Field(120.0, gt=0, description="longest such wait")

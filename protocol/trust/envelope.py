@@ -1,5 +1,7 @@
 """Signatures of descriptors, DHT records, specs, plans and TLS keys, verified by the signer's peer id.
 
+What a peer signs contains the id of the run, or the pin of its authority: it is not valid in another run.
+
 A peer id is the base58 form of the identity multihash of a libp2p ed25519 public key, so it embeds the key.
 """
 
@@ -54,24 +56,23 @@ def descriptor_message(descriptor: PayloadDescriptor) -> bytes:
     fields = asdict(descriptor)
     fields["round"] = fields.pop("round_number")  # the name in the IDL is the one that is signed
     del fields["signature"]
-    return b"hetnode payload 1\n" + json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+    return b"hetnode payload 2\n" + json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
 
 
 def sign_descriptor(descriptor: PayloadDescriptor, sign: Signer) -> PayloadDescriptor:
-    """`descriptor` with the signature of its owner's key, which `sign` applies."""
+    """`descriptor` with the signature of its owner's key."""
     return replace(descriptor, signature=sign(descriptor_message(descriptor)))
 
 
-def is_authentic(descriptor: PayloadDescriptor) -> bool:
-    """Whether the descriptor was signed by the peer that it names as owner."""
-    return is_signed_by(descriptor.owner, descriptor_message(descriptor), descriptor.signature)
+def is_authentic(descriptor: PayloadDescriptor, run: str) -> bool:
+    """Whether the descriptor was signed for `run`, by the peer that it names as owner."""
+    return descriptor.run == run and is_signed_by(
+        descriptor.owner, descriptor_message(descriptor), descriptor.signature
+    )
 
 
 def misfit(descriptor: PayloadDescriptor, own: PayloadDescriptor) -> str:
-    """The reason why `descriptor` cannot count in the round of `own`, or "".
-
-    This also refuses replays: a descriptor names its run, stage, round and anchor.
-    """
+    """The reason why `descriptor`, possibly a replay, cannot count in the round of `own`, or ""."""
     for name in ("run", "stage", "round_number", "codec"):
         theirs, ours = getattr(descriptor, name), getattr(own, name)
         if theirs != ours:
@@ -82,19 +83,14 @@ def misfit(descriptor: PayloadDescriptor, own: PayloadDescriptor) -> str:
     return ""
 
 
-def record_message(record: bytes, expires: float) -> bytes:
-    """The bytes that a peer signs for its DHT record.
-
-    Args:
-        record: the serialized PeerRecord.
-        expires: Unix time until which the DHT may keep it.
-    """
-    return b"hetnode record 2\n" + struct.pack("<d", expires) + record
+def record_message(run: str, record: bytes, expires: float) -> bytes:
+    """The bytes that a peer signs for its PeerRecord in `run`, valid until `expires` (Unix time)."""
+    return b"hetnode record 3\n" + run.encode() + b"\n" + struct.pack("<d", expires) + record
 
 
-def spec_message(spec_json: str) -> bytes:
-    """The bytes that the coordinator signs for the run's spec in canonical JSON."""
-    return b"hetnode spec 1\n" + spec_json.encode()
+def spec_message(run: str, spec_json: str) -> bytes:
+    """The bytes that the coordinator signs for the spec of `run` in canonical JSON."""
+    return b"hetnode spec 2\n" + run.encode() + b"\n" + spec_json.encode()
 
 
 def plan_message(run: str, plan: bytes) -> bytes:
@@ -105,6 +101,11 @@ def plan_message(run: str, plan: bytes) -> bytes:
 def state_message(run: str, record: bytes) -> bytes:
     """The bytes that the coordinator signs for a checkpoint of `run` (a serialized StateRecord)."""
     return b"hetnode state 1\n" + run.encode() + b"\n" + record
+
+
+def log_head_message(rows: int, row_hash: bytes) -> bytes:
+    """The bytes that the coordinator signs for an event log of `rows` rows, the last with `row_hash`."""
+    return b"hetnode log head 1\n" + struct.pack("<Q", rows) + row_hash
 
 
 def enrollment_message(pin: bytes, tls_public_key: bytes, invite: str) -> bytes:

@@ -12,9 +12,11 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import io
 from dataclasses import dataclass, field
 
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.trust.host_port import split_host_port
 
 PREFIX = "hetnode1-"
 PIN_BYTES = 32
@@ -45,14 +47,9 @@ class Invite:
 
     def encode(self) -> str:
         """The string that :func:`decode` reads. Raises ValueError for a field of a wrong size."""
-        body = b"".join(
-            (
-                _sized(self.pin, PIN_BYTES),
-                _sized(bytes.fromhex(self.id), ID_BYTES),
-                _sized(self.secret, SECRET_BYTES),
-                *map(_address_bytes, (self.api, self.enrollment)),
-            )
-        )
+        body = _sized(self.pin, PIN_BYTES) + _sized(bytes.fromhex(self.id), ID_BYTES)
+        body += _sized(self.secret, SECRET_BYTES)
+        body += _address_bytes(self.api) + _address_bytes(self.enrollment)
         return PREFIX + base64.urlsafe_b64encode(body + _checksum(body)).decode().rstrip("=")
 
 
@@ -62,13 +59,9 @@ def is_invite(text: str) -> bool:
 
 
 def decode(text: str) -> Invite:
-    """The invite in `text`; white space around it is allowed.
-
-    Raises:
-        HetnodeError: BAD_INVITE for anything that :meth:`Invite.encode` does not write.
-    """
+    """The invite in `text`; white space around it is allowed. Raises BAD_INVITE for any other text."""
     try:
-        invite = _decode(text.strip())
+        return _decode(text.strip())
     except ValueError as error:
         # The message must not quote the text: it may be a secret with one wrong letter.
         raise HetnodeError(
@@ -76,7 +69,6 @@ def decode(text: str) -> Invite:
             f"This is not an invite: {error}.",
             "Copy the whole line that 'hetnode invite create' printed, from 'hetnode1-' to its end.",
         ) from None
-    return invite
 
 
 def _decode(text: str) -> Invite:
@@ -92,14 +84,12 @@ def _decode(text: str) -> Invite:
     body, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
     if checksum != _checksum(body):
         raise ValueError("a part of it is missing or was changed")
-    pin, rest = body[:PIN_BYTES], body[PIN_BYTES:]
-    id, rest = rest[:ID_BYTES], rest[ID_BYTES:]
-    secret, rest = rest[:SECRET_BYTES], rest[SECRET_BYTES:]
-    api, rest = _address(rest)
-    enrollment, rest = _address(rest)
+    stream = io.BytesIO(body)
+    pin, id, secret = map(stream.read, (PIN_BYTES, ID_BYTES, SECRET_BYTES))
+    api, enrollment = _read_address(stream), _read_address(stream)
     invite = Invite(api, enrollment, pin, id.hex(), secret)
     # base64 can spell the same bytes in several ways; only the one of encode() is valid.
-    if rest or invite.encode() != text:
+    if invite.encode() != text:
         raise ValueError("it holds more than an invite")
     return invite
 
@@ -111,20 +101,22 @@ def _sized(value: bytes, size: int) -> bytes:
 
 
 def _address_bytes(address: str) -> bytes:
-    host, _, port = address.rpartition(":")
-    if not host or not address.isprintable() or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise ValueError("an address in it is not host:port")
+    try:
+        split_host_port(address if address.isprintable() else "")
+    except ValueError:
+        raise ValueError("an address in it is not host:port") from None
     data = address.encode()
     if len(data) > _MAX_ADDRESS:
         raise ValueError(f"an address in it has {len(data)} bytes, more than {_MAX_ADDRESS}")
     return bytes((len(data),)) + data
 
 
-def _address(data: bytes) -> tuple[str, bytes]:
-    """The address at the start of `data`, and what follows it."""
-    if not data or len(data) < 1 + data[0]:
+def _read_address(stream: io.BytesIO) -> str:
+    size = int.from_bytes(stream.read(1))
+    data = stream.read(size)
+    if len(data) < size:
         raise ValueError("it is too short")
-    return data[1 : 1 + data[0]].decode(), data[1 + data[0] :]
+    return data.decode()
 
 
 def _checksum(body: bytes) -> bytes:

@@ -1,64 +1,33 @@
-"""Certificates: how they name peers, and how a new peer verifies the authority of a run.
+"""Certificates: their content, and how a new peer verifies the authority of a run.
 
-TLS keys are EC P-256, because gRPC's TLS accepts no ed25519 certificates; a certificate binds such a key to
-the ed25519 peer id of its holder. A client expects the DNS name of the peer that it dials; a server reads the
-URI of the client. The coordinator's certificate carries the authority's certificate in a private extension,
-so that a new peer can compare it with the pin of its invite before it trusts anything.
+gRPC accepts no ed25519 certificates, so a certificate binds an EC P-256 key to its holder's ed25519 peer id.
+:mod:`protocol.trust.names` has the names in it.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, load_der_public_key
 
-from protocol.errors import ErrorCode, HetnodeError
+from protocol.trust.names import peer_of, wrong_authority
 from protocol.types import PeerId
 
-COORDINATOR_NAME = "coordinator.hetnode"
-COORDINATOR_URI = "hetnode:coordinator"
-OPERATOR_URI = "hetnode:operator"
-_PEER_URI = "hetnode:peer:"
-
 AUTHORITY_EXTENSION = x509.ObjectIdentifier("2.25.31063534994493156204315036349397164680")
-"""In the coordinator's certificate: that of the authority (DER). The OID is a random UUID (X.667)."""
+"""In the coordinator's certificate: the authority's (DER), so that a new peer can compare it with its pin.
+
+The OID is a random UUID (X.667).
+"""
 
 MAX_CERTIFICATE_BYTES = 8192
 MAX_KEY_BYTES = 256
 
-
-class Authenticated(Protocol):
-    """The one part of a gRPC server context that is read here."""
-
-    def auth_context(self) -> Mapping[str, Iterable[bytes]]: ...
-
-
-def tls_name(peer: str) -> str:
-    """The DNS name in the certificate of `peer`; a client gives it as ``grpc.ssl_target_name_override``."""
-    return f"{hashlib.sha256(peer.encode()).hexdigest()[:40]}.hetnode"
-
-
-def peer_uri(peer: str) -> str:
-    return f"{_PEER_URI}{peer}"
-
-
-def peer_of(uri: str) -> PeerId | None:
-    """The peer that `uri` names; None if it is not the URI of a peer."""
-    return PeerId(uri.removeprefix(_PEER_URI)) if uri.startswith(_PEER_URI) else None
-
-
-def identity_of(context: Authenticated) -> str:
-    """The URI in the client's certificate of this call; "" unless there is exactly one."""
-    # A certificate of several URIs could name two peers, so it names none.
-    uris = list(context.auth_context().get("peer_uri", ()))
-    return uris[0].decode("ascii", errors="replace") if len(uris) == 1 else ""
+_BAD_EXTENSION = (x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType)
 
 
 def pin_of(authority: x509.Certificate) -> bytes:
@@ -67,12 +36,9 @@ def pin_of(authority: x509.Certificate) -> bytes:
 
 
 def authority_of(leaf: bytes, pin: bytes) -> x509.Certificate:
-    """The authority in the DER certificate of a coordinator, if it has the pin.
+    """The authority in the DER certificate of a coordinator. Raises WRONG_AUTHORITY unless it has the pin.
 
     Nothing in `leaf` itself is trusted: TLS verifies it against the returned certificate.
-
-    Raises:
-        HetnodeError: WRONG_AUTHORITY.
     """
     try:
         found = _carried_authority(leaf)
@@ -88,14 +54,13 @@ def _carried_authority(leaf: bytes) -> x509.Certificate:
         raise ValueError(f"it has {len(leaf)} bytes")
     try:
         extension = _certificate_from_der(leaf).extensions.get_extension_for_oid(AUTHORITY_EXTENSION)
-    except (x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
+    except _BAD_EXTENSION as error:
         raise ValueError(str(error)) from None
     assert isinstance(extension.value, x509.UnrecognizedExtension)
     return _certificate_from_der(extension.value.value)
 
 
 def _certificate_from_der(data: bytes) -> x509.Certificate:
-    """ValueError unless `data` is a certificate."""
     try:
         return x509.load_der_x509_certificate(data)
     except x509.InvalidVersion as error:
@@ -131,8 +96,7 @@ class PeerCertificate:
 def certified_peer(certificate: bytes, authority: x509.Certificate) -> PeerCertificate:
     """The content of the DER `certificate`, verified here because TLS does not see it.
 
-    Raises:
-        ValueError: it is malformed, not signed by `authority`, or not a peer's.
+    Raises ValueError if it is malformed, not signed by `authority`, or not a peer's.
     """
     if len(certificate) > MAX_CERTIFICATE_BYTES:
         raise ValueError(f"a certificate of {len(certificate)} bytes")
@@ -142,18 +106,10 @@ def certified_peer(certificate: bytes, authority: x509.Certificate) -> PeerCerti
         names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (InvalidSignature, UnsupportedAlgorithm, TypeError):
         raise ValueError("a certificate that the authority has not signed") from None
-    except (x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
+    except _BAD_EXTENSION as error:
         raise ValueError(str(error)) from None
     uris = names.get_values_for_type(x509.UniformResourceIdentifier)
     peer = peer_of(uris[0]) if len(uris) == 1 else None
     if peer is None:
         raise ValueError("a certificate that names no peer")
     return PeerCertificate(peer, leaf.not_valid_before_utc.timestamp(), leaf.not_valid_after_utc.timestamp())
-
-
-def wrong_authority(cause: str) -> HetnodeError:
-    return HetnodeError(
-        ErrorCode.WRONG_AUTHORITY,
-        cause,
-        "Ask the operator for a new invite; if it still happens, the connection is intercepted.",
-    )

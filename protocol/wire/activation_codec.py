@@ -1,9 +1,8 @@
 """Torch tensors on a link: tensor <-> (header, little-endian bytes).
 
-A frame carries a few tensors; their bytes follow one another in the order of the headers. Packing gives the
-headers and bytes of one tensor. Unpacking finds a tensor by its name in a frame, and checks names, element
-types, shapes and length before it reads a byte. Values that are not finite pass: they make the gradient norm
-not finite, and then every member skips the step.
+A frame carries a few tensors; their bytes follow one another in the order of the headers. Unpacking finds a
+tensor by its name, and checks names, element types, shapes and length before it reads a byte. Values that are
+not finite pass: they make the gradient norm not finite, and then every member skips the step.
 
 Shapes: b micro-batch, L tokens, k values of a token that cross the link (d if it is uncompressed).
 """
@@ -27,8 +26,7 @@ Packed = tuple[tuple[TensorHeader, ...], bytes]
 def pack_activation(name: str, tensor_blk: Tensor, dtype: str) -> Packed:
     """Headers and bytes of an activation or a gradient, any float dtype and device.
 
-    `dtype` names a quantizer of protocol.spec.quantizers. Its arrays are the tensors `name` and
-    ``{name}.{part}``. Values that are not finite stay so.
+    `dtype` names a quantizer of protocol.spec.quantizers; its arrays become `name` and ``{name}.{part}``.
     """
     x_blk, quantizer = tensor_blk.detach(), link_quantizer(dtype)
     shape = tuple(x_blk.shape)
@@ -40,8 +38,7 @@ def unpack_activation(
 ) -> Tensor:
     """The activation `name` of a frame as float32 [b, L, k] on the CPU.
 
-    Raises:
-        HetnodeError: FRAME_CORRUPT if the frame does not match `shape` and `dtype`.
+    Raises FRAME_CORRUPT if the frame does not match `shape` and `dtype`.
     """
     parts = [_section(headers, payload, expected) for expected in _headers(name, shape, dtype)]
     return link_quantizer(dtype).unpack(parts, shape)
@@ -57,10 +54,9 @@ def pack_ids(name: str, ids_bl: Tensor, vocabulary: int) -> Packed:
 def unpack_ids(
     headers: Sequence[TensorHeader], payload: bytes, name: str, shape: tuple[int, ...], vocabulary: int
 ) -> Tensor:
-    """The token ids `name` of a frame as int64 [b, L] on the CPU, all of them below `vocabulary`.
+    """The token ids `name` of a frame as int64 [b, L] on the CPU.
 
-    Raises:
-        HetnodeError: FRAME_CORRUPT if the frame does not match `shape`, or an id is out of range.
+    Raises FRAME_CORRUPT if the frame does not match `shape`, or an id is not below `vocabulary`.
     """
     dtype = _ids_dtype(vocabulary)
     raw = _section(headers, payload, TensorHeader(name, dtype, shape)).view(_NUMPY_IDS[dtype])
@@ -108,8 +104,5 @@ def _section(headers: Sequence[TensorHeader], payload: bytes, expected: TensorHe
 
 
 def _corrupt(cause: str) -> HetnodeError:
-    return HetnodeError(
-        ErrorCode.FRAME_CORRUPT,
-        cause,
-        "The stream is closed. The neighbour must run the same version and specification.",
-    )
+    remedy = "The stream is closed. The neighbour must run the same version and specification."
+    return HetnodeError(ErrorCode.FRAME_CORRUPT, cause, remedy)

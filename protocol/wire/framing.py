@@ -6,16 +6,35 @@ bytes that the header announced are kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.pb import hetnode_pb2 as pb
 from protocol.spec.run import RunSpec
 from protocol.types import Frame, FrameId, TensorHeader
+from protocol.wire.convert.fields import Record, between, several
 
 CHUNK_BYTES = 1 << 20
 """Largest chunk of one message; larger payloads are split."""
 
 MAX_TENSORS = 8
+MAX_DIMENSIONS = 4
+"""A tensor of no dimensions is a scalar."""
+
+FRAME_ID = Record(FrameId, pb.FrameId, {}, code=ErrorCode.FRAME_CORRUPT)
+_SHAPE = several(between(1, 2**31 - 1), MAX_DIMENSIONS)
+TENSOR_HEADER = Record(TensorHeader, pb.TensorHeader, {"shape": _SHAPE}, code=ErrorCode.FRAME_CORRUPT)
+_TENSORS = several(TENSOR_HEADER, MAX_TENSORS)
+
+
+def frame_header_to_pb(id: FrameId, tensors: Sequence[TensorHeader]) -> pb.FrameHeader:
+    nbytes = sum(tensor.nbytes for tensor in tensors)
+    return pb.FrameHeader(id=FRAME_ID.to_pb(id), tensors=_TENSORS.write(tuple(tensors)), nbytes=nbytes)
+
+
+def frame_header_from_pb(message: pb.FrameHeader) -> tuple[FrameId, tuple[TensorHeader, ...], int]:
+    """The arguments of :meth:`FrameAssembler.header`, which checks the sum and the size."""
+    return FRAME_ID.from_pb(message.id), _TENSORS.from_pb(message.tensors), message.nbytes
 
 
 def frame_limit(spec: RunSpec) -> int:
@@ -82,8 +101,6 @@ class FrameAssembler:
 
 
 def _corrupt(why: str) -> HetnodeError:
-    return HetnodeError(
-        ErrorCode.FRAME_CORRUPT,
-        f"A neighbour sent a frame that cannot be used: {why}.",
-        "The stream is closed; check that both ends run the same version and spec.",
-    )
+    cause = f"A neighbour sent a frame that cannot be used: {why}."
+    remedy = "The stream is closed; check that both ends run the same version and spec."
+    return HetnodeError(ErrorCode.FRAME_CORRUPT, cause, remedy)

@@ -1,8 +1,7 @@
 """One gRPC message of a link. Its chunk is copied once when it is sent and never when it is received.
 
-On the wire it is the protobuf message LinkMessage: at most one hello or header, then at most one chunk, which
-has nearly all the bytes. Protobuf writes and reads the small part alone; its own bytes field would copy the
-chunk again.
+On the wire it is the protobuf message LinkMessage: at most one hello or header, then at most one chunk.
+Protobuf writes and reads the first part alone; its own bytes field would copy the chunk again.
 """
 
 from __future__ import annotations

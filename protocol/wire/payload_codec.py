@@ -2,11 +2,10 @@
 
 Layout: a header (magic, version, fingerprint of names, shapes and codec), then tensor after tensor in
 canonical order, each as [magnitudes, float32] [scales, a byte per chunk] [indices, chunk after chunk]
-codes. The codec leaves out the parts in brackets that it does not need. All sizes follow from the spec and
-none is read from the bytes, so a reader finds each chunk without the others.
+codes. The codec leaves out the parts in brackets that it does not need. All sizes follow from the spec, none
+from the bytes, and every content has exactly one valid form.
 
-For 32 of 4096 indices take 36 bytes per chunk ("elias-fano") or 33.4 ("enumerative", within 0.3 % of the
-entropy), 2-bit codes 8: 44 bytes in all by default. Every content has exactly one valid form.
+For 32 of 4096, indices take 36 bytes per chunk ("elias-fano") or 33.4 ("enumerative"), 2-bit codes 8.
 
 Shapes: c chunks of equal size n, k indices of each, s values of a tensor.
 """
@@ -37,12 +36,7 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class PayloadLayout:
-    """The form of every payload of one stage.
-
-    Args:
-        shapes: the stage's parameters in canonical order.
-        outer: the codec's parameters.
-    """
+    """The form of every payload of one stage; `shapes` are its parameters in canonical order."""
 
     shapes: Mapping[str, tuple[int, ...]]
     outer: OuterSpec
@@ -54,7 +48,12 @@ class PayloadLayout:
     @cached_property
     def nbytes(self) -> int:
         """Length of every payload of this stage."""
-        return _HEADER.size + sum(_tensor_nbytes(layout) for layout in self.tensors.values())
+        return _HEADER.size + sum(self.lengths.values())
+
+    @cached_property
+    def lengths(self) -> dict[str, int]:
+        """Bytes of each tensor in every payload."""
+        return {name: _tensor_nbytes(layout) for name, layout in self.tensors.items()}
 
     @property
     def codec(self) -> str:
@@ -77,8 +76,7 @@ class PayloadLayout:
 
 def encode(layout: PayloadLayout, sparse: Mapping[str, SparseTensor]) -> bytes:
     """The payload with `sparse`, one entry per tensor of `layout`; values are rounded to float32."""
-    parts = [encode_tensor(tensor_layout, sparse[name]) for name, tensor_layout in layout.tensors.items()]
-    return join(layout, parts)
+    return join(layout, (encode_tensor(tensor, sparse[name]) for name, tensor in layout.tensors.items()))
 
 
 def join(layout: PayloadLayout, parts: Iterable[bytes]) -> bytes:
@@ -114,7 +112,7 @@ def decode(layout: PayloadLayout, data: bytes) -> dict[str, SparseTensor]:
     raw = np.frombuffer(data, np.uint8)
     sparse, start = {}, _HEADER.size
     for name, tensor_layout in layout.tensors.items():
-        stop = start + _tensor_nbytes(tensor_layout)
+        stop = start + layout.lengths[name]
         try:
             sparse[name] = _decode_tensor(tensor_layout, raw[start:stop])
         except ValueError as error:
@@ -127,9 +125,8 @@ def _tensor_nbytes(layout: TensorLayout) -> int:
     values = sum(part.nbytes for part in payload_quantizer(layout.outer).parts(layout.lengths_c))
     if layout.outer.dense:
         return values
-    return values + sum(
-        index_code(layout.outer, group.size, group.k).nbytes(group.count) for group in layout.groups
-    )
+    codes = ((index_code(layout.outer, group.size, group.k), group.count) for group in layout.groups)
+    return values + sum(code.nbytes(count) for code, count in codes)
 
 
 def _decode_tensor(layout: TensorLayout, raw: NDArray[np.uint8]) -> SparseTensor:
@@ -137,22 +134,20 @@ def _decode_tensor(layout: TensorLayout, raw: NDArray[np.uint8]) -> SparseTensor
     quantizer, lengths_c = payload_quantizer(layout.outer), layout.lengths_c
     parts = []
     for part in quantizer.parts(lengths_c)[:-1]:
-        array, raw = np.split(raw, [part.nbytes])
-        parts.append(array)
+        parts.append(raw[: part.nbytes])
+        raw = raw[part.nbytes :]
     indices_s = None
     if not layout.outer.dense:
         positions_s = np.empty(layout.sent, np.int64)
         for group, values, starts_c1 in layout.sections():
             code = index_code(layout.outer, group.size, group.k)
-            coded, raw = np.split(raw, [code.nbytes(group.count)])
-            positions_s[values] = (code.decode(coded, group.count) + starts_c1).ravel()
+            nbytes = code.nbytes(group.count)
+            positions_s[values] = (code.decode(raw[:nbytes], group.count) + starts_c1).ravel()
+            raw = raw[nbytes:]
         indices_s = layout.row_major(torch.from_numpy(positions_s))
     return SparseTensor.of(indices_s, quantizer.unpack([*parts, raw], lengths_c))
 
 
 def _corrupt(cause: str) -> HetnodeError:
-    return HetnodeError(
-        ErrorCode.PAYLOAD_CORRUPT,
-        f"A payload cannot be used. {cause}",
-        "It is left out of the round. Its owner must run the same version and specification.",
-    )
+    remedy = "It is left out of the round. Its owner must run the same version and specification."
+    return HetnodeError(ErrorCode.PAYLOAD_CORRUPT, f"A payload cannot be used. {cause}", remedy)

@@ -1,9 +1,7 @@
-"""The answering end of a probe, which measures a connection in turns, and its limits.
+"""The answering end of a probe, which measures a connection in turns (see ProbeMessage), and its limits.
 
-The messages are those of ProbeMessage. The answering end sends a hello first: if it refuses the call instead,
-the caller learns the reason, which gRPC does not give to a caller that writes first. It answers an echo at
-once, counts data and drops it, answers a tally with the bytes since the last tally, and answers a fill with
-data for the given seconds and then a tally.
+The answering end sends a hello first: if it refuses the call instead, the caller learns the reason, which
+gRPC does not give to a caller that writes first.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from functools import partial
 
 from google.protobuf.message import DecodeError
 
-from protocol.errors import ErrorCode, HetnodeError
+from protocol.errors import ErrorCode, HetnodeError, faulty_peer
 from protocol.pb import hetnode_pb2 as pb
 from protocol.trust.rate_limit import RateLimit
 
@@ -159,11 +157,7 @@ async def answer_all(
 ) -> None:
     """Send a hello to the peer `caller` ("" is the operator), then answer until its requests end.
 
-    Args:
-        admit_data: as for :class:`Answers`.
-
-    The caller of this function sets the deadline, MAX_PROBE_SECONDS. Raises HetnodeError as
-    :meth:`Answers.to`, and BAD_REQUEST for bytes that are no message.
+    The caller of this function sets the deadline, MAX_PROBE_SECONDS. Raises as :meth:`Answers.to`.
     """
     answers = Answers(now, admit_data)
     await write(pb.ProbeMessage(hello=caller))
@@ -176,16 +170,9 @@ async def answer_all(
 
 
 def limited(cause: str) -> HetnodeError:
-    return HetnodeError(
-        ErrorCode.RATE_LIMITED,
-        f"This probe is refused: {cause}.",
-        "Try again in five minutes, or go without: join --no-measure.",
-    )
+    remedy = "Try again in five minutes, or go without: join --no-measure."
+    return HetnodeError(ErrorCode.RATE_LIMITED, f"This probe is refused: {cause}.", remedy)
 
 
 def _bad(cause: str) -> HetnodeError:
-    return HetnodeError(
-        ErrorCode.BAD_REQUEST,
-        f"This probe is refused: {cause}.",
-        "Run the same version of hetnode on every peer; if they already do, that peer is faulty.",
-    )
+    return faulty_peer(f"This probe is refused: {cause}.")

@@ -1,6 +1,6 @@
-"""Bytes of the records that are signed: the DHT's peer records, payload descriptors, plans, checkpoints.
+"""Bytes of signed records: the DHT's peer records, payload descriptors, plans, checkpoints.
 
-All bytes read here may come from a hostile peer: any bad bytes raise BAD_REQUEST, nothing else.
+The bytes may come from a hostile peer: any bad bytes raise HetnodeError BAD_REQUEST, nothing else.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TypeVar
 from cryptography import x509
 from google.protobuf.message import DecodeError, Message
 
-from protocol.errors import ErrorCode, HetnodeError
+from protocol.errors import ErrorCode, HetnodeError, faulty_peer
 from protocol.pb import hetnode_pb2 as pb
 from protocol.trust.envelope import Signer, is_signed_by, plan_message, record_message, state_message
 from protocol.trust.tls import certified_peer
@@ -39,38 +39,30 @@ def record_to_bytes(record: PeerRecord) -> bytes:
 
 
 def record_from_bytes(data: bytes) -> PeerRecord:
-    """Raises HetnodeError BAD_REQUEST on any bad bytes."""
     return peer_record_from_pb(_parsed(pb.PeerRecord, data, "peer record"))
 
 
-def seal_record(record: PeerRecord, sign: Signer, expires: float, certificate: bytes) -> bytes:
-    """The record as it is stored in the DHT: with its peer's signature and (DER) certificate.
-
-    Args:
-        expires: Unix time until which the DHT may keep it.
-    """
+def seal_record(record: PeerRecord, run: str, sign: Signer, expires: float, certificate: bytes) -> bytes:
+    """The record for `run` until `expires` (Unix time), with its peer's signature and certificate (DER)."""
     data = record_to_bytes(record)
-    return pb.SignedRecord(
-        record=data,
-        signature=sign(record_message(data, expires)),
-        expires=expires,
-        certificate=certificate,
-    ).SerializeToString()
+    signature = sign(record_message(run, data, expires))
+    signed = pb.SignedRecord(record=data, signature=signature, expires=expires, certificate=certificate)
+    return signed.SerializeToString()
 
 
-def open_record(sealed: bytes, peer: str, authority: x509.Certificate, now: float) -> OpenedRecord:
-    """The record that `peer` signed about itself, if its certificate is valid and neither has expired.
+def open_record(sealed: bytes, run: str, peer: str, authority: x509.Certificate, now: float) -> OpenedRecord:
+    """The record that `peer` signed about itself for `run`, if neither it nor its certificate has expired.
 
     Raises:
-        HetnodeError: BAD_REQUEST if it is too long, malformed, about another peer, not signed by `peer`, not
-            certified, or stale.
+        HetnodeError: BAD_REQUEST if it is too long, malformed, about another peer, not signed by `peer` for
+            `run`, not certified, or stale.
     """
     if len(sealed) > MAX_SEALED_BYTES:
         raise _bad(f"it has {len(sealed)} bytes, more than {MAX_SEALED_BYTES}")
     signed = _parsed(pb.SignedRecord, sealed, "signed record")
     # The signature comes first: nothing else of the record counts before its peer is known.
-    if not is_signed_by(peer, record_message(signed.record, signed.expires), signed.signature):
-        raise _bad(f"it is not signed by {peer[:64]}")
+    if not is_signed_by(peer, record_message(run, signed.record, signed.expires), signed.signature):
+        raise _bad(f"it is not signed by {peer[:64]} for this run")
     # A record without an end would stay in the DHT forever.
     if not now < signed.expires < math.inf:
         raise _bad(f"{peer} wrote it too long ago")
@@ -92,7 +84,7 @@ def descriptor_to_bytes(descriptor: PayloadDescriptor) -> bytes:
 
 
 def descriptor_from_bytes(data: bytes) -> PayloadDescriptor:
-    """Raises HetnodeError BAD_REQUEST on any bad bytes. The signature is not verified here."""
+    """The descriptor in `data`. Its signature is not verified here."""
     return descriptor_from_pb(_parsed(pb.PayloadDescriptor, data, "payload descriptor"))
 
 
@@ -103,28 +95,19 @@ def seal_plan(plan: Plan, run: str, sign: Signer) -> tuple[bytes, bytes]:
 
 
 def open_plan(data: bytes, signature: bytes, run: str, coordinator: str) -> Plan:
-    """The plan of `run` that `coordinator`, the peer id of its key, has signed.
-
-    Raises:
-        HetnodeError: WRONG_AUTHORITY if the signature is not the coordinator's; BAD_REQUEST if it is no plan.
-    """
+    """The plan of `run`. Raises WRONG_AUTHORITY unless the key of the peer id `coordinator` has signed it."""
     _check_signed(plan_message(run, data), signature, run, coordinator, "plan")
     return plan_from_pb(_parsed(pb.Plan, data, "plan"))
 
 
 def seal_state(record: StateRecord, sign: Signer) -> tuple[bytes, bytes]:
-    """The record as it is sent, and the coordinator's signature under it."""
+    """As :func:`seal_plan`, for the record of a checkpoint."""
     data = state_to_pb(record).SerializeToString(deterministic=True)
     return data, sign(state_message(record.run, data))
 
 
 def open_state(data: bytes, signature: bytes, run: str, coordinator: str) -> StateRecord:
-    """The record of a checkpoint of `run` that `coordinator`, the peer id of its key, has signed.
-
-    Raises:
-        HetnodeError: WRONG_AUTHORITY if the signature is not the coordinator's; BAD_REQUEST if it is no
-        record.
-    """
+    """As :func:`open_plan`, for the record of a checkpoint."""
     _check_signed(state_message(run, data), signature, run, coordinator, "record of a checkpoint")
     return state_from_pb(_parsed(pb.StateRecord, data, "record of a checkpoint"))
 
@@ -146,8 +129,4 @@ def _check_signed(message: bytes, signature: bytes, run: str, coordinator: str, 
 
 
 def _bad(why: str) -> HetnodeError:
-    return HetnodeError(
-        ErrorCode.BAD_REQUEST,
-        f"A record of another peer cannot be used: {why}.",
-        "Run the same version of hetnode on every peer; if they already do, that peer is faulty.",
-    )
+    return faulty_peer(f"A record of another peer cannot be used: {why}.")

@@ -38,9 +38,8 @@ def error_from_rpc(error: grpc.RpcError) -> HetnodeError | None:
     found = {key: value for key, value in metadata if isinstance(value, str)}
     if _CODE not in found:
         return None
-    return HetnodeError(
-        ErrorCode.from_label(found[_CODE]), _decode(found.get(_CAUSE, "")), _decode(found.get(_REMEDY, ""))
-    )
+    cause, remedy = (_decode(found.get(key, "")) for key in (_CAUSE, _REMEDY))
+    return HetnodeError(ErrorCode.from_label(found[_CODE]), cause, remedy)
 
 
 def _encode(sentence: str) -> str:

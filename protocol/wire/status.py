@@ -11,18 +11,15 @@ from dataclasses import fields
 from protocol.pb import hetnode_pb2 as pb
 from protocol.spec.run import RunSpec
 from protocol.status import Measurement, PeerStatus, RunStatus
-from protocol.wire.convert.fields import AS_SENT, PEER, Field, several
-from protocol.wire.convert.measurements import ESTIMATES
-from protocol.wire.convert.plans import PLAN
-from protocol.wire.convert.record import Record
+from protocol.types import Reachability
+from protocol.wire.convert.fields import AS_SENT, PEER, Field, Record, several
+from protocol.wire.convert.plans import ESTIMATES, PLAN
 
 _MAX_MEMBERS = 1_000_000
 """More than one message can hold: the coordinator, which sends a status, is trusted."""
 
 _MEASUREMENT = Record(
-    Measurement,
-    pb.Measurement,
-    {field.name: AS_SENT for field in fields(Measurement)} | {"peer": PEER},
+    Measurement, pb.Measurement, {field.name: AS_SENT for field in fields(Measurement)} | {"peer": PEER}
 )
 
 _PEER_STATUS = Record(
@@ -32,6 +29,9 @@ _PEER_STATUS = Record(
         "seconds_since_seen": AS_SENT,
         "assignment": AS_SENT,
         "estimates": ESTIMATES,
+        "reachability": Field(lambda name: Reachability(name or Reachability.OPEN)),
+        "problem": AS_SENT,
+        "role_reason": AS_SENT,
     },
     names={"seconds_since_seen": "seen_seconds_ago", "assignment": "place"},
 )
@@ -57,10 +57,4 @@ _RUN_STATUS = Record(
 )
 
 measurement_to_pb, measurement_from_pb = _MEASUREMENT.to_pb, _MEASUREMENT.from_pb
-status_from_pb = _RUN_STATUS.from_pb
-
-
-def status_to_pb(status: RunStatus) -> pb.StatusReply:
-    message = _RUN_STATUS.to_pb(status)
-    message.run = status.spec.run_id
-    return message
+status_to_pb, status_from_pb = _RUN_STATUS.to_pb, _RUN_STATUS.from_pb

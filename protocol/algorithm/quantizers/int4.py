@@ -2,11 +2,8 @@
 
 The values x [k] of a token have nearly a Gaussian's distribution, since the basis of a link is a random
 rotation. They are rounded to the 16 odd multiples of half a step around 0. The step is the one that loses
-least of a Gaussian: its share of the root mean square is that of the uniform quantizer of Max (1960). It
-travels as one byte, a power of 2^(1/4); a token costs ceil(k / 2) + 1 bytes.
-
-4 bits allow a larger k for the same bytes: a link loses mostly what lies outside its k dimensions, and little
-of the loss is rounding.
+least of a Gaussian (the uniform quantizer of Max, 1960). It travels as one byte, a power of 2^(1/4); a token
+costs ceil(k / 2) + 1 bytes.
 """
 
 from __future__ import annotations

@@ -21,9 +21,12 @@ def link_quantizer(dtype: str) -> LinkQuantizer:
 
 def payload_quantizer(outer: OuterSpec) -> PayloadQuantizer:
     """The quantizer of the payloads of a run; a dense exchange sends float32 whatever the quantizer."""
-    if outer.dense:
-        return Float32Values()
-    quantizer: PayloadQuantizer = _class_at(PAYLOAD_QUANTIZERS[outer.quantizer])(outer.codebook == "chunk")
+    return Float32Values() if outer.dense else _payload_quantizer(outer.quantizer, outer.codebook)
+
+
+@cache
+def _payload_quantizer(name: str, codebook: str) -> PayloadQuantizer:
+    quantizer: PayloadQuantizer = _class_at(PAYLOAD_QUANTIZERS[name])(codebook == "chunk")
     return quantizer
 
 

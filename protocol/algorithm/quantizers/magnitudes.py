@@ -27,7 +27,7 @@ SCALES = np.ldexp(1.0 + (np.arange(256) & 15) / 16, (np.arange(256) >> 4) - 16).
 SCALES[0] = 0.0
 
 _BETWEEN_SCALES = (SCALES[:-1].astype(np.float64) + SCALES[1:]) / 2
-_BLOCK = 1 << 16
+BLOCK = 1 << 16
 
 
 class Magnitudes:
@@ -93,8 +93,9 @@ class Magnitudes:
     def _pack_codes(self, codes_s: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Codes one after the other, the first in the lowest bits of the first byte."""
         shifts = np.arange(0, 8, self.count, dtype=np.uint8)
-        padded = np.pad(codes_s, (0, -len(codes_s) % len(shifts))).reshape(-1, len(shifts))
-        packed: NDArray[np.uint8] = np.bitwise_or.reduce(padded << shifts, axis=1)
+        padded = np.zeros(-(-len(codes_s) // len(shifts)) * len(shifts), np.uint8)
+        padded[: len(codes_s)] = codes_s
+        packed: NDArray[np.uint8] = np.bitwise_or.reduce(padded.reshape(-1, len(shifts)) << shifts, axis=1)
         return packed
 
     def _unpack_codes(self, raw: NDArray[np.uint8], sent: int) -> NDArray[np.uint8]:
@@ -127,17 +128,15 @@ def fit_scales(absolute_s: Floats, lengths_c: Lengths) -> NDArray[np.uint8]:
     largest = mean_c.max()
     if largest == 0:
         return np.zeros(len(lengths_c), np.uint8)
-    scales_c: NDArray[np.uint8] = np.searchsorted(
-        _BETWEEN_SCALES, mean_c / largest * float(SCALES[-1])
-    ).astype(np.uint8)
+    wanted_c = mean_c / largest * float(SCALES[-1])
+    scales_c: NDArray[np.uint8] = np.searchsorted(_BETWEEN_SCALES, wanted_c).astype(np.uint8)
     return scales_c
 
 
 def fit_magnitudes(absolute_s: Floats, count: int) -> NDArray[np.float32]:
     """The magnitudes, one or two, ascending, nearest to \\|values\\| in the sum of squares; 0 for no values.
 
-    On a line the best two clusters are a cut of the sorted values, so the optimum, where Lloyd's iteration
-    might stop short of it, follows from prefix sums: maximize S_low^2 / n_low + S_high^2 / n_high.
+    The best two clusters are a cut of the sorted values: it maximizes S_low^2 / n_low + S_high^2 / n_high.
     """
     n = len(absolute_s)
     if n == 0:
@@ -147,8 +146,8 @@ def fit_magnitudes(absolute_s: Floats, count: int) -> NDArray[np.float32]:
         return np.full(count, total / n, np.float32)
     sorted_s = np.sort(absolute_s)
     best, low, high, below = -1.0, 0.0, 0.0, 0.0
-    for start in range(0, n - 1, _BLOCK):
-        block = sorted_s[start : min(start + _BLOCK, n - 1)]
+    for start in range(0, n - 1, BLOCK):
+        block = sorted_s[start : min(start + BLOCK, n - 1)]
         s_low = below + np.cumsum(block, dtype=np.float64)
         n_low = np.arange(start + 1, start + len(block) + 1)
         s_high, n_high = total - s_low, n - n_low

@@ -1,8 +1,7 @@
 """What every quantizer does: it turns values into a few arrays of fixed size, and back.
 
-A link quantizes the activations and gradients of a microbatch, one row per token. A payload quantizes the
-values sent of one tensor, one row per chunk. For both, the size of every array follows from the rows alone,
-so a receiver knows it before the first byte arrives.
+A link quantizes the activations and gradients of a microbatch, one row per token; a payload the values sent
+of one tensor, one row per chunk. The size of every array follows from the rows alone, so a receiver knows it.
 
 Shapes: b micro-batch, L tokens, k values of a token, s values sent of a tensor, c chunks, m magnitudes.
 """

@@ -1,20 +1,24 @@
-"""Single fields of a message: how each is checked when it is read, and how it is written.
+"""Fields of messages, and whole records: how each is checked when it is read, and how it is written.
 
 Messages come from other peers, which may be faulty or hostile. Every `read` checks length, count, enum name,
-range or finiteness, and raises ValueError for a value out of bounds. The ``*_from_pb`` functions of this
-package raise a HetnodeError instead: FRAME_CORRUPT for the parts of a frame, BAD_REQUEST for the rest. They
-verify no signatures (see protocol.trust.envelope).
+range or finiteness, and raises ValueError for a value out of bounds. Every ``*_from_pb`` raises HetnodeError
+instead: FRAME_CORRUPT for the parts of a frame, BAD_REQUEST for the rest. No signature is verified here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
-from typing import Any, Generic, ParamSpec, TypeVar
+from enum import StrEnum
+from ipaddress import ip_network
+from operator import attrgetter
+from typing import Any, Generic, TypeVar, get_type_hints
 
-from protocol.errors import ErrorCode, HetnodeError
+from google.protobuf.message import Message
+
+from protocol.errors import ErrorCode, faulty_peer
+from protocol.trust.endpoints import check_endpoint, split_endpoint
 from protocol.types import Part, PeerId, Role
 
 MAX_NAME = 128
@@ -24,9 +28,12 @@ MAX_SENTENCE = 1000
 MAX_STAGES = 512
 MAX_REPLICAS = 10_000
 MAX_BANNED = 10_000
+MAX_RELAYS = 256
 
-P = ParamSpec("P")
 T = TypeVar("T")
+S = TypeVar("S", bound=Sequence[Any])
+R = TypeVar("R")
+M = TypeVar("M", bound=Message)
 
 
 def _unchanged(value: Any) -> Any:
@@ -40,35 +47,29 @@ class Field(Generic[T]):
     Attributes:
         read: the record's value from the message's. Raises ValueError for a value outside its bounds.
         write: the message's value from the record's.
+        code: of the HetnodeError that `from_pb` raises.
     """
 
     read: Callable[[Any], T]
     write: Callable[[T], Any] = _unchanged
     optional: bool = False
+    code: ErrorCode = ErrorCode.BAD_REQUEST
 
+    def read_named(self, value: Any, what: str) -> T:
+        """As `read`; the ValueError of a failed check names `what`."""
+        try:
+            return self.read(value)
+        except ValueError as error:
+            raise ValueError(f"{what}: {error}") from None
 
-def raises(code: ErrorCode) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """A decorator that turns the ValueError of a failed check into a HetnodeError with `code`."""
-
-    def decorate(convert: Callable[P, T]) -> Callable[P, T]:
-        @wraps(convert)
-        def checked(*args: P.args, **kwargs: P.kwargs) -> T:
-            try:
-                return convert(*args, **kwargs)
-            except ValueError as error:
-                raise HetnodeError(
-                    code,
-                    # The error may quote the message, whose length the other peer chooses.
-                    f"A message from another peer is not valid: {str(error)[:200]}.",
-                    "Run the same version of hetnode on every peer; if they already do, that peer is faulty.",
-                ) from None
-
-        return checked
-
-    return decorate
-
-
-raises_bad_request = raises(ErrorCode.BAD_REQUEST)
+    def from_pb(self, value: Any, what: str = "") -> T:
+        """As `read`; the HetnodeError of a failed check names `what`, if it is given."""
+        try:
+            return self.read_named(value, what) if what else self.read(value)
+        except ValueError as error:
+            # The error may quote the message, whose length the other peer chooses.
+            cause = f"A message from another peer is not valid: {str(error)[:200]}."
+            raise faulty_peer(cause, self.code) from None
 
 
 def shortened(sentence: str) -> str:
@@ -87,10 +88,11 @@ def printable(value: str, limit: int = MAX_NAME, empty: bool = False) -> str:
     return value
 
 
-def check_count(values: Sequence[object], limit: int, least: int = 0) -> None:
-    """Raises ValueError unless `values` has between `least` and `limit` elements."""
+def counted(values: S, limit: int, least: int = 0) -> S:
+    """`values`. Raises ValueError unless it has between `least` and `limit` elements."""
     if not least <= len(values) <= limit:
         raise ValueError(f"{len(values)} elements, expected {least} to {limit}")
+    return values
 
 
 def _peer_id(value: str) -> PeerId:
@@ -106,12 +108,23 @@ def _sha256_hex(value: str) -> str:
 
 def _host_and_port(value: str) -> str:
     """``host:port``, or "" for a peer that accepts no links."""
-    if not value:
-        return value
-    host, _, port = printable(value, 261).rpartition(":")
-    # isdigit() alone accepts digits of other scripts, and int() thousands of digits.
-    if not host or not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536):
-        raise ValueError(f"{value!r} is not host:port")
+    if value:
+        split_endpoint(printable(value, 261))
+    return value
+
+
+def _dialable(value: str) -> str:
+    """As :func:`_host_and_port`, for the endpoint that a peer gives itself."""
+    if _host_and_port(value):
+        check_endpoint(value)
+    return value
+
+
+def _source(value: str) -> str:
+    """An IPv4 address or an IPv6 /64."""
+    network = ip_network(printable(value, MAX_NAME))
+    if ("/" in value) is not (network.version == 6) or network.prefixlen not in (32, 64):
+        raise ValueError(f"{value} is neither an IPv4 address nor an IPv6 /64")
     return value
 
 
@@ -121,6 +134,9 @@ NAME = Field(printable)
 PEER = Field(_peer_id)
 SHA256 = Field(_sha256_hex)
 ENDPOINT = Field(_host_and_port)
+"""Not whether a peer may have it: a plan with one bad endpoint is a plan for all others."""
+DIALABLE = Field(_dialable)
+SOURCE = Field(_source)
 ROLE: Field[Role] = Field(Role)
 PART: Field[Part] = Field(Part)
 SENTENCE = Field(lambda value: printable(value, MAX_SENTENCE, empty=True), shortened)
@@ -145,45 +161,94 @@ STAGE = between(0, MAX_STAGES - 1)
 
 
 def several(field: Field[T], limit: int, least: int = 0, key: str = "") -> Field[tuple[T, ...]]:
-    """From `least` to `limit` values of `field`. If `key` is given, no two have the same attribute `key`."""
+    """From `least` to `limit` values of `field`. If `key` is given, no two have the same attribute `key`.
+
+    `key` may name an attribute of an attribute, as ``descriptor.owner``.
+    """
 
     def read(values: Sequence[Any]) -> tuple[T, ...]:
         # Counted before they are read, so that a hostile peer cannot cause unbounded work.
-        check_count(values, limit, least)
-        found = tuple(map(field.read, values))
-        if key and len({getattr(value, key) for value in found}) != len(found):
+        found = tuple(map(field.read, counted(values, limit, least)))
+        if key and len(set(map(attrgetter(key), found))) != len(found):
             raise ValueError(f"two elements with the same {key}")
         return found
 
-    return Field(read, lambda values: [field.write(value) for value in values])
+    return Field(read, lambda values: [field.write(value) for value in values], code=field.code)
 
 
-@raises_bad_request
-def name_from_pb(value: str, what: str) -> str:
-    """`value` as a printable name of at most MAX_NAME characters; `what` names it in the error."""
-    return read_named(NAME, value, what)
+name_from_pb, sentence_from_pb, peer_from_pb = NAME.from_pb, SENTENCE.from_pb, PEER.from_pb
+endpoint_from_pb, role_from_pb, part_from_pb = ENDPOINT.from_pb, ROLE.from_pb, PART.from_pb
 
 
-@raises_bad_request
-def sentence_from_pb(value: str, what: str) -> str:
-    """`value` as a printable sentence for people, or ""; `what` names it in the error."""
-    return read_named(SENTENCE, value, what)
-
-
-def read_named(field: Field[T], value: Any, what: str) -> T:
-    """`value`, checked; the ValueError of a failed check names `what`."""
-    try:
-        return field.read(value)
-    except ValueError as error:
-        raise ValueError(f"{what}: {error}") from None
-
-
-peer_from_pb = raises_bad_request(PEER.read)
-endpoint_from_pb = raises_bad_request(ENDPOINT.read)
-role_from_pb = raises_bad_request(ROLE.read)
-part_from_pb = raises_bad_request(PART.read)
-
-
-@raises_bad_request
 def banned_from_pb(values: Sequence[str]) -> frozenset[PeerId]:
-    return frozenset(several(PEER, MAX_BANNED).read(values))
+    return frozenset(several(PEER, MAX_BANNED).from_pb(values))
+
+
+_NAMES = {"round_number": "round"}
+"""Of fields that all messages call by another name."""
+
+
+def _field_of(hint: Any) -> Field[Any]:
+    """The field of a type that bounds its values enough. AssertionError for a type of no such bounds."""
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return Field(hint)
+    known: dict[Any, Field[Any]] = {bool: AS_SENT, int: AS_SENT, str: NAME, PeerId: PEER}
+    assert hint in known, f"a field of type {hint} needs bounds"
+    return known[hint]
+
+
+class Record(Field[R], Generic[R, M]):
+    """Converts records of one dataclass to messages of one type and back. It is a Field of other records too.
+
+    Args:
+        record: the dataclass.
+        message: the type of the messages.
+        table: the bounds of each field. A field may be left out if its type gives the bounds: a name, a peer
+            id, an enum, or an integer that its protobuf type bounds enough. Any other omission fails at
+            import, so that no float, sequence or nested record is read unchecked.
+        check: raises ValueError for a record whose fields do not fit together.
+        names: of fields that the message calls by another name, besides `round_number`.
+    """
+
+    def __init__(
+        self,
+        record: type[R],
+        message: type[M],
+        table: Mapping[str, Field[Any]],
+        check: Callable[[R], None] = lambda record: None,
+        names: Mapping[str, str] | None = None,
+        code: ErrorCode = ErrorCode.BAD_REQUEST,
+    ) -> None:
+        super().__init__(self._read, self.to_pb, code=code)
+        self._record, self._message, self._check = record, message, check
+        hints = get_type_hints(record)
+        assert table.keys() <= hints.keys(), f"a field that {record.__name__} does not have"
+        renamed = _NAMES | dict(names or {})
+        self._columns = [
+            (name, renamed.get(name, name), table.get(name) or _field_of(hint))
+            for name, hint in hints.items()
+        ]
+
+    def from_pb(self, message: M, what: str = "") -> R:
+        return super().from_pb(message, what)
+
+    def to_pb(self, record: R) -> M:
+        values: dict[str, Any] = {}
+        for name, column, field in self._columns:
+            value = getattr(record, name)
+            # Protobuf leaves a field that is None out of the message.
+            values[column] = None if value is None else field.write(value)
+        return self._message(**values)
+
+    def _read(self, message: M) -> R:
+        values: dict[str, Any] = {}
+        for name, column, field in self._columns:
+            if field.optional and not message.HasField(column):
+                values[name] = None
+            else:
+                # An absent message reads as one of default values; they must be within its bounds.
+                where = f"{self._message.__name__}.{column}"
+                values[name] = field.read_named(getattr(message, column), where)
+        record = self._record(**values)
+        self._check(record)
+        return record

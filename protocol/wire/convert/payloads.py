@@ -6,14 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from protocol.pb import hetnode_pb2 as pb
-from protocol.types import (
-    Decision,
-    ExchangeGroup,
-    ManifestEntry,
-    PayloadDescriptor,
-    Rejection,
-    StateRecord,
-)
+from protocol.types import Decision, ExchangeGroup, ManifestEntry, PayloadDescriptor, Rejection, StateRecord
 from protocol.wire.convert.fields import (
     INT64,
     LEAST_POSITIVE,
@@ -24,25 +17,17 @@ from protocol.wire.convert.fields import (
     SHA256,
     STAGE,
     Field,
+    Record,
     between,
-    check_count,
+    counted,
     printable,
-    raises_bad_request,
     several,
     shortened,
 )
-from protocol.wire.convert.record import Record
 
 MAX_HOLDERS = 10_000
 MAX_GATHER_SECONDS = 1e7
-_MAX_SIGNATURE = 64
-"""Bytes of an ed25519 signature."""
-
-
-def _signature(value: bytes) -> bytes:
-    check_count(value, _MAX_SIGNATURE)
-    return value
-
+_SIGNATURE_BYTES = 64
 
 DESCRIPTOR = Record(
     PayloadDescriptor,
@@ -53,7 +38,7 @@ DESCRIPTOR = Record(
         "weight": between(LEAST_POSITIVE, sys.float_info.max),
         "nbytes": INT64,
         "sha256": SHA256,
-        "signature": Field(_signature),
+        "signature": Field(lambda signature: counted(signature, _SIGNATURE_BYTES)),
     },
 )
 _DESCRIPTORS = several(DESCRIPTOR, MAX_REPLICAS, key="owner")
@@ -97,29 +82,14 @@ DECISION = Record(
     _check_decision,
 )
 
-STATE = Record(
-    StateRecord,
-    pb.StateRecord,
-    {"stage": STAGE, "digest": SHA256, "holders": several(PEER, MAX_HOLDERS)},
-)
+_STATE_HOLDERS = several(PEER, MAX_HOLDERS)
+STATE = Record(StateRecord, pb.StateRecord, {"stage": STAGE, "digest": SHA256, "holders": _STATE_HOLDERS})
 
 descriptor_to_pb, descriptor_from_pb = DESCRIPTOR.to_pb, DESCRIPTOR.from_pb
 rejection_to_pb = _REJECTION.to_pb
 group_to_pb, group_from_pb = GROUP.to_pb, GROUP.from_pb
 decision_to_pb, decision_from_pb = DECISION.to_pb, DECISION.from_pb
 state_to_pb, state_from_pb = STATE.to_pb, STATE.from_pb
-
-
-@raises_bad_request
-def descriptors_from_pb(messages: Sequence[pb.PayloadDescriptor]) -> tuple[PayloadDescriptor, ...]:
-    """Descriptors of one list, at most one of each owner."""
-    return _DESCRIPTORS.read(messages)
-
-
-@raises_bad_request
-def rejections_from_pb(messages: Sequence[pb.Rejection]) -> tuple[Rejection, ...]:
-    """Rejections of one list, at most one of each owner."""
-    rejections = several(_REJECTION, MAX_REPLICAS).read(messages)
-    if len({rejection.descriptor.owner for rejection in rejections}) != len(rejections):
-        raise ValueError("two rejections of payloads of one owner")
-    return rejections
+# Lists hold at most one descriptor or rejection of each owner.
+descriptors_from_pb = _DESCRIPTORS.from_pb
+rejections_from_pb = several(_REJECTION, MAX_REPLICAS, key="descriptor.owner").from_pb

@@ -1,40 +1,96 @@
-"""Peer records, replicas and plans, to and from protobuf."""
+"""What a plan is made from and of: capacities, estimates, peer records, replicas; to and from protobuf."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from protocol.pb import hetnode_pb2 as pb
+from protocol.trust.reachability import Addresses, Reached
+from protocol.trust.sources import MemberSource
 from protocol.types import (
+    Capacity,
+    Estimates,
     Link,
+    LinkEstimate,
     Member,
     PeerRecord,
     Plan,
+    RelayAddress,
     Replica,
     ReservedAssignment,
     StageRange,
 )
 from protocol.wire.convert.fields import (
+    DIALABLE,
     ENDPOINT,
     INT64,
     LEAST_POSITIVE,
+    MAX_RELAYS,
     MAX_REPLICAS,
     MAX_STAGES,
     SENTENCE,
+    SOURCE,
     Field,
+    Record,
     between,
-    raises_bad_request,
+    printable,
     several,
 )
-from protocol.wire.convert.measurements import CAPACITY
-from protocol.wire.convert.record import Record
 
+MAX_ESTIMATES = 64
+"""Links that one peer reports."""
 MAX_RESERVED = 100_000
 """Reserved assignments in one update."""
+MAX_SOURCES = 100_000
+"""Sources of members in one update."""
 MAX_WEIGHT = 1e6
 MAX_MICROBATCHES = 2**20
 MAX_K = 2**15
 _FROM_1 = between(1, 2**32 - 1)
+
+
+def _measured(least: float, most: float) -> Field[float]:
+    """A number from `least` to `most`, or 0 for not measured. Any other number, NaN too, is sent as 0."""
+
+    def write(value: float) -> float:
+        return value if least <= value <= most else 0.0
+
+    def read(value: float) -> float:
+        if value != write(value):
+            raise ValueError(f"{value} is neither 0 nor within {least:g} and {most:g}")
+        return value
+
+    return Field(read, write)
+
+
+_RATE = _measured(1, 1e21)
+"""Bytes or operations per second. The bounds keep the cost model's sums and quotients finite."""
+_SECONDS = _measured(1e-9, 1e6)
+
+CAPACITY = Record(
+    Capacity,
+    pb.Capacity,
+    {
+        "device": Field(lambda device: printable(device, empty=True)),
+        "memory_bytes": INT64,
+        "flops": _RATE,
+        "uplink": _RATE,
+        "downlink": _RATE,
+        "round_trip": _SECONDS,
+    },
+)
+
+_LINK_ESTIMATE = Record(
+    LinkEstimate, pb.LinkEstimate, {"round_trip": _SECONDS, "bandwidth": _RATE, "incoming": _RATE}
+)
+
+ESTIMATES = Record(
+    Estimates,
+    pb.Estimates,
+    {
+        "capacity": CAPACITY,
+        "microbatch_seconds": _SECONDS,
+        "links": several(_LINK_ESTIMATE, MAX_ESTIMATES, key="peer"),
+    },
+)
 
 # StageRange itself refuses an empty range.
 STAGE_RANGE = Record(StageRange, pb.StageRange, {"stop": between(0, MAX_STAGES)})
@@ -44,7 +100,7 @@ PEER_RECORD = Record(
     pb.PeerRecord,
     {
         "capacity": CAPACITY,
-        "endpoint": ENDPOINT,
+        "endpoint": DIALABLE,
         "stages": Field(STAGE_RANGE.read, STAGE_RANGE.write, optional=True),
     },
 )
@@ -52,6 +108,8 @@ PEER_RECORD = Record(
 MEMBER = Record(Member, pb.Member, {"stages": STAGE_RANGE, "endpoint": ENDPOINT})
 
 LINK = Record(Link, pb.Link, {"k": between(0, MAX_K)})
+
+_MEMBER_SOURCE = Record(MemberSource, pb.MemberSource, {"source": SOURCE})
 
 _RESERVED_ASSIGNMENT = Record(ReservedAssignment, pb.Place, {"stages": STAGE_RANGE})
 
@@ -101,12 +159,22 @@ PLAN = Record(
     _check_plan,
 )
 
+_RELAY = Record(RelayAddress, pb.RelayAddress, {"endpoint": ENDPOINT})
+
+_ADDRESSES = Record(Addresses, pb.Addresses, {"endpoint": ENDPOINT, "dht": ENDPOINT})
+_REACHED = Record(
+    Reached, pb.Reached, {name: SENTENCE for name in ("reason", "endpoint_problem", "dht_problem")}
+)
+
+addresses_to_pb, addresses_from_pb = _ADDRESSES.to_pb, _ADDRESSES.from_pb
+reached_to_pb, reached_from_pb = _REACHED.to_pb, _REACHED.from_pb
+capacity_to_pb, capacity_from_pb = CAPACITY.to_pb, CAPACITY.from_pb
+estimates_to_pb, estimates_from_pb = ESTIMATES.to_pb, ESTIMATES.from_pb
 peer_record_to_pb, peer_record_from_pb = PEER_RECORD.to_pb, PEER_RECORD.from_pb
 plan_to_pb, plan_from_pb = PLAN.to_pb, PLAN.from_pb
 place_to_pb = _RESERVED_ASSIGNMENT.to_pb
-
-
-@raises_bad_request
-def places_from_pb(messages: Sequence[pb.Place]) -> tuple[ReservedAssignment, ...]:
-    """Assignments reserved for peers, at most one of each peer."""
-    return several(_RESERVED_ASSIGNMENT, MAX_RESERVED, key="peer").read(messages)
+relay_to_pb = _RELAY.to_pb
+relays_from_pb = several(_RELAY, MAX_RELAYS, key="peer").from_pb
+source_to_pb = _MEMBER_SOURCE.to_pb
+sources_from_pb = several(_MEMBER_SOURCE, MAX_SOURCES).from_pb
+places_from_pb = several(_RESERVED_ASSIGNMENT, MAX_RESERVED, key="peer").from_pb

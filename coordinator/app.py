@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
-import socket
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Protocol
 
@@ -17,8 +14,14 @@ import grpc
 from coordinator.api import enrollment, service
 from coordinator.api.access import Access
 from coordinator.api.admin import AdminService
+from coordinator.api.admission import AdmittingPeer, keep_admitted, tell_sources
+from coordinator.api.dial_back import DialBack, TlsDialBack
 from coordinator.api.enrollment import EnrollmentService
+from coordinator.api.public_ports import ListenAddresses, PublicPorts, open_ports
+from coordinator.api.public_server import PublicServer, public_server
+from coordinator.api.relay import OwnRelay, own_relay
 from coordinator.api.service import CoordinatorService
+from coordinator.arbiter import Arbiter, arbitrate_contested
 from coordinator.authority import (
     CERTIFICATE_SECONDS,
     Authority,
@@ -27,11 +30,12 @@ from coordinator.authority import (
     write_bootstrap,
     write_operator,
 )
-from coordinator.command_loop import RUN_TOPIC, CommandLoop, Stopped
+from coordinator.command_loop import CommandLoop, Stopped
+from coordinator.membership.sources import MemberSources
 from coordinator.metrics import MetricsFile
 from coordinator.state import events
 from coordinator.state.apply import replay
-from coordinator.state.commands import Start
+from coordinator.state.commands import AppointArbiter, Start
 from coordinator.state.events import Event
 from coordinator.state.state import State
 from coordinator.status.messages import event_message
@@ -51,6 +55,8 @@ STOP_SECONDS = 2.0
 
 _WARNINGS = (
     events.AnchorDiverged,
+    events.LinkFailed,
+    events.PayloadArbitrated,
     events.PayloadRejected,
     events.PeerBanned,
     events.PeerLost,
@@ -62,14 +68,15 @@ _WARNINGS = (
 _DETAILS = (events.PayloadOffered, events.PayloadWithheld, events.HoldingsReported, events.DigestAttested)
 
 
-class Bootstrap(Protocol):
+class Bootstrap(AdmittingPeer, Protocol):
     """The coordinator's own DHT peer, which other peers contact first."""
 
     @property
     def addresses(self) -> Sequence[str]: ...
 
-    async def admit(self, peers: Collection[PeerId], banned: Collection[PeerId]) -> None:
-        """Refuse all connections of `banned`. Raises HetnodeError if that failed."""
+    @property
+    def arbiter(self) -> Arbiter | None:
+        """Fetches contested payloads as this peer; None if this peer only serves the DHT."""
 
     async def close(self) -> None: ...
 
@@ -83,27 +90,15 @@ class Identity(Protocol):
     def sign(self, message: bytes) -> bytes: ...
 
 
-@dataclass(frozen=True)
-class ListenAddresses:
-    """Where the coordinator listens, as ``host:port``, and the host that it advertises.
-
-    Port 0 takes a free port. `enrollment` None takes the port after that of `api`. `advertise` None
-    advertises the host of `api`.
-    """
-
-    api: str
-    enrollment: str | None = None
-    advertise: str | None = None
-
-
 async def run_coordinator(
     spec: RunSpec,
     folder: Path,
     addresses: ListenAddresses,
     identity: Identity,
-    start_bootstrap: Callable[[], Awaitable[Bootstrap]],
-    on_ready: Callable[[str, str], None],
+    start_bootstrap: Callable[[str], Awaitable[Bootstrap]],
+    on_ready: Callable[[str, str, str], None],
     certificate_seconds: float = CERTIFICATE_SECONDS,
+    dial_back: DialBack | None = None,
 ) -> None:
     """Serve the run until it is finished and its peers have left, or until cancelled.
 
@@ -112,79 +107,120 @@ async def run_coordinator(
 
     Args:
         spec: must equal the spec of the run that has begun in `folder`, if there is one.
-        folder: gets coordinator.sqlite, metrics.jsonl, and the files of coordinator.authority; is created.
-        start_bootstrap: starts the DHT peer, which is closed here.
-        on_ready: called with the advertised addresses of the API and of enrollment once nodes can join.
+        folder: gets coordinator.sqlite and .head, metrics.jsonl, and the files of coordinator.authority.
+        start_bootstrap: starts the DHT peer of the run with this id; the peer is closed here.
+        on_ready: called with the run's id and the advertised addresses of API and enrollment, at last.
         certificate_seconds: life of the issued certificates.
+        dial_back: tries what peers claim; None dials over the network.
 
     Raises:
         HetnodeError: BAD_ADDRESS, PORT_IN_USE, RUN_FOLDER_IN_USE, STORE_CORRUPT, SPEC_MISMATCH with both
             hashes, or what `start_bootstrap` raises.
     """
-    # Before anything is written: a wrong address must not leave a folder behind.
-    api_at = host, port = _check_free(addresses.api)
-    enrollment_at = _check_free(addresses.enrollment or f"{host}:{port and port + 1}")
-    folder.mkdir(parents=True, exist_ok=True)
     async with AsyncExitStack() as stack:
-        store = SqliteStore(folder / "coordinator.sqlite")  # locks the folder for this process
+        # Before anything is written: a wrong address must not leave a folder behind.
+        ports = open_ports(addresses, stack)
+        folder.mkdir(parents=True, exist_ok=True)
+        # Locks the folder for this process.
+        store = SqliteStore(folder / "coordinator.sqlite", identity.peer, identity.sign)
         stack.callback(store.close)
-        state = _restore_unfinished(store, spec, folder)
-        authority = open_authority(folder, spec.run_id, certificate_seconds)
+        authority = open_authority(folder, spec.name, certificate_seconds)
+        run = authority.run_id(spec)
+        state = _restore_unfinished(store, spec, run, folder)
         metrics = stack.enter_context(MetricsFile(folder / "metrics.jsonl"))
         write_bootstrap(authority, folder, identity.peer)  # the DHT peer reads it at its start
-        bootstrap = await start_bootstrap()
+        bootstrap = await start_bootstrap(run)
         stack.push_async_callback(bootstrap.close)
         command_loop, serving = _start_command_loop(stack, spec, store, state, metrics)
-        servers, api_address, enrollment_address = _bound_servers(
-            command_loop, metrics, authority, identity, bootstrap, addresses, api_at, enrollment_at
-        )
+        relay = own_relay(ports.relay, identity.peer, authority) if ports.relay else None
+        sources = MemberSources()
+        parts = command_loop, sources, metrics, authority, identity, bootstrap, dial_back
+        servers = _public_servers(*parts, ports, relay)
         # Before the first call: silence and deadlines of the stored state count from now.
         await command_loop.execute(Start())
-        for server in servers:
-            await server.start()
-            stack.push_async_callback(server.stop, STOP_SECONDS)
-        # The stack unwinds this first: waiting calls must end before their server stops.
-        stack.callback(command_loop.stop)
+        await command_loop.execute(AppointArbiter(identity.peer if bootstrap.arbiter else None))
+        await _start_serving(stack, command_loop, servers, relay)
         write_operator(authority, folder)
-        for task in (
-            asyncio.create_task(_renew_certificates(authority, folder, identity.peer)),
-            asyncio.create_task(_exclude_from_dht(command_loop, bootstrap)),
-        ):
-            stack.callback(task.cancel)
-        on_ready(api_address, enrollment_address)
+        stack.callback(asyncio.create_task(_renew_certificates(authority, folder, identity.peer)).cancel)
+        _start_admission(stack, command_loop, bootstrap, sources)
+        on_ready(run, *ports.advertised)
         await _tick_until_over(command_loop, serving)
 
 
-def _bound_servers(
+async def _start_serving(
+    stack: AsyncExitStack, command_loop: CommandLoop, servers: Sequence[PublicServer], relay: OwnRelay | None
+) -> None:
+    for server in servers:
+        await server.start()
+        stack.push_async_callback(server.stop, STOP_SECONDS)
+    if relay is not None:
+        await relay.start(command_loop, stack)
+    # The stack unwinds this first: waiting calls must end before their server stops.
+    stack.callback(command_loop.stop)
+
+
+def _public_servers(
     command_loop: CommandLoop,
+    sources: MemberSources,
     metrics: MetricsFile,
     authority: Authority,
     identity: Identity,
     bootstrap: Bootstrap,
-    addresses: ListenAddresses,
-    api_at: tuple[str, int],
-    enrollment_at: tuple[str, int],
-) -> tuple[tuple[grpc.aio.Server, ...], str, str]:
-    """The servers of the API and of enrollment, not started yet, and their advertised addresses."""
-    api, newcomers = service.new_server(), enrollment.new_server()
+    dial_back: DialBack | None,
+    ports: PublicPorts,
+    relay: OwnRelay | None,
+) -> tuple[PublicServer, PublicServer]:
+    """The servers of the API and of enrollment, not started yet, at their gateways and addresses."""
+    gateway, newcomers_gateway = ports.api, ports.enrollment
+    access = Access(command_loop, sources, gateway.source_of, gateway.port_of)
     certificate = ServerCertificate(authority)
-    api_port = bind(api, *api_at, server_credentials(certificate, authority, clients=True))
-    newcomers_port = bind(
-        newcomers, *enrollment_at, server_credentials(certificate, authority, clients=False)
+    members = CoordinatorService(
+        command_loop,
+        metrics,
+        access,
+        sources,
+        authority,
+        identity.sign,
+        bootstrap.addresses,
+        dial_back or TlsDialBack(authority.pem, gateway.source_of),
+        relay.address if relay else None,
     )
-    api_address = _address(addresses.advertise or api_at[0], api_port)
-    enrollment_address = _address(addresses.advertise or enrollment_at[0], newcomers_port)
-    access = Access(command_loop)
-    pb_grpc.add_CoordinatorServicer_to_server(
-        CoordinatorService(command_loop, metrics, access, authority, identity.sign, bootstrap.addresses), api
+    operator = AdminService(command_loop, access, authority.pin, *ports.advertised)
+    newcomers = EnrollmentService(
+        command_loop, authority, identity.peer, ports.advertised[0], newcomers_gateway.source_of
     )
-    pb_grpc.add_AdminServicer_to_server(
-        AdminService(command_loop, access, authority.pin, api_address, enrollment_address), api
+    api_admission = service.admission(access, command_loop.spec, gateway.source_of, gateway.close_connection)
+    newcomers_admission = enrollment.admission(
+        newcomers_gateway.source_of, newcomers_gateway.close_connection
     )
-    pb_grpc.add_EnrollmentServicer_to_server(
-        EnrollmentService(command_loop, authority, identity.peer, api_address), newcomers
+
+    def api(*options: tuple[str, int]) -> grpc.aio.Server:
+        server = service.new_server(api_admission, command_loop.spec, *options)
+        pb_grpc.add_CoordinatorServicer_to_server(members, server)
+        pb_grpc.add_AdminServicer_to_server(operator, server)
+        return server
+
+    def enrolling(*options: tuple[str, int]) -> grpc.aio.Server:
+        server = enrollment.new_server(newcomers_admission, *options)
+        pb_grpc.add_EnrollmentServicer_to_server(newcomers, server)
+        return server
+
+    return (
+        public_server(gateway, api, certificate, authority, clients=True),
+        public_server(newcomers_gateway, enrolling, certificate, authority, clients=False),
     )
-    return (api, newcomers), api_address, enrollment_address
+
+
+def _start_admission(
+    stack: AsyncExitStack, command_loop: CommandLoop, bootstrap: Bootstrap, sources: MemberSources
+) -> None:
+    """Tell the DHT peer and the members who is admitted, and arbitrate payloads; `stack` ends all three."""
+    for work in (
+        keep_admitted(command_loop, bootstrap, sources),
+        tell_sources(command_loop, sources),
+        arbitrate_contested(command_loop, bootstrap.arbiter),
+    ):
+        stack.callback(asyncio.create_task(work).cancel)
 
 
 def _start_command_loop(
@@ -196,7 +232,7 @@ def _start_command_loop(
         metrics.record(event)
         _log(event)
 
-    command_loop = CommandLoop(spec, store, state, observe, lambda message: log.info("%s", message))
+    command_loop = CommandLoop(store, state, observe, lambda message: log.info("%s", message))
     serving = asyncio.create_task(command_loop.run())
     # Unwound in reverse order: the loop stops, then its last commands are stored, then the store is closed.
     stack.push_async_callback(asyncio.wait, {serving})
@@ -204,8 +240,8 @@ def _start_command_loop(
     return command_loop, serving
 
 
-def _restore_unfinished(store: Store, spec: RunSpec, folder: Path) -> State:
-    state = restore(store, spec)
+def _restore_unfinished(store: Store, spec: RunSpec, run: str, folder: Path) -> State:
+    state = restore(store, spec, run)
     if state.phase is RunPhase.FINISHED:
         raise HetnodeError(
             ErrorCode.RUN_FOLDER_IN_USE,
@@ -215,13 +251,14 @@ def _restore_unfinished(store: Store, spec: RunSpec, folder: Path) -> State:
     return state
 
 
-def restore(store: Store, spec: RunSpec) -> State:
+def restore(store: Store, spec: RunSpec, run: str) -> State:
     """The state after the events of `store`. An empty store gets `spec` and begins a new run.
 
     Raises:
-        HetnodeError: SPEC_MISMATCH if `store` holds a run of another spec; STORE_CORRUPT.
+        HetnodeError: SPEC_MISMATCH if `store` holds a run of another spec; STORE_CORRUPT, also if its
+            payloads are signed for another run than `run`.
     """
-    stored_json, events = store.load()
+    stored_json, stored_events = store.load()
     if stored_json is None:
         store.begin(spec.canonical_json)
     elif (stored := RunSpec.from_json(stored_json)).hash != spec.hash:
@@ -230,24 +267,15 @@ def restore(store: Store, spec: RunSpec) -> State:
             f"The folder holds a run of the specification {stored.hash}, but {spec.hash} was given.",
             "Give the options of the stored run, or another folder.",
         )
-    return replay(State.of(spec), events)
-
-
-async def _exclude_from_dht(command_loop: CommandLoop, bootstrap: Bootstrap) -> None:
-    """Send every change of the excluded peers to the DHT peer."""
-    known = frozenset[PeerId]()
-
-    def changed(state: State) -> frozenset[PeerId] | None:
-        banned = state.excluded
-        return None if banned == known else banned
-
-    with suppress(Stopped):
-        while True:
-            known = await command_loop.until(RUN_TOPIC, changed)
-            try:
-                await bootstrap.admit((), known)
-            except HetnodeError as error:
-                log.error("the DHT peer may still serve banned peers: %s", error)
+    offered = (each.descriptor.run for each in stored_events if isinstance(each, events.PayloadOffered))
+    if (signed_for := next(offered, run)) != run:
+        raise HetnodeError(
+            ErrorCode.STORE_CORRUPT,
+            f"The payloads in this folder are signed for run {signed_for}; its authority makes it {run}.",
+            "Restore authority.key and authority.pem. If an earlier version of hetnode began the run, end it "
+            "with that version.",
+        )
+    return replay(State(spec, run), stored_events)
 
 
 async def _renew_certificates(authority: Authority, folder: Path, peer: PeerId) -> None:
@@ -289,65 +317,3 @@ def _log(event: Event) -> None:
     elif isinstance(event, _DETAILS):
         level = logging.DEBUG
     log.log(level, "%s", event_message(event))
-
-
-def _check_free(listen: str) -> tuple[str, int]:
-    """Host and port of `listen`. Raises BAD_ADDRESS, or PORT_IN_USE for a port that is not free."""
-    host, _, port = listen.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise _bad_address(listen, "it is not HOST:PORT")
-    try:
-        # gRPC only reports that it could not bind. The operating system reports the cause.
-        family, kind, _, _, address = socket.getaddrinfo(
-            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind) as probe:
-            # A closed connection of a former coordinator must not count as a port in use.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            probe.listen(1)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise _in_use(listen) from None
-        raise _bad_address(listen, error.strerror or str(error)) from None
-    return host, int(port)
-
-
-def server_credentials(
-    certificate: ServerCertificate, authority: Authority, clients: bool
-) -> grpc.ServerCredentials:
-    """TLS with a certificate that is renewed in time. `clients`: clients must show one of the run."""
-
-    def configuration() -> grpc.ServerCertificateConfiguration:
-        pair = certificate.pair()
-        return grpc.ssl_server_certificate_configuration([pair], authority.pem if clients else None)
-
-    return grpc.dynamic_ssl_server_credentials(configuration(), configuration, clients)
-
-
-def _address(host: str, port: int) -> str:
-    host = host.strip("[]")
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials) -> int:
-    try:
-        return int(server.add_secure_port(f"{host}:{port}", credentials))
-    except RuntimeError:
-        raise _in_use(f"{host}:{port}") from None
-
-
-def _bad_address(listen: str, why: str) -> HetnodeError:
-    return HetnodeError(
-        ErrorCode.BAD_ADDRESS,
-        f"The coordinator cannot listen on '{listen}': {why}.",
-        "Give an address of this machine, like 127.0.0.1:7700 or 0.0.0.0:7700.",
-    )
-
-
-def _in_use(listen: str) -> HetnodeError:
-    return HetnodeError(
-        ErrorCode.PORT_IN_USE,
-        f"Another program already listens on {listen}.",
-        "Stop it, or give this coordinator another port; port 0 takes a free port.",
-    )

@@ -6,7 +6,6 @@ key to its peer id.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,15 +30,11 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.trust.tls import (
-    AUTHORITY_EXTENSION,
-    COORDINATOR_NAME,
-    COORDINATOR_URI,
-    OPERATOR_URI,
-    peer_uri,
-    pin_of,
-    tls_name,
-)
+from protocol.spec.run import RunSpec
+from protocol.trust.names import COORDINATOR_NAME, COORDINATOR_URI, OPERATOR_URI, peer_uri, tls_name
+from protocol.trust.private_file import write_private
+from protocol.trust.run_id import run_id_of
+from protocol.trust.tls import AUTHORITY_EXTENSION, pin_of
 from protocol.types import PeerId
 
 CERTIFICATE_SECONDS = 86400.0
@@ -75,6 +70,10 @@ class Authority:
     def pin(self) -> bytes:
         """The 32 bytes that name this authority in an invite."""
         return pin_of(self.certificate)
+
+    def run_id(self, spec: RunSpec) -> str:
+        """The id of the run of `spec` under this authority."""
+        return run_id_of(spec, self.pin)
 
     def for_peer(self, peer: PeerId, key: EllipticCurvePublicKey) -> bytes:
         """PEM certificate that binds the TLS key `key` to `peer`, at both ends of a connection."""
@@ -126,23 +125,29 @@ class Authority:
 class ServerCertificate:
     """The certificate of the coordinator's servers, replaced when half of its life is over.
 
-    gRPC asks for it at every new connection, from its own threads. Open connections keep the former one. Two
-    threads may both replace it, and both certificates are valid.
+    Args:
+        peer: the holder as a peer; None for the coordinator as such.
     """
 
-    def __init__(self, authority: Authority) -> None:
-        self._authority = authority
+    def __init__(self, authority: Authority, peer: PeerId | None = None) -> None:
+        self._authority, self._peer = authority, peer
         self._key = generate_private_key(SECP256R1())
-        self._issued_at = authority.clock()
-        self._certificate = authority.for_coordinator(self._key.public_key())
+        self._key_pem = _private_pem(self._key)
+        self._issue()
 
     def pair(self) -> tuple[bytes, bytes]:
         """PEM key and certificate; at least half of its life is left."""
-        now = self._authority.clock()
-        if now - self._issued_at >= self._authority.seconds / 2:
-            certificate = self._authority.for_coordinator(self._key.public_key())
-            self._issued_at, self._certificate = now, certificate
-        return _private_pem(self._key), self._certificate
+        if self._authority.clock() - self._issued_at >= self._authority.seconds / 2:
+            self._issue()
+        return self._key_pem, self._certificate
+
+    def _issue(self) -> None:
+        public = self._key.public_key()
+        self._issued_at = self._authority.clock()
+        if self._peer is None:
+            self._certificate = self._authority.for_coordinator(public)
+        else:
+            self._certificate = self._authority.for_peer(self._peer, public)
 
 
 def open_authority(
@@ -209,20 +214,6 @@ def _file_errors(cause: str, remedy: str) -> Iterator[None]:
         yield
     except (OSError, ValueError, TypeError) as error:
         raise HetnodeError(ErrorCode.STORE_CORRUPT, f"{cause}: {error}.", remedy) from None
-
-
-def write_private(path: Path, data: bytes) -> None:
-    """Replace the file at `path` as a whole. At every moment only its owner can read it."""
-    new = path.with_name(f"{path.name}.new")
-    # O_EXCL refuses a file or link that another user has put here since.
-    new.unlink(missing_ok=True)
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        # Before the rename: a power failure must not leave an empty file under the final name.
-        os.fsync(file.fileno())
-    new.replace(path)
 
 
 def _load_key(path: Path) -> EllipticCurvePrivateKey:

@@ -14,13 +14,13 @@ from typing import TypeVar
 
 from coordinator.decide import Outcome, decide
 from coordinator.state import events
+from coordinator.state.apply import replay
 from coordinator.state.commands import Command, Start, Tick
 from coordinator.state.events import Event
 from coordinator.state.state import State
-from coordinator.state.transaction import Transaction
 from coordinator.status.messages import run_message, stall_message
 from coordinator.store import Store
-from protocol.spec.run import RunSpec
+from protocol.types import Role
 
 STALL_SECONDS = 3.0
 """Ticks come every 0.2 s. After a gap longer than this, the process counts as having been suspended."""
@@ -30,6 +30,10 @@ Topic = tuple[str, int, int]
 """What a call waits for: the group or the decision of a (stage, round), or a change of the run as a whole."""
 
 RUN_TOPIC: Topic = ("run", 0, 0)
+ARBITER_TOPIC: Topic = ("arbiter", 0, 0)
+"""Payloads are contested."""
+ADMISSION_TOPIC: Topic = ("admission", 0, 0)
+"""The run has changed, or sources of members were noted or admitted."""
 
 _RUN_EVENTS = (
     events.PlanAdopted,
@@ -43,6 +47,8 @@ _RUN_EVENTS = (
     events.PeerLeft,
     events.PeerRetreated,
     events.AnchorDiverged,
+    events.LinkFailed,
+    events.AddressesChanged,
 )
 
 
@@ -86,14 +92,13 @@ class CommandLoop:
 
     def __init__(
         self,
-        spec: RunSpec,
         store: Store,
         state: State,
         on_event: Callable[[Event, State], None],
         on_message: Callable[[str], None],
         clock: Callable[[], float] | None = None,
     ) -> None:
-        self.spec = spec
+        self.spec = state.spec
         self.state = state
         self._store = store
         self._on_event = on_event
@@ -141,15 +146,15 @@ class CommandLoop:
             await self.execute(Start())
         await self.execute(Tick())
         self._ticked_at = self.now()  # after the tick: a slow store must not look like a suspended machine
-        message = run_message(self.state, self.spec)
+        message = run_message(self.state)
         if message != self._message:
             self._message = message
             self._on_message(message)
         # Watchers show why the run waits. This may change with time alone, without any event.
-        stall = stall_message(self.state, self.spec)
+        stall = stall_message(self.state)
         if stall != self._stall_message:
             self._stall_message = stall
-            self._wake(RUN_TOPIC)
+            self.wake(RUN_TOPIC)
 
     async def until(self, topic: Topic, ready: Callable[[State], T | None]) -> T:
         """Wait until `ready(state)` is not None, and return its value. Each event of `topic` calls it again.
@@ -166,7 +171,7 @@ class CommandLoop:
             try:
                 await woken
             finally:
-                # A cancelled call leaves no entry behind. `_wake` may have replaced the set meanwhile.
+                # A cancelled call leaves no entry behind. `wake` may have replaced the set meanwhile.
                 waiters.discard(woken)
                 if not waiters and self._waiters.get(topic) is waiters:
                     del self._waiters[topic]
@@ -178,7 +183,7 @@ class CommandLoop:
             self._stopping = True
             self._commands.put_nowait(None)
             for topic in list(self._waiters):
-                self._wake(topic)
+                self.wake(topic)
 
     def _arrived(self) -> list[tuple[Command, asyncio.Future[Outcome]]]:
         """The commands that have arrived. None, which marks the end, stays in the queue."""
@@ -192,16 +197,15 @@ class CommandLoop:
         return batch
 
     async def _serve(self, batch: list[tuple[Command, asyncio.Future[Outcome]]]) -> None:
-        transaction = Transaction(self.state)
+        state, stored = self.state, list[Event]()
         outcomes = []
         try:
             for command, _ in batch:
                 # Each command sees the events of those before it, although nothing is stored yet.
-                outcome = decide(transaction.state, self.spec, command, self.now())
-                for event in outcome.events:
-                    transaction.add(event)
+                outcome = decide(state, command, self.now())
+                state = replay(state, outcome.events)
+                stored += [event for event in outcome.events if not isinstance(event, events.PeerSeen)]
                 outcomes.append(outcome)
-            stored = [event for event in transaction.events if not isinstance(event, events.PeerSeen)]
             if stored:
                 await self._append(stored)
         except BaseException:
@@ -210,14 +214,14 @@ class CommandLoop:
                 _answer(answer, Stopped())
             raise
         # Only now: no reader may see a state that a crash could take back.
-        self.state = transaction.state
+        self.state = state
         for event in stored:
             self._on_event(event, self.state)
         topics = {topic for event in stored for topic in _topics(event)}
         if any(isinstance(event, events.PeerBanned | events.PeerQuarantined) for event in stored):
             topics |= set(self._waiters)  # an excluded peer may wait for any topic, and its calls must end
         for topic in topics:
-            self._wake(topic)
+            self.wake(topic)
         for (_, answer), outcome in zip(batch, outcomes, strict=True):
             _answer(answer, outcome)
 
@@ -227,7 +231,8 @@ class CommandLoop:
         else:
             self._store.append(events)
 
-    def _wake(self, topic: Topic) -> None:
+    def wake(self, topic: Topic) -> None:
+        """Let all calls that wait for `topic` look again. For what is not a part of the state."""
         for woken in self._waiters.pop(topic, set()):
             if not woken.done():
                 woken.set_result(None)
@@ -251,5 +256,9 @@ def _topics(event: Event) -> tuple[Topic, ...]:
             key = (event.decision.stage, event.decision.round_number)
             # A round without offers is decided without a group.
             return (group_topic(*key), decision_topic(*key))
+        case events.PayloadsContested():
+            return (ARBITER_TOPIC,)
+        case events.PeerJoined(role=Role.RELAY):
+            return (RUN_TOPIC,)
         case _:
-            return (RUN_TOPIC,) if isinstance(event, _RUN_EVENTS) else ()
+            return (RUN_TOPIC, ADMISSION_TOPIC) if isinstance(event, _RUN_EVENTS) else ()

@@ -53,6 +53,8 @@ def _peer_line(event: Event) -> tuple[str, dict[str, Any]] | None:
     match event:
         case events.PeerJoined():
             fields: dict[str, Any] = {"change": "joined", "role": event.role.value}
+        case events.RoleChanged():
+            fields = {"change": "role", "role": event.role.value, "reason": event.reason}
         case events.PeerLeft():
             fields = {"change": "left", "reason": event.reason}
         case events.PeerLost():

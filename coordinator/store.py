@@ -1,20 +1,29 @@
 """The event store: an append-only log with the spec of the run, in SQLite.
 
 When `append` has returned, its events survive a crash of the process or the machine. A store has one owner
-and takes one call at a time.
+and takes one call at a time. The rows form a hash chain (coordinator.state.event_chain), and a file beside
+the log holds its newest row hash with the coordinator's signature: `load` verifies both.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import sqlite3
+import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from coordinator.state.event_chain import first_hash, next_hash
 from coordinator.state.event_codec import decode, encode
 from coordinator.state.events import Event
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.trust.envelope import Signer, is_signed_by, log_head_message
+from protocol.types import PeerId
+
+log = logging.getLogger(__name__)
 
 APPLICATION_ID = 0x6865746E
 """'hetn', in the header of the SQLite file."""
@@ -27,7 +36,16 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE TRIGGER events_stay BEFORE UPDATE ON events BEGIN SELECT RAISE(ABORT, 'append-only'); END",
         "CREATE TRIGGER events_last BEFORE DELETE ON events BEGIN SELECT RAISE(ABORT, 'append-only'); END",
     ),
+    (
+        "ALTER TABLE events ADD COLUMN row_hash BLOB",
+        "DROP TRIGGER events_stay",
+        # A row of a log without a chain gets its row hash once.
+        "CREATE TRIGGER events_stay BEFORE UPDATE ON events WHEN old.row_hash IS NOT NULL "
+        "BEGIN SELECT RAISE(ABORT, 'append-only'); END",
+    ),
 )
+_CHAINED = 2
+"""The first version in which every row has a row hash."""
 
 
 class Store(Protocol):
@@ -45,14 +63,67 @@ class Store(Protocol):
         """Store the spec of the run. It cannot be changed later."""
 
     def append(self, events: Sequence[Event]) -> None:
-        """Add `events`, all or none; they are durable when this returns."""
+        """Add `events` to a run that has begun, all or none; they are durable when this returns."""
 
     def close(self) -> None:
         """Release the log. Nothing else may be called afterwards."""
 
 
+class LogHead:
+    """The file with the number of rows of a log and its newest row hash, signed by the coordinator.
+
+    It may lag behind the log by the newest rows, and is never ahead of it.
+
+    Args:
+        coordinator: peer id of the key of `sign`.
+    """
+
+    def __init__(self, path: Path, coordinator: PeerId, sign: Signer) -> None:
+        self.path = path
+        self._coordinator, self._sign = coordinator, sign
+
+    def create(self, rows: int, row_hash: bytes) -> None:
+        """Write the file as a whole; it is durable when this returns. Raises OSError."""
+        new = self.path.with_name(f"{self.path.name}.new")
+        new.write_bytes(self._line(rows, row_hash))
+        with new.open("rb") as file:
+            os.fsync(file.fileno())
+        new.replace(self.path)
+
+    def write(self, rows: int, row_hash: bytes) -> None:
+        """Replace the content in place. Raises OSError."""
+        # All lines have one length below a sector's, so a crash leaves the old or the new one. Not flushed:
+        # a second flush for each append would only protect the rows of the last seconds.
+        with self.path.open("r+b") as file:
+            file.write(self._line(rows, row_hash))
+
+    def read(self) -> tuple[int, bytes]:
+        """The number of rows and the newest row hash. ValueError unless the coordinator signed them."""
+        try:
+            rows, row_hash, signature = self.path.read_text("ascii").split()
+            head = int(rows), bytes.fromhex(row_hash)
+            is_signed = is_signed_by(self._coordinator, log_head_message(*head), bytes.fromhex(signature))
+        except FileNotFoundError:
+            raise ValueError(f"{self.path.name}, the file with its newest hash, is missing") from None
+        except (OSError, ValueError, struct.error) as error:
+            raise ValueError(f"{self.path.name} is unreadable ({error})") from None
+        if not is_signed:
+            raise ValueError(f"{self.path.name} is not signed with the key of this coordinator")
+        return head
+
+    def _line(self, rows: int, row_hash: bytes) -> bytes:
+        return f"{rows:020d} {row_hash.hex()} {self._sign(log_head_message(rows, row_hash)).hex()}\n".encode()
+
+
 class SqliteStore:
     """The log in one SQLite file, held exclusively until `close` or the end of the process.
+
+    The head of the log is in a file of the same name with the suffix ``.head``. A log of an earlier version
+    gets its chain and its head when it is opened.
+
+    Args:
+        coordinator: peer id of the key of `sign`.
+        sign: signs the head of the log.
 
     Raises:
         HetnodeError: RUN_FOLDER_IN_USE while another process or object holds the file; STORE_CORRUPT where it
@@ -61,8 +132,9 @@ class SqliteStore:
 
     blocks = True
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, coordinator: PeerId, sign: Signer) -> None:
         self.path = path
+        self.head = LogHead(path.with_suffix(".head"), coordinator, sign)
         with self._reporting():
             # No waiting for a lock: another coordinator holds it until it ends. Autocommit, because
             # `_transaction` begins and ends transactions. Appends come from worker threads, one at a time.
@@ -78,27 +150,43 @@ class SqliteStore:
         with self._reporting():
             (verdict,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
             spec = self._db.execute("SELECT spec FROM run").fetchone()
-            rows = self._db.execute("SELECT sequence, kind, body FROM events ORDER BY sequence").fetchall()
+            rows = self._db.execute(
+                "SELECT sequence, kind, body, row_hash FROM events ORDER BY sequence"
+            ).fetchall()
         if verdict != "ok":
             raise _corrupt(self.path, str(verdict))
+        if spec is None:
+            if rows:
+                raise _corrupt(self.path, "the specification of its run is missing")
+            return None, ()
+        hashes = self._verified(spec[0], rows)
+        self._check_head(hashes)
         events = []
-        for expected, (sequence, kind, body) in enumerate(rows, start=1):
-            if sequence != expected:  # a replay with a gap would lead to another state
-                raise _corrupt(self.path, f"event {expected} is missing")
+        for sequence, kind, body, _ in rows:
             try:
                 events.append(decode(kind, body))
             except ValueError as error:
-                raise _corrupt(self.path, f"event {sequence} is unreadable ({error})") from None
-        return (None if spec is None else spec[0]), tuple(events)
+                raise _corrupt(self.path, f"row {sequence} is unreadable ({error})") from None
+        return spec[0], tuple(events)
 
     def begin(self, spec_json: str) -> None:
-        with self._reporting():
+        with self._reporting(), self._transaction():
             self._db.execute("INSERT INTO run VALUES (1, ?)", (spec_json,))
+            # Before the commit: from then on, a log without a head has lost it.
+            self.head.create(0, first_hash(spec_json))
 
     def append(self, events: Sequence[Event]) -> None:
-        rows = [encode(event) for event in events]
-        with self._reporting(), self._transaction():
-            self._db.executemany("INSERT INTO events (kind, body) VALUES (?, ?)", rows)
+        encoded = [encode(event) for event in events]
+        with self._reporting():
+            with self._transaction():
+                length, row_hash = self._end()
+                rows = []
+                for kind, body in encoded:
+                    row_hash = next_hash(row_hash, kind, body)
+                    rows.append((kind, body, row_hash))
+                self._db.executemany("INSERT INTO events (kind, body, row_hash) VALUES (?, ?, ?)", rows)
+            # After the commit: a head ahead of its log would accuse an honest log of a missing row.
+            self.head.write(length + len(rows), row_hash)
 
     def close(self) -> None:
         self._db.close()
@@ -121,8 +209,63 @@ class SqliteStore:
             for statements in MIGRATIONS[version:]:
                 for statement in statements:
                     run(statement)
+            if version < _CHAINED:
+                self._chain_former_rows()
             run(f"PRAGMA application_id = {APPLICATION_ID}")
             run(f"PRAGMA user_version = {len(MIGRATIONS)}")
+
+    def _chain_former_rows(self) -> None:
+        spec = self._db.execute("SELECT spec FROM run").fetchone()
+        if spec is None:
+            return
+        row_hash, length = first_hash(spec[0]), 0
+        rows = self._db.execute("SELECT sequence, kind, body FROM events ORDER BY sequence").fetchall()
+        for length, (sequence, kind, body) in enumerate(rows, start=1):  # noqa: B007  the last number is used
+            row_hash = next_hash(row_hash, kind, body)
+            self._db.execute("UPDATE events SET row_hash = ? WHERE sequence = ?", (row_hash, sequence))
+        if not self.head.path.exists():  # one that is here belongs to this log, and `load` compares the two
+            # Expected once, after an upgrade. At any other time the log was made to look like a former one.
+            log.warning("%s had no hash chain: its %d rows have one now", self.path, length)
+            self.head.create(length, row_hash)
+
+    def _end(self) -> tuple[int, bytes]:
+        """The number of rows, and the row hash of the last one."""
+        last = self._db.execute(
+            "SELECT sequence, row_hash FROM events ORDER BY sequence DESC LIMIT 1"
+        ).fetchone()
+        if last is not None:
+            return last[0], last[1]
+        spec = self._db.execute("SELECT spec FROM run").fetchone()
+        if spec is None:
+            raise _corrupt(self.path, "its run has not begun")
+        return 0, first_hash(spec[0])
+
+    def _verified(self, spec_json: str, rows: Sequence[tuple[int, str, str, bytes]]) -> list[bytes]:
+        """The hashes of the chain, that of the specification first. Raises STORE_CORRUPT naming a row."""
+        hashes = [first_hash(spec_json)]
+        for expected, (sequence, kind, body, row_hash) in enumerate(rows, start=1):
+            if sequence != expected:  # a replay with a gap would lead to another state
+                raise _corrupt(self.path, f"row {expected} is missing")
+            hashes.append(next_hash(hashes[-1], kind, body))
+            if row_hash != hashes[-1]:
+                what = "the specification of the run or row 1" if sequence == 1 else f"row {sequence}"
+                raise _corrupt(self.path, f"{what} was changed, removed, inserted or moved")
+        return hashes
+
+    def _check_head(self, hashes: Sequence[bytes]) -> None:
+        """Raises STORE_CORRUPT unless the log begins with the rows that the coordinator has signed."""
+        try:
+            length, row_hash = self.head.read()
+        except ValueError as error:
+            raise _corrupt(self.path, str(error)) from None
+        have = len(hashes) - 1
+        if length > have:
+            missing = f"rows {have + 1} to {length} are" if length > have + 1 else f"row {length} is"
+            raise _corrupt(self.path, f"{missing} missing at its end")
+        if hashes[length] != row_hash:
+            raise _corrupt(
+                self.path, f"the rows up to row {length} are not those that this coordinator wrote"
+            )
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -137,9 +280,11 @@ class SqliteStore:
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
-        """Turn SQLite's errors into a HetnodeError with a remedy."""
+        """Turn the errors of SQLite and of the head's file into a HetnodeError with a remedy."""
         try:
             yield
+        except OSError as error:
+            raise _corrupt(self.path, str(error)) from None
         except sqlite3.Error as error:
             if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
                 raise _in_use(self.path) from None
@@ -150,7 +295,8 @@ def _corrupt(path: Path, why: str) -> HetnodeError:
     return HetnodeError(
         ErrorCode.STORE_CORRUPT,
         f"The event log {path} cannot be used: {why}.",
-        "Check the disk and its free space; if the file is damaged, start the run in a new folder.",
+        "Check the disk and its free space. If the file is damaged, restore the coordinator's whole folder "
+        "from one backup, or start the run in a new folder.",
     )
 
 

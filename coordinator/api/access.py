@@ -2,41 +2,54 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
-from coordinator.command_loop import CommandLoop
+from coordinator.command_loop import ADMISSION_TOPIC, CommandLoop
+from coordinator.membership.sources import MemberSources
 from coordinator.membership.validation import check_not_excluded
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.server.admission import Context, rate_limited
+from protocol.server.limits import is_address
+from protocol.trust.names import OPERATOR_URI, identity_of, peer_of, peer_uri
 from protocol.trust.rate_limit import RateLimit
-from protocol.trust.tls import OPERATOR_URI, Authenticated, identity_of, peer_of, peer_uri
 from protocol.types import PeerId
 
 # Joins of one peer: a node that restarts in a loop must not fill the log.
 _JOINS_AT_ONCE = 20
 _JOINS_PER_SECOND = 0.2
-# A host waits with one call for each of its stages, and may repeat a call whose answer was lost.
-_SPARE_CALLS = 32
-_CALLS_PER_STAGE = 4
 
 
 class Access:
-    """Access control of the coordinator's API. Every call first enters one of these contexts."""
+    """Access control of the coordinator's API: :meth:`check` for every call, then what the call asks for.
 
-    def __init__(self, command_loop: CommandLoop) -> None:
-        self._command_loop = command_loop
-        self._most_calls = _SPARE_CALLS + _CALLS_PER_STAGE * command_loop.spec.swarm.stages
-        self._calls: Counter[str] = Counter()
+    Args:
+        sources: gets the source of every call of a peer that is not excluded.
+        source_of, port_of: the source and port of a connection, by gRPC's name of the client.
+    """
+
+    def __init__(
+        self,
+        command_loop: CommandLoop,
+        sources: MemberSources,
+        source_of: Callable[[str], str],
+        port_of: Callable[[str], int] = lambda _: 0,
+    ) -> None:
+        self._command_loop, self._sources = command_loop, sources
+        self._source_of, self._port_of = source_of, port_of
         self._joins = RateLimit(_JOINS_AT_ONCE, _JOINS_PER_SECOND)
 
-    @contextmanager
-    def of_peer(self, context: Authenticated, claimed: str) -> Iterator[PeerId]:
-        """For a call in the name of `claimed`. Yields this name, which the certificate has proved.
+    def check(self, context: Context) -> None:
+        """Raises HetnodeError for excluded peers, BANNED or QUARANTINED, whatever they ask."""
+        holder = identity_of(context)
+        self._check_not_excluded(holder)
+        if (peer := peer_of(holder)) is not None:
+            self._note_source(peer, self._source_of(context.peer()))
+
+    def peer(self, context: Context, claimed: str) -> PeerId:
+        """`claimed`, in whose name a call is made, if the certificate proves it.
 
         Raises:
-            HetnodeError: CERTIFICATE_REFUSED if the certificate names another peer; BANNED; QUARANTINED;
-                RATE_LIMITED if the peer has too many open calls.
+            HetnodeError: CERTIFICATE_REFUSED if the certificate names another peer; BANNED; QUARANTINED.
         """
         holder = identity_of(context)
         if not claimed or holder != peer_uri(claimed):
@@ -44,50 +57,41 @@ class Access:
             raise certificate_refused(
                 f"A call in the name of {claimed[:64]!r} came with the certificate of {holder[:96]!r}"
             )
-        peer = PeerId(claimed)
-        check_not_excluded(self._command_loop.state, peer)
-        with self._count_call(holder):
-            yield peer
+        self._check_not_excluded(holder)  # again: it may have been excluded before its message arrived
+        return PeerId(claimed)
 
-    @contextmanager
-    def of_member(self, context: Authenticated) -> Iterator[None]:
-        """For a call that every certificate of the run permits. Raises the errors of :meth:`of_peer`."""
+    def check_member(self, context: Context) -> None:
+        """For a call that every certificate of the run permits. Raises the errors of :meth:`peer`."""
         holder = identity_of(context)
-        peer = peer_of(holder)
-        if peer is not None:
-            check_not_excluded(self._command_loop.state, peer)
-        elif holder != OPERATOR_URI:
+        if peer_of(holder) is None and holder != OPERATOR_URI:
             raise certificate_refused(f"A call came with the certificate of {holder[:96]!r}")
-        with self._count_call(holder):
-            yield
+        self._check_not_excluded(holder)
 
-    @contextmanager
-    def of_operator(self, context: Authenticated) -> Iterator[None]:
-        """For a call that only the operator's certificate permits. Raises the errors of :meth:`of_peer`."""
+    def check_operator(self, context: Context) -> None:
+        """For a call that only the operator's certificate permits. Raises CERTIFICATE_REFUSED."""
         holder = identity_of(context)
         if holder != OPERATOR_URI:
             raise certificate_refused(
                 f"Only the operator may make this call, but it came with the certificate of {holder[:96]!r}"
             )
-        with self._count_call(holder):
-            yield
 
     def check_join_rate(self, peer: PeerId) -> None:
         """Raises RATE_LIMITED if `peer` asks to join too often."""
         if not self._joins.allows(peer, self._command_loop.now()):
             raise rate_limited(f"Peer {peer} asks to join too often")
 
-    @contextmanager
-    def _count_call(self, holder: str) -> Iterator[None]:
-        if self._calls[holder] >= self._most_calls:
-            raise rate_limited(f"{holder} has {self._most_calls} calls open already")
-        self._calls[holder] += 1
-        try:
-            yield
-        finally:
-            self._calls[holder] -= 1
-            if not self._calls[holder]:  # entries of gone peers would pile up
-                del self._calls[holder]
+    def caller(self, context: Context) -> tuple[str, int]:
+        """The source of a call, and the port from which it comes; 0 if that is not known."""
+        return self._source_of(context.peer()), self._port_of(context.peer())
+
+    def _note_source(self, peer: PeerId, source: str) -> None:
+        if is_address(source) and self._sources.note(peer, source, self._command_loop.now()):
+            self._command_loop.wake(ADMISSION_TOPIC)
+
+    def _check_not_excluded(self, holder: str) -> None:
+        peer = peer_of(holder)
+        if peer is not None:
+            check_not_excluded(self._command_loop.state, peer)
 
 
 def certificate_refused(cause: str) -> HetnodeError:
@@ -96,7 +100,3 @@ def certificate_refused(cause: str) -> HetnodeError:
         f"{cause}.",
         "Use the certificate that this run has issued to the caller.",
     )
-
-
-def rate_limited(cause: str) -> HetnodeError:
-    return HetnodeError(ErrorCode.RATE_LIMITED, f"{cause}.", "Wait a little and try again.")

@@ -3,69 +3,75 @@
 from __future__ import annotations
 
 import hashlib
-from ipaddress import IPv6Address, ip_address
-from urllib.parse import unquote
+import hmac
+import logging
+from collections.abc import Callable
 
 import grpc
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
-from coordinator.api.access import rate_limited
-from coordinator.api.rpc_handling import Context, Decoding, answering
 from coordinator.authority import Authority
-from coordinator.command_loop import CommandLoop
+from coordinator.command_loop import CommandLoop, Stopped
 from coordinator.membership.invites import permitted_role
 from coordinator.membership.joining import check_compatible
 from coordinator.membership.validation import bad_request
 from coordinator.state import commands
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
+from protocol.server.admission import Admission, AdmissionInterceptor, Context, rate_limited
+from protocol.server.limits import FairShare
 from protocol.trust.envelope import enrollment_message, is_signed_by, renewal_message
 from protocol.trust.rate_limit import RateLimit
 from protocol.trust.tls import tls_key_from_der
 from protocol.types import PeerId
 from protocol.wire.convert.fields import name_from_pb, peer_from_pb
 
-MAX_MESSAGE_BYTES = 16 << 10
-MAX_CALLS = 256
+log = logging.getLogger(__name__)
 
-# Enrollments of one source: all nodes of one household or lab may share an address.
-_AT_ONCE, _PER_SECOND = 128, 1.0
-# Enrollments in total: each one costs signatures, and a caller may have many addresses.
-_AT_ONCE_IN_ALL, _PER_SECOND_IN_ALL = 512, 20.0
+MAX_MESSAGE_BYTES = 16 << 10
+MAX_CALLS, MAX_CALLS_OF_SOURCE = 4096, 1024
+
+# Attempts of one source that show no good invite. They cost a signature to check, or are guesses.
+_UNPROVEN_AT_ONCE, _UNPROVEN_PER_SECOND = 128, 1.0
+# Enrollments with one invite: each costs signatures. A lab may let all its nodes in with one.
+_PROVEN_AT_ONCE, _PROVEN_PER_SECOND = 2048, 50.0
 
 
 class EnrollmentService(pb_grpc.EnrollmentServicer):
-    """Serves clients without certificates: messages are small, and calls are limited per source and in total.
+    """Serves clients without certificates. A stranger without an invite uses up its own attempts only.
 
     Args:
         command_loop: owns the state; it is running.
         authority: issues the certificates.
         coordinator: peer id of the key that signs specs and plans.
         api_address: advertised ``host:port`` of the coordinator's API.
+        source_of: the source of a connection, by gRPC's name of the client.
     """
 
     def __init__(
-        self, command_loop: CommandLoop, authority: Authority, coordinator: PeerId, api_address: str
+        self,
+        command_loop: CommandLoop,
+        authority: Authority,
+        coordinator: PeerId,
+        api_address: str,
+        source_of: Callable[[str], str],
     ) -> None:
         self._command_loop = command_loop
         self._authority = authority
         self._coordinator = coordinator
         self._api_address = api_address
-        self._by_source = RateLimit(_AT_ONCE, _PER_SECOND)
-        self._in_all = RateLimit(_AT_ONCE_IN_ALL, _PER_SECOND_IN_ALL, keys=1)
+        self._source_of = source_of
+        self._unproven = RateLimit(_UNPROVEN_AT_ONCE, _UNPROVEN_PER_SECOND)
+        self._proven = RateLimit(_PROVEN_AT_ONCE, _PROVEN_PER_SECOND)
 
-    @answering
     async def Enroll(self, request: pb.EnrollRequest, context: Context) -> pb.EnrollReply:
-        now = self._command_loop.now()
-        source = source_of(context.peer())
+        secret_sha256 = hashlib.sha256(request.secret).hexdigest()
         # Before any signature is verified.
-        if not (self._by_source.allows(source, now) and self._in_all.allows(None, now)):
-            raise rate_limited(f"Too many enrollments from {source}")
+        self._check_rate(request.invite_id, secret_sha256, self._source_of(context.peer()))
         check_compatible(self._command_loop.spec, request.protocol_version, "")
         invite = name_from_pb(request.invite_id, "the invite") if request.invite_id else ""
         message = enrollment_message(self._authority.pin, request.tls_public_key, invite)
         peer, key = claimant(request.peer, request.tls_public_key, message, request.proof)
-        secret_sha256 = hashlib.sha256(request.secret).hexdigest()
         # Durable before the certificate exists: a crash must not give an invite one use too many.
         await self._command_loop.execute(commands.Enroll(peer, invite, secret_sha256))
         role = permitted_role(self._command_loop.state, peer)
@@ -74,9 +80,18 @@ class EnrollmentService(pb_grpc.EnrollmentServicer):
             authority_pem=self._authority.pem,
             coordinator=self._coordinator,
             api_address=self._api_address,
-            run=self._command_loop.spec.run_id,
+            run=self._command_loop.state.run,
             role=role.value if role else "",
         )
+
+    def _check_rate(self, invite: str, secret_sha256: str, source: str) -> None:
+        """Charge a call to its invite if it has the secret, otherwise to its source. Raises RATE_LIMITED."""
+        now, invitation = self._command_loop.now(), self._command_loop.state.invitations.get(invite)
+        if invitation is not None and hmac.compare_digest(secret_sha256, invitation.secret_sha256):
+            if not self._proven.allows(invite, now):
+                raise rate_limited(f"Too many enrollments with the invite {invite}")
+        elif not self._unproven.allows(source, now):
+            raise rate_limited(f"Too many enrollments without a good invite from {source}")
 
 
 def renew(authority: Authority, request: pb.RenewRequest) -> pb.RenewReply:
@@ -104,33 +119,28 @@ def claimant(
     return peer, key
 
 
-def source_of(peer: str) -> str:
-    """The source of a call for its rate limit: IPv4 host or IPv6 /64, from gRPC's name of the client."""
-    scheme, _, address = peer.partition(":")
-    host = unquote(address).rpartition(":")[0].strip("[]")
-    try:
-        found = ip_address(host.partition("%")[0])
-    except ValueError:
-        return scheme or "unknown"
-    if isinstance(found, IPv6Address):
-        if found.ipv4_mapped is not None:
-            return str(found.ipv4_mapped)
-        # One household owns a whole /64.
-        return f"{IPv6Address(int(found) >> 64 << 64)}/64"
-    return str(found)
+def admission(source_of: Callable[[str], str], drop: Callable[[str], None]) -> AdmissionInterceptor:
+    """Counts calls by source. `source_of` and `drop` a connection, by gRPC's name of the client."""
+
+    def source(context: Context) -> str:
+        return source_of(context.peer())
+
+    calls = FairShare(MAX_CALLS_OF_SOURCE, MAX_CALLS)
+    return AdmissionInterceptor(Admission(source, source_of, drop, lambda _: None, calls, Stopped, log))
 
 
-def new_server() -> grpc.aio.Server:
+def new_server(admission: AdmissionInterceptor, *options: tuple[str, int]) -> grpc.aio.Server:
     """A server for clients without certificates, with neither port nor service yet."""
     return grpc.aio.server(
-        interceptors=(Decoding(),),
+        interceptors=(admission,),
         options=(
-            ("grpc.so_reuseport", 0),  # a second coordinator on the same port must fail
+            *options,
             # An enrollment takes one short connection: slow or silent clients lose theirs.
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
             ("grpc.max_concurrent_streams", 4),
+            ("grpc.server_handshake_timeout_ms", 10_000),
             ("grpc.max_connection_idle_ms", 30_000),
             ("grpc.max_connection_age_ms", 120_000),
+            ("grpc.max_connection_age_grace_ms", 10_000),
         ),
-        maximum_concurrent_rpcs=MAX_CALLS,
     )

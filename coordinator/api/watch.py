@@ -1,17 +1,18 @@
-"""Updates for peers that watch the run: plans, followers, excluded peers, the reason to wait, the end."""
+"""Updates for peers that watch the run: plans, followers, excluded peers, sources, why it waits, its end."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from coordinator.membership.sources import NOTHING, MemberSources
 from coordinator.state.state import State
 from coordinator.status.messages import peer_message, run_message, stall_message
 from protocol.pb import hetnode_pb2 as pb
-from protocol.spec.run import RunSpec
 from protocol.status import RunPhase
 from protocol.trust.envelope import Signer
-from protocol.types import Lifecycle, PeerId, Plan
-from protocol.wire.convert.plans import place_to_pb
+from protocol.types import Lifecycle, PeerId, Plan, RelayAddress
+from protocol.wire.convert.fields import MAX_RELAYS
+from protocol.wire.convert.plans import place_to_pb, relay_to_pb, source_to_pb
 from protocol.wire.records import seal_plan
 
 _FOLLOWING = (Lifecycle.SYNCING, Lifecycle.READY)
@@ -25,14 +26,24 @@ class Announcement:
     waiting: str
     followers: tuple[pb.Place, ...]
     banned: tuple[PeerId, ...]
+    relays: tuple[RelayAddress, ...]
+
+
+def _lists(announcement: Announcement) -> tuple[object, ...]:
+    return announcement.followers, announcement.banned, announcement.relays
 
 
 class Announcements:
-    """Builds each announcement and signs each plan once for all watchers."""
+    """Builds each announcement and signs each plan once for all watchers.
 
-    def __init__(self, spec: RunSpec, sign: Signer) -> None:
-        self.spec = spec
-        self._sign = sign
+    `own_relay` is the coordinator's, if it runs one.
+    """
+
+    def __init__(
+        self, run: str, sign: Signer, sources: MemberSources, own_relay: RelayAddress | None = None
+    ) -> None:
+        self._run, self._sign, self.sources = run, sign, sources
+        self._own_relays = () if own_relay is None else (own_relay,)
         self._sealed_plans: dict[int, tuple[bytes, bytes]] = {}
         self._newest: Announcement | None = None
 
@@ -40,20 +51,25 @@ class Announcements:
         # Identity is enough: states are immutable, and a comparison would cost more than an announcement.
         if self._newest is None or self._newest.state is not state:
             finished = state.phase is RunPhase.FINISHED
-            waiting = run_message(state, self.spec) if finished else stall_message(state, self.spec)
+            waiting = run_message(state) if finished else stall_message(state)
             followers = [
                 reservation
                 for peer, reservation in sorted(state.reservations.items())
                 if state.peers[peer].lifecycle in _FOLLOWING
             ]
             excluded = tuple(sorted(state.excluded))
-            self._newest = Announcement(state, waiting, tuple(map(place_to_pb, followers)), excluded)
+            places = tuple(map(place_to_pb, followers))
+            self._newest = Announcement(state, waiting, places, excluded, self.relays(state))
         return self._newest
+
+    def relays(self, state: State) -> tuple[RelayAddress, ...]:
+        """The relays of the run, the coordinator's own first."""
+        return (*self._own_relays, *state.relays)[:MAX_RELAYS]
 
     def sealed(self, plan: Plan) -> tuple[bytes, bytes]:
         """The bytes of `plan` and the coordinator's signature."""
         if plan.epoch not in self._sealed_plans:
-            self._sealed_plans[plan.epoch] = seal_plan(plan, self.spec.run_id, self._sign)
+            self._sealed_plans[plan.epoch] = seal_plan(plan, self._run, self._sign)
         return self._sealed_plans[plan.epoch]
 
 
@@ -66,6 +82,7 @@ class Watcher:
         self._epoch = 0
         self._told: Announcement | None = None
         self._waiting = ""
+        self._sources = NOTHING
 
     def update(self, state: State) -> pb.PlanUpdate | None:
         """The next update for the peer; None while it has received everything.
@@ -73,9 +90,13 @@ class Watcher:
         Each update has at most one plan. The first has the plan before the newest, because the current round
         may still run under it.
         """
-        announcement = self._announcements.of(state)
+        announcement, sources = self._announcements.of(state), self._announcements.sources
         update = pb.PlanUpdate(
-            banned=announcement.banned, followers=announcement.followers, round=max(0, state.current_round)
+            banned=announcement.banned,
+            followers=announcement.followers,
+            round=max(0, state.current_round),
+            relays=map(relay_to_pb, announcement.relays),
+            sources=map(source_to_pb, sources.since(self._sources)),
         )
         newer = state.plans[self._epoch :]  # epochs count from 1, so the plan of epoch e is at index e - 1
         if newer:
@@ -83,16 +104,16 @@ class Watcher:
             update.signed_plan, update.signature = self._announcements.sealed(plan)
             self._epoch = plan.epoch
         else:
-            spec = self._announcements.spec
             update.finished = state.phase is RunPhase.FINISHED
-            update.waiting = announcement.waiting or peer_message(state, spec, self._peer)
+            update.waiting = announcement.waiting or peer_message(state, self._peer)
             told = self._told
             is_new = (
                 told is None
-                or (told.followers, told.banned) != (announcement.followers, announcement.banned)
+                or bool(update.sources)
+                or _lists(told) != _lists(announcement)
                 or update.waiting not in ("", self._waiting)  # "" alone is no news: the next plan shows it
             )
             if not (update.finished or is_new):
                 return None
-        self._told, self._waiting = announcement, update.waiting
+        self._told, self._waiting, self._sources = announcement, update.waiting, sources.position
         return update

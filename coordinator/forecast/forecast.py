@@ -20,11 +20,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import inf
 
 from coordinator.placement.cost_model import Survey, bottleneck, chain_costs, message_bytes
 from coordinator.placement.initial_placement import initial_plan
-from coordinator.placement.schedule import LinkTime, StepTime, step_time
+from coordinator.placement.schedule import StepTime, step_time
 from coordinator.placement.shares import fair_shares, largest_share, with_shares
 from coordinator.state.state import Peer
 from coordinator.state.text import Waiting
@@ -140,32 +141,20 @@ def forecast(
     for part in (_inner_phase_traffic(spec, replicas), gathering, fetching):
         for peer, bytes_ in part.items():
             traffic[peer] += bytes_
-    shares = [
-        tuple(spec.inner.steps * busy / whole if whole else 0.0 for busy in each.busy) for each in steps
-    ]
-    return Forecast(
-        tuple(map(ReplicaForecast, replicas, steps, shares)),
-        inner,
-        gather,
-        fetch,
-        hidden,
-        spec.model.context * sum(spec.samples_per_round(spec.microbatches_of(each)) for each in replicas),
-        dict(traffic),
-        _bottleneck(survey, replicas, steps, inner, gather + fetch - hidden, (gathering, fetching)),
-    )
+    count = spec.inner.steps
+    shares = [tuple(count * busy / whole if whole else 0.0 for busy in each.busy) for each in steps]
+    members = tuple(map(ReplicaForecast, replicas, steps, shares))
+    tokens = spec.model.context * sum(spec.samples_per_round(spec.microbatches_of(each)) for each in replicas)
+    cause = _bottleneck(survey, replicas, steps, inner, gather + fetch - hidden, (gathering, fetching))
+    return Forecast(members, inner, gather, fetch, hidden, tokens, dict(traffic), cause)
 
 
 def _steps(spec: RunSpec, survey: Survey, replicas: Sequence[Replica]) -> list[StepTime]:
     """An inner step of each replica; for replicas of equal peers it is computed once."""
-    known: dict[tuple[tuple[float, ...], tuple[LinkTime, ...], int], StepTime] = {}
-    steps = []
-    for replica in replicas:
-        ks = [link.k for link in replica.links]
-        key = (*chain_costs(spec, survey, replica.members, ks), spec.microbatches_of(replica))
-        if key not in known:
-            known[key] = step_time(*key)
-        steps.append(known[key])
-    return steps
+    cached = cache(step_time)
+    ks = [[link.k for link in replica.links] for replica in replicas]
+    costs = [chain_costs(spec, survey, each.members, k) for each, k in zip(replicas, ks, strict=True)]
+    return [cached(*cost, spec.microbatches_of(each)) for cost, each in zip(costs, replicas, strict=True)]
 
 
 def _inner_phase_traffic(spec: RunSpec, replicas: Sequence[Replica]) -> dict[PeerId, Traffic]:
@@ -268,7 +257,7 @@ class Proposal:
 
 def proposed(spec: RunSpec, peers: Sequence[Peer]) -> Proposal | Waiting:
     """The plan that the coordinator would make if all of `peers` joined and it knew their capacities."""
-    plan = initial_plan(peers, spec, 1, 1, 0)
+    plan = initial_plan(peers, spec)
     if isinstance(plan, Waiting):
         return plan
     survey = Survey({peer.peer: peer.capacity for peer in peers})

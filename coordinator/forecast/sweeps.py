@@ -82,14 +82,8 @@ def utilization_against_bandwidth(
         for bandwidth in bandwidths:
             here = replace(peer, uplink=bandwidth / 8, downlink=bandwidth / 8)
             found = _forecast(spec, payload_bytes, replicas, here)
-            yield UtilizationPoint(
-                k,
-                bandwidth,
-                found.inner_seconds / spec.inner.steps,
-                found.outer_seconds,
-                found.utilization,
-                bound,
-            )
+            step = found.inner_seconds / spec.inner.steps
+            yield UtilizationPoint(k, bandwidth, step, found.outer_seconds, found.utilization, bound)
 
 
 def scaling(
@@ -120,21 +114,15 @@ def scaling(
             found = _forecast_mixed(
                 spec.model_copy(update={"inner": inner}), payload_bytes, home, datacenter, full, pipelines
             )
+            batch, speed, outer = (full + pipelines) * share, found.tokens_per_second, found.outer_seconds
+            seconds, busy = found.round_seconds, found.utilization
+            base = first.tokens_per_second / first.nodes if first else speed / count
+            efficiency, outer_share = speed / count / base, outer / seconds
             point = ScalingPoint(
-                kind,
-                count,
-                full,
-                pipelines,
-                (full + pipelines) * share,
-                found.tokens_per_second,
-                1.0,
-                found.round_seconds,
-                found.outer_seconds / found.round_seconds,
-                found.utilization,
+                kind, count, full, pipelines, batch, speed, efficiency, seconds, outer_share, busy
             )
             first = first or point
-            base = first.tokens_per_second / first.nodes
-            yield replace(point, efficiency=point.tokens_per_second / count / base)
+            yield point
 
 
 def _forecast_mixed(
@@ -149,13 +137,8 @@ def _forecast_mixed(
     whole = StageRange(0, spec.swarm.stages)
     replicas = [Replica(i, (Member(PeerId(f"full-{i}"), whole, "here"),), ()) for i in range(full)]
     replicas += [_pipeline(spec, full + i, spec.link.k) for i in range(pipelines)]
-    survey = Survey(
-        {
-            member.peer: datacenter if len(replica.members) == 1 else home
-            for replica in replicas
-            for member in replica.members
-        }
-    )
+    alone = [(member.peer, len(each.members) == 1) for each in replicas for member in each.members]
+    survey = Survey({peer: datacenter if is_alone else home for peer, is_alone in alone})
     return forecast(spec, survey, shared_out(spec, survey, replicas), payload_bytes)
 
 

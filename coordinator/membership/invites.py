@@ -7,7 +7,8 @@ import hmac
 from coordinator.membership.validation import bad_request, check_not_excluded
 from coordinator.state.commands import CreateInvite, Enroll, RevokeInvite
 from coordinator.state.events import InviteCreated, InviteRevoked, InviteUsed
-from coordinator.state.state import Invitation, State
+from coordinator.state.invitation import Invitation
+from coordinator.state.state import State
 from coordinator.state.transaction import Transaction
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import PeerId, Role
@@ -18,7 +19,7 @@ MAX_VALID_SECONDS = 366 * 86400.0
 _ASK = "Ask the operator of the run for a new invite."
 
 
-def create(transaction: Transaction, command: CreateInvite, now: float) -> None:
+def create(transaction: Transaction, command: CreateInvite) -> None:
     """Create an invite. Raises BAD_REQUEST beyond MAX_USES or MAX_VALID_SECONDS, and for a name in use."""
     uses, seconds = command.uses, command.valid_seconds
     if not 1 <= uses <= MAX_USES:
@@ -27,17 +28,17 @@ def create(transaction: Transaction, command: CreateInvite, now: float) -> None:
         raise bad_request(f"an invite for {seconds:g} s, not up to {MAX_VALID_SECONDS:g}")
     if command.invite in transaction.state.invitations:
         raise bad_request(f"another invite has the name {command.invite}")
-    event = InviteCreated(now, command.invite, command.secret_sha256, uses, now + seconds, command.role)
-    transaction.add(event)
+    now, digest = transaction.now, command.secret_sha256
+    transaction.add(InviteCreated(now, command.invite, digest, uses, now + seconds, command.role))
 
 
-def revoke(transaction: Transaction, command: RevokeInvite, now: float) -> None:
+def revoke(transaction: Transaction, command: RevokeInvite) -> None:
     """Let no more peers in with the invite; peers that have used it stay. Raises INVITE_UNKNOWN."""
     if not _known(transaction.state, command.invite).revoked:
-        transaction.add(InviteRevoked(now, command.invite))
+        transaction.add(InviteRevoked(transaction.now, command.invite))
 
 
-def enroll(transaction: Transaction, command: Enroll, now: float) -> None:
+def enroll(transaction: Transaction, command: Enroll) -> None:
     """Permit certificates for the peer. It may repeat the call with its invite, or later without one.
 
     Raises:
@@ -56,15 +57,24 @@ def enroll(transaction: Transaction, command: Enroll, now: float) -> None:
         raise _refused(ErrorCode.INVITE_FORGED, f"The secret of invite {invite} is wrong.")
     if invitation.revoked:
         raise _refused(ErrorCode.INVITE_REVOKED, f"The operator has revoked invite {invite}.")
-    if now >= invitation.expires_at:
-        hours = (now - invitation.expires_at) / 3600
+    if transaction.now >= invitation.expires_at:
+        hours = (transaction.now - invitation.expires_at) / 3600
         raise _refused(ErrorCode.INVITE_EXPIRED, f"Invite {invite} expired {hours:.1f} h ago.")
     if peer in invitation.peers:
         return  # a repeated call, whose answer was lost, takes no second use
     if len(invitation.peers) >= invitation.uses:
         times = "once" if invitation.uses == 1 else f"{invitation.uses} times"
         raise _refused(ErrorCode.INVITE_USED, f"Invite {invite} is valid {times} and is used up.")
-    transaction.add(InviteUsed(now, invite, peer))
+    transaction.add(InviteUsed(transaction.now, invite, peer))
+
+
+def open_invites_of(state: State, peer: PeerId, now: float) -> list[Invitation]:
+    """The invites that `peer` has used and that still let other peers in at time `now`."""
+    return [
+        each
+        for each in state.invitations.values()
+        if peer in each.peers and not each.revoked and now < each.expires_at and len(each.peers) < each.uses
+    ]
 
 
 def permitted_role(state: State, peer: PeerId) -> Role | None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from coordinator.membership.invites import permitted_role
+from coordinator.membership.reachability import check_claims
 from coordinator.membership.validation import bad_request, check_not_excluded, check_peer_id
 from coordinator.placement.initial_placement import initial_plan, measuring, missing
+from coordinator.placement.relays import relay_uplinks
+from coordinator.placement.roles import role_of_newcomer, roles_at_start
 from coordinator.placement.vacancies import Vacancies, reserve_assignments
+from coordinator.state.apply import apply
 from coordinator.state.commands import Join
-from coordinator.state.events import AssignmentReserved, PeerJoined, PeerLost, PlanAdopted
+from coordinator.state.events import AssignmentReserved, PeerJoined, PeerLost, PlanAdopted, RoleChanged
 from coordinator.state.state import Peer, State
 from coordinator.state.text import Waiting
 from coordinator.state.transaction import Transaction
@@ -15,7 +21,7 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.roles import POLICIES
 from protocol.spec.run import RunSpec
 from protocol.status import RunPhase
-from protocol.types import PROTOCOL_VERSION, PeerId, Plan
+from protocol.types import PROTOCOL_VERSION, PeerId, Plan, Reachability, ReservedAssignment, Role
 
 SPEED_SECONDS = 20.0
 """How long the start of the run waits for the speed of a peer that has joined."""
@@ -43,60 +49,120 @@ def check_compatible(spec: RunSpec, protocol_version: int, spec_hash: str) -> No
         )
 
 
-def join(transaction: Transaction, spec: RunSpec, command: Join, now: float) -> None:
+def join(transaction: Transaction, command: Join) -> None:
     """Let the peer in. After the start of the run, it also gets a reservation if a vacancy fits it.
 
     Raises:
-        HetnodeError: VERSION_MISMATCH, SPEC_MISMATCH, BAD_REQUEST, BANNED, QUARANTINED; ALREADY_ACTIVE if
-            another node of this identity takes part; RUN_STARTED after the end; RUN_FULL before the start.
+        HetnodeError: VERSION_MISMATCH, SPEC_MISMATCH, BAD_REQUEST, BAD_ADDRESS for an endpoint that no peer
+            may have, BANNED, QUARANTINED; ALREADY_ACTIVE if another node of this identity takes part;
+            RUN_STARTED after the end; RUN_FULL before the start.
     """
-    check_compatible(spec, command.protocol_version, command.spec_hash)
+    check_compatible(transaction.state.spec, command.protocol_version, command.spec_hash)
     check_peer_id(command.peer)
     check_not_excluded(transaction.state, command.peer)
-    permitted = permitted_role(transaction.state, command.peer)
-    if permitted not in (None, command.role):
-        raise bad_request(f"the invite of {command.peer} is for the role {permitted}, not {command.role}")
+    check_claims(command.endpoint, command.claimed)
+    command, trains = _with_permitted_role(transaction.state, command)
     former = transaction.state.peers.get(command.peer)
-    silent = _silent_seconds(transaction.state, command.peer, now)
-    if former is not None and former.is_live and silent <= _TAKEOVER_HEARTBEATS * spec.timing.heartbeat:
+    silent = _silent_seconds(transaction.state, command.peer, transaction.now)
+    takeover_seconds = _TAKEOVER_HEARTBEATS * transaction.state.spec.timing.heartbeat
+    if former is not None and former.is_live and silent <= takeover_seconds:
         if _is_repeated(transaction.state, former, command):
             return
         raise HetnodeError(
             ErrorCode.ALREADY_ACTIVE,
             f"Peer {command.peer} already takes part.",
             "Stop the other node of this identity; if it has just died, "
-            f"try again in {_TAKEOVER_HEARTBEATS * spec.timing.heartbeat:g} s.",
+            f"try again in {takeover_seconds:g} s.",
         )
     if transaction.state.phase is RunPhase.FINISHED:
         raise HetnodeError(
             ErrorCode.RUN_STARTED, "The run has finished.", "Join another run, or start one in a new folder."
         )
     if former is not None and former.is_live:  # it was killed and restarted before it counted as lost
-        transaction.add(PeerLost(now, command.peer, silent))
-    if transaction.state.phase is RunPhase.GATHERING:
-        _require_room(transaction.state, spec, command)
+        transaction.add(PeerLost(transaction.now, command.peer, silent))
     # Read before the join, which clears it: a peer that comes back gets its former position, if it is free.
     former_reservation = transaction.state.reservations.get(command.peer)
-    transaction.add(PeerJoined(now, command.peer, command.role, command.capacity, command.endpoint))
+    joined = _joined(transaction, command, former, former_reservation)
+    if transaction.state.phase is RunPhase.GATHERING and trains:
+        trial = Transaction(transaction.state, transaction.now)  # a refused peer changes no role
+        assign_roles(trial, newcomer=joined)
+        _require_room(trial.state, joined)
+        for event in trial.events:
+            transaction.add(event)
+    transaction.add(joined)
     if transaction.state.phase is RunPhase.GATHERING:
-        start_run(transaction, spec, now)
-    else:
+        start_run(transaction)
+    elif trains:
         peer = transaction.state.peers[command.peer]
-        reservation = Vacancies(transaction.state, spec).reservation_for(peer, former_reservation)
+        reservation = Vacancies(transaction.state).reservation_for(peer, former_reservation)
         if reservation is not None:
-            transaction.add(AssignmentReserved(now, reservation))
+            transaction.add(AssignmentReserved(transaction.now, reservation))
 
 
-def start_run(transaction: Transaction, spec: RunSpec, now: float) -> None:
+def _with_permitted_role(state: State, command: Join) -> tuple[Join, bool]:
+    """`command` with the role that its invite names, if it names one, and whether this role trains.
+
+    Raises BAD_REQUEST for another role, and for a relay without an invite for relays.
+    """
+    permitted, wanted = permitted_role(state, command.peer), command.role
+    if wanted is None:
+        wanted = permitted if permitted is not None and POLICIES[permitted].trains else None
+    if permitted not in (None, wanted):
+        raise bad_request(f"the invite of {command.peer} is for the role {permitted}, not {wanted or 'auto'}")
+    trains = wanted is None or POLICIES[wanted].trains
+    if not trains and permitted is not wanted:
+        # A relay sees which peers connect and can block them, so the operator chooses the relays.
+        raise HetnodeError(
+            ErrorCode.BAD_REQUEST,
+            f"The invite of {command.peer} is not for the role {wanted}.",
+            f"Ask the operator for an invite made with 'hetnode invite create --role {wanted}'.",
+        )
+    return replace(command, role=wanted), trains
+
+
+def _joined(
+    transaction: Transaction,
+    command: Join,
+    former: Peer | None,
+    reservation: ReservedAssignment | None,
+) -> PeerJoined:
+    """The event of `command`, with the role that the coordinator chooses if it is to choose."""
+    found = command.endpoint, command.reachability, command.claimed, command.problem
+    if command.role is not None:
+        return PeerJoined(transaction.now, command.peer, command.role, command.capacity, *found)
+    undecided = PeerJoined(
+        transaction.now, command.peer, Role.STAGE, command.capacity, *found, role_reason="not decided yet"
+    )
+    state = apply(transaction.state, undecided)
+    peer = state.peers[command.peer]
+    if state.phase is RunPhase.GATHERING:
+        choice = roles_at_start(state.staying, state.spec, state.estimates)[command.peer]
+    else:
+        choice = role_of_newcomer(state, peer, former, reservation)
+    return replace(undecided, role=choice.role, role_reason=choice.reason)
+
+
+def assign_roles(transaction: Transaction, newcomer: PeerJoined | None = None) -> None:
+    """Before the run starts: change the roles of flexible peers to what they should be, with `newcomer`."""
+    state = transaction.state if newcomer is None else apply(transaction.state, newcomer)
+    for peer, choice in roles_at_start(state.staying, state.spec, state.estimates).items():
+        is_new = newcomer is not None and peer == newcomer.peer
+        if state.peers[peer].role is not choice.role and not is_new:
+            transaction.add(RoleChanged(transaction.now, peer, choice.role, choice.reason))
+
+
+def start_run(transaction: Transaction) -> None:
     """Adopt the first plan if the peers suffice for one and none of them is about to report its speed."""
     # Later plans do not cut the stages anew only to be faster, so the first plan waits for measured speeds.
     staying, estimates = transaction.state.staying, transaction.state.estimates
-    if any(now < peer.joined_at + SPEED_SECONDS for peer in measuring(staying, estimates)):
+    if any(transaction.now < peer.joined_at + SPEED_SECONDS for peer in measuring(staying, estimates)):
         return
-    plan = initial_plan(staying, spec, 1, 1, 0, estimates)
+    assign_roles(transaction)
+    state = transaction.state
+    plan = initial_plan(state.staying, state.spec, estimates, relay_uplinks(state))
     if isinstance(plan, Plan):
-        transaction.add(PlanAdopted(now, plan))
-        reserve_assignments(transaction, spec, now)
+        transaction.add(PlanAdopted(transaction.now, plan))
+        reserve_assignments(transaction)
 
 
 def _silent_seconds(state: State, peer: PeerId, now: float) -> float:
@@ -107,26 +173,29 @@ def _silent_seconds(state: State, peer: PeerId, now: float) -> float:
 
 def _is_repeated(state: State, former: Peer, command: Join) -> bool:
     """Whether the peer repeats a join whose answer was lost: it has sent no heartbeat since that join."""
-    described = (former.role, former.capacity, former.endpoint)
-    same = described == (command.role, command.capacity, command.endpoint)
+    # What answers there may have changed in between, but not what the peer claims.
+    described = (None if former.is_flexible else former.role, former.capacity, former.claimed)
+    same = described == (command.role, command.capacity, command.claimed or command.endpoint)
     return same and not state.last_seen[former.peer].has_sent_heartbeat
 
 
-def _require_room(state: State, spec: RunSpec, command: Join) -> None:
+def _require_room(state: State, joined: PeerJoined) -> None:
     """Raise RUN_FULL if the run has not started and needs no more peers of this role."""
     peers = state.staying
-    policy = POLICIES[command.role]
-    total = policy.peers_needed(spec)
-    if sum(peer.role is command.role for peer in peers) < total:
+    policy = POLICIES[joined.role]
+    total = policy.peers_needed(state.spec)
+    if sum(peer.role is joined.role for peer in peers) < total:
         return
-    short = missing(peers, spec)
-    waiting = initial_plan(peers, spec, 1, 1, 0, state.estimates)
-    is_open = isinstance(waiting, Waiting) and (command.endpoint or not waiting.unreachable)
-    if not short and policy.joins_pipelines and is_open:
-        return  # one more peer may connect two others, or have the memory that they lack
+    short = missing(peers, state.spec)
+    waiting = initial_plan(peers, state.spec, state.estimates)
+    if not short and isinstance(waiting, Waiting):
+        is_reached = joined.endpoint or joined.reachability in (Reachability.OPEN, Reachability.RELAYED)
+        if is_reached if waiting.unreachable else policy.joins_pipelines:
+            return  # one more peer may connect two others, or have the memory that they lack
     raise HetnodeError(
         ErrorCode.RUN_FULL,
-        f"The run takes {total} peer{'' if total == 1 else 's'} of role {command.role.value} "
-        f"and has them; it still waits for {short or 'a stage peer with an endpoint'}.",
+        f"The run takes {total} peer{'' if total == 1 else 's'} of role {joined.role.value} "
+        f"and has them; it still waits for {short or 'a peer that others reach'}"
+        f"{'; of this peer, ' if joined.role_reason else ''}{joined.role_reason}.",
         "Join in a role that is missing, or after the run has started: then it takes more peers.",
     )

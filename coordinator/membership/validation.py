@@ -54,12 +54,11 @@ def live_peer(state: State, peer: PeerId) -> Peer:
     )
 
 
-def check_host(state: State, spec: RunSpec, peer: PeerId, stage: int, round_number: int) -> None:
+def check_host(state: State, peer: PeerId, stage: int, round_number: int) -> None:
     """Raises BAD_REQUEST unless the round is open or decided, and `peer` hosts `stage` in it."""
-    if state.phase is RunPhase.GATHERING or not 1 <= round_number <= min(state.current_round, spec.rounds):
-        raise bad_request(
-            f"round {round_number} is not open; the run is in round {state.current_round} of {spec.rounds}"
-        )
+    current, rounds = state.current_round, state.spec.rounds
+    if state.phase is RunPhase.GATHERING or not 1 <= round_number <= min(current, rounds):
+        raise bad_request(f"round {round_number} is not open; the run is in round {current} of {rounds}")
     assignment = state.assignment(peer, round_number)
     if assignment is None or stage not in assignment.member.stages:
         raise bad_request(f"{peer} does not host stage {stage} in round {round_number}")
@@ -73,23 +72,34 @@ def bad_request(cause: str) -> HetnodeError:
     )
 
 
-def check_descriptor(state: State, spec: RunSpec, descriptor: PayloadDescriptor) -> None:
+def check_run(state: State, descriptor: PayloadDescriptor) -> None:
+    """Raises BAD_REQUEST for a descriptor of another run, which says nothing about its owner in this one."""
+    if descriptor.run != state.run:
+        raise bad_request(
+            f"the payload of {descriptor.owner} belongs to run {descriptor.run}, not {state.run}"
+        )
+
+
+def check_descriptor(state: State, descriptor: PayloadDescriptor) -> None:
     """Check a descriptor whose owner hosts the stage, except for its anchor. Raises BAD_REQUEST."""
-    owner = descriptor.owner
-    if descriptor.run != spec.run_id:
-        raise bad_request(f"the payload of {owner} belongs to run {descriptor.run}, not {spec.run_id}")
+    check_run(state, descriptor)
+    owner, newest = descriptor.owner, state.plan_for(descriptor.round_number).epoch
+    if not 1 <= descriptor.epoch <= newest:
+        raise bad_request(f"the payload of {owner} is of plan {descriptor.epoch}, the newest is {newest}")
     assignment = state.assignment(owner, descriptor.round_number)
     assert assignment is not None, "only hosts of the stage get this far"
     assigned = assignment.replica.weight
-    least = spec.recovery.least_share * assigned  # a replica that has done less waits for the next round
+    least = (
+        state.spec.recovery.least_share * assigned
+    )  # a replica that has done less waits for the next round
     if not least * (1 - _ROUNDING) <= descriptor.weight <= assigned:
         raise bad_request(
             f"the payload of {owner} has weight {descriptor.weight}, it may have {least:g} to {assigned}"
         )
-    most = max_payload_bytes(spec)
+    most = max_payload_bytes(state.spec)
     if not 0 < descriptor.nbytes <= most:
         raise bad_request(f"the payload of {owner} has {descriptor.nbytes} bytes, at most {most}")
-    if not is_authentic(descriptor):  # last, because verifying a signature is the slowest check
+    if not is_authentic(descriptor, state.run):  # last, because verifying a signature is the slowest check
         raise bad_request(f"the payload of {owner} is not signed by it")
 
 

@@ -1,32 +1,25 @@
 """The fastest chain of given peers: the order of the peers and the cuts of the stages between them.
 
-For a few peers all chains are compared. For more peers one plausible order is taken, and a local search
-(coordinator.placement.local_search) moves the cuts. A chain respects the memory of its members, and one of
-two neighbours accepts connections.
+For a few peers all chains are compared. For more peers one plausible order is taken, and a local search moves
+the cuts. A chain respects the memory of its members, and one of two neighbours accepts connections.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, combinations, pairwise, permutations, product
 from math import comb, factorial, inf
 
-from coordinator.placement.cost_model import (
-    Survey,
-    link_time,
-    memory_budget,
-    memory_needed,
-    message_bytes,
-)
-from coordinator.placement.local_search import Move, improve
+from coordinator.placement.cost_model import Survey, link_time, memory_budget, memory_needed, message_bytes
+from coordinator.placement.links import member_of
 from coordinator.placement.schedule import LinkTime, step_seconds
 from coordinator.state.state import Peer
 from protocol.algorithm.flops import microbatch_flops
 from protocol.algorithm.microbatch_order import most_in_flight
 from protocol.spec.run import RunSpec
-from protocol.types import StageRange
+from protocol.types import Member, StageRange
 
 _MOST_COMPARED = 120
 """All chains of a few peers are compared if there are at most this many."""
@@ -161,22 +154,16 @@ class ChainSearch:
             return None
         starts = [even_cuts(self.stages, len(order)), self._balanced_cuts(order)]
         chains = [self._bounded(order, cuts, links) for cuts in starts if cuts is not None]
-        best = {0: min(chains, key=lambda each: each.seconds)}  # the local search takes a set of chains
-
-        def moves(_: int) -> Iterator[Move[Chain]]:
-            """Each cut moved by one stage."""
-            present = best[0].cuts
-            for at, by in product(range(1, len(order)), (-1, 1)):
-                cuts = (*present[:at], present[at] + by, *present[at + 1 :])
-                if cuts[at - 1] < cuts[at] < cuts[at + 1]:
-                    yield Move({0: self._bounded(order, cuts, links)})
-
-        improve(best, moves)
-        compute = self._compute(order, best[0].cuts)
+        faster: Chain | None = min(chains, key=lambda each: each.seconds)
+        while faster is not None:
+            best = faster
+            others = (self._bounded(order, cuts, links) for cuts in _moved_cuts(best.cuts))
+            faster = next((each for each in others if each.seconds < best.seconds), None)
+        compute = self._compute(order, best.cuts)
         if compute is None:
             return None
         # The search compared lower bounds; other searches compare chains by their exact seconds.
-        return replace(best[0], seconds=step_seconds(compute, links, self._microbatches))
+        return replace(best, seconds=step_seconds(compute, links, self._microbatches))
 
     def _bounded(self, order: tuple[int, ...], cuts: Cuts, links: Sequence[LinkTime]) -> Chain:
         """A chain with the lower bound of its seconds in place of a replay; infinite if impossible."""
@@ -291,6 +278,19 @@ def _all_cuts(stages: int, members: int) -> tuple[Cuts, ...]:
     """All ways to cut the stages into ranges. Even ones come first, so that a low limit is found early."""
     found: Iterator[Cuts] = ((0, *inner, stages) for inner in combinations(range(1, stages), members - 1))
     return tuple(sorted(found, key=lambda cuts: max(stop - first for first, stop in pairwise(cuts))))
+
+
+def _moved_cuts(cuts: Cuts) -> Iterator[Cuts]:
+    """`cuts` with each cut in turn moved by one stage."""
+    for at, by in product(range(1, len(cuts) - 1), (-1, 1)):
+        if cuts[at - 1] < cuts[at] + by < cuts[at + 1]:
+            yield (*cuts[:at], cuts[at] + by, *cuts[at + 1 :])
+
+
+def members_along(peers: Iterable[Peer], cuts: Cuts) -> tuple[Member, ...]:
+    """`peers` in the order of their stages as members of a chain with these `cuts`."""
+    ranges = (StageRange(*ends) for ends in pairwise(cuts))
+    return tuple(member_of(one, stages) for one, stages in zip(peers, ranges, strict=True))
 
 
 def even_cuts(stages: int, members: int) -> Cuts:

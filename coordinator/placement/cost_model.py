@@ -23,8 +23,8 @@ id. A message takes bytes / bandwidth for its transfer, and then one delay. The 
 
     what b saw arrive from a, else what a measured towards b, else min(uplink of a, downlink of b)
 
-and the delay is half the measured round trip, else the sum of half of each peer's round trip to the
-coordinator.
+and, where neither end is open, at most (uplink of the relay) / (peers behind it). The delay is half the
+measured round trip, else the sum of half of each peer's round trip to the coordinator.
 
 **Inner step.** Members run 1F1B; they compute in a fixed order while they receive and send. Messages queue
 for each direction of a link, and for the one uplink of a member in the middle. The replay in
@@ -69,11 +69,15 @@ _UNKNOWN = Capacity("", 0, 0)
 class Survey:
     """What peers have measured of themselves and of their links.
 
-    A value of 0, or a missing entry, means not measured. `links` are by (from, to).
+    A value of 0, or a missing entry, means not measured. `links` are by (from, to). `relay_shares` has the
+    bytes per second that the relay of each relayed peer can send for it, infinite where nothing is known.
+    `dial_only` peers accept no connections.
     """
 
     capacities: Mapping[PeerId, Capacity] = field(default_factory=dict)
     links: Mapping[tuple[PeerId, PeerId], LinkEstimate] = field(default_factory=dict)
+    relay_shares: Mapping[PeerId, float] = field(default_factory=dict)
+    dial_only: frozenset[PeerId] = frozenset()
 
     @classmethod
     def of(
@@ -96,6 +100,15 @@ class Survey:
 
     def bandwidth(self, sender: PeerId, receiver: PeerId) -> float:
         """Bytes per second from `sender` to `receiver`; infinite where nothing is known."""
+        return min(self._line(sender, receiver), self._relay_share(sender, receiver))
+
+    def _relay_share(self, one: PeerId, other: PeerId) -> float:
+        """What a relay can send for a link of the two; infinite if one of them is open."""
+        shares = [self.relay_shares[each] for each in (one, other) if each in self.relay_shares]
+        needs_relay = len(shares) + (one in self.dial_only) + (other in self.dial_only) == 2
+        return max(shares) if needs_relay and shares else inf
+
+    def _line(self, sender: PeerId, receiver: PeerId) -> float:
         # Live traffic counts most. Only the receiver sees its rate: a sender sees what its socket takes.
         arrived = self.links.get((receiver, sender))
         if arrived is not None and arrived.incoming > 0:

@@ -5,23 +5,30 @@ from __future__ import annotations
 from dataclasses import replace
 
 from coordinator.placement.cost_model import memory_budget, memory_needed
-from coordinator.state.state import State
-from protocol.spec.run import RunSpec
-from protocol.types import PeerId, ReservedAssignment, StageRange
+from coordinator.placement.links import can_be_neighbours
+from coordinator.state.state import Peer, State
+from protocol.types import Member, PeerId, ReservedAssignment, StageRange
 
 _MOST_DOUBLINGS = 6
+_APART_ROUNDS = 8
+"""Rounds for which two peers are not made neighbours after their link could not be opened."""
 
 
-def is_synced(state: State, reservation: ReservedAssignment, from_round: int) -> bool:
-    """Whether the peer of `reservation` can train from `from_round` on.
+def is_synced(state: State, holder: ReservedAssignment | Member, from_round: int) -> bool:
+    """Whether the peer of `holder` can train its stages from `from_round` on.
 
     It must have attested the anchors of its stages after the round before the last one: when the first stage
     of a round is decided, no peer can have attested that round yet.
     """
-    if any(peer == reservation.peer for peer, *_ in state.diverged):
+    if any(peer == holder.peer for peer, *_ in state.diverged):
         return False
-    rounds = state.synced.get(reservation.peer, {})
-    return all(rounds.get(stage, -1) >= max(0, from_round - 2) for stage in reservation.stages)
+    rounds, least = state.synced.get(holder.peer, {}), max(0, from_round - 2)
+    peer = state.peers[holder.peer]
+    if peer.role_changes and peer.policy.joins_pipelines and from_round > state.current_round:
+        # A full replica still attests the round in which it became a stage peer, before it builds its stages.
+        # While no round ends, there is no later one that it could attest.
+        least = max(least, state.moved_at.get(holder.peer, -1) + 1)
+    return all(rounds.get(stage, -1) >= least for stage in holder.stages)
 
 
 def replica_rests_until(state: State, index: int) -> int:
@@ -39,13 +46,28 @@ def _rests_until(failures: int, last_round: int) -> int:
     return last_round + 2 ** min(failures - 1, _MOST_DOUBLINGS) if failures > 1 else 0
 
 
-def fits(state: State, spec: RunSpec, peer: PeerId, stages: StageRange, members_left: int) -> bool:
+def may_be_neighbours(
+    state: State, one: Peer | Member, other: Peer | Member, is_lenient: bool = False
+) -> bool:
+    """Whether one of the two accepts connections, and no link between them has failed lately.
+
+    `is_lenient`: a failed link may be tried again at once.
+    """
+    failed = (state.failed_links.get(ends) for ends in ((one.peer, other.peer), (other.peer, one.peer)))
+    apart = any(
+        link and not link.is_moved and state.current_round < link.round_number + _APART_ROUNDS
+        for link in failed
+    )
+    return can_be_neighbours(one, other) and (is_lenient or not apart)
+
+
+def fits(state: State, peer: PeerId, stages: StageRange, members_left: int) -> bool:
     """Whether the memory that `peer` had when it joined holds `stages` and the microbatches in flight.
 
     True where the memory is not known, and for a full replica, which is never refused for its memory.
     """
     declared, measured = state.peers[peer].capacity, state.estimates[peer].capacity
     known = replace(declared, memory_bytes=declared.memory_bytes or measured.memory_bytes)
-    return len(stages) == spec.swarm.stages or (
-        memory_needed(spec, stages, members_left, declared.device) <= memory_budget(spec, known)
+    return len(stages) == state.stages or (
+        memory_needed(state.spec, stages, members_left, declared.device) <= memory_budget(state.spec, known)
     )

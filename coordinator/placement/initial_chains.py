@@ -21,10 +21,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from heapq import heapify, heappop, heappush
-from itertools import combinations, pairwise
+from itertools import combinations
 from math import comb, inf
 
-from coordinator.placement.chain_search import Chain, ChainSearch
+from coordinator.placement.chain_search import Chain, ChainSearch, members_along
 from coordinator.placement.cost_model import Survey, chain_time, memory_needed
 from coordinator.placement.links import choose_k
 from coordinator.placement.local_search import Move, improve
@@ -72,16 +72,12 @@ def form_chains(
     found = _search(spec, ChainSearch(spec, survey, by_arrival), pipelines, most_in_full)
     if found is None:
         return _why_not(spec, survey, by_arrival, pipelines)
-    return tuple(
-        _formed(spec, survey, by_arrival, chain) for chain in sorted(found, key=lambda each: min(each.order))
-    )
+    in_order = sorted(found, key=lambda each: min(each.order))
+    return tuple(_formed(spec, survey, by_arrival, chain) for chain in in_order)
 
 
 def _formed(spec: RunSpec, survey: Survey, peers: Sequence[Peer], chain: Chain) -> FormedChain:
-    members = tuple(
-        Member(peers[number].peer, StageRange(first, stop), peers[number].endpoint)
-        for number, (first, stop) in zip(chain.order, pairwise(chain.cuts), strict=True)
-    )
+    members = members_along((peers[number] for number in chain.order), chain.cuts)
     ks = choose_k(spec, survey, members, None)
     return FormedChain(members, ks, chain_time(spec, survey, members, ks))
 
@@ -125,10 +121,9 @@ def _best_of_all(spec: RunSpec, search: ChainSearch, pipelines: int) -> Sequence
         for mask, chain in fastest.get(peer, []):
             if not mask & taken:
                 slowest, deviation, total, others = best(peer + 1, taken | mask, left - 1)
+                slowest, total = max(slowest, chain.seconds), total + chain.seconds
                 deviation += abs(len(chain.order) - spec.swarm.chain_length)
-                options.append(
-                    (max(slowest, chain.seconds), deviation, total + chain.seconds, (chain, *others))
-                )
+                options.append((slowest, deviation, total, (chain, *others)))
         # min takes the first of equal solutions, so the result does not depend on the chains themselves.
         return min(options, key=lambda option: option[:3])
 
@@ -293,7 +288,10 @@ def _why_not(spec: RunSpec, survey: Survey, peers: Sequence[Peer], pipelines: in
 def unconnected(dialing: Sequence[PeerId]) -> Waiting:
     """Waiting for a peer with an endpoint: two of the `dialing` peers cannot be neighbours."""
     pair = " and ".join(dialing[:2])
-    sentence = f"waiting for 1 more stage peer with an endpoint: {pair} have none, so cannot be neighbours"
+    sentence = (
+        f"waiting for 1 more stage peer with an endpoint: {pair} have none, so cannot be neighbours; one of "
+        "these peers must be reached by others (the log of its node says how), or the run needs a relay"
+    )
     return Waiting(sentence, unreachable=True)
 
 

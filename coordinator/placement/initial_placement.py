@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 
-from coordinator.placement.chain_search import even_cuts
+from coordinator.placement.chain_search import even_cuts, members_along
 from coordinator.placement.cost_model import Survey, bottleneck, memory_budget, memory_needed
 from coordinator.placement.initial_chains import FormedChain, form_chains, unconnected
-from coordinator.placement.links import links_between
+from coordinator.placement.links import links_between, no_exchange, unreached_hosts
+from coordinator.placement.relays import with_relays
 from coordinator.state.state import Peer
 from coordinator.state.text import Waiting, counted, listed, short
 from protocol.roles import POLICIES
 from protocol.spec.run import RunSpec
-from protocol.types import Estimates, Member, PeerId, Plan, Replica, StageRange
+from protocol.types import Estimates, PeerId, Plan, Reachability, Replica
 
 _MOST_MEMBERS_NAMED = 8
 _MOST_PIPELINES_NAMED = 4
@@ -40,23 +40,26 @@ def missing(peers: Iterable[Peer], spec: RunSpec) -> str:
 
 
 def measuring(peers: Iterable[Peer], estimates: Mapping[PeerId, Estimates]) -> list[Peer]:
-    """The stage peers that will soon report their speed, which they can measure only after the join.
+    """The peers that will soon report their speed, which they can measure only after the join.
+
+    Only speeds of stage peers matter, and of peers that may become one.
 
     They have measured their connection. A peer with measuring turned off reports neither.
     """
     known = ((peer, estimates[peer.peer].capacity) for peer in peers if peer.peer in estimates)
-    return [peer for peer, able in known if peer.policy.joins_pipelines and able.uplink and not able.flops]
+    asked = ((peer, able) for peer, able in known if peer.policy.joins_pipelines or peer.is_flexible)
+    return [peer for peer, able in asked if able.uplink and not able.flops]
 
 
 def initial_plan(
     peers: Iterable[Peer],
     spec: RunSpec,
-    epoch: int,
-    from_round: int,
-    first_sample: int,
     estimates: Mapping[PeerId, Estimates] | None = None,
+    uplinks: Mapping[str, float] | None = None,
 ) -> Plan | Waiting:
     """The first plan for those of `peers` that stay, or what it waits for.
+
+    `uplinks` are those of the relays (coordinator.placement.relays).
 
     Full replicas come first in the plan. Stage peers form pipelines by what they can carry
     (coordinator.placement.initial_chains). Where no speed and no bandwidth is measured, they form pipelines
@@ -66,47 +69,68 @@ def initial_plan(
     staying = sorted((peer for peer in peers if peer.is_staying), key=lambda peer: peer.arrival)
     if lacking := missing(staying, spec):
         return Waiting(f"waiting for {lacking}")
+    plan = _arranged(staying, spec, estimates or {}, uplinks or {})
+    if isinstance(plan, Plan) and (
+        hosts := unreached_hosts(plan.replicas, {each.peer: each for each in staying})
+    ):
+        return Waiting(f"waiting for 1 more peer that others reach: {no_exchange(hosts)}", unreachable=True)
+    return plan
+
+
+def _full_replicas(peers: Sequence[Peer], count: int) -> list[Peer]:
+    """The first `count` of `peers`, one of them reached by others if any is: it can pass payloads on."""
+    first, others = list(peers[:count]), peers[count:]
+    if first and all(each.reachability is Reachability.DIAL_ONLY for each in first):
+        reached = [each for each in others if each.reachability is not Reachability.DIAL_ONLY]
+        first[-1:] = reached[:1] or first[-1:]
+    return first
+
+
+def _arranged(
+    staying: Sequence[Peer],
+    spec: RunSpec,
+    estimates: Mapping[PeerId, Estimates],
+    uplinks: Mapping[str, float],
+) -> Plan | Waiting:
+    """As :func:`initial_plan`, for peers in order of arrival that suffice by their number."""
     swarm = spec.swarm
-    alone = [peer for peer in staying if not peer.policy.joins_pipelines][: swarm.replicas]
-    whole = [
-        Replica(index, (Member(peer.peer, StageRange(0, swarm.stages), peer.endpoint),), ())
-        for index, peer in enumerate(alone)
-    ]
+    alone = _full_replicas([peer for peer in staying if not peer.policy.joins_pipelines], swarm.replicas)
+    whole = [_replica(index, [peer], spec) for index, peer in enumerate(alone)]
     stage_peers = [peer for peer in staying if peer.policy.joins_pipelines]
     # Only peers that can be members: the speeds of others must not change the median.
     capacities = {peer.peer: peer.capacity for peer in stage_peers}
-    known = {peer: each for peer, each in (estimates or {}).items() if peer in capacities}
-    survey = Survey.of(known, capacities)
+    known = {peer: each for peer, each in estimates.items() if peer in capacities}
+    survey = with_relays(Survey.of(known, capacities), staying, uplinks)
     parts = [counted(len(whole), "full replica")] if whole else []
     if survey.is_blank or not swarm.pipelines:
         lines = _in_order_of_arrival(stage_peers, swarm.pipelines, swarm.chain_length)
         if isinstance(lines, Waiting):
             return lines
-        pipelines = [_pipeline(len(whole) + i, line, spec) for i, line in enumerate(lines)]
+        pipelines = [_replica(index, line, spec) for index, line in enumerate(lines, len(whole))]
         # If the equal shares do not fit, the search below looks for cuts that do.
         if all(_has_memory(spec, survey, each) for each in pipelines):
             parts += [f"{counted(len(lines), 'pipeline')} of {swarm.stages} stages"] if lines else []
             reason = f"{' and '.join(parts)}, in order of arrival"
-            return Plan(epoch, from_round, first_sample, (*whole, *pipelines), reason)
+            return Plan(1, 1, 0, (*whole, *pipelines), reason)
     chains = form_chains(spec, survey, stage_peers, swarm.pipelines)
     if isinstance(chains, Waiting):
         return chains
     pipelines = [
-        Replica(len(whole) + i, chain.members, links_between(chain.members, chain.ks))
-        for i, chain in enumerate(chains)
+        Replica(index, chain.members, links_between(chain.members, chain.ks))
+        for index, chain in enumerate(chains, len(whole))
     ]
     parts.append(f"{counted(len(chains), 'pipeline')} by what peers can carry")
     reason = f"{' and '.join(parts)}: {_described(spec, survey, pipelines, chains)}"
-    return Plan(epoch, from_round, first_sample, (*whole, *pipelines), reason)
+    return Plan(1, 1, 0, (*whole, *pipelines), reason)
 
 
 def _has_memory(spec: RunSpec, survey: Survey, replica: Replica) -> bool:
     """Whether each member whose memory is known can hold its stages."""
-    size = len(replica.members)
-    capacities = [survey.capacity(member.peer) for member in replica.members]
+    able = [survey.capacity(member.peer) for member in replica.members]
+    left = range(len(able), 0, -1)  # the members from each one to the end of the chain
     return all(
-        memory_needed(spec, member.stages, size - i, able.device) <= memory_budget(spec, able)
-        for i, (member, able) in enumerate(zip(replica.members, capacities, strict=True))
+        memory_needed(spec, member.stages, n, each.device) <= memory_budget(spec, each)
+        for member, each, n in zip(replica.members, able, left, strict=True)
     )
 
 
@@ -161,10 +185,6 @@ def _in_order_of_arrival(peers: Sequence[Peer], count: int, length: int) -> list
     return chains
 
 
-def _pipeline(index: int, line: Sequence[Peer], spec: RunSpec) -> Replica:
-    cuts = even_cuts(spec.swarm.stages, len(line))
-    members = tuple(
-        Member(peer.peer, StageRange(first, stop), peer.endpoint)
-        for peer, (first, stop) in zip(line, pairwise(cuts), strict=True)
-    )
+def _replica(index: int, line: Sequence[Peer], spec: RunSpec) -> Replica:
+    members = members_along(line, even_cuts(spec.swarm.stages, len(line)))
     return Replica(index, members, links_between(members, spec.link.k))

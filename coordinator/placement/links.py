@@ -6,7 +6,7 @@ The possible values are `link.least_k`, twice that, and so on up to `link.most_k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -21,7 +21,7 @@ from coordinator.placement.schedule import step_seconds
 from coordinator.state.state import Peer
 from coordinator.state.text import short
 from protocol.spec.run import RunSpec
-from protocol.types import Dialer, Link, Member, Replica
+from protocol.types import Dialer, Link, Member, PeerId, Reachability, Replica, StageRange
 
 _TOLERANCE_AT_FIRST, _TOLERANCE_TO_WIDEN, _TOLERANCE_BEFORE_NARROWING = 0.03, 0.02, 0.06
 """By this share a step may be longer than with the least k. The last two differ, else k would oscillate."""
@@ -31,18 +31,58 @@ keeps its k if it needs more than this alone.
 """
 
 
+def member_of(peer: Peer, stages: StageRange) -> Member:
+    """`peer` as a member with `stages`, at its present endpoint."""
+    return Member(peer.peer, stages, peer.endpoint, peer.reachability is Reachability.RELAYED)
+
+
 def can_be_neighbours(one: Peer | Member, other: Peer | Member) -> bool:
     """Whether one of the two accepts connections."""
     return bool(one.endpoint or other.endpoint)
 
 
+def unreached_hosts(replicas: Sequence[Replica], peers: Mapping[PeerId, Peer]) -> list[PeerId]:
+    """The hosts of a stage of which none is reached by others: their replicas cannot exchange payloads.
+
+    Empty if there is no such stage, or one replica alone.
+    """
+    if len(replicas) < 2:
+        return []
+    for stage in range(replicas[0].members[-1].stages.stop):
+        # Every tick asks this: it ends at the first host that is reached.
+        hosts = (replica.host_of(stage).peer for replica in replicas)
+        if all(peers[each].reachability is Reachability.DIAL_ONLY for each in hosts):
+            return [replica.host_of(stage).peer for replica in replicas]
+    return []
+
+
+def no_exchange(hosts: Sequence[PeerId]) -> str:
+    """A sentence about what :func:`unreached_hosts` has found."""
+    names = " and ".join(short(each) for each in hosts[:2])
+    return (
+        f"{names} only dial, so their replicas cannot exchange payloads: one of these peers must be reached "
+        "by others (the log of its node says how), or the run needs a relay"
+    )
+
+
 def links_between(members: Sequence[Member], k: int | Sequence[int]) -> tuple[Link, ...]:
-    """Links with one `k` for all or one for each. The upstream end dials if the other accepts connections."""
+    """Links with one `k` for all or one for each.
+
+    The upstream end dials if the other accepts connections; but no link goes through a relay that can go
+    without.
+    """
     ks = [k] * (len(members) - 1) if isinstance(k, int) else k
     return tuple(
-        Link(width, Dialer.UPSTREAM if each.endpoint else Dialer.DOWNSTREAM)
-        for each, width in zip(members[1:], ks, strict=True)
+        Link(width, _dialer(upstream, downstream))
+        for (upstream, downstream), width in zip(pairwise(members), ks, strict=True)
     )
+
+
+def _dialer(upstream: Member, downstream: Member) -> Dialer:
+    is_upstream_open = bool(upstream.endpoint) and not upstream.relayed
+    if not downstream.endpoint or (downstream.relayed and is_upstream_open):
+        return Dialer.DOWNSTREAM
+    return Dialer.UPSTREAM
 
 
 def choose_k(
@@ -78,7 +118,18 @@ def choose_k(
         return step_seconds(compute, links, microbatches or spec.inner.microbatches)
 
     def widest(tolerance: float) -> list[int]:
-        return _widest(widths, start, known, seconds, tolerance)
+        """Widen the links in turn while the step is at most `tolerance` longer."""
+        ks = list(start)
+        limit = seconds(ks) * (1 + tolerance)
+        growing = [i for i, is_known in enumerate(known) if is_known]
+        # All links reach one width before any gets the next, so that no link uses up the tolerance alone.
+        for wider in widths[1:]:
+            for i in list(growing):  # a copy, since the loop removes links
+                narrower, ks[i] = ks[i], wider
+                if seconds(ks) > limit:
+                    ks[i] = narrower
+                    growing.remove(i)
+        return ks
 
     if present is None:  # a new chain has no k near which the next one should stay
         return tuple(widest(_TOLERANCE_AT_FIRST))
@@ -87,27 +138,6 @@ def choose_k(
         _next_width(widths, now, low, max(low, high)) if is_known else now
         for is_known, now, low, high in zip(known, present, least, most, strict=True)
     )
-
-
-def _widest(
-    widths: Sequence[int],
-    start: Sequence[int],
-    known: Sequence[bool],
-    seconds: Callable[[Sequence[int]], float],
-    tolerance: float,
-) -> list[int]:
-    """Widen the `known` links from `start` in turn while the step is at most `tolerance` longer."""
-    ks = list(start)
-    limit = seconds(ks) * (1 + tolerance)
-    growing = [i for i, is_known in enumerate(known) if is_known]
-    # All links reach one width before any gets the next, so that no link uses up the tolerance alone.
-    for wider in widths[1:]:
-        for i in list(growing):  # a copy, since the loop removes links
-            narrower, ks[i] = ks[i], wider
-            if seconds(ks) > limit:
-                ks[i] = narrower
-                growing.remove(i)
-    return ks
 
 
 def _possible_widths(least: int, most: int) -> list[int]:

@@ -1,13 +1,12 @@
-"""Local search: all placements use this search, with the moves and the objective as parameters.
+"""Local search with the moves and the objective as parameters.
 
 The solution is a set of chains, each with the seconds of its inner step. A move replaces some of the chains.
 The search takes the slowest chain, tries the moves that change it, and makes one that lowers the objective of
 the chains in the move. It ends when no move helps.
 
-Three searches use it: for the cuts of the stages of one chain (coordinator.placement.chain_search), for the
-chains of a run that starts (coordinator.placement.initial_chains), and for exchanges of members between
-rounds (coordinator.placement.member_exchange). Each bounds its own effort: it offers no more moves when its
-budget is spent.
+Two searches use it: for the chains of a run that starts (coordinator.placement.initial_chains), and for
+exchanges of members between rounds (coordinator.placement.member_exchange). Each bounds its own effort: it
+offers no more moves when its budget is spent.
 """
 
 from __future__ import annotations
@@ -37,35 +36,22 @@ class Move(Generic[ChainT]):
     description: str = ""
 
 
-@dataclass(frozen=True)
-class Objective:
-    """What a search minimises.
-
-    Attributes:
-        cost: of chains that take these seconds.
-        only_slowest: whether to end as soon as the slowest chain cannot be improved.
-    """
-
-    cost: Callable[[Sequence[float]], float]
-    only_slowest: bool
+def slowest(seconds: Sequence[float]) -> float:
+    """The objective where all chains do the same work: the slowest one determines the step."""
+    return max(seconds)
 
 
-def _harmonic_mean(seconds: Sequence[float]) -> float:
+def harmonic_mean(seconds: Sequence[float]) -> float:
+    """The objective where chains share the work by speed: all need the mean of what they would need alone."""
     return len(seconds) / sum(1 / each for each in seconds)
-
-
-SLOWEST_CHAIN = Objective(max, only_slowest=True)
-"""All chains do the same work, so the slowest one determines the step."""
-SHARED_WORK = Objective(_harmonic_mean, only_slowest=False)
-"""Chains share the work by speed, so all of them need the harmonic mean of what they would need alone."""
 
 
 def improve(
     chains: dict[int, ChainT],
     moves: Callable[[int], Iterable[Move[ChainT]]],
-    objective: Objective = SLOWEST_CHAIN,
+    objective: Callable[[Sequence[float]], float] = slowest,
     margin: float = 0.0,
-    compared: int | None = 1,
+    takes_first: bool = True,
 ) -> list[Move[ChainT]]:
     """Change `chains` in place by moves until none helps. Returns the moves that were made, in order.
 
@@ -73,7 +59,7 @@ def improve(
         chains: by index.
         moves: offers the moves that change the chain of an index, given the present `chains`.
         margin: a move must lower the objective of the chains that it touches by this share.
-        compared: the best of this many helpful moves is made; None compares all.
+        takes_first: whether to make the first move that helps, or the best of all.
     """
     made = list[Move[ChainT]]()
     waiting = set(chains)  # chains whose moves were not tried since they changed
@@ -81,30 +67,19 @@ def improve(
         # The slowest first; the index decides ties, so that the result does not depend on an order.
         index = min(waiting, key=lambda each: (-chains[each].seconds, each))
         waiting.remove(index)
-        best = _best_move(chains, moves(index), objective, margin, compared)
+        best, best_ratio = None, 1 - margin
+        for move in moves(index):
+            # By ratio, so that moves of chains with unlike seconds can be compared.
+            before = objective([chains[each].seconds for each in move.chains])
+            after = objective([chain.seconds for chain in move.chains.values()])
+            if after < before * best_ratio:
+                best, best_ratio = move, after / before
+                if takes_first:
+                    break
         if best is not None:
             chains.update(best.chains)
             waiting.update(best.chains)
             made.append(best)
-        elif objective.only_slowest:
+        elif objective is slowest:
             break  # a faster other chain would not shorten the step
     return made
-
-
-def _best_move(
-    chains: Mapping[int, ChainT],
-    moves: Iterable[Move[ChainT]],
-    objective: Objective,
-    margin: float,
-    compared: int | None,
-) -> Move[ChainT] | None:
-    best, best_ratio, helpful = None, 1 - margin, 0
-    for move in moves:
-        # By ratio, so that moves of chains with unlike seconds can be compared.
-        before = objective.cost([chains[index].seconds for index in move.chains])
-        after = objective.cost([chain.seconds for chain in move.chains.values()])
-        if after < before * best_ratio:
-            best, best_ratio, helpful = move, after / before, helpful + 1
-            if helpful == compared:
-                break
-    return best

@@ -22,7 +22,7 @@ from coordinator.placement.cost_model import (
     seconds_per_microbatch,
 )
 from coordinator.placement.links import can_be_neighbours, links_between
-from coordinator.placement.local_search import SHARED_WORK, SLOWEST_CHAIN, Move, improve
+from coordinator.placement.local_search import Move, harmonic_mean, improve, slowest
 from coordinator.state.text import listed, short
 from protocol.spec.run import RunSpec
 from protocol.types import Member, Replica
@@ -63,8 +63,10 @@ class MemberExchange:
         spares: Sequence[Member],
         may_host: Callable[[Member, int], bool],
         most_operations: int = MOST_OPERATIONS,
+        may_be_neighbours: Callable[[Member, Member], bool] = can_be_neighbours,
     ) -> None:
         self._spec, self._survey, self._may_host = spec, survey, may_host
+        self._may_be_neighbours = may_be_neighbours
         self._replicas = {each.index: each for each in replicas}
         self._ks = {each.index: tuple(link.k for link in each.links) for each in replicas}
         self._operations_left = most_operations
@@ -82,8 +84,8 @@ class MemberExchange:
         Nothing changes unless the step becomes shorter by `grouping.margin`.
         """
         grouping = self._spec.grouping
-        objective = SHARED_WORK if grouping.balance else SLOWEST_CHAIN
-        made = improve(self._movable, self._moves, objective, margin=_LEAST_GAIN, compared=None)
+        objective = harmonic_mean if grouping.balance else slowest
+        made = improve(self._movable, self._moves, objective, margin=_LEAST_GAIN, takes_first=False)
         after = {**self._chains, **self._movable}
         changed = [index for index, chain in after.items() if chain.members != self._chains[index].members]
         if not changed:
@@ -91,7 +93,7 @@ class MemberExchange:
         # Where work is shared by speed, count only changed chains: a mean over all would hide their gain.
         counted = changed if grouping.balance else list(after)
         seconds_before, seconds_after = (
-            self._spec.inner.microbatches * objective.cost([chains[index].seconds for index in counted])
+            self._spec.inner.microbatches * objective([chains[index].seconds for index in counted])
             for chains in (self._chains, after)
         )
         if seconds_after >= seconds_before * (1 - grouping.margin):
@@ -126,19 +128,14 @@ class MemberExchange:
         chain = self._with(index, member, other)
         if chain is None:
             return None
+        name, other_name = short(member.peer), short(other.peer)
         if its_index is None:
-            return Move(
-                {index: chain},
-                f"{short(other.peer)} takes the place of {short(member.peer)} in replica-{index}",
-            )
+            return Move({index: chain}, f"{other_name} takes the place of {name} in replica-{index}")
         its_chain = self._with(its_index, other, member)
         if its_chain is None:
             return None
         where = f"between replica-{index} and replica-{its_index}"
-        return Move(
-            {index: chain, its_index: its_chain},
-            f"{short(member.peer)} and {short(other.peer)} change places {where}",
-        )
+        return Move({index: chain, its_index: its_chain}, f"{name} and {other_name} change places {where}")
 
     def _with(self, index: int, former: Member, newcomer: Member) -> _Chain | None:
         """Chain `index` with `newcomer` in place of `former`; None where memory or endpoints forbid it."""
@@ -146,7 +143,7 @@ class MemberExchange:
         # The others were members before, so only the newcomer's memory matters.
         if not self._may_host(newcomer, len(members) - members.index(newcomer)):
             return None
-        if not all(can_be_neighbours(one, other) for one, other in pairwise(members)):
+        if not all(self._may_be_neighbours(one, other) for one, other in pairwise(members)):
             return None
         return self._timed(index, members)
 

@@ -10,25 +10,27 @@ Pure: the same peers in another order give the same result.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from coordinator.placement.cost_model import Survey, bounded_seconds, seconds_per_microbatch
-from coordinator.placement.eligibility import fits, is_synced, peer_rests_until
-from coordinator.placement.links import fit_k
+from coordinator.placement.eligibility import fits, is_synced, may_be_neighbours, peer_rests_until
+from coordinator.placement.links import fit_k, member_of
 from coordinator.placement.member_exchange import MemberExchange
-from coordinator.placement.shares import delivered_weights, peers_of, share_limits, share_out
-from coordinator.state.state import State
+from coordinator.placement.relays import relay_uplinks, with_relays
+from coordinator.placement.shares import delivered_weights, share_limits, share_out
+from coordinator.state.state import State, peers_of
 from coordinator.state.text import listed
-from protocol.spec.run import RunSpec
-from protocol.types import Member, PeerId, Replica, ReservedAssignment
+from protocol.types import Member, PeerId, Replica
 
 
 class Rebalance:
     """Makes the replicas of the plan that takes over at `from_round` faster."""
 
-    def __init__(self, state: State, spec: RunSpec, from_round: int) -> None:
-        self._state, self._spec, self._from_round = state, spec, from_round
+    def __init__(self, state: State, from_round: int) -> None:
+        self._state, self._spec, self._from_round = state, state.spec, from_round
         capacities = {peer.peer: peer.capacity for peer in state.peers.values()}
-        self._survey = Survey.of(state.estimates, capacities)
+        survey = Survey.of(state.estimates, capacities)
+        self._survey = with_relays(survey, state.peers.values(), relay_uplinks(state))
         # A report before the first decision of a round may still be about the round before it. So a measured
         # time counts only for chains that are in both plans.
         earlier, newest = state.plan_for(max(1, from_round - 2)), state.plans[-1]
@@ -43,13 +45,15 @@ class Rebalance:
         """
         spec, state = self._spec, self._state
         running = {replica.index for replica in state.plans[-1].replicas}
-        may_change = (
-            not state.rebalanced_at or self._from_round - state.rebalanced_at >= spec.grouping.settle_rounds
-        )
+        pause = self._from_round - state.rebalanced_at
+        may_change = not state.rebalanced_at or pause >= spec.grouping.settle_rounds
         result, exchanges, shares = list(replicas), list[str](), list[str]()
         if is_settled and may_change and self._delivered:
             movable = [replica.index for replica in result if self._may_exchange(replica)]
-            search = MemberExchange(spec, self._survey, result, movable, self._spares(), self._may_host)
+            spares, rule = self._spares(), partial(may_be_neighbours, state)
+            search = MemberExchange(
+                spec, self._survey, result, movable, spares, self._may_host, may_be_neighbours=rule
+            )
             result, exchanges = search.run()
         result, widths = fit_k(spec, self._survey, result, running, self._from_round)
         # Shares are chosen last: they depend on the members and on k.
@@ -57,21 +61,17 @@ class Rebalance:
         is_complete = sum(map(spec.microbatches_of, result)) == spec.inner.microbatches * len(result)
         if are_changed or may_change or not is_complete:
             seconds = [self._microbatch_seconds(replica) for replica in result]
-            limits = share_limits(spec, state, result, self._delivered)
+            limits = share_limits(state, result, self._delivered)
             result, shares = share_out(spec, result, seconds, limits, are_changed)
         return result, [*exchanges, *([listed(widths)] if widths else []), *shares]
 
     def _may_exchange(self, replica: Replica) -> bool:
         """Whether all members of a pipeline stay, have measured their speed and are in sync."""
-        assignments = [
-            ReservedAssignment(member.peer, replica.index, position, member.stages)
-            for position, member in enumerate(replica.members)
-        ]
-        return len(assignments) > 1 and all(
+        return len(replica.members) > 1 and all(
             self._state.peers[each.peer].is_staying
             and self._is_measured(each.peer)
             and is_synced(self._state, each, self._from_round)
-            for each in assignments
+            for each in replica.members
         )
 
     def _spares(self) -> list[Member]:
@@ -79,7 +79,7 @@ class Rebalance:
         state = self._state
         assigned = state.assignments[state.plans[-1].epoch]
         return [
-            Member(peer.peer, reservation.stages, peer.endpoint)
+            member_of(peer, reservation.stages)
             for peer in state.staying
             for reservation in [state.reservations.get(peer.peer)]
             if reservation is not None
@@ -91,7 +91,7 @@ class Rebalance:
         ]
 
     def _may_host(self, member: Member, members_left: int) -> bool:
-        return fits(self._state, self._spec, member.peer, member.stages, members_left)
+        return fits(self._state, member.peer, member.stages, members_left)
 
     def _is_measured(self, peer: PeerId) -> bool:
         return self._state.estimates[peer].capacity.flops > 0

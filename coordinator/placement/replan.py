@@ -11,14 +11,21 @@ Pure functions: the same peers in another order give the same plan.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from itertools import pairwise
 
-from coordinator.placement.eligibility import fits, is_synced, peer_rests_until, replica_rests_until
-from coordinator.placement.links import can_be_neighbours, links_between
+from coordinator.placement.eligibility import (
+    fits,
+    is_synced,
+    may_be_neighbours,
+    peer_rests_until,
+    replica_rests_until,
+)
+from coordinator.placement.links import can_be_neighbours, links_between, member_of
 from coordinator.placement.rebalance import Rebalance
-from coordinator.state.state import State, stages_of
-from coordinator.state.text import Waiting, listed, short
-from protocol.spec.run import RunSpec
+from coordinator.state.state import Peer, State
+from coordinator.state.text import Waiting, listed, short, stages_of
+from protocol.algorithm.sampling import next_first_sample
 from protocol.types import Lifecycle, Member, Plan, Replica, ReservedAssignment
 
 _MOST_OBSTACLES = 2
@@ -28,9 +35,7 @@ ReservedChain = tuple[ReservedAssignment, ...]
 """The assignments of one replica in order of position, each with the peer that takes it."""
 
 
-def next_plan(
-    state: State, spec: RunSpec, epoch: int, from_round: int, first_sample: int
-) -> Plan | Waiting | None:
+def next_plan(state: State, from_round: int) -> Plan | Waiting | None:
     """The plan that takes over at `from_round`; None where the newest plan is still right.
 
     A replica keeps its members if all of them take part and none drains. Another replica trains if each of
@@ -42,55 +47,68 @@ def next_plan(
     members that drain keep their assignments.
     """
     newest = state.plans[-1]
-    selection = _selection(state, spec, from_round)
-    if selection.is_empty:
+    for is_lenient in (False, True):  # lenient: without rests and without keeping spares
+        kept, rebuilt = _select(state, from_round, is_lenient)
+        if kept or rebuilt:
+            break
+    else:
+        kept = _unbroken_replicas(state, with_draining=True)
+    if not kept and not rebuilt:
         return Waiting(f"no complete replica is left: {listed([*obstacles(state, from_round).values()])}")
     replicas = [
-        selection.kept.get(index) or _rebuilt_replica(state, spec, index, selection.rebuilt[index])
-        for index in sorted([*selection.kept, *selection.rebuilt])
+        kept.get(index) or _rebuilt_replica(state, index, rebuilt[index])
+        for index in sorted([*kept, *rebuilt])
     ]
     # A replica that returns with the same members needs a plan, too: under the newest one it is broken.
-    is_same = not selection.rebuilt and len(selection.kept) == len(newest.replicas)
-    reasons = _reasons(state, selection, from_round)
-    replicas, rebalanced = Rebalance(state, spec, from_round).run(replicas, is_settled=is_same)
+    is_same = not rebuilt and len(kept) == len(newest.replicas)
+    reasons = _reasons(state, kept, rebuilt, from_round)
+    replicas, rebalanced = Rebalance(state, from_round).run(replicas, is_settled=is_same)
     if is_same and replicas == list(newest.replicas):
         return None
-    return Plan(epoch, from_round, first_sample, tuple(replicas), "; ".join([*reasons, *rebalanced]))
-
-
-@dataclass(frozen=True)
-class _Selection:
-    """The replicas that train next, by index; those in `rebuilt` may have new members."""
-
-    kept: Mapping[int, Replica]
-    rebuilt: Mapping[int, ReservedChain] = field(default_factory=dict)
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.kept and not self.rebuilt
-
-
-def _selection(state: State, spec: RunSpec, from_round: int) -> _Selection:
-    for is_lenient in (False, True):  # lenient: without rests and without keeping spares
-        selection = _select(state, spec, from_round, is_lenient)
-        if not selection.is_empty:
-            return selection
-    return _Selection(_unbroken_replicas(state, with_draining=True))
+    first_sample = next_first_sample(newest, state.spec, from_round)
+    reason = "; ".join([*reasons, *rebalanced])
+    return Plan(newest.epoch + 1, from_round, first_sample, tuple(replicas), reason)
 
 
 def _unbroken_replicas(state: State, with_draining: bool) -> dict[int, Replica]:
     newest = state.plans[-1]
     # A member that was absent under this plan breaks its replica even when it is back.
     absent = state.absent.get(newest.epoch, frozenset())
+    unbroken = (
+        _at_present_addresses(state, replica)
+        for replica in newest.replicas
+        if not any(member.peer in absent or _has_moved(state, replica, member) for member in replica.members)
+        and (with_draining or all(state.peers[member.peer].is_staying for member in replica.members))
+    )
     return {
         replica.index: replica
-        for replica in newest.replicas
-        if not any(member.peer in absent for member in replica.members)
-        and (with_draining or all(state.peers[member.peer].is_staying for member in replica.members))
+        for replica in unbroken
+        if all(can_be_neighbours(one, other) for one, other in pairwise(replica.members))
     }
 
 
-def _select(state: State, spec: RunSpec, from_round: int, is_lenient: bool) -> _Selection:
+def _has_moved(state: State, replica: Replica, member: Member) -> bool:
+    """Whether a member that stays has another position reserved, because its role has changed."""
+    reserved = state.reservations.get(member.peer)
+    is_elsewhere = reserved is not None and (reserved.replica, reserved.stages) != (
+        replica.index,
+        member.stages,
+    )
+    return is_elsewhere and state.peers[member.peer].is_staying
+
+
+def _at_present_addresses(state: State, replica: Replica) -> Replica:
+    """`replica` with the endpoints that its members have now, and the dialling ends that follow from them."""
+    members = tuple(member_of(state.peers[each.peer], each.stages) for each in replica.members)
+    if members == replica.members:
+        return replica
+    return replace(replica, members=members, links=links_between(members, [link.k for link in replica.links]))
+
+
+def _select(
+    state: State, from_round: int, is_lenient: bool
+) -> tuple[dict[int, Replica], dict[int, ReservedChain]]:
+    """By index: the replicas that train on, and those that train again or for the first time."""
     kept = _unbroken_replicas(state, with_draining=False)
     ready = {
         reservation.slot: reservation
@@ -111,32 +129,32 @@ def _select(state: State, spec: RunSpec, from_round: int, is_lenient: bool) -> _
         spares = [reservation for reservation in ready.values() if reservation.replica in later]
         # Incomplete replicas give first, the last of them before others, since they train last in any case.
         spares.sort(key=lambda each: (each.replica in complete, -later[each.replica], each.position))
-        chain = _rebuilt_chain(state, spec, index, ready, spares)
+        chain = _rebuilt_chain(state, index, ready, spares, is_lenient)
         if chain is None:
             continue
         # A new pipeline must leave enough spares; a replica that has trained takes them.
-        needs_spares = len(chain) > 1 and not is_lenient and index not in state.assigned_replicas
-        if needs_spares and _spares_left(state, kept, [*rebuilt.values(), chain]) < spec.grouping.spares:
+        is_new = len(chain) > 1 and index not in state.assigned_replicas
+        spares_left = _spares_left(state, kept, [*rebuilt.values(), chain])
+        if is_new and not is_lenient and spares_left < state.spec.grouping.spares:
             continue
         rebuilt[index] = chain
         taken = {reservation.peer for reservation in chain}
         ready = {slot: each for slot, each in ready.items() if each.peer not in taken}
-    return _Selection(kept, rebuilt)
+    return kept, rebuilt
 
 
 def _is_ready(state: State, reservation: ReservedAssignment, from_round: int, is_lenient: bool) -> bool:
     has_rested = is_lenient or peer_rests_until(state, reservation.peer) <= from_round
-    return (
-        has_rested and state.peers[reservation.peer].is_staying and is_synced(state, reservation, from_round)
-    )
+    is_staying = state.peers[reservation.peer].is_staying
+    return has_rested and is_staying and is_synced(state, reservation, from_round)
 
 
 def _rebuilt_chain(
     state: State,
-    spec: RunSpec,
     index: int,
     ready: Mapping[tuple[int, int], ReservedAssignment],
     spares: Sequence[ReservedAssignment],
+    is_lenient: bool,
 ) -> ReservedChain | None:
     """The members of replica `index`: at each position the ready peer with the reservation, else a spare.
 
@@ -144,25 +162,26 @@ def _rebuilt_chain(
     """
     layout = state.layout(index)
     # One chain per kind of last peer (with an endpoint or without) is enough: only that decides which peers
-    # can follow. No peer can be at two positions, since these have different stages.
-    chains: dict[bool, ReservedChain] = {True: ()}
+    # can follow, except for peers with a failed link. No peer can be at two positions, since these have
+    # different stages.
+    with_failures = {peer for ends in state.failed_links for peer in ends}
+    chains: dict[tuple[bool, str], ReservedChain] = {(True, ""): ()}
     for position, stages in enumerate(layout):
         if (index, position) in ready:
             options = [ready[index, position]]
         else:
-            options = [
-                ReservedAssignment(spare.peer, index, position, stages)
-                for spare in spares
-                if len(layout) > 1  # spares are stage peers, which cannot be a full replica
-                and spare.stages == stages
-                and fits(state, spec, spare.peer, stages, len(layout) - position)
-            ]
-        longer: dict[bool, ReservedChain] = {}
+            # Spares are stage peers, which cannot be a full replica.
+            same = [spare for spare in spares if len(layout) > 1 and spare.stages == stages]
+            able = (spare.peer for spare in same if fits(state, spare.peer, stages, len(layout) - position))
+            options = [ReservedAssignment(peer, index, position, stages) for peer in able]
+        longer: dict[tuple[bool, str], ReservedChain] = {}
         for option in options:
             peer = state.peers[option.peer]
             for chain in chains.values():
-                if not chain or can_be_neighbours(state.peers[chain[-1].peer], peer):
-                    longer.setdefault(bool(peer.endpoint), (*chain, option))
+                last = state.peers[chain[-1].peer] if chain else None
+                if last is None or may_be_neighbours(state, last, peer, is_lenient):
+                    kind = bool(peer.endpoint), peer.peer if peer.peer in with_failures else ""
+                    longer.setdefault(kind, (*chain, option))
         chains = longer
     return next(iter(chains.values()), None)
 
@@ -174,33 +193,53 @@ def _spares_left(state: State, kept: Mapping[int, Replica], rebuilt: Sequence[Re
     return sum(peer.policy.joins_pipelines and peer.peer not in assigned for peer in state.staying)
 
 
-def _rebuilt_replica(state: State, spec: RunSpec, index: int, chain: ReservedChain) -> Replica:
+def _rebuilt_replica(state: State, index: int, chain: ReservedChain) -> Replica:
     """The replica of `chain`, with the k and the share of the work that `index` has in the newest plan."""
-    members = tuple(Member(each.peer, each.stages, state.peers[each.peer].endpoint) for each in chain)
+    members = tuple(member_of(state.peers[each.peer], each.stages) for each in chain)
     former = next((each for each in state.plans[-1].replicas if each.index == index), None)
     if former is None:
-        return Replica(index, members, links_between(members, spec.link.k))
+        return Replica(index, members, links_between(members, state.spec.link.k))
     return replace(former, members=members, links=links_between(members, [link.k for link in former.links]))
 
 
-def _reasons(state: State, selection: _Selection, from_round: int) -> list[str]:
+def _reasons(
+    state: State, kept: Mapping[int, Replica], rebuilt: Mapping[int, ReservedChain], from_round: int
+) -> list[str]:
     """Sentences for the replicas that join, return or are left out, and why."""
     newest = {replica.index: replica for replica in state.plans[-1].replicas}
-    changes = []
-    for index, chain in sorted(selection.rebuilt.items()):
+    changes, roles = list[str](), list[str]()
+    for index, chain in sorted(rebuilt.items()):
         replaced = _replacements(state, chain, from_round)
         members = {member.peer for member in newest[index].members} if index in newest else set()
         change = "returns" if index in state.assigned_replicas else "joins"
         if replaced and not members.isdisjoint(reservation.peer for reservation in chain):
             change = "goes on"  # some of its members stay
         changes.append(f"replica-{index} {change}{f' with {listed(replaced)}' if replaced else ''}")
+        peers = (state.peers[reservation.peer] for reservation in chain)
+        roles += [_new_role(each) for each in peers if each.role_changes and each.peer not in members]
     left_out: dict[str, list[str]] = {}
     for index, replica in newest.items():
-        if index not in selection.kept and index not in selection.rebuilt:
+        if index not in kept and index not in rebuilt:
             left_out.setdefault(_why_left_out(state, replica), []).append(replica.name)
     return [
         *([listed(changes)] if changes else []),
+        *roles,
         *(f"goes on without {listed(names)}, {why}" for why, names in left_out.items()),
+        *_moves(newest, kept),
+    ]
+
+
+def _new_role(peer: Peer) -> str:
+    return f"{short(peer.peer)} is a {peer.policy.noun} now: {peer.role_reason}"
+
+
+def _moves(newest: Mapping[int, Replica], kept: Mapping[int, Replica]) -> list[str]:
+    """For each member that has another endpoint than in the newest plan, such as "..ab is at h:1 now"."""
+    return [
+        f"{short(now.peer)} {f'is at {now.endpoint} now' if now.endpoint else 'only dials now'}"
+        for index, replica in kept.items()
+        for before, now in zip(newest[index].members, replica.members, strict=True)
+        if before != now
     ]
 
 
@@ -221,6 +260,8 @@ def _replacements(state: State, chain: ReservedChain, from_round: int) -> list[s
 
 def _why_left_out(state: State, replica: Replica) -> str:
     members = [state.peers[member.peer] for member in replica.members]
+    if moved := [each for each in replica.members if _has_moved(state, replica, each)]:
+        return f"since {_new_role(state.peers[moved[0].peer])}"
     if any(each.is_lost for each in members):
         return "which lost a member"
     return "which must catch up" if all(each.is_staying for each in members) else "of which a member drains"
@@ -247,12 +288,21 @@ def obstacles(state: State, from_round: int) -> dict[int, str]:
                 sentences.append(f"has no peer for {'stage' if len(stages) == 1 else 'stages'} {stages}")
             elif why := _obstacle(state, holder, from_round):
                 sentences.append(f"waits for {short(holder.peer)} ({stages_of(holder)}), {why}")
+        sentences += _failed_links(state, index)
         rests = replica_rests_until(state, index)
         if not sentences and rests > from_round:
             sentences.append(f"rests until round {rests}, because its members could not go on")
         if sentences:
             found[index] = f"replica-{index} {' and '.join(sentences[:_MOST_OBSTACLES])}"
     return found
+
+
+def _failed_links(state: State, index: int) -> list[str]:
+    return [
+        f"cannot open the link from {short(one)} to {short(other)} at {link.address} ({link.reason})"
+        for (one, other), link in state.failed_links.items()
+        if link.replica == index
+    ]
 
 
 def _obstacle(state: State, reservation: ReservedAssignment, from_round: int) -> str:

@@ -17,10 +17,10 @@ from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from math import ceil, floor
 
-from coordinator.state.state import KEPT_ROUNDS, State
+from coordinator.state.state import KEPT_ROUNDS, State, peers_of
 from coordinator.state.text import listed
 from protocol.spec.run import RunSpec
-from protocol.types import PeerId, Replica
+from protocol.types import Replica
 
 MOST_SHARE = 8
 """A replica takes at most this many times the usual microbatches."""
@@ -105,11 +105,8 @@ def share_out(
         why = f"they finish within {step_fair:.3g} s"
         if is_complete and step_fair < step_now:
             why = f"the slowest step falls from {step_now:.3g} s to {step_fair:.3g} s"
-    changes = [
-        f"{replica.name} takes {share} instead of {before}"
-        for replica, share, before in zip(replicas, shares, present, strict=True)
-        if share != before
-    ]
+    differences = zip(replicas, shares, present, strict=True)
+    changes = [f"{each.name} takes {n} instead of {before}" for each, n, before in differences if n != before]
     equal = f"every replica takes {usual} microbatches of a step again"
     reason = f"of the microbatches of a step {listed(changes)}: {why}" if why else equal
     return with_shares(spec, replicas, shares), [reason] if changes else []
@@ -125,10 +122,7 @@ def with_shares(spec: RunSpec, replicas: Sequence[Replica], shares: Sequence[int
 
 
 def share_limits(
-    spec: RunSpec,
-    state: State,
-    replicas: Sequence[Replica],
-    delivered: Mapping[int, tuple[float, float]],
+    state: State, replicas: Sequence[Replica], delivered: Mapping[int, tuple[float, float]]
 ) -> list[int]:
     """The most microbatches that each of `replicas` may take; their sum is at least that of all shares.
 
@@ -141,10 +135,10 @@ def share_limits(
     Args:
         delivered: :func:`delivered_weights` of `state`.
     """
-    usual = spec.inner.microbatches
+    usual = state.spec.inner.microbatches
     bound = largest_share(usual, len(replicas))
     newest = {each.index: peers_of(each) for each in state.plans[-1].replicas}
-    present = [spec.microbatches_of(replica) for replica in replicas]
+    present = [state.spec.microbatches_of(replica) for replica in replicas]
     limits = []
     for replica, now in zip(replicas, present, strict=True):
         weight, assigned = delivered.get(replica.index, (0.0, 0.0))
@@ -176,10 +170,6 @@ def delivered_weights(state: State) -> dict[int, tuple[float, float]]:
                 weights = entry.descriptor.weight, assignment.replica.weight
                 found.setdefault(assignment.replica.index, weights)
     return found
-
-
-def peers_of(replica: Replica) -> list[PeerId]:
-    return [member.peer for member in replica.members]
 
 
 def _step_seconds(shares: Sequence[int], seconds: Sequence[float]) -> float:

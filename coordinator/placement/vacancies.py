@@ -11,12 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from coordinator.placement.eligibility import fits
-from coordinator.placement.links import can_be_neighbours
+from coordinator.placement.eligibility import fits, may_be_neighbours
 from coordinator.state.events import AssignmentReserved
 from coordinator.state.state import Peer, State
 from coordinator.state.transaction import Transaction
-from protocol.spec.run import RunSpec
 from protocol.types import PeerId, ReservedAssignment, StageRange
 
 Slot = tuple[int, int]
@@ -40,16 +38,16 @@ class Vacancy:
         return ReservedAssignment(peer, self.replica, self.position, self.stages)
 
 
-def reserve_assignments(transaction: Transaction, spec: RunSpec, now: float) -> None:
+def reserve_assignments(transaction: Transaction) -> None:
     """Reserve an assignment for each spare that fits one, in order of arrival. The others stay spares."""
     spares = [each for each in transaction.state.peers.values() if is_spare(transaction.state, each)]
     if not spares:
         return
-    vacancies = Vacancies(transaction.state, spec)
+    vacancies = Vacancies(transaction.state)
     for peer in sorted(spares, key=lambda each: each.arrival):
         reservation = vacancies.reservation_for(peer)
         if reservation is not None:
-            transaction.add(AssignmentReserved(now, reservation))
+            transaction.add(AssignmentReserved(transaction.now, reservation))
             vacancies.take(reservation)
 
 
@@ -66,12 +64,12 @@ class Vacancies:
             peers that drain; both in order of replica and position.
     """
 
-    def __init__(self, state: State, spec: RunSpec) -> None:
-        self._state, self._spec = state, spec
+    def __init__(self, state: State) -> None:
+        self._state, self._spec = state, state.spec
         self._layouts = dict(state.layouts)
         self._holders = {each.slot: each.peer for each in state.reservations.values()}
         # Many peers are compared with the same vacancies.
-        self._fits = cache(lambda peer, stages, left: fits(state, spec, peer, stages, left))
+        self._fits = cache(lambda peer, stages, left: fits(state, peer, stages, left))
         self.vacant = sorted(
             (vacancy for replica in self._layouts for vacancy in self._vacant_in(replica)), key=_order
         )
@@ -138,7 +136,7 @@ class Vacancies:
         slots = ((vacancy.replica, vacancy.position + by) for by in (-1, 1))
         neighbours = [self._state.peers[self._holders[slot]] for slot in slots if slot in self._holders]
         # A neighbour that is gone or drains will be replaced.
-        return all(can_be_neighbours(peer, each) for each in neighbours if each.is_staying)
+        return all(may_be_neighbours(self._state, peer, each) for each in neighbours if each.is_staying)
 
 
 def _order(vacancy: Vacancy) -> tuple[bool, Slot]:

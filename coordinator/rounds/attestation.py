@@ -10,14 +10,16 @@ from coordinator.state.commands import Attest
 from coordinator.state.events import AnchorDiverged, DigestAttested
 from coordinator.state.state import State
 from coordinator.state.transaction import Transaction
-from protocol.spec.run import RunSpec
 from protocol.types import Member, Part, PeerId, StateRecord
+
+MOST_CHANGES = 8
+"""How often a peer may replace its digest of one anchor. An honest peer does so once for each reload."""
 
 AnchorKey: TypeAlias = tuple[int, int, str]
 """Names an anchor: stage, round after which it holds, part."""
 
 
-def attest(transaction: Transaction, command: Attest, now: float) -> None:
+def attest(transaction: Transaction, command: Attest) -> None:
     """Record the digest of the sender's anchor after a round, and every peer whose anchor differs.
 
     Every peer with a reservation attests its stages after each decision, whether it trains or follows. Round
@@ -39,17 +41,22 @@ def attest(transaction: Transaction, command: Attest, now: float) -> None:
         return  # not refused: a peer that follows the log does not know how far the others are
     key = (stage, round_number, part)
     if not _is_known(transaction.state, sender, key, digest):  # a repeated call adds nothing to the log
-        transaction.add(DigestAttested(now, stage, round_number, part, sender, digest))
+        # Every change is stored, and may condemn a peer: without a bound, one peer could fill the log.
+        if transaction.state.digest_changes.get(key, {}).get(sender, 0) >= MOST_CHANGES:
+            raise bad_request(
+                f"{sender} has attested {MOST_CHANGES + 1} digests for stage {stage}, round {round_number}"
+            )
+        transaction.add(DigestAttested(transaction.now, stage, round_number, part, sender, digest))
     expected = settled_digest(transaction.state, *key)
     if expected is None:
         return
     # This digest may settle the question, and so condemn or clear peers that attested before.
     for peer, its_digest in transaction.state.digests[key].items():
         if its_digest != expected:
-            note_divergence(transaction, key, peer, its_digest, expected, now)
+            note_divergence(transaction, key, peer, its_digest, expected)
         elif (peer, *key) in transaction.state.diverged:
             # The majority has changed to the digest of this peer. Attesting it again ends the divergence.
-            transaction.add(DigestAttested(now, stage, round_number, part, peer, its_digest))
+            transaction.add(DigestAttested(transaction.now, stage, round_number, part, peer, its_digest))
 
 
 def _is_known(state: State, peer: PeerId, key: AnchorKey, digest: str) -> bool:
@@ -83,14 +90,9 @@ def settled_digest(state: State, stage: int, round_number: int, part: str) -> st
         (first, most), *others = Counter(votes).most_common(2) or [("", 0)]
         if most and (not others or most > others[0][1]):
             return first
-    all_have_attested = digests.keys() >= _expected_attesters(state, stage, round_number, part)
-    return expected_digest(state, stage, round_number, part) if all_have_attested else None
-
-
-def _expected_attesters(state: State, stage: int, round_number: int, part: str) -> set[PeerId]:
-    """The live members that take part in `round_number` and hold `part` of `stage`."""
     members = _live_members(state, round_number)
-    return {member.peer for member in members if part == Part.EMBEDDING or stage in member.stages}
+    holders = {member.peer for member in members if part == Part.EMBEDDING or stage in member.stages}
+    return expected_digest(state, stage, round_number, part) if digests.keys() >= holders else None
 
 
 def _live_members(state: State, round_number: int) -> list[Member]:
@@ -103,14 +105,14 @@ def _live_members(state: State, round_number: int) -> list[Member]:
 
 
 def note_divergence(
-    transaction: Transaction, key: AnchorKey, peer: PeerId, found: str, expected: str, now: float
+    transaction: Transaction, key: AnchorKey, peer: PeerId, found: str, expected: str
 ) -> None:
     """Record once that the anchor `key` of `peer` has the digest `found`, not the `expected` one."""
     if (peer, *key) not in transaction.state.diverged:
-        transaction.add(AnchorDiverged(now, *key, peer, found, expected))
+        transaction.add(AnchorDiverged(transaction.now, *key, peer, found, expected))
 
 
-def locate(state: State, spec: RunSpec, stage: int, part: Part) -> tuple[StateRecord, ...]:
+def locate(state: State, stage: int, part: Part) -> tuple[StateRecord, ...]:
     """The checkpoints of `stage` that peers can download, newest first.
 
     A round counts if every node writes a checkpoint after it, and if two peers attested the digest (or the
@@ -118,7 +120,7 @@ def locate(state: State, spec: RunSpec, stage: int, part: Part) -> tuple[StateRe
     """
     found = []
     for (its_stage, round_number, its_part), digests in state.digests.items():
-        is_written = round_number > 0 and round_number % spec.recovery.checkpoint_every == 0
+        is_written = round_number > 0 and round_number % state.spec.recovery.checkpoint_every == 0
         if (its_stage, its_part) != (stage, part) or not is_written:
             continue
         expected = Counter(digests.values()).most_common(1)[0][0]
@@ -126,32 +128,27 @@ def locate(state: State, spec: RunSpec, stage: int, part: Part) -> tuple[StateRe
         holders = tuple(sorted(peer for peer in agreeing if state.peers[peer].is_live))
         # The receiver verifies every byte against this digest, so one faulty peer must not choose it.
         if holders and len(agreeing) >= min(2, len(digests)):
-            found.append(StateRecord(spec.run_id, stage, part, round_number, expected, holders))
+            found.append(StateRecord(state.run, stage, part, round_number, expected, holders))
     return tuple(sorted(found, key=lambda record: -record.round_number))
 
 
-def unconfirmed(state: State, spec: RunSpec) -> list[PeerId]:
+def unconfirmed(state: State) -> list[PeerId]:
     """The members of the last round that have not attested their last anchor yet."""
-    members = _live_members(state, spec.rounds)
-    return [member.peer for member in members if not state.has_attested(member.peer, spec.rounds)]
+    members = _live_members(state, state.spec.rounds)
+    return [member.peer for member in members if not state.has_attested(member.peer, state.spec.rounds)]
 
 
-def unattested(state: State, spec: RunSpec) -> list[int]:
+def unattested(state: State) -> list[int]:
     """The stages whose last anchor no peer has attested with the right digest."""
-    attested = {
+    return [
         stage
-        for rounds in state.synced.values()
-        for stage, round_number in rounds.items()
-        if round_number >= spec.rounds
-    }
-    return [stage for stage in range(spec.swarm.stages) if stage not in attested]
+        for stage in range(state.stages)
+        if not any(rounds.get(stage, -1) >= state.spec.rounds for rounds in state.synced.values())
+    ]
 
 
 def _holds(state: State, peer: PeerId, stage: int, round_number: int, part: str) -> bool:
     """Whether `peer` has `part` of `stage`, by its reservation or its assignment in that round."""
     assignment, reservation = state.assignment(peer, round_number), state.reservations.get(peer)
-    hosted = [*assignment.member.stages] if assignment else []
-    hosted += reservation.stages if reservation else ()
-    return (part == Part.STAGE and stage in hosted) or (
-        part == Part.EMBEDDING and stage == 0 and bool(hosted)
-    )
+    hosted = {*(assignment.member.stages if assignment else ()), *(reservation.stages if reservation else ())}
+    return stage in hosted if part == Part.STAGE else part == Part.EMBEDDING and stage == 0 and bool(hosted)

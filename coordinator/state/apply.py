@@ -14,7 +14,6 @@ from coordinator.state import apply_peers, apply_plans, apply_rounds, events
 from coordinator.state.events import Event
 from coordinator.state.state import LastSeen, State
 from protocol.status import RunPhase
-from protocol.types import Lifecycle
 
 
 def replay(state: State, events: Iterable[Event]) -> State:
@@ -36,6 +35,10 @@ def _changed(state: State, event: Event) -> State:  # noqa: PLR0911, PLR0912
             return replace(state, started_at=event.at)
         case events.PeerJoined():
             return apply_peers.join(state, event)
+        case events.RoleChanged():
+            return apply_peers.change_role(state, event)
+        case events.AddressesChanged() | events.LinkFailed():
+            return apply_peers.change_connection(state, event)
         case events.PeerSeen():
             # `last_seen` is the one part of the state that a restart loses.
             seen = LastSeen(event.at, event.round_number, event.inner_step, has_sent_heartbeat=True)
@@ -43,12 +46,9 @@ def _changed(state: State, event: Event) -> State:  # noqa: PLR0911, PLR0912
         case events.PeerMeasured():
             return apply_peers.measure(state, event)
         case events.PeerDraining():
-            draining = replace(state.peers[event.peer], lifecycle=Lifecycle.DRAINING)
-            return replace(state, peers={**state.peers, event.peer: draining})
-        case events.PeerLeft():
-            return apply_peers.leave(state, event.peer, event.finished)
-        case events.PeerLost():
-            return apply_peers.leave(state, event.peer, finished=False)
+            return apply_peers.drain(state, event.peer)
+        case events.PeerLeft() | events.PeerLost():
+            return apply_peers.leave(state, event.peer, isinstance(event, events.PeerLeft) and event.finished)
         case events.PeerRetreated():
             return apply_peers.retreat(state, event)
         case events.PeerBanned():  # a PeerLeft event follows for a live peer
@@ -77,6 +77,8 @@ def _changed(state: State, event: Event) -> State:  # noqa: PLR0911, PLR0912
             return apply_rounds.report(state, event)
         case events.PayloadRejected():
             return apply_rounds.reject(state, event)
+        case events.ArbiterAppointed() | events.PayloadsContested() | events.PayloadArbitrated():
+            return apply_rounds.arbitrate(state, event)
         case events.RoundCommitted() | events.RoundAborted():
             return apply_rounds.decide(state, event.at, event.decision)
         case events.DigestAttested():

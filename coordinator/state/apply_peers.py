@@ -4,26 +4,34 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from coordinator.state.events import (
-    InviteCreated,
-    InviteRevoked,
-    InviteUsed,
-    PeerJoined,
-    PeerMeasured,
-    PeerRetreated,
-)
-from coordinator.state.state import Invitation, LastSeen, Peer, State
+from coordinator.state import events
+from coordinator.state.invitation import Invitation
+from coordinator.state.state import FailedLink, LastSeen, Peer, State
+from protocol.roles import POLICIES
 from protocol.status import RunPhase
-from protocol.types import Estimates, Lifecycle, PeerId
+from protocol.types import Estimates, Lifecycle, PeerId, Reachability
 
 
-def join(state: State, event: PeerJoined) -> State:
+def join(state: State, event: events.PeerJoined) -> State:
     """A peer that comes back starts anew: it may have lost its anchors, its estimates and its stages."""
     arrival = state.arrivals + 1
     # Before the run starts there is no anchor to follow.
     lifecycle = Lifecycle.READY if state.phase is RunPhase.GATHERING else Lifecycle.SYNCING
+    # In logs of earlier versions only peers with neighbours named an endpoint.
+    claims_open = event.endpoint or not POLICIES[event.role].joins_pipelines
     peer = Peer(
-        event.peer, event.role, event.capacity, event.endpoint, arrival, lifecycle, joined_at=event.at
+        event.peer,
+        event.role,
+        event.capacity,
+        event.endpoint,
+        arrival,
+        lifecycle,
+        joined_at=event.at,
+        reachability=event.reachability or (Reachability.OPEN if claims_open else Reachability.DIAL_ONLY),
+        claimed=event.claimed or event.endpoint,
+        problem=event.problem,
+        role_reason=event.role_reason,
+        waits_since=state.current_round,
     )
     return replace(
         state,
@@ -35,16 +43,80 @@ def join(state: State, event: PeerJoined) -> State:
         reservations={peer: each for peer, each in state.reservations.items() if peer != event.peer},
         synced={peer: rounds for peer, rounds in state.synced.items() if peer != event.peer},
         diverged=frozenset(found for found in state.diverged if found[0] != event.peer),
+        failed_links=_without(state, event.peer),
     )
 
 
-def measure(state: State, event: PeerMeasured) -> State:
+def change_role(state: State, event: events.RoleChanged) -> State:
+    """The peer has another role; its reservation follows by itself."""
+    known, has_started = state.peers[event.peer], state.phase is not RunPhase.GATHERING
+    peer = replace(
+        known,
+        role=event.role,
+        role_reason=event.reason,
+        waits_since=state.current_round,
+        role_changes=known.role_changes + has_started,
+    )
+    synced = dict(state.synced)
+    if peer.policy.joins_pipelines:
+        # It builds its stages anew, so no plan may count on it before it attests them again.
+        synced.pop(event.peer, None)
+    return replace(state, peers={**state.peers, event.peer: peer}, synced=synced)
+
+
+def change_connection(state: State, event: events.ConnectionEvent) -> State:
+    """A peer has other addresses, or cannot open a link."""
+    if isinstance(event, events.LinkFailed):
+        replica = state.assignments[event.epoch][event.peer].replica.index
+        link = FailedLink(event.epoch, replica, state.current_round, event.address, event.reason)
+        return replace(state, failed_links={**state.failed_links, (event.peer, event.neighbour): link})
+    peer = replace(
+        state.peers[event.peer],
+        endpoint=event.endpoint,
+        reachability=event.reachability,
+        claimed=event.claimed,
+        problem=event.problem,
+        moved_in=state.current_round,
+    )
+    failed_links = {
+        ends: replace(link, is_moved=True) if event.peer in ends else link
+        for ends, link in state.failed_links.items()
+    }
+    state = replace(state, peers={**state.peers, event.peer: peer}, failed_links=failed_links)
+    return _excuse_neighbours(state, event.peer)
+
+
+def _excuse_neighbours(state: State, moved: PeerId) -> State:
+    """Members of the replica of a peer that has `moved`, if they failed in this round, have lost its link."""
+    newest = state.plans[-1] if state.plans else None
+    replica = newest.replica_of(moved) if newest else None
+    if replica is None:
+        return state
+    failures = dict(state.failures)
+    for member in replica.members:
+        times, last = failures.get(member.peer, (0, 0))
+        if member.peer != moved and times and last == state.current_round:
+            failures[member.peer] = (times - 1, 0)
+    return replace(state, failures={peer: each for peer, each in failures.items() if each[0]})
+
+
+def _without(state: State, peer: PeerId) -> dict[tuple[PeerId, PeerId], FailedLink]:
+    """The failed links in which `peer` has no part."""
+    return {ends: link for ends, link in state.failed_links.items() if peer not in ends}
+
+
+def measure(state: State, event: events.PeerMeasured) -> State:
     reports, _ = state.report_times.get(event.peer, (0, 0.0))
     return replace(
         state,
         estimates={**state.estimates, event.peer: event.estimates},
         report_times={**state.report_times, event.peer: (reports + 1, event.at)},
     )
+
+
+def drain(state: State, peer: PeerId) -> State:
+    draining = replace(state.peers[peer], lifecycle=Lifecycle.DRAINING)
+    return replace(state, peers={**state.peers, peer: draining})
 
 
 def leave(state: State, peer: PeerId, finished: bool) -> State:
@@ -60,13 +132,20 @@ def leave(state: State, peer: PeerId, finished: bool) -> State:
     return state if drained else _count_failure(state, peer)
 
 
-def retreat(state: State, event: PeerRetreated) -> State:
+def retreat(state: State, event: events.PeerRetreated) -> State:
     """The peer gives up its assignment under one plan, and follows until a later plan assigns it."""
     absent = state.absent.get(event.epoch, frozenset())
     replica = state.assignments[event.epoch][event.peer].replica
     is_newest = event.epoch == state.plans[-1].epoch
-    # After the loss of a neighbour, a retreat is not the fault of the peer. Neither is one under an old plan.
-    if is_newest and not any(member.peer in absent for member in replica.members):
+    # After the loss of a neighbour, a retreat is not the fault of the peer. Neither is one under an old plan,
+    # nor where a link could not be opened, which may be the fault of neither end, nor where another member
+    # has other addresses now, so that its links have ended.
+    has_links = not any(
+        each.epoch == event.epoch and each.replica == replica.index for each in state.failed_links.values()
+    )
+    others = [state.peers[member.peer] for member in replica.members if member.peer != event.peer]
+    has_peers = not any(each.peer in absent or each.moved_in == state.current_round for each in others)
+    if is_newest and has_links and has_peers and event.peer not in absent:
         state = _count_failure(state, event.peer)
     state = mark_absent(state, event.peer, event.epoch)
     times, last = state.retreats.get(replica.index, (0, 0))
@@ -96,7 +175,8 @@ def follow(state: State, peer: PeerId) -> State:
     known = state.peers[peer]
     if known.lifecycle is not Lifecycle.TRAINING:
         return state
-    return replace(state, peers={**state.peers, peer: replace(known, lifecycle=Lifecycle.SYNCING)})
+    waiting = replace(known, lifecycle=Lifecycle.SYNCING, waits_since=state.current_round)
+    return replace(state, peers={**state.peers, peer: waiting})
 
 
 def unban(state: State, peer: PeerId) -> State:
@@ -106,17 +186,17 @@ def unban(state: State, peer: PeerId) -> State:
     return replace(state, banned=banned, strikes=strikes, quarantined=state.quarantined - {peer})
 
 
-def change_invitation(state: State, event: InviteCreated | InviteUsed | InviteRevoked) -> State:
+def change_invitation(state: State, event: events.InviteEvent) -> State:
     match event:
-        case InviteCreated():
+        case events.InviteCreated():
             invitation = Invitation(
                 event.invite, event.secret_sha256, event.uses, event.expires_at, event.role
             )
-        case InviteUsed():
+        case events.InviteUsed():
             former = state.invitations[event.invite]
             invitation = replace(former, peers=(*former.peers, event.peer))
             state = replace(state, enrolled={**state.enrolled, event.peer: event.invite})
-        case InviteRevoked():
+        case events.InviteRevoked():
             invitation = replace(state.invitations[event.invite], revoked=True)
     return replace(state, invitations={**state.invitations, event.invite: invitation})
 

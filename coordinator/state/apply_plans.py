@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import replace
 
-from coordinator.state.state import KEPT_ROUNDS, Assignment, Peer, State
+from coordinator.state.state import KEPT_ROUNDS, Assignment, Peer, State, peers_of
 from protocol.status import RunPhase
 from protocol.types import Lifecycle, PeerId, Plan, ReservedAssignment
 
@@ -51,6 +51,9 @@ def adopt(state: State, plan: Plan, at: float) -> State:
     busy = {each for each in state.peers if is_later and state.takes_part(each, state.current_round)}
     peers = with_lifecycles(state, assignments.keys(), assignments.keys() | busy)
     layouts = {replica.index: tuple(each.stages for each in replica.members) for replica in plan.replicas}
+    # Another chain has another speed.
+    former = {each.index: peers_of(each) for each in (state.plans[-1].replicas if state.plans else ())}
+    kept = {each.index for each in plan.replicas if former.get(each.index) == peers_of(each)}
     state = replace(
         state,
         phase=RunPhase.TRAINING,
@@ -59,6 +62,7 @@ def adopt(state: State, plan: Plan, at: float) -> State:
         plans=(*state.plans, plan),
         assigned_replicas=state.assigned_replicas | {replica.index for replica in plan.replicas},
         layouts={**state.layouts, **layouts},
+        phase_seconds={index: each for index, each in state.phase_seconds.items() if index in kept},
         rebalanced_at=plan.from_round if _is_rebalance(state, plan, assignments) else state.rebalanced_at,
         current_round=state.current_round or plan.from_round,
     )
@@ -66,7 +70,7 @@ def adopt(state: State, plan: Plan, at: float) -> State:
     if plan.from_round == round_number:
         # Offers of the former plan are void: its samples were divided among other replicas.
         rounds = {key: round_state for key, round_state in state.rounds.items() if key[1] != round_number}
-        state = replace(state, began_at=at, opened_at=None, rounds=rounds)
+        state = replace(state, began_at=at, opened_at=None, answered={}, rounds=rounds)
     running = state.plan_for(round_number).epoch
     oldest = state.plan_for(round_number - KEPT_ROUNDS).epoch
     return replace(
@@ -85,7 +89,7 @@ def with_lifecycles(state: State, assigned: Set[PeerId], training: Set[PeerId]) 
         if each.is_staying and each.lifecycle is not Lifecycle.TRAINING and each.peer in assigned:
             peers[each.peer] = replace(each, lifecycle=Lifecycle.TRAINING)
         elif each.is_staying and each.lifecycle is not Lifecycle.SYNCING and each.peer not in training:
-            peers[each.peer] = replace(each, lifecycle=Lifecycle.SYNCING)
+            peers[each.peer] = replace(each, lifecycle=Lifecycle.SYNCING, waits_since=state.current_round)
     return peers
 
 

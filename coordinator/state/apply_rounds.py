@@ -3,48 +3,76 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
+from coordinator.state import events
 from coordinator.state.apply_peers import follow, mark_absent
 from coordinator.state.apply_plans import with_lifecycles
-from coordinator.state.events import (
-    AnchorDiverged,
-    DigestAttested,
-    GroupClosed,
-    HoldingsReported,
-    PayloadOffered,
-    PayloadRejected,
-    PayloadWithheld,
-    StageEvent,
-)
-from coordinator.state.state import KEPT_ROUNDS, Round, State
-from protocol.types import Decision, ExchangeGroup, Part
+from coordinator.state.state import KEPT_PHASES, KEPT_ROUNDS, Contest, Round, Silence, State
+from protocol.types import Decision, ExchangeGroup, Finding, Part, PeerId
 
 
-def offer(state: State, event: PayloadOffered) -> State:
+def offer(state: State, event: events.PayloadOffered) -> State:
     descriptor = event.descriptor
     key = (descriptor.stage, descriptor.round_number)
     round_state = state.round_of(*key)
     offers = {**round_state.offers, descriptor.owner: descriptor}
-    # The first offer at any stage starts the time that the others have.
     opened_at = event.at if state.opened_at is None else state.opened_at
+    state = _answer(state, event.at, descriptor.round_number, descriptor.owner, descriptor.weight)
+    assignment = state.assignment(descriptor.owner, descriptor.round_number)
+    if state.failed_links and assignment is not None:  # the replica has trained, so its links are open
+        replica, epoch = assignment.replica.index, state.plan_for(descriptor.round_number).epoch
+        failed = {
+            ends: link
+            for ends, link in state.failed_links.items()
+            if link.replica != replica or link.epoch > epoch
+        }
+        state = replace(state, failed_links=failed)
     return replace(
         state, rounds={**state.rounds, key: replace(round_state, offers=offers)}, opened_at=opened_at
     )
 
 
-def withhold(state: State, event: PayloadWithheld) -> State:
+def withhold(state: State, event: events.PayloadWithheld) -> State:
     round_state = state.round_of(event.stage, event.round_number)
+    state = _answer(state, event.at, event.round_number, event.peer)
     return _with_round(state, event, replace(round_state, withheld=round_state.withheld | {event.peer}))
 
 
-def reject(state: State, event: PayloadRejected) -> State:
+def _answer(state: State, at: float, round_number: int, peer: PeerId, weight: float = 0.0) -> State:
+    """The first answer of the replica of `peer` in the round shows how long its inner phase took.
+
+    `weight` is 0 if the replica withholds.
+    """
+    assignment = state.assignment(peer, round_number)
+    if assignment is None or round_number != state.current_round:
+        return state
+    index = assignment.replica.index
+    if index in state.answered:
+        return state
+    phases = state.phase_seconds.get(index, ())
+    # What is withheld is below the least share: at its most, that can only show that the replica is slower.
+    least = state.spec.recovery.least_share * assignment.replica.weight
+    seconds = (at - state.began_at) / (weight or least)
+    is_news = weight > 0 or seconds >= max(phases, default=inf)
+    # A restart within the phase would measure the time that the coordinator was away.
+    if is_news and state.began_at >= state.started_at:
+        phases = (*phases, seconds)[-KEPT_PHASES:]
+    return replace(
+        state,
+        answered={**state.answered, index: at},
+        phase_seconds={**state.phase_seconds, index: phases},
+    )
+
+
+def reject(state: State, event: events.PayloadRejected) -> State:
     round_state = state.round_of(event.stage, event.round_number)
     reasons = {**round_state.rejections.get(event.owner, {}), event.peer: event.reason}
     rejections = {**round_state.rejections, event.owner: reasons}
     return _with_round(state, event, replace(round_state, rejections=rejections))
 
 
-def close_group(state: State, event: GroupClosed) -> State:
+def close_group(state: State, event: events.GroupClosed) -> State:
     round_state = state.round_of(event.stage, event.round_number)
     # Canonical order: every replica sums the payloads in this order, so that anchors are bit-equal.
     descriptors = (round_state.offers[owner] for owner in sorted(round_state.offers))
@@ -53,17 +81,34 @@ def close_group(state: State, event: GroupClosed) -> State:
     return _with_round(state, event, replace(round_state, group=group, closed_at=event.at))
 
 
-def report(state: State, event: HoldingsReported) -> State:
+def report(state: State, event: events.HoldingsReported) -> State:
     round_state = state.round_of(event.stage, event.round_number)
     gathered_in = round_state.gathered_in
     # A restart within the exchange would measure the time that the coordinator was away.
     if round_state.group is not None and round_state.closed_at >= state.started_at:
         gathered_in = max(gathered_in, event.at - round_state.closed_at)
     reports = {**round_state.reports, event.peer: frozenset(event.owners)}
-    return _with_round(state, event, replace(round_state, reports=reports, gathered_in=gathered_in))
+    counts = {**round_state.report_counts, event.peer: round_state.report_counts.get(event.peer, 0) + 1}
+    changed = replace(round_state, reports=reports, report_counts=counts, gathered_in=gathered_in)
+    return _with_round(state, event, changed)
 
 
-def _with_round(state: State, event: StageEvent, round_state: Round) -> State:
+def arbitrate(state: State, event: events.ArbitrationEvent) -> State:
+    if isinstance(event, events.ArbiterAppointed):
+        return replace(state, arbiter=event.peer)
+    round_state = state.round_of(event.stage, event.round_number)
+    if isinstance(event, events.PayloadsContested):
+        contest = Contest(event.at, event.seconds, event.owners, event.left_out)
+        return _with_round(state, event, replace(round_state, contest=contest))
+    assert round_state.contest is not None, "only a contested payload is arbitrated"
+    verdicts = {**round_state.contest.verdicts, event.owner: event.verdict}
+    if event.verdict.finding is Finding.NOT_FOUND:
+        state = replace(state, unfound={**state.unfound, event.owner: event.round_number})
+    contest = replace(round_state.contest, verdicts=verdicts)
+    return _with_round(state, event, replace(round_state, contest=contest))
+
+
+def _with_round(state: State, event: events.StageEvent, round_state: Round) -> State:
     return replace(state, rounds={**state.rounds, (event.stage, event.round_number): round_state})
 
 
@@ -74,6 +119,7 @@ def decide(state: State, at: float, decision: Decision) -> State:
         decisions={**state.decisions, (decision.stage, round_number): decision},
         committed=state.committed + decision.committed,
         opened_at=at if state.opened_at is None else state.opened_at,
+        silences=_silences(state, decision),
     )
     if state.retreats or state.failures:
         state = _forgive_failures(state, decision)
@@ -85,15 +131,30 @@ def decide(state: State, at: float, decision: Decision) -> State:
         current_round=round_number + 1,
         began_at=at,
         opened_at=None,
+        answered={},
         rounds={key: round_state for key, round_state in state.rounds.items() if key[1] >= oldest},
     )
     digests = {key: digests for key, digests in state.digests.items() if state.keeps_digests(key[1])}
+    changes = {key: changes for key, changes in state.digest_changes.items() if key in digests}
     newest = state.plans[-1]
     if newest.from_round == round_number + 1:
         # Now peers without an assignment in the new plan have finished their last round.
         assignments = state.assignments[newest.epoch]
         state = replace(state, peers=with_lifecycles(state, frozenset(), assignments.keys()))
-    return replace(state, digests=digests)
+    return replace(state, digests=digests, digest_changes=changes)
+
+
+def _silences(state: State, decision: Decision) -> dict[PeerId, Silence]:
+    """The silences after a decision: of the members without an answer, which every round has waited for."""
+    stage, round_number = decision.stage, decision.round_number
+    round_state = state.round_of(stage, round_number)
+    silences = {peer: each for peer, each in state.silences.items() if each.last >= round_number - 1}
+    for replica in state.complete_replicas(round_number):
+        peer = replica.host_of(stage).peer
+        former = silences.get(peer, Silence(0, round_number - 1, state.began_at))
+        if peer not in round_state.offers and peer not in round_state.withheld and former.last < round_number:
+            silences[peer] = Silence(former.rounds + 1, round_number, former.since)
+    return silences
 
 
 def _forgive_failures(state: State, decision: Decision) -> State:
@@ -113,13 +174,16 @@ def _forgive_failures(state: State, decision: Decision) -> State:
     return replace(state, retreats=retreats, failures=failures)
 
 
-def attest(state: State, event: DigestAttested) -> State:
+def attest(state: State, event: events.DigestAttested) -> State:
     """The digest counts as right. If it is wrong, AnchorDiverged follows at once."""
     key = (event.stage, event.round_number, event.part)
     digests = state.digests.get(key, {})
     if digests.get(event.peer, event.digest) != event.digest:
         # On a tie the digest attested first stands, so a peer that changes its digest moves to the end.
         digests = {peer: digest for peer, digest in digests.items() if peer != event.peer}
+        changes = state.digest_changes.get(key, {})
+        changes = {**changes, event.peer: changes.get(event.peer, 0) + 1}
+        state = replace(state, digest_changes={**state.digest_changes, key: changes})
     state = replace(state, digests={**state.digests, key: {**digests, event.peer: event.digest}})
     if event.part == Part.STAGE:
         rounds = state.synced.get(event.peer, {})
@@ -127,17 +191,17 @@ def attest(state: State, event: DigestAttested) -> State:
         state = replace(state, synced={**state.synced, event.peer: {**rounds, event.stage: newest}})
     if state.diverged:
         # A later anchor contains the earlier ones, so it also heals divergences of earlier rounds.
+        found = (event.peer, event.stage, event.part)
         healed = {
-            (peer, stage, round_number, part)
-            for peer, stage, round_number, part in state.diverged
-            if (peer, stage, part) == (event.peer, event.stage, event.part)
-            and round_number <= event.round_number
+            each
+            for each in state.diverged
+            if (each[0], each[1], each[3]) == found and each[2] <= event.round_number
         }
         state = replace(state, diverged=state.diverged - healed)
     return state
 
 
-def diverge(state: State, event: AnchorDiverged) -> State:
+def diverge(state: State, event: events.AnchorDiverged) -> State:
     found = (event.peer, event.stage, event.round_number, event.part)
     rounds = state.synced.get(event.peer, {})
     # Every member needs the embedding, so a peer with a wrong one is in sync with no stage.

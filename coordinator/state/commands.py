@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from protocol.types import Capacity, Estimates, PayloadDescriptor, PeerId, Rejection, Role
+from protocol.types import (
+    Capacity,
+    Estimates,
+    PayloadDescriptor,
+    PeerId,
+    Reachability,
+    Rejection,
+    Role,
+    Verdict,
+)
 
 
 @dataclass(frozen=True)
@@ -15,12 +24,42 @@ class Start:
 
 @dataclass(frozen=True)
 class Join:
+    """`endpoint` answered as this peer, or is "". For the last three fields see events.PeerJoined.
+
+    `role` None: the coordinator chooses.
+    """
+
     protocol_version: int
     spec_hash: str
     peer: PeerId
-    role: Role
+    role: Role | None
     capacity: Capacity
     endpoint: str
+    reachability: Reachability | None = None
+    claimed: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class UpdateAddresses:
+    """Others reach `peer` at another address, or not any more; see events.PeerJoined."""
+
+    peer: PeerId
+    endpoint: str
+    reachability: Reachability
+    claimed: str
+    problem: str
+
+
+@dataclass(frozen=True)
+class ReportLink:
+    """`peer` cannot open the link to `neighbour` at `address` under plan `epoch`, and goes on trying."""
+
+    peer: PeerId
+    epoch: int
+    neighbour: PeerId
+    address: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -50,8 +89,11 @@ class Enroll:
 
 @dataclass(frozen=True)
 class Ban:
+    """`revoke_invites`: revoke the invites of the peer that still let others in."""
+
     peer: PeerId
     reason: str
+    revoke_invites: bool = False
 
 
 @dataclass(frozen=True)
@@ -122,6 +164,26 @@ class Report:
 
 
 @dataclass(frozen=True)
+class AppointArbiter:
+    """`peer`, the coordinator's own, fetches and serves contested payloads; None: no peer does.
+
+    It comes from the coordinator itself, like :class:`Arbitrate`: no call of the API makes it.
+    """
+
+    peer: PeerId | None
+
+
+@dataclass(frozen=True)
+class Arbitrate:
+    """What the arbiter found out about the contested payload of `owner`."""
+
+    stage: int
+    round_number: int
+    owner: PeerId
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
 class Attest:
     peer: PeerId
     stage: int
@@ -135,21 +197,8 @@ class Tick:
     """Time has passed: silent peers are lost, groups are closed, rounds are decided."""
 
 
-Command: TypeAlias = (
-    Start
-    | CreateInvite
-    | RevokeInvite
-    | Enroll
-    | Ban
-    | Unban
-    | Join
-    | Leave
-    | Drain
-    | Retreat
-    | Heartbeat
-    | Offer
-    | Await
-    | Report
-    | Attest
-    | Tick
-)
+OperatorCommand: TypeAlias = CreateInvite | RevokeInvite | Ban | Unban
+PeerCommand: TypeAlias = Enroll | Join | UpdateAddresses | Heartbeat | ReportLink | Retreat | Drain | Leave
+RoundCommand: TypeAlias = Offer | Await | Report | Attest
+ArbiterCommand: TypeAlias = AppointArbiter | Arbitrate
+Command: TypeAlias = Start | Tick | ArbiterCommand | OperatorCommand | PeerCommand | RoundCommand

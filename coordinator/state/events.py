@@ -15,8 +15,10 @@ from protocol.types import (
     PayloadDescriptor,
     PeerId,
     Plan,
+    Reachability,
     ReservedAssignment,
     Role,
+    Verdict,
 )
 
 
@@ -40,10 +42,40 @@ class CoordinatorStarted(_Event):
 
 @dataclass(frozen=True)
 class PeerJoined(_Event):
+    """`endpoint` answered as this peer, or is "". `claimed` is what the peer called its endpoint.
+
+    `reachability` None, in logs of earlier versions, is as claimed. `problem` is a sentence, or "".
+    `role_reason`, a sentence, is set if the coordinator has chosen the role and may change it.
+    """
+
     peer: PeerId
     role: Role
     capacity: Capacity
     endpoint: str
+    reachability: Reachability | None = None
+    claimed: str = ""
+    problem: str = ""
+    role_reason: str = ""
+
+
+@dataclass(frozen=True)
+class RoleChanged(_Event):
+    """`peer`, which leaves its role to the coordinator, has another one from now on. `reason`: a sentence."""
+
+    peer: PeerId
+    role: Role
+    reason: str
+
+
+@dataclass(frozen=True)
+class AddressesChanged(_Event):
+    """Others reach `peer` at another address from now on, or not any more. Fields as in PeerJoined."""
+
+    peer: PeerId
+    endpoint: str
+    reachability: Reachability
+    claimed: str
+    problem: str
 
 
 @dataclass(frozen=True)
@@ -90,6 +122,17 @@ class PeerRetreated(_Event):
 
     peer: PeerId
     epoch: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class LinkFailed(_Event):
+    """`peer` cannot open the link to `neighbour` at `address` under plan `epoch`, and goes on trying."""
+
+    peer: PeerId
+    epoch: int
+    neighbour: PeerId
+    address: str
     reason: str
 
 
@@ -180,6 +223,28 @@ class PayloadRejected(StageEvent):
 
 
 @dataclass(frozen=True)
+class ArbiterAppointed(_Event):
+    """`peer` fetches and serves contested payloads from now on; None: no peer does."""
+
+    peer: PeerId | None
+
+
+@dataclass(frozen=True)
+class PayloadsContested(StageEvent):
+    """The arbiter has `seconds` to fetch the payloads of `owners`. Those of `left_out` cannot count."""
+
+    owners: tuple[PeerId, ...]
+    left_out: tuple[PeerId, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class PayloadArbitrated(StageEvent):
+    owner: PeerId
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
 class PeerStruck(_Event):
     """`peer` gets a strike for a bad offer, report or payload of that round."""
 
@@ -228,32 +293,17 @@ class RunFinished(_Event):
     """All rounds are decided, and the last anchors are confirmed."""
 
 
-Event: TypeAlias = (
-    CoordinatorStarted
-    | PeerJoined
-    | PeerSeen
-    | PeerLeft
-    | PeerMeasured
-    | PeerDraining
-    | PeerLost
-    | PeerRetreated
-    | AssignmentReserved
-    | InviteCreated
-    | InviteUsed
-    | InviteRevoked
-    | PeerBanned
-    | PeerUnbanned
-    | PlanAdopted
-    | PayloadOffered
-    | PayloadWithheld
-    | GroupClosed
-    | HoldingsReported
-    | PayloadRejected
-    | PeerStruck
-    | PeerQuarantined
-    | RoundCommitted
-    | RoundAborted
-    | DigestAttested
-    | AnchorDiverged
-    | RunFinished
+RunEvent: TypeAlias = CoordinatorStarted | PlanAdopted | RunFinished
+PresenceEvent: TypeAlias = (
+    PeerJoined | RoleChanged | PeerSeen | PeerMeasured | PeerDraining | PeerLeft | PeerLost
 )
+ConnectionEvent: TypeAlias = AddressesChanged | LinkFailed
+ExclusionEvent: TypeAlias = PeerRetreated | PeerStruck | PeerQuarantined | PeerBanned | PeerUnbanned
+PeerEvent: TypeAlias = PresenceEvent | ConnectionEvent | ExclusionEvent
+InviteEvent: TypeAlias = InviteCreated | InviteUsed | InviteRevoked
+ExchangeEvent: TypeAlias = PayloadOffered | PayloadWithheld | GroupClosed | HoldingsReported | PayloadRejected
+ArbitrationEvent: TypeAlias = ArbiterAppointed | PayloadsContested | PayloadArbitrated
+DecisionEvent: TypeAlias = RoundCommitted | RoundAborted
+AnchorEvent: TypeAlias = DigestAttested | AnchorDiverged
+RoundEvent: TypeAlias = ExchangeEvent | ArbitrationEvent | DecisionEvent | AnchorEvent
+Event: TypeAlias = RunEvent | PeerEvent | InviteEvent | AssignmentReserved | RoundEvent

@@ -7,9 +7,11 @@ state, except for `State.last_seen`: heartbeats change it and are not stored.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from coordinator.state.invitation import Invitation
+from coordinator.state.text import stages_of
 from protocol.roles import POLICIES, RolePolicy
 from protocol.spec.run import RunSpec
 from protocol.status import RunPhase
@@ -23,25 +25,33 @@ from protocol.types import (
     PayloadDescriptor,
     PeerId,
     Plan,
+    Reachability,
+    RelayAddress,
     Replica,
     ReservedAssignment,
     Role,
     StageRange,
+    Verdict,
 )
 
 KEPT_ROUNDS = 8
 """Rounds whose offers, reports and digests are kept for late callers. All plans and decisions are kept."""
 KEPT_CHECKPOINTS = 3
 """Checkpoint rounds before those whose digests are kept."""
+KEPT_PHASES = 3
+"""Inner phases of a replica whose durations are kept: few, since machines become faster and slower."""
 
 
 @dataclass(frozen=True)
 class Peer:
     """A peer that has joined. `arrival` counts joins from 1 on and orders the peers.
 
-    `lifecycle` is TRAINING while the newest plan, or the plan of the current round, assigns the peer and the
-    peer is not absent. `finished` marks a peer that is GONE because its work was done: its replica has not
-    lost a member.
+    `lifecycle` is TRAINING while the newest plan, or the current one, assigns the peer and it is not absent.
+    `finished` marks a peer that is GONE because its work was done. `endpoint` is where others open links to
+    it, or ""; it changed in round `moved_in`. `claimed` is what it said, `problem` why that is no endpoint.
+    `role_reason` says why the coordinator has chosen the role; "" for a role that the peer has chosen, which
+    binds. `waits_since` is the round in which it joined, got another role or lost its assignment, and
+    `role_changes` counts its roles after the first, since the start of the run.
     """
 
     peer: PeerId
@@ -52,6 +62,18 @@ class Peer:
     lifecycle: Lifecycle
     finished: bool = False
     joined_at: float = 0.0
+    reachability: Reachability = Reachability.OPEN
+    claimed: str = ""
+    problem: str = ""
+    moved_in: int = 0
+    role_reason: str = ""
+    waits_since: int = 0
+    role_changes: int = 0
+
+    @property
+    def is_flexible(self) -> bool:
+        """Whether the coordinator chooses the role."""
+        return bool(self.role_reason)
 
     @property
     def policy(self) -> RolePolicy:
@@ -67,8 +89,8 @@ class Peer:
 
     @property
     def is_staying(self) -> bool:
-        """Whether it may be in a later plan: it is live and does not drain."""
-        return self.is_live and self.lifecycle is not Lifecycle.DRAINING
+        """Whether it may be in a later plan: it trains, is live and does not drain."""
+        return self.policy.trains and self.is_live and self.lifecycle is not Lifecycle.DRAINING
 
 
 @dataclass(frozen=True)
@@ -99,22 +121,58 @@ class Assignment:
         return f"{self.replica.name}, {stages_of(self.member)}"
 
 
-def stages_of(holder: Member | ReservedAssignment) -> str:
-    """Such as "stage 1" or "stages 0-3"."""
-    return f"{'stage' if len(holder.stages) == 1 else 'stages'} {holder.stages}"
+def peers_of(replica: Replica) -> list[PeerId]:
+    return [member.peer for member in replica.members]
 
 
 @dataclass(frozen=True)
-class Invitation:
-    """An invite. `role` None permits any role; `peers` have used it, each once."""
+class Contest:
+    """The payloads of one (stage, round) that too few peers report as held.
 
-    invite: str
-    secret_sha256: str
-    uses: int
-    expires_at: float
-    role: Role | None
-    peers: tuple[PeerId, ...] = ()
-    revoked: bool = False
+    Attributes:
+        at, seconds: when the arbiter was asked for them, and how long the decision waits for it.
+        owners: of the payloads that the arbiter is asked for.
+        left_out: owners of other payloads that cannot count.
+        verdicts: of the arbiter so far, by owner.
+    """
+
+    at: float
+    seconds: float
+    owners: tuple[PeerId, ...]
+    left_out: tuple[PeerId, ...]
+    verdicts: Mapping[PeerId, Verdict] = field(default_factory=dict)
+
+    @property
+    def open_owners(self) -> tuple[PeerId, ...]:
+        """The owners whose payloads have no verdict yet."""
+        return tuple(owner for owner in self.owners if owner not in self.verdicts)
+
+
+@dataclass(frozen=True)
+class FailedLink:
+    """A link of `replica` that could not be opened at `address` under plan `epoch`, in that round.
+
+    `is_moved`: an end has other addresses since. That plan has the former ones, and the next may try again.
+    """
+
+    epoch: int
+    replica: int
+    round_number: int
+    address: str
+    reason: str
+    is_moved: bool = False
+
+
+@dataclass(frozen=True)
+class Silence:
+    """A peer that takes part has neither offered nor withheld a payload in `rounds` rounds in a row.
+
+    `last` is the last of them; `since` is when the first of them began.
+    """
+
+    rounds: int
+    last: int
+    since: float
 
 
 @dataclass(frozen=True)
@@ -125,9 +183,11 @@ class Round:
         withheld: hosts that will not offer a payload.
         closed_at: when the group was closed.
         reports: by reporter, the owners of the payloads that it holds.
+        report_counts: by reporter, how often its report has changed.
         gathered_in: seconds from `closed_at` to the slowest report; 0 before any report, and if the
             coordinator was restarted in between.
         rejections: by owner of a payload, the peers that reject it and their reasons.
+        contest: None unless the arbiter was asked for payloads.
     """
 
     offers: Mapping[PeerId, PayloadDescriptor] = field(default_factory=dict)
@@ -135,17 +195,20 @@ class Round:
     group: ExchangeGroup | None = None
     closed_at: float = 0.0
     reports: Mapping[PeerId, frozenset[PeerId]] = field(default_factory=dict)
+    report_counts: Mapping[PeerId, int] = field(default_factory=dict)
     gathered_in: float = 0.0
     rejections: Mapping[PeerId, Mapping[PeerId, str]] = field(default_factory=dict)
+    contest: Contest | None = None
 
 
 @dataclass(frozen=True)
 class State:
-    """All that the coordinator knows.
+    """All that the coordinator knows. Before the first event, only `spec` and `run` are set.
 
     Rounds count from 1. A replica is named by its index, a plan by its epoch.
 
     Attributes:
+        run: the id of the run (:mod:`protocol.trust.run_id`).
         latest_at: time of the newest stored event.
         arrivals: joins so far.
         estimates: what each peer has measured since it joined.
@@ -161,6 +224,8 @@ class State:
             the last of them.
         failures: by peer, the number of rounds in which it was lost, left without draining, or retreated, and
             the last of them. Each round that commits a payload of the peer takes one off.
+        failed_links: by dialling peer and neighbour, until their replica offers a payload or one of the two
+            joins again or has other addresses.
         layouts: by replica, the stages of each position; they never change.
         moved_at: by peer, the round in which it last got a reservation with other stages.
         rebalanced_at: first round of the newest plan that only made the run faster: it exchanged peers that
@@ -169,19 +234,26 @@ class State:
             ``spec.rounds + 1`` after its last decision.
         began_at: when the current round began, or its plan was replaced.
         opened_at: when the first payload of the current round was offered or its first stage decided.
+        answered: by replica, when its first payload of the current round was offered or withheld.
+        phase_seconds: by replica, the seconds per weight of its last inner phases, the oldest first. They
+            count from the beginning of the round to the first answer of the replica.
+        silences: by peer, the rounds without its answer, for peers that lacked in one of the last rounds.
         rounds: by (stage, round).
         decisions: by (stage, round).
         strikes: by peer, the rounds for which it got a strike.
         digests: by (stage, round, part) and peer.
+        digest_changes: how often a peer has replaced its digest, by (stage, round, part) and peer.
         committed: decisions that committed payloads.
         diverged: (peer, stage, round, part) whose anchor differed from that of the others, until the peer
             attests the right digest.
         enrolled: the peers that may have certificates, with the last invite of each.
         banned: the peers that the operator excludes, with the reasons.
+        arbiter: the coordinator's own peer, which fetches contested payloads; None if no peer does.
+        unfound: by owner, the last round in which the arbiter could not fetch its payload.
     """
 
-    stages: int
-    checkpoint_every: int = 10
+    spec: RunSpec
+    run: str
     phase: RunPhase = RunPhase.GATHERING
     latest_at: float = 0.0
     started_at: float = 0.0
@@ -199,27 +271,34 @@ class State:
     synced: Mapping[PeerId, Mapping[int, int]] = field(default_factory=dict)
     retreats: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     failures: Mapping[PeerId, tuple[int, int]] = field(default_factory=dict)
+    failed_links: Mapping[tuple[PeerId, PeerId], FailedLink] = field(default_factory=dict)
     layouts: Mapping[int, tuple[StageRange, ...]] = field(default_factory=dict)
     moved_at: Mapping[PeerId, int] = field(default_factory=dict)
     rebalanced_at: int = 0
     current_round: int = 0
     began_at: float = 0.0
     opened_at: float | None = None
+    answered: Mapping[int, float] = field(default_factory=dict)
+    phase_seconds: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    silences: Mapping[PeerId, Silence] = field(default_factory=dict)
     rounds: Mapping[tuple[int, int], Round] = field(default_factory=dict)
     decisions: Mapping[tuple[int, int], Decision] = field(default_factory=dict)
     strikes: Mapping[PeerId, tuple[int, ...]] = field(default_factory=dict)
     quarantined: frozenset[PeerId] = frozenset()
     digests: Mapping[tuple[int, int, str], Mapping[PeerId, str]] = field(default_factory=dict)
+    digest_changes: Mapping[tuple[int, int, str], Mapping[PeerId, int]] = field(default_factory=dict)
     committed: int = 0
     diverged: frozenset[tuple[PeerId, int, int, str]] = frozenset()
     invitations: Mapping[str, Invitation] = field(default_factory=dict)
     enrolled: Mapping[PeerId, str] = field(default_factory=dict)
     banned: Mapping[PeerId, str] = field(default_factory=dict)
+    arbiter: PeerId | None = None
+    unfound: Mapping[PeerId, int] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, spec: RunSpec) -> State:
-        """The state of a run before its first event."""
-        return cls(stages=spec.swarm.stages, checkpoint_every=spec.recovery.checkpoint_every)
+    @property
+    def stages(self) -> int:
+        """The number of stages."""
+        return self.spec.swarm.stages
 
     @property
     def aborted(self) -> int:
@@ -236,9 +315,22 @@ class State:
         return self.quarantined | self.banned.keys()
 
     @property
+    def placed(self) -> frozenset[PeerId]:
+        """The peers that have a reservation or an assignment in one of the last two plans."""
+        assigned = (peer for plan in self.plans[-2:] for peer in self.assignments.get(plan.epoch, ()))
+        return frozenset((*assigned, *self.reservations))
+
+    @property
     def staying(self) -> list[Peer]:
         """The peers that may be in a later plan."""
         return [peer for peer in self.peers.values() if peer.is_staying]
+
+    @property
+    def relays(self) -> tuple[RelayAddress, ...]:
+        """The relays that have joined, in order of arrival."""
+        found = [peer for peer in self.peers.values() if peer.role is Role.RELAY and peer.is_live]
+        found.sort(key=lambda peer: peer.arrival)
+        return tuple(RelayAddress(peer.peer, peer.endpoint) for peer in found if peer.endpoint)
 
     def layout(self, replica: int) -> tuple[StageRange, ...]:
         """The stages of each position of `replica`.
@@ -272,16 +364,19 @@ class State:
         return peer in self.assignments.get(epoch, {}) and peer not in self.absent.get(epoch, ())
 
     def complete_replicas(self, round_number: int) -> list[Replica]:
-        """The replicas of `round_number` in which every member takes part."""
+        """The replicas of `round_number` in which every member takes part and no link has failed."""
+        return list(self._complete(round_number))
+
+    def has_complete_replica(self, round_number: int) -> bool:
+        """Whether :meth:`complete_replicas` has any; every tick asks this, of up to thousands of replicas."""
+        return next(self._complete(round_number), None) is not None
+
+    def _complete(self, round_number: int) -> Iterator[Replica]:
         plan = self.plan_for(round_number)
-        absent = self.absent.get(plan.epoch)
-        if not absent:
-            return list(plan.replicas)
-        return [
-            replica
-            for replica in plan.replicas
-            if not any(member.peer in absent for member in replica.members)
-        ]
+        absent = self.absent.get(plan.epoch, frozenset())
+        failed = {each.replica for each in self.failed_links.values() if each.epoch == plan.epoch}
+        possible = (each for each in plan.replicas if each.index not in failed)
+        return (each for each in possible if absent.isdisjoint(member.peer for member in each.members))
 
     def has_attested(self, peer: PeerId, round_number: int) -> bool:
         """Whether `peer` has attested the right digest of every stage that it hosts after `round_number`."""
@@ -296,8 +391,9 @@ class State:
         if round_number >= self.current_round - KEPT_ROUNDS:
             return True
         # Peers that come back download checkpoints, and need their digests for longer.
-        oldest = self.rounds_decided - KEPT_CHECKPOINTS * self.checkpoint_every
-        return round_number % self.checkpoint_every == 0 and round_number > oldest
+        every = self.spec.recovery.checkpoint_every
+        oldest = self.rounds_decided - KEPT_CHECKPOINTS * every
+        return round_number % every == 0 and round_number > oldest
 
 
 _NOTHING_YET = Round()

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from protocol.types import PeerId
+from protocol.types import PeerId, StageRange
+
+
+class _HasStages(Protocol):
+    @property
+    def stages(self) -> StageRange: ...
 
 
 @dataclass(frozen=True)
@@ -29,3 +35,8 @@ def listed(names: Sequence[str], most: int = 5) -> str:
 def short(peer: PeerId) -> str:
     """The end of a peer id, for sentences that name several peers: all peer ids begin alike."""
     return f"..{peer[-8:]}"
+
+
+def stages_of(holder: _HasStages) -> str:
+    """Such as "stage 1" or "stages 0-3"."""
+    return f"{'stage' if len(holder.stages) == 1 else 'stages'} {holder.stages}"

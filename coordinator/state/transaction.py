@@ -8,10 +8,10 @@ from coordinator.state.state import State
 
 
 class Transaction:
-    """Collects events on top of a state. Each rule sees the state after the events of the rules before it."""
+    """Collects events at time `now` on a state. Each rule sees the state after the rules before it."""
 
-    def __init__(self, state: State) -> None:
-        self.state = state
+    def __init__(self, state: State, now: float) -> None:
+        self.state, self.now = state, now
         self.events: list[Event] = []
 
     def add(self, event: Event) -> None:

@@ -2,91 +2,94 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias, assert_never
+from typing import assert_never
 
 from coordinator.placement.initial_placement import initial_plan, measuring, missing
+from coordinator.placement.links import no_exchange, unreached_hosts
 from coordinator.placement.replan import obstacles
 from coordinator.placement.vacancies import is_spare
 from coordinator.rounds.attestation import unattested, unconfirmed
 from coordinator.rounds.rounds import is_stalled, missing_offers, missing_reports
 from coordinator.state import events
 from coordinator.state.events import Event
-from coordinator.state.state import State, stages_of
-from coordinator.state.text import Waiting, counted, listed, short
-from protocol.spec.run import RunSpec
+from coordinator.state.state import State
+from coordinator.state.text import Waiting, counted, listed, short, stages_of
+from protocol.roles import POLICIES
 from protocol.status import RunPhase
 from protocol.types import PeerId, ReservedAssignment
 
-PeerEvent: TypeAlias = (
-    events.PeerJoined
-    | events.PeerSeen
-    | events.PeerMeasured
-    | events.PeerDraining
-    | events.PeerLeft
-    | events.PeerLost
-    | events.PeerRetreated
-    | events.PeerBanned
-    | events.PeerUnbanned
-    | events.PeerStruck
-    | events.PeerQuarantined
-)
 
-
-def run_message(state: State, spec: RunSpec) -> str:
+def run_message(state: State) -> str:
     """What the run does or waits for, such as "training: round 7 of 30, waiting for replica-1 at stage 0"."""
     match state.phase:
         case RunPhase.GATHERING:
-            return _gathering(state, spec)
+            return _gathering(state)
         case RunPhase.TRAINING:
-            return _training(state, spec)
+            return _training(state)
         case RunPhase.FINISHED:
-            return f"finished: {spec.rounds} rounds, {state.committed} commits, {state.aborted} aborts"
+            return f"finished: {state.spec.rounds} rounds, {state.committed} commits, {state.aborted} aborts"
 
 
-def _gathering(state: State, spec: RunSpec) -> str:
+def _gathering(state: State) -> str:
     staying = state.staying
-    if lacks := missing(staying, spec):
+    if lacks := missing(staying, state.spec):
         return f"waiting for {lacks}"
     if names := [short(peer.peer) for peer in measuring(staying, state.estimates)]:
         return f"waiting for the measured speed of {listed(names)}"
-    waiting = initial_plan(staying, spec, 1, 1, 0, state.estimates)
+    waiting = initial_plan(staying, state.spec, state.estimates)
     return waiting.sentence if isinstance(waiting, Waiting) else "about to start"
 
 
-def _training(state: State, spec: RunSpec) -> str:
+def _training(state: State) -> str:  # noqa: PLR0911
     round_number = state.current_round
-    if round_number > spec.rounds:
-        names = [f"of {peer}" for peer in unconfirmed(state, spec)]
-        names = names or [f"of any peer at stage {stage}" for stage in unattested(state, spec)]
-        return f"all {spec.rounds} rounds are decided, waiting for the last digests {listed(names)}"
-    if is_stalled(state, spec):
+    if round_number > state.spec.rounds:
+        names = [f"of {peer}" for peer in unconfirmed(state)]
+        names = names or [f"of any peer at stage {stage}" for stage in unattested(state)]
+        return f"all {state.spec.rounds} rounds are decided, waiting for the last digests {listed(names)}"
+    if is_stalled(state):
         why = listed([*obstacles(state, round_number).values()])
-        return f"waiting in round {round_number} of {spec.rounds}: no complete replica is left: {why}"
-    doing = f"training: round {round_number} of {spec.rounds}"
-    for stage in range(spec.swarm.stages):
+        return f"waiting in round {round_number} of {state.spec.rounds}: no complete replica is left: {why}"
+    doing = f"training: round {round_number} of {state.spec.rounds}"
+    if hosts := unreached_hosts(state.plan_for(round_number).replicas, state.peers):
+        return f"{doing}, but nothing can be committed: {no_exchange(hosts)}"
+    for stage in range(state.stages):
         round_state = state.round_of(stage, round_number)
         if (stage, round_number) in state.decisions or not round_state.offers:
             continue
         if round_state.group is None:
-            return (
-                f"{doing}, waiting for {listed(missing_offers(state, stage, round_number))} at stage {stage}"
-            )
+            names = missing_offers(state, stage, round_number)
+            return f"{doing}, waiting for {listed(names)} at stage {stage}"
+        if (contest := round_state.contest) is not None and contest.open_owners:
+            what = counted(len(contest.open_owners), "payload")
+            return f"{doing}, fetching {what} that too few peers report as held at stage {stage}"
         assignments = [state.assignment(peer, round_number) for peer in missing_reports(state, round_state)]
         names = [assignment.replica.name for assignment in assignments if assignment is not None]
         return f"{doing}, waiting for the reports of {listed(names)} at stage {stage}"
     return doing
 
 
-def stall_message(state: State, spec: RunSpec) -> str:
+def stall_message(state: State) -> str:
     """What the run waits for, if it cannot go on before a peer joins or returns; "" otherwise."""
-    is_waiting = state.phase is RunPhase.GATHERING or is_stalled(state, spec)
-    return run_message(state, spec) if is_waiting else ""
+    is_waiting = state.phase is RunPhase.GATHERING or is_stalled(state)
+    return run_message(state) if is_waiting else ""
 
 
-def peer_message(state: State, spec: RunSpec, peer: PeerId) -> str:
+def failed_links_of(state: State, peer: PeerId) -> list[str]:
+    """A sentence for each link of `peer` that could not be opened, for both of its ends."""
+    return [
+        f"the link from {short(one)} to {short(other)} at {link.address} cannot be opened: {link.reason}"
+        for (one, other), link in state.failed_links.items()
+        if peer in (one, other) and not link.is_moved
+    ]
+
+
+def peer_message(state: State, peer: PeerId) -> str:
     """Why `peer`, which has joined, does not train while the run trains; "" if it trains."""
-    if state.phase is not RunPhase.TRAINING or state.takes_part(peer, state.plans[-1].from_round):
+    if state.phase is not RunPhase.TRAINING:
         return ""
+    failed = failed_links_of(state, peer)
+    if failed or state.takes_part(peer, state.plans[-1].from_round):
+        return ". ".join(failed)
     known, reservation = state.peers[peer], state.reservations.get(peer)
     if is_spare(state, known):
         return (
@@ -96,36 +99,30 @@ def peer_message(state: State, spec: RunSpec, peer: PeerId) -> str:
     if reservation is None or not known.is_staying:
         return ""
     lacks = obstacles(state, state.current_round)
-    why = lacks.get(reservation.replica) or _why_not_yet(state, spec, reservation)
+    why = lacks.get(reservation.replica) or _why_not_yet(state, reservation)
     return f"following the rounds of {stages_of(reservation)}: {why}"
 
 
-def _why_not_yet(state: State, spec: RunSpec, reservation: ReservedAssignment) -> str:
-    if (
-        reservation.replica not in state.assigned_replicas
-        and len(state.layout(reservation.replica)) > 1
-        and spec.grouping.spares
-    ):
-        kept = counted(spec.grouping.spares, "stage peer")
+def _why_not_yet(state: State, reservation: ReservedAssignment) -> str:
+    spares = state.spec.grouping.spares
+    is_new = reservation.replica not in state.assigned_replicas
+    if is_new and len(state.layout(reservation.replica)) > 1 and spares:
+        kept = counted(spares, "stage peer")
         return f"the run keeps {kept} as spares before another pipeline trains"
     return "the next plan includes it"
 
 
 def event_message(event: Event) -> str:  # noqa: PLR0911
     """A line about `event` for the log."""
+    if isinstance(event, events.InviteEvent):
+        return _invite_message(event)
+    if isinstance(event, events.ExchangeEvent):
+        return _exchange_message(event)
+    if isinstance(event, events.ArbitrationEvent):
+        return _arbitration_message(event)
     match event:
         case events.CoordinatorStarted():
             return "the coordinator listens"
-        case events.InviteCreated() | events.InviteUsed() | events.InviteRevoked():
-            return _invite_message(event)
-        case (
-            events.PayloadOffered()
-            | events.PayloadWithheld()
-            | events.GroupClosed()
-            | events.HoldingsReported()
-            | events.PayloadRejected()
-        ):
-            return _exchange_message(event)
         case events.AssignmentReserved(reservation=reserved):
             return f"replica-{reserved.replica}, {stages_of(reserved)} is reserved for {reserved.peer}"
         case events.PlanAdopted(plan=plan):
@@ -147,7 +144,7 @@ def event_message(event: Event) -> str:  # noqa: PLR0911
             return _peer_event_message(event)
 
 
-def _invite_message(event: events.InviteCreated | events.InviteUsed | events.InviteRevoked) -> str:
+def _invite_message(event: events.InviteEvent) -> str:
     match event:
         case events.InviteCreated():
             role = f" as {event.role.value}" if event.role else ""
@@ -158,13 +155,7 @@ def _invite_message(event: events.InviteCreated | events.InviteUsed | events.Inv
             return f"invite {event.invite} is revoked"
 
 
-def _exchange_message(
-    event: events.PayloadOffered
-    | events.PayloadWithheld
-    | events.GroupClosed
-    | events.HoldingsReported
-    | events.PayloadRejected,
-) -> str:
+def _exchange_message(event: events.ExchangeEvent) -> str:
     if isinstance(event, events.PayloadOffered):
         payload = event.descriptor
         where = f"stage {payload.stage}, round {payload.round_number}"
@@ -181,11 +172,40 @@ def _exchange_message(
             return f"{event.peer} rejects the payload of {event.owner} for {where}: {event.reason}"
 
 
-def _peer_event_message(event: PeerEvent) -> str:  # noqa: PLR0911
+def _arbitration_message(event: events.ArbitrationEvent) -> str:
     match event:
-        case events.PeerJoined():
-            where = event.endpoint or "no endpoint"
-            return f"{event.peer} joined as {event.role.value} ({event.capacity.device}, {where})"
+        case events.ArbiterAppointed():
+            return f"{event.peer or 'no peer'} fetches contested payloads"
+        case events.PayloadsContested():
+            where = f"stage {event.stage}, round {event.round_number}"
+            return f"too few peers report holding the payloads of {listed(event.owners)} ({where})"
+        case events.PayloadArbitrated(verdict=verdict):
+            where = f"stage {event.stage}, round {event.round_number}"
+            found = f"{verdict.finding.value}{': ' if verdict.reason else ''}{verdict.reason}"
+            return f"the contested payload of {event.owner} ({where}) is {found}"
+
+
+def _address_message(event: events.PeerJoined | events.ConnectionEvent) -> str:
+    if isinstance(event, events.LinkFailed):
+        link = f"{event.peer} cannot open its link to {event.neighbour} at {event.address}"
+        return f"{link}: {event.reason}; its replica does not count until it is open"
+    where = event.endpoint or "no endpoint"
+    if event.reachability is not None:
+        where = f"{where}, {event.reachability.value}"
+    if isinstance(event, events.PeerJoined):
+        why = f"; auto: {event.role_reason}" if event.role_reason else ""
+        what = f"joined as {event.role.value} ({event.capacity.device}, {where}{why})"
+    else:
+        what = f"has other addresses ({where})"
+    return f"{event.peer} {what}{': ' if event.problem else ''}{event.problem}"
+
+
+def _peer_event_message(event: events.PeerEvent) -> str:  # noqa: PLR0911, PLR0912
+    match event:
+        case events.PeerJoined() | events.AddressesChanged() | events.LinkFailed():
+            return _address_message(event)
+        case events.RoleChanged():
+            return f"{event.peer} is a {POLICIES[event.role].noun} now: {event.reason}"
         case events.PeerSeen():
             return f"{event.peer} is in round {event.round_number}, step {event.inner_step}"
         case events.PeerMeasured():

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from coordinator.placement.eligibility import is_synced
-from coordinator.state.state import Peer, State, stages_of
-from coordinator.status.messages import run_message
-from protocol.spec.run import RunSpec
+from coordinator.state.state import Peer, State
+from coordinator.state.text import stages_of
+from coordinator.status.messages import failed_links_of, run_message
 from protocol.status import Measurement, PeerStatus, RunStatus
 from protocol.types import Lifecycle
 
 
-def run_status(
-    state: State, spec: RunSpec, measurements: Iterable[Measurement], now: float, time: float
-) -> RunStatus:
+def run_status(state: State, measurements: Iterable[Measurement], now: float, time: float) -> RunStatus:
     """The status at `now`.
 
     Args:
@@ -23,9 +21,10 @@ def run_status(
         time: Unix time, with which a reader compares its own clock.
     """
     return RunStatus(
-        spec=spec,
+        run=state.run,
+        spec=state.spec,
         phase=state.phase,
-        message=run_message(state, spec),
+        message=run_message(state),
         rounds_decided=state.rounds_decided,
         stage_rounds_committed=state.committed,
         stage_rounds_aborted=state.aborted,
@@ -56,4 +55,7 @@ def _peer_status(state: State, peer: Peer, now: float) -> PeerStatus:
         seconds_since_seen=max(0.0, now - last_seen.at),
         assignment=where,
         estimates=state.estimates[peer.peer],
+        reachability=peer.reachability,
+        problem=". ".join(filter(None, (peer.problem, *failed_links_of(state, peer.peer)))),
+        role_reason=peer.role_reason,
     )

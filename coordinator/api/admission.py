@@ -1,0 +1,80 @@
+"""Keeps the coordinator's DHT peer and the members informed of members, excluded peers and sources."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection
+from contextlib import suppress
+from typing import Protocol
+
+from coordinator.command_loop import ADMISSION_TOPIC, RUN_TOPIC, CommandLoop, Stopped
+from coordinator.membership.sources import NOTHING, MemberSources, Position
+from coordinator.state.state import State
+from protocol.errors import HetnodeError
+from protocol.types import PeerId
+
+log = logging.getLogger(__name__)
+
+TELL_SECONDS = 0.5
+"""Many members may join at once, and most joins bring a new plan anyway: both go into one message."""
+
+
+class AdmittingPeer(Protocol):
+    """The coordinator's own DHT peer."""
+
+    @property
+    def arbiter(self) -> object | None:
+        """None if this peer serves no payloads, only the DHT."""
+
+    async def admit(
+        self,
+        peers: Collection[PeerId],
+        banned: Collection[PeerId],
+        sources: Collection[str],
+        members: Collection[PeerId],
+    ) -> None:
+        """Serve payloads to exactly `peers`, and refuse all calls of `banned`.
+
+        Accept connections of `members` alone, and these only from `sources`.
+
+        Raises HetnodeError if that failed.
+        """
+
+
+async def keep_admitted(command_loop: CommandLoop, dht_peer: AdmittingPeer, sources: MemberSources) -> None:
+    """Send every change of members, excluded peers and sources to the DHT peer."""
+    known = frozenset[PeerId](), frozenset[PeerId](), NOTHING
+
+    def changed(state: State) -> tuple[frozenset[PeerId], frozenset[PeerId], Position] | None:
+        # Only members fetch payloads, so the others need not be known without an arbiter.
+        placed = state.placed if dht_peer.arbiter is not None else frozenset()
+        now = placed, state.excluded, sources.position
+        return None if now == known else now
+
+    with suppress(Stopped):
+        while True:
+            known = placed, excluded, position = await command_loop.until(ADMISSION_TOPIC, changed)
+            try:
+                members = (placed | sources.peers) - excluded
+                await dht_peer.admit(placed, excluded, sources.without(excluded), members)
+            except HetnodeError as error:
+                log.error("the DHT peer may still serve banned peers, or refuse members: %s", error)
+            else:
+                sources.admitted = position
+                command_loop.wake(ADMISSION_TOPIC)
+
+
+async def tell_sources(command_loop: CommandLoop, sources: MemberSources) -> None:
+    """Wake the watchers soon after new sources were noted."""
+    told = sources.position
+
+    def newer(_: State) -> Position | None:
+        return sources.position if sources.position > told else None
+
+    with suppress(Stopped):
+        while True:
+            await command_loop.until(ADMISSION_TOPIC, newer)
+            await asyncio.sleep(TELL_SECONDS)
+            told = sources.position
+            command_loop.wake(RUN_TOPIC)

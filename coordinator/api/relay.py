@@ -1,0 +1,58 @@
+"""The coordinator's own relay, for nodes that accept no connections."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, replace
+
+from coordinator.api.public_ports import RelayPorts
+from coordinator.authority import Authority, ServerCertificate
+from coordinator.command_loop import RUN_TOPIC, CommandLoop, Stopped
+from coordinator.state.state import State
+from protocol.relay.server import RelayLimits, RelayServer
+from protocol.server.renewed_server import ServerTls
+from protocol.types import PeerId, RelayAddress
+
+
+@dataclass(frozen=True)
+class OwnRelay:
+    """The coordinator's relay, and its address for nodes."""
+
+    server: RelayServer
+    address: RelayAddress
+
+    async def start(self, command_loop: CommandLoop, stack: AsyncExitStack) -> None:
+        """Carry connections for the peers of the run until `stack` is closed."""
+        await self.server.start()
+        stack.push_async_callback(self.server.stop)
+        stack.callback(asyncio.create_task(self._keep_refusing(command_loop)).cancel)
+
+    async def _keep_refusing(self, command_loop: CommandLoop) -> None:
+        """End what is carried for peers that are excluded from the run."""
+        known = frozenset[PeerId]()
+
+        def changed(state: State) -> frozenset[PeerId] | None:
+            return None if state.excluded == known else state.excluded
+
+        with suppress(Stopped):
+            while True:
+                known = await command_loop.until(RUN_TOPIC, changed)
+                self.server.refuse(known)
+
+
+def own_relay(ports: RelayPorts, peer: PeerId, authority: Authority) -> OwnRelay:
+    """The relay of the coordinator, which is `peer`. Not started yet."""
+    certificate = ServerCertificate(authority, peer)
+
+    def tls() -> ServerTls:
+        return ServerTls(*certificate.pair(), authority.pem)
+
+    usual = RelayLimits()
+    limits = replace(
+        usual,
+        connections=replace(usual.connections, open_in_all=ports.most_connections),
+        streams=ports.most_connections // 2,  # each takes a second connection, by which the node dials back
+    )
+    server = RelayServer(ports.listener, peer, tls, ports.dht, limits)
+    return OwnRelay(server, RelayAddress(peer, ports.address))

@@ -1,0 +1,213 @@
+"""Chooses the role of each peer that leaves it to the coordinator, when it joins and when the run starts.
+
+A peer becomes a full replica if it carries the whole model: its memory holds all stages, its line sends a
+payload of all stages within the time of a round, and it computes a round in about the time of the others.
+Another peer becomes a stage peer. What a peer has not measured is no obstacle, except its memory. Later
+changes are in coordinator.placement.role_changes.
+
+Pure functions: the same peers in another order give the same roles.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import log2
+from statistics import median_low
+
+from coordinator.placement.cost_model import (
+    Survey,
+    memory_budget,
+    memory_needed,
+    seconds_per_microbatch,
+    stage_parameters,
+)
+from coordinator.placement.initial_placement import initial_plan, missing
+from coordinator.placement.vacancies import Vacancies
+from coordinator.state.state import Peer, State
+from protocol.algorithm.flops import microbatch_flops
+from protocol.roles import POLICIES
+from protocol.spec.run import RunSpec
+from protocol.types import (
+    Capacity,
+    Estimates,
+    PeerId,
+    Plan,
+    Reachability,
+    ReservedAssignment,
+    Role,
+    StageRange,
+)
+
+_SLOWER, _SLOWER_WITH_SHARES = 2.0, 4.0
+"""Times the others' round that a full replica may need: more where slow ones take fewer microbatches."""
+_LEAST_UPLOAD_SECONDS = 5.0
+"""A payload may take this long however short a round is: as long as a group waits at least."""
+
+
+@dataclass(frozen=True)
+class RoleChoice:
+    """A role, and why a peer has it: a sentence for people, never empty."""
+
+    role: Role
+    reason: str
+
+
+def obstacle(spec: RunSpec, able: Capacity, round_seconds: float = 0.0) -> str:
+    """Why a peer cannot carry the whole model, as a sentence; "" if it can.
+
+    `round_seconds` is what other replicas need for an inner phase; 0 if nothing is known of it.
+    """
+    whole = StageRange(0, spec.swarm.stages)
+    needed, budget = memory_needed(spec, whole, 1, able.device), memory_budget(spec, able)
+    if not able.memory_bytes:
+        return "its memory is not known"
+    if needed > budget:
+        return f"the whole model takes {_size(needed)} of memory, and this peer can give {_size(budget)}"
+    upload = payload_bytes(spec) / able.uplink if able.uplink else 0.0
+    longest = spec.timing.fetch
+    if round_seconds:
+        longest = min(longest, max(round_seconds, _LEAST_UPLOAD_SECONDS))
+    if upload > longest:
+        return (
+            f"its line sends a payload of the whole model in {upload:.3g} s, and {longest:.3g} s are allowed"
+        )
+    seconds = _phase_seconds(spec, able)
+    slower = _SLOWER_WITH_SHARES if spec.grouping.balance else _SLOWER
+    if round_seconds and seconds > slower * round_seconds:
+        return f"alone it computes a round in {seconds:.3g} s, and the others need {round_seconds:.3g} s"
+    return ""
+
+
+def roles_at_start(
+    peers: Iterable[Peer], spec: RunSpec, estimates: Mapping[PeerId, Estimates]
+) -> dict[PeerId, RoleChoice]:
+    """The role of each flexible peer of a run that has not started: they fill what the others leave missing.
+
+    The fastest of those that carry the whole model become full replicas. If such a plan lacks a peer that
+    others reach, peers that only dial become full replicas before others.
+    """
+    staying = sorted((peer for peer in peers if peer.is_staying), key=lambda peer: peer.arrival)
+    flexible = [peer for peer in staying if peer.is_flexible]
+    bound = Counter(peer.role for peer in staying if not peer.is_flexible)
+    wanted = max(0, POLICIES[Role.REPLICA].peers_needed(spec) - bound[Role.REPLICA])
+    able = {peer.peer: _present(peer, estimates.get(peer.peer)) for peer in flexible}
+    obstacles = {peer: obstacle(spec, each) for peer, each in able.items()}
+    ranked = [peer for peer in flexible if not obstacles[peer.peer]]
+    ranked.sort(key=lambda peer: (-able[peer.peer].flops, -able[peer.peer].memory_bytes, peer.arrival))
+    found = _with_alone(flexible, ranked[:wanted], spec, able, obstacles)
+    if len(ranked) <= wanted or missing(_as(staying, found), spec):
+        return found
+    if isinstance(initial_plan(_as(staying, found), spec, estimates), Plan):
+        return found
+    dialing_first = sorted(ranked, key=lambda peer: peer.reachability is not Reachability.DIAL_ONLY)
+    other = _with_alone(flexible, dialing_first[:wanted], spec, able, obstacles)
+    return other if isinstance(initial_plan(_as(staying, other), spec, estimates), Plan) else found
+
+
+def _with_alone(
+    flexible: Sequence[Peer],
+    alone: Sequence[Peer],
+    spec: RunSpec,
+    able: Mapping[PeerId, Capacity],
+    obstacles: Mapping[PeerId, str],
+) -> dict[PeerId, RoleChoice]:
+    """The peers of `alone` as full replicas, the others of `flexible` as stage peers."""
+    chosen = {peer.peer for peer in alone}
+    return {
+        each.peer: RoleChoice(Role.REPLICA, _carries(spec, able[each.peer]))
+        if each.peer in chosen
+        else RoleChoice(
+            Role.STAGE, obstacles[each.peer] or "the run has the full replicas that it starts with"
+        )
+        for each in flexible
+    }
+
+
+def _as(peers: Sequence[Peer], choices: Mapping[PeerId, RoleChoice]) -> list[Peer]:
+    """`peers` in the chosen roles."""
+    return [replace(peer, role=choices[peer.peer].role) if peer.peer in choices else peer for peer in peers]
+
+
+def role_of_newcomer(
+    state: State, peer: Peer, former: Peer | None, reservation: ReservedAssignment | None
+) -> RoleChoice:
+    """The role of a flexible `peer` that joins a run that has started.
+
+    Args:
+        former: what the peer was when it was here before.
+        reservation: the one that was kept for it; with it, its former role is kept if it still carries it.
+    """
+    why_not = whole_model_obstacle(state, peer)
+    has_place = former is not None and former.is_flexible and reservation is not None
+    if former is not None and has_place and (former.policy.joins_pipelines or not why_not):
+        return RoleChoice(former.role, former.role_reason)
+    if state.stages == 1:
+        return RoleChoice(Role.REPLICA, "the model is one stage")
+    if why_not:
+        return RoleChoice(Role.STAGE, why_not)
+    vacancies = Vacancies(state)
+    lacking = Counter(each.replica for each in vacancies.vacant)
+    for each in vacancies.vacant:
+        is_pipeline = len(state.layout(each.replica)) > 1
+        if is_pipeline and lacking[each.replica] == 1 and vacancies.suits(each, peer):
+            return RoleChoice(
+                Role.STAGE, f"replica-{each.replica} lacks only a peer for stages {each.stages}"
+            )
+    return RoleChoice(Role.REPLICA, _carries(state.spec, _present(peer, state.estimates.get(peer.peer))))
+
+
+def whole_model_obstacle(state: State, peer: Peer) -> str:
+    """:func:`obstacle` for a peer of a run that trains."""
+    return obstacle(state.spec, _present(peer, state.estimates.get(peer.peer)), _round_seconds(state))
+
+
+def payload_bytes(spec: RunSpec) -> float:
+    """About the bytes of one replica's payloads of all stages (protocol.wire.payload_codec)."""
+    values = sum(stage_parameters(spec, stage) for stage in range(spec.swarm.stages))
+    bits = {"2bit": 2, "1bit": 1}.get(spec.outer.quantizer, 32)
+    if spec.outer.dense:
+        return 4.0 * values
+    share = spec.outer.top_k / spec.outer.chunk
+    return values * share * (bits + 2 - log2(share)) / 8
+
+
+def _present(peer: Peer, estimates: Estimates | None) -> Capacity:
+    """What `peer` can do: what it has measured since, with the memory that it declared."""
+    measured = estimates.capacity if estimates is not None else peer.capacity
+    return replace(measured, memory_bytes=peer.capacity.memory_bytes or measured.memory_bytes)
+
+
+def _phase_seconds(spec: RunSpec, able: Capacity) -> float:
+    """Seconds of an inner phase on the whole model; 0 if the speed is not known."""
+    steps = spec.inner.steps * spec.inner.microbatches
+    return steps * microbatch_flops(spec, range(spec.swarm.stages)) / able.flops if able.flops else 0.0
+
+
+def _round_seconds(state: State) -> float:
+    """Seconds of an inner phase of the usual replica: measured, else by the cost model, else 0."""
+    measured = [median_low(each) for each in state.phase_seconds.values() if each]
+    if measured or not state.plans:
+        return median_low(measured) if measured else 0.0
+    survey = Survey.of(state.estimates, {peer.peer: peer.capacity for peer in state.peers.values()})
+    steps = state.spec.inner.steps * state.spec.inner.microbatches
+    predicted = [
+        steps * seconds_per_microbatch(state.spec, survey, each.members, [link.k for link in each.links])
+        for each in state.plans[-1].replicas
+    ]
+    return median_low([each for each in predicted if each] or [0.0])
+
+
+def _carries(spec: RunSpec, able: Capacity) -> str:
+    needed = memory_needed(spec, StageRange(0, spec.swarm.stages), 1, able.device)
+    parts = [f"it carries the whole model, which takes {_size(needed)} of its {_size(able.memory_bytes)}"]
+    if able.uplink:
+        parts.append(f"its line sends a payload in {payload_bytes(spec) / able.uplink:.2g} s")
+    if able.flops:
+        parts.append(f"it computes a round in {_phase_seconds(spec, able):.3g} s")
+    return "; ".join(parts)
+
+
+def _size(nbytes: float) -> str:
+    return f"{nbytes / 1e9:,.2f} GB" if nbytes >= 1e8 else f"{nbytes / 1e6:,.1f} MB"

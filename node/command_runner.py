@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from protocol.errors import ErrorCode, ExitCode, HetnodeError, first_error
+from protocol.trust import host_port
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -30,8 +31,6 @@ class Interrupted(Exception):
 
 
 class _Stage(Enum):
-    """How far a process is with ending."""
-
     RUNNING = auto()
     DRAINING = auto()
     LEAVING = auto()
@@ -39,12 +38,9 @@ class _Stage(Enum):
 
 @dataclass(frozen=True)
 class Drain:
-    """How a process ends that has something to finish first.
+    """How a process finishes its work: `begin` lets `main` end by itself within `seconds`; 0 ends it at once.
 
-    Attributes:
-        begin: lets `main` come to its end by itself.
-        seconds: how long it may take for that; 0 ends it at once.
-        message: logged when draining begins.
+    `message` is logged when draining begins.
     """
 
     begin: Callable[[], None]
@@ -177,9 +173,23 @@ def one_of(kind: type[_Choice], value: str, option: str) -> _Choice:
 
 def split_address(address: str, option: str) -> tuple[str, int]:
     """``HOST:PORT`` as host and port. Raises HetnodeError BAD_ADDRESS naming the option."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+    try:
+        return host_port.split_host_port(address)
+    except ValueError:
         raise HetnodeError(
-            ErrorCode.BAD_ADDRESS, f"{option} '{address}' is not HOST:PORT.", "Write it like 127.0.0.1:7700."
-        )
-    return host, int(port)
+            ErrorCode.BAD_ADDRESS,
+            f"{option} '{address}' is not HOST:PORT.",
+            "Write it like 127.0.0.1:7700 or [::1]:7700.",
+        ) from None
+
+
+def bare_host(host: str | None, option: str) -> str | None:
+    """A name or an address, an IPv6 address without its brackets. Raises BAD_ADDRESS naming the option."""
+    try:
+        return host and host_port.bare_host(host)
+    except ValueError as error:
+        raise HetnodeError(
+            ErrorCode.BAD_ADDRESS,
+            f"{option} '{host}' is no host: {error}.",
+            "Give a name or an address, without a port.",
+        ) from None

@@ -30,40 +30,33 @@ _FLOCK, _KIND, _PROCESS = (
 
 
 def make_usable(folder: Path, option: str = "--folder", mode: int = 0o777) -> Path:
-    """`folder`, made and found writable: what a disk refuses is better said before the work than after it.
-
-    Raises HetnodeError BAD_OPTION, which names the `option` that it was given with.
-    """
+    """Make `folder` and check that it is writable. Raises BAD_OPTION, which names the `option`."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=mode)
         with tempfile.TemporaryFile(dir=folder):
             return folder
     except OSError as error:
-        raise HetnodeError(
-            ErrorCode.BAD_OPTION,
-            f"{option} {folder} cannot be written: {error.strerror or error}.",
-            "Give another folder.",
-        ) from None
+        raise _unwritable(f"{option} {folder}", error, "Give another folder.") from None
 
 
 @contextmanager
 def disk_errors_reported(folder: Path) -> Iterator[None]:
-    """What the disk refuses meanwhile is told as of `folder`, which a person has named: BAD_OPTION."""
+    """An OSError inside the block becomes BAD_OPTION, which names `folder`."""
     try:
         yield
     except OSError as error:
-        raise HetnodeError(
-            ErrorCode.BAD_OPTION,
-            f"{folder} cannot be written: {error.strerror or error}.",
-            "Name a folder that this user can write.",
-        ) from None
+        raise _unwritable(str(folder), error, "Name a folder that this user can write.") from None
+
+
+def _unwritable(place: str, error: OSError, remedy: str) -> HetnodeError:
+    cause = f"{place} cannot be written: {error.strerror or error}."
+    return HetnodeError(ErrorCode.BAD_OPTION, cause, remedy)
 
 
 def lock_folder(folder: Path) -> IO[str]:
     """A lock that keeps other nodes out of `folder` while it is open. Raises RUN_FOLDER_IN_USE.
 
-    It belongs to this process, which :func:`running_process` names. The process must not open the file again:
-    closing that second handle would release the lock.
+    The process must not open the file again: closing that second handle would release the lock.
     """
     lock = (folder / _LOCK).open("a")
     try:
@@ -79,10 +72,9 @@ def lock_folder(folder: Path) -> IO[str]:
 
 
 def running_process(folder: Path) -> int | None:
-    """The process id of the node that keeps `folder` now; None where none does, or this process.
+    """The process that has locked `folder`; None if there is none, or it is this process.
 
-    The kernel says it, so it is never that of another process. 0 stands for one that cannot be seen from
-    here, as of another container.
+    0 stands for a process that cannot be seen from here, as in another container.
     """
     try:
         with (folder / _LOCK).open() as lock:
@@ -112,10 +104,9 @@ def run_in(folder: Path) -> str:
 
 
 def keep_only_run(folder: Path, run: str, coordinator: str) -> Path:
-    """`folder`, with nothing in it that is of another run.
+    """`folder`, in which the files of another run have been moved aside.
 
-    A coordinator that was set up anew (with another key, so another peer id) starts another run, even of the
-    same specification: what is kept of the former one is not deleted, but is of no use here.
+    A coordinator with another key starts another run, even of the same specification.
     """
     mark, name = folder / _RUN, f"{run} {coordinator}"
     former = mark.read_text() if mark.exists() else name
@@ -131,9 +122,10 @@ def keep_only_run(folder: Path, run: str, coordinator: str) -> Path:
 
 
 def keep_only_stages(folder: Path, stages: StageRange) -> None:
-    """Let what lies in `folder` be of use to `stages`: what is kept of quite other stages is set aside, below
-    a folder with their name, and what was set aside of these comes back. The last that were set aside are
-    kept. Where some stages stay, so does all: this node may be the only one that has their state.
+    """Move aside the files in `folder` if they are of other stages, and bring back those of `stages`.
+
+    The newest that were moved aside are kept. If some stages stay, all files stay: this node may be the only
+    one that has their state.
     """
     mark = folder / _STAGES
     former = mark.read_text() if mark.exists() else str(stages)

@@ -32,17 +32,11 @@ def generate(
     """Continue `prompt` by `tokens` tokens and yield the text in pieces.
 
     The model sees the last L tokens. An empty prompt stands for the start of a document. Equal arguments
-    give equal text on one machine.
+    give equal text on one machine. `temperature` 0 takes the most likely token, `top_k` 0 draws from all.
+    `tokenizer_path` is a local copy of the run's tokenizer.json, if its path differs from the spec.
 
-    Args:
-        checkpoint: all stages of a run, on the device for the computation.
-        temperature: 0 takes the most likely token; larger values flatten the distribution.
-        top_k: draw from this number of most likely tokens; 0 draws from all.
-        tokenizer_path: a local copy of the run's tokenizer.json, if its path differs from the spec.
-
-    Raises:
-        HetnodeError: CHECKPOINT_MISSING (stages), TOKENIZER_UNREADABLE, TOKENIZER_MISMATCH, or BAD_OPTION for
-            a negative number. All are raised before the first piece.
+    Raises HetnodeError before the first piece: CHECKPOINT_MISSING (stages), TOKENIZER_UNREADABLE,
+    TOKENIZER_MISMATCH, or BAD_OPTION for a negative number.
     """
     if tokens < 0 or not temperature >= 0 or top_k < 0:
         raise HetnodeError(
@@ -60,8 +54,7 @@ def generate(
 def validation_loss(checkpoint: Checkpoint, stream: SampleStream, batches: int) -> float:
     """Mean loss in nats per token over the first `batches` micro-batches of the validation split.
 
-    Raises:
-        HetnodeError: CHECKPOINT_MISSING if stages are missing; also the errors of the stream.
+    Raises HetnodeError: CHECKPOINT_MISSING if stages are missing; the errors of the stream.
     """
     model = whole_model(checkpoint)
     size = checkpoint.spec.inner.microbatch_size

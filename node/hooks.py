@@ -18,7 +18,7 @@ from protocol.types import Frame, PeerId
 
 
 class Hooks:
-    """The hooks of one node. Override those that the test needs."""
+    """The hooks of one node. A test overrides those that it needs."""
 
     async def before_worker_call(self, request: object) -> None:
         """Runs before a request of :mod:`node.ipc.worker_calls` is queued at the worker."""

@@ -25,6 +25,8 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.roles import POLICIES
 from protocol.spec.run import RunSpec
 from protocol.status import RunStatus
+from protocol.trust.private_file import write_private
+from protocol.trust.run_id import run_id_of
 from protocol.types import Role
 
 _STOP_SECONDS = 4.5
@@ -113,21 +115,12 @@ async def run_swarm(
 ) -> Swarm:
     """Run a swarm of the shape in `spec` until the run is finished.
 
-    A swarm in a folder in which it has run before continues: coordinator and nodes find their state there.
+    A swarm in a `folder` in which it has run before continues. `spec_file` holds `spec` for the processes;
+    `listen` is HOST:PORT of the coordinator, where port 0 takes a free one. `on_status` is called about twice
+    a second; `on_restart` with the name of a node that was killed by a signal and is started again, a few
+    times at most. All processes have ended when this returns, raises or is cancelled.
 
-    Args:
-        spec: the resolved spec.
-        spec_file: the same spec as a file that the processes read.
-        folder: the run folder; coordinator, nodes and logs live in it.
-        listen: HOST:PORT of the coordinator; port 0 takes a free one.
-        on_status: called about twice a second with the coordinator's status.
-        on_restart: called with the name of a node that was killed and is started again.
-
-    A node that was killed by a signal is started again, a few times at most. All processes have ended when
-    this returns, raises or is cancelled.
-
-    Raises:
-        HetnodeError: a process failed; the message is the last error in its log.
+    Raises HetnodeError: a process failed; the message is the last error in its log.
     """
     async with AsyncExitStack() as stack:
         swarm = Swarm(folder)
@@ -139,10 +132,14 @@ async def run_swarm(
         )
         swarm.address = await _address_of(swarm.coordinator, folder / "address", former)
         roles = roles_to_start(spec)
-        invite_file = await _invite(*load_operator(folder), folder, len(roles))
+        address, operator = load_operator(folder)
+        invite_file = await _invite(address, operator, folder, len(roles))
+        run = run_id_of(spec, operator.pin)
         stack.callback(invite_file.unlink, missing_ok=True)
-        starter = _NodeStarter(swarm, spec, invite_file, threads=max(1, available_threads() // len(roles)))
-        names = {f"{number:02d}-{role.value}": role for number, role in enumerate(roles)}
+        starter = _NodeStarter(
+            swarm, spec, run, invite_file, threads=max(1, available_threads() // len(roles))
+        )
+        names = {f"{i:02d}-{role.value}": role for i, role in enumerate(roles)}
         for name, role in names.items():
             starter.start(name, role)
 
@@ -160,19 +157,21 @@ class _NodeStarter:
 
     swarm: Swarm
     spec: RunSpec
+    run: str
     invite_file: Path
     threads: int
 
     def start(self, name: str, role: Role, again: bool = False) -> None:
         own = self.swarm.folder / "nodes" / name
         key = own / "identity.key"
-        known = folder_of(key, self.spec.run_id)
+        known = folder_of(key, self.run)
         # A restarted coordinator may listen elsewhere: the invite holds its new address.
         invited = [str(known)] if again and exist(known) else ["--invite-file", str(self.invite_file)]
         options = ["--role", role.value, "--folder", str(own), "--identity", str(key)]
         options += ["--threads", str(self.threads), "--listen", "127.0.0.1:0", "--advertise", "127.0.0.1"]
+        options += ["--device", "cpu"]  # all nodes share one machine
         options += ["--drain-seconds", "0"]  # all nodes end together: no other node needs the time
-        options += ["--no-measure"]  # all nodes share one machine
+        options += ["--no-measure"]
         if self.spec.initial is not None:
             options += ["--initial", str(initial_of(self.swarm.folder))]
         self.swarm.nodes[name] = self.swarm.start(name, ["join", *invited, *options])
@@ -183,9 +182,7 @@ async def _invite(address: str, operator: Credentials, folder: Path, uses: int) 
     async with AdminClient(address, operator) as admin:
         invite, _ = await admin.create_invite(uses, _INVITE_SECONDS, None)
     path = folder / "invite"
-    path.unlink(missing_ok=True)  # left by a swarm that was killed
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(f"{invite}\n")
+    write_private(path, f"{invite}\n".encode())
     return path
 
 
@@ -204,10 +201,7 @@ async def _address_of(coordinator: SwarmProcess, file: Path, former: int) -> str
 
 
 async def _watch(
-    swarm: Swarm,
-    folder: Path,
-    on_status: Callable[[RunStatus], None],
-    restart: Callable[[str], None],
+    swarm: Swarm, folder: Path, on_status: Callable[[RunStatus], None], restart: Callable[[str], None]
 ) -> None:
     """Report the status until all nodes have ended with status 0. Raises HetnodeError on the first failure.
 

@@ -1,4 +1,4 @@
-"""The composition root of a node: joins a run, starts its processes, and trains until the run is over."""
+"""The composition root of a node: joins a run, starts its processes, and trains until it has to leave."""
 
 from __future__ import annotations
 
@@ -6,153 +6,113 @@ import asyncio
 import logging
 from collections.abc import Callable, Set
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
-from node.folder import keep_only_run, lock_folder, remember_node_folder
+from node.folder import keep_only_run, remember_node_folder
+from node.guest.visits import Visit
+from node.hive.lasting import LastingTransport
 from node.hive.transport import HivemindTransport
 from node.ipc.channel import start_child
-from node.ipc.worker_calls import CheckDevice, ComputeOptions, LocalData, RequireInitial
+from node.ipc.worker_calls import LocalData, RequireInitial
 from node.ipc.worker_client import WorkerClient
-from node.measure.hardware import measure_capacity
-from node.measure.measure import LinkProber, known_speed, measure_coordinator, measure_speed
+from node.measure.measure import LinkProber, measure_before_join, measure_speed, own_capacity
+from node.net.addresses import ClaimedPorts
 from node.net.admission import (
     announce_leaving,
     join_run,
     leave_run,
     local_address_towards,
     obtain_credentials,
+    wanted_role,
 )
 from node.net.coordinator_client import Admission, CoordinatorClient
 from node.net.directory import Directory
-from node.net.link_dialer import Links
 from node.net.link_server import LinkServer
 from node.net.live_estimates import LiveEstimates
-from node.net.membership import Membership, jittered
+from node.net.membership import Membership, RunView, jittered
+from node.net.own_address import OwnAddress
 from node.net.probe import probe_peer
+from node.net.sources import AcceptedSources, member_peers
+from node.net.waiting import CoordinatorWait
+from node.relay.relayed import RelayedNode
+from node.router.forwarded_ports import ForwardedPorts
 from node.security.identity import Identity
 from node.train.cancellation import LeaveRequested, cancel_when_leaving
 from node.train.node_loop import End, NodeLoop
+from node.train.options import NodeOptions
 from node.train.services import Services
-from node.transport.transport import Transport
+from node.transport.backoff import pause_after
+from node.transport.line import Line
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.roles import DEFAULT_ROLE, POLICIES
+from protocol.roles import POLICIES
 from protocol.spec.run import RunSpec
-from protocol.trust.invite import Invite
-from protocol.types import PROTOCOL_VERSION, Capacity, PeerId, PeerRecord, Role
+from protocol.types import PROTOCOL_VERSION, PeerId, PeerRecord, Role
 
 log = logging.getLogger(__name__)
 
 _CLOSE_SECONDS = 3.0
 _CLOCK_SECONDS = 2.0
-_UNKNOWN_SECONDS, _KNOWN_SECONDS = 15.0, 600.0
+_JOIN_SECONDS = 15.0
 _RETRY_SECONDS, _MOST_RETRY_SECONDS = 2.0, 60.0
 _TEMPORARY = frozenset((ErrorCode.DHT_UNREACHABLE, ErrorCode.PORT_IN_USE, ErrorCode.HIVEMIND_DIED))
 """Failures that end by themselves, for a node that was in the DHT before."""
 
 
-@dataclass(frozen=True)
-class NodeOptions:
-    """What a node chooses for itself; nothing here is part of the run's spec.
+async def take_part(
+    options: NodeOptions, identity: Identity, leaving: asyncio.Event, enrolled: Callable[[str], None]
+) -> Visit:
+    """Join the run, and train until its last round is over or this node leaves.
 
-    `advertise` is the host name or address under which others reach this machine; None takes the address
-    that this machine uses towards the coordinator. `source` and `tokenizer` override where this node reads
-    the run's data and tokenizer.json; `initial` is the folder of given parameters from which a run starts.
-    With `invite`, the node enrols first; otherwise it has credentials for `run` from before. `role` None
-    takes the last role of this node, or that of the invite, or else the default. `join_seconds` None waits
-    long for a coordinator that this node knows, and a short time for an unknown one. `measure` says whether
-    to measure this machine and its connections; the coordinator then plans with the results.
-    `compile` and `activation_checkpointing` are those of node.worker.compute.
+    See :func:`node.process.run_node`. Calls `enrolled` with the run's id once there are credentials for it.
     """
-
-    invite: Invite | None
-    run: str
-    role: Role | None
-    folder: Path
-    listen_host: str = "0.0.0.0"
-    listen_port: int = 0
-    dht_port: int = 0
-    advertise: str | None = None
-    dial_only: bool = False
-    device: str = "cpu"
-    compile: bool = False
-    activation_checkpointing: bool = False
-    threads: int = 1
-    source: str | None = None
-    tokenizer: str | None = None
-    initial: str | None = None
-    spec_hash: str = ""
-    join_seconds: float | None = None
-    measure: bool = False
-
-    @property
-    def compute(self) -> ComputeOptions:
-        return ComputeOptions(self.device, self.compile, self.activation_checkpointing)
-
-    @property
-    def patience(self) -> float:
-        """How many seconds to try to reach the coordinator."""
-        if self.join_seconds is not None:
-            return self.join_seconds
-        # A coordinator that the node knows may be about to return.
-        return _UNKNOWN_SECONDS if self.invite else _KNOWN_SECONDS
-
-    @property
-    def initial_folder(self) -> Path | None:
-        """The checkpoint of the parameters before round 1."""
-        return None if self.initial is None else Path(self.initial)
-
-
-async def run_node(options: NodeOptions, identity: Identity, leaving: asyncio.Event | None = None) -> Path:
-    """Join the run, train until its last round is over, and return the folder of this node's checkpoints.
-
-    Enrols first if there is an invite. When `leaving` is set, the node leaves at the end of the round in
-    which it trains. It leaves at once while it starts, moves to other stages, or only follows the rounds.
-    When it is cancelled, it leaves in order and without delay. In all cases the coordinator is told and every
-    child process ends.
-
-    Raises HetnodeError (alone or in an ExceptionGroup) for every failure that is not a bug; the node has then
-    cleaned up after itself.
-    """
-    leaving = leaving or asyncio.Event()
     async with AsyncExitStack() as stack:
-        stack.enter_context(lock_folder(options.folder))
         # The processes that are replaced when this node gets other stages.
         processes = await stack.enter_async_context(AsyncExitStack())
+        wait = CoordinatorWait(options.join_seconds)
         try:
-            node, worker = await cancel_when_leaving(
-                leaving, _enter(options, identity, leaving, stack, processes)
-            )
+            entering = _enter(options, identity, wait, leaving, stack, processes)
+            node, worker = await cancel_when_leaving(leaving, entering)
         except LeaveRequested:
+            if wait.is_waiting:
+                log.info("stopped before the coordinator answered")
+                return Visit(is_over=False, kept=None)
             log.info("left before it took part")
-            return options.folder
-        async with asyncio.TaskGroup() as group:
-            # Heartbeats begin now: to join the DHT may take longer than the coordinator waits for one.
-            background = [
-                group.create_task(node.membership.keep()),
-                group.create_task(node.coordinator.keep_renewed()),
-                group.create_task(announce_leaving(leaving, node.coordinator, node.membership)),
-            ]
-            if options.measure:
-                # The worker gets this before it builds its stages.
-                own = (options.device, options.threads, options.folder, node.membership.estimates)
-                background.append(group.create_task(measure_speed(worker, node.spec, *own)))
-            end, kept = await _train(node, worker, processes)
-            for task in background:
-                task.cancel()
-        await leave_run(node.coordinator, end.value)
-        what = "the run is finished" if end is End.FINISHED else "left the run in order"
-        log.info("%s; this node's part of the model is in %s", what, kept)
-        return kept
+            return Visit(is_over=False, kept=options.folder)
+        enrolled(node.coordinator.credentials.run)
+        end, kept = await _stay(node, worker, processes)
+        return Visit(end is End.FINISHED, kept)
+
+
+async def _stay(node: _Joined, worker: WorkerClient, processes: AsyncExitStack) -> tuple[End, Path]:
+    """Train until the run is over or the node leaves. Returns how it ended, and the newest checkpoint."""
+    options = node.options
+    async with asyncio.TaskGroup() as group:
+        # Heartbeats begin now: to join the DHT may take longer than the coordinator waits for one.
+        background = [
+            group.create_task(node.membership.keep()),
+            group.create_task(node.coordinator.keep_renewed()),
+            group.create_task(announce_leaving(node.leaving, node.coordinator, node.membership)),
+        ]
+        if options.measure:
+            # The worker gets this before it builds its stages.
+            own = (options.device, options.threads, options.folder, node.membership.estimates)
+            background.append(group.create_task(measure_speed(worker, node.spec, *own, options.precision)))
+        end, kept = await _train(node, worker, processes)
+        for task in background:
+            task.cancel()
+    await leave_run(node.coordinator, end.value)
+    what = "the run is finished" if end is End.FINISHED else "left the run in order"
+    log.info("%s; this node's part of the model is in %s", what, kept)
+    return end, kept
 
 
 @dataclass(frozen=True)
 class _Joined:
     """The parts of a node that stay when it gets other stages.
 
-    `admission` returns the coordinator's answer to the newest join. `advertise` is the host under which other
-    nodes reach this machine.
+    `admission` returns the coordinator's answer to the newest join.
     """
 
     options: NodeOptions
@@ -161,16 +121,25 @@ class _Joined:
     admission: Callable[[], Admission]
     coordinator: CoordinatorClient
     membership: Membership
-    links: Links
+    link_server: LinkServer
     record: PeerRecord
     folder: Path
-    advertise: str
+    relayed: RelayedNode
+    forwarded: ForwardedPorts
+    own_address: OwnAddress
     leaving: asyncio.Event
+    sources: AcceptedSources = field(default_factory=AcceptedSources)
+
+    @property
+    def newest_record(self) -> PeerRecord:
+        """The record with the endpoint at which others open links to this node by now."""
+        return replace(self.record, endpoint=self.relayed.ports.endpoint)
 
 
 async def _enter(
     options: NodeOptions,
     identity: Identity,
+    wait: CoordinatorWait,
     leaving: asyncio.Event,
     stack: AsyncExitStack,
     processes: AsyncExitStack,
@@ -178,74 +147,88 @@ async def _enter(
     """Start a worker and join the run. `stack` and `processes` end what is started here."""
     worker = await _start_worker(options, processes)
     # Before other nodes count on this one, it must be clear that it can compute.
-    capacity = await _check_device(worker, options)
-    estimates = LiveEstimates(capacity)
-    credentials = await obtain_credentials(options.invite, options.run, identity, options.patience)
-    role = options.role or credentials.role or DEFAULT_ROLE
+    compute, capacity = await own_capacity(worker, options.compute, options.threads)
+    options = replace(options, device=compute.device, precision=compute.precision)
+    estimates = LiveEstimates(capacity, Line.create(options.line, options.folder / "line"))
+    credentials = await obtain_credentials(options.invite, options.run, identity, wait)
+    wanted = wanted_role(options.role, credentials)
     coordinator = CoordinatorClient(credentials, identity)
     stack.push_async_callback(coordinator.close)
-    advertise = options.advertise or local_address_towards(credentials.api)
-    server = LinkServer(lambda: coordinator.credentials.tls, estimates.received)
-    endpoint = await _listen(server, role, options, advertise, stack)
+    server = LinkServer(lambda: coordinator.credentials.tls, estimates.received, line=estimates.line)
+    here = await _local_address(credentials.api, wait)
+    ports, forwarded = await _open_ports(options, wanted, coordinator, server, here, stack)
     if options.measure:
-        known = known_speed(options.folder, credentials.run, options.device, options.threads)
-        estimates.capacity = replace(capacity, flops=known)
-        await measure_coordinator(coordinator, estimates)
+        await measure_before_join(coordinator, estimates, options.folder, compute, options.threads)
     admission: Admission
+    relayed = RelayedNode(identity.peer, options.relay, coordinator, ports)
 
-    async def join() -> None:
+    async def join(seconds: float = _JOIN_SECONDS) -> None:
         nonlocal admission
-        admission = await join_run(
-            coordinator, role, estimates.capacity, endpoint, options.spec_hash, options.patience
-        )
+        me = wanted, estimates.capacity, relayed.ports.addresses, options.spec_hash
+        admission = await join_run(coordinator, *me, seconds)
+        relayed.ports.reached = admission.reached
 
-    await join()
+    await wait.answer(join)
     stack.push_async_callback(leave_run, coordinator, "stopped before the end")
     estimates.joined()
-    credentials.remember(role)
+    credentials.remember(wanted)
     remember_node_folder(credentials.folder, options.folder)
-    spec = admission.spec
-    if spec.initial is not None:
+    if (spec := admission.spec).initial is not None:
         await worker.call(RequireInitial(spec, options.initial_folder))
-    log.info("joined run %s as %s, peer %s, spec %s", spec.run_id, role, identity.peer, spec.hash)
-    if abs(admission.clock_offset) > _CLOCK_SECONDS:
-        log.warning("this machine's clock is wrong by %.0f s", -admission.clock_offset)
+    _log_admission(admission, credentials.run, identity.peer, ports)
     membership = Membership(coordinator, join, spec.timing.heartbeat, estimates)
+    relayed.relays = lambda: membership.run_view.relays or admission.relays
+    await relayed.enter(admission.reached, server, stack)
     server.refuse_probes_of(lambda: membership.run_view.banned)
     server.limit_probes_while(lambda: membership.run_view.trains(identity.peer))
-    joined = _Joined(
+    return _Joined(
         options,
         identity,
         spec,
         lambda: admission,
         coordinator,
         membership,
-        Links(server, lambda: coordinator.credentials.tls, estimates.received),
-        PeerRecord(identity.peer, PROTOCOL_VERSION, role, capacity, endpoint, stages=None),
+        server,
+        PeerRecord(identity.peer, PROTOCOL_VERSION, admission.role, capacity, admission.endpoint, None),
         keep_only_run(options.folder, credentials.run, credentials.coordinator),
-        advertise,
+        relayed,
+        forwarded,
+        OwnAddress(identity.peer, coordinator, membership, relayed.ports, here, forwarded.reclaim),
         leaving,
-    )
-    return joined, worker
+    ), worker
 
 
-async def _listen(
-    server: LinkServer, role: Role, options: NodeOptions, advertise: str, stack: AsyncExitStack
-) -> str:
-    """Accept links if `role` has neighbours. Returns this node's endpoint, "" where it only dials."""
-    if options.dial_only or not POLICIES[role].joins_pipelines:
-        return ""
-    port = await server.start(options.listen_host, options.listen_port)
-    stack.push_async_callback(server.close)
-    return f"{advertise}:{port}"
+async def _open_ports(
+    options: NodeOptions,
+    role: Role | None,
+    coordinator: CoordinatorClient,
+    server: LinkServer,
+    here: str,
+    stack: AsyncExitStack,
+) -> tuple[ClaimedPorts, ForwardedPorts]:
+    """Open the ports of this node, and let the router of a home forward them. `stack` ends both."""
+    is_fixed = options.advertise is not None
+    ports = ClaimedPorts(options.advertise or here, options.listen_host, options.dht_port, is_fixed)
+    is_wanted = options.port_mapping and not options.advertise and not options.dial_only
+    forwarded = ForwardedPorts(coordinator, ports, is_wanted)
+    if not options.dial_only:
+        await ports.open(server, role, options.listen_port, coordinator.credentials, stack)
+        await forwarded.open(here, stack)
+    return ports, forwarded
 
 
-async def _check_device(worker: WorkerClient, options: NodeOptions) -> Capacity:
-    """The capacity of this machine. Raises HetnodeError if it cannot compute as the options say."""
-    free_bytes = await worker.call(CheckDevice(options.compute))
-    capacity = measure_capacity(options.device, options.threads)
-    # 0 means that the device has no memory of its own.
-    return replace(capacity, memory_bytes=free_bytes) if free_bytes else capacity
+def _log_admission(admission: Admission, run: str, peer: PeerId, ports: ClaimedPorts) -> None:
+    """Tell the volunteer the role of this node, who reaches it, and whether its clock is wrong."""
+    log.info("joined run %s, peer %s, spec %s", run, peer, admission.spec.hash)
+    policy, why = POLICIES[admission.role], admission.role_reason
+    log.info("this node is a %s: %s%s", policy.noun, policy.summary, why and f"; {why}")
+    ports.note_reached(admission.reached)
+    if abs(admission.clock_offset) > _CLOCK_SECONDS:
+        log.warning("this machine's clock is wrong by %.0f s", -admission.clock_offset)
+
+
+async def _local_address(coordinator: str, wait: CoordinatorWait) -> str:
+    return await wait.answer(lambda _: local_address_towards(coordinator))
 
 
 async def _train(node: _Joined, worker: WorkerClient, processes: AsyncExitStack) -> tuple[End, Path]:
@@ -260,12 +243,14 @@ async def _train(node: _Joined, worker: WorkerClient, processes: AsyncExitStack)
             end, kept = await _train_assignment(node, worker, transport)
             if end is not End.MOVED:
                 return end, kept
-            await node.membership.attach(_admit_nobody)
+            await node.membership.attach(_skip_allow_list)
             worker, transport = await cancel_when_leaving(node.leaving, _restart_processes(node, processes))
     return End.DRAINED, kept
 
 
-async def _restart_processes(node: _Joined, processes: AsyncExitStack) -> tuple[WorkerClient, Transport]:
+async def _restart_processes(
+    node: _Joined, processes: AsyncExitStack
+) -> tuple[WorkerClient, LastingTransport]:
     """Replace the processes of a node that gets other stages.
 
     Tries again after each temporary failure: the node worked before, so the cause lies outside.
@@ -273,7 +258,7 @@ async def _restart_processes(node: _Joined, processes: AsyncExitStack) -> tuple[
     for attempt in count():
         await processes.aclose()
         if attempt:
-            await asyncio.sleep(jittered(min(_RETRY_SECONDS * 2 ** (attempt - 1), _MOST_RETRY_SECONDS)))
+            await asyncio.sleep(jittered(pause_after(attempt, _RETRY_SECONDS, _MOST_RETRY_SECONDS)))
         try:
             worker = await _start_worker(node.options, processes)
             return worker, await _enter_dht(node, processes)
@@ -284,33 +269,61 @@ async def _restart_processes(node: _Joined, processes: AsyncExitStack) -> tuple[
     raise AssertionError("the attempts never end by themselves")
 
 
-async def _enter_dht(node: _Joined, processes: AsyncExitStack) -> Transport:
+async def _enter_dht(node: _Joined, processes: AsyncExitStack) -> LastingTransport:
     """The connection to the other peers, which `processes` ends."""
-    options, admission, credentials = node.options, node.admission(), node.coordinator.credentials
-    transport = await HivemindTransport.start(
-        identity=node.identity,
-        certificate=credentials.certificate_file,
-        authority=credentials.authority_file,
-        run=node.spec.run_id,
-        initial_peers=admission.dht_peers,
-        listen_host=options.listen_host,
-        listen_port=options.dht_port,
-        advertise=node.advertise,
-        client_mode=options.dial_only,
-        clock_offset=admission.clock_offset,
-    )
+
+    async def begin(port: int) -> HivemindTransport:
+        admission, credentials = node.admission(), node.coordinator.credentials
+        await node.sources.resolve_coordinator(credentials.api, admission.dht_peers)
+        sources, ports = node.sources.of(node.membership.run_view), node.relayed.ports
+        node.relayed.admit(sources)
+        ports.release()  # hivemind listens there from now on
+        advertise, advertise_port = node.relayed.dht_place()
+        return await HivemindTransport.start(
+            identity=node.identity,
+            certificate=credentials.certificate_file,
+            authority=credentials.authority_file,
+            run=credentials.run,
+            initial_peers=admission.dht_peers,
+            listen_host=ports.host,
+            listen_port=ports.dht_port or port,
+            advertise=advertise,
+            advertise_port=advertise_port,
+            client_mode=node.relayed.exposure is None and not ports.reached.dht,
+            stays_connected=node.own_address.has_moved,  # the others may not find this node at once
+            sources=sources,
+            members=member_peers(node.membership.run_view) | {credentials.coordinator},
+            clock_offset=admission.clock_offset,
+            line=node.link_server.line,
+        )
+
+    transport = await LastingTransport.start(begin, node.relayed.ports.dht_port)
     processes.push_async_callback(transport.close)
     return transport
 
 
-async def _train_assignment(node: _Joined, worker: WorkerClient, transport: Transport) -> tuple[End, Path]:
+async def _train_assignment(
+    node: _Joined, worker: WorkerClient, transport: LastingTransport
+) -> tuple[End, Path]:
     """Train with the present assignment. Returns how that ended, and the folder of the checkpoint."""
     options, identity, membership = node.options, node.identity, node.membership
     async with asyncio.TaskGroup() as group:
         background = [group.create_task(worker.guard())]
-        await membership.attach(transport.admit)
-        directory = Directory(transport, node.record, membership.estimates)
+
+        async def admit(peers: Set[PeerId], run_view: RunView) -> None:
+            # The coordinator's peer fetches the payloads that too few peers report as held.
+            peers |= {node.coordinator.credentials.coordinator}
+            sources = node.sources.of(run_view)
+            node.relayed.admit(sources)
+            await transport.admit(peers, run_view.banned, sources, peers | member_peers(run_view))
+            if moved := node.sources.moved(run_view) - {identity.peer}:
+                await transport.disconnect(moved)
+
+        await membership.attach(admit)
+        directory = Directory(transport, node.newest_record, membership.estimates)
         background.append(group.create_task(directory.keep()))
+        for told in (node.relayed, node.forwarded, node.own_address):
+            background.append(group.create_task(told.keep(transport, directory)))
         if options.measure:
             prober = LinkProber(
                 identity.peer,
@@ -318,17 +331,27 @@ async def _train_assignment(node: _Joined, worker: WorkerClient, transport: Tran
                 directory,
                 node.coordinator,
                 lambda at, peer: probe_peer(at, peer, node.coordinator.credentials.tls),
-                joins_pipelines=POLICIES[node.record.role].joins_pipelines,
+                joins_pipelines=POLICIES[node.admission().role].joins_pipelines,
             )
             background.append(group.create_task(prober.keep()))
-        services = Services(identity, worker, transport, node.coordinator, node.links, membership, directory)
+        services = Services(
+            node.coordinator.credentials.run,
+            node.spec,
+            identity,
+            worker,
+            transport,
+            node.coordinator,
+            node.link_server,
+            membership,
+            directory,
+        )
         search_paths = [options.folder.absolute()]
         if options.initial_folder is not None:
             search_paths.append(options.initial_folder)
         local = LocalData(
             options.compute, options.source, options.tokenizer, options.initial_folder, tuple(search_paths)
         )
-        training = NodeLoop(node.spec, services, local, node.folder, node.leaving)
+        training = NodeLoop(services, local, node.folder, node.leaving)
         try:
             end = await training.run()
             if end is not End.FINISHED:
@@ -353,8 +376,8 @@ async def _start_worker(options: NodeOptions, processes: AsyncExitStack) -> Work
     return WorkerClient(child)
 
 
-async def _admit_nobody(_: Set[PeerId], __: Set[PeerId]) -> None:
-    """Used while the node has no transport, and so no allow list."""
+async def _skip_allow_list(_: Set[PeerId], __: RunView) -> None:
+    """While the node has no transport, it has no allow list either."""
 
 
 async def _save_progress(training: NodeLoop, seconds: float | None) -> None:

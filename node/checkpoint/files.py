@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from node.checkpoint.durable import flush
 from protocol.algorithm.digest import size_of
 from protocol.algorithm.outer_step import tensor_bytes
 from protocol.errors import ErrorCode, HetnodeError
@@ -116,20 +117,18 @@ def verify_tensors(path: Path, entry: FileEntry, shapes: Shapes) -> None:
 
 def load_tensors(path: Path, shapes: Shapes, device: torch.device | str = "cpu") -> dict[str, Tensor]:
     """The tensors of a verified file, in the order of `shapes`. Raises CHECKPOINT_CORRUPT."""
+    return dict(each_tensor(path, shapes, device))
+
+
+def each_tensor(
+    path: Path, shapes: Shapes, device: torch.device | str = "cpu"
+) -> Iterator[tuple[str, Tensor]]:
+    """As :func:`load_tensors`, one tensor at a time."""
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
-            # On the CPU the library maps the file. The copy does not change if the file changes later.
-            return {name: file.get_tensor(name).clone() for name in shapes}
-    except (OSError, SafetensorError) as error:
-        raise corrupt(path, str(error)) from None
-
-
-def each_tensor(path: Path, shapes: Shapes) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a verified file one at a time, in the order of `shapes`. Raises CHECKPOINT_CORRUPT."""
-    try:
-        with safe_open(path, framework="pt") as file:
             for name in shapes:
-                yield name, file.get_tensor(name)
+                # On the CPU the library maps the file. The copy does not change if the file changes later.
+                yield name, file.get_tensor(name).clone()
     except (OSError, SafetensorError) as error:
         raise corrupt(path, str(error)) from None
 
@@ -162,7 +161,7 @@ def read_part(file: Path, shapes: Shapes) -> dict[str, Tensor]:
 def write_text(path: Path, text: str) -> None:
     """Write and flush a small text. Raises OSError."""
     path.write_text(text, encoding="utf-8")
-    _flush(path)
+    flush(path)
 
 
 def read_text(path: Path) -> str:
@@ -183,9 +182,8 @@ def read_sealed(path: Path, kind: type[Sealed]) -> Sealed:
     try:
         record = kind.model_validate_json(text)
     except ValidationError as error:
-        raise corrupt(
-            path, f"it does not have the fields of its record ({error.error_count()} errors)"
-        ) from None
+        why = f"it does not have the fields of its record ({error.error_count()} errors)"
+        raise corrupt(path, why) from None
     if record.sealed().text != text:
         raise corrupt(path, "its checksum is wrong")
     return record
@@ -197,13 +195,11 @@ def publish(folder: Path, fill: Callable[[Path], None], series: str = "") -> Non
     After a crash the hidden folder may remain, but `folder` is never incomplete. The next call for the same
     folder removes the hidden one. Only one process at a time may publish a folder, or a series of folders.
 
-    Args:
-        series: glob of folder names below the same parent that only this process writes. Hidden folders that
-            a crash has left for any of these names are removed, too. "" means `folder` only.
+    `series` is a glob of folder names below the same parent that only this process writes; "" means `folder`
+    only. Hidden folders that a crash has left for any of these names are removed, too.
 
-    Raises:
-        HetnodeError: DISK_FULL; earlier files are unchanged and the hidden folder is removed.
-        OSError: another disk error; likewise.
+    Raises HetnodeError DISK_FULL, or OSError for another disk error; earlier files are unchanged and the
+    hidden folder is removed.
     """
     partial = _hidden(folder, _PARTIAL)
     try:
@@ -214,7 +210,7 @@ def publish(folder: Path, fill: Callable[[Path], None], series: str = "") -> Non
             fill(partial)
             # A file survives a power failure only if the folders that list it are flushed, too.
             for place in sorted({path.parent for path in partial.rglob("*")}, reverse=True):
-                _flush(place)
+                flush(place)
             _move_into_place(partial, folder)
         except BaseException:  # also a KeyboardInterrupt must free the space
             shutil.rmtree(partial, ignore_errors=True)
@@ -239,7 +235,7 @@ def _move_into_place(partial: Path, folder: Path) -> None:
         if replaced.exists():
             replaced.rename(folder)
         raise
-    _flush(folder.parent)
+    flush(folder.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 
@@ -258,14 +254,6 @@ def _sweep(parent: Path, names: str) -> None:
 
 def _hidden(folder: Path, suffix: str) -> Path:
     return folder.with_name(f".{folder.name}{suffix}")
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def corrupt(path: Path, why: str) -> HetnodeError:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -46,7 +47,7 @@ from node.checkpoint.files import (
     write_text,
 )
 from node.checkpoint.layout import ANY_ROUND, EMBEDDING_FILE, round_of, stage_file
-from node.model.init import embedding_shapes, parameter_shapes
+from node.model.shapes import embedding_shapes, parameter_shapes
 from protocol.algorithm.outer_optimizer import committed_shapes, parameters_of
 from protocol.algorithm.outer_step import anchor_digest
 from protocol.errors import ErrorCode, HetnodeError
@@ -63,7 +64,7 @@ class AnchorEntry(FileEntry):
 
 
 class Manifest(SealedRecord):
-    """The record in manifest.json: run, round and files of a checkpoint."""
+    """The record in manifest.json."""
 
     format: Literal[1] = 1
     run_id: str
@@ -72,14 +73,19 @@ class Manifest(SealedRecord):
     stages: dict[int, AnchorEntry]
     embedding: AnchorEntry | None = None
 
+    @property
+    def files(self) -> Mapping[int | None, AnchorEntry]:
+        """The tensor files by stage; None stands for the separate file of the embedding."""
+        found: dict[int | None, AnchorEntry] = {stage: entry for stage, entry in self.stages.items()}
+        return found if self.embedding is None else {**found, None: self.embedding}
+
 
 @dataclass(frozen=True)
 class Checkpoint:
     """The committed state after `round_number` rounds, verified.
 
-    `stages` has the parameters and the optimizer state of each stage, by name.
-
-    `embedding` has those of the token embedding if it has a separate file, else it is None.
+    `stages` has the parameters and the optimizer state of each stage, by name. `embedding` has those of the
+    token embedding if it has a separate file, else it is None.
     """
 
     spec: RunSpec
@@ -100,9 +106,9 @@ class Verified:
     def round_number(self) -> int:
         return self.manifest.round_number
 
-    def require_complete(self) -> None:
-        """Raise CHECKPOINT_MISSING, naming the stages, unless it has every stage of its run."""
-        _require_all(self.spec, self.manifest.stages)
+    @property
+    def stages(self) -> Mapping[int, AnchorEntry]:
+        return self.manifest.stages
 
     def tensors(self, stage: int) -> Iterator[tuple[str, Tensor]]:
         """Names and parameters of a stage in canonical order, float32 on the CPU, one at a time in memory.
@@ -114,20 +120,25 @@ class Verified:
 
     def load(self, stage: int) -> dict[str, Tensor]:
         """The parameters of a stage, float32 on the CPU. Raises CHECKPOINT_CORRUPT."""
-        return parameters_of(_load_stage(self.folder, self.spec, self.manifest, stage, "cpu"))
+        return parameters_of(self.committed(stage))
 
-
-def _nothing(_: Path) -> None:
-    pass
+    def committed(self, stage: int | None, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+        """All tensors of a stage, or with None those of the separate embedding. Raises CHECKPOINT_CORRUPT."""
+        entry = self.manifest.files[stage]
+        path = self.folder / entry.file
+        tensors = load_tensors(path, _shapes(self.spec, stage, self.round_number), device)
+        if anchor_digest(tensors) != entry.anchor_digest:
+            raise corrupt(path, "its anchor digest differs from the manifest")
+        return tensors
 
 
 def write(
     folder: Path,
     spec: RunSpec,
     round_number: int,
-    stages: Mapping[int, Parameters],
+    stages: Mapping[int, Parameters] | Iterable[tuple[int, Parameters]],
     embedding: Parameters | None = None,
-    beside: Callable[[Path], None] = _nothing,
+    beside: Callable[[Path], None] | None = None,
 ) -> None:
     """Write the committed state of `stages` after `round_number` rounds as the checkpoint `folder`.
 
@@ -135,6 +146,7 @@ def write(
     no checkpoint; after a crash between them the next write restores the old one first.
 
     Args:
+        stages: from an iterator, only one stage at a time is in memory.
         beside: writes more files into the folder that it is given; the manifest does not cover them.
 
     Raises:
@@ -143,59 +155,63 @@ def write(
         ValueError: names, dtypes or shapes differ from the spec.
         OSError: another disk error; `folder` is unchanged.
     """
-    _publish(folder, spec, round_number, iter(stages.items()), embedding, beside)
+    _require_replaceable(folder)
 
+    def fill(partial: Path) -> None:
+        pairs = stages.items() if isinstance(stages, Mapping) else stages
+        entries = {stage: _save(partial, spec, round_number, stage, each) for stage, each in pairs}
+        if beside is not None:
+            beside(partial)
+        manifest = Manifest(
+            run_id=spec.name,
+            spec_hash=spec.hash,
+            round_number=round_number,
+            stages=entries,
+            embedding=None if embedding is None else _save(partial, spec, round_number, None, embedding),
+        )
+        # The manifest comes last: without it the folder is not a checkpoint.
+        write_text(partial / _SPEC, spec.canonical_json)
+        write_text(partial / _MANIFEST, manifest.sealed().text)
 
-def write_each(
-    folder: Path, spec: RunSpec, round_number: int, stages: Iterable[tuple[int, Parameters]]
-) -> None:
-    """As :func:`write`, but takes one stage after the other, so that only one must be in memory."""
-    _publish(folder, spec, round_number, iter(stages), None, _nothing)
+    publish(folder, fill, series="" if round_of(folder.name) is None else ANY_ROUND)
 
 
 def read(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
     """Read and verify all stages in a checkpoint, which may be only some stages of the run.
 
-    Raises:
-        HetnodeError: CHECKPOINT_MISSING or CHECKPOINT_CORRUPT.
+    Raises HetnodeError CHECKPOINT_MISSING or CHECKPOINT_CORRUPT.
     """
-    spec, manifest = _verify(folder)
-    stages = {stage: _load_stage(folder, spec, manifest, stage, device) for stage in sorted(manifest.stages)}
-    embedding: Parameters | None = None
-    if manifest.embedding is not None:
-        shapes = _shapes(embedding_shapes(spec), spec, manifest.round_number)
-        embedding = _load(folder, manifest.embedding, shapes, device)
-    return Checkpoint(spec, manifest.round_number, stages, embedding)
+    found = verify(folder)
+    stages = {stage: found.committed(stage, device) for stage in sorted(found.stages)}
+    embedding = None if found.manifest.embedding is None else found.committed(None, device)
+    return Checkpoint(found.spec, found.round_number, stages, embedding)
 
 
 def verify(folder: Path) -> Verified:
     """Verify the checkpoint `folder` without loading it. Raises CHECKPOINT_MISSING or CHECKPOINT_CORRUPT."""
-    return Verified(folder, *_verify(folder))
-
-
-def is_complete(folder: Path) -> bool:
-    """Whether `folder` is a checkpoint whose files verify and which has every stage of its run."""
-    try:
-        spec, manifest = _verify(folder)
-    except HetnodeError:
-        return False
-    return not _missing(spec, manifest.stages)
+    if not (folder / _MANIFEST).exists():
+        raise _missing(f"There is no checkpoint in {folder} (it has no {_MANIFEST})")
+    manifest = read_sealed(folder / _MANIFEST, Manifest)
+    spec = _read_spec(folder / _SPEC, manifest)
+    for stage, entry in manifest.files.items():
+        if entry.file != _file(stage) or (stage is not None and not 0 <= stage < spec.swarm.stages):
+            part = "embedding" if stage is None else f"stage {stage}"
+            raise corrupt(folder / _MANIFEST, f"the run has no {part} in a file {entry.file}")
+        verify_tensors(folder / entry.file, entry, _shapes(spec, stage, manifest.round_number))
+    return Verified(folder, spec, manifest)
 
 
 def rounds_below(root: Path) -> dict[int, Path]:
     """The round folders below `root` that have a manifest, newest first. They are not verified."""
     found = layout.rounds_below(root)
-    return {number: path for number, path in found.items() if (path / _MANIFEST).is_file()}
+    return {round_number: path for round_number, path in found.items() if (path / _MANIFEST).is_file()}
 
 
 def latest(root: Path) -> Path | None:
     """The ``round-NNNNNN`` folder of the highest round below `root` whose files verify, or None."""
     for path in rounds_below(root).values():
-        try:
-            _verify(path)
-        except HetnodeError:
-            continue
-        return path
+        with suppress(HetnodeError):
+            return verify(path).folder
     return None
 
 
@@ -221,73 +237,43 @@ def assemble(parts: Sequence[Path], folder: Path) -> None:
             have different runs or rounds; ANCHOR_DIVERGED if two parts have different parameters for one
             stage; CHECKPOINT_MISSING if a part or a stage is missing.
     """
-    verified = {part: _verify(part) for part in parts}
-    if not verified:
-        raise _missing_error("There are no parts to assemble")
-    holder: dict[int, Path] = {}
-    first, (spec, reference) = next(iter(verified.items()))
-    for part, (_, manifest) in verified.items():
+    if not parts:
+        raise _missing("There are no parts to assemble")
+    verified = [verify(part) for part in parts]
+    first = verified[0]
+    holder: dict[int, Verified] = {}
+    for part in verified:
+        manifest, reference = part.manifest, first.manifest
         if (manifest.spec_hash, manifest.round_number) != (reference.spec_hash, reference.round_number):
             raise corrupt(
-                part,
+                part.folder,
                 f"it is of run {manifest.run_id} after round {manifest.round_number}, "
-                f"but {first} is of run {reference.run_id} after round {reference.round_number}",
+                f"but {first.folder} is of run {reference.run_id} after round {reference.round_number}",
             )
-        for stage, entry in manifest.stages.items():
+        for stage, entry in part.stages.items():
             # Several members may host a stage; their anchors must be equal in every bit.
             other = holder.setdefault(stage, part)
-            if verified[other][1].stages[stage].anchor_digest != entry.anchor_digest:
+            if other.stages[stage].anchor_digest != entry.anchor_digest:
                 raise HetnodeError(
                     ErrorCode.ANCHOR_DIVERGED,
-                    f"The checkpoints {other} and {part} hold different parameters of stage {stage}.",
+                    f"The checkpoints {other.folder} and {part.folder} hold different parameters of stage "
+                    f"{stage}.",
                     "Leave out the part of the replica that diverged; the coordinator's log has the digests.",
                 )
-    if missing := _missing(spec, holder):
-        raise _missing_error(f"Of {spec.swarm.stages} stages, no part holds {_listed(missing)}")
-    loaded = ((s, _load_stage(holder[s], spec, verified[holder[s]][1], s, "cpu")) for s in sorted(holder))
-    _publish(folder, spec, reference.round_number, loaded, None, _nothing)
+    _require_all(first.spec, holder, "no part holds")
+    loaded = ((stage, holder[stage].committed(stage)) for stage in sorted(holder))
+    write(folder, first.spec, first.round_number, loaded)
 
 
-def require_complete(checkpoint: Checkpoint) -> None:
+def require_complete(found: Checkpoint | Verified) -> None:
     """Raise CHECKPOINT_MISSING, naming the stages, unless the checkpoint has every stage of its run."""
-    _require_all(checkpoint.spec, checkpoint.stages)
+    _require_all(found.spec, found.stages, "the checkpoint does not hold")
 
 
-def _publish(
-    folder: Path,
-    spec: RunSpec,
-    round_number: int,
-    stages: Iterator[tuple[int, Parameters]],
-    embedding: Parameters | None,
-    beside: Callable[[Path], None],
-) -> None:
-    """Write a checkpoint and move it to `folder`. Takes one stage at a time from `stages`."""
-    _require_replaceable(folder)
-
-    def fill(partial: Path) -> None:
-        entries = {
-            stage: _save(
-                partial / stage_file(stage), committed, _stage_shapes(spec, stage, round_number), round_number
-            )
-            for stage, committed in stages
-        }
-        beside(partial)
-        followed = None
-        if embedding is not None:
-            shapes = _shapes(embedding_shapes(spec), spec, round_number)
-            followed = _save(partial / EMBEDDING_FILE, embedding, shapes, round_number)
-        manifest = Manifest(
-            run_id=spec.run_id,
-            spec_hash=spec.hash,
-            round_number=round_number,
-            stages=entries,
-            embedding=followed,
-        )
-        # The manifest comes last: without it the folder is not a checkpoint.
-        write_text(partial / _SPEC, spec.canonical_json)
-        write_text(partial / _MANIFEST, manifest.sealed().text)
-
-    publish(folder, fill, series="" if round_of(folder.name) is None else ANY_ROUND)
+def _require_all(spec: RunSpec, stages: Iterable[int], lack: str) -> None:
+    if missing := sorted(set(range(spec.swarm.stages)) - set(stages)):
+        listed = f"stage{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+        raise _missing(f"Of {spec.swarm.stages} stages, {lack} {listed}")
 
 
 def _require_replaceable(folder: Path) -> None:
@@ -301,40 +287,26 @@ def _require_replaceable(folder: Path) -> None:
         )
 
 
-def _stage_shapes(spec: RunSpec, stage: int, round_number: int) -> Shapes:
-    return _shapes(parameter_shapes(spec, stage), spec, round_number)
+def _file(stage: int | None) -> str:
+    return EMBEDDING_FILE if stage is None else stage_file(stage)
 
 
-def _shapes(parameters: Shapes, spec: RunSpec, round_number: int) -> Shapes:
+def _shapes(spec: RunSpec, stage: int | None, round_number: int) -> Shapes:
     """Shapes of all tensors in a file after that round: parameters, and from round 1 on optimizer state."""
+    parameters = embedding_shapes(spec) if stage is None else parameter_shapes(spec, stage)
     return committed_shapes(parameters, spec.outer) if round_number else parameters
 
 
-def _save(path: Path, committed: Parameters, shapes: Shapes, round_number: int) -> AnchorEntry:
-    parameters = committed if round_number else parameters_of(committed)
-    found = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
-    if found != shapes or any(tensor.dtype != torch.float32 for tensor in parameters.values()):
-        raise ValueError(f"the parameters for {path.name} are not the float32 tensors of the spec")
-    entry = write_tensors(path, parameters)
-    return AnchorEntry(**entry.model_dump(), anchor_digest=anchor_digest(parameters))
-
-
-def _verify(folder: Path) -> tuple[RunSpec, Manifest]:
-    """Verify all files of a checkpoint. Returns its spec and manifest."""
-    if not (folder / _MANIFEST).exists():
-        raise _missing_error(f"There is no checkpoint in {folder} (it has no {_MANIFEST})")
-    manifest = read_sealed(folder / _MANIFEST, Manifest)
-    spec = _read_spec(folder / _SPEC, manifest)
-    for stage, entry in manifest.stages.items():
-        if not 0 <= stage < spec.swarm.stages or entry.file != stage_file(stage):
-            raise corrupt(folder / _MANIFEST, f"the run has no stage {stage} in a file {entry.file}")
-        verify_tensors(folder / entry.file, entry, _stage_shapes(spec, stage, manifest.round_number))
-    if manifest.embedding is not None:
-        if manifest.embedding.file != EMBEDDING_FILE:
-            raise corrupt(folder / _MANIFEST, f"the embedding has a wrong file {manifest.embedding.file}")
-        shapes = _shapes(embedding_shapes(spec), spec, manifest.round_number)
-        verify_tensors(folder / EMBEDDING_FILE, manifest.embedding, shapes)
-    return spec, manifest
+def _save(
+    partial: Path, spec: RunSpec, round_number: int, stage: int | None, committed: Parameters
+) -> AnchorEntry:
+    tensors = committed if round_number else parameters_of(committed)
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    is_float32 = all(tensor.dtype == torch.float32 for tensor in tensors.values())
+    if found != _shapes(spec, stage, round_number) or not is_float32:
+        raise ValueError(f"the parameters for {_file(stage)} are not the float32 tensors of the spec")
+    entry = write_tensors(partial / _file(stage), tensors)
+    return AnchorEntry(**entry.model_dump(), anchor_digest=anchor_digest(tensors))
 
 
 def _read_spec(path: Path, manifest: Manifest) -> RunSpec:
@@ -351,38 +323,7 @@ def _read_spec(path: Path, manifest: Manifest) -> RunSpec:
     return spec
 
 
-def _load_stage(
-    folder: Path, spec: RunSpec, manifest: Manifest, stage: int, device: torch.device | str
-) -> dict[str, Tensor]:
-    shapes = _stage_shapes(spec, stage, manifest.round_number)
-    return _load(folder, manifest.stages[stage], shapes, device)
-
-
-def _load(folder: Path, entry: AnchorEntry, shapes: Shapes, device: torch.device | str) -> dict[str, Tensor]:
-    """The tensors in a verified file, in the order of `shapes`."""
-    path = folder / entry.file
-    parameters = load_tensors(path, shapes, device)
-    if anchor_digest(parameters) != entry.anchor_digest:
-        raise corrupt(path, "its anchor digest differs from the manifest")
-    return parameters
-
-
-def _missing(spec: RunSpec, stages: Iterable[int]) -> list[int]:
-    return sorted(set(range(spec.swarm.stages)) - set(stages))
-
-
-def _require_all(spec: RunSpec, stages: Iterable[int]) -> None:
-    if missing := _missing(spec, stages):
-        raise _missing_error(
-            f"Of {spec.swarm.stages} stages, the checkpoint does not hold {_listed(missing)}"
-        )
-
-
-def _listed(stages: Sequence[int]) -> str:
-    return f"stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}"
-
-
-def _missing_error(cause: str) -> HetnodeError:
+def _missing(cause: str) -> HetnodeError:
     return HetnodeError(
         ErrorCode.CHECKPOINT_MISSING,
         f"{cause}.",

@@ -12,12 +12,8 @@ from pathlib import Path
 from torch import Tensor
 
 from node.checkpoint import global_model
-from node.model.init import (
-    InitialParameters,
-    initial_parameters,
-    initial_unavailable,
-    parameter_shapes,
-)
+from node.model.init import InitialParameters, initial_parameters, initial_unavailable
+from node.model.shapes import parameter_shapes
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 
@@ -27,9 +23,8 @@ def initial_from(place: Path | None) -> InitialParameters:
 
     The checkpoint is used only if the run starts from given parameters. `place` is a folder that ``hetnode
     import`` has written, or a checkpoint of the same parameters in the same stages. The returned function
-    raises:
-        HetnodeError: INITIAL_UNAVAILABLE if the run needs given parameters and `place` is None or has other
-            parameters; CHECKPOINT_MISSING or CHECKPOINT_CORRUPT if it has no usable checkpoint.
+    raises HetnodeError INITIAL_UNAVAILABLE if the run needs given parameters and `place` is None or has other
+    parameters; CHECKPOINT_MISSING or CHECKPOINT_CORRUPT if it has no usable checkpoint.
     """
 
     @cache  # verifying reads all files, so do it once for all stages
@@ -58,13 +53,12 @@ def require_initial(spec: RunSpec, place: Path | None) -> None:
 
 def _require_given(stored: global_model.Verified, spec: RunSpec, stage: int, digest: str) -> None:
     entry = stored.manifest.stages.get(stage)
-    fits = stage < stored.spec.swarm.stages and (
-        parameter_shapes(stored.spec, stage) == parameter_shapes(spec, stage)
-    )
+    # A stage beyond those of the stored run has no entry.
+    fits = entry is not None and parameter_shapes(stored.spec, stage) == parameter_shapes(spec, stage)
     if entry is None or not fits or entry.anchor_digest != digest:
         raise HetnodeError(
             ErrorCode.INITIAL_UNAVAILABLE,
-            f"Stage {stage} in {stored.folder} differs from the initial parameters of run {spec.run_id}.",
+            f"Stage {stage} in {stored.folder} differs from the initial parameters of run {spec.name}.",
             "Give --initial the folder that 'hetnode import' has written for this run, or import the same "
             "model with the run's file (--config).",
         )

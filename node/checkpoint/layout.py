@@ -25,11 +25,8 @@ def round_of(name: str) -> int | None:
 
 def rounds_below(root: Path) -> dict[int, Path]:
     """The round folders below `root`, newest first."""
-    found = {
-        number: path
-        for path in (root.iterdir() if root.is_dir() else ())
-        if (number := round_of(path.name)) is not None
-    }
+    paths = root.iterdir() if root.is_dir() else ()
+    found = {each: path for path in paths if (each := round_of(path.name)) is not None}
     return dict(sorted(found.items(), reverse=True))
 
 

@@ -51,14 +51,10 @@ def write(
 ) -> None:
     """Write the checkpoint after `round_number`, then remove all but the newest `keep` checkpoints.
 
-    Args:
-        folder: the folder of this checkpoint, named ``round-NNNNNN``.
-        stages: parameters and optimizer state of each hosted stage, by name.
-        embedding: those of the token embedding, on a member that does not host stage 0.
+    `folder` is named ``round-NNNNNN``. `stages` and `embedding` are those of :class:`Restored`.
 
-    Raises:
-        HetnodeError: DISK_FULL, or BAD_OPTION if `folder` exists and is no checkpoint. Earlier checkpoints
-            are unchanged, and nothing of this one remains.
+    Raises HetnodeError DISK_FULL, or BAD_OPTION if `folder` exists and is no checkpoint. Earlier checkpoints
+    are unchanged, and nothing of this one remains.
     """
 
     def beside(partial: Path) -> None:
@@ -66,10 +62,8 @@ def write(
 
     global_model.write(folder, spec, round_number, stages, embedding, beside)
     # Remove old ones only now: a failed write must leave the older checkpoints.
-    older = [
-        path for number, path in global_model.rounds_below(folder.parent).items() if number < round_number
-    ]
-    for path in older[keep - 1 :]:
+    found = global_model.rounds_below(folder.parent)
+    for path in [found[each] for each in found if each < round_number][keep - 1 :]:
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -90,18 +84,17 @@ def newest(root: Path, spec: RunSpec, stages: StageRange) -> Restored | None:
         if found.spec != spec or not hosted:
             log.warning("skipping %s: it belongs to another run, or has none of stages %s", folder, stages)
             continue
-        embedding = None if 0 in stages else _embedding(found)
+        embedding = found.embedding
+        if 0 in stages:
+            embedding = None  # stage 0 contains it
+        elif 0 in found.stages:
+            embedding = embedding_of(found.stages[0])
         private = _private(folder, spec, found.round_number, hosted)
         restored = Restored(found.round_number, hosted, embedding, private)
         if len(hosted) == len(stages) and (0 in stages or embedding is not None):
             return restored
         partial = partial or restored
     return partial
-
-
-def _embedding(found: global_model.Checkpoint) -> Parameters | None:
-    """The committed embedding, from stage 0 or from the separate file."""
-    return embedding_of(found.stages[0]) if 0 in found.stages else found.embedding
 
 
 def _private(

@@ -1,14 +1,9 @@
 """The parts of a checkpoint on disk that a donor serves: the bytes of protocol.algorithm.digest.
 
-A checkpoint below the folder of a node's checkpoints is::
-
-    round-NNNNNN/stage-NN.safetensors       committed state of a hosted stage, float32
-    round-NNNNNN/embedding.safetensors      only the embedding, on a member without stage 0
-
-The committed state is the parameters and the state of the outer optimizer, if it has any. For the embedding
-these are the tensor "emb" and the tensors named "emb/...". The data section of such a file has the tensors in
-ascending order of their names and without gaps, because a digest covers exactly these bytes. The header is
-read to verify this. Only one piece of a part is in memory at a time.
+The files are those of node.checkpoint.global_model. For the embedding, a part is the tensor "emb" and the
+state of its outer optimizer in the tensors "emb/...". The data section of a file has the tensors in ascending
+order of their names and without gaps, because a digest covers exactly these bytes. The header is read to
+verify this. Only one piece of a part is in memory at a time.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from node.checkpoint.files import (
     write_text,
 )
 from node.checkpoint.layout import stage_file
-from node.model.init import parameter_shapes
+from node.model.shapes import parameter_shapes
 from node.optimizer.inner import AdamWState
 from node.optimizer.outer_stage import OuterStageState
 from protocol.spec.run import RunSpec
@@ -92,8 +92,7 @@ def write(folder: Path, spec: RunSpec, round_number: int, stages: Mapping[int, S
 def read(folder: Path, spec: RunSpec, round_number: int, stages: Iterable[int]) -> dict[int, StageState]:
     """The verified state of `stages` in the checkpoint `folder`, which was written after `round_number`.
 
-    Raises:
-        HetnodeError: CHECKPOINT_CORRUPT if it is damaged, missing, or from another run or round.
+    Raises HetnodeError CHECKPOINT_CORRUPT if it is damaged, missing, or from another run or round.
     """
     place = folder / _FOLDER
     record = read_sealed(place / _RECORD, _Private)
@@ -109,18 +108,12 @@ def read(folder: Path, spec: RunSpec, round_number: int, stages: Iterable[int]) 
 
 
 def _save(path: Path, state: StageState) -> _StageEntry:
-    moments = state.moments
-    parts = {"error": state.error, "local": state.local}
-    if moments is not None:
+    parts, counters = {"error": state.error, "local": state.local}, None
+    if (moments := state.moments) is not None:
         parts |= {"first": moments["exp_avg"], "second": moments["exp_avg_sq"]}
+        counters = _Counters(steps=moments["steps"], cold_steps=moments["cold_steps"])
     tensors = {f"{part}/{name}": tensor for part, named in parts.items() for name, tensor in named.items()}
-    return _StageEntry(
-        tensors=write_tensors(path, tensors),
-        local=tuple(state.local),
-        moments=None
-        if moments is None
-        else _Counters(steps=moments["steps"], cold_steps=moments["cold_steps"]),
-    )
+    return _StageEntry(tensors=write_tensors(path, tensors), local=tuple(state.local), moments=counters)
 
 
 def _load(place: Path, entry: _StageEntry, shapes: Shapes) -> StageState:

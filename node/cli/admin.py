@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -13,8 +14,9 @@ from rich.table import Table
 
 from node import command_runner
 from node.cli.known_runs import only_coordinator
-from node.cli.options import seconds_of
+from node.cli.options import option, seconds_of
 from node.security.credentials import load_operator
+from protocol.trust.private_file import write_private
 from protocol.types import Role
 
 if TYPE_CHECKING:
@@ -28,21 +30,17 @@ peers_app = typer.Typer(help="Peers that were let in or are kept out.", no_args_
 
 Folder = Annotated[
     Path | None,
-    typer.Option(
-        help="Folder of the coordinator, or of 'hetnode swarm up'. Default: that of the only run here."
-    ),
+    option("Folder of the coordinator, or of 'hetnode swarm up'. Default: that of the only run here."),
 ]
 
 
 @invite_app.command("create")
 def invite_create(
-    uses: Annotated[int, typer.Option(help="How many peers it lets in.", min=1)] = 1,
-    expires: Annotated[str, typer.Option(help="How long it lets them in: 90s, 15m, 24h, 7d.")] = "7d",
-    role: Annotated[
-        Role | None, typer.Option(help="The only role for those who come with it. Default: any.")
-    ] = None,
+    uses: Annotated[int, option("How many peers it lets in.", min=1)] = 1,
+    expires: Annotated[str, option("How long it lets them in: 90s, 15m, 24h, 7d.")] = "7d",
+    role: Annotated[Role | None, option("The only role for those who come with it. Default: any.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Write it to this file, for its owner's eyes only, not to the screen.")
+        Path | None, option("Write it to this file, for its owner's eyes only, not to the screen.")
     ] = None,
     folder: Folder = None,
 ) -> None:
@@ -55,8 +53,6 @@ def invite_create(
     if out is None:
         sys.stdout.write(f"{text}\n")
     else:
-        from coordinator.authority import write_private  # noqa: PLC0415
-
         write_private(out, f"{text}\n".encode())
         Console().print(f"invite {name} is in {out}", highlight=False, markup=False)
 
@@ -97,11 +93,19 @@ def peers_list(folder: Folder = None) -> None:
 @peers_app.command("ban")
 def peers_ban(
     peer: Annotated[str, typer.Argument(help="Peer id, as 'hetnode peers list' shows it.")],
-    reason: Annotated[str, typer.Option(help="Told to the peer and to the log.")] = "",
+    reason: Annotated[str, option("Told to the peer and to the log.")] = "",
+    revoke_invite: Annotated[
+        bool, option("Revoke its invite, too, if that still lets others in.", "--revoke-invite")
+    ] = False,
     folder: Folder = None,
 ) -> None:
-    """Keep a peer out from now on: its streams end, and all other peers refuse it."""
-    _asking(folder, lambda client: client.ban(peer, reason))
+    """Keep a peer out from now on: its streams end, and all other peers refuse it.
+
+    Its owner can make a new identity, and come back with an invite that has uses left: revoke that, too.
+    """
+    invites = _asking(folder, lambda client: client.ban(peer, reason, revoke_invite))
+    lines = [f"{peer} is banned", *(_fate_of(invite, folder) for invite in invites)]
+    Console().print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
 
 @peers_app.command("unban")
@@ -111,6 +115,18 @@ def peers_unban(
 ) -> None:
     """Let a banned peer come back with the certificate or the identity that it has."""
     _asking(folder, lambda client: client.unban(peer))
+
+
+def _fate_of(invite: pb.InviteStatus, folder: Path | None) -> str:
+    """What the operator must know about an invite of a peer that was just banned."""
+    if invite.revoked:
+        return f"its invite {invite.id} is revoked"
+    left = invite.uses - len(invite.peers)
+    where = f" --folder {shlex.quote(str(folder))}" if folder else ""
+    return (
+        f"its invite {invite.id} still lets in {left} more, also the same person under a new identity; "
+        f"revoke it with: hetnode invite revoke {invite.id}{where}"
+    )
 
 
 def _asking(folder: Path | None, ask: Callable[[AdminClient], Awaitable[T]]) -> T:

@@ -3,88 +3,73 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from platformdirs import user_data_path
 from rich.console import Console
 
 from node import command_runner
-from node.cli.options import NETWORK, HiddenLifeline, Verbose, seconds_of
-from node.cli.spec import (
-    Config,
-    Data,
-    LinkK,
-    Pipelines,
-    Preset,
-    Replicas,
-    Rounds,
-    Seed,
-    Stages,
-    Steps,
-    Tokenizer,
-    pinned,
-    spec_of,
+from node.cli.options import (
+    HiddenLifeline,
+    RelayPortRange,
+    Verbose,
+    network,
+    option,
+    port_range,
+    records_as_options,
+    seconds_of,
 )
+from node.cli.spec import SpecOptions, pinned
+from node.command_runner import bad_option
 from node.folder import make_usable
 from node.ipc.template import own_template
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
+from protocol.trust.host_port import host_port
 
 if TYPE_CHECKING:
+    from node.hive.lasting import LastingTransport
     from node.hive.transport import HivemindTransport
     from node.security.identity import Identity
 
-Listen = Annotated[
-    str, typer.Option(help="HOST:PORT of the API. 0.0.0.0 accepts other machines.", rich_help_panel=NETWORK)
-]
-Advertise = Annotated[
-    str | None, typer.Option(help="Host under which others reach this machine.", rich_help_panel=NETWORK)
-]
-DhtPort = Annotated[
-    int,
-    typer.Option(help="TCP port of the DHT bootstrap peer; 0 takes a free one.", rich_help_panel=NETWORK),
-]
+Listen = Annotated[str, network("HOST:PORT of the API. 0.0.0.0 accepts other machines, [::] also over IPv6.")]
 EnrollmentPort = Annotated[
     int | None,
-    typer.Option(
+    network(
+        "TCP port where invites are traded for certificates; 0 takes a free one. Default: the one after the "
+        "API's.",
         "--enrolment-port",
-        help="TCP port where invites are traded for certificates; 0 takes a free one. Default: the one after "
-        "the API's.",
-        rich_help_panel=NETWORK,
         min=0,
         max=65535,
     ),
 ]
-CertificateLife = Annotated[
-    str, typer.Option(help="Life of a node's certificate; nodes renew theirs.", rich_help_panel=NETWORK)
+RelayListen = Annotated[
+    str | None, network("HOST:PORT of the relay. Default: the port after that of enrollment.")
 ]
 Folder = Annotated[
     Path | None,
-    typer.Option(
-        help="Where the commit log, the run's authority and metrics are kept; the same folder resumes."
-    ),
+    option("Where the commit log, the run's authority and metrics are kept; the same folder resumes."),
 ]
 
 
+@records_as_options()
 def coordinator(
-    preset: Preset = None,
-    config: Config = None,
-    data: Data = None,
-    tokenizer: Tokenizer = None,
-    rounds: Rounds = None,
-    inner_steps: Steps = None,
-    replicas: Replicas = None,
-    pipelines: Pipelines = None,
-    stages: Stages = None,
-    k: LinkK = None,
-    seed: Seed = None,
+    options: SpecOptions,
     listen: Listen = "127.0.0.1:7700",
-    advertise: Advertise = None,
-    dht_port: DhtPort = 0,
+    advertise: Annotated[str | None, network("Host under which others reach this machine.")] = None,
+    dht_port: Annotated[int, network("TCP port of the DHT bootstrap peer; 0 takes a free one.")] = 0,
     enrollment_port: EnrollmentPort = None,
-    certificate_life: CertificateLife = "24h",
+    relay: Annotated[
+        bool,
+        network(
+            "Carry connections to nodes that nobody can dial; see 'hetnode relay'.", "--relay/--no-relay"
+        ),
+    ] = True,
+    relay_listen: RelayListen = None,
+    relay_ports: RelayPortRange = None,
+    certificate_life: Annotated[str, network("Life of a node's certificate; nodes renew theirs.")] = "24h",
     folder: Folder = None,
     verbose: Verbose = False,
     lifeline: HiddenLifeline = None,
@@ -93,42 +78,35 @@ def coordinator(
     peer.
 
     It waits until the peers that the run's shape asks for have joined, and ends when the run is finished.
-    Tensors never pass through it, so a small machine is enough. Prints the command that makes an invite;
-    nodes join with an invite alone.
+    Tensors pass through it only where peers contest a payload, so a small machine is enough. Prints the
+    command that makes an invite; nodes join with an invite alone.
     """
     command_runner.configure_logging(verbose)
-    overrides = {
-        "data": data,
-        "tokenizer": tokenizer,
-        "rounds": rounds,
-        "steps": inner_steps,
-        "replicas": replicas,
-        "pipelines": pipelines,
-        "stages": stages,
-        "k": k,
-        "seed": seed,
-    }
-    given = [preset, config, *overrides.values()]
-    if folder is not None and all(option is None for option in given) and (folder / "run.toml").exists():
-        config = folder / "run.toml"  # resumes the run in the folder
-    spec = pinned(spec_of(config, preset, **overrides), config)
+    if folder is not None and not options.any_given and (folder / "run.toml").exists():
+        options = SpecOptions(config=folder / "run.toml")  # resumes the run in the folder
+    spec = pinned(options.spec(), options.config)
     host, _ = command_runner.split_address(listen, "--listen")
+    advertise = command_runner.bare_host(advertise, "--advertise")
+    if relay_listen is not None:
+        command_runner.split_address(relay_listen, "--relay-listen")
     life = seconds_of(certificate_life, "--certificate-life")
-    folder = folder or user_data_path("hetnode") / "runs" / spec.run_id / "coordinator"
+    folder = folder or user_data_path("hetnode") / "runs" / spec.name / "coordinator"
     make_usable(folder, mode=0o700)  # it holds the private keys of the authority and of the operator
     if host in ("0.0.0.0", "::") and advertise is None:
-        raise command_runner.bad_option(
+        raise bad_option(
             f"--listen {listen} accepts other machines, but no host is given that they can reach.",
             "Give --advertise HOST, the name or address under which they reach this machine.",
         )
     identity = _open_identity(folder)
     own_template()  # imports hivemind while this process imports the coordinator
 
-    from coordinator.app import ListenAddresses, run_coordinator  # noqa: PLC0415
+    from coordinator.api.public_ports import ListenAddresses, RelayOptions  # noqa: PLC0415
+    from coordinator.app import run_coordinator  # noqa: PLC0415
 
-    bootstrap = _BootstrapPeer(folder, identity, spec.run_id, host, dht_port, advertise or host)
-    enrollment_address = None if enrollment_port is None else f"{host}:{enrollment_port}"
-    addresses = ListenAddresses(listen, enrollment_address, advertise or host)
+    bootstrap = _BootstrapPeer(folder, identity, spec, host, dht_port, advertise or host)
+    enrollment_address = None if enrollment_port is None else host_port(host, enrollment_port)
+    own_relay = RelayOptions(relay_listen or "", port_range(relay_ports)) if relay else None
+    addresses = ListenAddresses(listen, enrollment_address, advertise or host, own_relay)
     announce = _CoordinatorFolder(folder, spec).announce
     running = run_coordinator(spec, folder, addresses, identity, bootstrap.start, announce, life)
     command_runner.run(running, lifeline)
@@ -143,7 +121,7 @@ class _CoordinatorFolder:
         self._former = address.read_text() if address.exists() else ""
         address.unlink(missing_ok=True)  # a process that waits for the address must get the new one
 
-    def announce(self, address: str, enrollment: str) -> None:
+    def announce(self, run: str, address: str, enrollment: str) -> None:
         """Write the addresses on which the coordinator listens now, and print how to let nodes in."""
         folder, spec, console = self._folder, self._spec, Console(highlight=False)
         (folder / "run.toml").write_text(spec.toml)
@@ -151,7 +129,7 @@ class _CoordinatorFolder:
         for name, text in (("enrolment-address", enrollment), ("address", address)):
             (folder / f"{name}.tmp").write_text(text)
             (folder / f"{name}.tmp").replace(folder / name)
-        console.print(f"run  {spec.run_id}\nspec {spec.hash}")
+        console.print(f"run  {run}\nspec {spec.hash}")
         console.print(spec.model_dump_json(indent=2), markup=False)
         console.print(f"API {address}, enrollment {enrollment}", markup=False)
         if self._former not in ("", address):
@@ -165,37 +143,50 @@ class _BootstrapPeer:
 
     folder: Path
     identity: Identity
-    run: str
+    spec: RunSpec
     host: str
     port: int
     advertise: str
 
-    async def start(self) -> HivemindTransport:
-        """Start it. Raises as :meth:`HivemindTransport.start` does."""
+    async def start(self, run: str) -> LastingTransport:
+        """Start it for `run`; it starts itself again on its port.
+
+        Raises as :meth:`HivemindTransport.start` does.
+        """
+        from node.hive.lasting import LastingTransport  # noqa: PLC0415
+
         # Nodes know where the DHT began, so a coordinator that is started again must use the same port.
         kept = self.folder / "dht-port"
         former = int(kept.read_text()) if kept.exists() else 0
+        start_on = partial(self._start_on, run)
         try:
-            hivemind = await self._start_on(self.port or former)
+            peer = await LastingTransport.start(start_on, self.port or former)
         except HetnodeError as error:
             if error.code is not ErrorCode.PORT_IN_USE or self.port:
                 raise
-            hivemind = await self._start_on(0)
-        kept.write_text(hivemind.addresses[0].split("/tcp/")[1].split("/")[0])
-        return hivemind
+            peer = await LastingTransport.start(start_on, 0)
+        kept.write_text(str(peer.port))
+        try:
+            await peer.host_arbiter(self.spec, self.folder / "contested")
+        except HetnodeError as error:
+            await peer.close()
+            raise error from None
+        return peer
 
-    async def _start_on(self, port: int) -> HivemindTransport:
+    async def _start_on(self, run: str, port: int) -> HivemindTransport:
         from node.hive.transport import HivemindTransport  # noqa: PLC0415
 
         return await HivemindTransport.start(
             identity=self.identity,
             certificate=self.folder / "bootstrap.pem",
             authority=self.folder / "authority.pem",
-            run=self.run,
+            run=run,
             initial_peers=(),
             listen_host=self.host,
             listen_port=port,
             advertise=self.advertise,
+            sources=(),  # those of members come with their calls, and so do the members
+            members=(),
         )
 
 

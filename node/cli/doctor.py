@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -17,15 +19,19 @@ from node import command_runner
 from node.cli import doctor_checks as checks
 from node.cli import known_runs
 from node.cli.doctor_checks import Finding, NodeSettings, Severity
+from node.cli.doctor_reach import check_reach, check_router
+from node.cli.options import Device, Threads, option
 from node.ipc.template import own_template
+from node.ipc.worker_calls import AUTO_DEVICE
 from node.measure import hardware
 from node.security import credentials
 from node.security.credentials import Credentials
 from protocol.errors import ExitCode, HetnodeError
 from protocol.spec.resolve import resolve
+from protocol.spec.run import RunSpec
 from protocol.trust.invite import Invite, is_invite
 from protocol.trust.tls import certified_peer, pin_of
-from protocol.types import PeerId
+from protocol.types import Capacity, PeerId
 
 
 def doctor(
@@ -33,32 +39,39 @@ def doctor(
         str | None,
         typer.Argument(
             metavar="INVITE|RUN",
-            help="The run that this machine shall take part in. An invite is not spent.",
+            help="The run that this machine shall take part in. An invite is not spent. Default: the only "
+            "run that this machine is in.",
         ),
     ] = None,
-    invite_file: Annotated[
-        Path | None, typer.Option(help="File that holds the invite, '-' for standard input.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="Torch device, such as cpu, cuda or cuda:1.")] = "cpu",
-    threads: Annotated[int, typer.Option(help="CPU threads to compute with; 0 takes all.", min=0)] = 0,
-    listen: Annotated[
-        str, typer.Option(help="HOST:PORT on which neighbours shall reach this node.")
-    ] = "0.0.0.0:0",
-    advertise: Annotated[str | None, typer.Option(help="Host that neighbours shall be told.")] = None,
-    preset: Annotated[
-        str | None, typer.Option(help="Measure computing with this model, where no run is given.")
-    ] = None,
+    invite_file: Annotated[Path | None, option("File that holds the invite, '-' for standard input.")] = None,
+    device: Device = AUTO_DEVICE,
+    threads: Threads = 0,
+    listen: Annotated[str, option("HOST:PORT on which neighbours shall reach this node.")] = "[::]:0",
+    advertise: Annotated[str | None, option("Host that neighbours shall be told.")] = None,
+    dht_port: Annotated[int, option("TCP port of this node's DHT peer; 0 takes a free one.")] = 0,
+    port_mapping: Annotated[
+        bool, option("Ask the router to forward the ports while this is examined.")
+    ] = True,
+    preset: Annotated[str | None, option("Measure computing with this model, where no run is given.")] = None,
+    as_json: Annotated[bool, option("Print JSON instead of a table.", "--json")] = False,
 ) -> None:
     """Check and measure this machine: device, memory, disk, clock, connections and speed, with a remedy each.
 
-    With the name of a run that this machine was let into it also measures the way to the coordinator and to
-    neighbours, and says which stages fit. It joins nothing. Exit status 0, or that of the first problem.
+    In a run that this machine was let into it also measures the way to the coordinator and to neighbours,
+    says which stages fit, and lets the coordinator dial this machine's ports: who reaches it, what kind of
+    NAT lies in between, and which relay is nearest. It joins nothing. Exit status 0, also with warnings, or
+    that of the first problem (docs/errors.md).
     """
     command_runner.configure_logging()
     host, port = command_runner.split_address(listen, "--listen")
-    settings = NodeSettings(device, threads or hardware.available_threads(), host, port, advertise, preset)
+    advertise = command_runner.bare_host(advertise, "--advertise")
+    threads = threads or hardware.available_threads()
+    settings = NodeSettings(device, threads, host, port, advertise, preset, dht_port, port_mapping)
     findings = command_runner.run(examine(settings, run, invite_file))
-    Console().print(findings_view(findings))
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in findings]))
+    else:
+        Console().print(findings_view(findings))
     first = next((finding for finding in findings if finding.severity is Severity.PROBLEM), None)
     if first is not None:
         raise typer.Exit(int(first.code.exit_code if first.code else ExitCode.INTERNAL))
@@ -76,22 +89,27 @@ def findings_view(findings: list[Finding]) -> Table:
 async def examine(settings: NodeSettings, text: str | None, invite_file: Path | None) -> list[Finding]:
     """All findings, in the order in which they are shown. Raises HetnodeError for a run that is none."""
     own_template()  # imports torch while the other checks run
-    findings = [checks.check_listening(settings)]
+    findings: list[Finding] = []
+
+    async def check_compute(spec: RunSpec, me: str = "") -> Capacity | None:
+        capacity, computed = await checks.check_compute(settings, spec, _folder_of(me))
+        findings.extend(computed)
+        return capacity
+
     if text is None and invite_file is None:
-        spec = resolve(settings.preset)
-        findings += (await checks.check_compute(settings, spec, _folder_of(None)))[1]
-        findings.append(checks.check_disk(spec))
-        findings.append(
-            Finding(
-                "run", Severity.OK, "none was named", "Type 'hetnode doctor RUN' for one that you are in."
-            )
-        )
-        return findings
+        runs = known_runs.runs_here()
+        if len(runs) != 1:
+            spec = resolve(settings.preset)
+            findings.append(checks.check_listening(settings))
+            await check_compute(spec)
+            return [*findings, checks.check_disk(spec), checks.no_single_run(runs)]
+        (text,) = runs
     invite, known = _known(text, invite_file)
     if known is None:
         assert invite is not None, "a run without credentials is refused before"
-        findings += await checks.check_reachable(invite)
-        findings += (await checks.check_compute(settings, resolve(settings.preset), _folder_of(None)))[1]
+        findings += [checks.check_listening(settings), *await checks.check_reachable(invite)]
+        findings += await check_router(invite.api)
+        await check_compute(resolve(settings.preset))
         return findings
     address, tls = known
     me = _peer_of(tls)
@@ -99,16 +117,17 @@ async def examine(settings: NodeSettings, text: str | None, invite_file: Path | 
     try:
         status, seen = await checks.check_coordinator(address, tls)
     except HetnodeError as error:
-        findings.append(checks.problem("coordinator", error))
-        findings += (await checks.check_compute(settings, resolve(settings.preset), _folder_of(me)))[1]
+        findings += [checks.problem("coordinator", error), checks.check_listening(settings)]
+        await check_compute(resolve(settings.preset), me)
         return findings
-    spec = status.spec
     findings += seen
+    if me:
+        findings += await check_reach(address, tls, PeerId(me), status, settings)
     findings += await checks.check_connections(address, tls, me, status)
-    capacity, computed = await checks.check_compute(settings, spec, _folder_of(me))
-    findings += [*computed, checks.check_disk(spec)]
+    capacity = await check_compute(status.spec, me)
+    findings.append(checks.check_disk(status.spec))
     if capacity is not None:
-        findings.append(checks.check_memory(spec, capacity))
+        findings.append(checks.check_memory(status.spec, capacity))
     return findings
 
 
@@ -123,7 +142,8 @@ def _known(
     if invite_file is not None or (text is not None and is_invite(text)):
         wanted = known_runs.destination(text, invite_file).invite
     if wanted is None:
-        return None, known_runs.operator_or_member(text)
+        assert text is not None, "no invite was given"
+        return None, known_runs.member(text) or known_runs.operator_or_member(text)
     for folder in sorted(user_config_path("hetnode").glob("peer-*.runs/*")):
         if credentials.exist(folder):
             kept = credentials.load(folder)
@@ -143,6 +163,6 @@ def _peer_of(tls: Credentials) -> str:
         return ""
 
 
-def _folder_of(me: str | None) -> Path:
+def _folder_of(me: str) -> Path:
     """Where the measured speed is kept: the folder of that node."""
     return user_data_path("hetnode") / "nodes" / PeerId(me) if me else user_data_path("hetnode")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import shutil
-import socket
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -32,8 +32,10 @@ from node.net.probe import probe_peer
 from node.security.credentials import Credentials
 from node.views import run_history
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.server.gateway import listen_on
 from protocol.spec.run import RunSpec
 from protocol.status import RunStatus
+from protocol.trust.host_port import host_port
 from protocol.trust.invite import Invite
 from protocol.types import Capacity, StageRange
 
@@ -65,6 +67,18 @@ class Finding:
     code: ErrorCode | None = None
 
 
+def ok(subject: str, found: str, remedy: str = "") -> Finding:
+    return Finding(subject, Severity.OK, found, remedy)
+
+
+def warning(subject: str, found: str, remedy: str) -> Finding:
+    return Finding(subject, Severity.WARNING, found, remedy)
+
+
+def problem(subject: str, error: HetnodeError) -> Finding:
+    return Finding(subject, Severity.PROBLEM, error.cause, error.remedy, error.code)
+
+
 @dataclass(frozen=True)
 class NodeSettings:
     """What to examine: this machine as a node that is started with the same options would find it."""
@@ -75,33 +89,29 @@ class NodeSettings:
     port: int
     advertise: str | None
     preset: str | None
+    dht_port: int = 0
+    maps_ports: bool = True
 
 
 def check_listening(settings: NodeSettings) -> Finding:
     """Whether a node could listen, and what is known of whether others reach it there."""
     try:
-        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((settings.host.strip("[]"), settings.port))
+        listen_on(settings.host, settings.port).close()
     except OSError as error:
         return Finding(
             "listening",
             Severity.PROBLEM,
-            f"{settings.host}:{settings.port} cannot be listened on: {error.strerror or error}",
+            f"{host_port(settings.host, settings.port)} cannot be listened on: {error.strerror or error}",
             "Give another --listen HOST:PORT; a node that runs already holds its own.",
             ErrorCode.PORT_IN_USE,
         )
-    told = settings.advertise or (settings.host if settings.host not in ("0.0.0.0", "::", "[::]") else "")
+    told = settings.advertise or (settings.host if settings.host not in ("0.0.0.0", "::") else "")
     port = f"port {settings.port}" if settings.port else "a free port, another one each time"
     if told and not _is_private(told) and settings.port:
-        return Finding(
-            "listening", Severity.OK, f"{port}; others are told {told}, which no one has tried yet"
-        )
+        return ok("listening", f"{port}; others are told {told}, which no one has tried yet")
     why = f"the address {told} is a private one" if told else "which address others reach is not known"
-    return Finding(
+    return warning(
         "listening",
-        Severity.WARNING,
         f"{port}; {why}",
         "If there is a router in between, forward the port and give --listen and --advertise, or join with "
         "--dial-only. Neighbours in the same network need neither.",
@@ -120,21 +130,14 @@ async def check_compute(
         stack.push_async_callback(child.close, _CLOSE_SECONDS)
         worker = WorkerClient(child)
         try:
-            free_bytes = await worker.call(CheckDevice(ComputeOptions(settings.device)))
+            used = await worker.call(CheckDevice(ComputeOptions(settings.device)))
         except HetnodeError as error:
             return None, [problem("device", error)]
-        capacity = hardware.measure_capacity(settings.device, settings.threads)
-        if free_bytes:
-            capacity = replace(capacity, memory_bytes=free_bytes)
-        findings = [
-            Finding(
-                "device",
-                Severity.OK,
-                f"{describe_capacity(capacity)}, {settings.threads} CPU threads",
-            )
-        ]
+        capacity = hardware.measure_capacity(used.device, settings.threads, used.free_bytes)
+        described = f"{describe_capacity(capacity)}, in {used.precision}, {settings.threads} CPU threads"
+        findings = [ok("device", described)]
         try:
-            flops = await training_speed(worker, spec, settings.device, settings.threads, folder)
+            flops = await training_speed(worker, spec, used.device, settings.threads, folder, used.precision)
         except HetnodeError as error:
             return capacity, [*findings, problem("speed", error)]
     stage = min(1, spec.swarm.stages - 1)
@@ -142,7 +145,7 @@ async def check_compute(
     found = (
         f"{flops / 1e9:,.1f} GFLOP/s in training, {tokens:,.0f} tokens/s of stage {stage} of {spec.preset}"
     )
-    return replace(capacity, flops=flops), [*findings, Finding("speed", Severity.OK, found)]
+    return replace(capacity, flops=flops), [*findings, ok("speed", found)]
 
 
 def check_disk(spec: RunSpec) -> Finding:
@@ -156,8 +159,8 @@ def check_disk(spec: RunSpec) -> Finding:
     sizes = (run_history.size(free), run_history.size(kept))
     found = f"{sizes[0]} free at {folder}, one stage of {spec.preset} takes {sizes[1]}"
     if free >= max(_LEAST_DISK, kept):
-        return Finding("disk", Severity.OK, found)
-    return Finding("disk", Severity.WARNING, found, "Free some, or give join another --folder.")
+        return ok("disk", found)
+    return warning("disk", found, "Free some, or give join another --folder.")
 
 
 def check_memory(spec: RunSpec, capacity: Capacity) -> Finding:
@@ -165,14 +168,11 @@ def check_memory(spec: RunSpec, capacity: Capacity) -> Finding:
     stages = spec.swarm.stages
     room = capacity.memory_bytes * (1 - spec.grouping.reserve)
     ranges = [StageRange(first, stop) for first in range(stages) for stop in range(first + 1, stages + 1)]
-    fits = [
-        each
-        for each in ranges
-        # The members that may follow hold as many microbatches in flight.
-        if memory_needed(spec, each, stages - each.stop + 1, capacity.device) <= room
-    ]
-    least = min(memory_needed(spec, each, stages - each.stop + 1, capacity.device) for each in ranges)
+    # The members that may follow hold as many microbatches in flight.
+    needed = {each: memory_needed(spec, each, stages - each.stop + 1, capacity.device) for each in ranges}
+    fits = [each for each in ranges if needed[each] <= room]
     if not fits:
+        least = min(needed.values())
         return Finding(
             "fit",
             Severity.PROBLEM,
@@ -181,20 +181,26 @@ def check_memory(spec: RunSpec, capacity: Capacity) -> Finding:
             ErrorCode.DEVICE_UNAVAILABLE,
         )
     if len(fits) == len(ranges):
-        return Finding("fit", Severity.OK, f"all {stages} stages fit: '--role replica' is possible, too")
-    widest = [each for each in fits if not any(_holds(other, each) for other in fits if other != each)]
+        return ok("fit", f"all {stages} stages fit: this machine can be a full replica")
+    widest = [each for each in fits if not any(set(other) > set(each) for other in fits)]
     text = ", ".join(f"stages {each}" if len(each) > 1 else f"stage {each}" for each in widest)
-    return Finding("fit", Severity.OK, f"what fits at most: {text}, of {stages} stages")
+    return ok("fit", f"what fits at most: {text}, of {stages} stages")
 
 
-def _holds(outer: StageRange, inner: StageRange) -> bool:
-    return outer.first <= inner.first and inner.stop <= outer.stop
+def no_single_run(runs: Sequence[str]) -> Finding:
+    """Of a machine that is in none of `runs`, or in several."""
+    if not runs:
+        return ok(
+            "run", "this machine is in none", "Ask an operator for an invite, then 'hetnode doctor INVITE'."
+        )
+    remedy = "Type 'hetnode doctor RUN' for one of them."
+    return ok("run", f"this machine is in {len(runs)}: {', '.join(runs)}", remedy)
 
 
 def check_certificate(tls: Credentials) -> Finding:
     left = tls.expires - time.time()
     if left > 0:
-        return Finding("certificate", Severity.OK, f"good for {left / 3600:.1f} h; a node renews it")
+        return ok("certificate", f"good for {left / 3600:.1f} h; a node renews it")
     return Finding(
         "certificate",
         Severity.PROBLEM,
@@ -212,32 +218,25 @@ async def check_reachable(invite: Invite) -> list[Finding]:
         try:
             began = time.perf_counter()
             async with asyncio.timeout(_REACH_SECONDS):
-                _, writer = await asyncio.open_connection(host.strip("[]"), port)
+                _, writer = await asyncio.open_connection(host, port)
             seconds = time.perf_counter() - began
             writer.close()
             with suppress(OSError):
                 await writer.wait_closed()
-            found = f"something listens at {address}, {seconds * 1000:.0f} ms away"
-            findings.append(Finding(name, Severity.OK, found))
+            findings.append(ok(name, f"something listens at {address}, {seconds * 1000:.0f} ms away"))
         except (OSError, TimeoutError) as error:
-            findings.append(
-                Finding(
-                    name,
-                    Severity.PROBLEM,
-                    f"nothing answers at {address}: {str(error) or 'no answer in time'}",
-                    "Check that the coordinator runs, and that no firewall stands in between.",
-                    ErrorCode.COORDINATOR_UNREACHABLE,
-                )
+            silence = HetnodeError(
+                ErrorCode.COORDINATOR_UNREACHABLE,
+                f"nothing answers at {address}: {str(error) or 'no answer in time'}",
+                "Check that the coordinator runs, and that no firewall stands in between.",
             )
-    findings.append(
-        Finding(
-            "connections",
-            Severity.OK,
-            "not measured: that takes a certificate, for which the invite would be spent",
-            "'hetnode join INVITE' measures them; afterwards 'hetnode doctor RUN' does so at any time.",
-        )
+            findings.append(problem(name, silence))
+    unmeasured = ok(
+        "connections",
+        "not measured: that takes a certificate, for which the invite would be spent",
+        "'hetnode join INVITE' measures them; afterwards 'hetnode doctor RUN' does so at any time.",
     )
-    return findings
+    return [*findings, unmeasured]
 
 
 async def check_coordinator(address: str, tls: Credentials) -> tuple[RunStatus, list[Finding]]:
@@ -245,14 +244,12 @@ async def check_coordinator(address: str, tls: Credentials) -> tuple[RunStatus, 
     asked = time.time()
     status = await fetch_status(address, tls)
     offset = status.time - (asked + time.time()) / 2
-    findings = [
-        Finding("coordinator", Severity.OK, f"run {status.spec.run_id} at {address}: {status.message}")
-    ]
+    answer = ok("coordinator", f"run {status.run} at {address}: {status.message}")
     text = f"{abs(offset):.1f} s {'behind' if offset > 0 else 'ahead of'} the coordinator's"
     if abs(offset) <= _CLOCK_SECONDS:
-        return status, [*findings, Finding("clock", Severity.OK, text)]
+        return status, [answer, ok("clock", text)]
     remedy = "A node allows for it, certificates do not for more than an hour: set the clock."
-    return status, [*findings, Finding("clock", Severity.WARNING, text, remedy)]
+    return status, [answer, warning("clock", text, remedy)]
 
 
 async def check_connections(address: str, tls: Credentials, me: str, status: RunStatus) -> list[Finding]:
@@ -261,17 +258,14 @@ async def check_connections(address: str, tls: Credentials, me: str, status: Run
     try:
         async with CoordinatorChannel(address, tls) as channel, channel.probe() as probe:
             figures = await probe.figures()
-        slow = min(figures.uplink, figures.downlink) < _SLOW_UPLINK
-        findings.append(
-            Finding(
-                "connection",
-                Severity.WARNING if slow else Severity.OK,
-                describe_connection(figures),
-                "It is slow for a run; use a cable, or stop what else uses it." if slow else "",
-            )
-        )
+        found = describe_connection(figures)
+        if min(figures.uplink, figures.downlink) < _SLOW_UPLINK:
+            remedy = "It is slow for a run; use a cable, or stop what else uses it."
+            findings.append(warning("connection", found, remedy))
+        else:
+            findings.append(ok("connection", found))
     except HetnodeError as error:
-        findings.append(unmeasured("connection", error))
+        findings.append(warning("connection", error.cause, error.remedy))
     if not me:
         return findings
     replicas = status.plan.replicas if status.plan is not None else ()
@@ -282,25 +276,17 @@ async def check_connections(address: str, tls: Credentials, me: str, status: Run
             async with probe_peer(member.endpoint, member.peer, tls) as probe:
                 round_trip = await probe.round_trip()  # no more, as it trains
         except HetnodeError as error:
-            findings.append(unmeasured(name, error))
+            findings.append(warning(name, error.cause, error.remedy))
         else:
-            text = f"{round_trip * 1000:.1f} ms there and back, at {member.endpoint}"
-            findings.append(Finding(name, Severity.OK, text))
+            found = f"{round_trip * 1000:.1f} ms there and back, at {member.endpoint}"
+            findings.append(ok(name, found))
     return findings
-
-
-def problem(subject: str, error: HetnodeError) -> Finding:
-    return Finding(subject, Severity.PROBLEM, error.cause, error.remedy, error.code)
-
-
-def unmeasured(subject: str, error: HetnodeError) -> Finding:
-    return Finding(subject, Severity.WARNING, error.cause, error.remedy)
 
 
 def _is_private(host: str) -> bool:
     """Whether `host` is an address that only its own network knows; a name may be anything."""
     try:
-        address = ipaddress.ip_address(host.strip("[]"))
+        address = ipaddress.ip_address(host)
     except ValueError:
         return False
     return address.is_private or address.is_loopback

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import tomllib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,92 +13,89 @@ import typer
 from rich.console import Console
 
 from node import command_runner
-from node.cli.spec import Config, Data, LinkK, Preset, Rounds, Seed, Stages, Steps, Tokenizer, pinned, spec_of
+from node.cli.options import option, panel, records_as_options
+from node.cli.spec import SpecOptions, pinned
+from node.command_runner import bad_option
 from node.folder import make_usable
 
 if TYPE_CHECKING:
     from node.experiment.matrix import Matrix
-    from node.experiment.options import ComputeOptions
     from node.experiment.results import Result
-    from node.experiment.trial import Planned
+    from node.experiment.trial import Planned, TrialOptions
 
 experiment_app = typer.Typer(
     help="Train all replicas of a run on this machine, to compare algorithms. No network takes part.",
     no_args_is_help=True,
 )
 
-_COMPUTE = "Computing"
-
 MatrixArgument = Annotated[Path, typer.Argument(metavar="MATRIX.toml", help="Tables and their trials.")]
-Out = Annotated[Path, typer.Option(help="Folder of results.jsonl and of trials under way.")]
-OnlyTables = Annotated[
-    list[str] | None, typer.Option("--table", help="Only this table of the matrix; may be repeated.")
-]
-OnlySeeds = Annotated[
-    list[int] | None, typer.Option("--seed", help="Only this seed of the matrix; may be repeated.")
-]
-Jobs = Annotated[
-    int | None,
-    typer.Option(help="Trials at a time, each in its own process.", min=1, rich_help_panel=_COMPUTE),
-]
-Threads = Annotated[
-    int | None,
-    typer.Option(
-        help="CPU threads of each; 0 shares the cores among them. One each with as many jobs as cores "
-        "is the fastest for small models.",
-        min=0,
-        rich_help_panel=_COMPUTE,
-    ),
-]
-Device = Annotated[
-    str | None, typer.Option(help="Torch device, such as cpu or cuda.", rich_help_panel=_COMPUTE)
-]
-Compile = Annotated[bool | None, typer.Option(help="Use torch.compile.", rich_help_panel=_COMPUTE)]
-Recompute = Annotated[
-    bool | None,
-    typer.Option(
-        "--activation-checkpointing/--no-activation-checkpointing",
-        help="Compute activations again in the backward pass: less memory, more time.",
-        rich_help_panel=_COMPUTE,
-    ),
-]
-Precision = Annotated[
-    str | None, typer.Option(help="auto, fp32 or bf16. Auto: bf16 on a GPU.", rich_help_panel=_COMPUTE)
-]
-Resident = Annotated[
-    int | None,
-    typer.Option(
-        help="Replicas in the device's memory at a time, 0: all. The others wait in main memory, or on the "
-        "disk where the device has no other.",
-        min=0,
-        rich_help_panel=_COMPUTE,
-    ),
-]
-SaveEvery = Annotated[
-    int | None,
-    typer.Option(
-        help="Rounds between two saved states of a trial. 0: once a minute, at most 5 % of the time.",
-        min=0,
-        rich_help_panel=_COMPUTE,
-    ),
-]
+Out = Annotated[Path, option("Folder of results.jsonl and of trials under way.")]
+OnlyTables = Annotated[list[str] | None, option("Only this table of the matrix; may be repeated.", "--table")]
+OnlySeeds = Annotated[list[int] | None, option("Only this seed of the matrix; may be repeated.", "--seed")]
+_computing = panel("Computing")
+Jobs = Annotated[int | None, _computing("Trials at a time, each in its own process.", min=1)]
+
+
+@dataclass(frozen=True)
+class ComputeOverrides:
+    """Fields of :class:`node.experiment.trial.TrialOptions`; None leaves a value to the matrix."""
+
+    jobs: Jobs = None
+    threads: Annotated[
+        int | None,
+        _computing(
+            "CPU threads of each; 0 shares the cores among them. One each with as many jobs as cores "
+            "is the fastest for small models.",
+            min=0,
+        ),
+    ] = None
+    device: Annotated[str | None, _computing("Torch device, such as cpu or cuda.")] = None
+    compile: Annotated[bool | None, _computing("Use torch.compile.")] = None
+    activation_checkpointing: Annotated[
+        bool | None,
+        _computing(
+            "Compute activations again in the backward pass: less memory, more time.",
+            "--activation-checkpointing/--no-activation-checkpointing",
+        ),
+    ] = None
+    precision: Annotated[str | None, _computing("auto, fp32 or bf16. Auto: bf16 on a GPU.")] = None
+    resident: Annotated[
+        int | None,
+        _computing(
+            "Replicas in the device's memory at a time, 0: all. The others wait in main memory, or on the "
+            "disk where the device has no other.",
+            min=0,
+        ),
+    ] = None
+    save_every: Annotated[
+        int | None,
+        _computing(
+            "Rounds between two saved states of a trial. 0: once a minute, at most 5 % of the time.", min=0
+        ),
+    ] = None
+
+    def over(self, base: TrialOptions) -> TrialOptions:
+        """`base` with the options that were given. Raises BAD_OPTION for a value out of range."""
+        from node.experiment.results import faults_of  # noqa: PLC0415
+
+        chosen = {name: value for name, value in vars(self).items() if value is not None}
+        try:
+            return base.model_validate({**base.model_dump(), **chosen})
+        except ValueError as error:
+            raise bad_option(f"{faults_of(error)}.", "See 'hetnode experiment run --help'.") from None
+
+
 _OUT = Path("runs/experiment")
 
 
 @experiment_app.command("run")
+@records_as_options()
 def experiment_run(
     matrix: MatrixArgument,
+    computing: ComputeOverrides,
     out: Out = _OUT,
     table: OnlyTables = None,
     seed: OnlySeeds = None,
-    jobs: Jobs = None,
-    threads: Threads = None,
-    device: Device = None,
-    compile: Compile = None,
-    activation_checkpointing: Recompute = None,
-    precision: Precision = None,
-    resident: Resident = None,
-    save_every: SaveEvery = None,
 ) -> None:
     """Run the trials of a matrix that have no result yet, and go on with those that were interrupted.
 
@@ -109,17 +108,7 @@ def experiment_run(
 
     read = read_matrix_file(matrix)
     build_matrix(matrix, read, {}).narrowed(table or (), seed or ())  # what is wrong is said at once
-    options = _options(
-        read.compute,
-        jobs=jobs,
-        threads=threads,
-        device=device,
-        compile=compile,
-        activation_checkpointing=activation_checkpointing,
-        precision=precision,
-        resident=resident,
-        save_every=save_every,
-    )
+    options = computing.over(read.compute)
     with sole_use(make_usable(out, "--out")):
         whole = build_matrix(matrix, read, train_tokenizers(read, out, table or ()))
         built = whole.narrowed(table or (), seed or ())
@@ -129,83 +118,47 @@ def experiment_run(
             for table in built.tables
         }  # fmt: skip
         if left := trials_left_over(out, {planned.trial.key for planned in whole.trials}):
-            words = f"{len(left)} saved in {out / 'trials'}, of trials that are not in this matrix (any more)"
-            Console(highlight=False).print(words, markup=False, soft_wrap=True)
+            text = f"{len(left)} saved in {out / 'trials'}, of trials that are not in this matrix (any more)"
+            Console(highlight=False).print(text, markup=False, soft_wrap=True)
         _run(built.trials, keys, out, options)
 
 
 @experiment_app.command("one")
+@records_as_options(spec_options=("replicas", "pipelines"), computing=("jobs",))
 def experiment_one(
-    mode: Annotated[
-        str, typer.Option(help="data-parallel, sparseloco, uniform or heterogeneous.")
-    ] = "heterogeneous",
+    spec_options: SpecOptions,
+    computing: ComputeOverrides,
+    mode: Annotated[str, option("data-parallel, sparseloco, uniform or heterogeneous.")] = "heterogeneous",
     fraction: Annotated[
         float | None,
-        typer.Option(
-            help="Of full replicas. Default: half of them, or all in data parallel training.", min=0, max=1
-        ),
+        option("Of full replicas. Default: half of them, or all in data parallel training.", min=0, max=1),
     ] = None,
-    replicas: Annotated[int, typer.Option(help="M, replicas of both kinds together.", min=1)] = 4,
+    replicas: Annotated[int, option("M, replicas of both kinds together.", min=1)] = 4,
     variation: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="A departure from the algorithm; may be repeated."),
+        list[str] | None, option("A departure from the algorithm; may be repeated.", metavar="NAME=VALUE")
     ] = None,
-    preset: Preset = None,
-    config: Config = None,
-    data: Data = None,
-    tokenizer: Tokenizer = None,
-    rounds: Rounds = None,
-    inner_steps: Steps = None,
-    stages: Stages = None,
-    k: LinkK = None,
-    seed: Seed = None,
     validate_every: Annotated[
-        int, typer.Option(help="Rounds between two measurements of the validation loss.", min=1)
+        int, option("Rounds between two measurements of the validation loss.", min=1)
     ] = 10,
     out: Out = _OUT,
-    threads: Threads = None,
-    device: Device = None,
-    compile: Compile = None,
-    activation_checkpointing: Recompute = None,
-    precision: Precision = None,
-    resident: Resident = None,
-    save_every: SaveEvery = None,
 ) -> None:
     """Run one trial without a matrix file, and print what came of it. One that is known is not run again."""
-    from node.experiment.options import ComputeOptions  # noqa: PLC0415
+    from node.experiment.results import faults_of  # noqa: PLC0415
     from node.experiment.runner import results_file, sole_use  # noqa: PLC0415
-    from node.experiment.trial import Mode, Planned, trial_in_mode  # noqa: PLC0415
+    from node.experiment.trial import Mode, Planned, TrialOptions, trial_in_mode  # noqa: PLC0415
 
-    spec = pinned(
-        spec_of(
-            config,
-            preset,
-            data=data,
-            tokenizer=tokenizer,
-            rounds=rounds,
-            steps=inner_steps,
-            stages=stages,
-            k=k,
-            seed=seed,
-        )
-    )
+    spec = pinned(spec_options.spec())
     chosen = command_runner.one_of(Mode, mode, "--mode")
     try:
-        trial = trial_in_mode(spec, chosen, replicas, fraction, _changes(variation or ()))
+        changes: dict[str, Any] = {}
+        for each in variation or ():
+            changes |= tomllib.loads(each)
+        trial = trial_in_mode(spec, chosen, replicas, fraction, changes)
     except ValueError as error:
-        raise command_runner.bad_option(
-            f"There is no such trial: {_one_line(error)}.", "See 'hetnode experiment one --help'."
+        raise bad_option(
+            f"There is no such trial: {faults_of(error)}.", "See 'hetnode experiment one --help'."
         ) from None
-    options = _options(
-        ComputeOptions(),
-        threads=threads,
-        device=device,
-        compile=compile,
-        activation_checkpointing=activation_checkpointing,
-        precision=precision,
-        resident=resident,
-        save_every=save_every,
-    )
+    options = computing.over(TrialOptions())
     planned = Planned(trial, chosen.value, chosen, validate_every)
     with sole_use(make_usable(out, "--out")):
         found = _run([planned], {chosen.value: [trial.key]}, out, options)
@@ -216,7 +169,7 @@ def experiment_one(
 def experiment_list(
     matrix: MatrixArgument,
     out: Out = _OUT,
-    results: Annotated[list[Path] | None, typer.Option(help="Other results files; may be repeated.")] = None,
+    results: Annotated[list[Path] | None, option("Other results files; may be repeated.")] = None,
     table: OnlyTables = None,
     seed: OnlySeeds = None,
     jobs: Jobs = None,
@@ -226,7 +179,7 @@ def experiment_list(
     from node.experiment.runner import results_file  # noqa: PLC0415
     from node.views.experiment import matrix_view  # noqa: PLC0415
 
-    files = [results_file(out), *_there(results or ())]
+    files = [results_file(out), *_existing(results or ())]
     known = read_results(files)
     built, jobs_of_matrix = _matrix_of(matrix, known)
     Console().print(matrix_view(built.narrowed(table or (), seed or ()), known, jobs or jobs_of_matrix))
@@ -237,10 +190,10 @@ def experiment_report(
     matrix: MatrixArgument,
     results: Annotated[
         list[Path] | None,
-        typer.Option(help="Results to read; may be repeated. Default: results.jsonl in runs/experiment."),
+        option("Results to read; may be repeated. Default: results.jsonl in runs/experiment."),
     ] = None,
-    write: Annotated[Path | None, typer.Option(help="Markdown file. Default: standard output.")] = None,
-    figures: Annotated[Path | None, typer.Option(help="Folder of the figures, PNG.")] = None,
+    write: Annotated[Path | None, option("Markdown file. Default: standard output.")] = None,
+    figures: Annotated[Path | None, option("Folder of the figures, PNG.")] = None,
 ) -> None:
     """Make the tables, verdicts and figures of a matrix from its results."""
     from node.experiment.figures import draw_figures  # noqa: PLC0415
@@ -248,14 +201,12 @@ def experiment_report(
     from node.experiment.results import read_results  # noqa: PLC0415
     from node.experiment.runner import results_file  # noqa: PLC0415
 
-    files = _there(results or [results_file(_OUT)])
+    files = _existing(results or [results_file(_OUT)])
     known = read_results(files)
     built, _ = _matrix_of(matrix, known)
     if write is not None:
         if write.is_dir():
-            raise command_runner.bad_option(
-                f"--write {write} is a folder.", f"Give a file, such as {write}/page.md."
-            )
+            raise bad_option(f"--write {write} is a folder.", f"Give a file, such as {write}/page.md.")
         make_usable(write.parent, "--write")
     place = _link(figures, write) if figures else ""  # before anything is drawn
     drawn = draw_figures(built, known, make_usable(figures, "--figures")) if figures else []
@@ -268,7 +219,7 @@ def experiment_report(
 
 
 def _run(
-    trials: Sequence[Planned], tables: dict[str, list[str]], out: Path, options: ComputeOptions
+    trials: Sequence[Planned], tables: dict[str, list[str]], out: Path, options: TrialOptions
 ) -> dict[str, Result]:
     """Run those that have no result, and return all results. Raises a trial's failure at the end."""
     from node.experiment.results import read_results  # noqa: PLC0415
@@ -293,35 +244,20 @@ def _run(
     return read_results([results_file(out)])
 
 
-def _options(base: ComputeOptions, **given: Any) -> ComputeOptions:
-    """What the command line says goes before what the matrix says."""
-    from node.experiment.options import ComputeOptions  # noqa: PLC0415
-
-    chosen = {name: value for name, value in given.items() if value is not None}
-    try:
-        return ComputeOptions.model_validate({**base.model_dump(), **chosen})
-    except ValueError as error:
-        raise command_runner.bad_option(
-            f"{_one_line(error)}.", "See 'hetnode experiment run --help'."
-        ) from None
-
-
-def _there(files: Sequence[Path]) -> Sequence[Path]:
-    """`files`, all of which can be results. Raises HetnodeError BAD_OPTION."""
+def _existing(files: Sequence[Path]) -> Sequence[Path]:
+    """`files`, which are all files. Raises BAD_OPTION."""
     for file in files:
         if not file.exists():
-            raise command_runner.bad_option(
-                f"There are no results at {file}.", "Give --results another file."
-            )
+            raise bad_option(f"There are no results at {file}.", "Give --results another file.")
         if file.is_dir():
-            raise command_runner.bad_option(
+            raise bad_option(
                 f"--results {file} is a folder.", f"Give the file, such as {file}/results.jsonl."
             )
     return files
 
 
 def _out_of(files: Sequence[Path]) -> Path | None:
-    """The OUT that a run with these results has, below the working folder; None where there is none."""
+    """The --out of a run with these results, if it is below the working folder."""
     from node.experiment.runner import results_file  # noqa: PLC0415
 
     out = files[0].resolve().parent
@@ -337,31 +273,11 @@ def _matrix_of(file: Path, known: dict[str, Result]) -> tuple[Matrix, int]:
     return build_matrix(file, read, tokenizers_of(read, known.values())), read.compute.jobs
 
 
-def _changes(given: Sequence[str]) -> dict[str, Any]:
-    """Fields of a variation from NAME=VALUE, where the value is TOML. Raises ValueError."""
-    import tomllib  # noqa: PLC0415
-
-    changes: dict[str, Any] = {}
-    for each in given:
-        changes |= tomllib.loads(each)
-    return changes
-
-
-def _one_line(error: ValueError) -> str:
-    from pydantic import ValidationError  # noqa: PLC0415
-
-    if isinstance(error, ValidationError):
-        return "; ".join(
-            f"{'.'.join(map(str, item['loc'])) or 'it'}: {item['msg']}" for item in error.errors()
-        )
-    return str(error).rstrip(".")
-
-
 def _show(result: Result, file: Path) -> None:
     from rich.table import Table  # noqa: PLC0415
 
-    from node.experiment.results import mean, perplexity  # noqa: PLC0415
-    from node.views.experiment import duration, loss_text  # noqa: PLC0415
+    from node.experiment.results import loss_text, mean, perplexity  # noqa: PLC0415
+    from node.views.experiment import duration  # noqa: PLC0415
     from node.views.run_history import size  # noqa: PLC0415
 
     facts = Table.grid(padding=(0, 2))
@@ -379,7 +295,7 @@ def _show(result: Result, file: Path) -> None:
 
 
 def _below_here(file: Path) -> Path:
-    """As commands name it that are given here; no absolute path gets into a page."""
+    """`file` relative to the working folder, or its name alone: a page holds no absolute path."""
     here = Path.cwd()
     return file.resolve().relative_to(here) if file.resolve().is_relative_to(here) else Path(file.name)
 
@@ -391,7 +307,6 @@ def _link(figures: Path, page: Path | None) -> str:
     try:
         return figures.resolve().relative_to(page.resolve().parent).as_posix()
     except ValueError:
-        raise command_runner.bad_option(
-            f"The figures in {figures} are not below the folder of {page}.",
-            "Give --figures one that is.",
+        raise bad_option(
+            f"The figures in {figures} are not below the folder of {page}.", "Give --figures one that is."
         ) from None

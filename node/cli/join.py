@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -11,134 +13,157 @@ from platformdirs import user_data_path
 
 from node import command_runner
 from node.cli import known_runs
-from node.cli.options import NETWORK, HiddenLifeline, Verbose
+from node.cli.options import (
+    Device,
+    HiddenLifeline,
+    Threads,
+    Verbose,
+    guest,
+    network,
+    option,
+    records_as_options,
+)
 from node.folder import make_usable
+from node.guest.guest import Guest, Rule
 from node.ipc.template import own_template
+from node.ipc.worker_calls import AUTO_DEVICE, Precision
 from node.measure.hardware import available_threads
+from node.transport.line import LineLimits
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.roles import DEFAULT_ROLE, POLICIES
-from protocol.types import Role
+from protocol.roles import POLICIES, RoleWish
 
-_ROLES = " ".join(f"'{role}': {policy.summary}." for role, policy in POLICIES.items())
-
-InviteOrRun = Annotated[
-    str | None,
-    typer.Argument(
-        help="The invite; or the name of a run that this machine was in before.", metavar="INVITE|RUN"
-    ),
-]
-RoleOption = Annotated[
-    Role | None,
-    typer.Option(help=f"{_ROLES} Default: that of the last time, or the invite's, or else {DEFAULT_ROLE}."),
-]
-InviteFile = Annotated[
-    Path | None,
-    typer.Option(
-        help="File that holds the invite, '-' for standard input. Other users cannot see it in the list of "
-        "processes."
-    ),
-]
-Folder = Annotated[Path | None, typer.Option(help="Where this node keeps its checkpoint.")]
-IdentityFile = Annotated[
-    Path | None,
-    typer.Option("--identity", help="Key file of this node. Default: the first that no live node uses."),
-]
-ExpectedConfig = Annotated[
-    Path | None,
-    typer.Option(help="Run file that you expect: the node is refused if the run has another spec."),
-]
-ExpectedSpec = Annotated[
-    str, typer.Option(help="Spec hash that you expect: the node is refused if the run has another.")
-]
-OwnData = Annotated[
-    str | None, typer.Option(help="Where this machine keeps the run's data, such as text:PATH.")
-]
-OwnTokenizer = Annotated[Path | None, typer.Option(help="Where this machine keeps the run's tokenizer.json.")]
-Initial = Annotated[
-    Path | None,
-    typer.Option(help="Of a run that starts from an imported model: what 'hetnode import' has written."),
-]
-Device = Annotated[str, typer.Option(help="Torch device, such as cpu, cuda or cuda:1.")]
-Compile = Annotated[
-    bool, typer.Option("--compile", help="Use torch.compile: faster on a GPU, after a minute.")
-]
-ActivationCheckpointing = Annotated[
-    bool,
-    typer.Option(
-        "--activation-checkpointing",
-        help="Compute activations again in the backward pass: far less memory, a third more time.",
-    ),
-]
-Threads = Annotated[int, typer.Option(help="CPU threads to compute with; 0 takes all.", min=0)]
-Measure = Annotated[
-    bool,
-    typer.Option(
-        help="Measure this machine's speed and its connections before it trains: the coordinator plans with "
-        "the results. What the node learns while it trains is reported in any case."
-    ),
-]
-Listen = Annotated[
-    str,
-    typer.Option(
-        help="HOST:PORT on which neighbours reach this node; port 0 is free.", rich_help_panel=NETWORK
-    ),
-]
-Advertise = Annotated[
-    str | None,
-    typer.Option(
-        help="Host that neighbours are told. Default: this machine's address towards the coordinator.",
-        rich_help_panel=NETWORK,
-    ),
-]
-DhtPort = Annotated[
-    int, typer.Option(help="TCP port of this node's DHT peer; 0 takes a free one.", rich_help_panel=NETWORK)
-]
-DialOnly = Annotated[
-    bool,
-    typer.Option(help="Accept no connections: every link is dialled from here.", rich_help_panel=NETWORK),
-]
-JoinSeconds = Annotated[
-    float | None,
-    typer.Option(
-        help="How long to try to reach the coordinator. Default: 15 with an invite, 600 in a known run.",
-        rich_help_panel=NETWORK,
-    ),
-]
-DrainSeconds = Annotated[
-    float,
-    typer.Option(
-        help="How long the node may take, once asked to end, to finish the round in which it trains. 0 saves "
-        "the progress and ends at once.",
-        min=0,
-    ),
-]
+_MEGABIT = 1e6 / 8  # in bytes
+_ROLES = " ".join(f"'{role}': {policy.summary}." for role, policy in POLICIES.items() if policy.trains)
 
 
-def join(
-    run: InviteOrRun = None,
-    role: RoleOption = None,
-    invite_file: InviteFile = None,
-    folder: Folder = None,
-    identity: IdentityFile = None,
-    config: ExpectedConfig = None,
-    expect_spec: ExpectedSpec = "",
-    data: OwnData = None,
-    tokenizer: OwnTokenizer = None,
-    initial: Initial = None,
-    device: Device = "cpu",
-    compile: Compile = False,
-    activation_checkpointing: ActivationCheckpointing = False,
-    threads: Threads = 0,
-    measure: Measure = True,
-    listen: Listen = "0.0.0.0:0",
-    advertise: Advertise = None,
-    dht_port: DhtPort = 0,
-    dial_only: DialOnly = False,
-    join_seconds: JoinSeconds = None,
-    drain_seconds: DrainSeconds = 120.0,
-    verbose: Verbose = False,
-    lifeline: HiddenLifeline = None,
-) -> None:
+@dataclass(frozen=True)
+class JoinOptions:
+    """The run to join, and what this machine chooses for its node (node.train.options.NodeOptions)."""
+
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            help="The invite; or the name of a run that this machine was in before.", metavar="INVITE|RUN"
+        ),
+    ] = None
+    role: Annotated[
+        RoleWish | None,
+        option(
+            f"'auto': the coordinator chooses by what this machine measures, and may change it between two "
+            f"rounds. The others bind. {_ROLES} Default: that of the last time, or the invite's, or auto."
+        ),
+    ] = None
+    invite_file: Annotated[
+        Path | None,
+        option(
+            "File that holds the invite, '-' for standard input. Other users cannot see it in the list "
+            "of processes."
+        ),
+    ] = None
+    folder: Annotated[Path | None, option("Where this node keeps its checkpoint.")] = None
+    identity: Annotated[
+        Path | None, option("Key file of this node. Default: the first that no live node uses.")
+    ] = None
+    config: Annotated[
+        Path | None, option("Run file that you expect: the node is refused if the run has another spec.")
+    ] = None
+    expect_spec: Annotated[
+        str, option("Spec hash that you expect: the node is refused if the run has another.")
+    ] = ""
+    data: Annotated[str | None, option("Where this machine keeps the run's data, such as text:PATH.")] = None
+    tokenizer: Annotated[Path | None, option("Where this machine keeps the run's tokenizer.json.")] = None
+    initial: Annotated[
+        Path | None, option("Of a run that starts from an imported model: what 'hetnode import' has written.")
+    ] = None
+    device: Device = AUTO_DEVICE
+    precision: Annotated[
+        Precision, option("Of matrix products. 'auto': bf16 on a GPU that computes in it, else fp32.")
+    ] = Precision.AUTO
+    compile: Annotated[bool, option("Use torch.compile: faster on a GPU, after a minute.", "--compile")] = (
+        False
+    )
+    activation_checkpointing: Annotated[
+        bool,
+        option(
+            "Compute activations again in the backward pass: far less memory, a third more time.",
+            "--activation-checkpointing",
+        ),
+    ] = False
+    threads: Threads = 0
+    measure: Annotated[
+        bool,
+        option(
+            "Measure this machine's speed and its connections before it trains: the coordinator plans "
+            "with the results. What the node learns while it trains is reported in any case."
+        ),
+    ] = True
+    listen: Annotated[str, network("HOST:PORT on which neighbours reach this node; port 0 is free.")] = (
+        "[::]:0"
+    )
+    advertise: Annotated[
+        str | None,
+        network("Host that neighbours are told. Default: this machine's address towards the coordinator."),
+    ] = None
+    dht_port: Annotated[int, network("TCP port of this node's DHT peer; 0 takes a free one.")] = 0
+    relay: Annotated[
+        str,
+        network(
+            "How others reach this node if nobody can dial it: 'auto' takes the nearest relay of the run, "
+            "HOST:PORT one of them, 'none' only dials."
+        ),
+    ] = "auto"
+    port_mapping: Annotated[
+        bool,
+        network(
+            "Ask the router of a home, by UPnP or NAT-PMP, to forward both ports to this node. Not done with "
+            "--advertise."
+        ),
+    ] = True
+    dial_only: Annotated[bool, network("Accept no connections: every link is dialled from here.")] = False
+    join_seconds: Annotated[
+        float | None,
+        network("How many seconds to wait for a coordinator that does not answer. Default: without end."),
+    ] = None
+    hours: Annotated[
+        str,
+        guest(
+            "Hours of the day, local time, in which the node takes part, such as 22:00-07:00 or "
+            "22:00-07:00,12:00-13:30. Default: always."
+        ),
+    ] = ""
+    idle_only: Annotated[
+        bool,
+        guest(
+            "Take part only while no one uses this machine's keyboard, and no other process its GPU or CPU, "
+            "as far as that can be known.",
+            "--idle-only",
+        ),
+    ] = False
+    upload_limit: Annotated[
+        float,
+        guest("Mb/s that this node sends at most, in links, payloads and checkpoints. 0: no limit.", min=0),
+    ] = 0.0
+    download_limit: Annotated[float, guest("Mb/s that it receives at most, likewise.", min=0)] = 0.0
+    memory_limit: Annotated[
+        float,
+        guest(
+            "GB of the device's memory that this node uses at most: it gets only stages that fit. 0: no "
+            "limit.",
+            min=0,
+        ),
+    ] = 0.0
+    drain_seconds: Annotated[
+        float,
+        option(
+            "How long the node may take, once asked to end, to finish the round in which it trains. 0 "
+            "saves the progress and ends at once.",
+            min=0,
+        ),
+    ] = 120.0
+
+
+@records_as_options()
+def join(chosen: JoinOptions, verbose: Verbose = False, lifeline: HiddenLifeline = None) -> None:
     """Take part in a run: train, exchange pseudo-gradients, and keep this node's part of the model.
 
     An invite is traded once for a certificate, which the node keeps and renews; afterwards the name of the
@@ -147,44 +172,67 @@ def join(
     order, a second one saves the progress and leaves at once, a third one ends the process.
     """
     command_runner.configure_logging(verbose)
-    if folder is not None:
-        make_usable(folder)
-    destination = known_runs.destination(run, invite_file)
-    host, port = command_runner.split_address(listen, "--listen")
-    _check_data(data)
-    key = known_runs.identity_for(destination, identity)
+    if chosen.folder is not None:
+        make_usable(chosen.folder)
+    destination = known_runs.destination(chosen.run, chosen.invite_file)
+    host, port = command_runner.split_address(chosen.listen, "--listen")
+    advertise = command_runner.bare_host(chosen.advertise, "--advertise")
+    _check_data(chosen.data)
+    rules = _rules(chosen)
+    key = known_runs.identity_for(destination, chosen.identity)
     own_template()  # imports torch and hivemind while this process imports the rest
 
-    from node.runtime import NodeOptions, run_node  # noqa: PLC0415
+    from node.process import run_node  # noqa: PLC0415
+    from node.train.options import NodeOptions  # noqa: PLC0415
 
     options = NodeOptions(
         invite=destination.invite,
         run=destination.run,
-        role=role,
-        folder=make_usable(folder or user_data_path("hetnode") / "nodes" / key.peer),
+        role=chosen.role,
+        folder=make_usable(chosen.folder or user_data_path("hetnode") / "nodes" / key.peer),
         listen_host=host,
         listen_port=port,
-        dht_port=dht_port,
+        dht_port=chosen.dht_port,
         advertise=advertise,
-        dial_only=dial_only,
-        device=device,
-        compile=compile,
-        activation_checkpointing=activation_checkpointing,
-        threads=threads or available_threads(),
-        source=data,
-        tokenizer=str(tokenizer) if tokenizer else None,
-        initial=str(initial.absolute()) if initial else None,
-        join_seconds=join_seconds,
-        measure=measure,
-        spec_hash=_spec_hash(config, initial, tokenizer) if config else expect_spec,
+        dial_only=chosen.dial_only,
+        port_mapping=chosen.port_mapping,
+        relay=chosen.relay,
+        device=chosen.device,
+        precision=chosen.precision,
+        compile=chosen.compile,
+        activation_checkpointing=chosen.activation_checkpointing,
+        threads=chosen.threads or available_threads(),
+        source=chosen.data,
+        tokenizer=str(chosen.tokenizer) if chosen.tokenizer else None,
+        initial=str(chosen.initial.absolute()) if chosen.initial else None,
+        join_seconds=chosen.join_seconds,
+        measure=chosen.measure,
+        memory_limit=round(chosen.memory_limit * 1e9),
+        line=LineLimits(chosen.upload_limit * _MEGABIT, chosen.download_limit * _MEGABIT),
+        spec_hash=_expected_spec(chosen),
     )
-    leaving = asyncio.Event()
+    leaving, allowed = asyncio.Event(), Guest(options.folder, rules, chosen.drain_seconds)
     message = (
-        f"asked to end: this node finishes its round first, in at most {drain_seconds:g} s; "
+        f"asked to end: this node finishes its round first, in at most {chosen.drain_seconds:g} s; "
         "asked again, it leaves at once"
     )
-    drain = command_runner.Drain(leaving.set, drain_seconds, message)
-    command_runner.run(run_node(options, key, leaving), lifeline, drain)
+    drain = command_runner.Drain(leaving.set, chosen.drain_seconds, message)
+    if command_runner.run(run_node(options, key, leaving, allowed), lifeline, drain) is None:
+        raise command_runner.Interrupted
+
+
+def _rules(chosen: JoinOptions) -> tuple[Rule, ...]:
+    """When the node has to rest, beside the pauses by hand. Raises BAD_OPTION."""
+    from node.guest import presence  # noqa: PLC0415
+    from node.guest.hours import HoursRule, parse_hours  # noqa: PLC0415
+    from node.guest.idle import IdleRule  # noqa: PLC0415
+
+    rules: list[Rule] = []
+    if chosen.hours:
+        rules.append(HoursRule(parse_hours(chosen.hours), chosen.drain_seconds))
+    if chosen.idle_only:
+        rules.append(IdleRule(presence.look, time.monotonic))
+    return tuple(rules)
 
 
 def _check_data(source: str | None) -> None:
@@ -196,9 +244,12 @@ def _check_data(source: str | None) -> None:
         )
 
 
-def _spec_hash(config: Path, initial: Path | None, tokenizer: Path | None) -> str:
-    """The hash of the specification in the run file `config`."""
+def _expected_spec(chosen: JoinOptions) -> str:
+    """The hash of the specification that the run must have; "" accepts any."""
+    if chosen.config is None:
+        return chosen.expect_spec
     from node.cli.spec import pinned  # noqa: PLC0415
     from protocol.spec.resolve import resolve  # noqa: PLC0415
 
-    return pinned(resolve(file=config), config, initial, tokenizer=str(tokenizer) if tokenizer else None).hash
+    tokenizer = str(chosen.tokenizer) if chosen.tokenizer else None
+    return pinned(resolve(file=chosen.config), chosen.config, chosen.initial, tokenizer=tokenizer).hash

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from platformdirs import user_config_path, user_data_path
 
+from node.command_runner import bad_option
 from node.security import credentials
 from node.security.credentials import Credentials
-from node.security.identity import Identity, open_free_identity, open_identity
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust import invite
 from protocol.trust.invite import Invite
+from protocol.trust.run_id import names_authority, spec_name_in
+
+if TYPE_CHECKING:
+    from node.security.identity import Identity
 
 
 @dataclass(frozen=True)
@@ -27,16 +33,14 @@ class Destination:
 
 
 def destination(text: str | None, invite_file: Path | None) -> Destination:
-    """What the argument and the option of ``hetnode join`` mean together.
+    """Where ``hetnode join`` and ``hetnode relay`` go.
 
-    Raises:
-        HetnodeError: BAD_OPTION unless exactly one of them is given; BAD_INVITE.
+    Raises BAD_OPTION unless exactly one argument is given; BAD_INVITE.
     """
     if (text is None) == (invite_file is None):
-        raise HetnodeError(
-            ErrorCode.BAD_OPTION,
+        raise bad_option(
             "Either an invite, or the name of a run that this machine was in before, is needed.",
-            "Type 'hetnode join INVITE', or 'hetnode join --invite-file FILE', or 'hetnode join RUN'.",
+            "Give one of: INVITE, --invite-file FILE, RUN.",
         )
     if invite_file is not None:
         return Destination(invite.decode(_first_bytes(invite_file)))
@@ -50,11 +54,12 @@ def destination(text: str | None, invite_file: Path | None) -> Destination:
 
 
 def identity_for(wanted: Destination, given: Path | None) -> Identity:
-    """The identity with which to go there: `given`, or one of this machine's that no live node uses.
+    """The identity with which to join: `given`, or one of this machine's that no live node uses.
 
-    Raises:
-        HetnodeError: NO_CREDENTIALS, ALREADY_ACTIVE.
+    Raises HetnodeError: NO_CREDENTIALS, ALREADY_ACTIVE.
     """
+    from node.security.identity import open_free_identity, open_identity  # noqa: PLC0415
+
     if given is None and wanted.folder is not None:
         given = wanted.folder.parent.with_suffix(".key")
     if given is not None:
@@ -72,37 +77,57 @@ def identity_for(wanted: Destination, given: Path | None) -> Identity:
 
 
 def operator_or_member(text: str | None) -> tuple[str, Credentials]:
-    """API address of a run, and credentials that may ask for its status.
+    """API address of a run, and credentials that may ask for its status. Raises NO_CREDENTIALS.
 
-    Args:
-        text: name of the run, folder of its coordinator or of a node's credentials, or None for the only
-            coordinator of this machine.
-
-    Raises:
-        HetnodeError: NO_CREDENTIALS.
+    `text` is the name of the run, the folder of its coordinator or of a node's credentials, or None for the
+    only coordinator of this machine.
     """
     if text is None:
         return credentials.load_operator(only_coordinator())
     for folder in (Path(text), _coordinators() / text / "coordinator"):
         if (folder / "operator.pem").exists():
             return credentials.load_operator(folder)
-    for folder in (Path(text), *(credentials.folder_of(path, text) for path in _identities_in(text))):
+    # Its folder has the name of the specification: it was made before there was an authority.
+    usual = _coordinators() / spec_name_in(text) / "coordinator"
+    if (usual / "operator.pem").exists():
+        address, operator = credentials.load_operator(usual)
+        if names_authority(text, operator.pin):
+            return address, operator
+    known = member(text)
+    if known is None:
+        raise _unknown(text)
+    return known
+
+
+def member(run: str) -> tuple[str, Credentials] | None:
+    """API address of a run and credentials of a peer of this machine; None if there are none here."""
+    for folder in (Path(run), *(credentials.folder_of(path, run) for path in _identities_in(run))):
         if credentials.exist(folder):
             known = credentials.load(folder)
             return known.api, known.tls
-    raise _unknown(text)
+    return None
+
+
+def runs_here() -> list[str]:
+    """The runs that this machine was let into; if there are none, the folders of its coordinators.
+
+    Of several runs, those whose certificates are still good, if there are any.
+    """
+    good: dict[str, bool] = {}
+    for folder in sorted(user_config_path("hetnode").glob("peer-*.runs/*")):
+        if credentials.exist(folder):
+            is_good = credentials.load(folder).tls.expires > time.time()
+            good[folder.name] = good.get(folder.name, False) or is_good
+    if not good:
+        return [str(path.parent) for path in sorted(_coordinators().glob("*/coordinator/address"))]
+    return [run for run, is_good in good.items() if is_good] or list(good)
 
 
 def only_coordinator() -> Path:
-    """The folder of the one coordinator that was started here without --folder.
-
-    Raises:
-        HetnodeError: BAD_OPTION where there is none, or several.
-    """
+    """The folder of the one coordinator that was started here without --folder. Raises BAD_OPTION."""
     found = [path.parent for path in _coordinators().glob("*/coordinator/address")]
     if len(found) != 1:
-        raise HetnodeError(
-            ErrorCode.BAD_OPTION,
+        raise bad_option(
             f"{len(found) or 'No'} coordinators have their folders in {_coordinators()}.",
             "Name the folder of the one that you mean.",
         )
@@ -131,14 +156,12 @@ def _first_bytes(file: Path) -> str:
         with file.open(errors="replace") as opened:
             return opened.read(most)
     except OSError as error:
-        raise HetnodeError(
-            ErrorCode.BAD_OPTION, f"The invite file cannot be read: {error}.", "Check --invite-file."
-        ) from None
+        raise bad_option(f"The invite file cannot be read: {error}.", "Check --invite-file.") from None
 
 
 def _unknown(run: str) -> HetnodeError:
     return HetnodeError(
         ErrorCode.NO_CREDENTIALS,
         f"This machine holds no credentials for the run {run!r:.80}.",
-        "Ask the run's operator for an invite and type 'hetnode join INVITE'.",
+        "Ask the run's operator for an invite, and give it in the place of the name.",
     )

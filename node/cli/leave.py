@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +16,8 @@ from platformdirs import user_config_path
 from rich.console import Console
 
 from node import command_runner
+from node.cli.options import option
+from node.command_runner import bad_option
 from node.folder import node_folder_of, run_in, running_process
 from node.security import credentials
 from protocol.errors import ErrorCode, HetnodeError
@@ -54,7 +56,7 @@ def leave(
         ),
     ] = None,
     now: Annotated[
-        bool, typer.Option("--now", help="Do not wait for the end of the round: keep what there is and go.")
+        bool, option("Do not wait for the end of the round: keep what there is and go.", "--now")
     ] = False,
 ) -> None:
     """Let this machine's node leave its run in order, and wait until it has.
@@ -90,7 +92,7 @@ def nodes_here() -> Iterator[Node]:
 
 
 def chosen(wanted: str | None, known: list[Node]) -> Node:
-    """The one that is meant by `wanted`: a run's name, or a folder; None is the only one that runs.
+    """The node that `wanted` names by its run or folder; None means the only one that runs.
 
     Raises HetnodeError: NO_CREDENTIALS where there is none, BAD_OPTION where there are several.
     """
@@ -107,11 +109,7 @@ def chosen(wanted: str | None, known: list[Node]) -> Node:
         return (running or candidates)[0]
     names = ", ".join(str(node) for node in running or candidates)
     if running or (wanted is not None and candidates):
-        raise HetnodeError(
-            ErrorCode.BAD_OPTION,
-            f"Several nodes of this machine are meant: {names}.",
-            "Name the folder of one.",
-        )
+        raise bad_option(f"Several nodes of this machine are meant: {names}.", "Name the folder of one.")
     raise HetnodeError(
         ErrorCode.NO_CREDENTIALS,
         f"This machine is in no run {wanted!r:.80}." if wanted else "No node runs on this machine.",
@@ -120,19 +118,17 @@ def chosen(wanted: str | None, known: list[Node]) -> Node:
 
 
 def ask_to_leave(node: Node, pid: int, signal_number: signal.Signals) -> None:
-    """Send the signal to the process `pid` if it is still that of `node`.
-
-    Raises HetnodeError BAD_OPTION where it is out of reach.
-    """
+    """Send the signal to the process `pid` if it is still that of `node`. Raises BAD_OPTION if it cannot."""
     if not pid:
-        raise HetnodeError(
-            ErrorCode.BAD_OPTION,
+        raise bad_option(
             f"The node that keeps {node.folder} runs in another container.",
             "Give this command there, or end that container.",
         )
     try:
         if hasattr(os, "pidfd_open"):
-            with _held(os.pidfd_open(pid)) as process:
+            with ExitStack() as stack:
+                process = os.pidfd_open(pid)
+                stack.callback(os.close, process)
                 if node.pid == pid:  # now the number cannot become that of another process any more
                     signal.pidfd_send_signal(process, signal_number)
         else:
@@ -140,17 +136,7 @@ def ask_to_leave(node: Node, pid: int, signal_number: signal.Signals) -> None:
     except ProcessLookupError:
         return  # it has just ended
     except PermissionError:
-        raise HetnodeError(
-            ErrorCode.BAD_OPTION, f"The node (process {pid}) is another user's.", "Ask as that user."
-        ) from None
-
-
-@contextmanager
-def _held(descriptor: int) -> Iterator[int]:
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+        raise bad_option(f"The node (process {pid}) is another user's.", "Ask as that user.") from None
 
 
 async def _farewell(node: Node) -> None:

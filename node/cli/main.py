@@ -20,9 +20,9 @@ from protocol.errors import ExitCode
 
 @dataclass(frozen=True)
 class LazyCommand:
-    """A command or a family of commands: `attribute` of `module` is a function or a typer application.
+    """A command or a family of commands: `attribute` of the module is a function or a typer application.
 
-    `help` is the first sentence of its own help.
+    `module` is in node.cli; `help` is the first sentence of its own help.
     """
 
     module: str
@@ -31,7 +31,7 @@ class LazyCommand:
 
     def load(self, name: str) -> Any:
         """The command as typer runs it."""
-        found = getattr(import_module(self.module), self.attribute)
+        found = getattr(import_module(f"node.cli.{self.module}"), self.attribute)
         if isinstance(found, typer.Typer):
             group = typer.main.get_group(found)
             group.name = name
@@ -43,58 +43,66 @@ class LazyCommand:
 
 COMMANDS = {
     "doctor": LazyCommand(
-        "node.cli.doctor",
+        "doctor",
         "doctor",
         "Check and measure this machine: device, memory, disk, clock, connections and speed, with a remedy "
         "each.",
     ),
     "generate": LazyCommand(
-        "node.cli.model", "generate", "Continue a text with the model of a run, to see what it has learned."
+        "model", "generate", "Continue a text with the model of a run, to see what it has learned."
     ),
     "eval": LazyCommand(
-        "node.cli.model",
-        "evaluate",
-        "Measure how well a model predicts text: loss, perplexity, bits per byte.",
+        "model", "evaluate", "Measure how well a model predicts text: loss, perplexity, bits per byte."
     ),
     "export": LazyCommand(
-        "node.cli.model",
-        "export",
-        "Write the model of a run as a folder that transformers loads without remote code.",
+        "model", "export", "Write the model of a run as a folder that transformers loads without remote code."
     ),
     "import": LazyCommand(
-        "node.cli.model",
+        "model",
         "import_model",
         "Start a run from an existing model: writes a run file and the parameters with which it begins.",
     ),
     "leave": LazyCommand(
-        "node.cli.leave", "leave", "Let this machine's node leave its run in order, and wait until it has."
+        "leave", "leave", "Let this machine's node leave its run in order, and wait until it has."
+    ),
+    "pause": LazyCommand(
+        "pause", "pause", "Let this machine's node leave its run for now, and wait until it has."
+    ),
+    "resume": LazyCommand("pause", "resume", "Let a node take part again that 'hetnode pause' has paused."),
+    "service": LazyCommand(
+        "service", "service_app", "A node that this machine keeps running, also after a restart."
     ),
     "coordinator": LazyCommand(
-        "node.cli.coordinator",
+        "coordinator",
         "coordinator",
         "Run the coordinator of one training run: membership, placement, the commit log and the DHT's first "
         "peer.",
     ),
     "join": LazyCommand(
-        "node.cli.join",
+        "join",
         "join",
         "Take part in a run: train, exchange pseudo-gradients, and keep this node's part of the model.",
     ),
-    "status": LazyCommand(
-        "node.cli.status", "status", "Show what a run is doing, who takes part, and how the loss goes."
+    "relay": LazyCommand(
+        "relay",
+        "relay",
+        "Carry connections to nodes that nobody can dial, such as those in homes behind a router.",
     ),
-    "swarm": LazyCommand("node.cli.swarm", "swarm_app", "A whole swarm of real processes on this machine."),
-    "spec": LazyCommand("node.cli.spec", "spec_app", "Run specifications."),
-    "checkpoint": LazyCommand("node.cli.model", "checkpoint_app", "Checkpoints of the global model."),
-    "invite": LazyCommand("node.cli.admin", "invite_app", "Invites: who may come into a run."),
-    "peers": LazyCommand("node.cli.admin", "peers_app", "Peers that were let in or are kept out."),
+    "status": LazyCommand(
+        "status", "status", "Show what a run is doing, who takes part, and how the loss goes."
+    ),
+    "swarm": LazyCommand("swarm", "swarm_app", "A whole swarm of real processes on this machine."),
+    "spec": LazyCommand("spec", "spec_app", "Run specifications."),
+    "checkpoint": LazyCommand("model", "checkpoint_app", "Checkpoints of the global model."),
+    "invite": LazyCommand("admin", "invite_app", "Invites: who may come into a run."),
+    "peers": LazyCommand("admin", "peers_app", "Peers that were let in or are kept out."),
     "plan": LazyCommand(
-        "node.cli.plan",
+        "plan",
         "plan_app",
         "What a swarm would do before any peer joins: pipelines, tokens per second, traffic, bottleneck.",
     ),
     "experiment": LazyCommand(
-        "node.cli.experiment",
+        "experiment",
         "experiment_app",
         "Train all replicas of a run on this machine, to compare algorithms. No network takes part.",
     ),
@@ -151,6 +159,8 @@ def main() -> None:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     # gRPC would write a line for each stranger whose handshake fails; our own log says what matters.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    # pydantic would look for plugins in the metadata of every installed package.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         app(prog_name="hetnode")
     except KeyboardInterrupt:

@@ -11,27 +11,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from node import command_runner
-from node.cli.spec import (
-    Config,
-    Data,
-    LinkK,
-    Pipelines,
-    Preset,
-    Replicas,
-    Rounds,
-    Seed,
-    Stages,
-    Steps,
-    Tokenizer,
-    pinned,
-    spec_of,
-)
+from node.cli.options import Device, option, records_as_options
+from node.cli.spec import SpecOptions, pinned
+from node.command_runner import bad_option
 from node.views import run_history
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.resolve import resolve
@@ -43,25 +31,23 @@ if TYPE_CHECKING:
     from node.checkpoint.global_model import Checkpoint
     from node.data.tokenizer import FileTokenizer
     from node.experiment.evaluate import Evaluation
-    from node.hugging_face.export import Measured
+    from node.hugging_face.card import Measured
     from node.hugging_face.importing import Published
 
 checkpoint_app = typer.Typer(help="Checkpoints of the global model.", no_args_is_help=True)
 
 Run = Annotated[Path, typer.Argument(help="Run folder, node folder or checkpoint folder.")]
-OwnTokenizer = Annotated[
-    Path | None, typer.Option(help="The run's tokenizer.json, if it is elsewhere on this machine.")
-]
+OwnTokenizer = Annotated[Path | None, option("The run's tokenizer.json, if it is elsewhere on this machine.")]
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def generate(
     run: Run,
-    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "def ",
-    tokens: Annotated[int, typer.Option(help="Tokens to generate.", min=1)] = 200,
-    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.", min=0)] = 0.8,
-    top_k: Annotated[int, typer.Option(help="Sample among the likeliest; 0 among all.", min=0)] = 40,
-    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+    prompt: Annotated[str, option("Text to continue.")] = "def ",
+    tokens: Annotated[int, option("Tokens to generate.", min=1)] = 200,
+    temperature: Annotated[float, option("0 always takes the likeliest token.", min=0)] = 0.8,
+    top_k: Annotated[int, option("Sample among the likeliest; 0 among all.", min=0)] = 40,
+    seed: Annotated[int, option("Seed of the sampling.")] = 0,
     tokenizer: OwnTokenizer = None,
 ) -> None:
     """Continue a text with the model of a run, to see what it has learned."""
@@ -83,32 +69,29 @@ def evaluate(
         Path, typer.Argument(help="Run folder, node folder, checkpoint folder or Hugging Face folder.")
     ],
     data: Annotated[
-        str | None,
-        typer.Option(help="builtin, text:PATH, jsonl:PATH or hf:NAME\\[/CONFIG]. Default: the run's own."),
+        str | None, option("builtin, text:PATH, jsonl:PATH or hf:NAME\\[/CONFIG]. Default: the run's own.")
     ] = None,
     split: Annotated[
-        str, typer.Option(help="'held-out': what runs keep back of this data for validation. 'all' of it.")
+        str, option("'held-out': what runs keep back of this data for validation. 'all' of it.")
     ] = "held-out",
     mode: Annotated[
-        str,
-        typer.Option(help="'uncompressed': the plain model. 'compressed': through the links of a pipeline."),
+        str, option("'uncompressed': the plain model. 'compressed': through the links of a pipeline.")
     ] = "uncompressed",
     batches: Annotated[
-        int | None,
-        typer.Option(help="Micro-batches of the run's size to measure on. Default: all there are.", min=1),
+        int | None, option("Micro-batches of the run's size to measure on. Default: all there are.", min=1)
     ] = None,
-    device: Annotated[str, typer.Option(help="Torch device, such as cpu, cuda or cuda:1.")] = "cpu",
+    device: Device = "cpu",
     tokenizer: OwnTokenizer = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[bool, option("Print one JSON object.", "--json")] = False,
 ) -> None:
     """Measure how well a model predicts text: loss, perplexity, bits per byte."""
-    from node.experiment.evaluate import Documents, Mode  # noqa: PLC0415
+    from node.experiment.evaluate import Documents, ForwardMode  # noqa: PLC0415
     from node.experiment.evaluate import evaluate as measure  # noqa: PLC0415
-    from node.worker.compute import Compute  # noqa: PLC0415
+    from node.worker.compute import Compute, check_device  # noqa: PLC0415
 
     documents = command_runner.one_of(Documents, split, "--split")
-    forward = command_runner.one_of(Mode, mode, "--mode")
-    loaded = _model_at(run, Compute(device=device).open())
+    forward = command_runner.one_of(ForwardMode, mode, "--mode")
+    loaded = _model_at(run, Compute(device=check_device(Compute(device)).device).open())
     spec = loaded.spec
     source = data or spec.data.source
     terminal = Console(stderr=True)
@@ -127,18 +110,18 @@ def evaluate(
         "tokens": found.tokens,
         "bytes": found.bytes,
         "mode": forward.value,
-        "link": link if forward is Mode.COMPRESSED else None,
+        "link": link if forward is ForwardMode.COMPRESSED else None,
         "data": source,
         "split": documents.value,
         "model": str(run),
-        "run": None if _is_hugging_face(run) else spec.run_id,
+        "run": None if _is_hugging_face(run) else spec.name,
         "round": None if _is_hugging_face(run) else loaded.round_number,
     }
     if as_json:
         print(json.dumps({name: _in_json(value) for name, value in facts.items()}, allow_nan=False))
         return
-    through = f" ({link})" if forward is Mode.COMPRESSED else ""
-    of_run = "" if _is_hugging_face(run) else f" (run {spec.run_id}, round {loaded.round_number})"
+    through = f" ({link})" if forward is ForwardMode.COMPRESSED else ""
+    of_run = "" if _is_hugging_face(run) else f" (run {spec.name}, round {loaded.round_number})"
     print(f"model          {run}{of_run}")
     print(f"data           {source}, {documents.value}: {found.tokens:,} tokens, {found.bytes:,} bytes")
     print(f"forward mode   {forward.value}{through}")
@@ -150,9 +133,9 @@ def evaluate(
 def export(
     run: Run,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write.")],
-    format: Annotated[str, typer.Option(help="'hf': the layout of Hugging Face.")] = "hf",
-    dtype: Annotated[str, typer.Option(help="Of the weights: fp32, bf16 or fp16.")] = "fp32",
-    shard_size: Annotated[str, typer.Option(help="Largest weight file, such as 5GB or 500MB.")] = "5GB",
+    format: Annotated[str, option("'hf': the layout of Hugging Face.")] = "hf",
+    dtype: Annotated[str, option("Of the weights: fp32, bf16 or fp16.")] = "fp32",
+    shard_size: Annotated[str, option("Largest weight file, such as 5GB or 500MB.")] = "5GB",
     tokenizer: OwnTokenizer = None,
 ) -> None:
     """Write the model of a run as a folder that transformers loads without remote code."""
@@ -161,35 +144,25 @@ def export(
     from node.hugging_face.weights import DTYPES  # noqa: PLC0415
 
     if format != "hf":
-        raise command_runner.bad_option(f"There is no format '{format}'.", "Use --format hf.")
+        raise bad_option(f"There is no format '{format}'.", "Use --format hf.")
     if dtype not in DTYPES:
-        raise command_runner.bad_option(f"There is no dtype '{dtype}'.", f"Use one of: {', '.join(DTYPES)}.")
+        raise bad_option(f"There is no dtype '{dtype}'.", f"Use one of: {', '.join(DTYPES)}.")
     most = _bytes(shard_size)
     stored = global_model.verify(global_model.find(run))
     measured = _measured(run, stored.round_number)
     path = _tokenizer_path(stored.spec, run, tokenizer)
     write_folder(stored, folder, DTYPES[dtype], most, path, measured)
-    print(f"the model of run {stored.spec.run_id} after round {stored.round_number} is in {folder}")
+    print(f"the model of run {stored.spec.name} after round {stored.round_number} is in {folder}")
 
 
+@records_as_options()
 def import_model(
     model: Annotated[Path, typer.Argument(metavar="HF_DIR", help="Folder of a LlamaForCausalLM model.")],
-    out: Annotated[Path, typer.Option(help="Folder to write: run.toml and the parameters.")],
-    preset: Preset = None,
-    config: Config = None,
+    out: Annotated[Path, option("Folder to write: run.toml and the parameters.")],
+    options: SpecOptions,
     context: Annotated[
-        int | None,
-        typer.Option(help="L, tokens of one sample. Default: the model's context, at most 2048.", min=2),
+        int | None, option("L, tokens of one sample. Default: the model's context, at most 2048.", min=2)
     ] = None,
-    data: Data = None,
-    tokenizer: Tokenizer = None,
-    rounds: Rounds = None,
-    inner_steps: Steps = None,
-    replicas: Replicas = None,
-    pipelines: Pipelines = None,
-    stages: Stages = None,
-    k: LinkK = None,
-    seed: Seed = None,
 ) -> None:
     """Start a run from an existing model: writes a run file and the parameters with which it begins.
 
@@ -199,35 +172,24 @@ def import_model(
     from node.hugging_face import importing  # noqa: PLC0415
 
     importing.require_empty(out)
-    overrides = {
-        "data": data,
-        "tokenizer": tokenizer,
-        "rounds": rounds,
-        "steps": inner_steps,
-        "replicas": replicas,
-        "pipelines": pipelines,
-        "stages": stages,
-        "k": k,
-        "seed": seed,
-    }
-    former = resolve(file=config) if config else None
-    if config is None or former is None or former.initial is None:
-        published, spec, used = _import_for_new_run(model, config, preset, context, overrides)
-    elif all(option is None for option in (preset, context, *overrides.values())):
-        published, spec, used = _import_for_known_run(model, config, former)
+    former = resolve(file=options.config) if options.config else None
+    if former is None or former.initial is None:
+        published, spec, used = _import_for_new_run(model, former, options, context)
+    elif context is None and options == SpecOptions(config=options.config):
+        published, spec, used = _import_for_known_run(model, options.config, former)
     else:
-        raise command_runner.bad_option(
-            f"{config} is the file of a run whose parameters are settled.",
+        raise bad_option(
+            f"{options.config} is the file of a run whose parameters are settled.",
             "Leave out the options of the specification.",
         )
     started = importing.import_model(published, spec, out, used)
-    print(f"run {started.run_id} starts from {model}: hetnode swarm up --config {out / importing.RUN_FILE}")
+    print(f"run {started.name} starts from {model}: hetnode swarm up --config {out / importing.RUN_FILE}")
     if published.tied:
         print("The embedding of this model is tied to its head; from now on they are trained apart.")
 
 
 def _import_for_known_run(
-    model: Path, config: Path, spec: RunSpec
+    model: Path, config: Path | None, spec: RunSpec
 ) -> tuple[Published, RunSpec, FileTokenizer | None]:
     """The model again, for another member of the run in the file `config`. The spec stays as it is."""
     from node.data.tokenizer import FileTokenizer, find_tokenizer, load_tokenizer  # noqa: PLC0415
@@ -240,23 +202,25 @@ def _import_for_known_run(
 
 
 def _import_for_new_run(
-    model: Path, config: Path | None, preset: str | None, context: int | None, overrides: dict[str, Any]
+    model: Path, former: RunSpec | None, options: SpecOptions, context: int | None
 ) -> tuple[Published, RunSpec, FileTokenizer | None]:
-    """The model, the spec of a run that starts from it, and the tokenizer file to keep beside it, if any."""
+    """The model, the spec of a run that starts from it, and the tokenizer file to keep beside it, if any.
+
+    `former` is the spec in the run file of `options`, if they name one.
+    """
     from node.data.tokenizer import FileTokenizer, find_tokenizer, load_tokenizer  # noqa: PLC0415
     from node.hugging_face import importing  # noqa: PLC0415
 
     published = importing.inspect(model, context)
-    former = resolve(file=config) if config else None
     # The model's own tokenizer, unless an option or the run file names another one.
-    is_named = overrides["tokenizer"] is not None or (former is not None and former.data.tokenizer != "byte")
+    is_named = options.tokenizer is not None or (former is not None and former.data.tokenizer != "byte")
     own = None if is_named else importing.tokenizer_of(published)
+    overrides = {f"model.{name}": value for name, value in published.model.items()}
     if own:
-        overrides = {**overrides, "tokenizer": importing.TOKENIZER, "data.tokenizer_sha256": own.sha256}
-    overrides |= {f"model.{name}": value for name, value in published.model.items()}
-    with _naming_k(overrides["k"]):
-        spec = spec_of(config, preset, **overrides)
-    place = str(model / importing.TOKENIZER) if own else find_tokenizer(spec.data, config)
+        overrides |= {"data.tokenizer": importing.TOKENIZER, "data.tokenizer_sha256": own.sha256}
+    with _naming_k(options.k):
+        spec = options.spec(**overrides)
+    place = str(model / importing.TOKENIZER) if own else find_tokenizer(spec.data, options.config)
     spec = pinned(spec, tokenizer=place)
     used = load_tokenizer(spec.data, place)
     if not isinstance(used, FileTokenizer):
@@ -301,22 +265,15 @@ def _model_at(place: Path, device: torch.device) -> Checkpoint:
         return global_model.read(global_model.find(place), device)
     published = importing.inspect(place)
     kept = importing.tokenizer_of(published)
-    spec = spec_of(
-        None,
-        None,
-        **{f"model.{name}": value for name, value in published.model.items()},
-        tokenizer=str(place / importing.TOKENIZER) if kept else None,
-        replicas=1,
-        pipelines=0,
-        stages=1,
-        k=0,
-    )
+    tokenizer = str(place / importing.TOKENIZER) if kept else None
+    options = SpecOptions(tokenizer=tokenizer, replicas=1, pipelines=0, stages=1, k=0)
+    spec = options.spec(**{f"model.{name}": value for name, value in published.model.items()})
     return importing.read_model(published, spec, device)
 
 
 def _measured(run: Path, round_number: int) -> Measured:
     """What ``metrics.jsonl`` in the run folder says up to this round, if it is there."""
-    from node.hugging_face.export import Measured  # noqa: PLC0415
+    from node.hugging_face.card import Measured  # noqa: PLC0415
 
     events = run_history.read_events(run / "metrics.jsonl")
     history = run_history.history_of(event for event in events if event.get("round", 0) <= round_number)
@@ -333,14 +290,14 @@ def _bytes(size: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?B)?", size.strip().upper())
     nbytes = int(float(match[1]) * _UNITS[match[2] or "B"]) if match else 0
     if nbytes < 1:
-        raise command_runner.bad_option(f"'{size}' is no size of a file.", "Use a form like 5GB or 500MB.")
+        raise bad_option(f"'{size}' is no size of a file.", "Use a form like 5GB or 500MB.")
     return nbytes
 
 
 @checkpoint_app.command("assemble")
 def checkpoint_assemble(
     parts: Annotated[list[Path], typer.Argument(help="Checkpoint folders of the members.")],
-    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    out: Annotated[Path, option("Folder to write.")],
 ) -> None:
     """Put the stages that several members kept together into one complete checkpoint."""
     from node.checkpoint import global_model  # noqa: PLC0415

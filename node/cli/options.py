@@ -3,20 +3,88 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from collections.abc import Callable, Collection
+from dataclasses import MISSING, fields, is_dataclass
+from functools import partial, wraps
+from inspect import Parameter, Signature, signature
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from node.command_runner import bad_option
 
-NETWORK = "Network"
-"""The panel of the network options in the help."""
 
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log details.")]
+def option(help: str, *names: str, **more: Any) -> Any:
+    """An option for ``Annotated``; `more` are arguments of :func:`typer.Option`."""
+    return typer.Option(*names, help=help, **more)
+
+
+def panel(name: str) -> Callable[..., Any]:
+    """:func:`option` for options that the help shows below `name`."""
+    return partial(option, rich_help_panel=name)
+
+
+network = panel("Network")
+guest = panel("A guest on this machine")
+Device = Annotated[str, option("Torch device, such as cpu, cuda, cuda:1 or mps. 'auto': the best one here.")]
+Threads = Annotated[int, option("CPU threads to compute with; 0 takes all.", min=0)]
+Verbose = Annotated[bool, option("Log details.", "--verbose", "-v")]
+RelayPortRange = Annotated[
+    str | None,
+    network(
+        "TCP ports FIRST-LAST of a relay, one for each node behind it. Default: the hundred after its own."
+    ),
+]
 HiddenLifeline = Annotated[int | None, typer.Option("--lifeline", hidden=True)]
 """Descriptor of a pipe that the parent holds open: the command ends when it closes."""
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def records_as_options(**left_out: Collection[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorates a command for typer: in place of a parameter whose type is a dataclass stand its fields.
+
+    Annotation and default of a field make the option. Fields that `left_out` names for the parameter keep
+    their defaults and are no options of this command.
+    """
+
+    def decorated(command: Callable[..., None]) -> Callable[..., None]:
+        hints = get_type_hints(command, include_extras=True)
+        records: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+        expanded = {name: _options_of(kind, left_out.get(name, ())) for name, kind in records.items()}
+
+        @wraps(command)
+        def call(**given: Any) -> None:
+            for name, kind in records.items():
+                given[name] = kind(**{field.name: given.pop(field.name) for field in expanded[name]})
+            command(**given)
+
+        options = [
+            each
+            for own in signature(command).parameters.values()
+            for each in expanded.get(own.name, [own.replace(annotation=hints[own.name])])
+        ]
+        call.__signature__ = Signature(  # type: ignore[attr-defined]
+            [each.replace(kind=Parameter.KEYWORD_ONLY) for each in options]
+        )
+        call.__annotations__ = {each.name: each.annotation for each in options}
+        return call
+
+    return decorated
+
+
+def _options_of(record: Any, left_out: Collection[str]) -> list[Parameter]:
+    hints = get_type_hints(record, include_extras=True)
+    return [
+        Parameter(
+            field.name,
+            Parameter.KEYWORD_ONLY,
+            default=Parameter.empty if field.default is MISSING else field.default,
+            annotation=hints[field.name],
+        )
+        for field in fields(record)
+        if field.name not in left_out
+    ]
 
 
 def seconds_of(text: str, option: str) -> float:
@@ -25,3 +93,13 @@ def seconds_of(text: str, option: str) -> float:
     if match is None or not float(match[1]):
         raise bad_option(f"{option} '{text}' is not a duration.", "Write it like 90s, 15m, 24h or 7d.")
     return float(match[1]) * _UNITS[match[2]]
+
+
+def port_range(text: str | None) -> range | None:
+    """Ports as ``7703-7802``; None without a text. Raises HetnodeError BAD_OPTION."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d{1,5})-(\d{1,5})", text.strip())
+    if match is None or not 0 < int(match[1]) <= int(match[2]) < 65536:
+        raise bad_option(f"--relay-ports '{text}' is not a range of ports.", "Write it like 7703-7802.")
+    return range(int(match[1]), int(match[2]) + 1)

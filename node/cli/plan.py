@@ -7,6 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +18,8 @@ from coordinator.forecast.forecast import forecast, proposed
 from coordinator.forecast.sweeps import scaling, utilization_against_bandwidth
 from coordinator.state.state import Peer
 from coordinator.state.text import Waiting
-from node.cli.spec import Config, LinkK, Preset, Stages, Steps, spec_of
+from node.cli.options import option, panel, records_as_options
+from node.cli.spec import SpecOptions, spec_option
 from node.command_runner import bad_option
 from node.folder import make_usable
 from protocol.errors import HetnodeError
@@ -38,81 +40,75 @@ COLUMNS = ("name", *_LEAST, "endpoint")
 """Of the file of peers."""
 _REMEDY = f"Give a CSV file with the header {','.join(COLUMNS)} and a line for every peer."
 
-_SPEC, _PEERS, _FIGURE = "Run specification", "Peers", "Figure"
 _MOST_PEERS = 10_000
 _BANDWIDTHS = (10, 20, 30, 50, 70, 100, 200, 300, 500, 700, 1000, 2000, 3000, 5000, 7000, 10_000)
 _NODES = range(100, 1001, 100)
 
-Microbatches = Annotated[
-    int | None, typer.Option(help="Per inner step and replica.", rich_help_panel=_SPEC, min=1)
-]
-Out = Annotated[Path, typer.Option(help="Folder for the CSV and the PNG file.")]
-Swarm = Annotated[
-    int, typer.Option(help="Pipelines that exchange pseudo-gradients.", rich_help_panel=_FIGURE, min=1)
-]
-Tflops = Annotated[
-    float,
-    typer.Option(help="What a member achieves in training, TFLOP/s.", rich_help_panel=_FIGURE, min=1e-6),
-]
-Latency = Annotated[float, typer.Option(help="Between any two, one way, ms.", rich_help_panel=_FIGURE, min=0)]
+Hosts = dict[PeerId, tuple[Capacity, str]]
+"""Peers with the capacity and the endpoint of each."""
+
+_peers, _figure = panel("Peers"), panel("Figure")
+Out = Annotated[Path, option("Folder for the CSV and the PNG file.")]
+Tflops = Annotated[float, _figure("What a member achieves in training, TFLOP/s.", min=1e-6)]
+Latency = Annotated[float, _figure("Between any two, one way, ms.", min=0)]
+Swarm = Annotated[int, _figure("Pipelines that exchange pseudo-gradients.", min=1)]
+Mbps = Annotated[float, _peers("Their uplink and downlink, Mb/s.", min=1e-3)]
+PeerTflops = Annotated[float, _peers("What they achieve in training, TFLOP/s.", min=1e-6)]
 
 
-PeersFile = Annotated[
-    Path | None,
-    typer.Option(
-        help=f"CSV file of stage peers with the header {','.join(COLUMNS)}; a peer with an empty endpoint "
-        "accepts no connections.",
-        rich_help_panel=_PEERS,
-    ),
-]
-StagePeers = Annotated[
-    int, typer.Option(help="Number of equal stage peers.", rich_help_panel=_PEERS, min=0, max=_MOST_PEERS)
-]
-FullReplicas = Annotated[
-    int, typer.Option(help="Number of full replicas.", rich_help_panel=_PEERS, min=0, max=_MOST_PEERS)
-]
-PeerBandwidth = Annotated[
-    float, typer.Option(help="Their uplink and downlink, Mb/s.", rich_help_panel=_PEERS, min=1e-3)
-]
-PeerLatency = Annotated[
-    float, typer.Option(help="Between any two, one way, ms.", rich_help_panel=_PEERS, min=0)
-]
-PeerMemory = Annotated[
-    float, typer.Option(help="Free on their device, GiB.", rich_help_panel=_PEERS, min=1e-3)
-]
-PeerTflops = Annotated[
-    float, typer.Option(help="What they achieve in training, TFLOP/s.", rich_help_panel=_PEERS, min=1e-6)
-]
-PlannedPipelines = Annotated[
-    int | None,
-    typer.Option(
-        help="Pipelines to form of the stage peers. Default: one for every S of them, at least one.",
-        rich_help_panel=_PEERS,
-        min=1,
-    ),
-]
+@dataclass(frozen=True)
+class PeerOptions:
+    """Which peers there are to plan with, in the units of the options."""
+
+    peers: Annotated[
+        Path | None,
+        _peers(
+            f"CSV file of stage peers with the header {','.join(COLUMNS)}; a peer with an empty endpoint "
+            "accepts no connections."
+        ),
+    ] = None
+    stage_peers: Annotated[int, _peers("Number of equal stage peers.", min=0, max=_MOST_PEERS)] = 0
+    bandwidth: Mbps = 100.0
+    latency: Annotated[float, _peers("Between any two, one way, ms.", min=0)] = 20.0
+    memory: Annotated[float, _peers("Free on their device, GiB.", min=1e-3)] = 24.0
+    tflops: PeerTflops = 40.0
+    pipelines: Annotated[
+        int | None,
+        _peers(
+            "Pipelines to form of the stage peers. Default: one for every S of them, at least one.", min=1
+        ),
+    ] = None
+    replicas: Annotated[int, _peers("Number of full replicas.", min=0, max=_MOST_PEERS)] = 0
+    replica_bandwidth: Mbps = 1000.0
+    replica_tflops: PeerTflops = 400.0
+
+    def stage_hosts(self) -> Hosts:
+        """Raises BAD_OPTION, also where there are no peers at all."""
+        if self.peers is not None and self.stage_peers:
+            raise bad_option("--peers and --stage-peers both say which peers there are.", "Give one of them.")
+        if self.peers is not None:
+            return read_peers(self.peers)
+        if not self.stage_peers and not self.replicas:
+            raise bad_option(
+                "There are no peers to plan with.", "Give --peers FILE, --stage-peers N or --replicas N."
+            )
+        equal = capacity(self.bandwidth, self.bandwidth, 2 * self.latency, self.memory, self.tflops)
+        return {PeerId(f"peer-{i}"): (equal, "listens") for i in range(self.stage_peers)}
+
+    def replica_hosts(self) -> Hosts:
+        bandwidth = self.replica_bandwidth
+        able = capacity(bandwidth, bandwidth, 2 * self.latency, math.inf, self.replica_tflops)
+        return {PeerId(f"full-{i}"): (able, "listens") for i in range(self.replicas)}
 
 
 @plan_app.callback()
+@records_as_options(spec_options=("data", "tokenizer", "rounds", "replicas", "pipelines", "seed"))
 def plan(
     context: typer.Context,
-    preset: Preset = None,
-    config: Config = None,
-    inner_steps: Steps = None,
-    stages: Stages = None,
-    k: LinkK = None,
-    microbatches: Microbatches = None,
-    peers: PeersFile = None,
-    stage_peers: StagePeers = 0,
-    bandwidth: PeerBandwidth = 100.0,
-    latency: PeerLatency = 20.0,
-    memory: PeerMemory = 24.0,
-    tflops: PeerTflops = 40.0,
-    pipelines: PlannedPipelines = None,
-    replicas: FullReplicas = 0,
-    replica_bandwidth: PeerBandwidth = 1000.0,
-    replica_tflops: PeerTflops = 400.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    spec_options: SpecOptions,
+    peer_options: PeerOptions,
+    microbatches: Annotated[int | None, spec_option("Per inner step and replica.", min=1)] = None,
+    as_json: Annotated[bool, option("Print JSON instead of tables.", "--json")] = False,
 ) -> None:
     """What a swarm would do before any peer joins: pipelines, tokens per second, traffic, bottleneck.
 
@@ -123,30 +119,17 @@ def plan(
     if context.invoked_subcommand is not None:
         _no_options_before(context)
         return
-    if peers is not None and stage_peers:
-        raise bad_option("--peers and --stage-peers both say which peers there are.", "Give one of them.")
-    equal = (capacity(bandwidth, bandwidth, 2 * latency, memory, tflops), "listens")
-    homes = read_peers(peers) if peers else {PeerId(f"peer-{i}"): equal for i in range(stage_peers)}
-    if not homes and not replicas:
-        raise bad_option(
-            "There are no peers to plan with.", "Give --peers FILE, --stage-peers N or --replicas N."
-        )
-    given = {"steps": inner_steps, "stages": stages, "k": k, "inner.microbatches": microbatches}
-    chain = spec_of(config, preset, **given).swarm.chain_length
-    wanted = (pipelines or max(1, len(homes) // chain)) if homes else 0
-    shape = {"replicas": replicas, "pipelines": wanted}
-    if 2 * wanted <= len(homes) < wanted * chain:
-        shape["swarm.members"] = len(homes) // wanted  # strong peers may host several stages
-    spec = spec_of(config, preset, **given, **shape)
-    full = capacity(replica_bandwidth, replica_bandwidth, 2 * latency, math.inf, replica_tflops)
-    hosts = {PeerId(f"full-{i}"): (full, "listens") for i in range(replicas)}
-    _print_plan(spec, {Role.REPLICA: hosts, Role.STAGE: homes}, as_json)
+    homes = peer_options.stage_hosts()
+    chain = spec_options.spec().swarm.chain_length
+    pipelines = (peer_options.pipelines or max(1, len(homes) // chain)) if homes else 0
+    shape = {"swarm.replicas": peer_options.replicas, "swarm.pipelines": pipelines}
+    if 2 * pipelines <= len(homes) < pipelines * chain:
+        shape["swarm.members"] = len(homes) // pipelines  # strong peers may host several stages
+    spec = spec_options.spec(**shape, **{"inner.microbatches": microbatches})
+    _print_plan(spec, {Role.REPLICA: peer_options.replica_hosts(), Role.STAGE: homes}, as_json)
 
 
-def _print_plan(
-    spec: RunSpec, peers: Mapping[Role, Mapping[PeerId, tuple[Capacity, str]]], as_json: bool
-) -> None:
-    """`peers` by role, with the capacity and the endpoint of each."""
+def _print_plan(spec: RunSpec, peers: Mapping[Role, Hosts], as_json: bool) -> None:
     by_arrival = [(peer, role, *known) for role, of_role in peers.items() for peer, known in of_role.items()]
     proposal = proposed(
         spec,
@@ -171,75 +154,65 @@ def _print_plan(
 
 def _no_options_before(context: typer.Context) -> None:
     """Raises BAD_OPTION for an option that stands before the name of a subcommand, which has its own."""
-    given = [name for name in context.params if _is_given(context, name)]
     subcommand = context.invoked_subcommand
-    if given:
-        raise bad_option(
-            f"--{given[0].replace('_', '-')} stands before '{subcommand}', which does not read it.",
-            f"Put it after the subcommand; 'hetnode plan {subcommand} --help' lists its options.",
-        )
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise bad_option(
+                f"--{name.replace('_', '-')} stands before '{subcommand}', which does not read it.",
+                f"Put it after the subcommand; 'hetnode plan {subcommand} --help' lists its options.",
+            )
 
 
-def _is_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
+@dataclass(frozen=True)
+class Figure2Options:
+    out: Out = Path()
+    tflops: Tflops = 40.0
+    microbatches: Annotated[int, _figure("Per inner step.", min=1)] = 256
+    latency: Latency = 20.0
+    pipelines: Swarm = 2
+
+
+@dataclass(frozen=True)
+class Figure3Options(Figure2Options):
+    latency: Latency = 5.0
+    pipelines: Swarm = 4
 
 
 @plan_app.command()
-def figure2(
-    out: Out = Path(),
-    tflops: Tflops = 40.0,
-    microbatches: Annotated[int, typer.Option(help="Per inner step.", rich_help_panel=_FIGURE, min=1)] = 256,
-    latency: Latency = 20.0,
-    pipelines: Swarm = 2,
-) -> None:
+@records_as_options()
+def figure2(options: Figure2Options) -> None:
     """Utilization of 70B in pipelines of 4 members against bandwidth, as in the paper's figure 2."""
-    _utilization("70b", "figure2", out, tflops, microbatches, latency, pipelines, (1, 8, 16, 32, 64, 100))
+    _utilization("70b", "figure2", options, (1, 8, 16, 32, 64, 100))
 
 
 @plan_app.command()
-def figure3(
-    out: Out = Path(),
-    tflops: Tflops = 40.0,
-    microbatches: Annotated[int, typer.Option(help="Per inner step.", rich_help_panel=_FIGURE, min=1)] = 256,
-    latency: Latency = 5.0,
-    pipelines: Swarm = 4,
-) -> None:
+@records_as_options()
+def figure3(options: Figure3Options) -> None:
     """Utilization of 512M in pipelines of 4 members against bandwidth: the paper's figure 3 is at 1 Gb/s."""
-    _utilization(
-        "512m", "figure3", out, tflops, microbatches, latency, pipelines, (1, 8, 24, 96, 192, 384, 768)
-    )
+    _utilization("512m", "figure3", options, (1, 8, 24, 96, 192, 384, 768))
 
 
 @plan_app.command("scaling")
 def plan_scaling(
     out: Out = Path(),
-    preset: Annotated[str, typer.Option(help="Model.", rich_help_panel=_FIGURE)] = "1b",
-    k: Annotated[int, typer.Option(help="Subspace width of the links.", rich_help_panel=_FIGURE)] = 32,
-    inner_steps: Annotated[int, typer.Option(help="H.", rich_help_panel=_FIGURE, min=1)] = 50,
-    microbatches: Annotated[
-        int, typer.Option(help="Per inner step and replica, on the average.", rich_help_panel=_FIGURE, min=1)
-    ] = 64,
-    home_share: Annotated[
-        float, typer.Option(help="Nodes that are homes.", rich_help_panel=_FIGURE, min=0, max=1)
-    ] = 0.8,
-    uplink: Annotated[float, typer.Option(help="Of a home, Mb/s.", rich_help_panel=_FIGURE, min=1e-3)] = 50.0,
-    downlink: Annotated[
-        float, typer.Option(help="Of a home, Mb/s.", rich_help_panel=_FIGURE, min=1e-3)
-    ] = 200.0,
+    preset: Annotated[str, _figure("Model.")] = "1b",
+    k: Annotated[int, _figure("Subspace width of the links.")] = 32,
+    inner_steps: Annotated[int, _figure("H.", min=1)] = 50,
+    microbatches: Annotated[int, _figure("Per inner step and replica, on the average.", min=1)] = 64,
+    home_share: Annotated[float, _figure("Nodes that are homes.", min=0, max=1)] = 0.8,
+    uplink: Annotated[float, _figure("Of a home, Mb/s.", min=1e-3)] = 50.0,
+    downlink: Annotated[float, _figure("Of a home, Mb/s.", min=1e-3)] = 200.0,
     tflops: Tflops = 40.0,
-    replica_bandwidth: Annotated[
-        float, typer.Option(help="Of a full replica, Mb/s.", rich_help_panel=_FIGURE, min=1e-3)
-    ] = 1000.0,
-    replica_tflops: Annotated[
-        float, typer.Option(help="Of a full replica.", rich_help_panel=_FIGURE, min=1e-6)
-    ] = 400.0,
+    replica_bandwidth: Annotated[float, _figure("Of a full replica, Mb/s.", min=1e-3)] = 1000.0,
+    replica_tflops: Annotated[float, _figure("Of a full replica.", min=1e-6)] = 400.0,
     latency: Latency = 20.0,
 ) -> None:
     """Weak and strong scaling of mixed swarms of 100 to 1000 nodes: homes in pipelines, and full replicas."""
     from node.views.plan import payload_bytes, write_scaling  # noqa: PLC0415
 
-    spec = spec_of(None, preset, k=k, steps=inner_steps, **{"inner.microbatches": microbatches})
+    given = SpecOptions(preset, inner_steps=inner_steps, k=k)
+    spec = given.spec(**{"inner.microbatches": microbatches})
     points = scaling(
         spec,
         payload_bytes(spec),
@@ -255,32 +228,26 @@ def plan_scaling(
     _report(write_scaling(list(points), make_usable(out, "--out"), title))
 
 
-def _utilization(
-    preset: str,
-    name: str,
-    out: Path,
-    tflops: float,
-    microbatches: int,
-    latency: float,
-    pipelines: int,
-    ratios: Sequence[int],
-) -> None:
+def _utilization(preset: str, name: str, options: Figure2Options, ratios: Sequence[int]) -> None:
     from node.views.plan import payload_bytes, write_utilization  # noqa: PLC0415
 
-    spec = spec_of(None, preset, stages=4, steps=50, **{"inner.microbatches": microbatches})
+    given = SpecOptions(preset, inner_steps=50, stages=4)
+    spec = given.spec(**{"inner.microbatches": options.microbatches})
     points = utilization_against_bandwidth(
         spec,
         payload_bytes(spec),
-        capacity(1.0, 1.0, 2 * latency, math.inf, tflops),
-        pipelines,
+        capacity(1.0, 1.0, 2 * options.latency, math.inf, options.tflops),
+        options.pipelines,
         [round(spec.model.width / ratio) for ratio in ratios],
         [1e6 * bandwidth for bandwidth in _BANDWIDTHS],
     )
     title = (
-        f"{preset} in 4 stages, H 50: members of {tflops:g} TFLOP/s, {microbatches} microbatches of "
-        f"{spec.inner.microbatch_size} x {spec.model.context} tokens, {latency:g} ms, {pipelines} pipelines"
+        f"{preset} in 4 stages, H 50: members of {options.tflops:g} TFLOP/s, {options.microbatches} "
+        f"microbatches of {spec.inner.microbatch_size} x {spec.model.context} tokens, "
+        f"{options.latency:g} ms, {options.pipelines} pipelines"
     )
-    _report(write_utilization(list(points), spec.model.width, make_usable(out, "--out"), name, title))
+    out = make_usable(options.out, "--out")
+    _report(write_utilization(list(points), spec.model.width, out, name, title))
 
 
 def _report(files: Iterable[Path]) -> None:
@@ -302,12 +269,12 @@ def capacity(
     )
 
 
-def read_peers(file: Path) -> dict[PeerId, tuple[Capacity, str]]:
+def read_peers(file: Path) -> Hosts:
     """Capacity and endpoint of every peer in a CSV file with the header COLUMNS, in any order of columns.
 
     Raises HetnodeError BAD_OPTION, which names the line and the column.
     """
-    peers: dict[PeerId, tuple[Capacity, str]] = {}
+    peers: Hosts = {}
     try:
         with file.open(newline="", encoding="utf-8-sig") as text:
             for line, row in _rows(file, text):

@@ -3,65 +3,60 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from node.cli.options import option, panel
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 
 spec_app = typer.Typer(help="Run specifications.", no_args_is_help=True)
 
-_SPEC = "Run specification"
-
-Preset = Annotated[
-    str | None, typer.Option(help="tiny, nano, 178m, 512m, 1b or 70b. Default: tiny.", rich_help_panel=_SPEC)
-]
-Config = Annotated[
-    Path | None,
-    typer.Option(help="TOML run file; see 'hetnode spec show --toml'.", rich_help_panel=_SPEC),
-]
-Data = Annotated[
-    str | None,
-    typer.Option(help="builtin, text:PATH, jsonl:PATH or hf:NAME\\[/CONFIG].", rich_help_panel=_SPEC),
-]
-Tokenizer = Annotated[
-    str | None, typer.Option(help="'byte' or the path of a tokenizer.json.", rich_help_panel=_SPEC)
-]
-Rounds = Annotated[int | None, typer.Option(help="Outer rounds of the run.", rich_help_panel=_SPEC)]
-Steps = Annotated[
-    int | None, typer.Option("--inner-steps", help="H, inner steps per round.", rich_help_panel=_SPEC)
-]
-Replicas = Annotated[int | None, typer.Option(help="Full replicas.", rich_help_panel=_SPEC)]
-Pipelines = Annotated[
-    int | None, typer.Option(help="Pipeline replicas, one member per stage.", rich_help_panel=_SPEC)
-]
-Stages = Annotated[
-    int | None, typer.Option(help="S, stages into which the layers are cut.", rich_help_panel=_SPEC)
-]
-LinkK = Annotated[
-    int | None,
-    typer.Option("--k", help="Subspace width of the links; 0 sends uncompressed.", rich_help_panel=_SPEC),
-]
-Seed = Annotated[
-    int | None, typer.Option(help="Seed of weights, basis and data order.", rich_help_panel=_SPEC)
-]
+spec_option = panel("Run specification")
+Config = Annotated[Path | None, spec_option("TOML run file; see 'hetnode spec show --toml'.")]
 
 
-def spec_of(config: Path | None, preset: str | None, **overrides: Any) -> RunSpec:
-    """The spec that the options of a command name. Raises as :func:`protocol.spec.resolve.resolve`."""
-    names = {
-        "data": "data.source",
-        "tokenizer": "data.tokenizer",
-        "steps": "inner.steps",
-        "replicas": "swarm.replicas",
-        "pipelines": "swarm.pipelines",
-        "stages": "swarm.stages",
-        "k": "link.k",
-    }
-    return resolve(preset, config, {names.get(name, name): value for name, value in overrides.items()})
+@dataclass(frozen=True)
+class SpecOptions:
+    """What the options of a command say of a run specification; None leaves it to the preset or file."""
+
+    preset: Annotated[str | None, spec_option("tiny, nano, 178m, 512m, 1b or 70b. Default: tiny.")] = None
+    config: Config = None
+    data: Annotated[str | None, spec_option("builtin, text:PATH, jsonl:PATH or hf:NAME\\[/CONFIG].")] = None
+    tokenizer: Annotated[str | None, spec_option("'byte' or the path of a tokenizer.json.")] = None
+    rounds: Annotated[int | None, spec_option("Outer rounds of the run.")] = None
+    inner_steps: Annotated[int | None, spec_option("H, inner steps per round.")] = None
+    replicas: Annotated[int | None, spec_option("Full replicas.")] = None
+    pipelines: Annotated[int | None, spec_option("Pipeline replicas, one member per stage.")] = None
+    stages: Annotated[int | None, spec_option("S, stages into which the layers are cut.")] = None
+    k: Annotated[int | None, spec_option("Subspace width of the links; 0 sends uncompressed.")] = None
+    seed: Annotated[int | None, spec_option("Seed of weights, basis and data order.")] = None
+
+    @property
+    def any_given(self) -> bool:
+        return any(value is not None for value in vars(self).values())
+
+    def spec(self, **overrides: Any) -> RunSpec:
+        """The specification with these options and then `overrides`, which have the full names of fields.
+
+        Raises as :func:`protocol.spec.resolve.resolve`.
+        """
+        own = {
+            "data.source": self.data,
+            "data.tokenizer": self.tokenizer,
+            "rounds": self.rounds,
+            "inner.steps": self.inner_steps,
+            "swarm.replicas": self.replicas,
+            "swarm.pipelines": self.pipelines,
+            "swarm.stages": self.stages,
+            "link.k": self.k,
+            "seed": self.seed,
+        }
+        return resolve(self.preset, self.config, own | overrides)
 
 
 def pinned(spec: RunSpec, *search_paths: Path | None, tokenizer: str | None = None) -> RunSpec:
@@ -86,7 +81,7 @@ def pinned(spec: RunSpec, *search_paths: Path | None, tokenizer: str | None = No
 def spec_show(
     preset: Annotated[str | None, typer.Argument(help="tiny, nano, 178m, 512m, 1b or 70b.")] = None,
     config: Config = None,
-    toml: Annotated[bool, typer.Option(help="Print a run file to start from instead.")] = False,
+    toml: Annotated[bool, option("Print a run file to start from instead.")] = False,
 ) -> None:
     """Print a preset: its parameters, and the bytes of each stage, link and round."""
     spec = resolve(preset, config)

@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import shutil
+from itertools import count
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from node import command_runner
-from node.cli.options import NETWORK
-from node.cli.spec import (
-    Config,
-    Data,
-    LinkK,
-    Pipelines,
-    Preset,
-    Replicas,
-    Rounds,
-    Seed,
-    Stages,
-    Steps,
-    Tokenizer,
-    pinned,
-    spec_of,
-)
+from node.cli.options import network, option, records_as_options
+from node.cli.spec import SpecOptions, pinned
+from node.command_runner import bad_option
 from node.folder import disk_errors_reported, make_usable
 from node.ipc.template import COMMAND_MODULES, own_template
 from protocol.errors import ErrorCode, HetnodeError
@@ -35,56 +23,33 @@ swarm_app = typer.Typer(help="A whole swarm of real processes on this machine.",
 
 
 @swarm_app.command("up")
+@records_as_options()
 def swarm_up(
-    preset: Preset = None,
-    config: Config = None,
-    data: Data = None,
-    tokenizer: Tokenizer = None,
-    rounds: Rounds = None,
-    inner_steps: Steps = None,
-    replicas: Replicas = None,
-    pipelines: Pipelines = None,
-    stages: Stages = None,
-    k: LinkK = None,
-    seed: Seed = None,
-    folder: Annotated[Path | None, typer.Option(help="Run folder. Default: a new one under runs/.")] = None,
+    options: SpecOptions,
+    folder: Annotated[Path | None, option("Run folder. Default: a new one under runs/.")] = None,
     resume: Annotated[
-        Path | None,
-        typer.Option(help="Run folder of a swarm that was stopped or killed: go on where it was."),
+        Path | None, option("Run folder of a swarm that was stopped or killed: go on where it was.")
     ] = None,
     initial: Annotated[
         Path | None,
-        typer.Option(
-            help="Of a run that starts from an imported model: what 'hetnode import' has written. Default: "
+        option(
+            "Of a run that starts from an imported model: what 'hetnode import' has written. Default: "
             "the folder of --config."
         ),
     ] = None,
-    listen: Annotated[
-        str, typer.Option(help="HOST:PORT of the coordinator; port 0 is free.", rich_help_panel=NETWORK)
-    ] = "127.0.0.1:0",
+    listen: Annotated[str, network("HOST:PORT of the coordinator; port 0 is free.")] = "127.0.0.1:0",
 ) -> None:
     """Train on this machine with a real swarm: coordinator, full replica and pipeline, each its own process.
 
     Ends by itself after the run's rounds and leaves a run folder with metrics.jsonl, loss.png, logs and a
     checkpoint of the global model. Ctrl-C ends every process; --resume goes on from there.
     """
-    overrides = {
-        "data": data,
-        "tokenizer": tokenizer,
-        "rounds": rounds,
-        "steps": inner_steps,
-        "replicas": replicas,
-        "pipelines": pipelines,
-        "stages": stages,
-        "k": k,
-        "seed": seed,
-    }
     command_runner.split_address(listen, "--listen")
     if resume is None:
-        spec = pinned(spec_of(config, preset, **overrides), config, initial)
-        folder = _prepare_new_run(spec, folder, config, initial)
-    elif any(option is not None for option in (folder, preset, config, *overrides.values())):
-        raise command_runner.bad_option(
+        spec = pinned(options.spec(), options.config, initial)
+        folder = _prepare_new_run(spec, folder, options.config, initial)
+    elif folder is not None or options.any_given:
+        raise bad_option(
             "--resume continues the run as it was.", "Leave out the options of the specification."
         )
     else:
@@ -98,7 +63,7 @@ def swarm_up(
 def _prepare_new_run(spec: RunSpec, folder: Path | None, config: Path | None, initial: Path | None) -> Path:
     """Check the data and the given parameters before any process starts. Returns the run folder."""
     from node.data.stream import open_stream  # noqa: PLC0415
-    from node.data.tokenizer import find_tokenizer  # noqa: PLC0415
+    from node.data.tokenizer import TOKENIZER_FILE, find_tokenizer  # noqa: PLC0415
 
     own_template(COMMAND_MODULES)  # imports torch and hivemind while the data is checked
     own_tokenizer = find_tokenizer(spec.data, config, initial)
@@ -107,15 +72,22 @@ def _prepare_new_run(spec: RunSpec, folder: Path | None, config: Path | None, in
     _require_initial(spec, start)
     folder = _new_run_folder(spec, folder)
     _link_initial(spec, folder, start)
-    _keep_tokenizer(folder, own_tokenizer)
+    if own_tokenizer is not None:  # nodes look for it in the run folder, and so do later commands
+        shutil.copyfile(own_tokenizer, folder / TOKENIZER_FILE)
     return folder
 
 
 def _prepare_resumed_run(folder: Path, initial: Path | None) -> RunSpec:
-    """The spec of the run in `folder`, whose given parameters are checked."""
+    """The spec of the run that has begun in `folder`, whose given parameters are checked."""
     from node.local_swarm import initial_of  # noqa: PLC0415
 
-    spec = _spec_of_run(folder)
+    file = folder / "run.toml"
+    if not all(kept.exists() for kept in (file, folder / "coordinator.sqlite", folder / "nodes")):
+        raise bad_option(
+            f"{folder} holds no run that could go on.",
+            "Give the run folder that 'hetnode swarm up' has printed.",
+        )
+    spec = resolve(file=file)
     _require_initial(spec, initial or initial_of(folder))
     _link_initial(spec, folder, initial)
     return spec
@@ -140,33 +112,10 @@ def _link_initial(spec: RunSpec, folder: Path, start: Path | None) -> None:
         link.symlink_to(start.resolve())
 
 
-def _keep_tokenizer(folder: Path, own_tokenizer: str | None) -> None:
-    """Copy it to the run folder, where the nodes find it, and later commands that use the model."""
-    from node.data.tokenizer import TOKENIZER_FILE  # noqa: PLC0415
-
-    if own_tokenizer is not None:
-        shutil.copyfile(own_tokenizer, folder / TOKENIZER_FILE)
-
-
-def _spec_of_run(folder: Path) -> RunSpec:
-    """The spec of the run that has begun in `folder`. Raises BAD_OPTION."""
-    file = folder / "run.toml"
-    if not all(kept.exists() for kept in (file, folder / "coordinator.sqlite", folder / "nodes")):
-        raise command_runner.bad_option(
-            f"{folder} holds no run that could go on.",
-            "Give the run folder that 'hetnode swarm up' has printed.",
-        )
-    return resolve(file=file)
-
-
 def _new_run_folder(spec: RunSpec, folder: Path | None) -> Path:
     """An empty folder for a new run. Raises HetnodeError RUN_FOLDER_IN_USE."""
     if folder is None:
-        runs = Path("runs")
-        number = 1
-        while (runs / f"{spec.preset}-{number}").exists():
-            number += 1
-        folder = runs / f"{spec.preset}-{number}"
+        folder = next(path for i in count(1) if not (path := Path("runs") / f"{spec.preset}-{i}").exists())
     if any(make_usable(folder).iterdir()):
         raise HetnodeError(
             ErrorCode.RUN_FOLDER_IN_USE,

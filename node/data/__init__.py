@@ -1,1 +1,1 @@
-"""Text to samples: who trains on what, tokenizers, sources of documents and the stream of token windows."""
+"""From text to samples: sources of documents, tokenizers, and the stream of token windows."""

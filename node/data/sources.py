@@ -1,7 +1,7 @@
-"""Where text comes from: the documents of a source, each known to be for training or for validation.
+"""Sources of text. Each document belongs to the training or the validation split.
 
-The split is a pure function of a document's name or ordinal, never of a seed, so all nodes hold out the
-same documents and a run can be compared with another.
+The split depends only on a document's name or ordinal, not on a seed: all nodes hold out the same documents,
+and runs can be compared.
 
 ===================  ====================================================  ======================
 source               one document is                                       held out for validation
@@ -40,7 +40,7 @@ class Document:
 class Source:
     """A source of documents. `documents` starts a new pass over them, always in the same order.
 
-    A `streamed` source may be larger than memory and is read forward; the others are loaded whole. Reading
+    A `streamed` source may exceed the memory and is only read forward; others are loaded completely. Reading
     raises DATA_UNREADABLE.
     """
 
@@ -50,14 +50,14 @@ class Source:
 
 
 def open_source(source: str, text_field: str) -> Source:
-    """The source that a spec or a node names; nothing is read yet.
+    """Open a source by name; nothing is read yet.
 
     Args:
         source: ``builtin``, ``text:PATH``, ``jsonl:PATH`` or ``hf:NAME[/CONFIG]``.
         text_field: key of the text in jsonl and hf records.
 
     Raises:
-        HetnodeError: DATA_UNREADABLE where the source has none of these forms.
+        HetnodeError: DATA_UNREADABLE if `source` has none of these forms.
     """
     kind, _, rest = source.partition(":")
     match kind:
@@ -69,11 +69,11 @@ def open_source(source: str, text_field: str) -> Source:
             return Source(source, False, lambda: _jsonl(_path(rest), text_field))
         case "hf" if rest:
             return Source(source, True, lambda: _hub(rest, text_field))
-    raise unreadable(source, "it is no known kind", "Use builtin, text:PATH, jsonl:PATH or hf:NAME[/CONFIG].")
+    raise unreadable(source, "its kind is unknown", "Use builtin, text:PATH, jsonl:PATH or hf:NAME[/CONFIG].")
 
 
 def _path(name: str) -> Path:
-    # Unlike Path.expanduser this leaves the name of an unknown user alone, to be reported as missing.
+    # Path.expanduser would raise for an unknown user; here the path is reported as missing.
     return Path(os.path.expanduser(name))
 
 
@@ -82,13 +82,13 @@ def unreadable(what: object, why: object, remedy: str) -> HetnodeError:
 
 
 def _held_out(ordinal: int, one_in: int) -> bool:
-    """Whether the document is the one that is held out of its run of `one_in` consecutive documents.
+    """Whether this document is held out: one of every `one_in` consecutive documents is.
 
-    A hash picks the place within each run, so no rhythm of the data is hit. In the first run it is always
-    the second document: that way even a source of two documents has both splits.
+    A hash selects it, so the choice does not follow a period in the data. Of the first `one_in` it is the
+    second document, so that a source of two documents has both splits.
     """
-    run, place = divmod(ordinal, one_in)
-    return place == (_hash(str(run)) % one_in if run else 1)
+    group, position = divmod(ordinal, one_in)
+    return position == (_hash(str(group)) % one_in if group else 1)
 
 
 def _hash(name: str) -> int:
@@ -96,10 +96,7 @@ def _hash(name: str) -> int:
 
 
 def _library() -> Iterator[Document]:
-    """Python files of the standard library, without tests and installed packages.
-
-    A few are meant to be undecodable, and some systems ship some unreadable: those are skipped.
-    """
+    """Python files of the standard library, without tests, installed packages and unreadable files."""
     root = Path(sysconfig.get_path("stdlib"))
     found: dict[str, Path] = {}
     for folder, subfolders, names in os.walk(root):
@@ -111,13 +108,13 @@ def _library() -> Iterator[Document]:
     for relative in sorted(found):
         try:
             text = found[relative].read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError):
+        except (OSError, UnicodeDecodeError):  # some files are test data with a wrong encoding
             continue
         yield Document(text, _hash(relative) % 20 == 0)
 
 
 def _files(path: Path, suffix: str) -> list[Path]:
-    """The file itself, or all files of a folder and below that end in `suffix`, in a fixed order."""
+    """The file itself, or all files in and below a folder that end in `suffix`, in a fixed order."""
     if not path.is_dir():
         return [path]
     files = sorted(path.rglob(f"*{suffix}"))
@@ -133,7 +130,7 @@ def _text(path: Path) -> Iterator[Document]:
             texts.append(file.read_text(encoding="utf-8-sig"))
         except (OSError, ValueError) as error:
             raise unreadable(file, error, "Name a readable UTF-8 text file or a folder of *.txt.") from None
-    # A short text is cut finer, so that it too has blocks to hold out.
+    # Smaller blocks for a short text, so that it has validation documents, too.
     size = min(max(sum(map(len, texts)) // 32, 1024), 65536)
     blocks = (block for text in texts for block in _blocks(text, size))
     for ordinal, block in enumerate(blocks):
@@ -141,7 +138,7 @@ def _text(path: Path) -> Iterator[Document]:
 
 
 def _blocks(text: str, size: int) -> Iterator[str]:
-    """Cut `text` into blocks of at most `size` characters, at the end of a line where there is one."""
+    """Cut `text` into blocks of at most `size` characters, at the end of a line if possible."""
     start = 0
     while start < len(text):
         stop = start + size
@@ -156,9 +153,9 @@ def _jsonl(path: Path, text_field: str) -> Iterator[Document]:
     for file in _files(path, ".jsonl"):
         try:
             with file.open("rb") as lines:
-                for number, line in enumerate(lines, 1):
+                for line_number, line in enumerate(lines, 1):
                     if line.strip():
-                        text = _record(line, f"{file}, line {number}", text_field)
+                        text = _record(line, f"{file}, line {line_number}", text_field)
                         yield Document(text, _held_out(ordinal, 20))
                         ordinal += 1
         except (OSError, ValueError) as error:
@@ -185,20 +182,20 @@ def _text_of(record: object, where: str, text_field: str) -> str:
 
 
 def _hub(location: str, text_field: str) -> Iterator[Document]:
-    for ordinal, record in enumerate(_hub_records(location)):
+    for ordinal, record in enumerate(hub_records(location)):
         text = _text_of(record, f"hf:{location}, record {ordinal}", text_field)
         yield Document(text, _held_out(ordinal, 100))
 
 
-def _hub_records(location: str) -> Iterator[object]:
-    """Records of the ``train`` split, streamed: only what is read is fetched."""
+def hub_records(location: str) -> Iterator[object]:
+    """Records of the ``train`` split. They are fetched while they are read."""
     name, config = _hub_name(location)
     # Importing datasets takes a second, and only this source needs it.
     from datasets import load_dataset  # type: ignore[import-untyped]  # noqa: PLC0415
 
     try:
         yield from load_dataset(name, config, split="train", streaming=True)
-    except Exception as error:  # whatever the library, its parsers and its transport raise
+    except Exception as error:  # the library, its parsers and its transport raise many types
         raise unreadable(
             f"hf:{location}",
             f"{type(error).__name__}: {error}".rstrip("."),
@@ -208,8 +205,10 @@ def _hub_records(location: str) -> Iterator[object]:
 
 
 def _hub_name(location: str) -> tuple[str, str | None]:
-    """Split ``NAME[/CONFIG]``: an existing local path is a name as a whole; else ``name``, ``owner/name`` or
-    ``owner/name/config``, since a name on the hub has at most two parts."""
+    """Split ``NAME[/CONFIG]`` into name and config. An existing local path is a name without config.
+
+    A name on the hub has at most two parts, so a third part is the config.
+    """
     path = _path(location)
     if path.exists():
         return str(path), None
@@ -217,7 +216,7 @@ def _hub_name(location: str) -> tuple[str, str | None]:
     if len(parts) > 3 or not all(parts) or parts[0] in (".", "..", "~"):
         raise unreadable(
             f"hf:{location}",
-            "there is no such local folder, and it is no name on the hub either",
+            "it is neither a local folder nor a valid name on the hub",
             "Use hf:FOLDER, hf:NAME, hf:OWNER/NAME or hf:OWNER/NAME/CONFIG.",
         )
     return "/".join(parts[:2]), parts[2] if len(parts) == 3 else None

@@ -1,11 +1,11 @@
 """The samples of a run: windows of token ids, addressed by ordinal.
 
-Documents are tokenized and concatenated, with the tokenizer's separator after each, and cut into windows of
-L + 1 tokens that overlap by one: inputs are ``[:, :-1]``, targets ``[:, 1:]``. What is left over at the end
-of the data is dropped. The training and the validation documents are two such sequences.
+Documents are tokenized and concatenated, each followed by the tokenizer's separator, and cut into windows of
+L + 1 tokens that overlap by one: inputs are ``[:, :-1]``, targets ``[:, 1:]``. An incomplete last window is
+dropped. Training and validation documents are two separate sequences.
 
-What fits in memory is addressed at random in a keyed order; what is streamed is addressed in its own order.
-Both promise: equal (spec, ordinals) give equal samples, whatever was read before.
+A source in memory is read in an order that depends on the seed, a streamed source in its own order. In both
+cases equal (spec, ordinals) give equal samples, independent of earlier reads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from node.data.shards import place
+from node.data.permutation import window_of
 from node.data.sources import Source, open_source
 from node.data.tokenizer import Tokenizer, Tokens, check_tokenizer
 from protocol.errors import ErrorCode, HetnodeError
@@ -36,7 +36,7 @@ class Split(Protocol):
 
 @dataclass(frozen=True)
 class SampleStream:
-    """What a worker trains on and is measured on."""
+    """Training and validation samples of a run."""
 
     training: Split
     held_out: Split
@@ -44,15 +44,15 @@ class SampleStream:
     def read(self, ordinals: Ordinals) -> Samples:
         """Training samples, int32 [n, L + 1]. Ordinals count the samples of the whole run from 0.
 
-        A streamed source is read forward: ascending ordinals cost what they skip, a step back costs a new
-        pass from the start of the data. Raises DATA_UNREADABLE where the source fails underneath.
+        A streamed source is read forward: skipped samples are read, too, and a smaller ordinal than before
+        starts a new pass over the data. Raises DATA_UNREADABLE if the source fails.
         """
         return self.training.read(ordinals)
 
     def validation(self, count: int) -> Samples:
         """The first `count` validation windows, int32 [count, L + 1]: the same in every run of this data.
 
-        A split that has fewer gives them again from the start. Raises DATA_UNREADABLE as `read` does.
+        A smaller split repeats its windows. Raises DATA_UNREADABLE if the source fails.
         """
         return self.held_out.read(range(count))
 
@@ -62,8 +62,8 @@ def open_stream(spec: RunSpec, source: str | None = None, tokenizer: str | None 
 
     Args:
         spec: the run.
-        source: this node's own location of the same data, where it differs from ``spec.data.source``.
-        tokenizer: this node's own copy of the run's tokenizer.json, likewise.
+        source: the location of the same data on this node; None: ``spec.data.source``.
+        tokenizer: the path of the run's tokenizer.json on this node; None: ``spec.data.tokenizer``.
 
     Raises:
         HetnodeError: DATA_UNREADABLE, DATA_TOO_SMALL, TOKENIZER_UNREADABLE or TOKENIZER_MISMATCH.
@@ -77,19 +77,17 @@ def open_stream(spec: RunSpec, source: str | None = None, tokenizer: str | None 
 
 
 def _loaded(source: Source, tokenizer: Tokenizer, spec: RunSpec) -> SampleStream:
-    """Both splits, tokenized in one pass and kept in the smallest element type that holds every id."""
+    """Both splits, tokenized in one pass. Ids have the smallest element type that can hold all of them."""
     dtype = next(t for t in (np.uint8, np.uint16, np.int32) if tokenizer.vocabulary - 1 <= np.iinfo(t).max)
     pieces: dict[bool, list[np.ndarray]] = {False: [], True: []}
     for document in source.documents():
-        pieces[document.held_out] += [
-            tokenizer.encode(document.text).astype(dtype),
-            tokenizer.separator.astype(dtype),
-        ]
+        ids = (tokenizer.encode(document.text), tokenizer.separator)
+        pieces[document.held_out] += [each.astype(dtype) for each in ids]
 
     def tokens(held_out: bool) -> np.ndarray:
         return np.concatenate([np.empty(0, dtype), *pieces[held_out]])
 
-    # The order of validation windows does not follow the seed: runs of one data set stay comparable.
+    # The order of validation windows does not depend on the seed: runs with equal data are comparable.
     return SampleStream(
         LoadedSplit(tokens(False), spec.model.context, spec.seed, f"training data of {source.name}"),
         LoadedSplit(tokens(True), spec.model.context, 0, f"validation data of {source.name}"),
@@ -118,27 +116,23 @@ class LoadedSplit:
         self._size = max(len(tokens) - 1, 0) // context
         if not self._size:
             raise too_small(name, len(tokens), context)
-        self._tokens = tokens
-        self._context = context
-        self._seed = seed
+        self._tokens, self._context, self._seed = tokens, context, seed
 
     def read(self, ordinals: Ordinals) -> Samples:
-        windows = np.array([place(j, self._size, self._seed)[1] for j in ordinals], dtype=np.int64)
+        windows = np.array([window_of(j, self._size, self._seed)[1] for j in ordinals], dtype=np.int64)
         at = windows[:, None] * self._context + np.arange(self._context + 1)
         samples: Samples = self._tokens[at].astype(np.int32)
         return samples
 
 
 class StreamedSplit:
-    """Packed on the fly: ordinal j is the j-th window of the stream, counted on through the epochs.
+    """Windows that are packed while they are read: ordinal j is window j of the stream, over all epochs.
 
-    The only state is one pass over the data: how many of its windows were taken, and the last of them.
+    The state is one pass over the data: the number of windows taken from it, and the last of them.
     """
 
     def __init__(self, documents: Callable[[], Iterator[Tokens]], context: int, name: str) -> None:
-        self._documents = documents
-        self._context = context
-        self._name = name
+        self._documents, self._context, self._name = documents, context, name
         self._size: int | None = None
         self._rewind()
 
@@ -154,7 +148,7 @@ class StreamedSplit:
             yield tokens
 
     def read(self, ordinals: Ordinals) -> Samples:
-        # In ascending order, whatever was asked for: one pass serves them all.
+        # In ascending order, because then one pass is enough.
         windows = {j: self._window(j) for j in sorted(set(ordinals))}
         if not windows:
             return np.empty((0, self._context + 1), dtype=np.int32)
@@ -162,7 +156,7 @@ class StreamedSplit:
 
     def _window(self, ordinal: int) -> Tokens:
         if ordinal < 0:
-            raise ValueError(f"no sample has the ordinal {ordinal}")
+            raise ValueError(f"the ordinal {ordinal} is negative")
         target = ordinal if self._size is None else ordinal % self._size
         if target < self._taken - 1:
             self._rewind()
@@ -179,12 +173,12 @@ class StreamedSplit:
         try:
             return next(self._windows, None)
         except BaseException:
-            # A pass that failed looks like one that has ended; the next read must not take it for that.
+            # A generator that raised looks exhausted; the next read must not mistake that for the end.
             self._rewind()
             raise
 
     def _window_after_the_end(self, ordinal: int) -> Tokens:
-        """Now the length of an epoch is known, and `ordinal` lies in a later one."""
+        """Window of a later epoch. The end of the data was reached, so the size of an epoch is now known."""
         if not self._taken:
             raise too_small(self._name, self._tokens_seen, self._context)
         self._size = self._taken
@@ -192,7 +186,7 @@ class StreamedSplit:
 
 
 def pack(documents: Iterable[Tokens], context: int) -> Iterator[Tokens]:
-    """Windows of context + 1 tokens, each beginning with the last token of the one before."""
+    """Windows of context + 1 tokens. Each begins with the last token of the previous one."""
     rest: Tokens = np.empty(0, dtype=np.int32)
     for tokens in documents:
         rest = np.concatenate([rest, tokens])

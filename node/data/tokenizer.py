@@ -22,13 +22,13 @@ _END_OF_DOCUMENT = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "[EOS]"
 
 
 class Tokenizer(Protocol):
-    """What streams and generation need of a tokenizer.
+    """The interface of tokenizers for streams and generation.
 
     Attributes:
         vocabulary: one more than the largest id.
-        sha256: hash (hex) of the tokenizer file; "" where there is no file.
-        separator: ids that stand between two documents; may be empty.
-        separator_bytes: bytes of text that each of these ids stands for: 0 where it is a special token.
+        sha256: hash (hex) of the tokenizer file; "" if there is no file.
+        separator: ids that follow each document; may be empty.
+        separator_bytes: bytes of text that each of these ids encodes; 0 for a special token.
     """
 
     @property
@@ -48,10 +48,10 @@ class Tokenizer(Protocol):
         ...
 
     def encode_counted(self, text: str) -> tuple[Tokens, Tokens]:
-        """Ids of `text`, and the UTF-8 bytes of it that each of them takes the text further; int32 [n] both.
+        """Ids of `text`, and the number of its UTF-8 bytes that each id encodes; both int32 [n].
 
-        The counts add up to the bytes of `text`, where it has any ids. A character that several ids share
-        counts with the first of them, and what a tokenizer drops with the id that follows.
+        If there are ids, the numbers add up to the bytes of `text`. A character that several ids share counts
+        for the first of them. Text that the tokenizer drops counts for the next id.
         """
         ...
 
@@ -82,14 +82,10 @@ class ByteTokenizer:
 class FileTokenizer:
     """A ``tokenizer.json`` of the tokenizers library.
 
-    Documents are separated by its end-of-text token where it has one by a usual name, else by its encoding
-    of a newline. Truncation and padding that the file may ask for are switched off.
+    Its end-of-text token separates documents if it has one with a usual name, else its encoding of a newline.
+    Truncation and padding are switched off.
 
-    Args:
-        definition: the bytes of the file.
-
-    Raises:
-        ValueError: the library does not accept them.
+    Raises ValueError if the library does not accept `definition`.
 
     Attributes:
         definition: the bytes of the file.
@@ -129,7 +125,7 @@ class FileTokenizer:
         points = np.frombuffer(text.encode("utf-32-le", errors="replace"), dtype="<u4")
         widths = 1 + (points >= 0x80) + (points >= 0x800) + (points >= 0x10000)
         bytes_before = np.concatenate([[0], widths.cumsum()])
-        # Post-processors may trim blanks off the offsets: what one of them leaves out comes with the next.
+        # Post-processors may exclude blanks from the offsets; they count for the next id.
         ends = np.maximum.accumulate([end for _, end in encoding.offsets])
         ends[-1] = len(points)
         return ids, np.diff(bytes_before[ends], prepend=0).astype(np.int32)
@@ -147,7 +143,7 @@ def load_tokenizer(data: DataSpec, path: str | None = None) -> Tokenizer:
 
     Args:
         data: the run's data section.
-        path: this node's own copy of the ``tokenizer.json``, where it lies elsewhere than the spec says.
+        path: the ``tokenizer.json`` on this node, if its path differs from the spec.
 
     Raises:
         HetnodeError: TOKENIZER_UNREADABLE.
@@ -166,10 +162,10 @@ def load_tokenizer(data: DataSpec, path: str | None = None) -> Tokenizer:
 
 
 def find_tokenizer(data: DataSpec, *search_paths: Path | None) -> str | None:
-    """Where on this machine the run's tokenizer file is: where the spec says, or a ``tokenizer.json`` in one
-    of `search_paths` or in a folder above it. A file with another hash is passed over.
+    """Find the run's tokenizer file on this machine by its hash; None if there is none.
 
-    None where there is none with the run's hash, or where the run has no tokenizer file with a hash.
+    Candidates are the path in the spec, and a ``tokenizer.json`` in each of `search_paths` and the folders
+    above it. None also if the spec has no hash of a tokenizer.
     """
     if not data.tokenizer_sha256:
         return None
@@ -192,7 +188,7 @@ def _has_hash(path: Path, sha256: str) -> bool:
 
 
 def check_tokenizer(spec: RunSpec, path: str | None = None) -> Tokenizer:
-    """Load the tokenizer and make sure that it is the run's and that the model has a row for every id.
+    """Load the tokenizer and check its hash, and that the model has a row for every id.
 
     Raises:
         HetnodeError: TOKENIZER_UNREADABLE or TOKENIZER_MISMATCH.
@@ -211,6 +207,6 @@ def check_tokenizer(spec: RunSpec, path: str | None = None) -> Tokenizer:
             ErrorCode.TOKENIZER_MISMATCH,
             f"The tokenizer '{name}' has sha-256 {tokenizer.sha256 or '(none)'}, "
             f"the run's has {spec.data.tokenizer_sha256}.",
-            "Use the very tokenizer.json file with which the run was started.",
+            "Use the tokenizer.json file with which the run was started.",
         )
     return tokenizer

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from node.model.init import EMBEDDING
+from node.model.shapes import EMBEDDING
 from node.worker.trainer import Trainer
 
 

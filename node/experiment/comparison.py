@@ -1,8 +1,8 @@
-"""What results say about each other: deltas, and whether what the paper found shows in them."""
+"""Comparison of results: differences from a baseline, and whether the findings of the paper hold."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -11,12 +11,12 @@ from node.experiment.results import Result
 from node.experiment.trial import Mode
 
 MEAN = "mean"
-"""Stands for the mean over seeds, where a verdict has one answer per seed."""
+"""Stands for the mean over seeds, next to the seeds."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Whether a claim holds, and the numbers that say so."""
+    """Whether a claim holds, and the numbers that prove it."""
 
     holds: bool
     numbers: str
@@ -24,10 +24,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim, and its answer for every seed, and for the mean over seeds where all were measured.
-
-    What was not measured, or has no finite loss, has no answer.
-    """
+    """A claim and its answers by seed; MEAN is missing unless all seeds have a finite loss."""
 
     claim: str
     answers: Mapping[int | str, Answer]
@@ -38,12 +35,12 @@ class Verdict:
 
     @property
     def holds(self) -> bool:
-        """For all seeds and on the mean."""
+        """For all seeds and for the mean."""
         return self.is_known and all(answer.holds for answer in self.answers.values())
 
 
 def losses_of(row: Row, results: Mapping[str, Result]) -> dict[int | str, float]:
-    """Finite losses by seed, and the mean where all seeds have one."""
+    """Finite losses by seed, and the mean if all seeds have one."""
     found: dict[int | str, float] = {}
     for seed, planned in row.trials.items():
         result = results.get(planned.trial.key)
@@ -57,36 +54,31 @@ def losses_of(row: Row, results: Mapping[str, Result]) -> dict[int | str, float]
 def deltas_of(
     table: Table, row: Row, seeds: Sequence[int], results: Mapping[str, Result]
 ) -> dict[int, float]:
-    """Percent over the baseline of the row, by seed: of those seeds where both are known and finite."""
+    """Loss above that of the row's baseline in percent, for each seed with two finite losses."""
     if not row.baseline or row.baseline == row.name:
         return {}
-    other, found = table.row(row.baseline), {}
-    for seed in seeds:
-        mine, base = (results.get(each.trials[seed].trial.key) for each in (row, other))
-        if mine and base and not mine.diverged and not base.diverged:
-            found[seed] = 100 * (mine.loss / base.loss - 1)
-    return found
+    mine, base = losses_of(row, results), losses_of(table.row(row.baseline), results)
+    return {seed: 100 * (mine[seed] / base[seed] - 1) for seed in seeds if seed in mine and seed in base}
 
 
 def verdicts_of(table: Table, results: Mapping[str, Result]) -> list[Verdict]:
-    """On base < heterogeneous < uniform at every k/d, and on where heterogeneous replicas gain the most."""
-    base = next((row for row in table.rows if row.mode is Mode.SPARSELOCO), None)
+    """Whether base < heterogeneous < uniform, and at which k/d heterogeneous replicas gain the most."""
+    base = [row for row in table.rows if row.mode is Mode.SPARSELOCO][:1]
     pairs = _pairs(table)
     found = []
-    for k, (heterogeneous, uniform) in pairs.items():
-        at = fraction_of(k, uniform.width)
-        if base is not None:
-            found.append(_ordering(f"base < heterogeneous < uniform at k/d {at}", results,
-                                   (base, heterogeneous, uniform)))  # fmt: skip
-        else:
-            found.append(_ordering(f"heterogeneous < uniform at k/d {at}", results, (heterogeneous, uniform)))
+    for k, pair in pairs.items():
+        names = "base < heterogeneous < uniform" if base else "heterogeneous < uniform"
+        losses = [losses_of(row, results) for row in (*base, *pair)]
+        found.append(
+            _verdict(f"{names} at k/d {fraction_of(k, pair[0].width)}", pair[0].trials, losses, _ascend)
+        )
     if len(pairs) > 1:
         found.append(_advantage(pairs, results))
     return found
 
 
 def _pairs(table: Table) -> dict[int, tuple[Row, Row]]:
-    """Heterogeneous and uniform rows of equal k, the widest first."""
+    """Heterogeneous and uniform rows of equal k, the largest k first."""
     by_k: dict[int, dict[Mode, Row]] = {}
     for row in table.rows:
         if row.k is not None and row.mode in (Mode.HETEROGENEOUS, Mode.UNIFORM):
@@ -98,35 +90,36 @@ def _pairs(table: Table) -> dict[int, tuple[Row, Row]]:
     }
 
 
-def _ordering(claim: str, results: Mapping[str, Result], rows: tuple[Row, ...]) -> Verdict:
-    losses = [losses_of(row, results) for row in rows]
-    answers: dict[int | str, Answer] = {}
-    seeds: list[int | str] = [*rows[0].trials, MEAN]
-    for seed in seeds:
-        if all(seed in each for each in losses):
-            values = [each[seed] for each in losses]
-            holds = all(a < b for a, b in pairwise(values))
-            answers[seed] = Answer(holds, ", ".join(f"{value:.4f}" for value in values))
-    return Verdict(claim, answers)
+def _verdict(
+    claim: str,
+    seeds: Iterable[int],
+    columns: Sequence[Mapping[int | str, float]],
+    judge: Callable[[Sequence[float]], Answer],
+) -> Verdict:
+    """`judge` answers for each seed, and for the mean, for which all `columns` have a value."""
+    keys: list[int | str] = [*seeds, MEAN]
+    known = [seed for seed in keys if all(seed in each for each in columns)]
+    return Verdict(claim, {seed: judge([each[seed] for each in columns]) for seed in known})
+
+
+def _ascend(losses: Sequence[float]) -> Answer:
+    holds = all(a < b for a, b in pairwise(losses))
+    return Answer(holds, ", ".join(f"{loss:.4f}" for loss in losses))
 
 
 def _advantage(pairs: Mapping[int, tuple[Row, Row]], results: Mapping[str, Result]) -> Verdict:
     wide, narrow = max(pairs), min(pairs)
-    width = pairs[wide][0].width
     gains = []
     for k in (wide, narrow):
         heterogeneous, uniform = (losses_of(row, results) for row in pairs[k])
         gains.append(
             {seed: uniform[seed] - heterogeneous[seed] for seed in uniform.keys() & heterogeneous.keys()}
         )
-    answers: dict[int | str, Answer] = {}
-    seeds: list[int | str] = [*pairs[wide][0].trials, MEAN]
-    for seed in seeds:
-        if all(seed in each for each in gains):
-            at_wide, at_narrow = (each[seed] for each in gains)
-            answers[seed] = Answer(at_narrow > at_wide, f"{at_narrow:.4f} against {at_wide:.4f}")
-    claim = (
-        f"heterogeneous gains more on uniform at k/d {fraction_of(narrow, width)} "
-        f"than at {fraction_of(wide, width)}"
-    )
-    return Verdict(claim, answers)
+
+    def judge(gains: Sequence[float]) -> Answer:
+        at_wide, at_narrow = gains
+        return Answer(at_narrow > at_wide, f"{at_narrow:.4f} against {at_wide:.4f}")
+
+    few, many = (fraction_of(k, pairs[k][0].width) for k in (narrow, wide))
+    claim = f"heterogeneous gains more on uniform at k/d {few} than at {many}"
+    return _verdict(claim, pairs[wide][0].trials, gains, judge)

@@ -1,4 +1,4 @@
-"""How long what is left of an experiment will take, from what was measured."""
+"""The remaining time of an experiment, estimated from finished rounds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from protocol.errors import HetnodeError
 
 
 class Pace:
-    """Seconds per inner step, by what a step consists of."""
+    """Seconds per inner step, for each kind of trial."""
 
     def __init__(self, results: Iterable[Result] = ()) -> None:
         self._seconds: dict[Hashable, float] = defaultdict(float)
@@ -19,25 +19,25 @@ class Pace:
         for result in results:
             try:
                 trial = result.trial
-            except (HetnodeError, ValueError):  # of another version
+            except (HetnodeError, ValueError):  # written by another version
                 continue
             self.learn(trial, result.rounds, result.seconds)
 
     def learn(self, trial: Trial, rounds: int, seconds: float) -> None:
-        """Record how long some rounds of `trial` took."""
+        """Record that `rounds` of `trial` took `seconds`."""
         for kind in _kinds(trial):
             self._seconds[kind] += seconds
             self._steps[kind] += rounds * trial.spec.inner.steps
 
     def seconds_of(self, trial: Trial, rounds: int) -> float | None:
-        """Seconds for these rounds of `trial`; None if no similar trial was ever measured."""
+        """Seconds for `rounds` of `trial`; None if no similar trial was measured."""
         for kind in _kinds(trial):
             if self._steps[kind]:
                 return rounds * trial.spec.inner.steps * self._seconds[kind] / self._steps[kind]
         return None
 
     def left(self, rounds_left: Sequence[tuple[Trial, int]], jobs: int) -> float | None:
-        """Seconds until these workers have done all trials; None if it is not known."""
+        """Seconds until `jobs` workers have finished all trials; None if it is unknown for one of them."""
         each = [self.seconds_of(trial, rounds) for trial, rounds in rounds_left]
         known = [seconds for seconds in each if seconds is not None]
         if len(known) < len(each):
@@ -46,7 +46,7 @@ class Pace:
 
 
 def _kinds(trial: Trial) -> tuple[Hashable, Hashable]:
-    """What steps of unlike length differ in; without the links first where nothing so like is known."""
+    """The properties that determine the time of a step: first all of them, then without the links."""
     spec = trial.spec
     work = (spec.model, spec.swarm.stages, spec.inner.microbatches, spec.inner.microbatch_size)
     replicas = spec.swarm.replicas + spec.swarm.pipelines

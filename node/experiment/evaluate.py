@@ -1,13 +1,12 @@
 """How well a model predicts text: loss, perplexity and bits per byte, in one process.
 
-Text is cut as in training (node.data.stream): documents with the tokenizer's separator after each, in windows
-of L + 1 tokens that overlap by one; every token but the first of the sequence is predicted once, from at most
-the L before it in its window. What is left over at the end is not measured.
+Text is cut as in training (node.data.stream): the tokenizer's separator follows each document, and
+windows of L + 1 tokens overlap by one. Every token except the first of the sequence is predicted once,
+from at most L tokens before it in its window. An incomplete last window is not measured.
 
-Bytes are those of the text that the predicted tokens stand for, so figures of unlike tokenizers can be
-compared: each token counts the UTF-8 bytes by which it takes its document further
-(`Tokenizer.encode_counted`), a separator its newline, or 0 where it is a special token. With the byte
-tokenizer, bits per byte = loss / ln 2.
+Bytes make the values of different tokenizers comparable. They are the UTF-8 bytes of the text that the
+predicted tokens encode (`Tokenizer.encode_counted`); a separator counts its newline, or 0 if it is a special
+token. With the byte tokenizer, bits per byte = loss / ln 2.
 
 Shapes: b micro-batch, L tokens, d width, V vocabulary.
 """
@@ -39,20 +38,20 @@ from protocol.spec.sections import SwarmSpec
 from protocol.wire.activation_codec import pack_activation, unpack_activation
 
 Counted = Iterator[tuple[np.ndarray, np.ndarray]]
-"""Of each document or window: ids, and the bytes that each of them stands for."""
+"""For each document or window: the token ids, and the number of bytes that each of them encodes."""
 
-_TOKENS_TOGETHER = 4096
+TOKENS_TOGETHER = 4096
 
 
-class Mode(StrEnum):
-    """What lies between the stages: nothing, or the links of a pipeline replica."""
+class ForwardMode(StrEnum):
+    """Whether activations pass the compressed links of a pipeline replica."""
 
     UNCOMPRESSED = "uncompressed"
     COMPRESSED = "compressed"
 
 
 class Documents(StrEnum):
-    """Which documents of a source count: those that runs hold out of it for validation, or all."""
+    """Which documents of a source count: those that runs hold out for validation, or all."""
 
     HELD_OUT = "held-out"
     ALL = "all"
@@ -60,13 +59,7 @@ class Documents(StrEnum):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was measured.
-
-    Attributes:
-        loss: mean cross-entropy, nats per predicted token.
-        tokens: predicted.
-        bytes: of text that these tokens stand for.
-    """
+    """A measurement: mean cross-entropy in nats per token, predicted tokens, and bytes of their text."""
 
     loss: float
     tokens: int
@@ -74,12 +67,12 @@ class Evaluation:
 
     @property
     def perplexity(self) -> float:
-        """exp(loss); infinite beyond floats."""
+        """exp(loss); infinite if it exceeds all floats."""
         return perplexity(self.loss)
 
     @property
     def bits_per_byte(self) -> float:
-        """NaN where the tokens stand for no text."""
+        """NaN if the tokens encode no text."""
         return self.loss * self.tokens / math.log(2) / self.bytes if self.bytes else math.nan
 
 
@@ -87,27 +80,27 @@ def evaluate(
     checkpoint: Checkpoint,
     source: str,
     documents: Documents = Documents.HELD_OUT,
-    mode: Mode = Mode.UNCOMPRESSED,
+    mode: ForwardMode = ForwardMode.UNCOMPRESSED,
     batches: int | None = None,
     tokenizer_path: str | None = None,
     progress: Callable[[Evaluation], None] = lambda _: None,
 ) -> Evaluation:
     """Measure a model on text, in float32.
 
-    Held-out windows come in the order in which a run validates: of the run's own source, `batches` equal to
-    `data.validation_batches` gives the loss that it measured, provided that there are as many windows.
+    Held-out windows come in the order of validation. So the run's own source with `batches` equal to
+    `data.validation_batches` gives the loss of the run, if it has that many windows.
 
     Args:
-        checkpoint: all stages of a run, on the device that is to compute.
+        checkpoint: all stages of a run, on the device that computes.
         source: ``builtin``, ``text:PATH``, ``jsonl:PATH`` or ``hf:NAME[/CONFIG]``.
-        mode: COMPRESSED is the forward mode of a pipeline replica: the projection, k and element type of the
-            run's links, at the same places, with the embedding of the checkpoint.
+        mode: COMPRESSED is the forward mode of a pipeline replica: with the projection, k and element type of
+            the run's links, between the same stages, and with the embedding of the checkpoint.
         batches: micro-batches of the run's size; None takes all windows.
-        progress: called after every forward pass with what was measured so far.
+        progress: called after every forward pass with the measurement so far.
 
     Raises:
-        HetnodeError: CHECKPOINT_MISSING (stages); BAD_OPTION where the run has no links that could compress,
-            or a streamed source has no bound; what the source and the tokenizer raise.
+        HetnodeError: CHECKPOINT_MISSING (stages); BAD_OPTION for COMPRESSED if the run has no links,
+            or without `batches` for a streamed source; the errors of the source and the tokenizer.
     """
     spec = checkpoint.spec
     tokenizer = check_tokenizer(spec, tokenizer_path)
@@ -116,7 +109,7 @@ def evaluate(
         raise HetnodeError(
             ErrorCode.BAD_OPTION, f"The source {source} is streamed and may have no end.", "Give --batches."
         )
-    forward = whole_model(checkpoint) if mode is Mode.UNCOMPRESSED else _through_links(checkpoint)
+    forward = whole_model(checkpoint) if mode is ForwardMode.UNCOMPRESSED else _through_links(checkpoint)
     device = checkpoint.stages[0]["emb"].device
     result = Evaluation(math.nan, 0, 0)
     nats = 0.0
@@ -136,46 +129,41 @@ def evaluate(
 def _batches(
     spec: RunSpec, source: Source, tokenizer: Tokenizer, documents: Documents, most: int | None
 ) -> Iterator[tuple[Samples, Samples]]:
-    """At most `most` windows [b, L + 1] of ids, and of the bytes that each id stands for; as many at a time
-    as make a forward pass worth its while.
-    """
+    """At most `most` windows [b, L + 1] of ids and their bytes, in batches of a size that computes fast."""
 
     def counted() -> Counted:
         for document in source.documents():
             if documents is Documents.ALL or document.held_out:
                 ids, nbytes = tokenizer.encode_counted(document.text)
-                yield (
-                    np.concatenate([ids, tokenizer.separator]),
-                    np.concatenate([nbytes, tokenizer.separator_bytes]),
-                )
+                ids = np.concatenate([ids, tokenizer.separator])
+                yield ids, np.concatenate([nbytes, tokenizer.separator_bytes])
 
     arrange = _in_order if source.streamed else _as_validated
-    windows = arrange(counted(), spec.model.context, f"data of {source.name}")
-    together = max(1, _TOKENS_TOGETHER // spec.model.context)
-    windows = islice(windows, most)
+    windows = islice(arrange(counted(), spec.model.context, f"data of {source.name}"), most)
+    together = max(1, TOKENS_TOGETHER // spec.model.context)
     while batch := list(islice(windows, together)):
         ids, nbytes = (np.stack(parts) for parts in zip(*batch, strict=True))
         yield ids, nbytes
 
 
 def _as_validated(documents: Counted, context: int, name: str) -> Counted:
-    """All windows of what is in memory, those first that a run takes for its validation."""
+    """All windows of a source in memory, in the order in which a run validates."""
     empty = np.empty(0, np.int32)
     ids, nbytes = (np.concatenate(parts) for parts in zip((empty, empty), *documents, strict=True))
-    count = max(len(ids) - 1, 0) // context
     splits = [LoadedSplit(each, context, 0, name) for each in (ids, nbytes)]
-    for ordinal in range(count):
+    for ordinal in range((len(ids) - 1) // context):
         yield splits[0].read([ordinal])[0], splits[1].read([ordinal])[0]
 
 
 def _in_order(documents: Counted, context: int, name: str) -> Counted:
-    """Windows of a stream as they come."""
+    """All windows of a streamed source, in its order."""
     found = 0
 
     def joined() -> Iterator[np.ndarray]:
         nonlocal found
         for ids, nbytes in documents:
             found += len(ids)
+            # One array holds both, so that they are cut at the same positions.
             yield ids.astype(np.int64) | nbytes.astype(np.int64) << 32
 
     for both in pack(joined(), context):
@@ -196,14 +184,15 @@ def _through_links(checkpoint: Checkpoint) -> Callable[[Tensor], Tensor]:
     basis_dd = orthonormal_basis(spec.model.width, spec.seed).to(embedding.device)
     upper = SendingEnd(spec.link.k, basis_dd)
     lower = ReceivingEnd(spec.link.k, basis_dd, embedding)
-    chain = plan_of(_one_pipeline(spec)).replicas[0]
+    swarm = SwarmSpec.model_validate({**spec.swarm.model_dump(), "replicas": 0, "pipelines": 1})
+    chain = plan_of(spec.model_copy(update={"swarm": swarm})).replicas[0]
     before_link = {member.stages.stop - 1 for member in chain.members[:-1]}
 
     def forward(ids_bl: Tensor) -> Tensor:
         x = ids_bl
-        for number, stage in enumerate(stages):
+        for index, stage in enumerate(stages):
             x = stage(x)
-            if number in before_link:
+            if index in before_link:
                 sent = upper.compress_forward(x)
                 packed = pack_activation("activation", sent, spec.link.dtype)
                 received = unpack_activation(*packed, "activation", tuple(sent.shape), spec.link.dtype)
@@ -211,8 +200,3 @@ def _through_links(checkpoint: Checkpoint) -> Callable[[Tensor], Tensor]:
         return x
 
     return forward
-
-
-def _one_pipeline(spec: RunSpec) -> RunSpec:
-    swarm = SwarmSpec.model_validate({**spec.swarm.model_dump(), "replicas": 0, "pipelines": 1})
-    return spec.model_copy(update={"swarm": swarm})

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TypedDict
 
 import torch
 
@@ -22,7 +21,7 @@ from node.optimizer.outer_stage import CommittedState, WeightedPayload
 from node.optimizer.outer_state import embedding_of
 from node.worker.compute import Compute
 from node.worker.factories import TrainerFactories
-from node.worker.trainer import Trainer, TrainerState, private_states
+from node.worker.trainer import Trainer, private_states
 from protocol.spec.run import RunSpec
 from protocol.types import Dialer, Link, Member, PeerId, Plan, Replica, StageRange
 
@@ -33,13 +32,6 @@ def plan_of(spec: RunSpec) -> Plan:
     chains = [1] * swarm.replicas + [swarm.chain_length] * swarm.pipelines
     replicas = tuple(_replica(spec, index, members) for index, members in enumerate(chains))
     return Plan(epoch=1, from_round=1, first_sample=0, replicas=replicas, reason="all in one process")
-
-
-class LocalReplicaState(TypedDict):
-    """State dict of :class:`LocalReplica`."""
-
-    bytes_sent: int
-    members: list[TrainerState]
 
 
 class LocalReplica:
@@ -112,11 +104,11 @@ class LocalReplica:
     def keep_training(self) -> None:
         """Announce inner steps before the proposals are decided. See OuterState.keep_training."""
         for member in self.members:
-            member.keep_training()
+            member.outer.keep_training()
 
     def propose(self) -> dict[int, bytes]:
         """The payloads by stage, without stages whose values are not finite."""
-        offered = {stage: member.propose(stage) for member in self.members for stage in member.stages}
+        offered = {stage: member.outer.propose(stage) for member in self.members for stage in member.stages}
         return {stage: payload for stage, payload in offered.items() if payload is not None}
 
     def settle(
@@ -132,10 +124,11 @@ class LocalReplica:
             if payloads:
                 digests.append(self.host_of(stage).commit(stage, round_number, payloads, mine_included))
             else:
-                self.host_of(stage).abort(stage, round_number)
+                self.host_of(stage).outer.abort(stage, round_number)
         # Every member without stage 0 keeps a copy of the embedding and must get the same update.
-        tables = {member.commit_embedding(round_number, outcomes[0][0]) for member in self.members[1:]}
-        assert tables <= {self.members[0].embedding_digest()}, f"embeddings differ after round {round_number}"
+        first, *others = self.members
+        tables = {member.commit_embedding(round_number, outcomes[0][0]) for member in others}
+        assert tables <= {first.outer.embedding_digest()}, f"embeddings differ after round {round_number}"
         return digests
 
     def validate(self) -> float:
@@ -145,13 +138,6 @@ class LocalReplica:
             for member in self.members:
                 message = member.evaluate(microbatch, message)
         return self.members[-1].end_validation()
-
-    def state_dict(self) -> LocalReplicaState:
-        """The state of every member, between rounds. The live tensors, not copied."""
-        return {
-            "bytes_sent": self.bytes_sent,
-            "members": [member.state_dict() for member in self.members],
-        }
 
     def private_states(self) -> dict[int, StageState]:
         """The private state of all stages, between rounds: everything that is not committed."""
@@ -202,7 +188,7 @@ class LocalReplica:
         # From the last member to the first, as a real pipeline sums: another order may change the last bit.
         squares = 0.0
         for member in reversed(self.members):
-            squares += member.squared_gradient_norm()
+            squares += member.inner.squared_gradient_norm()
         return math.sqrt(squares) if squares >= 0 else math.nan
 
     def _sent(self, message: Message | None) -> Message | None:

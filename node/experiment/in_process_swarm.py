@@ -21,7 +21,7 @@ from node.data.stream import SampleStream, open_stream
 from node.experiment import swarm_checkpoint
 from node.experiment.in_process_replica import LocalReplica, average_gradients, plan_of
 from node.experiment.offload import ReplicaOffload
-from node.experiment.swarm_checkpoint import Progress
+from node.experiment.swarm_checkpoint import Progress, SavedPhase
 from node.experiment.variation import UNVARIED, Variation, VariationRunner, weighted
 from node.ipc.worker_calls import InnerResult
 from node.optimizer.outer_stage import CommittedState, WeightedPayload
@@ -190,8 +190,9 @@ class LocalSwarm:
 
         def replicas() -> Iterator[tuple[Progress, Mapping[int, StageState]]]:
             for replica in self.replicas:
-                phases = tuple(member.phase.state_dict() for member in replica.members)
-                yield Progress(replica.bytes_sent, phases), replica.private_states()
+                phases = tuple(SavedPhase.of(member.phase.state_dict()) for member in replica.members)
+                progress = Progress(bytes_sent=replica.bytes_sent, phases=phases)
+                yield progress, replica.private_states()
 
         held = self.replicas[0]
         stages = range(self.spec.swarm.stages)
@@ -227,7 +228,7 @@ class LocalSwarm:
 
         def resume(position: int, replica: LocalReplica) -> None:
             for member, phase in zip(replica.members, progress[position].phases, strict=True):
-                member.phase.load_state_dict(phase)
+                member.phase.load_state_dict(phase.state)
 
         self.replicas.each(resume)
         return True
@@ -308,7 +309,7 @@ class LocalSwarm:
         offering.sort(key=lambda position: planned[position].host_of(stage).peer)
         payloads = [phases[position].payloads[stage] for position in offering]
         # All replicas would get the same result. The last one was used last, so it is resident.
-        problems = self.replicas[-1].host_of(stage).screen(stage, payloads)
+        problems = self.replicas[-1].host_of(stage).outer[stage].screen(payloads)
         counted = [position for position, problem in zip(offering, problems, strict=True) if not problem]
         return _Outcome(
             tuple((phases[each].payloads[stage], weights[each]) for each in counted), frozenset(counted)

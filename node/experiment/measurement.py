@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import platform
@@ -15,13 +14,15 @@ from pathlib import Path
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from node.checkpoint.files import write_text
 from node.checkpoint.global_model import Checkpoint
 from node.data.stream import SampleStream, open_stream
 from node.experiment.in_process_swarm import LocalSwarm
-from node.experiment.options import ComputeOptions, device_name
 from node.experiment.results import Loss, Result, finite
-from node.experiment.trial import Planned, Trial
+from node.experiment.trial import Planned, Trial, TrialOptions
 from node.generate import validation_loss
+from node.ipc.worker_calls import Precision
+from node.measure import hardware
 from node.worker.compute import Compute
 from protocol.errors import ErrorCode, HetnodeError
 
@@ -71,11 +72,12 @@ class Measurement:
         self,
         planned: Planned,
         folder: Path,
-        options: ComputeOptions,
+        options: TrialOptions,
         stream: SampleStream | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._planned, self._folder, self._options, self._clock = planned, folder, options, clock
+        self._history_file, self._swarm_folder = folder / "history.json", folder / "swarm"
         self._stream = stream or open_stream(self._trial.spec)
         folder.mkdir(parents=True, exist_ok=True)
         self.swarm = self._open()
@@ -123,14 +125,12 @@ class Measurement:
             spec=trial.portable_spec,
             variation=trial.variation.changes,
             train=tuple(record.train for record in rounds),
-            validation={
-                number: record.validation for number, record in enumerate(rounds, 1) if record.validation
-            },
+            validation={n: record.validation for n, record in enumerate(rounds, 1) if record.validation},
             plain=finite(self._plain_loss()),
             payload_bytes=sum(record.payload_bytes for record in rounds),
             link_bytes=sum(record.link_bytes for record in rounds),
             seconds=round(sum(record.seconds for record in rounds), 3),
-            device=device_name(self._options),
+            device=_device_name(self._options),
             versions={
                 "hetnode": version("hetnode"),
                 "torch": torch.__version__,
@@ -143,19 +143,16 @@ class Measurement:
     def _trial(self) -> Trial:
         return self._planned.trial
 
-    @property
-    def _history_file(self) -> Path:
-        return self._folder / "history.json"
-
-    @property
-    def _swarm_folder(self) -> Path:
-        return self._folder / "swarm"
-
     def _open(self) -> LocalSwarm:
         trial, options = self._trial, self._options
         return LocalSwarm(
             trial.spec,
-            Compute(options.device, options.compile, options.activation_checkpointing, options.precision),
+            Compute(
+                options.device,
+                options.compile,
+                options.activation_checkpointing,
+                Precision(options.precision),
+            ),
             self._stream,
             variation=trial.variation,
             resident=options.resident,
@@ -173,10 +170,7 @@ class Measurement:
         history = _History(key=self._trial.key, rounds=tuple(self.rounds))
         partial = self._history_file.with_suffix(".partial")
         try:
-            with partial.open("w", encoding="utf-8") as file:
-                file.write(json.dumps(history.model_dump(mode="json"), allow_nan=False))
-                file.flush()
-                os.fsync(file.fileno())
+            write_text(partial, history.model_dump_json())
             os.replace(partial, self._history_file)
         except OSError as error:
             raise HetnodeError(
@@ -208,13 +202,18 @@ class Measurement:
 
     def _plain_loss(self) -> float:
         """Validation loss of the final anchor without link compression."""
-        spec, first = self._trial.spec, self.swarm.replicas[0]
-        anchors = {
-            stage: {
-                name: value.to(self._options.device)
-                for name, value in first.host_of(stage).outer[stage].anchor.items()
-            }
-            for stage in range(spec.swarm.stages)
-        }
+        spec, device, first = self._trial.spec, self._options.device, self.swarm.replicas[0]
+        anchors = {}
+        for stage in range(spec.swarm.stages):
+            anchor = first.host_of(stage).outer[stage].anchor
+            anchors[stage] = {name: value.to(device) for name, value in anchor.items()}
         checkpoint = Checkpoint(spec, spec.rounds, anchors)
         return validation_loss(checkpoint, self._stream, spec.data.validation_batches)
+
+
+def _device_name(options: TrialOptions) -> str:
+    """A description of the device for people, without host names and paths."""
+    if options.device.startswith("cuda"):
+        return torch.cuda.get_device_name(options.device)
+    threads = options.threads
+    return f"{hardware.processor()}, {threads} thread{'s' * (threads != 1)} of {os.cpu_count()}"

@@ -1,6 +1,6 @@
 """More replicas than fit into the memory of the device: idle replicas are parked on disk or in main memory.
 
-A parked replica keeps its object. Only the tensors of its state dict and of its links are stored elsewhere
+A parked replica keeps its object. Only the tensors of its members and links are stored elsewhere
 and restored later with the same bits, so results do not depend on the number of ready replicas. The committed
 state stays in memory, because all replicas share it.
 """
@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Protocol, overload
+from typing import overload
 
 import numpy as np
 import torch
@@ -49,7 +49,7 @@ class ReplicaOffload(Sequence[LocalReplica]):
         self._count, self._build, self._resident, self._folder = count, build, resident, folder
         self.built: dict[int, LocalReplica] = {}  # those that were needed so far, parked ones as well
         self._ready: list[int] = []
-        self._stores: dict[int, _Store] = {}
+        self._stores: dict[int, dict[str, Tensor] | _OnDisk] = {}
         self._postponed: defaultdict[int, list[Action]] = defaultdict(list)
         for index in range(min(count, resident)):
             self._bring(index)
@@ -88,9 +88,10 @@ class ReplicaOffload(Sequence[LocalReplica]):
         return self.built[index]
 
     def _park(self, index: int) -> None:
-        store = self._stores[index] = _InMemory() if self._folder is None else _OnDisk(self._folder)
+        store = self._stores[index] = {} if self._folder is None else _OnDisk(self._folder)
         for key, tensor in large_tensors(self.built[index]):
-            store.put(key, tensor)
+            # detach() makes another tensor object over the same memory, because this one becomes empty.
+            store[key] = tensor.detach().cpu()
             tensor.data = tensor.new_empty(0)  # frees the memory for all references to this tensor
 
     def _bring(self, index: int) -> None:
@@ -99,14 +100,14 @@ class ReplicaOffload(Sequence[LocalReplica]):
         else:
             store = self._stores.pop(index)
             for key, tensor in large_tensors(self.built[index]):
-                tensor.data = store.take(key).to(tensor.device)
+                tensor.data = store.pop(key).to(tensor.device)
         self._ready.append(index)
         for action in self._postponed.pop(index, ()):
             action(index, self.built[index])
 
 
 def large_tensors(replica: LocalReplica) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of the state dict and the links that this replica does not share with others.
+    """The tensors of the members' state dicts and links that this replica does not share with others.
 
     Call it between two inner steps; gradients are dropped. Every call yields the same keys.
     """
@@ -114,7 +115,7 @@ def large_tensors(replica: LocalReplica) -> Iterator[tuple[str, Tensor]]:
         member.abandon()
         for end in ("upstream", "downstream"):
             yield from _tensors_in(f"{position}/{end}", vars(getattr(member.hosted, end) or _NO_LINK))
-    yield from _tensors_in("", replica.state_dict())
+    yield from _tensors_in("", [member.state_dict() for member in replica.members])
 
 
 _NO_LINK = SimpleNamespace()
@@ -133,37 +134,18 @@ def _tensors_in(key: str, value: object) -> Iterator[tuple[str, Tensor]]:
             yield from _tensors_in(f"{key}/{position}", each)
 
 
-class _Store(Protocol):
-    """Storage for the tensors of one parked replica. Each tensor is put once and taken once."""
-
-    def put(self, key: str, tensor: Tensor) -> None: ...
-    def take(self, key: str) -> Tensor: ...
-
-
-class _InMemory:
-    def __init__(self) -> None:
-        self._tensors: dict[str, Tensor] = {}
-
-    def put(self, key: str, tensor: Tensor) -> None:
-        # detach() makes another tensor object over the same memory, since the parked one becomes empty.
-        self._tensors[key] = tensor.detach().cpu()
-
-    def take(self, key: str) -> Tensor:
-        return self._tensors.pop(key)
-
-
 class _OnDisk:
-    """Tensors in a nameless temporary file. Raises DISK_FULL."""
+    """Tensors in a nameless temporary file, as a mapping from which each is taken once. Raises DISK_FULL."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
         self._found: dict[str, tuple[int, torch.Size, torch.dtype]] = {}
 
-    def put(self, key: str, tensor: Tensor) -> None:
+    def __setitem__(self, key: str, tensor: Tensor) -> None:
         self._found[key] = (self._file.tell(), tensor.shape, tensor.dtype)
         try:
-            self._file.write(_bytes_of(tensor.cpu().contiguous()))
+            self._file.write(_bytes_of(tensor.contiguous()))
         except OSError as error:
             raise HetnodeError(
                 ErrorCode.DISK_FULL,
@@ -171,7 +153,7 @@ class _OnDisk:
                 "Free some disk space, or keep more replicas in memory.",
             ) from None
 
-    def take(self, key: str) -> Tensor:
+    def pop(self, key: str) -> Tensor:
         start, shape, dtype = self._found.pop(key)
         tensor = torch.empty(shape, dtype=dtype)
         self._file.seek(start)

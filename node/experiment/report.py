@@ -1,4 +1,4 @@
-"""The page on a matrix: how its results were made, its tables, the verdicts on them, its figures."""
+"""The report on a matrix: how its results were made, its tables, verdicts and figures."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from node.experiment.comparison import MEAN, Verdict, deltas_of, verdicts_of
+from node.experiment.comparison import MEAN, Answer, Verdict, deltas_of, verdicts_of
 from node.experiment.figures import Figure
 from node.experiment.matrix import Matrix, Row, Table, fraction_of
-from node.experiment.results import Result, perplexity
+from node.experiment.results import Result, loss_text, mean, perplexity
 
 _HOW_TO_READ = """\
 **How to read it.** A loss is in nats per token of held-out text after the last round, the mean over all
@@ -33,20 +33,20 @@ def report_of(
     figures: Sequence[tuple[Figure, str]] = (),
     out: Path | None = None,
 ) -> str:
-    """The whole page, GitHub Markdown.
+    """The whole report in GitHub Markdown.
 
     Args:
         matrix: the tables.
-        results: by key of their trial; what is missing is left out and said.
-        source: the matrix file, as it is named in commands.
-        figures: and how the page refers to each.
-        out: the folder of the results, as it is named in commands; by default one in runs.
+        results: by key of their trial; the report says which are missing.
+        source: the matrix file, as a path for commands.
+        figures: each with its link.
+        out: the folder of the results, as a path for commands; by default one in runs.
     """
     used = [results[each.trial.key] for each in matrix.trials if each.trial.key in results]
     parts = [f"# {matrix.title}", *matrix.text, _made(matrix, used, source, out), _HOW_TO_READ]
     verdicts = {table.name: verdicts_of(table, results) for table in matrix.tables if table.orderings}
     if verdicts:
-        # A claim that two tables make of the same rows counts once.
+        # If two tables make the same claim about the same rows, it counts once.
         once = {
             (verdict.claim, str(verdict.answers)): verdict for each in verdicts.values() for verdict in each
         }
@@ -58,113 +58,98 @@ def report_of(
         parts += [_verdict_table(verdicts[table.name], matrix.seeds)] if table.name in verdicts else []
         parts += ["\n".join(f"- {note}" for note in table.notes)] if table.notes else []
         parts += [f"![{figure.caption}]({link})" for figure, link in figures if figure.table == table.name]
-    rest = [(figure, link) for figure, link in figures if figure.table is None]
-    parts += ["## Figures"] if rest else []
-    parts += [f"![{figure.caption}]({link})" for figure, link in rest]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
 def _made(matrix: Matrix, used: Sequence[Result], source: Path, out: Path | None) -> str:
-    """What was run, on what, and how to run it again."""
+    """What was run on which devices, and how to run it again."""
     out = out or Path("runs", source.stem)
-    again = (
-        f"    {matrix.made_with}"
-        if matrix.made_with
-        else (
-            f"    hetnode experiment run {source} --out {out}\n"
-            f"    hetnode experiment report {source} --results {out}/results.jsonl \\\n"
-            f"        --write {out}/page.md --figures {out}/figures"
-        )
+    again = matrix.made_with or (
+        f"hetnode experiment run {source} --out {out}\n"
+        f"    hetnode experiment report {source} --results {out}/results.jsonl \\\n"
+        f"        --write {out}/page.md --figures {out}/figures"
     )
+    planned = len(matrix.trials)
     if not used:
-        return (
-            f"**How it was made.** None of {len(matrix.trials)} trials was run yet. To run them:\n\n{again}"
-        )
+        return f"**How it was made.** None of {planned} trials was run yet. To run them:\n\n    {again}"
     dates = sorted({result.date for result in used})
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    versions = sorted(
-        {", ".join(f"{name} {number}" for name, number in result.versions.items()) for result in used}
-    )
+    versions = sorted({", ".join(map(" ".join, result.versions.items())) for result in used})
     hours = sum(result.seconds for result in used) / 3600
-    count = f"{len(used)} of {len(matrix.trials)}" if len(used) < len(matrix.trials) else f"All {len(used)}"
+    count = f"{len(used)} of {planned}" if len(used) < planned else f"All {planned}"
     devices = "; ".join(sorted({result.device for result in used}))
     return (
         f"**How it was made.** {count} trials were run, {when}, on {devices} ({'; '.join(versions)}): "
-        f"{hours:.1f} hours of computing. All replicas of a trial live in one process and are computed one "
-        "after the other by the code of real members; what would go over a link or into a round is packed "
-        "and unpacked as on the wire. To make it again, or to go on where that was interrupted:"
-        f"\n\n{again}"
+        f"{hours:.1f} hours of computing. All replicas of a trial run in one process, one after the other, "
+        "with the code of real members; messages and payloads are packed and unpacked as for the network. "
+        f"To repeat it, or to continue it after an interruption:\n\n    {again}"
     )
 
 
 def _summary(verdicts: Sequence[Verdict]) -> str:
     known = [verdict for verdict in verdicts if verdict.is_known]
-    against = [verdict for verdict in known if not verdict.holds]
-    unknown = [verdict for verdict in verdicts if not verdict.is_known]
+    false = [verdict for verdict in known if not verdict.holds]
     lines = []
     if known:
-        lines.append(
-            f"{len(known) - len(against)} of {len(known)} orderings hold, for every seed and on the mean."
-        )
-    for verdict in against:
+        holding = len(known) - len(false)
+        lines.append(f"{holding} of {len(known)} orderings hold, for every seed and on the mean.")
+    for verdict in false:
         failing = [_seed_name(seed) for seed, answer in verdict.answers.items() if not answer.holds]
         lines.append(f"**It does not hold** that {verdict.claim}: {', '.join(failing)}.")
-    for verdict in unknown:
-        lines.append(f"Not known yet, since trials are missing or diverged: {verdict.claim}.")
+    lines += [
+        f"Not known yet, since trials are missing or diverged: {verdict.claim}."
+        for verdict in verdicts
+        if not verdict.is_known
+    ]
     return "\n".join(f"- {line}" for line in lines)
 
 
 def _verdict_table(verdicts: Sequence[Verdict], seeds: Sequence[int]) -> str:
     columns = ["ordering", *(f"seed {seed}" for seed in seeds), "mean over seeds"]
-    rows = []
     keys: list[int | str] = [*seeds, MEAN]
-    for verdict in verdicts:
-        cells = []
-        for seed in keys:
-            answer = verdict.answers.get(seed)
-            words = "" if answer is None else "holds" if answer.holds else "**does not hold**"
-            cells.append(f"{words} ({answer.numbers})" if answer else "not known")
-        rows.append([verdict.claim, *cells])
+    rows = [[verdict.claim, *(_answer(verdict.answers.get(key)) for key in keys)] for verdict in verdicts]
     return markdown_table(columns, rows)
+
+
+def _answer(answer: Answer | None) -> str:
+    if answer is None:
+        return "not known"
+    return f"{'holds' if answer.holds else '**does not hold**'} ({answer.numbers})"
 
 
 def _table(table: Table, seeds: Sequence[int], results: Mapping[str, Result]) -> str:
-    has_paper = any(row.paper for row in table.rows)
-    is_mixed = any(_is_mixed(result) for row in table.rows for result in _known(row, results))
-    columns = [
-        "row",
-        "k/d",
-        "loss",
-        *(f"seed {seed}" for seed in seeds),
-        "perplexity",
-        "delta %",
-        *(["of pipelines"] if is_mixed else []),
-        "uncompressed",
-        "links (MB/round)",
-        "payloads (MB/round)",
-        *(["paper"] if has_paper else []),
-    ]
-    rows = []
-    for row in table.rows:
-        found = [results.get(row.trials[seed].trial.key) for seed in seeds]
-        measured = [result for result in found if result is not None]
-        losses = [result.loss for result in measured]
-        rows.append(
-            [
-                row.name,
-                "" if row.k is None else fraction_of(row.k, row.width),
-                _mean(losses, seeds),
-                *(_loss(None if result is None else result.loss) for result in found),
-                _perplexity(losses, seeds),
-                _delta(table, row, seeds, results),
-                *([_mean(_of_pipelines(measured), seeds)] if is_mixed else []),
-                _mean([math.nan if result.plain is None else result.plain for result in measured], seeds),
-                _megabytes([result.link_bytes / result.rounds for result in measured]),
-                _megabytes([result.payload_bytes / result.rounds for result in measured]),
-                *([row.paper] if has_paper else []),
-            ]
-        )
-    return markdown_table(columns, rows)
+    found = [results.get(planned.trial.key) for row in table.rows for planned in row.trials.values()]
+    hidden = set()
+    if not any(result is not None and _is_mixed(result) for result in found):
+        hidden.add("of pipelines")
+    if not any(row.paper for row in table.rows):
+        hidden.add("paper")
+    rows = [_cells(table, row, seeds, results) for row in table.rows]
+    names = [name for name in rows[0] if name not in hidden]
+    return markdown_table(names, [[row[name] for name in names] for row in rows])
+
+
+def _cells(table: Table, row: Row, seeds: Sequence[int], results: Mapping[str, Result]) -> dict[str, str]:
+    """The row of the report by column."""
+    found = [results.get(row.trials[seed].trial.key) for seed in seeds]
+    measured = [result for result in found if result is not None]
+    losses = [result.loss for result in measured]
+    by_seed = zip(seeds, found, strict=True)
+    return {
+        "row": row.name,
+        "k/d": "" if row.k is None else fraction_of(row.k, row.width),
+        "loss": _mean(losses, seeds),
+        **{f"seed {seed}": loss_text(result.loss) if result else "" for seed, result in by_seed},
+        "perplexity": _perplexity(losses, seeds),
+        "delta %": _delta(table, row, seeds, results),
+        "of pipelines": _mean(
+            [loss for result in measured if (loss := result.pipeline_loss) is not None], seeds
+        ),
+        "uncompressed": _mean([mean([result.plain]) for result in measured], seeds),
+        "links (MB/round)": _megabytes([result.link_bytes / result.rounds for result in measured]),
+        "payloads (MB/round)": _megabytes([result.payload_bytes / result.rounds for result in measured]),
+        "paper": row.paper,
+    }
 
 
 def _delta(table: Table, row: Row, seeds: Sequence[int], results: Mapping[str, Result]) -> str:
@@ -177,32 +162,24 @@ def _delta(table: Table, row: Row, seeds: Sequence[int], results: Mapping[str, R
 
 
 def _usual_baseline(table: Table) -> str:
-    """What all rows of the table are compared with; "" where they differ in that."""
+    """The baseline of all rows of the table; "" if they have different ones."""
     named = {row.baseline for row in table.rows if row.baseline != row.name}
     return named.pop() if len(named) == 1 else ""
 
 
-def _known(row: Row, results: Mapping[str, Result]) -> list[Result]:
-    return [results[each.trial.key] for each in row.trials.values() if each.trial.key in results]
-
-
 def _is_mixed(result: Result) -> bool:
-    """Whether it has full and pipeline replicas, whose losses are measured in different modes."""
+    """Whether it has full and pipeline replicas, whose forward modes differ."""
     swarm = result.spec["swarm"]
     return bool(swarm["replicas"] and swarm["pipelines"])
 
 
-def _of_pipelines(measured: Sequence[Result]) -> list[float]:
-    return [loss for result in measured if (loss := result.pipeline_loss) is not None]
-
-
 def _mean(losses: Sequence[float], seeds: Sequence[int]) -> str:
-    """Of as many as there are, and how many that is where it is not one for every seed."""
-    return _loss(statistics.fmean(losses)) + _share(losses, seeds) if losses else ""
+    """The mean of `losses`, and their number if seeds are missing."""
+    return loss_text(statistics.fmean(losses)) + _share(losses, seeds) if losses else ""
 
 
 def _perplexity(losses: Sequence[float], seeds: Sequence[int]) -> str:
-    """Of the mean over all seeds."""
+    """Perplexity of the mean loss; "" if seeds are missing."""
     if len(losses) < len(seeds):
         return ""
     loss = statistics.fmean(losses)
@@ -211,12 +188,6 @@ def _perplexity(losses: Sequence[float], seeds: Sequence[int]) -> str:
 
 def _share(found: Sequence[float], seeds: Sequence[int]) -> str:
     return "" if len(found) == len(seeds) else f" ({len(found)} of {len(seeds)} seeds)"
-
-
-def _loss(loss: float | None) -> str:
-    if loss is None:
-        return ""
-    return "diverged" if math.isnan(loss) else f"{loss:.4f}"
 
 
 def _megabytes(each: Sequence[float]) -> str:
@@ -228,7 +199,7 @@ def _seed_name(seed: int | str) -> str:
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The first column to the left, the others to the right."""
+    """A Markdown table with the first column left-aligned and the others right-aligned."""
     rule = ["---", *["---:"] * (len(columns) - 1)]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
-                     for cells in [columns, rule, *rows])  # fmt: skip
+    escaped = [[cell.replace("|", "\\|") for cell in cells] for cells in (columns, rule, *rows)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in escaped)

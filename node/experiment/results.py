@@ -1,4 +1,4 @@
-"""What trials have come to: JSON lines in one file, which only grows."""
+"""Results of trials: JSON lines in one file, to which lines are only added."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Loss = Annotated[float | None, AfterValidator(lambda loss: None if loss is None 
 
 
 class _Read(BaseModel):
-    """A part of a specification that is read also where this version does not know the rest of it."""
+    """A part of a specification. Other fields may be unknown to this version."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -62,20 +62,20 @@ class _Spec(_Read):
 
 
 class Result(BaseModel):
-    """One line: a trial that has come to its end.
+    """The result of a finished trial: one line of the file.
 
     Attributes:
-        key: of the trial, as of the version that wrote the line.
-        spec: as JSON, without places of the machine.
-        variation: the fields that are not at their defaults.
-        train: mean training loss of all replicas, by round.
-        validation: by round, of every replica in its own forward mode.
-        plain: validation loss of the final anchor without any link compression.
+        key: of the trial, computed by the version that wrote the line.
+        spec: as JSON, without paths of the machine.
+        variation: the fields that differ from their defaults.
+        train: mean training loss of all replicas, for each round.
+        validation: by round, the loss of every replica in its own forward mode.
+        plain: validation loss of the final anchor without link compression.
         payload_bytes: of all payloads of the whole run.
-        link_bytes: of all frames between members in training, likewise.
-        seconds: of computing, without those that were lost in an interruption.
+        link_bytes: of all frames between members in the training of the whole run.
+        seconds: computing time, without the part that an interruption lost.
         device: description of the device.
-        date: on which it ended.
+        date: of the end.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -115,17 +115,17 @@ class Result(BaseModel):
 
     @property
     def losses(self) -> tuple[Loss, ...]:
-        """At the end, of every replica in its own forward mode."""
+        """Final validation loss of every replica in its own forward mode."""
         return self.validation[max(self.validation)]
 
     @property
     def loss(self) -> float:
-        """Mean of :attr:`losses`; NaN where one of them is not finite."""
+        """Mean of :attr:`losses`; NaN if one of them is not finite."""
         return mean(self.losses)
 
     @property
     def pipeline_loss(self) -> float | None:
-        """Mean of the pipelines' losses; None where all replicas are full."""
+        """Mean loss of the pipelines; None if all replicas are full."""
         pipelines = self.losses[self.spec["swarm"]["replicas"] :]  # full replicas come first in a plan
         return mean(pipelines) if pipelines else None
 
@@ -135,63 +135,67 @@ class Result(BaseModel):
 
     @property
     def trial(self) -> Trial:
-        """What was computed. Raises HetnodeError or ValueError where this version knows no such trial."""
+        """What was computed. Raises HetnodeError or ValueError if this version cannot represent it."""
         return Trial(RunSpec.from_json(json.dumps(self.spec)), Variation.model_validate(self.variation))
-
-    @classmethod
-    def of_line(cls, line: bytes) -> Self:
-        """Raises ValueError."""
-        return cls.model_validate_json(line)
 
     @property
     def line(self) -> str:
-        """JSON on one line, with its end."""
+        """JSON on one line, with a newline."""
         return json.dumps(self.model_dump(mode="json"), allow_nan=False, separators=(",", ":")) + "\n"
 
 
 def mean(losses: Sequence[Loss]) -> float:
-    """NaN where one of them is not finite."""
+    """The mean; NaN if one of the losses is not finite."""
     return math.fsum(math.nan if loss is None else loss for loss in losses) / len(losses)
 
 
 def perplexity(loss: float) -> float:
-    """exp(loss); infinite where that is beyond all floats."""
+    """exp(loss); infinite if it exceeds all floats."""
     try:
         return math.exp(loss)
     except OverflowError:
         return math.inf
 
 
-def read_results(files: Iterable[Path]) -> dict[str, Result]:
-    """The results in `files` by the key of their trial; of equal trials the last. A missing file has none.
+def loss_text(loss: Loss) -> str:
+    """Four digits after the point; "diverged" for NaN, "" for None."""
+    if loss is None:
+        return ""
+    return "diverged" if math.isnan(loss) else f"{loss:.4f}"
 
-    Keys are made anew from what stands in the line, so that a field that was added to the specification since
-    changes nothing, as long as its default is what was done before. A last line that was never completed is
-    passed over; one that lacks nothing but its end counts.
+
+def read_results(files: Iterable[Path]) -> dict[str, Result]:
+    """The results in `files` by the key of their trial. The last of equal trials counts.
+
+    A missing file is empty. Keys are computed again from the line, so a result stays valid when the
+    specification gets a new field whose default is the old behaviour. An incomplete last line is ignored; one
+    that lacks only its newline counts.
 
     Raises:
         HetnodeError: RESULTS_UNREADABLE, which names the file and the line.
     """
     found = {}
     for file in files:
-        for number, line in enumerate(_lines(file), 1):
+        for line_number, line in enumerate(_lines(file), 1):
             if not line.strip():
                 continue
             try:
-                result = Result.of_line(line)
+                result = Result.model_validate_json(line)
             except ValueError as error:
-                raise _unreadable(file, f"line {number} is no result ({_first_fault(error)})") from None
+                raise _unreadable(
+                    file, f"line {line_number} is not a result ({faults_of(error, most=1)})"
+                ) from None
             found[_key(result)] = result
     return found
 
 
 def append(file: Path, result: Result) -> None:
-    """Add a line, on the disk when this returns. A torn last line of a former writer is cut off.
+    """Add a line and flush it to the disk. An incomplete last line of an earlier writer is removed.
 
     Only one process may append at a time.
 
     Raises:
-        HetnodeError: DISK_FULL or RESULTS_UNREADABLE; the lines before are as they were.
+        HetnodeError: DISK_FULL or RESULTS_UNREADABLE; earlier lines are unchanged.
     """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -206,7 +210,7 @@ def append(file: Path, result: Result) -> None:
         raise HetnodeError(
             ErrorCode.DISK_FULL,
             f"The result of {result.name} cannot be added to {file}: {error.strerror or error}.",
-            "Make room and run the same command again: what is finished is not computed anew.",
+            "Free some disk space and run the same command again: finished trials are not computed again.",
         ) from None
 
 
@@ -220,10 +224,10 @@ def _lines(file: Path) -> list[bytes]:
 
 
 def _whole(content: bytes) -> bytes:
-    """The lines without one at the end that is torn. One that lacks only its end gets it."""
+    """`content` without an incomplete last line. A last line that lacks only its newline gets it."""
     head, newline, last = content.rpartition(b"\n")
     try:
-        Result.of_line(last)
+        Result.model_validate_json(last)
     except ValueError:
         return head + newline
     return content + b"\n"
@@ -236,16 +240,17 @@ def _key(result: Result) -> str:
         return result.key
 
 
-def _first_fault(error: ValueError) -> str:
-    if isinstance(error, ValidationError):
-        fault = error.errors(include_url=False, include_input=False)[0]
-        return f"{'.'.join(map(str, fault['loc'])) or 'the line'}: {fault['msg']}"
-    return str(error)
+def faults_of(error: Exception, prefix: str = "", most: int | None = None) -> str:
+    """The reasons in one sentence. Those of pydantic get `prefix` and the key; at most `most` are named."""
+    if not isinstance(error, ValidationError):
+        return str(error).rstrip(".")
+    faults = error.errors(include_url=False)[:most]
+    return "; ".join(f"{prefix}{'.'.join(map(str, each['loc'])) or 'it'}: {each['msg']}" for each in faults)
 
 
 def _unreadable(file: Path, why: str) -> HetnodeError:
     return HetnodeError(
         ErrorCode.RESULTS_UNREADABLE,
         f"The results in {file} cannot be read: {why}.",
-        "Mend or remove that line; its trial is then computed again.",
+        "Correct or remove that line; its trial is then computed again.",
     )

@@ -49,17 +49,37 @@ log = logging.getLogger(__name__)
 _ANCHORS, _STEERING, _RECORD = "anchors", "steering.safetensors", "swarm.json"
 
 
-@dataclass(frozen=True)
-class Progress:
-    """Counters of a replica between two rounds.
+class SavedPhase(Record):
+    """The current inner phase of a member. Floats are hexadecimal, because JSON has no NaN."""
 
-    Attributes:
-        bytes_sent: as in LocalReplica.
-        phases: the current inner phase of each member.
-    """
+    losses: tuple[str, ...] = Field(strict=False)
+    tokens: int
+    steps: int
+    skipped_steps: int
+    norm: str
+
+    @classmethod
+    def of(cls, state: InnerPhaseState) -> SavedPhase:
+        return cls.model_validate(
+            {**state, "losses": tuple(map(float.hex, state["losses"])), "norm": state["norm"].hex()}
+        )
+
+    @property
+    def state(self) -> InnerPhaseState:
+        return InnerPhaseState(
+            losses=tuple(map(float.fromhex, self.losses)),
+            tokens=self.tokens,
+            steps=self.steps,
+            skipped_steps=self.skipped_steps,
+            norm=float.fromhex(self.norm),
+        )
+
+
+class Progress(Record):
+    """Counters of a replica between two rounds: `bytes_sent` of LocalReplica, the phase of each member."""
 
     bytes_sent: int
-    phases: tuple[InnerPhaseState, ...]
+    phases: tuple[SavedPhase, ...] = Field(strict=False)
 
 
 @dataclass(frozen=True)
@@ -75,21 +95,6 @@ class Saved:
     """Reads the private state by position in the plan. CHECKPOINT_CORRUPT if the file has changed since."""
 
 
-class _PhaseEntry(Record):
-    """Floats are hexadecimal text: this keeps every bit, and JSON has no NaN."""
-
-    losses: tuple[str, ...] = Field(strict=False)
-    tokens: int
-    steps: int
-    skipped_steps: int
-    norm: str
-
-
-class _ReplicaEntry(Record):
-    bytes_sent: int
-    phases: tuple[_PhaseEntry, ...] = Field(strict=False)
-
-
 class _TensorEntry(Record):
     shape: tuple[int, ...] = Field(strict=False)
     dtype: Literal["float32", "float64"]
@@ -101,7 +106,7 @@ class _Swarm(SealedRecord):
     terms: str = Field(pattern=HEX_DIGEST)
     position: int = Field(ge=0)
     link_bytes: int
-    replicas: tuple[_ReplicaEntry, ...] = Field(strict=False)
+    replicas: tuple[Progress, ...] = Field(strict=False)
     steering: FileEntry | None
     tensors: dict[str, _TensorEntry]
 
@@ -134,7 +139,7 @@ def write(
             place = partial / _folder_of(index)
             place.mkdir()
             private_state.write(place, spec, position, private)
-            entries.append(_entry_of(progress))
+            entries.append(progress)
         learned = None
         if steering:
             # The file format knows only float32, so a float64 value is stored as two float32 values.
@@ -193,7 +198,7 @@ def _read(folder: Path, spec: RunSpec, terms: str) -> Saved:
         record.link_bytes,
         found.stages,
         _steering(folder, record),
-        tuple(map(_progress_of, record.replicas)),
+        record.replicas,
         private_of,
     )
 
@@ -213,38 +218,6 @@ def _steering(folder: Path, record: _Swarm) -> dict[str, Tensor]:
         name: value.view(getattr(torch, record.tensors[name].dtype))
         for name, value in load_tensors(path, halves).items()
     }
-
-
-def _entry_of(progress: Progress) -> _ReplicaEntry:
-    return _ReplicaEntry(
-        bytes_sent=progress.bytes_sent,
-        phases=tuple(
-            _PhaseEntry(
-                losses=tuple(loss.hex() for loss in phase["losses"]),
-                tokens=phase["tokens"],
-                steps=phase["steps"],
-                skipped_steps=phase["skipped_steps"],
-                norm=phase["norm"].hex(),
-            )
-            for phase in progress.phases
-        ),
-    )
-
-
-def _progress_of(entry: _ReplicaEntry) -> Progress:
-    return Progress(
-        entry.bytes_sent,
-        tuple(
-            InnerPhaseState(
-                losses=tuple(map(float.fromhex, phase.losses)),
-                tokens=phase.tokens,
-                steps=phase.steps,
-                skipped_steps=phase.skipped_steps,
-                norm=float.fromhex(phase.norm),
-            )
-            for phase in entry.phases
-        ),
-    )
 
 
 def _folder_of(index: int) -> str:

@@ -1,10 +1,8 @@
-"""Tokenizers that a matrix asks for: byte-level BPE, trained on the training text of its data."""
+"""Tokenizers that a matrix defines: byte-level BPE, trained on the training text of its data."""
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from node.data.sources import open_source
+from node.data.tokenizer import FileTokenizer
 from protocol.errors import ErrorCode, HetnodeError
 
 END_OF_TEXT = "<|endoftext|>"
@@ -27,14 +26,17 @@ class TokenizerFile:
 
 
 def tokenizer_file(path: Path) -> TokenizerFile:
-    """One that is there. Raises OSError or ValueError."""
-    definition = path.read_bytes()
+    """The tokenizer in the existing file `path`. Raises TOKENIZER_UNREADABLE."""
     try:
-        inner = tokenizers.Tokenizer.from_str(definition.decode())
-    except Exception as error:  # the library raises bare Exception
-        raise ValueError(str(error)) from None
-    vocabulary = max(inner.get_vocab(with_added_tokens=True).values()) + 1
-    return TokenizerFile(path, hashlib.sha256(definition).hexdigest(), vocabulary)
+        tokenizer = FileTokenizer(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise HetnodeError(
+            ErrorCode.TOKENIZER_UNREADABLE,
+            f"The tokenizer {path} cannot be read: {error}.",
+            "Remove the file; the tokenizer is trained again. Results of trials with another tokenizer are "
+            "then not used.",
+        ) from None
+    return TokenizerFile(path, tokenizer.sha256, tokenizer.vocabulary)
 
 
 def train_bpe(path: Path, vocabulary: int, source: str, text_field: str) -> TokenizerFile:
@@ -55,11 +57,14 @@ def train_bpe(path: Path, vocabulary: int, source: str, text_field: str) -> Toke
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    inner.train_from_iterator(_training_texts(source, text_field), trainer)
+    documents = open_source(source, text_field).documents()
+    # The library refuses lone surrogates.
+    texts = (each.text.encode(errors="replace").decode() for each in documents if not each.held_out)
+    inner.train_from_iterator(texts, trainer)
     if inner.get_vocab_size() != vocabulary:
         raise HetnodeError(
             ErrorCode.BAD_MATRIX,
-            f"The tokenizer {path.stem} is to have {vocabulary} ids, and the text of {source} gives only "
+            f"The tokenizer {path.stem} needs {vocabulary} ids, but the text of {source} gives only "
             f"{inner.get_vocab_size()}.",
             "Give it a smaller vocabulary, or more text.",
         )
@@ -68,9 +73,3 @@ def train_bpe(path: Path, vocabulary: int, source: str, text_field: str) -> Toke
     partial.write_text(inner.to_str(), encoding="utf-8")
     os.replace(partial, path)
     return tokenizer_file(path)
-
-
-def _training_texts(source: str, text_field: str) -> Iterator[str]:
-    for document in open_source(source, text_field).documents():
-        if not document.held_out:
-            yield document.text.encode(errors="replace").decode()

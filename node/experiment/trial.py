@@ -1,27 +1,29 @@
-"""One trial of an experiment: a run specification, how it departs from the algorithm, and the key of both."""
+"""One trial of an experiment: a run specification, its variation of the algorithm, and the key of both."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from node.experiment.variation import Variation, check
+from pydantic import BaseModel, ConfigDict, Field
+
+from node.experiment.variation import UNVARIED, Variation, check
 from protocol.spec.run import RunSpec
 
 
 class Mode(StrEnum):
-    """Which replicas a trial has, and what they exchange."""
+    """The kinds of replicas in a trial, and what they exchange."""
 
     DATA_PARALLEL = "data-parallel"
-    """AdamW on gradients that all replicas average in every step: H = 1, dense."""
+    """All replicas average their gradients in every step: H = 1, no payload compression."""
     SPARSELOCO = "sparseloco"
-    """All replicas are full: no link compresses anything."""
+    """All replicas are full: no link compression."""
     UNIFORM = "uniform"
     """All replicas are pipelines."""
     HETEROGENEOUS = "heterogeneous"
@@ -33,19 +35,19 @@ class Trial:
     """What is computed: equal trials give equal bits on one machine.
 
     Attributes:
-        spec: the run. Files that it names must be there when the trial runs; its tokenizer is pinned by hash.
-        variation: no part of a real run.
+        spec: the run, with the hash of its tokenizer. The files that it names must exist when the trial runs.
+        variation: how training differs from a real run.
     """
 
     spec: RunSpec
-    variation: Variation = field(default_factory=Variation)
+    variation: Variation = UNVARIED
 
     @cached_property
     def portable_spec(self) -> dict[str, Any]:
-        """The spec as JSON, without places of this machine.
+        """The spec as JSON, without paths of this machine. This is idempotent.
 
-        A tokenizer file is its name without ".json" beside its hash; the source is a :func:`portable_source`.
-        That of a portable spec is the same again.
+        A tokenizer file becomes its name without ".json", next to its hash; the source becomes a
+        :func:`portable_source`.
         """
         tree = self.spec.model_dump(mode="json")
         data = tree["data"]
@@ -56,28 +58,46 @@ class Trial:
 
     @cached_property
     def key(self) -> str:
-        """sha-256 (hex) of what the trial computes. A later field of Variation does not change it."""
+        """sha-256 (hex) of what the trial computes. A new field of Variation does not change it."""
         tree = {"spec": self.portable_spec, "variation": self.variation.changes}
         return hashlib.sha256(json.dumps(tree, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def portable_source(source: str) -> str:
-    """A data source without places of this machine.
-
-    Of one at an absolute path the last part is left, and a mark that tells it from others of the same name.
-    """
-    kind, _, place = source.partition(":")
-    if not Path(place).is_absolute():
+    """A data source without paths of this machine: an absolute path becomes its last part and a hash."""
+    kind, _, path = source.partition(":")
+    if not Path(path).is_absolute():
         return source
-    return f"{kind}:{Path(place).name}-{hashlib.sha256(place.encode()).hexdigest()[:8]}"
+    return f"{kind}:{Path(path).name}-{hashlib.sha256(path.encode()).hexdigest()[:8]}"
+
+
+class TrialOptions(BaseModel):
+    """How a machine computes trials. It is not part of a trial's identity."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    device: str = "cpu"
+    threads: int = Field(0, ge=0, description="of every worker process; 0 shares the cores among them")
+    jobs: int = Field(1, ge=1, le=256, description="worker processes, each with one trial at a time")
+    compile: bool = Field(False, description="torch.compile")
+    activation_checkpointing: bool = Field(False, description="recompute activations in the backward pass")
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    resident: int = Field(
+        0,
+        ge=0,
+        description="replicas in the device's memory at a time, 0: all; the others are in main memory, or on "
+        "the disk if the device has no separate memory",
+    )
+    save_every: int = Field(0, ge=0, description="rounds between two saves; 0: by time, at most 5 % of it")
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A trial that is to be run, under the name by which people know it.
+    """A trial that is to be run.
 
     Attributes:
-        validate_every: rounds between two measurements of the validation loss; there is one at the end.
+        name: for people.
+        validate_every: rounds between two measurements of the validation loss; one more follows at the end.
     """
 
     trial: Trial
@@ -96,16 +116,16 @@ def trial_in_mode(
     """The trial of `spec` in `mode`.
 
     Args:
-        spec: with the H and the rounds of the modes that exchange pseudo-gradients. In data parallel
-            training a round is one inner step, of which there are as many.
+        spec: with the H and the rounds of the modes that exchange pseudo-gradients. Data parallel training
+            takes the same number of inner steps, with one in each round.
         replicas: M.
-        fraction: of full replicas, where the mode leaves that open: 0 to 1. By default half of them in
-            heterogeneous mode, all in data parallel training.
+        fraction: share of full replicas, 0 to 1, if the mode leaves it open. The default is 0.5 in
+            heterogeneous mode and 1 in data parallel training.
         changes: fields of :class:`Variation`.
 
     Raises:
-        ValueError: the mode does not take that fraction, it makes no whole number of replicas, a field of
-            `changes` is wrong, or as :func:`node.experiment.variation.check`.
+        ValueError: the fraction does not fit the mode or gives no whole number of replicas; `changes` are
+            not valid; or as :func:`node.experiment.variation.check`.
         HetnodeError: BAD_SPEC.
     """
     full = _full_replicas(mode, replicas, fraction)
@@ -122,22 +142,17 @@ def trial_in_mode(
 
 
 def _full_replicas(mode: Mode, replicas: int, fraction: float | None) -> int:
-    match mode:
-        case Mode.SPARSELOCO | Mode.UNIFORM if fraction is not None:
+    if mode in (Mode.SPARSELOCO, Mode.UNIFORM):
+        if fraction is not None:
             raise ValueError(f"mode {mode.value} takes no fraction of full replicas")
-        case Mode.SPARSELOCO:
-            return replicas
-        case Mode.UNIFORM:
-            return 0
-        case Mode.HETEROGENEOUS:
-            fraction = 0.5 if fraction is None else fraction
-        case Mode.DATA_PARALLEL:
-            fraction = 1.0 if fraction is None else fraction
+        return replicas if mode is Mode.SPARSELOCO else 0
+    if fraction is None:
+        fraction = 0.5 if mode is Mode.HETEROGENEOUS else 1.0
     full = round(fraction * replicas)
     if abs(full - fraction * replicas) > 0.01 or not 0 <= full <= replicas:
-        raise ValueError(f"a fraction of {fraction:g} makes no whole number of {replicas} replicas")
+        raise ValueError(f"a fraction of {fraction:g} gives no whole number of {replicas} replicas")
     if mode is Mode.HETEROGENEOUS and full in (0, replicas):
         raise ValueError(
-            f"mode heterogeneous needs replicas of both kinds, not {full} of {replicas} full ones"
+            f"mode heterogeneous needs both kinds of replicas, not {full} full ones of {replicas}"
         )
     return full

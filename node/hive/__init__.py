@@ -12,7 +12,7 @@ matchmaking and step, and replaces its dense all-reduce by an all-gather of payl
 
 Payload bytes and calls (:mod:`.calls`) travel over socket pairs (node.ipc.channel), not over hivemind's
 control pipes, which carry at most 16 KiB. When any of these processes dies, the host ends all of them and
-itself, and the main process raises HIVEMIND_DIED. When the main process dies, the socket of the host closes;
-when the host dies, its children see that their parent has changed (:mod:`.lifetime`). All socket files are in
-one temporary folder, which the last process removes.
+itself, and the main process starts them again (:mod:`.lasting`). When the main process dies, the socket of
+the host closes; when the host dies, its children see that their parent has changed (:mod:`.lifetime`). All
+socket files are in one temporary folder, which the last process removes.
 """

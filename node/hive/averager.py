@@ -31,10 +31,12 @@ from node.hive.access import AllowedCalls
 from node.hive.calls import Admit, Exchange, FetchCheckpoint, FetchPayload
 from node.hive.lifetime import end_with_parent
 from node.hive.matchmaking import WINDOW_SECONDS, RoundMatchmaking, RoundStep
-from node.hive.payload_peer import PayloadPeer, stage_prefix
+from node.hive.payload_peer import PayloadPeer
+from node.hive.records import stage_prefix
 from node.ipc.channel import Connection, serve
 from node.ipc.typed_calls import handler
 from node.transport.allow_list import AllowList
+from node.transport.line import Line
 from node.transport.payload_store import PayloadStore
 from node.transport.transport import ExchangeResult
 from protocol.errors import ErrorCode, HetnodeError
@@ -148,11 +150,16 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
         storage = self._storage
         store = PayloadStore(storage.payloads, storage.keep_rounds)
         self._peer = PayloadPeer(
-            self._p2p, self._run_id, self._stage, storage.capacity, store, storage.checkpoints
+            self._p2p,
+            self._run_id,
+            self._stage,
+            storage.capacity,
+            store,
+            storage.checkpoints,
+            Line.from_environment(),
         )
         self._payloads = self._peer.payloads
-        if not self.client_mode:  # a node that only dials cannot be asked
-            await self._peer.serve(self._allow_list)
+        await self._peer.serve(self._allow_list)  # a node that only dials is asked over its own connections
         self._matchmaking = RoundMatchmaking(
             self._p2p, self.schema_hash, self.dht, client_mode=self.client_mode, **self.matchmaking_kwargs
         )
@@ -181,7 +188,7 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
     async def _step_with(self, request: Exchange) -> ExchangeResult:
         own, group = request.descriptor, request.group
         self._matchmaking.prepare(
-            own.round_number, request.expected, None if group is None else _group_info(group)
+            own.round_number, request.expected, None if group is None else _group_info(group, own.run)
         )
         step = RoundStep(
             scheduled_time=get_dht_time() + WINDOW_SECONDS,
@@ -238,7 +245,7 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
             return "it announced a payload of another run, stage or round"
         if descriptor.nbytes > capacity:
             return f"it announced {descriptor.nbytes} bytes; a payload of this stage has at most {capacity}"
-        if not is_authentic(descriptor):
+        if not is_authentic(descriptor, own.run):
             return "its descriptor has no valid signature"
         return None
 
@@ -249,10 +256,10 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
         yield
 
 
-def _group_info(group: ExchangeGroup) -> GroupInfo:
+def _group_info(group: ExchangeGroup, run: str) -> GroupInfo:
     """The coordinator's group in the form in which hivemind's matchmaking would have found it."""
     # Without a valid signature the owner may be any text, and PeerID.from_base58 would raise.
-    authentic = tuple(filter(is_authentic, group.descriptors))
+    authentic = tuple(each for each in group.descriptors if is_authentic(each, run))
     if len(authentic) < len(group.descriptors):
         log.warning("left descriptors without a valid signature out of group %s", group.group_id)
     return GroupInfo(

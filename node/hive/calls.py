@@ -8,7 +8,8 @@ from pathlib import Path
 
 from node.ipc.typed_calls import Answer_co, Request
 from node.transport.transport import CheckpointDownload, ExchangeResult
-from protocol.types import ExchangeGroup, ManifestEntry, PayloadDescriptor, PeerId
+from protocol.spec.run import RunSpec
+from protocol.types import ExchangeGroup, ManifestEntry, PayloadDescriptor, PeerId, Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,24 +32,28 @@ class JoinDht(HiveRequest[DhtJoined]):
     """Fork the DHT process and join a DHT, or begin one. This must be the first call.
 
     Attributes:
-        listen, announce: multiaddresses. If `announce` is None, `listen` is announced.
         folder: holds this node's sockets.
 
     For the other attributes see :meth:`node.hive.transport.HivemindTransport.start`.
 
     Raises:
-        HetnodeError: BAD_ADDRESS, DHT_UNREACHABLE.
+        HetnodeError: PORT_IN_USE, BAD_ADDRESS, DHT_UNREACHABLE.
     """
 
     run: str
     peer: PeerId
     initial_peers: tuple[str, ...]
-    listen: str
-    announce: str | None
+    listen_host: str
+    listen_port: int
+    advertise: str | None
+    advertise_port: int
     identity: Path
     certificate: Path
     authority: Path
     client_mode: bool
+    stays_connected: bool
+    sources: tuple[str, ...]
+    members: tuple[PeerId, ...] | None
     clock_offset: float
     folder: Path
 
@@ -61,6 +66,29 @@ class HostStages(HiveRequest[None]):
     payload_folder: Path
     checkpoint_folder: Path
     keep_rounds: int
+
+
+@dataclass(frozen=True)
+class HostArbiter(HiveRequest[None]):
+    """Fetch and serve contested payloads from now on, kept in `folder`. The allow list is that of Admit."""
+
+    spec: RunSpec
+    folder: Path
+
+
+@dataclass(frozen=True)
+class ArbitratePayload(HiveRequest[Verdict]):
+    """See :meth:`node.transport.arbiter.Arbiter.arbitrate`; `deadline` bounds the fetching."""
+
+    descriptor: PayloadDescriptor
+    donors: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True)
+class ForgetPayloads(HiveRequest[None]):
+    """Drop the contested payloads of the rounds before `before_round`."""
+
+    before_round: int
 
 
 @dataclass(frozen=True)
@@ -79,10 +107,23 @@ class Lookup(HiveRequest[Mapping[str, bytes]]):
 
 @dataclass(frozen=True)
 class Admit(HiveRequest[None]):
-    """Replace the allow list of the averagers by `peers`, and the banned peers of the DHT by `banned`."""
+    """Replace the allow list of the averagers by `peers`, and the banned peers of the DHT by `banned`.
+
+    Connections are accepted only from `sources` and from this machine itself, and only of `members`; None
+    leaves the members as they are.
+    """
 
     peers: tuple[PeerId, ...]
     banned: tuple[PeerId, ...]
+    sources: tuple[str, ...]
+    members: tuple[PeerId, ...] | None
+
+
+@dataclass(frozen=True)
+class Disconnect(HiveRequest[None]):
+    """Close the connections to `peers`, if there are any: the next call to one of them opens another."""
+
+    peers: tuple[PeerId, ...]
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,12 @@
-"""The DHT process, which also owns p2pd, libp2p's daemon."""
+"""The DHT process, which also owns the public port and, behind it, p2pd, libp2p's daemon."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
-from collections.abc import Collection, Sequence
+import socket
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -16,10 +18,15 @@ from hivemind.p2p import P2P, PeerID
 from hivemind.utils.multiaddr import Multiaddr
 
 from node.hive.authorizer import CertificateAuthorizer
+from node.hive.contacts import Contacts
 from node.hive.lifetime import end_with_parent
+from node.hive.public_port import LOOPBACK, PublicPort, multiaddress, reserve_loopback_port
+from protocol.types import PeerId
 
-_PEERS_PER_CALL = 32
-"""Peers of one call: several processes write to the control pipe; only writes up to PIPE_BUF are atomic."""
+log = logging.getLogger(__name__)
+
+_NAMES_PER_CALL = 32
+"""Peers or sources: several processes write to the control pipe; only writes up to PIPE_BUF are atomic."""
 
 _GREET_SECONDS = 20.0
 """Mean seconds between two greetings of the initial peers. After a restart they know no other peer."""
@@ -32,48 +39,174 @@ class HostedDHT(DHT):  # type: ignore[misc]  # hivemind has no type information
     Args:
         folder: holds all sockets of this node. It is removed when the parent of this process has died.
         authorizer: signs and validates every call.
+        listener: the public port, which is closed in this process at its start; None only dials.
+        sources: those that are admitted at first.
+        stays_connected: keep connections to all admitted peers open, as a peer does that only dials.
+        members: ids of the peers that are admitted at first; None admits all.
         options: options of hivemind.DHT, DHTNode and P2P.
     """
 
-    def __init__(self, folder: Path, authorizer: CertificateAuthorizer, **options: Any) -> None:
+    # Both only in the DHT process. A peer has a public port, or contacts, or both.
+    _port: PublicPort
+    _contacts: Contacts
+
+    def __init__(
+        self,
+        folder: Path,
+        authorizer: CertificateAuthorizer,
+        listener: socket.socket | None = None,
+        sources: Collection[str] = (),
+        stays_connected: bool = False,
+        members: Collection[str] | None = None,
+        **options: Any,
+    ) -> None:
         # By default hivemind puts its sockets into /tmp: every user sees them, and they are never removed.
         P2P._UNIX_SOCKET_PREFIX = f"/unix{folder}/"
+        # p2pd would relay the bytes of strangers. Its option -relay=0 alone does not turn that off, and
+        # hivemind passes no other options but those of the mode.
+        settings = folder / "p2pd.json"
+        settings.write_text('{"Relay": {"Enabled": false}}')
+        modes = P2P.DHT_MODE_MAPPING.items()
+        P2P.DHT_MODE_MAPPING = {mode: {**flags, "f": settings} for mode, flags in modes}
         self._folder = folder
+        self._listener, self._sources = listener, frozenset(sources)
+        self._members = None if members is None else frozenset(members)
         self._banned: frozenset[str] = frozenset()
+        self._wanted: frozenset[str] = frozenset()
+        self._stays_connected = stays_connected or listener is None
         super().__init__(start=False, authorizer=authorizer, **options)
+
+    def start(self) -> None:
+        super().start()
+        if self._listener is not None:
+            self._listener.close()  # the averagers, which this process forks later, must not hold the port
 
     def run(self) -> None:
         end_with_parent(self._parent_pid, self._folder)
-        super().run()
+        if self._listener is None:
+            super().run()
+            return
+        with reserve_loopback_port() as reservation:
+            port = reservation.getsockname()[1]
+            self.kwargs["host_maddrs"] = [multiaddress(LOOPBACK, port)]
+            self._port = PublicPort(self._listener, port, self._sources, self._members)
+            super().run()
+
+    def open_port(self, deadline: float) -> None:
+        """Accept connections from now on; until then they wait. p2pd must be ready."""
+        if self._listener is not None:
+            self._call(_open_port, deadline)
 
     def greet(self, deadline: float) -> None:
         """Introduce this peer to the initial peers again, the coordinator among them."""
-        work = partial(_greet, addresses=tuple(self.initial_peers))
-        self.run_coroutine(work, return_future=True).result(deadline)
+        self._call(partial(_greet, addresses=tuple(self.initial_peers)), deadline)
 
     def keep_greeting(self) -> None:
         """Greet the initial peers regularly until this process ends."""
         work = partial(_keep_greeting, addresses=tuple(self.initial_peers))
         self._greeting = self.run_coroutine(work, return_future=True)
 
+    def keep_contacts(self) -> None:
+        """Stay connected to the peers of :meth:`admit_peers` until this process ends, if asked to."""
+        if self._stays_connected:
+            self._contact_keeper = self.run_coroutine(_keep_contacts, return_future=True)
+
+    def admit_peers(self, peers: Collection[PeerId], deadline: float) -> None:
+        """Exactly `peers` may ask this one from now on."""
+        then, before = frozenset(peers), self._wanted
+        self._wanted = then
+        if self._stays_connected:
+            self._send_difference(_change_contacts, then, before, deadline)
+
+    def disconnect(self, peers: Collection[PeerId], deadline: float) -> None:
+        """Close the connections to `peers`."""
+        for some in _parts(peers):
+            self._call(partial(_disconnect, peers=some), deadline)
+
     def ban(self, banned: Collection[str], deadline: float) -> None:
         """Refuse exactly the peers in `banned` from now on, although they have certificates."""
-        # Only the difference is sent, because one call carries few peers.
         then, before = frozenset(banned), self._banned
         self._banned = then
-        for peers, is_banned in ((sorted(then - before), True), (sorted(before - then), False)):
-            for start in range(0, len(peers), _PEERS_PER_CALL):
-                some = peers[start : start + _PEERS_PER_CALL]
-                work = partial(_change_bans, peers=some, is_banned=is_banned)
-                self.run_coroutine(work, return_future=True).result(deadline)
+        self._send_difference(_change_bans, then, before, deadline)
+
+    def admit_members(self, members: Collection[str], deadline: float) -> None:
+        """Carry connections of exactly these peers from now on, and close those of others."""
+        then, before = frozenset(members), self._members or frozenset()
+        self._members = then
+        if self._listener is None:
+            return
+        for added in _parts(then - before):
+            self._call(partial(_change_members, added=added, removed=()), deadline)
+        for removed in _parts(before - then):
+            self._call(partial(_change_members, added=(), removed=removed), deadline)
+
+    def admit_sources(self, sources: Collection[str], deadline: float) -> None:
+        """Accept connections from exactly these sources from now on, and close those of others."""
+        then, before = frozenset(sources), self._sources
+        self._sources = then
+        if self._listener is not None:
+            self._send_difference(_change_sources, then, before, deadline)
+
+    def _send_difference(
+        self, work: Callable[..., Any], then: frozenset[str], before: frozenset[str], deadline: float
+    ) -> None:
+        # Only the difference is sent, because one call carries few names.
+        for added in _parts(then - before):
+            self._call(partial(work, added=added, removed=()), deadline)
+        for removed in _parts(before - then):
+            self._call(partial(work, added=(), removed=removed), deadline)
+
+    def _call(self, work: Callable[..., Any], deadline: float) -> None:
+        self.run_coroutine(work, return_future=True).result(deadline)
+
+
+def _parts(names: Collection[str]) -> Iterator[Sequence[str]]:
+    """`names` in parts that fit into one call."""
+    ordered = sorted(names)
+    for start in range(0, len(ordered), _NAMES_PER_CALL):
+        yield ordered[start : start + _NAMES_PER_CALL]
 
 
 # The functions below run in the DHT process.
 
 
-async def _change_bans(_: DHT, node: DHTNode, *, peers: Sequence[str], is_banned: bool) -> None:
+async def _change_bans(_: DHT, node: DHTNode, *, added: Sequence[str], removed: Sequence[str]) -> None:
     banned = node.protocol.authorizer.banned
-    (banned.update if is_banned else banned.difference_update)(peers)
+    banned.update(added)
+    banned.difference_update(removed)
+
+
+async def _open_port(dht: HostedDHT, node: DHTNode) -> None:
+    dht._port.open(node.p2p.list_peers)
+
+
+async def _change_members(
+    dht: HostedDHT, _: DHTNode, *, added: Sequence[str], removed: Sequence[str]
+) -> None:
+    dht._port.change_members(added, removed)
+
+
+async def _change_sources(
+    dht: HostedDHT, _: DHTNode, *, added: Sequence[str], removed: Sequence[str]
+) -> None:
+    dht._port.change(added, removed)
+
+
+async def _keep_contacts(dht: HostedDHT, node: DHTNode) -> None:
+    dht._contacts = Contacts(node.p2p)
+    await dht._contacts.keep()
+
+
+async def _change_contacts(
+    dht: HostedDHT, _: DHTNode, *, added: Sequence[PeerId], removed: Sequence[PeerId]
+) -> None:
+    dht._contacts.change(added, removed)
+
+
+async def _disconnect(_: DHT, node: DHTNode, *, peers: Sequence[str]) -> None:
+    for peer in peers:
+        with suppress(Exception):  # hivemind and libp2p raise anything here
+            await asyncio.wait_for(node.p2p._client.disconnect(PeerID.from_base58(peer)), _CALL_SECONDS)
 
 
 async def _keep_greeting(_: DHT, node: DHTNode, *, addresses: Sequence[str]) -> None:
@@ -84,10 +217,14 @@ async def _keep_greeting(_: DHT, node: DHTNode, *, addresses: Sequence[str]) -> 
 
 
 async def _greet(_: DHT, node: DHTNode, *, addresses: Sequence[str]) -> None:
-    for address in map(Multiaddr, addresses):
-        peer = PeerID.from_base58(address["p2p"])
-        with suppress(Exception):  # hivemind and libp2p raise anything here
-            await asyncio.wait_for(node.p2p._client.connect(peer, [address]), _CALL_SECONDS)
+    for address in addresses:
+        # hivemind would send the id in the address as a CID, and p2pd refuses such an address.
+        place, _, peer_id = address.rpartition("/p2p/")
+        peer = PeerID.from_base58(peer_id)
+        try:
+            await asyncio.wait_for(node.p2p._client.connect(peer, [Multiaddr(place)]), _CALL_SECONDS)
             if await node.protocol.call_ping(peer) is not None:
                 # hivemind avoids a silent peer for a time that doubles; this ends it at once.
                 node.blacklist.register_success(peer)
+        except Exception as error:  # hivemind and libp2p raise anything here
+            log.debug("greeting %s failed: %s", address, error)

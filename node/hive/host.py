@@ -20,7 +20,6 @@ from typing import Any
 
 import psutil
 from cryptography import x509
-from hivemind.dht.routing import DHTID
 from hivemind.utils.asyncio import _AsyncContextWrapper
 from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.mpfuture import MPFuture
@@ -28,21 +27,41 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from node.hive import records
 from node.hive.access import limit_messages
+from node.hive.arbiter import HostedArbiter
 from node.hive.authorizer import CertificateAuthorizer, signer_of
 from node.hive.averager import SparseAverager, Storage
-from node.hive.calls import AVERAGER_REQUESTS, Admit, DhtJoined, HostStages, JoinDht, Lookup, Publish
+from node.hive.calls import (
+    AVERAGER_REQUESTS,
+    Admit,
+    ArbitratePayload,
+    DhtJoined,
+    Disconnect,
+    ForgetPayloads,
+    HostArbiter,
+    HostStages,
+    JoinDht,
+    Lookup,
+    Publish,
+)
 from node.hive.clock import correct_dht_time
 from node.hive.dht import HostedDHT
+from node.hive.dht_protocol import node_id_of, use_bounded_protocol
 from node.hive.lifetime import kill_descendants
+from node.hive.public_port import announced_addresses, listen
+from node.hive.values import MAX_VALUE_BYTES, limit_values
 from node.ipc.channel import Buffer, Handler, Reply, serve
 from node.ipc.typed_calls import encode_request, handler, name_of
+from node.transport.interfaces import own_sources
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.types import PeerId
+from protocol.trust.endpoints import check_multiaddress
+from protocol.types import PeerId, Verdict
 
 log = logging.getLogger(__name__)
 
 _CALL_THREADS = 128
 _WATCH_SECONDS = 1.0
+MOST_P2PD_BYTES = 768 << 20
+"""Of p2pd's resident memory. It takes 40 to 200 MB at work; only a flood of calls takes more."""
 
 
 class Averagers:
@@ -87,9 +106,11 @@ class Host:
     _run: str
     _dht: HostedDHT
     _p2pd: psutil.Process
+    _arbiter: HostedArbiter | None = None
 
     def __init__(self) -> None:
         self._averagers = Averagers()
+        self._admitting = threading.Lock()  # only differences are sent, so their order counts
         self._ending = threading.Event()
 
     def join_dht(self, request: JoinDht) -> DhtJoined:
@@ -97,23 +118,39 @@ class Host:
         self._folder, self._run = request.folder, request.run
         for address in request.initial_peers:
             _check_initial_peer(address)
-        announces = request.announce is not None and not request.client_mode
+        listener = None if request.client_mode else listen(request.listen_host, request.listen_port)
+        told = request.advertise, request.advertise_port
+        announced = () if listener is None else announced_addresses(listener, *told)
         self._dht = HostedDHT(
             self._folder,
-            CertificateAuthorizer(signer_of(request.identity), request.certificate, request.authority),
+            CertificateAuthorizer(
+                self._run, signer_of(request.identity), request.certificate, request.authority
+            ),
+            listener,
+            {*request.sources, *own_sources()},
+            request.stays_connected,
+            request.members,
             # hivemind would draw a random id, and a restarted peer would be twice in the routing tables of
             # other peers.
-            node_id=DHTID.generate(source=request.peer),
+            node_id=node_id_of(request.peer),
             initial_peers=request.initial_peers,
-            host_maddrs=None if request.client_mode else [request.listen],
-            announce_maddrs=[request.announce] if announces else None,
+            host_maddrs=None,  # the DHT process chooses a loopback port
+            announce_maddrs=announced or None,
             no_listen=request.client_mode,
             client_mode=request.client_mode,
             identity_path=str(request.identity),
             check_if_identity_free=False,  # it reads RSA keys only; the main process locks the key file
             nat_port_map=False,
+            # AutoNAT would dial the addresses that strangers claim to have.
+            use_relay=False,
+            auto_nat=False,
+            persistent_conn_max_msg_size=MAX_VALUE_BYTES,
+            # Copies of what was found would be entries of other peers, which no peer accepts.
+            cache_locally=False,
+            cache_nearest=0,
+            cache_on_store=False,
             record_validators=[
-                records.OwnRecordValidator(
+                records.KnownEntryValidator(
                     self._run, x509.load_pem_x509_certificate(request.authority.read_bytes())
                 )
             ],
@@ -125,13 +162,15 @@ class Host:
             peers = ", ".join(request.initial_peers) or "no other peer"
             why = str(error) or type(error).__name__
             raise _unreachable(f"joining it through {peers} failed: {why}") from None
+        self._dht.open_port(request.deadline)
         self._dht.keep_greeting()
+        self._dht.keep_contacts()
         self._p2pd = next(p for p in psutil.Process(self._dht.pid).children() if p.name() == "p2pd")
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
         # hivemind caches both answers here, before the fork, so that the averagers inherit them.
         peer, _client_mode = self._dht.peer_id, self._dht.client_mode
-        visible = [] if request.client_mode else self._dht.get_visible_maddrs()
-        return DhtJoined(peer.to_base58(), tuple(map(str, visible)))
+        me = peer.to_base58()
+        return DhtJoined(me, tuple(f"{address}/p2p/{me}" for address in announced))
 
     def host_stages(self, request: HostStages) -> None:
         def fork(stage: int, allow_list: Sequence[PeerId]) -> SparseAverager:
@@ -152,6 +191,17 @@ class Host:
                 "See the end of this node's log, then start the node again.",
             ) from None
 
+    def host_arbiter(self, request: HostArbiter) -> None:
+        self._arbiter = HostedArbiter(self._dht, self._run, request.spec, request.folder, request.deadline)
+
+    def arbitrate(self, request: ArbitratePayload) -> Verdict:
+        assert self._arbiter is not None, "host_arbiter comes first"
+        return self._arbiter.arbitrate(request.descriptor, request.donors, request.deadline)
+
+    def forget(self, request: ForgetPayloads) -> None:
+        if self._arbiter is not None:
+            self._arbiter.forget(request.before_round)
+
     def publish(self, request: Publish) -> None:
         record = (self._run, request.peer, request.sealed, request.expires, request.deadline)
         with _dht_answers():
@@ -169,17 +219,31 @@ class Host:
 
     def admit(self, request: Admit) -> None:
         self._averagers.admit(request)
-        with _dht_answers():
+        if self._arbiter is not None:
+            self._arbiter.admit(request.peers)
+        with self._admitting, _dht_answers():
             self._dht.ban(request.banned, request.deadline)
+            self._dht.admit_peers(request.peers, request.deadline)
+            self._dht.admit_sources({*request.sources, *own_sources()}, request.deadline)
+            if request.members is not None:
+                self._dht.admit_members(request.members, request.deadline)
+
+    def disconnect(self, request: Disconnect) -> None:
+        with _dht_answers():
+            self._dht.disconnect(request.peers, request.deadline)
 
     def handlers(self) -> Mapping[str, Handler]:
         """For :func:`node.ipc.channel.serve`. The answers of averagers are forwarded without decoding."""
         return {
             **handler(JoinDht, self.join_dht),
             **handler(HostStages, self.host_stages),
+            **handler(HostArbiter, self.host_arbiter),
+            **handler(ArbitratePayload, self.arbitrate),
+            **handler(ForgetPayloads, self.forget),
             **handler(Publish, self.publish),
             **handler(Lookup, self.lookup),
             **handler(Admit, self.admit),
+            **handler(Disconnect, self.disconnect),
             **{name_of(request): self._forward(name_of(request)) for request in AVERAGER_REQUESTS},
         }
 
@@ -199,16 +263,24 @@ class Host:
     def _watch(self) -> None:
         """End all processes when one of them has died: the others are useless."""
         # p2pd is not a child of this process and has no sentinel, so it is polled.
-        while self._p2pd.is_running():
+        while _resident_bytes(self._p2pd) in range(1, MOST_P2PD_BYTES):
             children: list[Any] = [self._dht, *self._averagers.by_stage.values()]
             sentinels = [child.sentinel for child in children if child.is_alive()]
             if len(sentinels) < len(children) or multiprocessing.connection.wait(sentinels, _WATCH_SECONDS):
                 break
         if self._ending.is_set():
             return
-        log.error("a process of hivemind has died: ending the others")
+        log.error("a process of hivemind has died, or p2pd is too large: ending the others")
         self.clean_up()
         os._exit(1)
+
+
+def _resident_bytes(process: psutil.Process) -> int:
+    """0 for a process that has ended, also while its parent has not noticed."""
+    try:
+        return int(process.memory_info().rss) if process.is_running() else 0
+    except psutil.NoSuchProcess:
+        return 0
 
 
 @contextmanager
@@ -223,10 +295,11 @@ def _dht_answers() -> Iterator[None]:
 def _check_initial_peer(address: str) -> None:
     try:
         Multiaddr(address)["p2p"]
+        check_multiaddress(address)
     except Exception as error:
         raise HetnodeError(
             ErrorCode.BAD_ADDRESS,
-            f"'{address}' is not the multiaddress of a DHT peer: {error}.",
+            f"'{address}' cannot be the multiaddress of a DHT peer: {error}.",
             "Use one that ends in /p2p/ and a peer id, as the coordinator prints it.",
         ) from None
 
@@ -264,6 +337,8 @@ def main() -> None:
     _configure_logging()
     _make_own_locks()
     limit_messages()
+    limit_values()
+    use_bounded_protocol()
     # Averagers cannot be pickled. This process holds no device and no event loop: forking it is safe.
     multiprocessing.set_start_method("fork", force=True)
     host = Host()

@@ -9,6 +9,8 @@ from hivemind.averaging.matchmaking import Matchmaking
 from hivemind.dht import DHT
 from hivemind.p2p import P2P
 
+from node.hive.records import group_bits
+
 WINDOW_SECONDS = 3.0
 """Peers that begin to search within this time find each other. With a shorter window groups split."""
 
@@ -43,7 +45,7 @@ class RoundMatchmaking(Matchmaking):  # type: ignore[misc]  # hivemind has no ty
             expected: the group is complete, and starts at once, when it has this many peers.
             matched: the group that the coordinator has matched; None searches the DHT.
         """
-        self.group_key_manager.group_bits = f"{round_number:b}"
+        self.group_key_manager.group_bits = group_bits(round_number)
         # The search for leaders has its own copy of this number.
         self.target_group_size = self.potential_leaders.target_group_size = expected
         self._matched = matched

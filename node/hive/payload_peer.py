@@ -13,16 +13,20 @@ from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 
 from node import hooks
 from node.hive.access import AllowedCalls
+from node.hive.records import stage_prefix
 from node.transport.allow_list import AllowList
 from node.transport.checkpoint_transfer import CheckpointServer, fetch_checkpoint
+from node.transport.line import UNLIMITED, Line
 from node.transport.payload_exchange import OpenTransfers, PayloadCalls, PayloadExchange, own_order
 from node.transport.payload_store import PayloadStore
 from node.transport.transfer import (
     CHUNK_BYTES,
     CHUNK_SECONDS,
+    NOT_HELD,
     TransferError,
     linger,
     outgoing,
+    paced,
     receive,
     receive_exactly,
 )
@@ -42,11 +46,6 @@ _PAYLOAD_TRANSFERS = 2  # of one payload to one peer: after a restart of that pe
 _CHECKPOINT_TRANSFERS = 4  # to one peer at a time
 
 
-def stage_prefix(run: str, stage: int) -> str:
-    """The name of the peers of `stage` on the wire and in the DHT."""
-    return f"{run}-stage-{stage}"
-
-
 class PayloadPeer(ServicerBase, PayloadCalls):  # type: ignore[misc]  # hivemind has no type information
     """One of the peers that exchange the payloads of a stage. Belongs to one event loop.
 
@@ -57,16 +56,24 @@ class PayloadPeer(ServicerBase, PayloadCalls):  # type: ignore[misc]  # hivemind
         capacity: the largest payload of `stage`, in bytes.
         store: keeps the payloads of `stage`.
         checkpoints: the folder of this node's checkpoints.
+        line: what this node may send and receive.
 
     Attributes:
         payloads: decides which peer is asked for which payload.
     """
 
     def __init__(
-        self, p2p: P2P, run: str, stage: int, capacity: int, store: PayloadStore, checkpoints: Path
+        self,
+        p2p: P2P,
+        run: str,
+        stage: int,
+        capacity: int,
+        store: PayloadStore,
+        checkpoints: Path,
+        line: Line = UNLIMITED,
     ) -> None:
         self._p2p, self._run, self._stage = p2p, run, stage
-        self._me = p2p.peer_id.to_base58()
+        self._me, self._line = p2p.peer_id.to_base58(), line
         self._transfers = OpenTransfers()
         self._checkpoints = CheckpointServer(checkpoints)
         self.payloads = PayloadExchange(self._me, stage, capacity, store, self)
@@ -89,13 +96,13 @@ class PayloadPeer(ServicerBase, PayloadCalls):  # type: ignore[misc]  # hivemind
         finally:
             when_asked()  # also after a failure: other peers wait for this
         async with aclosing(stream):  # closing tells the sender that all has arrived
-            return await receive(stream, descriptor)
+            return await receive(stream, descriptor, self._line)
 
     async def push(self, listener: str, own: PayloadDescriptor, payload: bytes) -> None:
         async def parts() -> AsyncIterator[PayloadChunk]:
             yield PayloadChunk(announced=descriptor_to_pb(own))
             pieces = (payload[start : start + CHUNK_BYTES] for start in range(0, len(payload), CHUNK_BYTES))
-            async for chunk in outgoing(pieces, own.round_number, own.stage):
+            async for chunk in outgoing(pieces, own.round_number, own.stage, self._line):
                 yield chunk
 
         reply = await self._stub(listener, own.stage).rpc_push(parts())
@@ -114,7 +121,7 @@ class PayloadPeer(ServicerBase, PayloadCalls):  # type: ignore[misc]  # hivemind
                 stream = await self._stub(donor, donors[PeerId(donor)]).rpc_state(wanted)
             async with aclosing(stream):
                 patience = _HASHING_SECONDS if index == 0 else CHUNK_SECONDS  # index 0 is the list of hashes
-                return bytes(await receive_exactly(stream, size, patience))
+                return bytes(await receive_exactly(stream, size, patience, self._line))
 
         others = own_order(set(donors) - {self._me}, self._me)  # spreads the load over the donors
         await fetch_checkpoint(download, others, seconds, ask)
@@ -137,10 +144,10 @@ class PayloadPeer(ServicerBase, PayloadCalls):  # type: ignore[misc]  # hivemind
                 self.payloads.store.pieces, request.round, request.sha256, CHUNK_BYTES
             )
             if pieces is None:
-                yield PayloadChunk(refusal="this peer does not hold that payload")
+                yield PayloadChunk(refusal=NOT_HELD)
                 return
             sent = 0
-            async for chunk in outgoing(pieces, request.round, self._stage):
+            async for chunk in outgoing(pieces, request.round, self._stage, self._line):
                 sent += len(chunk.data)
                 yield chunk
             if sent == request.nbytes:  # a receiver that was told another length does not close the stream
@@ -164,7 +171,7 @@ class PayloadPeer(ServicerBase, PayloadCalls):  # type: ignore[misc]  # hivemind
             if not allowed:
                 return PushReply(refusal="you are sending that payload already")
             try:
-                payload = await receive(stream, descriptor)
+                payload = await receive(stream, descriptor, self._line)
             except (TransferError, TimeoutError) as error:
                 self.payloads.note_fault(descriptor, sender, error)
                 return PushReply(refusal=str(error) or "too slow")
@@ -184,7 +191,8 @@ class PayloadPeer(ServicerBase, PayloadCalls):  # type: ignore[misc]  # hivemind
                     yield PayloadChunk(refusal="this peer has no such checkpoint")
                     return
                 async for piece in self._checkpoints.pieces(part, request.index):
-                    yield PayloadChunk(data=piece)
+                    async for chunk in paced(piece, self._line):
+                        yield chunk
                 await linger()
             except HetnodeError as error:
                 yield PayloadChunk(refusal=error.cause[:200])

@@ -1,21 +1,32 @@
-"""The peer records in the DHT: one dictionary per run, in which each peer can write only its own entry.
+"""The two kinds of entries in the DHT, in dictionaries in which each peer can write only its own entry.
 
-The signature of a record covers the time at which it expires, and the DHT may not keep it longer. So an old
-record cannot be restored: a newer one expires later and replaces it.
+One dictionary of a run holds its peer records. The signature of a record covers the time at which it expires,
+and the DHT may not keep it longer. So an old record cannot be restored: a newer one expires later and
+replaces it. The other dictionaries hold the peers that look for a group: one flag for each peer, for seconds.
 """
 
 from __future__ import annotations
 
+import base58
 from cryptography import x509
 from hivemind.dht import DHT
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase
-from hivemind.utils import MSGPackSerializer, get_dht_time
+from hivemind.utils import get_dht_time
 
+from node.hive.values import decode
 from protocol.errors import HetnodeError
 from protocol.wire.records import MAX_SEALED_BYTES, open_record
 
+MAX_RECORD_SECONDS = 3600.0
+"""Longest life of a peer record."""
+MAX_GROUP_SECONDS = 60.0
+"""Longest life of the flag of a peer that looks for a group. hivemind writes flags for 2 windows."""
+
 _MAX_SUBKEY_BYTES = 80
+_MAX_STAGES = 512  # of a run specification
+_GROUPS = 8
+_FLAGS = (b"\xc2", b"\xc3")  # False and True in MSGPack
 
 
 def peers_key(run: str) -> str:
@@ -23,35 +34,73 @@ def peers_key(run: str) -> str:
     return f"{run}.peers"
 
 
-class OwnRecordValidator(RecordValidatorBase):  # type: ignore[misc]  # hivemind has no type information
-    """Refuses a record under a run's key unless the peer in its subkey has signed it.
+def stage_prefix(run: str, stage: int) -> str:
+    """The name of the peers of `stage` on the wire and in the DHT."""
+    return f"{run}-stage-{stage}"
 
-    That peer must be certified by `authority`, and the record must not live longer than the peer has signed.
 
-    Every peer's DHT process calls this when it stores a record and when it reads one. All other keys are
-    accepted, such as those of hivemind's matchmaking.
+def group_bits(round_number: int) -> str:
+    """The part of a group's key that names the round.
+
+    Few keys per stage, so that every peer knows all keys of the run. A flag has expired long before the key
+    is used again.
+    """
+    return f"{round_number % _GROUPS:b}"
+
+
+def owner_of(subkey: bytes) -> str | None:
+    """Id of the peer to which the entry under the encoded `subkey` belongs; None if it belongs to none."""
+    if len(subkey) > _MAX_SUBKEY_BYTES:
+        return None
+    try:
+        owner = decode(subkey)
+    except ValueError:
+        return None
+    if isinstance(owner, bytes):  # hivemind's matchmaking writes peer ids so
+        return base58.b58encode(owner).decode()
+    return owner if isinstance(owner, str) else None
+
+
+class KnownEntryValidator(RecordValidatorBase):  # type: ignore[misc]  # hivemind has no type information
+    """Accepts the entries that hetnode itself writes, and nothing else.
+
+    A record must be signed by the peer in its subkey, which `authority` has certified, and may live no longer
+    than the peer has signed.
+
+    Every peer's DHT process calls this when it stores an entry and when it reads one.
     """
 
     def __init__(self, run: str, authority: x509.Certificate) -> None:
-        self._authority = authority
-        self._key = DHTID.generate(source=peers_key(run))
+        self._run, self._authority = run, authority
+        self._peers = DHTID.generate(source=peers_key(run)).to_bytes()
+        self._groups = frozenset(
+            DHTID.generate(source=f"{stage_prefix(run, stage)}.0b{group_bits(group)}").to_bytes()
+            for stage in range(_MAX_STAGES)
+            for group in range(_GROUPS)
+        )
 
     def validate(self, record: DHTRecord) -> bool:
-        # DHTIDs are compared as numbers, because the same key may arrive padded with zero bytes.
-        if DHTID.from_bytes(record.key) != self._key:
-            return True
+        peer = owner_of(record.subkey)
+        if peer is None:
+            return False
+        now = get_dht_time()
+        if record.key == self._peers:
+            return self._is_own_record(record, peer, now)
+        is_flag = record.key in self._groups and record.value in _FLAGS
+        return is_flag and now < record.expiration_time <= now + MAX_GROUP_SECONDS
+
+    def _is_own_record(self, record: DHTRecord, peer: str, now: float) -> bool:
         # Before decoding, so that a large record costs no work. 16 bytes allow for MSGPack's framing.
-        if len(record.subkey) > _MAX_SUBKEY_BYTES or len(record.value) > MAX_SEALED_BYTES + 16:
+        if len(record.value) > MAX_SEALED_BYTES + 16:
             return False
         try:
-            peer = MSGPackSerializer.loads(record.subkey)
-            sealed = MSGPackSerializer.loads(record.value)
-            if not (isinstance(peer, str) and isinstance(sealed, bytes)):
+            sealed = decode(record.value)
+            if not isinstance(sealed, bytes):
                 return False
-            opened = open_record(sealed, peer, self._authority, get_dht_time())
+            opened = open_record(sealed, self._run, peer, self._authority, now)
         except (HetnodeError, ValueError):
             return False
-        return bool(record.expiration_time <= opened.expires)
+        return bool(record.expiration_time <= min(opened.expires, now + MAX_RECORD_SECONDS))
 
 
 def store(dht: DHT, run: str, peer: str, sealed: bytes, expires: float, deadline: float) -> bool:

@@ -6,11 +6,8 @@ It never imports hivemind or torch. Every call has a deadline, and every failure
 from __future__ import annotations
 
 import asyncio
-import errno
-import ipaddress
 import logging
 import shutil
-import socket
 import sys
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
@@ -23,10 +20,14 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from node.hive.calls import (
     Admit,
+    ArbitratePayload,
+    Disconnect,
     Exchange,
     FetchCheckpoint,
     FetchPayload,
+    ForgetPayloads,
     HiveRequest,
+    HostArbiter,
     HostStages,
     JoinDht,
     Lookup,
@@ -36,9 +37,12 @@ from node.hive.clock import coordinator_time
 from node.ipc.channel import Child, start_child
 from node.ipc.typed_calls import decode_answer, encode_request
 from node.security.identity import Identity
+from node.transport.line import UNLIMITED, Line
 from node.transport.transport import CheckpointDownload, ExchangeResult, Transport
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.types import ExchangeGroup, ManifestEntry, PayloadDescriptor, PeerId, PeerRecord
+from protocol.server.admitted_sources import EVERYONE
+from protocol.spec.run import RunSpec
+from protocol.types import ExchangeGroup, ManifestEntry, PayloadDescriptor, PeerId, PeerRecord, Verdict
 from protocol.wire.records import open_record, seal_record
 
 Answer = TypeVar("Answer")
@@ -65,12 +69,13 @@ class HivemindTransport(Transport):
         self,
         host: Child,
         folder: Path,
+        run: str,
         identity: Identity,
         certificate: Path,
         authority: x509.Certificate,
         clock_offset: float,
     ) -> None:
-        self._host, self._folder, self._identity = host, folder, identity
+        self._host, self._folder, self._run, self._identity = host, folder, run, identity
         self._certificate, self._authority, self._clock_offset = certificate, authority, clock_offset
         self._addresses: tuple[str, ...] = ()
         self._stages: tuple[int, ...] = ()
@@ -92,54 +97,64 @@ class HivemindTransport(Transport):
         listen_host: str = "127.0.0.1",
         listen_port: int = 0,
         advertise: str | None = None,
+        advertise_port: int = 0,
         client_mode: bool = False,
+        stays_connected: bool = False,
+        sources: Collection[str] = EVERYONE,
+        members: Collection[PeerId] | None = None,
         clock_offset: float = 0.0,
+        line: Line = UNLIMITED,
     ) -> HivemindTransport:
         """Spawn the host and join the DHT.
 
         Args:
             identity: its key file becomes the libp2p identity, so ``identity.peer`` is the peer id.
-            certificate: PEM file of this peer's certificate; read again after it was replaced.
-            authority: PEM file of the authority; only peers with its certificates are trusted.
-            run: names the DHT key and the averaging groups; has no dots.
-            initial_peers: multiaddresses of the DHT to join; if empty, a new DHT is started.
-            listen_host: address or name of the interface to listen on.
-            listen_port: 0 takes a free port.
-            advertise: host name or address announced to other peers; None announces the listening addresses.
-            client_mode: only dial, and accept no connections.
-            clock_offset: seconds by which the coordinator's clock is ahead of this machine's. Peers whose
-                corrected clocks differ by more than 3 seconds cannot use the DHT together.
+            certificate, authority: PEM files; a replaced certificate is read again.
+            run: its id, in the DHT's keys, the names of calls and all signatures; has no dots.
+            initial_peers: multiaddresses of the DHT to join; empty starts a new one.
+            listen_host, listen_port: the interface to listen on, by address or name; port 0 takes a free one.
+            advertise, advertise_port: host and port told to other peers; None and 0 are those to listen on.
+            client_mode: only dial; else connections are accepted from `sources`, see :meth:`admit`.
+            stays_connected: also stay connected to all admitted peers, as in client mode.
+            members: the peers whose connections are accepted; None accepts all until they are admitted.
+            clock_offset: seconds by which the coordinator's clock is ahead; the DHT needs it right to 3 s.
+            line: how fast payloads and checkpoints may be sent and received.
 
-        Raises:
-            HetnodeError: PORT_IN_USE, BAD_ADDRESS, DHT_UNREACHABLE, HIVEMIND_DIED. Nothing is left behind.
+        Raises HetnodeError PORT_IN_USE, BAD_ADDRESS, DHT_UNREACHABLE, HIVEMIND_DIED; leaves nothing behind.
         """
-        address, port, reservation = _reserve_address(listen_host, listen_port)
-        with reservation:  # until libp2p listens
-            host, folder = await _start_host()
-            issuer = x509.load_pem_x509_certificate(authority.read_bytes())
-            transport = cls(host, folder, identity, certificate, issuer, clock_offset)
-            request = JoinDht(
-                run=run,
-                peer=identity.peer,
-                initial_peers=tuple(initial_peers),
-                listen=_multiaddress(address, port),
-                announce=None if advertise is None else _multiaddress(advertise, port),
-                identity=identity.path,
-                certificate=certificate,
-                authority=authority,
-                client_mode=client_mode,
-                clock_offset=clock_offset,
-                folder=folder,
-                deadline=_START_SECONDS,
-            )
-            try:
-                joined = await transport._call(request)
-                assert joined.peer == identity.peer, "p2pd and this process derive it from the same key"
-            except BaseException:  # also a cancellation must leave no process behind
-                await transport.close()
-                raise
-        transport._addresses = joined.addresses
+        host, folder = await _start_host(line)
+        issuer = x509.load_pem_x509_certificate(authority.read_bytes())
+        transport = cls(host, folder, run, identity, certificate, issuer, clock_offset)
+        request = JoinDht(
+            run=run,
+            peer=identity.peer,
+            initial_peers=tuple(initial_peers),
+            listen_host=listen_host,
+            listen_port=listen_port,
+            advertise=advertise,
+            advertise_port=advertise_port,
+            identity=identity.path,
+            certificate=certificate,
+            authority=authority,
+            client_mode=client_mode,
+            stays_connected=stays_connected,
+            sources=tuple(sources),
+            members=None if members is None else tuple(sorted(members)),
+            clock_offset=clock_offset,
+            folder=folder,
+            deadline=_START_SECONDS,
+        )
+        await transport._join(request)
         return transport
+
+    async def _join(self, request: JoinDht) -> None:
+        try:
+            joined = await self._call(request)
+            assert joined.peer == request.peer, "p2pd and this process derive it from the same key"
+        except BaseException:  # also a cancellation must leave no process behind
+            await self.close()
+            raise
+        self._addresses = joined.addresses
 
     @property
     def pid(self) -> int:
@@ -160,14 +175,45 @@ class HivemindTransport(Transport):
         )
         self._stages = tuple(capacities)
 
-    async def admit(self, peers: Collection[PeerId], banned: Collection[PeerId] = ()) -> None:
+    async def host_arbiter(self, spec: RunSpec, folder: Path) -> None:
+        """Fetch and serve contested payloads of the run from now on; the allow list may call. Call it once.
+
+        Args:
+            folder: keeps the payloads of a few rounds, also over a restart. Created if necessary.
+        """
+        await self._call(HostArbiter(spec, folder.absolute(), deadline=_START_SECONDS))
+
+    async def arbitrate(
+        self, descriptor: PayloadDescriptor, donors: Sequence[PeerId], deadline: float
+    ) -> Verdict:
+        """See :meth:`node.transport.arbiter.Arbiter.arbitrate`."""
+        return await self._call(ArbitratePayload(descriptor, tuple(donors), deadline=deadline))
+
+    async def forget_payloads(self, before_round: int) -> None:
+        """Drop the contested payloads of the rounds before `before_round`."""
+        await self._call(ForgetPayloads(before_round, deadline=_LOCAL_SECONDS))
+
+    async def admit(
+        self,
+        peers: Collection[PeerId],
+        banned: Collection[PeerId] = (),
+        sources: Collection[str] = EVERYONE,
+        members: Collection[PeerId] | None = None,
+    ) -> None:
         admitted = sorted(set(peers) - set(banned))  # a plan may still name a peer that was banned since
-        await self._call(Admit(tuple(admitted), tuple(sorted(banned)), deadline=_LOCAL_SECONDS))
+        known = None if members is None else tuple(sorted(set(members) - set(banned)))
+        await self._call(
+            Admit(tuple(admitted), tuple(sorted(banned)), tuple(sources), known, deadline=_LOCAL_SECONDS)
+        )
+
+    async def disconnect(self, peers: Collection[PeerId]) -> None:
+        """Close the connections to `peers`, which are dead: the next calls open new ones."""
+        await self._call(Disconnect(tuple(sorted(peers)), deadline=_LOCAL_SECONDS))
 
     async def publish(self, record: PeerRecord, ttl: float) -> None:
         expires = coordinator_time(self._clock_offset) + ttl
         shown = x509.load_pem_x509_certificate(self._certificate.read_bytes()).public_bytes(Encoding.DER)
-        sealed = seal_record(record, self._identity.sign, expires, shown)
+        sealed = seal_record(record, self._run, self._identity.sign, expires, shown)
         await self._call(Publish(self._identity.peer, sealed, expires, deadline=_DHT_SECONDS))
 
     async def lookup(self) -> dict[PeerId, PeerRecord]:
@@ -176,7 +222,7 @@ class HivemindTransport(Transport):
         now = coordinator_time(self._clock_offset)
         for peer, sealed in found.items():
             try:
-                records[PeerId(peer)] = open_record(sealed, peer, self._authority, now).record
+                records[PeerId(peer)] = open_record(sealed, self._run, peer, self._authority, now).record
             except HetnodeError as error:
                 log.debug("ignored a DHT record of %s: %s", peer, error)
         return records
@@ -249,7 +295,7 @@ class HivemindTransport(Transport):
         )
 
 
-async def _start_host() -> tuple[Child, Path]:
+async def _start_host(line: Line) -> tuple[Child, Path]:
     """The host process, and the folder for its sockets."""
     # In the system's folder of temporary files: the path of a socket has at most 104 bytes.
     folder = Path(tempfile.mkdtemp(prefix="hetnode-"))
@@ -258,7 +304,7 @@ async def _start_host() -> tuple[Child, Path]:
             "node.hive.host",
             name="hivemind",
             died=ErrorCode.HIVEMIND_DIED,
-            environment=_environment(folder),
+            environment=_environment(folder) | line.environment,
         )
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -270,51 +316,10 @@ def _environment(folder: Path) -> dict[str, str]:
     environment = {
         "HETNODE_LOG_LEVEL": logging.getLevelName(log.getEffectiveLevel()),
         "TMPDIR": str(folder),  # multiprocessing keeps sockets there
+        # p2pd is written in Go. Above this it frees memory at once, where it would let twice as much gather.
+        "GOMEMLIMIT": "128MiB",
     }
     if sys.platform == "linux":
         # By default hivemind's futures share memory by name, and that outlives a killed process by seconds.
         environment["HIVEMIND_MEMORY_SHARING_STRATEGY"] = "file_descriptor"
     return environment
-
-
-def _multiaddress(host: str, port: int) -> str:
-    try:
-        return f"/ip{ipaddress.ip_address(host).version}/{host}/tcp/{port}"
-    except ValueError:
-        return f"/dns/{host}/tcp/{port}"
-
-
-def _reserve_address(host: str, port: int) -> tuple[str, int, socket.socket]:
-    """The IP address and port to listen on, and a socket that reserves the port. Port 0 takes a free one.
-
-    libp2p announces only explicit ports, so the free port is chosen here.
-    """
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        reservation = socket.socket(family, socket.SOCK_STREAM)
-        # libp2p sets SO_REUSEPORT: it would share a taken port with another process and get half of its
-        # connections. For a given port this socket lacks the option, so a taken port raises EADDRINUSE. For
-        # port 0 it has the option: libp2p can bind the port too, and no other process can get it before.
-        option = socket.SO_REUSEADDR if port else socket.SO_REUSEPORT
-        try:
-            reservation.setsockopt(socket.SOL_SOCKET, option, 1)
-            reservation.bind(address)
-        except OSError:
-            reservation.close()
-            raise
-        ip, bound, *_ = reservation.getsockname()
-        if port:
-            reservation.close()  # otherwise libp2p could not bind the port
-        return str(ip), int(bound), reservation
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise HetnodeError(
-                ErrorCode.PORT_IN_USE,
-                f"Port {port} of {host} is in use by another process.",
-                "Choose another port for the DHT, or 0 for a free one.",
-            ) from None
-        raise HetnodeError(
-            ErrorCode.BAD_ADDRESS,
-            f"This machine cannot listen on '{host}': {error}.",
-            "Give an address of one of this machine's interfaces, or 0.0.0.0 for all of them.",
-        ) from None

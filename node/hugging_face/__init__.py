@@ -1,1 +1,1 @@
-"""Our model as a folder of the Hugging Face layout, there and back. Nothing here imports transformers."""
+"""Export of a model as a Hugging Face folder, and import of one. Nothing here imports transformers."""

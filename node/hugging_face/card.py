@@ -1,47 +1,58 @@
-"""The model card: what a stranger should know about a model before using it."""
+"""The model card: facts about a model for people who do not know the run."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+
+from node.model.shapes import parameter_count
+from protocol.spec.run import RunSpec
+from protocol.spec.sections import DataSpec
 
 _PAPER = "[Heterogeneous Low-Bandwidth Pre-Training of LLMs](https://arxiv.org/abs/2601.02360)"
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What the card tells.
+class Measured:
+    """What is known of the run's own measurements up to the round of the checkpoint.
 
     Attributes:
-        spec: of the run, without the places of one machine.
-        dtype: element type of the weights, in torch's words.
-        tokens: that were trained on by all replicas together, as measured; 0 where that is unknown.
-        losses: validation loss (nats per token) after `round`, by replica, each in its own forward mode.
+        losses: validation loss (nats per token) after that round, by replica, each in its own forward mode.
+        tokens: all tokens that all replicas trained on; 0 if unknown.
     """
 
-    spec: Mapping[str, Any]
-    run_id: str
-    spec_hash: str
+    losses: Mapping[int, float]
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The content of the card.
+
+    Attributes:
+        data: the data section of `spec` without folders of a machine.
+        dtype: name of the element type of the weights, as in torch.
+    """
+
+    spec: RunSpec
+    data: DataSpec
     round_number: int
     dtype: str
-    tokens: int
-    losses: Mapping[int, float]
+    measured: Measured
 
 
 def card(facts: Facts) -> str:
-    """The text of ``README.md``, with the front matter that the Hub reads."""
-    spec = facts.spec
+    """The text of ``README.md``, with the front matter for the Hugging Face Hub."""
     return f"""---
-{_front_matter(spec["data"])}
+{_front_matter(facts.data)}
 ---
-# {facts.run_id}
+# {facts.spec.name}
 
 A decoder-only language model (Llama architecture), pre-trained with **hetnode** by machines that do not
 share a datacenter. The method is that of {_PAPER}:
 full replicas, and pipeline replicas with projected activations, take H AdamW steps, then exchange quantized
-top-k pseudo-gradients, and all of them hold the same parameters after it.
+top-k pseudo-gradients. After the exchange all replicas have the same parameters.
 
 | | |
 |---|---|
@@ -66,92 +77,84 @@ No remote code is needed. `hetnode import` starts another run from it.
 
 ## Limits
 
-It is a base model: it continues text, was not tuned to follow instructions or to be harmless, and repeats
-what its data says. It was trained on contexts of {spec["model"]["context"]} tokens.
+This is a base model: it continues text. It was not tuned to follow instructions or to be harmless, and it can
+repeat its training data. It was trained on contexts of {facts.spec.model.context} tokens.
 
-`hetnode_run.json` has the whole specification of the run and the digests of its parameters. Names of files in
-it are without the folders in which they lay; the hash above is that of the specification with them.
+`hetnode_run.json` has the whole specification of the run and the digests of its parameters. Its file names
+are without folders; the hash above is that of the specification with folders.
 """
 
 
 def _table_of_facts(facts: Facts) -> str:
     spec = facts.spec
-    model, data, swarm = spec["model"], spec["data"], spec["swarm"]
+    model, swarm = spec.model, spec.swarm
+    parameters = sum(parameter_count(spec, stage) for stage in range(swarm.stages))
     rows = {
-        "run": f"`{facts.run_id}`, after round {facts.round_number} of {spec['rounds']}",
-        "specification": f"`{facts.spec_hash}` (sha-256)",
-        "parameters": f"{_parameters(model):,}, {facts.dtype}",
+        "run": f"`{spec.name}`, after round {facts.round_number} of {spec.rounds}",
+        "specification": f"`{spec.hash}` (sha-256)",
+        "parameters": f"{parameters:,}, {facts.dtype}",
         "shape": (
-            f"{model['layers']} layers, width {model['width']}, {model['heads']} heads, feed-forward "
-            f"{model['feed_forward']}, context {model['context']}, vocabulary {model['vocabulary']}"
+            f"{model.layers} layers, width {model.width}, {model.heads} heads, feed-forward "
+            f"{model.feed_forward}, context {model.context}, vocabulary {model.vocabulary}"
         ),
-        "data": f"`{data['source']}`",
-        "tokenizer": _tokenizer(data),
+        "data": f"`{facts.data.source}`",
+        "tokenizer": _tokenizer(facts.data),
         "tokens seen": _tokens(facts),
         "swarm": (
-            f"{swarm['replicas']} full replicas, {swarm['pipelines']} pipeline replicas of {swarm['stages']} "
-            "stages, as planned"
+            f"{swarm.replicas} full replicas, {swarm.pipelines} pipeline replicas of {swarm.stages} stages, "
+            "as planned"
         ),
-        "H, inner steps per round": str(spec["inner"]["steps"]),
+        "H, inner steps per round": str(spec.inner.steps),
         "links": _links(spec),
-        "started from": "given parameters, imported" if spec.get("initial") else "random parameters",
+        "started from": "given parameters, imported" if spec.initial else "random parameters",
     }
     return "\n".join(f"| {name} | {value} |" for name, value in rows.items())
 
 
-def _front_matter(data: Mapping[str, Any]) -> str:
+def _front_matter(data: DataSpec) -> str:
     lines = ["library_name: transformers", "pipeline_tag: text-generation", "tags:"]
     lines += ["- hetnode", "- llama", "- decentralized-training"]
-    kind, _, name = data["source"].partition(":")
+    kind, _, name = data.source.partition(":")
     if kind == "hf" and "/" in name:
         lines += ["datasets:", f"- {'/'.join(name.split('/')[:2])}"]
     return "\n".join(lines)
 
 
-def _parameters(model: Mapping[str, int]) -> int:
-    width = model["width"]
-    layer = 4 * width**2 + 3 * width * model["feed_forward"] + 2 * width
-    return 2 * model["vocabulary"] * width + model["layers"] * layer + width
-
-
-def _tokenizer(data: Mapping[str, Any]) -> str:
-    if data["tokenizer"] == "byte":
+def _tokenizer(data: DataSpec) -> str:
+    if data.tokenizer == "byte":
         return "UTF-8 bytes, no special tokens; documents are separated by a newline"
-    return f"`{data['tokenizer']}`, sha-256 `{data['tokenizer_sha256']}`"
+    return f"`{data.tokenizer}`, sha-256 `{data.tokenizer_sha256}`"
 
 
 def _tokens(facts: Facts) -> str:
-    if facts.tokens:
-        return f"{facts.tokens:,}"
-    spec, inner, swarm = facts.spec, facts.spec["inner"], facts.spec["swarm"]
-    per_round = inner["steps"] * inner["microbatches"] * inner["microbatch_size"] * spec["model"]["context"]
-    replicas = swarm["replicas"] + swarm["pipelines"]
-    return (
-        f"{facts.round_number * per_round * replicas:,} as planned (the run's measurements were not at hand)"
-    )
+    if facts.measured.tokens:
+        return f"{facts.measured.tokens:,}"
+    spec, inner = facts.spec, facts.spec.inner
+    per_round = inner.steps * inner.microbatches * inner.microbatch_size * spec.model.context
+    planned = facts.round_number * per_round * (spec.swarm.replicas + spec.swarm.pipelines)
+    return f"{planned:,} as planned (the run's measurements were not available)"
 
 
-def _links(spec: Mapping[str, Any]) -> str:
-    if not spec["swarm"]["pipelines"]:
+def _links(spec: RunSpec) -> str:
+    if not spec.swarm.pipelines:
         return "none"
-    link, width = spec["link"], spec["model"]["width"]
-    return f"k = {link['k'] or width} of d = {width}, {link['dtype']}"
+    return f"k = {spec.link.k or spec.model.width} of d = {spec.model.width}, {spec.link.dtype}"
 
 
 def _losses(facts: Facts) -> str:
-    spec = facts.spec
-    windows = spec["data"]["validation_batches"] * spec["inner"]["microbatch_size"]
+    spec, losses = facts.spec, facts.measured.losses
+    windows = spec.data.validation_batches * spec.inner.microbatch_size
     how = (
-        f"Mean cross-entropy in nats per token over {windows} windows of {spec['model']['context']} tokens,\n"
+        f"Mean cross-entropy in nats per token over {windows} windows of {spec.model.context} tokens,\n"
         "held out of the same data. Each replica is measured in its own forward mode: a full replica\n"
-        "plainly, a pipeline replica through its compressed links. What transformers computes with this\n"
-        "folder is the plain mode."
+        "without compression, a pipeline replica through its compressed links. transformers computes\n"
+        "the loss of this folder without compression."
     )
-    if not facts.losses:
-        return f"The run's measurements were not at hand at export.\n\n{how}"
+    if not losses:
+        return f"The run's measurements were not available at export.\n\n{how}"
     rows = "\n".join(
         f"| {replica} | {loss:.4f} | {math.exp(min(loss, 700)):.4g} |"
-        for replica, loss in sorted(facts.losses.items())
+        for replica, loss in sorted(losses.items())
     )
     table = f"| replica | loss | perplexity |\n|---|---|---|\n{rows}"
-    return f"After round {facts.round_number}, as the run measured it:\n\n{table}\n\n{how}"
+    return f"After round {facts.round_number}, as measured by the run:\n\n{table}\n\n{how}"

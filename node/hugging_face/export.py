@@ -2,14 +2,14 @@
 
 ==============================  ==================================================================
 config.json                     LlamaForCausalLM
-generation_config.json          where to stop, and ids that are never drawn
-model*.safetensors              weights; several files with an index where they exceed a shard
-tokenizer.json ...              a tokenizer that gives the run's ids
+generation_config.json          the end token, and ids that are never generated
+model*.safetensors              weights; several files with an index if they exceed the size of a shard
+tokenizer.json ...              a tokenizer with the run's ids
 README.md                       the model card
-hetnode_run.json                specification and digests of the run, and what it measured
+hetnode_run.json                specification, digests and measurements of the run
 ==============================  ==================================================================
 
-The folder is put in place whole. Nothing in it tells where anything lay on this machine.
+The folder appears complete or not at all. It contains no path of this machine.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from torch import Tensor
 
 from node.checkpoint.files import Shapes, publish, write_text
-from node.checkpoint.global_model import Verified
+from node.checkpoint.global_model import Verified, require_complete
 from node.data.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer, check_tokenizer
 from node.folder import disk_errors_reported
-from node.hugging_face.card import Facts, card
+from node.hugging_face.card import Facts, Measured, card
 from node.hugging_face.llama import config_of, published_name
 from node.hugging_face.tokenizer import tokenizer_files
 from node.hugging_face.weights import INDEX, SINGLE, Dtype, write_weights
-from node.model.init import parameter_shapes
+from node.model.shapes import parameter_shapes
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
+from protocol.spec.sections import DataSpec
 
 RUN_RECORD = "hetnode_run.json"
 _WRITTEN = re.compile(
@@ -41,19 +41,6 @@ _WRITTEN = re.compile(
     rf"|README\.md|{re.escape(RUN_RECORD)}|{re.escape(SINGLE)}|{re.escape(INDEX)}"
     r"|model-\d{5}-of-\d{5}\.safetensors"
 )
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What the run itself measured up to the checkpoint's round, as far as it is known.
-
-    Attributes:
-        losses: validation loss (nats per token) after that round, by replica, each in its own forward mode.
-        tokens: that all replicas trained on; 0 where unknown.
-    """
-
-    losses: Mapping[int, float]
-    tokens: int
 
 
 NOTHING_MEASURED = Measured({}, 0)
@@ -73,34 +60,27 @@ def export(
 
     Args:
         stored: all stages of a run.
-        shard_bytes: largest weight file; a tensor above it has one of its own.
-        tokenizer_path: this machine's own copy of the run's tokenizer.json, where it lies elsewhere.
+        shard_bytes: largest size of a weight file; a larger tensor has its own file.
+        tokenizer_path: the run's tokenizer.json on this machine, if its path differs from the spec.
 
     Raises:
         HetnodeError: CHECKPOINT_MISSING (stages), CHECKPOINT_CORRUPT, TOKENIZER_UNREADABLE,
-            TOKENIZER_MISMATCH; BAD_OPTION where something else stands at `folder`, it cannot be written, or
-            `dtype` cannot hold a weight; DISK_FULL. Nothing has changed then.
+            TOKENIZER_MISMATCH; BAD_OPTION if `folder` is something else or cannot be written, or if `dtype`
+            cannot represent a weight; DISK_FULL. `folder` is unchanged then.
     """
-    stored.require_complete()
+    require_complete(stored)
     with disk_errors_reported(folder):
         _require_replaceable(folder)
     spec = stored.spec
     tokenizer = check_tokenizer(spec, tokenizer_path)
     assert isinstance(tokenizer, ByteTokenizer | FileTokenizer)
     end = _end_of_text(tokenizer)
-    facts = Facts(
-        spec=spec_without_folders(spec),
-        run_id=spec.run_id,
-        spec_hash=spec.hash,
-        round_number=stored.round_number,
-        dtype=dtype.name,
-        tokens=measured.tokens,
-        losses=measured.losses,
-    )
+    public = spec_without_folders(spec)
+    facts = Facts(spec, DataSpec.model_validate(public["data"]), stored.round_number, dtype.name, measured)
     texts = {
         "config.json": _json(config_of(spec.model, dtype.name, end)),
         "generation_config.json": _json(_generation(spec, tokenizer, end)),
-        RUN_RECORD: _json(_record(stored, facts)),
+        RUN_RECORD: _json(_record(stored, facts, public)),
         "README.md": card(facts),
         **tokenizer_files(tokenizer, spec.model.context),
     }
@@ -115,13 +95,11 @@ def export(
 
 
 def spec_without_folders(spec: RunSpec) -> dict[str, Any]:
-    """The specification as JSON, with file names in place of the paths, which belong to one machine.
-
-    Paths are split as on Windows, where both separators are allowed.
-    """
+    """The specification as JSON, with file names in place of paths, which are valid on one machine only."""
     tree = spec.model_dump(mode="json")
     data = tree["data"]
     kind, _, rest = data["source"].partition(":")
+    # Windows paths, because they allow both separators: the run file may come from another system.
     is_path = rest.startswith(("/", "~", ".")) or "\\" in rest
     if kind in ("text", "jsonl") or is_path:
         data["source"] = f"{kind}:{PureWindowsPath(rest).name}"
@@ -148,31 +126,31 @@ def _end_of_text(tokenizer: ByteTokenizer | FileTokenizer) -> int | None:
 
 def _generation(spec: RunSpec, tokenizer: Tokenizer, end: int | None) -> dict[str, Any]:
     config: dict[str, Any] = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
-    # Rows of the model that are no id of the tokenizer were never trained.
+    # Rows of the embedding without an id of the tokenizer were never trained.
     if untrained := list(range(tokenizer.vocabulary, spec.model.vocabulary)):
         config["suppress_tokens"] = untrained
     return {name: value for name, value in config.items() if value is not None}
 
 
-def _record(stored: Verified, facts: Facts) -> dict[str, Any]:
+def _record(stored: Verified, facts: Facts, public: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "format": 1,
-        "run_id": facts.run_id,
-        "spec_hash": facts.spec_hash,
+        "run_id": facts.spec.name,
+        "spec_hash": facts.spec.hash,
         "round": facts.round_number,
         "anchor_digests": {
             str(stage): entry.anchor_digest for stage, entry in sorted(stored.manifest.stages.items())
         },
         "manifest_checksum": stored.manifest.checksum,
         "dtype": facts.dtype,
-        "tokens": facts.tokens or None,
-        "validation_loss": {str(replica): loss for replica, loss in facts.losses.items()},
-        "spec": facts.spec,
+        "tokens": facts.measured.tokens or None,
+        "validation_loss": {str(replica): loss for replica, loss in facts.measured.losses.items()},
+        "spec": public,
     }
 
 
 def _require_replaceable(folder: Path) -> None:
-    """Only an earlier export, or an empty folder, may be replaced: what else is there is the user's."""
+    """Raise BAD_OPTION unless `folder` is missing, empty, or an earlier export without other files."""
     if not folder.exists():
         return
     found = [path.name for path in folder.iterdir()] if folder.is_dir() else [folder.name]
@@ -180,7 +158,7 @@ def _require_replaceable(folder: Path) -> None:
     if foreign or (found and RUN_RECORD not in found):
         raise HetnodeError(
             ErrorCode.BAD_OPTION,
-            f"{folder} exists and is not an earlier export alone.",
+            f"{folder} exists, and is not an earlier export without other files.",
             "Name a folder that does not exist yet; nothing was changed.",
         )
 

@@ -1,11 +1,11 @@
 """The start of a run from the Hugging Face folder of a Llama model.
 
-The folder is not trusted: names, dtypes, shapes and sizes are checked before a weight is read, and pickled
-weights are never looked at. What comes out::
+The folder is not trusted: names, dtypes, shapes and sizes are checked before a weight is read. Pickled
+weights are never read. The output::
 
     run.toml            the run's specification, with the digest of each stage before round 1
     checkpoint/         these parameters, as a checkpoint after round 0
-    tokenizer.json      the run's, unless that is of bytes
+    tokenizer.json      the run's tokenizer, unless it is the byte tokenizer
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from node.folder import disk_errors_reported
 from node.hugging_face.llama import model_of, published_name, unsupported
 from node.hugging_face.tokenizer import byte_definition
 from node.hugging_face.weights import Weights, read_json
-from node.model.init import parameter_shapes
+from node.model.shapes import parameter_shapes
 from protocol.algorithm.outer_step import anchor_digest
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 
 MOST_CONTEXT = 2048
-"""Tokens of a sample where nothing else is asked for: many models name far more than they were trained on."""
+"""Default limit of the context: many models declare far more than they were trained on."""
 
 RUN_FILE, TOKENIZER = "run.toml", TOKENIZER_FILE
 _EMBEDDING, _HEAD = published_name("emb"), published_name("head")
-_TOKENIZER_LIMIT = 256 << 20
+TOKENIZER_LIMIT = 256 << 20
 
 
 @dataclass(frozen=True)
 class Published:
-    """What a Hugging Face folder says of its model.
+    """The model that a Hugging Face folder declares.
 
     Attributes:
         model: the fields of `ModelSpec`.
-        tied: its embedding is its head, too; a run trains a copy of it as a head of its own.
+        tied: its head is its embedding. A run trains a copy of the embedding as a separate head.
     """
 
     folder: Path
@@ -54,7 +54,7 @@ class Published:
 
 
 def inspect(folder: Path, context: int | None = None) -> Published:
-    """Read ``config.json``. `context` None takes the model's, at most MOST_CONTEXT.
+    """Read ``config.json``. Without `context`, that of the model is taken, at most MOST_CONTEXT.
 
     Raises HetnodeError UNSUPPORTED_MODEL.
     """
@@ -68,16 +68,16 @@ def inspect(folder: Path, context: int | None = None) -> Published:
 
 
 def tokenizer_of(published: Published) -> FileTokenizer | None:
-    """The folder's tokenizer; None where it is that of bytes, which a run has by the name of "byte".
+    """The folder's tokenizer; None if it is the byte tokenizer, which a run names "byte".
 
     Raises HetnodeError TOKENIZER_UNREADABLE.
     """
     path = published.folder / TOKENIZER
     try:
         with path.open("rb") as file:
-            definition = file.read(_TOKENIZER_LIMIT + 1)
-        if len(definition) > _TOKENIZER_LIMIT:
-            raise ValueError(f"it is larger than {_TOKENIZER_LIMIT} bytes")
+            definition = file.read(TOKENIZER_LIMIT + 1)
+        if len(definition) > TOKENIZER_LIMIT:
+            raise ValueError(f"it is larger than {TOKENIZER_LIMIT} bytes")
         return None if definition == byte_definition().encode() else FileTokenizer(definition)
     except (OSError, ValueError) as error:
         raise HetnodeError(
@@ -90,21 +90,20 @@ def tokenizer_of(published: Published) -> FileTokenizer | None:
 def import_model(
     published: Published, spec: RunSpec, out: Path, tokenizer: FileTokenizer | None = None
 ) -> RunSpec:
-    """Write the start of a run from the model to `out`, which is a new or an empty folder.
+    """Write the start of a run from the model to `out`, a new or empty folder.
 
     Memory stays near the largest stage.
 
     Args:
-        spec: the run that is wanted, with the model of `published`. If it has `initial`, that must come out.
-        tokenizer: to be kept in `out`, for which `spec` names it.
+        spec: of the new run, with the model of `published`. If it has `initial`, the digests must be equal.
+        tokenizer: written to `out`, where `spec` names it.
 
     Returns:
-        The run's specification.
+        The run's specification with `initial`.
 
     Raises:
-        HetnodeError: UNSUPPORTED_MODEL; INITIAL_UNAVAILABLE where these are not the parameters from which the
-            run starts; BAD_OPTION where `out` holds something or cannot be written; DISK_FULL. Nothing is at
-            `out` then.
+        HetnodeError: UNSUPPORTED_MODEL; INITIAL_UNAVAILABLE if the run starts from other parameters;
+            BAD_OPTION if `out` is not empty or cannot be written; DISK_FULL. `out` is unchanged then.
     """
     require_empty(out)
     read = _stage_reader(published, spec)
@@ -113,14 +112,14 @@ def import_model(
     if spec.initial not in (None, digests):
         raise HetnodeError(
             ErrorCode.INITIAL_UNAVAILABLE,
-            f"The model in {published.folder} is not the one from which run {spec.run_id} starts.",
-            "Use the very revision of the model with which the run was made.",
+            f"The model in {published.folder} is not the one from which run {spec.name} starts.",
+            "Use the revision of the model with which the run was created.",
         )
     started = RunSpec.model_validate({**spec.model_dump(), "initial": digests})
 
     def fill(partial: Path) -> None:
         anchors = ((stage, read(stage)) for stage in stages)
-        global_model.write_each(partial / "checkpoint", started, 0, anchors)
+        global_model.write(partial / "checkpoint", started, 0, anchors)
         if tokenizer is not None:
             write_text(partial / TOKENIZER, tokenizer.definition.decode())
         write_text(partial / RUN_FILE, started.toml)
@@ -144,7 +143,7 @@ def read_model(published: Published, spec: RunSpec, device: torch.device | str =
 
 
 def require_empty(out: Path) -> None:
-    """Raise HetnodeError BAD_OPTION unless nothing is at `out`, or an empty folder."""
+    """Raise HetnodeError BAD_OPTION unless `out` is missing or an empty folder."""
     with disk_errors_reported(out):
         is_free = not out.exists() or (out.is_dir() and not any(out.iterdir()))
     if not is_free:
@@ -154,12 +153,12 @@ def require_empty(out: Path) -> None:
 
 
 def _stage_reader(published: Published, spec: RunSpec) -> Callable[[int], dict[str, Tensor]]:
-    """Reads the parameters of a stage; all names, dtypes and shapes have been checked when this returns."""
+    """A function that reads the parameters of a stage. Names, dtypes and shapes are checked here, before."""
     of_stage = [parameter_shapes(spec, stage) for stage in range(spec.swarm.stages)]
     expected = {published_name(name): shape for shapes in of_stage for name, shape in shapes.items()}
     if published.tied:
         del expected[_HEAD]
-    weights = Weights(published.folder, expected, passed_over=[_HEAD] if published.tied else [])
+    weights = Weights(published.folder, expected, ignored=[_HEAD] if published.tied else [])
 
     def source(name: str) -> str:
         theirs = published_name(name)

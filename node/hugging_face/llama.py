@@ -1,7 +1,7 @@
-"""A run's model in the words of transformers' Llama: the names of its tensors, and ``config.json``.
+"""A run's model as the Llama of transformers: the names of its tensors, and ``config.json``.
 
-Layouts are equal: weights [out, in], RoPE in the half-split convention, heads in rows of the projections. So
-tensors keep their values and change only their names.
+The layouts are equal: weights [out, in], RoPE in the half-split convention, heads in rows of the projections.
+So only the names of tensors change.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def config_of(model: ModelSpec, dtype: str, end: int | None) -> dict[str, Any]:
     """The content of ``config.json``.
 
     Args:
-        dtype: element type of the weights, in torch's words.
+        dtype: name of the element type of the weights, as in torch.
         end: id of the end-of-text token, or None.
     """
     return {
@@ -61,7 +61,7 @@ def config_of(model: ModelSpec, dtype: str, end: int | None) -> dict[str, Any]:
         "head_dim": model.head_width,
         "max_position_embeddings": model.context,
         "rms_norm_eps": model.norm_epsilon,
-        # transformers 5 reads rope_parameters and dtype, 4 the fields of the older names.
+        # transformers 5 reads rope_parameters and dtype, version 4 rope_theta and torch_dtype.
         "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_base},
         "rope_theta": model.rope_base,
         "hidden_act": "silu",
@@ -79,16 +79,16 @@ def config_of(model: ModelSpec, dtype: str, end: int | None) -> dict[str, Any]:
 
 
 def model_of(config: Mapping[str, Any], context: int, path: Path) -> tuple[dict[str, Any], bool]:
-    """The fields of `ModelSpec` that a ``config.json`` asks for, and whether its embeddings are tied.
+    """The fields of `ModelSpec` for a ``config.json``, and whether its embeddings are tied.
 
     Args:
         config: untrusted.
-        context: tokens of a sample in the run that is to start.
-        path: of the file, for the message.
+        context: tokens of a sample in the new run.
+        path: of the file, for messages.
 
     Raises:
-        HetnodeError: UNSUPPORTED_MODEL for an architecture that `node.model.llama` is not, or sizes that a
-            run cannot have.
+        HetnodeError: UNSUPPORTED_MODEL if `node.model.llama` does not have this architecture, or a run
+            cannot have these sizes.
     """
     for problem in _problems(config):
         raise unsupported(path, problem)
@@ -125,7 +125,7 @@ def unsupported(path: Path, why: str) -> HetnodeError:
 
 
 def _problems(config: Mapping[str, Any]) -> list[str]:
-    """Sentences that name each property of the architecture which hetnode cannot represent."""
+    """Each property of the architecture that hetnode cannot represent, as a clause of a message."""
     found = []
     if config.get("architectures") != [ARCHITECTURE] or config.get("model_type") != "llama":
         found.append(f"its architectures are {config.get('architectures')!r:.80}, not {ARCHITECTURE}")
@@ -147,6 +147,6 @@ def _problems(config: Mapping[str, Any]) -> list[str]:
 
 
 def _ropes(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """What stands there of RoPE, first what transformers takes where both do."""
+    """The declared parameters of RoPE. If there are two, the first is what transformers uses."""
     found = [named for name in ("rope_scaling", "rope_parameters") if (named := config.get(name))]
     return [named if isinstance(named, dict) else {"rope_type": str(named)} for named in found]

@@ -1,4 +1,4 @@
-"""Tokenizers as the Hugging Face layout has them: ``tokenizer.json`` and ``tokenizer_config.json``."""
+"""The tokenizer files of a Hugging Face folder: ``tokenizer.json`` and ``tokenizer_config.json``."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ TokenizerFiles = dict[str, str]
 
 
 def byte_definition() -> str:
-    """The ``tokenizer.json`` whose ids are the UTF-8 bytes of the text, as our ByteTokenizer's are.
+    """The ``tokenizer.json`` that is equal to ByteTokenizer: the ids are the UTF-8 bytes of the text.
 
-    A byte-level BPE without merges and without special tokens, so no text is taken for anything else.
+    It is a byte-level BPE without merges and without special tokens.
     """
     tokenizer = Tokenizer(models.BPE(vocab={mark: byte for byte, mark in _marks().items()}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -26,7 +26,7 @@ def byte_definition() -> str:
 def tokenizer_files(tokenizer: ByteTokenizer | FileTokenizer, context: int) -> TokenizerFiles:
     """The texts of a model's tokenizer files by file name.
 
-    ``tokenizer.json`` is the run's own, except that it adds no special tokens: none was there in training.
+    ``tokenizer.json`` is the run's own without adding special tokens, because training has none.
     """
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -48,7 +48,7 @@ def tokenizer_files(tokenizer: ByteTokenizer | FileTokenizer, context: int) -> T
 
 
 def _without_additions(definition: str) -> str:
-    """The definition as it is, or without what pads, truncates, or puts special tokens around a text."""
+    """`definition` without padding, truncation and special tokens around a text."""
     tree = json.loads(definition)
     adds = Tokenizer.from_str(definition).num_special_tokens_to_add(is_pair=False) > 0
     unwanted = [name for name in ("padding", "truncation") if tree.get(name)]
@@ -59,11 +59,11 @@ def _without_additions(definition: str) -> str:
 
 
 def _marks() -> dict[int, str]:
-    """The character that stands for each byte in byte-level vocabularies (GPT-2's table)."""
+    """The character for each byte in byte-level vocabularies (GPT-2's table)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = (byte for byte in range(256) if byte not in printable)
     return {byte: chr(byte) for byte in printable} | {
-        byte: chr(256 + number) for number, byte in enumerate(others)
+        byte: chr(256 + index) for index, byte in enumerate(others)
     }
 
 

@@ -1,6 +1,6 @@
-"""Weights as transformers keeps them: safetensors, in one file or in shards with an index.
+"""Weights in the layout of transformers: safetensors, in one file or in shards with an index.
 
-Written and read one tensor at a time, so memory stays near the largest tensor and not the model.
+They are written and read one tensor at a time, so the largest tensor determines the memory, not the model.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _READABLE = {"F32", "BF16", "F16"}
 
 @dataclass(frozen=True)
 class Dtype:
-    """An element type: its name in safetensors, in torch, and its bytes."""
+    """An element type: its name in safetensors, its torch type, and its bytes."""
 
     stored: str
     torch: torch.dtype
@@ -50,20 +50,18 @@ DTYPES: Mapping[str, Dtype] = {
 def write_weights(
     folder: Path, shapes: Shapes, tensors: Iterable[tuple[str, Tensor]], dtype: Dtype, most_bytes: int
 ) -> list[str]:
-    """Write all `tensors`, which come in the order of `shapes`, in files of at most `most_bytes`.
+    """Write all `tensors`, in the order of `shapes`, to files of at most `most_bytes`.
 
-    A tensor that is larger than that has a file of its own. Returns the names of the files.
+    A larger tensor has its own file. Returns the names of the files.
 
     Raises:
-        HetnodeError: BAD_OPTION where a value is too large for `dtype`.
-        OSError: the disk refuses.
+        HetnodeError: BAD_OPTION if a value is too large for `dtype`.
+        OSError: the disk is full or broken.
     """
     shards = _shards(shapes, dtype, most_bytes)
     single = len(shards) == 1
-    names = [
-        SINGLE if single else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        for number in range(1, len(shards) + 1)
-    ]
+    count = len(shards)
+    names = [SINGLE if single else f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]
     remaining = iter(tensors)
     for name, shard in zip(names, shards, strict=True):
         _write_file(folder / name, {each: shapes[each] for each in shard}, remaining, dtype)
@@ -102,7 +100,7 @@ def _write_file(path: Path, shapes: Shapes, tensors: Iterator[tuple[str, Tensor]
         file.write(len(text).to_bytes(8, "little") + text)
         for name in shapes:
             found, tensor = next(tensors)
-            assert (found, tuple(tensor.shape)) == (name, shapes[name]), "tensors come in another order"
+            assert (found, tuple(tensor.shape)) == (name, shapes[name]), "the tensors have another order"
             file.write(_bytes(name, tensor, dtype))
         file.flush()
         os.fsync(file.fileno())
@@ -121,19 +119,19 @@ def _bytes(name: str, tensor: Tensor, dtype: Dtype) -> memoryview:
 
 
 class Weights:
-    """The tensors of a Hugging Face folder, checked by name, dtype and shape before any of them is read.
+    """The tensors of a Hugging Face folder. Names, dtypes and shapes are checked before one is read.
 
     Args:
         folder: untrusted.
-        shapes: what must be there.
-        passed_over: names that may be there and do not count, beside the tables of RoPE of old versions.
+        shapes: of the required tensors. Others are refused.
+        ignored: tensors that may exist and are not used. The tables of RoPE of old versions always are.
 
     Raises:
         HetnodeError: UNSUPPORTED_MODEL.
     """
 
-    def __init__(self, folder: Path, shapes: Shapes, passed_over: Collection[str] = ()) -> None:
-        self._folder, self._passed_over = folder, passed_over
+    def __init__(self, folder: Path, shapes: Shapes, ignored: Collection[str] = ()) -> None:
+        self._folder, self._ignored = folder, ignored
         self._file_of = dict[str, str]()
         with ExitStack() as stack:
             try:
@@ -158,11 +156,13 @@ class Weights:
         return tensor
 
     def _take(self, name: str, file: str, part: Any, shapes: Shapes) -> None:
-        if name.endswith("rotary_emb.inv_freq") or name in self._passed_over:
+        if name.endswith("rotary_emb.inv_freq") or name in self._ignored:
             return
         dtype, shape = part.get_dtype(), tuple(part.get_shape())
         if name not in shapes:
-            raise unsupported(self._folder, f"it has a tensor {name!r:.80}, which a plain Llama has not")
+            raise unsupported(
+                self._folder, f"it has a tensor {name!r:.80}, which is not part of a plain Llama"
+            )
         if name in self._file_of:
             raise unsupported(self._folder, f"it has {name} twice")
         if dtype not in _READABLE or shape != shapes[name]:
@@ -183,12 +183,12 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise unsupported(path, str(error).rstrip(".")) from None
     if not isinstance(tree, dict):
-        raise unsupported(path, "it holds no JSON object")
+        raise unsupported(path, "it is not a JSON object")
     return tree
 
 
 def _files(folder: Path) -> Sequence[str]:
-    """The safetensors files of a folder. Pickled weights are never looked at."""
+    """The safetensors files of a folder. Pickled weights are never read."""
     if (folder / SINGLE).is_file():
         return [SINGLE]
     if not (folder / INDEX).is_file():
@@ -199,5 +199,5 @@ def _files(folder: Path) -> Sequence[str]:
     files = sorted(set(listed.values()))
     for file in files:
         if Path(file).name != file or not file.endswith(".safetensors"):
-            raise unsupported(folder / INDEX, f"it names {file!r:.80}, which is no file of the folder")
+            raise unsupported(folder / INDEX, f"it names {file!r:.80}, which is not a file of the folder")
     return files

@@ -115,14 +115,11 @@ class Child:
                 header = json.loads(await self._reader.readexactly(header_size))
                 lengths = await self._reader.readexactly(count * _LENGTH.size)
                 blobs = [await self._reader.readexactly(n) for (n,) in _LENGTH.iter_unpack(lengths)]
-                self._settle(header, blobs)
+                future = self._calls.pop(header["call"])
+                if not future.done():  # the caller may have been cancelled
+                    _resolve(future, header, blobs, self._name)
         except (asyncio.IncompleteReadError, ConnectionError):
             self._fail_all()
-
-    def _settle(self, header: Mapping[str, Any], blobs: Sequence[bytes]) -> None:
-        future = self._calls.pop(header["call"])
-        if not future.done():
-            _resolve(future, header, blobs, self._name)
 
     def _fail_all(self) -> None:
         calls, self._calls = self._calls, {}
@@ -204,7 +201,7 @@ def _death(died: ErrorCode, who: str, status: int | None = None) -> HetnodeError
     return HetnodeError(
         died,
         f"The {who} has ended{'' if status is None else f' with {status}'}.",
-        "See this node's log for its last words, then start the node again.",
+        "See the end of this node's log, then start the node again.",
     )
 
 
@@ -245,10 +242,8 @@ def serve(
 
     With one thread, calls run strictly in order while the next ones are read ahead; with more they overlap
     and may answer out of order. A handler's HetnodeError travels to the caller; any other exception is
-    logged here with its traceback and reported as an internal failure.
-
-    Args:
-        on_close: called after the socket has closed, before the end: for what must not be left behind.
+    logged here with its traceback and reported as an internal failure. `on_close` is called after the socket
+    has closed, before the end: it removes what must not be left behind.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

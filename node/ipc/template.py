@@ -30,8 +30,15 @@ from typing import Self
 
 CHILD_MODULES = ("torch", "hivemind", "node.worker.worker", "node.hive.host")
 """What the children of a node import: the worker and the hivemind host."""
-COMMAND_MODULES = (*CHILD_MODULES, "node.cli.join", "node.cli.coordinator", "node.runtime", "coordinator.app")
-"""The same, and what the commands ``hetnode join`` and ``hetnode coordinator`` import."""
+COMMAND_MODULES = (
+    *CHILD_MODULES,
+    "torch._dynamo",  # each worker would import it when it makes its AdamW: 1.5 CPU seconds and 70 MB
+    "node.cli.join",
+    "node.cli.coordinator",
+    "node.process",
+    "coordinator.app",
+)
+"""The same, what ``hetnode join`` and ``hetnode coordinator`` import, and what every worker imports."""
 
 REPORT = struct.Struct("<i")  # the template reports two of them: the pid, then the exit status
 REQUEST_SIZE = struct.Struct("<I")
@@ -51,16 +58,13 @@ class TemplateEnded(Exception):
 
 @dataclass(frozen=True)
 class ForkRequest:
-    """What a forked process is to be, as JSON on its control socket; its descriptors travel with it.
-
-    `descriptors` are their numbers in the new process, in the order in which they are sent.
-    """
+    """The process to fork, as JSON on its control socket; its descriptors travel with it."""
 
     module: str
     arguments: tuple[str, ...]
     environment: dict[str, str]
     folder: str
-    descriptors: tuple[int, ...]
+    descriptors: tuple[int, ...]  # their numbers in the new process, in the order in which they are sent
     with_template: bool
 
     def to_json(self) -> bytes:
@@ -196,14 +200,12 @@ class Template:
         """Start a process that calls ``main()`` of `module`. Returns at once.
 
         Args:
-            module: imported in the new process, unless the template has imported it already.
             arguments: ``sys.argv[1:]`` of the new process.
             environment: the whole environment; None takes that of this process. Variables that a library
                 reads when it is imported have no effect if the template has imported the library.
             descriptors: open in the new process under the same numbers. It has no others than these and the
                 standard ones; its standard input is empty.
-            stdout: descriptor of this process that becomes the standard output.
-            stderr: the same for standard error.
+            stdout: descriptor of this process that becomes the standard output; `stderr` likewise.
             folder: working folder; None takes that of this process.
             with_template: the new process finds a template of its own in :func:`own_template`. It is forked
                 from this one, so it imports nothing, and it is a child of the new process.
@@ -212,14 +214,10 @@ class Template:
         """
         control, theirs = socket.socketpair()
         with theirs, open(os.devnull, "rb") as empty:
-            targets = (0, 1, 2, *descriptors)
+            variables = dict(os.environ if environment is None else environment)
+            place, targets = str(folder or Path.cwd()), (0, 1, 2, *descriptors)
             request = ForkRequest(
-                module,
-                tuple(arguments),
-                dict(os.environ if environment is None else environment),
-                str(folder or Path.cwd()),
-                targets,
-                with_template,
+                module, tuple(arguments), variables, place, targets, with_template
             ).to_json()
             try:
                 socket.send_fds(self._requests, [b"f"], [theirs.fileno()])
@@ -250,6 +248,18 @@ def own_template(modules: Sequence[str] = CHILD_MODULES) -> Template:
         if _own is None or not _own.is_alive():
             _own = Template.start(modules)
         return _own
+
+
+def close_own_template() -> None:
+    """End the template of this process, if it has one: it holds the memory of what it has imported.
+
+    Processes that it has forked stay, and it stays with them. The next :func:`own_template` starts another.
+    """
+    global _own  # noqa: PLW0603
+    with _own_lock:
+        if _own is not None:
+            _own.close()
+            _own = None
 
 
 def adopt_template(requests: socket.socket) -> None:

@@ -1,7 +1,7 @@
 """The template process: imports modules once, and forks processes that use them (:mod:`node.ipc.template`).
 
 ``python -m node.ipc.template_server FD MODULE...``. FD is a Unix socket. Each request on it is one byte with
-one descriptor, a control socket: the new process reads from it what it shall be, the template reports on it
+one descriptor, a control socket: the new process reads its ForkRequest from it, the template reports on it
 the pid and later the exit status. The template itself reads no request, so a slow requester delays no other.
 
 How processes end: the template ends when its requester has closed FD and all forked processes have ended. A
@@ -99,7 +99,7 @@ def _report_ended(controls: dict[int, socket.socket]) -> None:
 
 
 def _become(control: socket.socket, template: int) -> ForkRequest:
-    """Make this forked process what the request on `control` says, but for calling its module."""
+    """Set up this forked process as the request on `control` says, and return the request."""
     for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -133,7 +133,7 @@ def _read_request(control: socket.socket) -> ForkRequest:
         if not size:
             os._exit(1)  # the requester has ended
     request = ForkRequest.from_json(text)
-    # First out of the way: a received descriptor may have the number that another one shall have.
+    # Move all of them first: a received descriptor may have the number that another one must get.
     moved = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE) for each in received]
     for each in received:
         os.close(each)

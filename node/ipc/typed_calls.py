@@ -2,19 +2,22 @@
 
 A request is a frozen dataclass that derives from ``Request[Answer]``; the name of its class is the name of
 the call. Values are encoded as JSON, and each bytes value as a blob beside it. The declared types control the
-decoding: dataclasses, enums, paths, ranges, run specs, optional values, tuples, sequences, frozen sets and
-mappings of these.
+decoding: dataclasses, pydantic models, enums, paths, ranges, run specs, optional values, tuples, sequences,
+frozen sets and mappings of these.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence, Set
 from enum import Enum
 from functools import cache
 from pathlib import Path
 from typing import Any, Generic, NewType, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel
 
 from node.ipc.channel import Buffer, Handler, Reply
 from protocol.spec.run import RunSpec
@@ -64,6 +67,19 @@ def handler(request: type[AnyRequest], answer: Callable[[AnyRequest], object]) -
     return {name_of(request): handle}
 
 
+def handlers(server: object) -> dict[str, Handler]:
+    """A handler for each public method of `server` whose first argument is declared as a request.
+
+    For :func:`node.ipc.channel.serve`. Each method must return the type that its request declares.
+    """
+    found: dict[str, Handler] = {}
+    for name, method in inspect.getmembers(server, inspect.ismethod):
+        declared = None if name.startswith("_") else next(iter(get_type_hints(method).values()), None)
+        if isinstance(declared, type) and issubclass(declared, Request):
+            found |= handler(declared, method)
+    return found
+
+
 def _answer_type(request: type[Request[Any]]) -> Any:
     # typing keeps the parameter of Request[...] only in this attribute of the class.
     for base in getattr(request, "__orig_bases__", ()):
@@ -96,6 +112,8 @@ def _encode(value: object, blobs: list[Buffer]) -> Any:
 
 
 def _encode_composite(value: object, blobs: list[Buffer]) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
     if dataclasses.is_dataclass(value):
         names = (field.name for field in dataclasses.fields(value))
         return {name: _encode(getattr(value, name), blobs) for name in names}
@@ -120,8 +138,8 @@ def _decode(expected: Any, value: Any, blobs: Sequence[Buffer]) -> Any:
     if dataclasses.is_dataclass(expected):
         fields = _field_types(cast(type, expected))
         return cast(type, expected)(**{name: _decode(fields[name], value[name], blobs) for name in fields})
-    if isinstance(expected, type) and issubclass(expected, Enum | Path):
-        return expected(value)
+    if isinstance(expected, type) and issubclass(expected, BaseModel | Enum | Path):
+        return expected.model_validate(value) if issubclass(expected, BaseModel) else expected(value)
     return value
 
 

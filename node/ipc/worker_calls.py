@@ -8,11 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from node.ipc.typed_calls import Request
 from protocol.spec.run import RunSpec
 from protocol.types import Part, StageRange, TensorHeader
+
+AUTO_DEVICE = "auto"
+"""In place of a device: the best one that works."""
+
+
+class Precision(StrEnum):
+    """Of matrix products and their results. AUTO is bf16 where the device computes in it, else fp32."""
+
+    AUTO = "auto"
+    FP32 = "fp32"
+    BF16 = "bf16"
 
 
 @dataclass(frozen=True)
@@ -22,24 +34,36 @@ class ComputeOptions:
     device: str = "cpu"
     compile: bool = False
     activation_checkpointing: bool = False
+    memory_limit: int = 0  # bytes that a node may use of its device; 0 is no limit
+    precision: Precision = Precision.AUTO
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """The device on which a worker computes.
+
+    Attributes:
+        device: as torch calls it.
+        name: for people.
+        precision: not AUTO.
+        free_bytes: that it can still take; 0 on a CPU, which takes what is free on the machine.
+    """
+
+    device: str
+    name: str
+    precision: Precision
+    free_bytes: int = 0
 
 
 @dataclass(frozen=True)
 class LocalData:
-    """How this machine computes, and where it finds what the spec names; None: as the spec says.
-
-    Attributes:
-        source: of the training data.
-        tokenizer: its file.
-        initial: the checkpoint of the parameters before round 1, where the run starts from given ones.
-        search_paths: folders in which, or above which, tokenizer.json is looked for.
-    """
+    """How this machine computes, and where it finds what the spec names; None: as the spec says."""
 
     compute: ComputeOptions = ComputeOptions()
-    source: str | None = None
-    tokenizer: str | None = None
-    initial: Path | None = None
-    search_paths: tuple[Path, ...] = ()
+    source: str | None = None  # of the training data
+    tokenizer: str | None = None  # its file
+    initial: Path | None = None  # checkpoint, if the run starts from given parameters
+    search_paths: tuple[Path, ...] = ()  # folders in which, or above which, tokenizer.json is searched
 
 
 @dataclass(frozen=True)
@@ -60,38 +84,23 @@ class PartInfo:
 
 @dataclass(frozen=True)
 class StageInfo:
-    """What the worker has built.
-
-    Attributes:
-        codecs: by hosted stage.
-        payload_bytes: length of a payload, by hosted stage; also of stage 0, which every member applies.
-        parameters: their number, by hosted stage.
-        parts: the stages hosted here, and the embedding of stage 0 on a member that does not host stage 0.
-    """
+    """What the worker has built, by hosted stage."""
 
     codecs: Mapping[int, str]
-    payload_bytes: Mapping[int, int]
-    parameters: Mapping[int, int]
-    parts: Mapping[tuple[int, Part], PartInfo]
+    payload_bytes: Mapping[int, int]  # length of a payload; also of stage 0, which every member applies
+    parameters: Mapping[int, int]  # their number
+    parts: Mapping[tuple[int, Part], PartInfo]  # also the embedding, on a member that does not host stage 0
 
 
 @dataclass(frozen=True)
 class InnerResult:
-    """What one inner phase did on this member so far.
+    """What one inner phase did on this member so far."""
 
-    Attributes:
-        loss: mean over all microbatches of completed steps; NaN except on the last member.
-        steps: AdamW steps taken, without those beyond the spec's H. Equal on all members of a replica.
-        tokens: of these steps.
-        skipped_steps: completed steps whose gradients were not finite, which are no part of `steps`.
-        gradient_norm: of the last completed step, before clipping.
-    """
-
-    loss: float
-    tokens: int
-    steps: int
-    skipped_steps: int
-    gradient_norm: float
+    loss: float  # mean over all microbatches of completed steps; NaN except on the last member
+    tokens: int  # of the AdamW steps
+    steps: int  # AdamW steps, without those beyond the spec's H. Equal on all members of a replica
+    skipped_steps: int  # completed steps whose gradients were not finite; not counted in `steps`
+    gradient_norm: float  # of the last completed step, before clipping
 
 
 @dataclass(frozen=True)
@@ -122,8 +131,8 @@ class RestoredCheckpoint:
 
 
 @dataclass(frozen=True)
-class CheckDevice(Request[int]):
-    """Answers the free bytes of the device; 0 where it uses the memory of the machine."""
+class CheckDevice(Request[DeviceInfo]):
+    """Answers what the node computes on, with a device in place of AUTO_DEVICE."""
 
     compute: ComputeOptions
 
@@ -135,6 +144,7 @@ class MeasureSpeed(Request[float]):
     spec: RunSpec
     device: str
     seconds: float
+    precision: Precision = Precision.AUTO
 
 
 @dataclass(frozen=True)

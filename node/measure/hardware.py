@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import platform
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
 from protocol.types import Capacity
+
+_CGROUPS, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_BESIDE_STAGES = 512 << 20
+"""Bytes for the processes of a node, of which the worker has torch and another one hivemind."""
 
 
 def available_threads() -> int:
@@ -27,9 +32,53 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def measure_capacity(device: str, threads: int) -> Capacity:
-    """The capacity of a node that computes on `device` with `threads` threads.
+def free_memory(cgroups: Path = _CGROUPS, own: Path = _OWN_CGROUPS) -> int:
+    """Bytes of main memory that this node can give to its stages, at least 1.
 
-    Memory is what is free in the machine now, in bytes.
+    What is free on the machine and in each cgroup of this process, as of a container, whose limit the machine
+    does not show; less what the processes of the node need beside the stages. `cgroups` is where the control
+    groups are mounted, and `own` names those of this process.
     """
-    return Capacity(device=device, memory_bytes=psutil.virtual_memory().available, threads=threads)
+    free = [psutil.virtual_memory().available, *_free_in_cgroups(cgroups, own)]
+    return max(1, min(free) - _BESIDE_STAGES)
+
+
+def _free_in_cgroups(cgroups: Path, own: Path) -> Iterator[int]:
+    """Bytes free in each memory cgroup that has a limit; page cache that is not in use counts as free."""
+    lines = own.read_text(encoding="utf-8").splitlines() if own.exists() else []
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, name = rest.partition(":")
+        if controllers == "":
+            root, files = cgroups, ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            root = cgroups / "memory"
+            files = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+        else:
+            continue
+        # A limit of any parent binds, too. In a container the own path may not be visible.
+        inner = root / name.lstrip("/")
+        for folder in (inner, *inner.parents):
+            if not folder.is_relative_to(root):
+                break
+            if (free := _free_in(folder, *files)) is not None:
+                yield free
+
+
+def _free_in(folder: Path, limit: str, usage: str, inactive: str) -> int | None:
+    """Bytes free in the cgroup of `folder`; None if it has no limit or cannot be read."""
+    try:
+        most, used = (int((folder / name).read_text(encoding="ascii")) for name in (limit, usage))
+        statistics = (folder / "memory.stat").read_text(encoding="ascii")
+    except (OSError, ValueError):  # "max" is no number
+        return None
+    cached = re.search(rf"^{inactive} (\d+)$", statistics, re.MULTILINE)
+    return most - used + (int(cached[1]) if cached else 0)
+
+
+def measure_capacity(device: str, threads: int, device_bytes: int = 0) -> Capacity:
+    """The capacity of this machine. `device_bytes` are those that a GPU can still take; 0 for a CPU."""
+    memory = device_bytes or free_memory()
+    if device.startswith("mps"):  # it takes them from the memory of the machine
+        memory = min(memory, free_memory())
+    return Capacity(device=device, memory_bytes=memory, threads=threads)

@@ -1,6 +1,6 @@
-"""What this node measures of itself and of the ways to others, and how it is shown.
+"""What this node measures of itself and of its connections, and how it is shown.
 
-Nothing here is needed to take part: what cannot be measured is said, counts as unknown, and is left at that.
+A node can take part without any of this: what cannot be measured is logged and counts as unknown.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
-from node.ipc.worker_calls import MeasureSpeed
+from node.ipc.worker_calls import CheckDevice, ComputeOptions, MeasureSpeed, Precision
 from node.ipc.worker_client import WorkerClient
+from node.measure.hardware import measure_capacity
 from node.net.coordinator_client import CoordinatorClient
 from node.net.directory import Directory
 from node.net.live_estimates import LiveEstimates
@@ -27,6 +28,7 @@ from node.net.probe import Figures, Probe
 from protocol.algorithm.flops import microbatch_flops, tokens_of_microbatch
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
+from protocol.trust.run_id import spec_name_in
 from protocol.types import Capacity, PeerId
 
 log = logging.getLogger(__name__)
@@ -49,13 +51,13 @@ OpenProbe = Callable[[str, PeerId], AbstractAsyncContextManager[Probe]]
 
 def describe_capacity(capacity: Capacity) -> str:
     """All of it that is known, for people."""
-    words = [f"{capacity.memory_bytes / 2**30:.1f} GiB free on {capacity.device}"]
+    parts = [f"{capacity.memory_bytes / 2**30:.1f} GiB free on {capacity.device}"]
     if capacity.uplink:
-        way = Figures(capacity.round_trip, capacity.uplink, capacity.downlink)
-        words.append(f"to the coordinator {describe_connection(way)}")
+        figures = Figures(capacity.round_trip, capacity.uplink, capacity.downlink)
+        parts.append(f"to the coordinator {describe_connection(figures)}")
     if capacity.flops:
-        words.append(f"{capacity.flops / 1e9:,.1f} GFLOP/s in training")
-    return ", ".join(words)
+        parts.append(f"{capacity.flops / 1e9:,.1f} GFLOP/s in training")
+    return ", ".join(parts)
 
 
 def describe_connection(figures: Figures) -> str:
@@ -69,21 +71,41 @@ def tokens_per_second(spec: RunSpec, stage: int, flops: float) -> float:
     return flops / microbatch_flops(spec, (stage,)) * tokens_of_microbatch(spec)
 
 
-# Computing
+async def own_capacity(
+    worker: WorkerClient, compute: ComputeOptions, threads: int
+) -> tuple[ComputeOptions, Capacity]:
+    """`compute` with the device and the precision that it leaves open, and the capacity of this machine.
+
+    Raises HetnodeError DEVICE_UNAVAILABLE if it cannot compute like that.
+    """
+    found = await worker.call(CheckDevice(compute))
+    capacity = measure_capacity(found.device, threads, found.free_bytes)
+    memory = min(capacity.memory_bytes, compute.memory_limit or capacity.memory_bytes)
+    source = "that --memory-limit allows" if memory < capacity.memory_bytes else "free"
+    log.info("computes on %s in %s, with %.3g GB %s", found.name, found.precision, memory / 1e9, source)
+    chosen = replace(compute, device=found.device, precision=found.precision)
+    return chosen, replace(capacity, memory_bytes=memory)
 
 
 async def training_speed(
-    worker: WorkerClient, spec: RunSpec, device: str, threads: int, folder: Path
+    worker: WorkerClient,
+    spec: RunSpec,
+    device: str,
+    threads: int,
+    folder: Path,
+    precision: Precision = Precision.AUTO,
 ) -> float:
     """FLOP/s that `device` achieves in training the run's layers; measured once, then kept in `folder`.
 
     Raises HetnodeError: DEVICE_UNAVAILABLE, WORKER_DIED.
     """
-    if flops := known_speed(folder, spec.run_id, device, threads):
+    if flops := known_speed(folder, spec.name, device, threads, precision):
         return flops
-    flops = await worker.call(MeasureSpeed(spec, device, _SPEED_SECONDS))
+    flops = await worker.call(MeasureSpeed(spec, device, _SPEED_SECONDS, precision))
     file = folder / _SPEEDS
-    newest = [*_read_speeds(file).items(), (_key(spec.run_id, device, threads), flops)][-_KEPT_SPEEDS:]
+    newest = [*_read_speeds(file).items(), (_key(spec.name, device, threads, precision), flops)][
+        -_KEPT_SPEEDS:
+    ]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         temporary = file.with_suffix(".tmp")
@@ -94,20 +116,30 @@ async def training_speed(
     return flops
 
 
-def known_speed(folder: Path, run: str, device: str, threads: int) -> float:
+def known_speed(
+    folder: Path, spec_name: str, device: str, threads: int, precision: Precision = Precision.AUTO
+) -> float:
     """What was measured before for the run of that name; 0 where nothing was."""
-    return _read_speeds(folder / _SPEEDS).get(_key(run, device, threads), 0.0)
+    return _read_speeds(folder / _SPEEDS).get(_key(spec_name, device, threads, precision), 0.0)
 
 
 async def measure_speed(
-    worker: WorkerClient, spec: RunSpec, device: str, threads: int, folder: Path, estimates: LiveEstimates
+    worker: WorkerClient,
+    spec: RunSpec,
+    device: str,
+    threads: int,
+    folder: Path,
+    estimates: LiveEstimates,
+    precision: Precision = Precision.AUTO,
 ) -> None:
-    """As :func:`training_speed`, into `estimates`, unless they know; then say all. Raises WORKER_DIED.
+    """Set the speed in `estimates` by :func:`training_speed`, unless it is known, and log the capacity.
 
-    Whatever else goes wrong is no reason to stop a node: nothing that it trains depends on it.
+    Raises WORKER_DIED; other failures are logged, because training does not depend on this.
     """
     try:
-        flops = estimates.capacity.flops or await training_speed(worker, spec, device, threads, folder)
+        flops = estimates.capacity.flops or await training_speed(
+            worker, spec, device, threads, folder, precision
+        )
         estimates.capacity = replace(estimates.capacity, flops=flops)
     except Exception as error:
         if isinstance(error, HetnodeError) and error.code is ErrorCode.WORKER_DIED:
@@ -116,9 +148,9 @@ async def measure_speed(
     log.info("this machine: %s", describe_capacity(estimates.capacity))
 
 
-def _key(run: str, device: str, threads: int) -> str:
-    """The name of a run tells its spec."""
-    return f"{run} {device} {threads} threads torch {version('torch')}"
+def _key(run: str, device: str, threads: int, precision: Precision) -> str:
+    # The name of a run tells its spec.
+    return f"{run} {device} {precision} {threads} threads torch {version('torch')}"
 
 
 def _read_speeds(file: Path) -> dict[str, float]:
@@ -131,14 +163,25 @@ def _read_speeds(file: Path) -> dict[str, float]:
     return {key: value for key, value in speeds.items() if math.isfinite(value) and value > 0}
 
 
-# Ways to others
+async def measure_before_join(
+    coordinator: CoordinatorClient,
+    estimates: LiveEstimates,
+    folder: Path,
+    compute: ComputeOptions,
+    threads: int,
+) -> None:
+    """Set in `estimates` the speed that is kept in `folder`, and the connection to the coordinator."""
+    run = spec_name_in(coordinator.credentials.run)
+    known = known_speed(folder, run, compute.device, threads, compute.precision)
+    estimates.capacity = replace(estimates.capacity, flops=known)
+    await measure_coordinator(coordinator, estimates)
 
 
 async def measure_coordinator(coordinator: CoordinatorClient, estimates: LiveEstimates) -> None:
-    """Measure the way to the coordinator, where it answers and lets itself be measured. Never raises."""
+    """Measure the connection to the coordinator. A failure is only logged."""
     try:
         async with coordinator.probe() as probe:
-            figures = await probe.figures()
+            figures = await probe.figures(line=estimates.line)
     except HetnodeError as error:
         log.info("the way to the coordinator was not measured: %s", error.cause)
     else:
@@ -153,19 +196,16 @@ async def measure_coordinator(coordinator: CoordinatorClient, estimates: LiveEst
 def candidates(
     run_view: RunView, endpoints: Mapping[str, str], me: PeerId, most: int = MOST_NEIGHBOURS
 ) -> list[tuple[PeerId, str]]:
-    """Whom to measure, and where they listen: those first whose stages lie next to this node's.
+    """Peers to measure and their endpoints: first those whose stages lie next to this node's.
 
-    The rest in an order of this node's own, so that not all measure the same ones.
+    The others follow in an order that differs between nodes, so that not all measure the same peers.
     """
     hosts, place = run_view.hosts(), run_view.reservation_of(me)
 
     def order(peer: PeerId) -> tuple[bool, bytes]:
         stages = hosts.get(peer)
-        is_next = (
-            place is not None
-            and stages is not None
-            and (stages.stop == place.stages.first or stages.first == place.stages.stop)
-        )
+        own = place.stages if place is not None else None
+        is_next = own and stages and (stages.stop == own.first or stages.first == own.stop)
         return not is_next, hashlib.sha256(f"{me} {peer}".encode()).digest()
 
     others = {PeerId(peer) for peer in endpoints} - run_view.banned - {me}
@@ -173,12 +213,9 @@ def candidates(
 
 
 class LinkProber:
-    """Measures the ways to others beside the training, rarely and one at a time, while :meth:`keep` runs.
+    """Measures the connections to others beside the training, rarely and one at a time, in :meth:`keep`.
 
-    Args:
-        me: this node's peer id.
-        open_probe: opens a probe of another peer.
-        joins_pipelines: whether this node has neighbours, so that its links to others matter.
+    `joins_pipelines` says whether the node `me` has neighbours, so that its links to others matter.
     """
 
     def __init__(
@@ -200,7 +237,7 @@ class LinkProber:
         for _ in range(_TRIES):
             if self._membership.estimates.capacity.uplink:
                 break
-            # It was not there before this node joined, or had others to answer. What trains is not disturbed.
+            # It did not answer before this node joined. Probes must not disturb training.
             if not self._trains:
                 await measure_coordinator(self._coordinator, self._membership.estimates)
             await asyncio.sleep(jittered(_REFUSED_SECONDS))
@@ -211,7 +248,7 @@ class LinkProber:
             await self._echo()
 
     async def _measure_neighbours(self) -> None:
-        """Until there were enough, or this node trains: what then flows tells, and is not to be disturbed."""
+        """Measure some peers, until this node trains: then its links show the speed."""
         tried: set[PeerId] = set()
         for pause in _LOOKS:
             endpoints = await self._directory.endpoints()
@@ -226,7 +263,7 @@ class LinkProber:
     async def _measure(self, peer: PeerId, endpoint: str) -> None:
         try:
             async with self._open_probe(endpoint, peer) as probe:
-                figures = await probe.figures(_NEIGHBOUR_SECONDS)
+                figures = await probe.figures(_NEIGHBOUR_SECONDS, self._membership.estimates.line)
         except HetnodeError as error:
             log.info("the way to peer %s was not measured: %s", peer, error.cause)
             return

@@ -1,8 +1,4 @@
-"""The parameters of a stage: their canonical names, order and shapes, and their values before round 1.
-
-Stage 0 also holds the token embedding ``emb``, the last stage the final norm ``norm_f`` and the ``head``.
-Layer numbers in names are global, so a name means the same tensor for every number of stages.
-"""
+"""The values of a stage's parameters before round 1."""
 
 from __future__ import annotations
 
@@ -13,38 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from node.model.llama import block_shapes
+from node.model.shapes import parameter_shapes
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 
-EMBEDDING = "emb"
 InitialParameters = Callable[[RunSpec, int], dict[str, Tensor]]
 """The parameters of a stage before round 1, float32 on the CPU."""
 _STD = 0.02
 _INTO_RESIDUAL = (".wo", ".w_down")
-
-
-def parameter_shapes(spec: RunSpec, stage: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of the parameters of `stage` by name, in canonical order. ValueError for an unknown stage."""
-    model = spec.model
-    shapes: dict[str, tuple[int, ...]] = {}
-    if stage == 0:
-        shapes |= embedding_shapes(spec)
-    for layer in spec.layers_of(stage):
-        shapes |= {f"{layer}.{name}": shape for name, shape in block_shapes(model).items()}
-    if stage == spec.swarm.stages - 1:
-        shapes |= {"norm_f": (model.width,), "head": (model.vocabulary, model.width)}
-    return shapes
-
-
-def embedding_shapes(spec: RunSpec) -> dict[str, tuple[int, ...]]:
-    """Name and shape of the token embedding, which members without stage 0 keep separately."""
-    return {EMBEDDING: (spec.model.vocabulary, spec.model.width)}
-
-
-def parameter_count(spec: RunSpec, stage: int) -> int:
-    """Number of scalar parameters in `stage`."""
-    return sum(math.prod(shape) for shape in parameter_shapes(spec, stage).values())
 
 
 def initial_parameters(spec: RunSpec, stage: int) -> dict[str, Tensor]:
@@ -53,9 +25,7 @@ def initial_parameters(spec: RunSpec, stage: int) -> dict[str, Tensor]:
     Matrices are uniform with standard deviation 0.02. Matrices that write into the residual stream have
     0.02 / sqrt(2 layers), so that its variance does not grow with the depth. Norms are 1.
 
-    Raises:
-        HetnodeError: INITIAL_UNAVAILABLE if the run starts from given parameters
-            (node.checkpoint.initial).
+    Raises HetnodeError INITIAL_UNAVAILABLE if the run starts from given parameters (node.checkpoint.initial).
     """
     if spec.initial is not None:
         raise initial_unavailable(spec)
@@ -74,7 +44,7 @@ def initial_parameters(spec: RunSpec, stage: int) -> dict[str, Tensor]:
 def initial_unavailable(spec: RunSpec) -> HetnodeError:
     return HetnodeError(
         ErrorCode.INITIAL_UNAVAILABLE,
-        f"Run {spec.run_id} starts from given parameters, but their folder is not set on this machine.",
+        f"Run {spec.name} starts from given parameters, but their folder is not set on this machine.",
         "Set --initial to the folder that 'hetnode import' has written for this run.",
     )
 

@@ -13,23 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from node.model.shapes import block_shapes
 from protocol.spec.sections import ModelSpec
-
-
-def block_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of one block's parameters, in canonical order."""
-    d, f = model.width, model.feed_forward
-    return {
-        "norm1": (d,),
-        "wq": (d, d),
-        "wk": (d, d),
-        "wv": (d, d),
-        "wo": (d, d),
-        "norm2": (d,),
-        "w_gate": (f, d),
-        "w_up": (f, d),
-        "w_down": (d, f),
-    }
 
 
 @lru_cache(maxsize=16)

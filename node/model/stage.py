@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from node.model.init import initial_parameters, parameter_shapes
-from node.model.llama import Block, block_shapes, rotary_tables
+from node.model.init import initial_parameters
+from node.model.llama import Block, rotary_tables
+from node.model.shapes import block_shapes, parameter_shapes
 from protocol.spec.run import RunSpec
 
 RunBlock = Callable[[Block, Tensor, Tensor, Tensor], Tensor]
@@ -50,13 +51,9 @@ class Stage(nn.Module):
             self.head = nn.Parameter(initial["head"])
 
     def forward(self, x: Tensor) -> Tensor:
-        """One pass through the stage.
+        """Activations [b, L, d], or logits [b, L, V] at the last stage.
 
-        Args:
-            x: token ids [b, L] at stage 0, else activations [b, L, d].
-
-        Returns:
-            Activations [b, L, d], or logits [b, L, V] at the last stage.
+        `x` are token ids [b, L] at stage 0, else activations [b, L, d].
         """
         if self.is_first:
             x = F.embedding(x, self.emb)

@@ -11,7 +11,7 @@ from node.security.credentials import Credentials
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
-from protocol.trust.tls import COORDINATOR_NAME
+from protocol.trust.names import COORDINATOR_NAME
 from protocol.types import Role
 from protocol.wire.rpc_errors import error_from_rpc
 
@@ -49,8 +49,10 @@ class AdminClient:
     async def list_peers(self) -> list[pb.EnrolledPeer]:
         return list((await self._call(self._stub.ListPeers, pb.ListPeersRequest())).peers)
 
-    async def ban(self, peer: str, reason: str) -> None:
-        await self._call(self._stub.Ban, pb.BanRequest(peer=peer, reason=reason))
+    async def ban(self, peer: str, reason: str, revoke_invites: bool = False) -> list[pb.InviteStatus]:
+        """Ban `peer`. Returns its invites that let others in until now; each says whether it is revoked."""
+        request = pb.BanRequest(peer=peer, reason=reason, revoke_invites=revoke_invites)
+        return list((await self._call(self._stub.Ban, request)).invites)
 
     async def unban(self, peer: str) -> None:
         await self._call(self._stub.Unban, pb.UnbanRequest(peer=peer))

@@ -9,12 +9,16 @@ import time
 from contextlib import suppress
 
 from node.net.coordinator_client import Admission, CoordinatorClient
-from node.net.enrollment import enroll
+from node.net.enrollment import enroll, is_unknown_name, unknown_address
 from node.net.membership import Membership, jittered
+from node.net.waiting import CoordinatorWait
 from node.security.credentials import RunCredentials, check_in_date, folder_of, load
 from node.security.identity import Identity
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.roles import POLICIES, RoleWish
+from protocol.trust.host_port import split_host_port
 from protocol.trust.invite import Invite
+from protocol.trust.reachability import Addresses
 from protocol.types import Capacity, Role
 
 log = logging.getLogger(__name__)
@@ -24,31 +28,47 @@ _FORMER_SECONDS = 30.0  # until the coordinator takes a former process of this n
 
 
 async def obtain_credentials(
-    invite: Invite | None, run: str, identity: Identity, join_seconds: float
+    invite: Invite | None, run: str, identity: Identity, wait: CoordinatorWait
 ) -> RunCredentials:
     """Trade `invite` for credentials; without one, load those for `run` that lie next to the identity."""
     if invite is None:
         credentials = load(folder_of(identity.path, run))
         check_in_date(credentials, time.time())
         return credentials
-    credentials = await enroll(invite, identity, join_seconds)
+    credentials = await wait.answer(lambda seconds: enroll(invite, identity, seconds))
     log.info("enrolled in run %s; its credentials are in %s", credentials.run, credentials.folder)
     return credentials
 
 
+def wanted_role(chosen: RoleWish | None, credentials: RunCredentials) -> Role | None:
+    """The role that binds: `chosen`, else the last one or the invite's; None if the coordinator chooses.
+
+    Raises BAD_OPTION for a relay.
+    """
+    role = credentials.role if chosen is None else chosen.role
+    if role is not None and not POLICIES[role].trains:
+        remedy = "Type 'hetnode relay', or ask the operator for another invite."
+        raise HetnodeError(ErrorCode.BAD_OPTION, "This invite is for a relay, which does not train.", remedy)
+    return role
+
+
 async def join_run(
     coordinator: CoordinatorClient,
-    role: Role,
+    role: Role | None,
     capacity: Capacity,
-    endpoint: str,
+    addresses: Addresses,
     spec_hash: str,
     join_seconds: float,
 ) -> Admission:
-    """Join. Waits while the coordinator still believes that a former process of this node is alive."""
+    """Join. Waits while the coordinator still believes that a former process of this node is alive.
+
+    Raises as :meth:`CoordinatorClient.join`; CERTIFICATE_REFUSED if the node's certificate has expired.
+    """
     waited = 0.0
     while True:
+        check_in_date(coordinator.credentials, time.time())  # this may be called again and again, for days
         try:
-            return await coordinator.join(role, capacity, endpoint, spec_hash, join_seconds)
+            return await coordinator.join(role, capacity, addresses, spec_hash, join_seconds)
         except HetnodeError as error:
             if error.code is not ErrorCode.ALREADY_ACTIVE or waited > _FORMER_SECONDS:
                 raise
@@ -85,17 +105,23 @@ async def leave_run(coordinator: CoordinatorClient, reason: str) -> None:
         await coordinator.leave(reason)
 
 
-def local_address_towards(coordinator: str) -> str:
-    """The local address from which this machine reaches `coordinator`. Sends nothing. Raises BAD_ADDRESS."""
-    host, _, port = coordinator.rpartition(":")
+async def local_address_towards(coordinator: str) -> str:
+    """The local address from which this machine reaches `coordinator`. Sends nothing.
+
+    Raises HetnodeError: BAD_ADDRESS; COORDINATOR_UNREACHABLE while this machine has no network.
+    """
+    loop = asyncio.get_running_loop()
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
+        host, port = split_host_port(coordinator)
+        family, kind, _, _, address = (await loop.getaddrinfo(host, port, type=socket.SOCK_DGRAM))[0]
         with socket.socket(family, kind) as probe:
             probe.connect(address)
             return str(probe.getsockname()[0])
     except (OSError, ValueError) as error:
+        if isinstance(error, ValueError) or is_unknown_name(error):
+            raise unknown_address(coordinator, str(error)) from None
         raise HetnodeError(
-            ErrorCode.BAD_ADDRESS,
-            f"'{coordinator}' is not an address that this machine can reach: {error}.",
-            "Give the coordinator as HOST:PORT.",
+            ErrorCode.COORDINATOR_UNREACHABLE,
+            f"This machine has no way to the coordinator at {coordinator}: {error}.",
+            "Check the network of this machine.",
         ) from None

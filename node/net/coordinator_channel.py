@@ -6,6 +6,7 @@ any request twice.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,45 +15,35 @@ from typing import Self
 import grpc
 
 from node.net.probe import Probe, probe_over
+from node.net.streams import is_cancelled, text_of
 from node.security.channels import open_channel, tls_failure
 from node.security.credentials import Credentials
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.status import RunStatus
-from protocol.trust.tls import COORDINATOR_NAME, wrong_authority
+from protocol.trust.names import COORDINATOR_NAME, wrong_authority
 from protocol.wire.rpc_errors import error_from_rpc
 from protocol.wire.status import status_from_pb
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["Coordinator"]
-_SERVICE_CONFIG = json.dumps(
-    {
-        "methodConfig": [
-            {
-                # A user waits for Join and Status, and must see at once why TLS fails. A probe that gRPC
-                # delays for another attempt would measure the delay.
-                "name": [
-                    {"service": _SERVICE.full_name, "method": method.name}
-                    for method in _SERVICE.methods
-                    if method.name not in ("Join", "Status", "Probe")
-                ],
-                "retryPolicy": {
-                    "maxAttempts": 5,
-                    "initialBackoff": "0.5s",
-                    "maxBackoff": "5s",
-                    "backoffMultiplier": 2,
-                    "retryableStatusCodes": ["UNAVAILABLE"],
-                },
-            }
-        ]
-    }
-)
+# A user waits for Join and Status, and must see at once why TLS fails. A probe that gRPC delays for another
+# attempt would measure the delay.
+_RETRIED = [
+    {"service": _SERVICE.full_name, "method": method.name}
+    for method in _SERVICE.methods
+    if method.name not in ("Join", "Status", "Probe")
+]
+_BACKOFF = {"maxAttempts": 5, "initialBackoff": "0.5s", "maxBackoff": "5s", "backoffMultiplier": 2}
+_RETRY_POLICY = {**_BACKOFF, "retryableStatusCodes": ["UNAVAILABLE"]}
 _OPTIONS = (
-    ("grpc.service_config", _SERVICE_CONFIG),
+    ("grpc.service_config", json.dumps({"methodConfig": [{"name": _RETRIED, "retryPolicy": _RETRY_POLICY}]})),
     ("grpc.enable_retries", 1),
     ("grpc.max_receive_message_length", 4 << 20),
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 5000),
+    # A new connection must begin at once, and not wait as long as the one before would have.
+    ("grpc.use_local_subchannel_pool", 1),
     ("grpc.keepalive_time_ms", 20_000),  # an idle stream of plans must keep its entry in the router's NAT
 )
 
@@ -65,7 +56,7 @@ class CoordinatorChannel:
         self._channel = open_channel(address, tls, COORDINATOR_NAME, _OPTIONS)
         self._stub = pb_grpc.CoordinatorStub(self._channel)
         self._calls = 0
-        self._retired = False
+        self._retired = self._dropped = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -81,16 +72,17 @@ class CoordinatorChannel:
             yield self._stub
         except grpc.aio.AioRpcError as error:
             raise self.error_of(error) from None
+        except asyncio.CancelledError:
+            if is_cancelled() or not self._dropped:
+                raise
+            raise self._unreachable("the connection was given up") from None
         finally:
             self._calls -= 1
             await self._close_if_idle()
 
     @asynccontextmanager
     async def probe(self) -> AsyncIterator[Probe]:
-        """Measure the connection to the coordinator.
-
-        Raises HetnodeError: as :func:`node.net.probe.probe_over` does, COORDINATOR_UNREACHABLE.
-        """
+        """Measure the connection. Raises as :func:`probe_over`; COORDINATOR_UNREACHABLE."""
         async with self.call() as stub, probe_over(stub.Probe(), self.error_of) as probe:
             yield probe
 
@@ -100,13 +92,14 @@ class CoordinatorChannel:
         if refusal is not None:
             return refusal
         if why := tls_failure(error):
-            return wrong_authority(
-                f"What answers at {self._address} is not the coordinator of this run: {why}."
-            )
-        why = (error.details() or error.code().name)[:200]
+            where = f"What answers at {self._address} is not the coordinator of this run"
+            return wrong_authority(f"{where}: {why}.")
+        return self._unreachable(f"{error.code().name}: {text_of(error)}")
+
+    def _unreachable(self, why: str) -> HetnodeError:
         return HetnodeError(
             ErrorCode.COORDINATOR_UNREACHABLE,
-            f"The coordinator at {self._address} does not answer ({error.code().name}: {why}).",
+            f"The coordinator at {self._address} does not answer ({why}).",
             "Check the address, that 'hetnode coordinator' runs there, and that its port is open.",
         )
 
@@ -114,6 +107,11 @@ class CoordinatorChannel:
         """Close the connection after the last of its open calls. A stream of plans may be open for days."""
         self._retired = True
         await self._close_if_idle()
+
+    async def drop(self) -> None:
+        """Close the connection; its open calls raise COORDINATOR_UNREACHABLE."""
+        self._dropped = True
+        await self._channel.close()
 
     async def close(self) -> None:
         await self._channel.close()
@@ -124,9 +122,6 @@ class CoordinatorChannel:
 
 
 async def fetch_status(address: str, tls: Credentials, deadline: float = 5.0) -> RunStatus:
-    """The status of the run, which the coordinator shows to every peer with a certificate of the run.
-
-    Raises HetnodeError: COORDINATOR_UNREACHABLE, WRONG_AUTHORITY, or the refusal.
-    """
+    """The status of the run. Raises as :meth:`CoordinatorChannel.error_of`."""
     async with CoordinatorChannel(address, tls) as channel, channel.call() as stub:
         return status_from_pb(await stub.Status(pb.StatusRequest(), timeout=deadline))

@@ -1,6 +1,7 @@
 """The calls of a peer to its coordinator, each with types and a deadline.
 
-The coordinator may safely receive any request twice. A refusal is raised as the HetnodeError that it sent.
+The coordinator may safely receive any request twice. Every call raises COORDINATOR_UNREACHABLE, or the
+HetnodeError with which the coordinator refuses it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ from protocol.pb import hetnode_pb2 as pb
 from protocol.spec.run import RunSpec
 from protocol.status import Measurement
 from protocol.trust.envelope import is_signed_by, renewal_message, spec_message
-from protocol.trust.tls import pin_of, wrong_authority
+from protocol.trust.names import wrong_authority
+from protocol.trust.reachability import DIAL_BACK_SECONDS, NOT_REACHED, Addresses, Reached
+from protocol.trust.run_id import check_run_id
+from protocol.trust.sources import MemberSource
 from protocol.types import (
     PROTOCOL_VERSION,
     Capacity,
@@ -39,45 +43,57 @@ from protocol.types import (
     PayloadDescriptor,
     PeerId,
     Plan,
+    Reachability,
     Rejection,
+    RelayAddress,
     ReservedAssignment,
     Role,
     StateRecord,
 )
-from protocol.wire.convert.fields import banned_from_pb
-from protocol.wire.convert.measurements import capacity_to_pb, estimates_to_pb
+from protocol.wire.convert.fields import banned_from_pb, role_from_pb, sentence_from_pb
 from protocol.wire.convert.payloads import decision_from_pb, descriptor_to_pb, group_from_pb, rejection_to_pb
-from protocol.wire.convert.plans import places_from_pb
+from protocol.wire.convert.plans import (
+    addresses_to_pb,
+    capacity_to_pb,
+    estimates_to_pb,
+    places_from_pb,
+    reached_from_pb,
+    relays_from_pb,
+    sources_from_pb,
+)
 from protocol.wire.records import open_plan, open_state
 from protocol.wire.status import measurement_to_pb
 
 log = logging.getLogger(__name__)
 
 _CALL_SECONDS = 15.0
-_LONGEST_SLEEP = 600.0
-"""Longer waits are split: certificates expire by the wall clock, which continues on a suspended machine."""
+_LONGEST_SLEEP = 600.0  # certificates expire by the wall clock, which continues on a suspended machine
 _RETRY_SECONDS = 0.3
+_FORMER_DEFAULT = Role.STAGE
+"""What a node is to a coordinator that does not choose roles."""
 
 
 @dataclass(frozen=True)
 class Admission:
-    """The coordinator's answer to a peer that joins.
+    """The coordinator's answer to a peer that joins. Its clock is ahead by `clock_offset` seconds.
 
-    `clock_offset`: seconds by which the coordinator's clock is ahead of this machine's.
+    `reached` is what answered when it dialled this node back, `endpoint` where others open links to it.
+    `role` is that of this node; `role_reason` says why, if the coordinator has chosen it.
     """
 
     spec: RunSpec
     dht_peers: tuple[str, ...]
     clock_offset: float = 0.0
+    relays: tuple[RelayAddress, ...] = ()
+    reached: Reached = NOT_REACHED
+    endpoint: str = ""
+    role: Role = Role.STAGE
+    role_reason: str = ""
 
 
 @dataclass(frozen=True)
 class HeartbeatReply:
-    """The coordinator's answer to a heartbeat.
-
-    `round_number` is the open round. `closes_seconds` is the time until it closes; None while no peer waits
-    for that.
-    """
+    """The open round, and the time until it closes: None while no peer waits for that."""
 
     round_number: int
     closes_seconds: float | None
@@ -87,8 +103,8 @@ class HeartbeatReply:
 class PlanUpdate:
     """One message of the Watch stream: a plan, or a sentence that says what the run waits for.
 
-    `banned` are all peers that are banned now. `followers` are the reserved assignments of peers that are in
-    no plan yet. `round_number` is the open round.
+    `banned` are all banned peers, `followers` the reserved assignments of peers that are in no plan yet,
+    `relays` all relays of the run, `sources` those of members that no former message of this stream had.
     """
 
     plan: Plan | None
@@ -97,16 +113,14 @@ class PlanUpdate:
     banned: frozenset[PeerId]
     followers: tuple[ReservedAssignment, ...] = ()
     round_number: int = 0
+    relays: tuple[RelayAddress, ...] = ()
+    sources: tuple[MemberSource, ...] = ()
 
 
 class CoordinatorClient:
-    """Calls of one peer to the coordinator of one run.
+    """Calls of the peer of `identity`, to which `credentials` belong. Close it after use.
 
-    Both ends show certificates. A renewed certificate needs a new connection; open calls and the stream of
-    plans continue on the old one. Close it after use.
-
-    Args:
-        credentials: belong to the peer of `identity`.
+    A renewed certificate needs a new connection; open calls and the stream of plans continue on the old one.
     """
 
     def __init__(self, credentials: RunCredentials, identity: Identity) -> None:
@@ -117,27 +131,34 @@ class CoordinatorClient:
         self._channel = CoordinatorChannel(self.address, credentials.tls)
 
     async def join(
-        self, role: Role, capacity: Capacity, endpoint: str, spec_hash: str, deadline: float
+        self,
+        role: Role | None,
+        capacity: Capacity,
+        addresses: Addresses,
+        spec_hash: str,
+        deadline: float,
     ) -> Admission:
-        """Join the run; wait up to `deadline` seconds for any answer of the coordinator.
+        """Join the run; wait up to `deadline` seconds for any answer.
 
-        Raises HetnodeError: COORDINATOR_UNREACHABLE, or the refusal.
+        `role` None: the coordinator chooses.
         """
         request = pb.JoinRequest(
             protocol_version=PROTOCOL_VERSION,
             peer=self._peer,
-            role=role.value,
+            role=role or _FORMER_DEFAULT,
+            any_role=role is None,
             capacity=capacity_to_pb(capacity),
-            endpoint=endpoint,
+            endpoint=addresses.endpoint,
             spec_hash=spec_hash,
+            addresses=addresses_to_pb(addresses),
         )
         asked = hooks.current().time()
-        reply = await self._first_call(request, deadline)
+        # Before it answers, the coordinator dials back.
+        reply = await self._first_call(request, deadline + DIAL_BACK_SECONDS)
         # The coordinator read its clock about half a round trip after the request was sent.
         clock_offset = reply.time - (asked + hooks.current().time()) / 2
-        if not is_signed_by(
-            self.credentials.coordinator, spec_message(reply.spec_json), reply.spec_signature
-        ):
+        signed = spec_message(reply.run, reply.spec_json)
+        if not is_signed_by(self.credentials.coordinator, signed, reply.spec_signature):
             raise wrong_authority("The run's specification is not signed by the coordinator of the invite.")
         spec = RunSpec.from_json(reply.spec_json)
         # Another version of hetnode may read the same bytes as another spec.
@@ -147,7 +168,21 @@ class CoordinatorClient:
                 f"The coordinator sent a spec of hash {spec.hash} and called it {reply.spec_hash!r:.80}.",
                 "Install the same version of hetnode on this machine and on the coordinator's.",
             )
-        return Admission(spec, tuple(reply.dht_peers), clock_offset)
+        for run in (reply.run, self.credentials.run):
+            check_run_id(run, spec, self.credentials.tls.pin)
+        reached = _reached(reply, addresses)
+        endpoint = addresses.endpoint if reached.endpoint else ""
+        relays = relays_from_pb(reply.relays)
+        as_role = role_from_pb(reply.role) if reply.role else role or _FORMER_DEFAULT
+        reason = sentence_from_pb(reply.role_reason)
+        peers = tuple(reply.dht_peers)
+        return Admission(spec, peers, clock_offset, relays, reached, endpoint, as_role, reason)
+
+    async def update_addresses(self, addresses: Addresses) -> Reached:
+        """Tell where others reach this node from now on; returns what answered there."""
+        request = pb.UpdateAddressesRequest(peer=self._peer, addresses=addresses_to_pb(addresses))
+        reply = await self._call("UpdateAddresses", request, _CALL_SECONDS + DIAL_BACK_SECONDS)
+        return _reached(reply, addresses)
 
     async def _first_call(self, request: pb.JoinRequest, deadline: float) -> pb.JoinReply:
         """Join; try again until the coordinator answers. A TLS failure or a refusal ends the attempts."""
@@ -168,21 +203,23 @@ class CoordinatorClient:
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def renew(self) -> None:
-        """Request the next certificate, store it, and show it on all new connections.
-
-        Raises HetnodeError: COORDINATOR_UNREACHABLE, BANNED, WRONG_AUTHORITY, or another refusal.
-        """
+        """Request the next certificate, store it, and show it on all new connections."""
         tls = self.credentials.tls
         authority = load_pem_x509_certificate(tls.authority)
         public_key = tls.public_key
-        proof = self._identity.sign(renewal_message(pin_of(authority), public_key))
+        proof = self._identity.sign(renewal_message(tls.pin, public_key))
         request = pb.RenewRequest(peer=self._peer, tls_public_key=public_key, proof=proof)
-        reply = await self._call("Renew", request, _CALL_SECONDS)
+        reply = await self._call("Renew", request)
         renewed = replace(tls, certificate=reply.certificate_pem)
         check_own(renewed, authority, self._peer)  # before it replaces the one that still works
         self.credentials = self.credentials.renewed(reply.certificate_pem)
         old, self._channel = self._channel, CoordinatorChannel(self.address, self.credentials.tls)
         await old.retire()
+
+    async def reconnect(self) -> None:
+        """Begin a new connection. Open calls raise COORDINATOR_UNREACHABLE, as if it had failed."""
+        old, self._channel = self._channel, CoordinatorChannel(self.address, self.credentials.tls)
+        await old.drop()
 
     async def keep_renewed(self) -> NoReturn:
         """Renew the certificate long before it expires, again and again. Open connections continue.
@@ -219,17 +256,13 @@ class CoordinatorClient:
                 call.cancel()
 
     def _opened(self, update: pb.PlanUpdate) -> PlanUpdate:
-        plan = None
+        plan, run, coordinator = None, self.credentials.run, self.credentials.coordinator
         if update.signed_plan:
-            credentials = self.credentials
-            plan = open_plan(update.signed_plan, update.signature, credentials.run, credentials.coordinator)
+            plan = open_plan(update.signed_plan, update.signature, run, coordinator)
+        banned, followers = banned_from_pb(update.banned), places_from_pb(update.followers)
+        relays, sources = relays_from_pb(update.relays), sources_from_pb(update.sources)
         return PlanUpdate(
-            plan,
-            update.waiting,
-            update.finished,
-            banned_from_pb(update.banned),
-            places_from_pb(update.followers),
-            update.round,
+            plan, update.waiting, update.finished, banned, followers, update.round, relays, sources
         )
 
     async def heartbeat(
@@ -240,7 +273,7 @@ class CoordinatorClient:
         request = pb.HeartbeatRequest(
             peer=self._peer, round=round_number, inner_step=inner_step, estimates=changed
         )
-        reply = await self._call("Heartbeat", request, _CALL_SECONDS)
+        reply = await self._call("Heartbeat", request)
         return HeartbeatReply(reply.round, reply.closes_seconds if reply.closing else None)
 
     @asynccontextmanager
@@ -255,12 +288,18 @@ class CoordinatorClient:
 
     async def drain(self, reason: str) -> None:
         """Report that this node leaves at the end of its current round."""
-        await self._call("Drain", pb.DrainRequest(peer=self._peer, reason=reason[:200]), _CALL_SECONDS)
+        await self._call("Drain", pb.DrainRequest(peer=self._peer, reason=reason[:200]))
+
+    async def report_link(self, epoch: int, neighbour: PeerId, address: str, reason: str) -> None:
+        """Report that the link to `neighbour` at `address` cannot be opened yet, under plan `epoch`."""
+        request = pb.ReportLinkRequest(
+            peer=self._peer, epoch=epoch, neighbour=neighbour, address=address, reason=reason[:200]
+        )
+        await self._call("ReportLink", request)
 
     async def retreat(self, epoch: int, reason: str) -> None:
         """Report that this peer's replica cannot continue under plan `epoch`. A later plan may include it."""
-        request = pb.RetreatRequest(peer=self._peer, epoch=epoch, reason=reason[:200])
-        await self._call("Retreat", request, _CALL_SECONDS)
+        await self._call("Retreat", pb.RetreatRequest(peer=self._peer, epoch=epoch, reason=reason[:200]))
 
     async def locate(self, stage: int, part: Part) -> tuple[StateRecord, ...]:
         """The checkpoints of `part` of `stage` that peers hold, newest first.
@@ -268,7 +307,7 @@ class CoordinatorClient:
         Raises HetnodeError: WRONG_AUTHORITY if a record is not signed with the coordinator's key.
         """
         request = pb.LocateRequest(peer=self._peer, stage=stage, part=part.value)
-        reply = await self._call("Locate", request, _CALL_SECONDS)
+        reply = await self._call("Locate", request)
         run, coordinator = self.credentials.run, self.credentials.coordinator
         records = (open_state(each.record, each.signature, run, coordinator) for each in reply.states)
         # A validly signed record of another part must not be downloaded as this one.
@@ -307,27 +346,38 @@ class CoordinatorClient:
         request = pb.AwaitDecisionRequest(peer=self._peer, stage=stage, round=round_number, withheld=withheld)
         return decision_from_pb(await self._call("AwaitDecision", request, deadline))
 
-    async def attest(self, stage: int, round_number: int, part: str, digest: str) -> None:
+    async def attest(self, stage: int, round_number: int, part: Part, digest: str) -> None:
         """Report the anchor after `round_number`. Raises ANCHOR_DIVERGED if the other peers have another."""
-        request = pb.AttestRequest(peer=self._peer, stage=stage, round=round_number, part=part, digest=digest)
-        reply = await self._call("Attest", request, _CALL_SECONDS)
+        request = pb.AttestRequest(
+            peer=self._peer, stage=stage, round=round_number, part=part.value, digest=digest
+        )
+        reply = await self._call("Attest", request)
         if not reply.agrees:
             raise HetnodeError(
                 ErrorCode.ANCHOR_DIVERGED,
-                f"After round {round_number} this node's {part} of stage {stage} has digest {digest[:16]}, "
-                f"the run has {reply.expected[:16]}.",
+                f"After round {round_number} this node's {part.value} of stage {stage} has digest "
+                f"{digest[:16]}, the run has {reply.expected[:16]}.",
                 "It loads the anchor of the others before it contributes again.",
             )
 
     async def measure(self, measurement: Measurement) -> None:
-        await self._call("Measure", measurement_to_pb(measurement), _CALL_SECONDS)
+        await self._call("Measure", measurement_to_pb(measurement))
 
     async def close(self) -> None:
         await self._channel.close()
 
-    async def _call(self, method: str, request: Any, deadline: float) -> Any:
+    async def _call(self, method: str, request: Any, deadline: float = _CALL_SECONDS) -> Any:
         await hooks.current().before_coordinator_call(method, request)
         async with self._channel.call() as stub:
             reply = await getattr(stub, method)(request, timeout=deadline, wait_for_ready=True)
         await hooks.current().after_coordinator_call(method, request)
         return reply
+
+
+def _reached(reply: pb.JoinReply | pb.UpdateAddressesReply, addresses: Addresses) -> Reached:
+    """What answered at `addresses`; a coordinator that does not dial back believes them."""
+    if reply.HasField("reached"):
+        return reached_from_pb(reply.reached)
+    has_any = addresses.endpoint or addresses.dht
+    kind = Reachability.OPEN if has_any else Reachability.DIAL_ONLY
+    return Reached(kind, bool(addresses.endpoint), bool(addresses.dht))

@@ -15,18 +15,16 @@ from protocol.types import PeerRecord, StageRange
 
 log = logging.getLogger(__name__)
 
+# Lifetime of a record. Publishing costs as many bytes as a small payload, and helps only peers that do not
+# find this node in the plan. So it happens rarely, and at once after a change.
 _RECORD_SECONDS = 900.0
-"""Lifetime of a record. Publishing costs as many bytes as a small payload, and helps only peers that do not
-find this node in the plan. So it happens rarely, and at once after a change."""
 
 
 class Directory:
     """Keeps this node's record in the DHT while :meth:`keep` runs, and looks up the records of neighbours.
 
-    A DHT that is out of reach for some time is normal; it is only logged.
-
-    Args:
-        estimates: each published record contains their newest capacity.
+    Each record contains the newest capacity of `estimates`. A DHT that is out of reach for some time is
+    normal; it is only logged.
     """
 
     def __init__(
@@ -39,6 +37,11 @@ class Directory:
         while True:
             await self._publish()
             await asyncio.sleep(_RECORD_SECONDS / 3)  # two attempts may fail before the record expires
+
+    async def move(self, endpoint: str) -> None:
+        """Publish where others open links to this node from now on."""
+        self._record = replace(self._record, endpoint=endpoint)
+        await self._publish()
 
     async def take_stages(self, stages: StageRange) -> None:
         """Publish which stages this node now hosts."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 
 import grpc
@@ -16,14 +17,18 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.trust.envelope import enrollment_message, public_key_of
+from protocol.trust.host_port import split_host_port
 from protocol.trust.invite import Invite
-from protocol.trust.tls import COORDINATOR_NAME, authority_of, certified_peer, wrong_authority
+from protocol.trust.names import COORDINATOR_NAME, wrong_authority
+from protocol.trust.run_id import names_authority
+from protocol.trust.tls import authority_of, certified_peer
 from protocol.types import PROTOCOL_VERSION, PeerId
 from protocol.wire.convert.fields import role_from_pb
 from protocol.wire.rpc_errors import error_from_rpc
 
 _MAX_MESSAGE_BYTES = 64 << 10
 _RETRY_SECONDS = 0.5
+_NO_NAME = (socket.EAI_NONAME, socket.EAI_NODATA)
 
 
 async def enroll(invite: Invite, identity: Identity, deadline: float) -> RunCredentials:
@@ -31,12 +36,9 @@ async def enroll(invite: Invite, identity: Identity, deadline: float) -> RunCred
 
     The same identity may repeat this, with a new TLS key each time, without spending another use.
 
-    Args:
-        deadline: seconds to wait for any answer of the coordinator.
-
-    Raises:
-        HetnodeError: COORDINATOR_UNREACHABLE; WRONG_AUTHORITY, before anything is sent, if the authority at
-            the address does not match the invite's pin; INVITE_EXPIRED, INVITE_USED or another refusal.
+    Raises HetnodeError: COORDINATOR_UNREACHABLE without an answer in `deadline` seconds; BAD_ADDRESS for the
+    name of no host; WRONG_AUTHORITY, before anything is sent, if the authority at the address does not match
+    the invite's pin; INVITE_EXPIRED, INVITE_USED or another refusal.
     """
     key = new_tls_key()
     try:
@@ -48,9 +50,10 @@ async def enroll(invite: Invite, identity: Identity, deadline: float) -> RunCred
             reply = await _enroll(invite, identity, tls)
     except TimeoutError:
         raise _unreachable(invite.enrollment, f"no answer within {deadline:.0f} s") from None
+    run = _checked_run(reply.run, invite.pin)
     credentials = RunCredentials(
-        folder_of(identity.path, _checked_run(reply.run)),
-        reply.run,
+        folder_of(identity.path, run),
+        run,
         reply.api_address or invite.api,
         _checked_coordinator(reply.coordinator),
         role_from_pb(reply.role) if reply.role else None,
@@ -82,18 +85,19 @@ async def _shown_certificate(address: str) -> bytes:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])  # what gRPC's servers speak
-    host, _, port = address.rpartition(":")
+    host, port = split_host_port(address)
     while True:
         try:
-            _, writer = await asyncio.open_connection(host.strip("[]"), int(port), ssl=context)
+            _, writer = await asyncio.open_connection(host, port, ssl=context)
         except ssl.SSLError as error:
-            raise wrong_authority(
-                f"What answers at {address} does not speak TLS as a coordinator does: {error}."
-            ) from None
+            why = f"does not speak TLS as a coordinator does: {error}"
+            raise wrong_authority(f"What answers at {address} {why}.") from None
         except ConnectionError:
             await asyncio.sleep(_RETRY_SECONDS)  # the coordinator may still be starting
             continue
         except OSError as error:
+            if is_unknown_name(error):
+                raise unknown_address(address, str(error)) from None
             raise _unreachable(address, str(error)) from None
         try:
             shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
@@ -123,16 +127,25 @@ async def _enroll(invite: Invite, identity: Identity, tls: Credentials) -> pb.En
         reply: pb.EnrollReply = await pb_grpc.EnrollmentStub(channel).Enroll(request)
         return reply
     except grpc.aio.AioRpcError as error:
-        refusal = error_from_rpc(error)
+        refusal, address = error_from_rpc(error), invite.enrollment
         if refusal is None and (why := tls_failure(error)):
-            refusal = wrong_authority(
-                f"What answers at {invite.enrollment} is not the invite's coordinator: {why}."
-            )
-        raise refusal or _unreachable(
-            invite.enrollment, f"{error.code().name}: {error.details()}"[:300]
-        ) from None
+            refusal = wrong_authority(f"What answers at {address} is not the invite's coordinator: {why}.")
+        raise refusal or _unreachable(address, f"{error.code().name}: {error.details()}"[:300]) from None
     finally:
         await channel.close()
+
+
+def is_unknown_name(error: OSError) -> bool:
+    """Whether the resolver knows for sure that there is no such host. Without a network it does not know."""
+    return isinstance(error, socket.gaierror) and error.errno in _NO_NAME
+
+
+def unknown_address(address: str, why: str) -> HetnodeError:
+    return HetnodeError(
+        ErrorCode.BAD_ADDRESS,
+        f"'{address}' is not an address of a coordinator: {why}.",
+        "Check the name of its host; ask the operator for a new invite if it has another name now.",
+    )
 
 
 def _checked_coordinator(peer: str) -> PeerId:
@@ -143,14 +156,16 @@ def _checked_coordinator(peer: str) -> PeerId:
     return PeerId(peer)
 
 
-def _checked_run(run: str) -> str:
-    """The name of the run, if it is safe as the name of a folder."""
+def _checked_run(run: str, pin: bytes) -> str:
+    """The id of the run, if it names the authority with this pin and is safe as the name of a folder."""
     if not run or len(run) > 128 or run.startswith(".") or not all(c.isalnum() or c in "-_." for c in run):
         raise HetnodeError(
             ErrorCode.BAD_REQUEST,
             f"The coordinator named its run {run!r:.80}, which cannot be a name.",
             "Install the same version of hetnode on this machine and on the coordinator's.",
         )
+    if not names_authority(run, pin):
+        raise wrong_authority(f"The coordinator named a run of another authority, {run}.")
     return run
 
 

@@ -11,8 +11,7 @@ import asyncio
 import logging
 import math
 import time
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
@@ -23,10 +22,10 @@ from google.protobuf.message import DecodeError
 from node import hooks
 from node.net.live_estimates import LEAST_FRAME_BYTES
 from node.net.streams import STREAM_ERRORS, is_cancelled
+from node.transport.line import UNLIMITED, Line
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import Frame, FrameId, FrameKind, PeerId
-from protocol.wire.convert.frames import frame_header_from_pb, frame_header_to_pb
-from protocol.wire.framing import FrameAssembler, chunks
+from protocol.wire.framing import FrameAssembler, chunks, frame_header_from_pb, frame_header_to_pb
 from protocol.wire.link_message import LinkMessage
 from protocol.wire.rpc_errors import error_from_rpc
 
@@ -37,19 +36,18 @@ Received = Callable[[PeerId, int, float], None]
 
 clock = time.perf_counter  # the event loop's clock is too coarse for frames
 
+# Least time between two headers sent ahead of their payload, so that the receiver can time the payload. On a
+# fast link, a separate message for every header would cost as much as a large part of the payload.
 _TIMED_EVERY_SECONDS = 0.1
-"""Least time between two headers sent ahead of their payload, so that the receiver can time the payload.
-On a fast link, a separate message for every header would cost as much as a large part of the payload."""
 
 _FAREWELL = FrameId(0, 2**32 - 1, 0, 0, FrameKind.STEP)  # no run can reach this round
 
 
 @dataclass(frozen=True)
 class LinkEndpoint:
-    """One end of a link: which member it is, and in which run, plan and round.
+    """One end of a link: which member it is, and in which run and plan (`epoch`).
 
-    `epoch` is the epoch of the plan. `round_number` is the first round for which the link is opened: members
-    that are in different rounds must not be connected yet.
+    `round_number` is the first round of the link: members in different rounds must not be connected yet.
     """
 
     run: str
@@ -62,7 +60,6 @@ class LinkEndpoint:
 
     @property
     def name(self) -> str:
-        """For messages."""
         return f"Member {self.position} of replica {self.replica} ({self.peer})"
 
 
@@ -77,12 +74,10 @@ class LinkLimits:
 class Link:
     """A live stream of frames to one neighbour.
 
-    After the stream has ended, `send` and `take` raise HetnodeError NEIGHBOUR_LOST, or the error that ended
-    it (FRAME_CORRUPT, FRAME_TOO_LARGE).
+    After its end, `send` and `take` raise NEIGHBOUR_LOST, or the error that ended it (FRAME_CORRUPT, ...).
 
-    Attributes:
-        bytes_sent: headers and payloads that :meth:`send` has sent, without gRPC's own bytes.
-        is_closed_here: this end closed the link without an error.
+    `bytes_sent` counts the headers and payloads that :meth:`send` has sent, without gRPC's own bytes.
+    `is_closed_here`: this end closed the link without an error.
     """
 
     def __init__(
@@ -92,6 +87,7 @@ class Link:
         write: Callable[[Any], Awaitable[None]],
         limits: LinkLimits,
         received: Received | None = None,
+        line: Line = UNLIMITED,
     ) -> None:
         self.neighbour = neighbour
         self.bytes_sent = 0
@@ -100,12 +96,10 @@ class Link:
         self._send_lock = asyncio.Lock()
         self._inbox: dict[FrameId, Frame] = {}
         self._room = limits.waiting_frames
-        self._awaited: defaultdict[FrameId, list[asyncio.Future[None]]] = defaultdict(list)
-        self._has_room = asyncio.Event()
-        self._ended = asyncio.Event()
+        self._changed = asyncio.Event()  # set and then replaced when the inbox or `_failure` changes
         self._failure: HetnodeError | None = None  # set as soon as the stream has ended
         self.is_closed_here = False
-        self._received = received
+        self._received, self._line = received, line
         self._timed_at = -math.inf
         self._frame_began = 0.0
         self._came_with_header = 0  # payload bytes in the message of the header; they cannot be timed
@@ -125,15 +119,15 @@ class Link:
         try:
             async with asyncio.timeout(deadline), self._send_lock:
                 is_under_way = True
-                pieces = chunks(frame)
+                pieces = self._paced(chunks(frame))
                 # The hook stands between the header and the payload, so that a slow payload is timed.
                 if self._must_be_timed(frame):
                     await self._write(LinkMessage(header=header))
                     await hooks.current().before_frame(frame)
                 else:
                     await hooks.current().before_frame(frame)
-                    await self._write(LinkMessage(header=header, chunk=next(pieces, None)))
-                for chunk in pieces:
+                    await self._write(LinkMessage(header=header, chunk=await anext(pieces, None)))
+                async for chunk in pieces:
                     await self._write(LinkMessage(chunk=chunk))
                 is_under_way = False
         except TimeoutError:
@@ -149,12 +143,16 @@ class Link:
                 self._fail(self._lost("a frame to it was not finished"))
         self.bytes_sent += header.ByteSize() + len(frame.payload)
 
+    async def _paced(self, chunks: Iterator[memoryview]) -> AsyncIterator[memoryview]:
+        for chunk in chunks:
+            await self._line.up.take(len(chunk))
+            yield chunk
+
     async def take(self, frame_id: FrameId, deadline: float) -> Frame:
         """Wait up to `deadline` seconds for the frame `frame_id`. Each frame is returned once."""
         try:
-            if frame_id not in self._inbox:
-                async with asyncio.timeout(deadline):
-                    await self._arrival(frame_id)
+            async with asyncio.timeout(deadline):
+                await self._until(lambda: frame_id in self._inbox or self._failure is not None)
         except TimeoutError:
             raise HetnodeError(
                 ErrorCode.NEIGHBOUR_LOST,
@@ -163,30 +161,28 @@ class Link:
                 f"{frame_id.round_number}.",
                 "Check that neighbour's log and connection; timing.link in the run file sets the bound.",
             ) from None
-        self._has_room.set()
+        if frame_id not in self._inbox and self._failure is not None:
+            raise self._failure
+        self._note_change()
         return self._inbox.pop(frame_id)
 
     async def part(self, deadline: float) -> None:
-        """Send a farewell and wait up to `deadline` seconds for the neighbour's; call it before `close`.
-
-        Without it, one end could close during the last write of the other end, and that write would fail.
-        This never raises: a neighbour that is gone needs no farewell.
-        """
+        """Send a farewell and wait up to `deadline` seconds for the neighbour's. Never raises."""
+        # Without it, one end could close during the last write of the other end, and that write would fail.
         with suppress(HetnodeError):
             await self.send(Frame(_FAREWELL, (), b""), deadline)
         with suppress(HetnodeError):
             await self.take(_FAREWELL, deadline)
 
-    async def drop_before(self, round_number: int) -> None:
+    def drop_before(self, round_number: int) -> None:
         """Drop the frames of rounds before `round_number`: they must not count in a later round."""
-        stale = [frame_id for frame_id in self._inbox if frame_id.round_number < round_number]
-        for frame_id in stale:
+        for frame_id in [each for each in self._inbox if each.round_number < round_number]:
             del self._inbox[frame_id]
-        self._has_room.set()
+        self._note_change()
 
     async def wait_closed(self) -> HetnodeError:
         """Wait until the link ends; return the reason."""
-        await self._ended.wait()
+        await self._until(lambda: self._failure is not None)
         assert self._failure is not None
         return self._failure
 
@@ -202,6 +198,8 @@ class Link:
         try:
             while (message := await read_message(self._read())) is not None:
                 frame = self._accept(message)
+                # Not reading makes gRPC's window close, and the sender waits.
+                await self._line.down.take(len(message.chunk or b""))
                 if frame is not None:
                     self._report_received(len(frame.payload))
                     await self._store(frame)
@@ -246,31 +244,22 @@ class Link:
 
     async def _store(self, frame: Frame) -> None:
         self._was_held_up = len(self._inbox) >= self._room
-        while len(self._inbox) >= self._room:
-            self._has_room.clear()  # not reading makes gRPC's window close, and the sender waits
-            await self._has_room.wait()
+        # Not reading makes gRPC's window close, and the sender waits.
+        await self._until(lambda: len(self._inbox) < self._room)
         self._inbox[frame.id] = frame  # a repeated frame replaces the first, so it cannot count twice
-        _wake(self._awaited.get(frame.id, ()))
+        self._note_change()
 
-    async def _arrival(self, frame_id: FrameId) -> None:
-        """Return when the frame is in the inbox; raise the error that ended the link if that comes first."""
-        while frame_id not in self._inbox:
-            if self._failure is not None:
-                raise self._failure
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._awaited[frame_id].append(waiter)
-            try:
-                await waiter
-            finally:
-                self._awaited[frame_id].remove(waiter)
-                if not self._awaited[frame_id]:
-                    del self._awaited[frame_id]
+    async def _until(self, ready: Callable[[], bool]) -> None:
+        while not ready():
+            await self._changed.wait()
+
+    def _note_change(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def _fail(self, error: HetnodeError) -> None:
         self._failure = self._failure or error  # the first error is the cause; later ones follow from it
-        self._ended.set()
-        for waiters in self._awaited.values():
-            _wake(waiters)
+        self._note_change()
 
     def _lost(self, why: object) -> HetnodeError:
         if isinstance(why, grpc.aio.AioRpcError):
@@ -280,12 +269,6 @@ class Link:
             f"{self.neighbour.name} is gone: {why}.",
             "See its log for the reason. This replica cannot continue without it; the other replicas can.",
         )
-
-
-def _wake(waiters: Iterable[asyncio.Future[None]]) -> None:
-    for waiter in waiters:
-        if not waiter.done():
-            waiter.set_result(None)
 
 
 async def read_message(read: Awaitable[Any]) -> LinkMessage | None:

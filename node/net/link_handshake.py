@@ -13,9 +13,7 @@ from protocol.types import PROTOCOL_VERSION
 from protocol.wire.framing import CHUNK_BYTES
 from protocol.wire.link_message import LinkMessage
 
-KEEPALIVE_SECONDS = 20.0
-"""Interval of gRPC's pings on an idle link: they find dead neighbours, and routers keep the connection."""
-
+KEEPALIVE_SECONDS = 20.0  # gRPC's pings on an idle link find dead neighbours, and routers keep the connection
 SERVICE = "hetnode.v1.StageLink"
 
 
@@ -25,7 +23,7 @@ def stream_options() -> tuple[tuple[str, int], ...]:
     return (
         ("grpc.max_receive_message_length", CHUNK_BYTES + 4096),
         ("grpc.max_send_message_length", CHUNK_BYTES + 4096),
-        ("grpc.so_reuseport", 0),  # a port in use must be an error
+        ("grpc.server_handshake_timeout_ms", 10_000),
         ("grpc.keepalive_time_ms", keepalive),
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.initial_reconnect_backoff_ms", 200),

@@ -15,11 +15,15 @@ import grpc
 from node.net.link import Link, LinkEndpoint, LinkLimits, Received, read_message, refusal
 from node.net.link_handshake import SERVICE, check_hello, hello_in, hello_of, stream_options, unreachable
 from node.net.probe import answer_probe
-from node.security.channels import server_credentials
+from node.security.channels import server_tls
 from node.security.credentials import Credentials
+from node.transport.line import UNLIMITED, Line
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
-from protocol.trust.tls import identity_of, peer_of, peer_uri
+from protocol.server.descriptors import raise_descriptor_limit
+from protocol.server.renewed_server import RenewedServer
+from protocol.trust.host_port import host_port
+from protocol.trust.names import identity_of, peer_of, peer_uri
 from protocol.types import PeerId
 from protocol.wire.link_message import LinkMessage
 from protocol.wire.probing import ProbeDoor
@@ -31,6 +35,8 @@ _MAX_STREAMS = 64
 _PROBES_AT_ONCE = 2
 _STREAMS_PER_PEER = 4  # one link, and earlier attempts whose end this server has not noticed yet
 _HANDSHAKE_SECONDS = 20.0
+_RENEWAL_SECONDS = 10.0
+"""How often a changed certificate is looked for."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +48,13 @@ class _Expectation:
 
 
 class LinkServer:
-    """Accepts links from neighbours that dial.
-
-    A stream is refused if no call of :meth:`accept` expects it within 20 s.
+    """Accepts links from neighbours that dial. Refuses a stream that no :meth:`accept` expects within 20 s.
 
     Args:
-        credentials: called for each new connection; the certificate to show and the authority to trust.
+        credentials: called every few seconds; the certificate to show and the authority to trust.
         received: called for each timed frame of an accepted link.
         probes: admits the probes of other peers.
+        line: how fast links and probes may send and receive, also those that this node dials.
     """
 
     def __init__(
@@ -57,30 +62,51 @@ class LinkServer:
         credentials: Callable[[], Credentials],
         received: Received | None = None,
         probes: ProbeDoor | None = None,
+        line: Line = UNLIMITED,
     ) -> None:
-        self._credentials, self._received = credentials, received
+        self._received, self.line = received, line
         self._probes = probes or ProbeDoor(_PROBES_AT_ONCE, time.monotonic)
         self._banned: Callable[[], Set[PeerId]] = frozenset
         self._expected: dict[PeerId, _Expectation] = {}
         self._expectations = asyncio.Condition()
         self._streams: Counter[str] = Counter()
-        self._server = grpc.aio.server(options=stream_options(), maximum_concurrent_rpcs=_MAX_STREAMS)
-        self._server.add_generic_rpc_handlers((_handlers(self),))
+        self._server = RenewedServer(self._new_server, lambda: server_tls(credentials()), same_port=True)
+        self._renewing: asyncio.Task[None] | None = None
+        self.port = 0  # before it listens
 
     async def start(self, host: str, port: int) -> int:
         """Listen and return the bound port. Raises HetnodeError PORT_IN_USE."""
+        # Strangers can hold a connection for 10 s each, and the node must still be able to open its files.
+        raise_descriptor_limit()
         try:
-            bound = self._server.add_secure_port(f"{host}:{port}", server_credentials(self._credentials))
-        except RuntimeError:
-            bound = 0
-        if not bound:
+            bound = await self._server.start(host, port)
+        except OSError:
             raise HetnodeError(
                 ErrorCode.PORT_IN_USE,
-                f"Cannot listen for links on {host}:{port}: the port is taken or the address is not ours.",
+                f"Cannot listen for links on {host_port(host, port)}: the port is taken, or the address is "
+                "not ours.",
                 "Give another --listen HOST:PORT; port 0 takes a free one.",
-            )
-        await self._server.start()
-        return int(bound)
+            ) from None
+        self._renewing = asyncio.create_task(self._keep_renewed())
+        self.port = bound
+        return bound
+
+    async def renew(self) -> None:
+        """Show the newest credentials to new connections, from now on. The open ones go on."""
+        try:
+            await self._server.port()
+        except OSError as error:
+            log.error("links are still accepted under the former certificate: %s", error)
+
+    async def _keep_renewed(self) -> None:
+        while True:
+            await asyncio.sleep(_RENEWAL_SECONDS)
+            await self.renew()
+
+    def _new_server(self, *options: tuple[str, int]) -> grpc.aio.Server:
+        server = grpc.aio.server(options=(*stream_options(), *options), maximum_concurrent_rpcs=_MAX_STREAMS)
+        server.add_generic_rpc_handlers((_handlers(self),))
+        return server
 
     async def accept(
         self, here: LinkEndpoint, neighbour: LinkEndpoint, limits: LinkLimits, deadline: float
@@ -100,10 +126,12 @@ class LinkServer:
                 del self._expected[neighbour.peer]
 
     async def close(self) -> None:
+        if self._renewing is not None:
+            self._renewing.cancel()
         await self._server.stop(grace=1.0)
 
     def refuse_probes_of(self, banned: Callable[[], Set[PeerId]]) -> None:
-        """Refuse the probes of the `banned()` peers from now on. Their links end when the plan changes."""
+        """Refuse all calls of the `banned()` peers from now on. Their links end when the plan changes."""
         self._banned = banned
 
     def limit_probes_while(self, is_busy: Callable[[], bool]) -> None:
@@ -115,12 +143,15 @@ class LinkServer:
     ) -> None:
         caller = identity_of(context)
         try:
-            if peer_of(caller) in self._banned():
-                raise refusal(ErrorCode.BANNED, f"{caller} is banned from the run")
-            await answer_probe(requests, context, self._probes)
+            self._check_not_banned(caller)
+            await answer_probe(requests, context, self._probes, self.line)
         except HetnodeError as error:
             log.debug("refused a probe of %s: %s", caller, error)
             await abort_with(context, error)
+
+    def _check_not_banned(self, caller: str) -> None:
+        if peer_of(caller) in self._banned():
+            raise refusal(ErrorCode.BANNED, f"{caller} is banned from the run")
 
     async def Exchange(
         self, requests: AsyncIterator[LinkMessage], context: grpc.aio.ServicerContext[Any, Any]
@@ -138,6 +169,7 @@ class LinkServer:
         """Carry one stream, opened by the holder of a certificate for the URI `caller`, until it ends."""
         try:
             async with asyncio.timeout(_HANDSHAKE_SECONDS):
+                self._check_not_banned(caller)
                 if self._streams[caller] > _STREAMS_PER_PEER:
                     raise refusal(ErrorCode.RATE_LIMITED, f"{caller} has {_STREAMS_PER_PEER} streams open")
                 hello = hello_in(await read_message(context.read()))
@@ -164,7 +196,9 @@ class LinkServer:
             log.log(level, "refused a link of %s: %s", caller, error)
             await abort_with(context, error)
         else:
-            link = Link(expected.neighbour, context.read, context.write, expected.limits, self._received)
+            link = Link(
+                expected.neighbour, context.read, context.write, expected.limits, self._received, self.line
+            )
             if expected.link.done():  # `accept` has timed out, or another stream was faster
                 await link.close()
                 return

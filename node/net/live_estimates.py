@@ -6,31 +6,28 @@ A heartbeat reports them to the coordinator when one of them has changed. Time i
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from statistics import median
 
+from node.transport.line import UNLIMITED, Line
 from protocol.types import Capacity, Estimates, LinkEstimate, PeerId
 
-LEAST_FRAME_BYTES = 1 << 16
-"""The time of a smaller frame depends more on timers than on the link."""
+LEAST_FRAME_BYTES = 1 << 16  # the time of a smaller frame depends more on timers than on the link
 
 _FRAMES = 32  # frames that the rate of a link is estimated from
 _LEAST_FRAMES = 4
 _QUANTILE = 0.8
 _ROUNDS = 5  # inner phases in the median of the speed: one slow round must not change a plan
 _CHANGE = 0.2
-_PAUSE_SECONDS, _LONGEST_PAUSE = 5.0, 30.0
-"""Time between two reports: short at first, because a plan may wait for them, then longer each time."""
+_PAUSE_SECONDS, _LONGEST_PAUSE = 5.0, 30.0  # between two reports: short at first, as a plan may wait for them
 _MOST_PEERS = 64  # the coordinator accepts no more in one message
 
 
 class FrameRate:
-    """Bytes per second of a link, from the arrival of its frames.
+    """Bytes per second of a link: a high quantile of the rates of its last frames.
 
-    A frame seems slower than the link if its sender computes at the same time, or shares its connection. So
-    the estimate is a high quantile of the last frames. It is not the maximum, because a frame that waited in
-    a buffer seems faster. A slower link is noticed when new frames have replaced most of the old ones.
+    A frame seems slower than the link if its sender computes at the same time, or shares its connection. A
+    frame that waited in a buffer seems faster, so the maximum would be wrong.
     """
 
     def __init__(self) -> None:
@@ -65,9 +62,11 @@ class LiveEstimates:
 
     Args:
         capacity: the capacity that was reported at joining.
+        line: what this node may send and receive: no estimate of its connections is above that.
     """
 
-    def __init__(self, capacity: Capacity) -> None:
+    def __init__(self, capacity: Capacity, line: Line = UNLIMITED) -> None:
+        self.line = line
         self.capacity = capacity
         self._microbatch_seconds = 0.0
         self._speeds: deque[float] = deque(maxlen=_ROUNDS)
@@ -75,12 +74,24 @@ class LiveEstimates:
         self._reported = Estimates(capacity)
         self._reported_at, self._pause = 0.0, 0.0
 
+    @property
+    def capacity(self) -> Capacity:
+        """What this node offers. A connection that is not measured counts as fast as `line` allows."""
+        return self._capacity
+
+    @capacity.setter
+    def capacity(self, measured: Capacity) -> None:
+        up, down = self.line.up.cap(measured.uplink), self.line.down.cap(measured.downlink)
+        self._capacity = replace(measured, uplink=up, downlink=down)
+
     # Measurements
 
     def probed(self, peer: PeerId, round_trip: float, bandwidth: float, incoming: float) -> None:
         """Note a probe of `peer`: seconds of a round trip, bytes per second that arrived there and here."""
         found = self._neighbour(peer)
-        found.round_trip, found.bandwidth, found.incoming = round_trip, bandwidth, incoming
+        found.round_trip = round_trip
+        found.bandwidth = min(bandwidth, self.line.up.cap(bandwidth))
+        found.incoming = min(incoming, self.line.down.cap(incoming))
 
     def echoed(self, peer: PeerId, round_trip: float) -> None:
         self._neighbour(peer).round_trip = round_trip
@@ -103,9 +114,13 @@ class LiveEstimates:
 
     @property
     def now(self) -> Estimates:
-        links = tuple(found.estimate(peer) for peer, found in self._neighbours.items())
+        links = tuple(self._within_line(found.estimate(peer)) for peer, found in self._neighbours.items())
         known = tuple(link for link in links if any(_values_of(link)))
         return Estimates(self.capacity, self._microbatch_seconds, known)
+
+    def _within_line(self, link: LinkEstimate) -> LinkEstimate:
+        # A frame that is smaller than the burst of the line arrives faster than the line allows for long.
+        return replace(link, incoming=min(link.incoming, self.line.down.cap(link.incoming)))
 
     def joined(self) -> None:
         """Note that this node has joined: the coordinator knows only the current capacity."""
@@ -145,9 +160,8 @@ def _has_changed(before: Estimates, after: Estimates) -> bool:
     return any(abs(new - old) > _CHANGE * old for old, new in pairs)
 
 
-def _speeds_of(capacity: Capacity) -> Iterator[float]:
-    yield from (capacity.memory_bytes, capacity.flops, capacity.uplink, capacity.downlink)
-    yield capacity.round_trip
+def _speeds_of(of: Capacity) -> tuple[float, ...]:
+    return of.memory_bytes, of.flops, of.uplink, of.downlink, of.round_trip
 
 
 def _values_of(link: LinkEstimate | None) -> tuple[float, float, float]:

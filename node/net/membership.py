@@ -5,22 +5,34 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Mapping, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import NoReturn, TypeVar
 
 from node.net.coordinator_client import CoordinatorClient, PlanUpdate
 from node.net.live_estimates import LiveEstimates
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.types import Capacity, PeerId, Plan, Replica, ReservedAssignment, StageRange
+from protocol.trust.sources import MemberSource
+from protocol.types import (
+    Capacity,
+    PeerId,
+    Plan,
+    RelayAddress,
+    Replica,
+    ReservedAssignment,
+    StageRange,
+)
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-Admit = Callable[[Set[PeerId], Set[PeerId]], Awaitable[None]]
-"""Called with the peers that have an assignment or a reserved one, and with the banned peers."""
+Admit = Callable[[Set[PeerId], "RunView"], Awaitable[None]]
+"""Called with the peers that have an assignment or a reserved one, and with the view that says so."""
 
 _RETRY_SECONDS = 1.0
+_POLL_SECONDS = 0.2
+_SOURCES_OF_PEER = 4
+"""As many as the coordinator remembers."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +56,11 @@ class Assignment:
 class RunView:
     """The run as the coordinator described it last.
 
-    `session` counts how often this node has joined. `round_number` is the open round. `followers` are the
-    peers with a reserved assignment that are not in the newest plan. `followed` gives for each peer the epoch
-    of the newest plan in which it was a follower: its assignments in plans up to that one are not valid.
+    `session` counts how often this node has joined, `round_number` is the open round. `followers` have a
+    reserved assignment and are not in the newest plan. `followed` gives for each peer the epoch of the newest
+    plan in which it was a follower: its assignments in plans up to that one are not valid. `relays` are those
+    of the run. `sources` are the newest ones of each peer that has called the coordinator, also of banned
+    peers.
     """
 
     session: int = 1
@@ -54,8 +68,10 @@ class RunView:
     followers: Mapping[PeerId, ReservedAssignment] = field(default_factory=dict)
     followed: Mapping[PeerId, int] = field(default_factory=dict)
     banned: frozenset[PeerId] = frozenset()
+    sources: Mapping[PeerId, tuple[str, ...]] = field(default_factory=dict)
     round_number: int = 0
     finished: bool = False
+    relays: tuple[RelayAddress, ...] = ()
 
     @property
     def newest(self) -> Plan | None:
@@ -63,9 +79,8 @@ class RunView:
 
     def plan_for(self, round_number: int) -> Plan | None:
         """The newest known plan that is valid in `round_number`."""
-        return next(
-            (p for _, p in sorted(self.plans.items(), reverse=True) if p.from_round <= round_number), None
-        )
+        valid = [epoch for epoch, plan in self.plans.items() if plan.from_round <= round_number]
+        return self.plans[max(valid)] if valid else None
 
     def assignment_of(self, peer: PeerId, round_number: int) -> Assignment | None:
         """The assignment with which `peer` trains in `round_number`; None if it only follows the rounds."""
@@ -89,6 +104,11 @@ class RunView:
         position = replica.position_of(peer)
         return ReservedAssignment(peer, replica.index, position, replica.members[position].stages)
 
+    def has_given_up(self, peer: PeerId) -> bool:
+        """Whether `peer` has retreated from its assignment in the newest plan."""
+        newest = self.newest
+        return newest is not None and newest.replica_of(peer) is not None and peer in self.followers
+
     def hosts(self) -> dict[PeerId, StageRange]:
         """For each peer the stages that it hosts or whose rounds it follows."""
         replicas = self.newest.replicas if self.newest else ()
@@ -108,8 +128,10 @@ class Membership:
 
     Args:
         join: joins the run again.
-        heartbeat: seconds between two heartbeats.
-        estimates: heartbeats report them when they have changed.
+        heartbeat: seconds between two heartbeats. They report `estimates` that have changed.
+
+    Attributes:
+        progress: (round number, inner step) that heartbeats report.
     """
 
     def __init__(
@@ -128,15 +150,20 @@ class Membership:
         self._is_away = False
         self._answered = self._now()
         self._closing: tuple[int, float] | None = None
+        self._moves = 0
         self.run_view = RunView()
         self.estimates = estimates or LiveEstimates(Capacity("", 0, 0))
         self.progress = (0, 0)
-        """(round number, inner step) that heartbeats report."""
 
     @property
     def away(self) -> float:
         """Seconds since the last answer of the coordinator, less two heartbeats; at least 0."""
         return max(0.0, self._now() - self._answered - 2 * self._heartbeat)
+
+    async def until_away(self) -> None:
+        """Wait until the coordinator does not answer: its connection has failed, or heartbeats are missed."""
+        while not (self._is_away or self.away):  # noqa: ASYNC110  time alone may end this
+            await asyncio.sleep(_POLL_SECONDS)
 
     def closes_in(self, round_number: int) -> float | None:
         """Seconds until `round_number` closes for new offers; None if unknown, negative if it has closed."""
@@ -173,19 +200,13 @@ class Membership:
             if self.run_view.session > session:
                 return
             log.warning("the coordinator has removed this node as lost: joining again")
-            while True:
-                try:
-                    await self._join()
-                    self.estimates.joined()
-                    break
-                except HetnodeError as error:
-                    if error.code is not ErrorCode.COORDINATOR_UNREACHABLE:
-                        raise
-                await asyncio.sleep(jittered(_RETRY_SECONDS))
+            await until_answered(self._join, _RETRY_SECONDS)
+            self.estimates.joined()
             self._answered = self._now()
             # The known plans belong to the former session; a new stream sends everything again.
             async with self._adopting:
-                await self._replace_view(RunView(session + 1, banned=self.run_view.banned))
+                now = self.run_view
+                await self._replace_view(RunView(session + 1, banned=now.banned, sources=now.sources))
                 if self._stream is not None:
                     self._stream.cancel()
 
@@ -195,13 +216,29 @@ class Membership:
             self._admit = admit
             await self._update_allow_list(self.run_view)
 
-    async def banned(self, peer: PeerId) -> HetnodeError:
-        """Wait until `peer` is banned; return the error with which a link to it ends."""
-        await self.until(lambda run_view: True if peer in run_view.banned else None)
+    async def note_move(self) -> None:
+        """This machine has lost the address from which its links were opened, or at which they arrived."""
+        self._moves += 1
+        await self._replace_view(self.run_view)
+
+    async def link_over(self, neighbour: PeerId) -> HetnodeError:
+        """Wait until an open link to `neighbour` is of no use any more; return the error with which it ends.
+
+        Connections do not show it: their other end may be silent for long before they fail.
+        """
+        moves = self._moves
+
+        def why(run_view: RunView) -> str | None:
+            if neighbour in run_view.banned:
+                return f"The operator has banned the neighbour {neighbour} from the run"
+            if run_view.has_given_up(neighbour):
+                return f"The neighbour {neighbour} has given up its assignment"
+            return "This machine has another address" if self._moves > moves else None
+
         return HetnodeError(
             ErrorCode.NEIGHBOUR_LOST,
-            f"The operator has banned the neighbour {peer} from the run; its link is closed.",
-            "This node follows the run until another peer takes that assignment.",
+            f"{await self.until(why)}; the link is closed.",
+            "No action is needed: this node follows the run until a plan assigns it again.",
         )
 
     async def _keep_watching(self) -> None:
@@ -248,12 +285,14 @@ class Membership:
                 followers=followers,
                 followed={**now.followed, **dict.fromkeys(followers, max(plans, default=0))},
                 banned=update.banned,
+                sources=_with_new(now.sources, update.sources),
                 round_number=max(now.round_number, update.round_number),
                 finished=now.finished or update.finished,
+                relays=update.relays,
             )
             for peer in then.banned - now.banned:
                 log.warning("peer %s is banned from the run", peer)
-            if (then.plans, then.followers, then.banned) != (now.plans, now.followers, now.banned):
+            if _admission_of(then) != _admission_of(now):
                 await self._update_allow_list(then)
             await self._replace_view(then)
 
@@ -269,7 +308,7 @@ class Membership:
         newest = [run_view.plans[epoch] for epoch in sorted(run_view.plans)[-2:]]
         placed = {member.peer for plan in newest for replica in plan.replicas for member in replica.members}
         try:
-            await self._admit(placed | run_view.followers.keys(), run_view.banned)
+            await self._admit(placed | run_view.followers.keys(), run_view)
         except HetnodeError as error:
             if error.code is not ErrorCode.DHT_UNREACHABLE:
                 raise
@@ -303,6 +342,44 @@ class Membership:
         return asyncio.get_running_loop().time()
 
 
+def _admission_of(run_view: RunView) -> tuple[object, ...]:
+    """What decides which peers and which sources are admitted."""
+    return run_view.plans, run_view.followers, run_view.banned, run_view.sources
+
+
+def _with_new(
+    known: Mapping[PeerId, tuple[str, ...]], new: Sequence[MemberSource]
+) -> Mapping[PeerId, tuple[str, ...]]:
+    """`known` with the new sources; of each peer the newest stay.
+
+    Sources are only added: a coordinator that has started again does not know all of them yet.
+    """
+    sources = dict(known)
+    for each in new:
+        others = [source for source in sources.get(each.peer, ()) if source != each.source]
+        sources[each.peer] = (*others, each.source)[-_SOURCES_OF_PEER:]
+    return sources
+
+
 def jittered(seconds: float) -> float:
     """`seconds` times a random factor, so that peers that fail together do not retry together."""
     return seconds * random.uniform(0.75, 1.25)
+
+
+async def until_answered(
+    call: Callable[[], Awaitable[T]],
+    pause: float,
+    on_failure: Callable[[HetnodeError], None] = lambda error: None,
+) -> T:
+    """The result of `call`, repeated after about `pause` seconds while the coordinator is unreachable.
+
+    Calls `on_failure`, which may raise, after each attempt. Raises every other error of `call`.
+    """
+    while True:
+        try:
+            return await call()
+        except HetnodeError as error:
+            if error.code is not ErrorCode.COORDINATOR_UNREACHABLE:
+                raise
+            on_failure(error)
+        await asyncio.sleep(jittered(pause))

@@ -18,13 +18,15 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from node import hooks
-from node.net.streams import STREAM_ERRORS, is_cancelled, status_of
+from node.net.peer_address import target_of
+from node.net.streams import STREAM_ERRORS, is_cancelled, status_of, text_of
 from node.security.channels import open_channel, tls_failure
 from node.security.credentials import Credentials
+from node.transport.line import UNLIMITED, Line
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
-from protocol.trust.tls import identity_of, peer_of, tls_name
+from protocol.trust.names import identity_of, peer_of, tls_name
 from protocol.types import PeerId
 from protocol.wire.probing import (
     DATA_BYTES,
@@ -36,12 +38,10 @@ from protocol.wire.probing import (
 )
 from protocol.wire.rpc_errors import error_from_rpc
 
-SECONDS = 2.0
-"""Seconds for which data is sent in each direction."""
-
+SECONDS = 2.0  # for which data is sent in each direction
 _SETTLING = 0.2  # first share of a transfer, which does not count
 _ECHOES = 5
-_MOST_SECONDS = 20.0  # of a whole probe
+MOST_SECONDS = 20.0  # of a whole probe
 _MOST_SENT = MAX_DATA_BYTES // 2  # a very fast connection needs no more
 _DATA = pb.ProbeMessage(data=bytes(DATA_BYTES))
 
@@ -59,12 +59,7 @@ class Probe:
     """The calling half of a probe. It does not trust the other end, and reads only what it has asked for.
 
     Every method raises HetnodeError FRAME_CORRUPT for a wrong answer, and the errors of `read` and `write`.
-    A probe that has raised or was cancelled cannot be used again.
-
-    Args:
-        read: returns the next message.
-        write: sends a message; waits while the other end takes none.
-        now: a clock in seconds that never goes back.
+    A probe that has raised or was cancelled cannot be used again. `now` is a clock that never goes back.
     """
 
     def __init__(
@@ -91,7 +86,7 @@ class Probe:
             fastest = min(fastest, self._now() - asked)
         return fastest
 
-    async def uplink(self, seconds: float = SECONDS) -> float:
+    async def uplink(self, seconds: float = SECONDS, line: Line = UNLIMITED) -> float:
         """Bytes per second that arrive at the other end while this end sends for `seconds`."""
         # A write into a refused call does not say why, so wait to be admitted before the first write.
         await self._write(pb.ProbeMessage(tally=0))
@@ -100,6 +95,7 @@ class Probe:
         settling: asyncio.Task[tuple[int, float]] | None = None
         try:
             while self._now() - began < seconds and sent < _MOST_SENT:
+                await line.up.take(DATA_BYTES)
                 await self._write(_DATA)
                 sent += DATA_BYTES
                 share = max((self._now() - began) / seconds, sent / _MOST_SENT)
@@ -119,15 +115,14 @@ class Probe:
             return sent / (at - began) if at > began else 0.0
         return arrived / (at - settled_at) if at > settled_at else 0.0
 
-    async def downlink(self, seconds: float = SECONDS) -> float:
+    async def downlink(self, seconds: float = SECONDS, line: Line = UNLIMITED) -> float:
         """Bytes per second that arrive here while the other end sends for `seconds`."""
         await self._write(pb.ProbeMessage(fill=seconds))
-        asked, received = self._now(), 0
-        first: tuple[float, int] | None = None
-        settled: tuple[float, int] | None = None
-        last = (asked, 0)
+        received, asked = 0, (self._now(), 0)  # times are paired with the bytes that had come by then
+        first, settled, last = None, None, asked
         while (answer := await self._next("data", "tally")).WhichOneof("content") == "data":
             received += len(answer.data)
+            await line.down.take(len(answer.data))
             if received > MAX_DATA_BYTES:
                 raise _corrupt(f"it sends more than {MAX_DATA_BYTES} bytes")
             last = (self._now(), received)
@@ -137,14 +132,15 @@ class Probe:
         if answer.tally != received:
             raise _corrupt(f"{received} of its {answer.tally} bytes have come")
         # A very fast or very slow transfer has nothing after the settling time: measure from earlier on.
-        for begin in (settled, first, (asked, 0)):
+        for begin in (settled, first, asked):
             if begin is not None and last[1] > begin[1] and last[0] > begin[0]:
                 return (last[1] - begin[1]) / (last[0] - begin[0])
         return 0.0
 
-    async def figures(self, seconds: float = SECONDS) -> Figures:
-        """Measure the round trip and both directions."""
-        return Figures(await self.round_trip(), await self.uplink(seconds), await self.downlink(seconds))
+    async def figures(self, seconds: float = SECONDS, line: Line = UNLIMITED) -> Figures:
+        """Measure the round trip and both directions, these as far as `line` allows."""
+        round_trip = await self.round_trip()
+        return Figures(round_trip, await self.uplink(seconds, line), await self.downlink(seconds, line))
 
     async def _tally(self, sent: int) -> tuple[int, float]:
         """Read a tally, which must be `sent` bytes; return it and the time of its arrival."""
@@ -171,14 +167,14 @@ async def probe_over(call: Any, unreachable: Callable[[grpc.RpcError], HetnodeEr
     own failure; NEIGHBOUR_UNREACHABLE if the probe takes too long.
     """
     try:
-        async with asyncio.timeout(_MOST_SECONDS):
+        async with asyncio.timeout(MOST_SECONDS):
             probe = Probe(call.read, call.write)
             await probe.welcome()
             yield probe
     except TimeoutError:
         raise HetnodeError(
             ErrorCode.NEIGHBOUR_UNREACHABLE,
-            f"A probe was not over after {_MOST_SECONDS:.0f} s.",
+            f"A probe was not over after {MOST_SECONDS:.0f} s.",
             "The connection is very slow, or busy: try again later.",
         ) from None
     except DecodeError:
@@ -196,7 +192,8 @@ async def probe_over(call: Any, unreachable: Callable[[grpc.RpcError], HetnodeEr
 async def probe_peer(endpoint: str, peer: PeerId, credentials: Credentials) -> AsyncIterator[Probe]:
     """A probe of the connection to `peer`, which listens at `endpoint`.
 
-    Raises HetnodeError as :func:`probe_over`; CERTIFICATE_REFUSED if another peer answers at `endpoint`.
+    Raises HetnodeError as :func:`probe_over`; CERTIFICATE_REFUSED if another peer answers at `endpoint`;
+    NEIGHBOUR_UNREACHABLE, also if no peer may have the endpoint.
     """
 
     def unreachable(status: grpc.RpcError) -> HetnodeError:
@@ -206,15 +203,14 @@ async def probe_peer(endpoint: str, peer: PeerId, credentials: Credentials) -> A
                 f"What answers at {endpoint} has no certificate of {peer} ({why}).",
                 "Another program or peer listens there.",
             )
-        why = str(status.details() or status.code().name)[:200]
-        return HetnodeError(
-            ErrorCode.NEIGHBOUR_UNREACHABLE,
-            f"Peer {peer} cannot be reached at {endpoint}: {why}.",
-            "Check that its advertised address and port are open to this machine.",
-        )
+        return _unreachable(endpoint, peer, text_of(status))
 
     hooks.current().before_contact(peer)
-    channel = open_channel(endpoint, credentials, tls_name(peer), ())
+    try:
+        target = await target_of(endpoint, peer)
+    except OSError as error:
+        raise _unreachable(endpoint, peer, str(error)) from None
+    channel = open_channel(target, credentials, tls_name(peer), ())
     try:
         async with probe_over(pb_grpc.StageLinkStub(channel).Probe(), unreachable) as probe:
             yield probe
@@ -222,8 +218,10 @@ async def probe_peer(endpoint: str, peer: PeerId, credentials: Credentials) -> A
         await channel.close()
 
 
-async def answer_probe(requests: AsyncIterator[Any], context: Any, door: ProbeDoor) -> None:
-    """Answer one probe of a peer that holds a certificate of the run.
+async def answer_probe(
+    requests: AsyncIterator[Any], context: Any, door: ProbeDoor, line: Line = UNLIMITED
+) -> None:
+    """Answer one probe of a peer, as fast as `line` allows.
 
     Raises HetnodeError: RATE_LIMITED, BAD_REQUEST, CERTIFICATE_REFUSED.
     """
@@ -234,15 +232,28 @@ async def answer_probe(requests: AsyncIterator[Any], context: Any, door: ProbeDo
             "Only peers of this run may probe its peers.",
             "Use the certificate that this run has issued to the peer.",
         )
+
+    async def write(message: pb.ProbeMessage) -> None:
+        await line.up.take(len(message.data))
+        await context.write(message)
+
     with door.one_more(caller) as admit_data:
         try:
             async with asyncio.timeout(MAX_PROBE_SECONDS):
                 now = asyncio.get_running_loop().time
-                await answer_all(caller, requests, context.write, now, admit_data)
+                await answer_all(caller, requests, write, now, admit_data)
         except TimeoutError:
             raise limited(f"it was not over after {MAX_PROBE_SECONDS:.0f} s") from None
         except STREAM_ERRORS:
             return  # the caller is gone
+
+
+def _unreachable(endpoint: str, peer: PeerId, why: str) -> HetnodeError:
+    return HetnodeError(
+        ErrorCode.NEIGHBOUR_UNREACHABLE,
+        f"Peer {peer} cannot be reached at {endpoint}: {why}.",
+        "Check that its advertised address and port are open to this machine.",
+    )
 
 
 def _corrupt(cause: str) -> HetnodeError:

@@ -18,10 +18,12 @@ async def status_of(call: Any) -> grpc.aio.AioRpcError:
     )
 
 
-def is_cancelled() -> bool:
-    """Whether this task was really cancelled, when a CancelledError has been caught.
+def text_of(error: grpc.RpcError) -> str:
+    """gRPC's message on a failed call, short enough for a message of ours."""
+    return str(error.details() or error.code().name)[:200]
 
-    gRPC also raises that error from a write whose call has ended.
-    """
+
+def is_cancelled() -> bool:
+    """Whether a caught CancelledError is real: gRPC also raises it from a write whose call has ended."""
     task = asyncio.current_task()
     return task is not None and bool(task.cancelling())

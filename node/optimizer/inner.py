@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from node.optimizer.schedule import cold_factor, learning_rate
 from protocol.spec.run import RunSpec
 
-_MOMENTS = "exp_avg", "exp_avg_sq"
-
 AdamW = Callable[..., torch.optim.Optimizer]
 """Has the interface of torch.optim.AdamW: arguments, names in the state, groups of named parameters."""
 
@@ -33,13 +31,9 @@ class AdamWState(TypedDict):
 
 
 class InnerOptimizer:
-    """AdamW over all hosted stages. Each stage has separate moments.
+    """AdamW over all hosted stages. Each stage has separate moments: see :class:`StageAdamW`.
 
-    Args:
-        spec: the run.
-        parameters: the live parameters by stage and canonical name.
-        undecayed: names of matrices without weight decay.
-        adamw: creates the optimizer of a stage.
+    `parameters` are the live ones by stage and canonical name.
     """
 
     def __init__(
@@ -56,7 +50,7 @@ class InnerOptimizer:
         }
 
     def begin_round(self, round_number: int) -> None:
-        """Prepare for `round_number`. Call it before the first step of the round."""
+        """Call it before the first step of `round_number`."""
         for stage in self._stages.values():
             stage.begin_round(round_number)
 
@@ -104,10 +98,8 @@ class StageAdamW:
     full replica would compute different values for the embedding.
 
     Args:
-        spec: the run.
         parameters: the live parameters by canonical name.
-        undecayed: names of matrices without weight decay.
-        adamw: creates the torch optimizer.
+        undecayed: names of further matrices without weight decay.
     """
 
     def __init__(
@@ -160,7 +152,9 @@ class StageAdamW:
         if not state:
             return None
         held = {name: state[parameter] for name, parameter in self._parameters.items()}
-        first, second = ({name: each[moment] for name, each in held.items()} for moment in _MOMENTS)
+        first, second = (
+            {name: each[moment] for name, each in held.items()} for moment in ("exp_avg", "exp_avg_sq")
+        )
         return {
             # All parameters take every step together, so one count stands for all.
             "steps": int(next(iter(held.values()))["step"]),

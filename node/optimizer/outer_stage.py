@@ -3,26 +3,23 @@
 The anchor is the last committed value of the parameters. The anchor and the state of the outer optimizer are
 equal in every bit on all replicas. anchor - local is the progress of this replica since that commit. The
 error feedback is the progress that this replica has not sent yet. Anchor and error feedback change only when
-a round is committed, so an aborted round loses nothing: the next proposal contains its progress too. If a
-replica commits a round without a proposal, its local parameters move by the same amount as the anchor.
+a round is committed, so an aborted round loses nothing: the next proposal contains its progress too.
 
 The same rules hold with momentum (protocol.algorithm.outer_optimizer). The optimizer takes one step per
-committed round and none for an aborted round. Its state therefore depends only on the committed rounds, and
-replaying them gives the same bits. Error feedback counts what was sent in the pseudo-gradient, not what the
-optimizer makes of it. With ``outer.overlap`` the optimizer step happens later, like every update.
+committed round and none for an aborted round, so replaying the committed rounds gives the same bits. Error
+feedback counts what was sent in the pseudo-gradient, not what the optimizer makes of it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TypedDict
 
 import torch
 from torch import Tensor
 
-from node.model.init import EMBEDDING, parameter_shapes
+from node.model.shapes import EMBEDDING, parameter_shapes
 from protocol.algorithm.clipping import clipping_scales, outliers, payload_norm
 from protocol.algorithm.outer_optimizer import initial_state, outer_optimizer
 from protocol.algorithm.outer_step import anchor_digest, apply_update
@@ -35,7 +32,13 @@ WeightedPayload = tuple[bytes, float]
 """The bytes of a payload, and the weight of the replica that sent it."""
 
 
-class ProposalState(TypedDict):
+class Proposal(TypedDict):
+    """A payload, and the error feedback that remains if all of it is applied.
+
+    `covered` holds the local parameters at the time of the proposal, if training continues before the round
+    is decided; otherwise None.
+    """
+
     payload: bytes
     error: dict[str, Tensor]
     covered: dict[str, Tensor] | None
@@ -52,29 +55,13 @@ class OuterStageState(CommittedState):
     """State dict of :class:`OuterStage`: float32 tensors on the CPU by canonical name."""
 
     error: dict[str, Tensor]
-    pending: ProposalState | None
-
-
-@dataclass(frozen=True)
-class _Proposal:
-    """A payload, and the error feedback that remains if all of it is applied.
-
-    `covered` holds the local parameters at the time of the proposal, if training continues before the round
-    is decided; otherwise None.
-    """
-
-    payload: bytes
-    error: dict[str, Tensor]
-    covered: dict[str, Tensor] | None = None
+    pending: Proposal | None
 
 
 class OuterStage:
     """Anchor, optimizer state and error feedback of one stage, and at most one pending proposal.
 
-    Args:
-        spec: the run.
-        stage: the stage.
-        parameters: the committed parameters before round 1; they are copied. All other state starts at 0.
+    `parameters` are the committed ones before round 1; they are copied. All other state starts at 0.
 
     Attributes:
         anchor: float32 CPU tensors by canonical name. A commit replaces the tensors and never changes one in
@@ -82,6 +69,7 @@ class OuterStage:
         optimizer_state: state of the outer optimizer, named by outer_optimizer.state_name. Also replaced,
             never changed in place.
         error: error feedback e, by canonical name.
+        pending: the proposal of the round that is not decided yet.
     """
 
     def __init__(self, spec: RunSpec, stage: int, parameters: Mapping[str, Tensor]) -> None:
@@ -90,17 +78,12 @@ class OuterStage:
         self.anchor = {name: _float32(parameters[name]).clone() for name in self.layout.shapes}
         self.optimizer_state = initial_state(self.anchor, self._optimizer.slots)
         self.error = {name: torch.zeros_like(tensor) for name, tensor in self.anchor.items()}
-        self._pending: _Proposal | None = None
+        self.pending: Proposal | None = None
 
     @property
     def committed(self) -> dict[str, Tensor]:
         """The state that is equal on all replicas: anchor and optimizer state, by name."""
         return self.anchor | self.optimizer_state
-
-    @property
-    def pending_payload(self) -> bytes | None:
-        """The payload of the pending proposal, or None."""
-        return None if self._pending is None else self._pending.payload
 
     def digest(self) -> str:
         """Digest of :attr:`committed`. Equal on all replicas that have committed the same rounds."""
@@ -108,55 +91,50 @@ class OuterStage:
 
     def state_dict(self) -> OuterStageState:
         """The live tensors, not copied."""
-        pending = self._pending
         return {
             "anchor": self.anchor,
             "optimizer": self.optimizer_state,
             "error": self.error,
-            "pending": None
-            if pending is None
-            else {"payload": pending.payload, "error": pending.error, "covered": pending.covered},
+            "pending": self.pending,
         }
 
     def load_state_dict(self, state: OuterStageState) -> None:
         """Copy `state`. Names and shapes match the stage."""
         self.anchor, self.optimizer_state = _copied(state["anchor"]), _copied(state["optimizer"])
         self.error, pending = _copied(state["error"]), state["pending"]
-        self._pending = None
+        self.pending = None
         if pending is not None:
             covered = None if pending["covered"] is None else _copied(pending["covered"])
-            self._pending = _Proposal(pending["payload"], _copied(pending["error"]), covered)
+            error = _copied(pending["error"])
+            self.pending = {"payload": pending["payload"], "error": error, "covered": covered}
 
     @torch.no_grad()
     def propose(self, local: Mapping[str, Tensor]) -> bytes | None:
         """The payload with this replica's contribution to the round. It is pending until commit or abort.
 
+        None if a parameter or its error feedback is not finite. Then nothing is pending, and the replica
+        takes part in the round without a contribution. :meth:`reset` restarts it from the anchor.
+
         Memory: the pending error feedback (one copy of the stage) and the payload (up to another copy if all
         values are sent). An older proposal that is still pending is dropped, as in :meth:`abort`: its caller
         failed before it sent the payload.
 
-        Args:
-            local: the parameters after the inner phase, on any device. If they change before the round is
-                decided, call :meth:`remember` first; otherwise a commit loses the changes.
-
-        Returns:
-            None if a parameter or its error feedback is not finite. Then nothing is pending, and the replica
-            takes part in the round without a contribution. The parameters do not become finite again by
-            themselves: :meth:`reset` restarts them from the anchor.
+        `local` are the parameters after the inner phase, on any device. If they change before the round is
+        decided, call :meth:`remember` first; otherwise a commit loses the changes.
         """
         self.abort()
-        parts, pending = [], {}
+        parts, error = [], {}
         try:
             for name, layout in self.layout.tensors.items():
-                pending[name] = torch.empty_like(self.anchor[name])
-                sparse = sparsify_blocks(self._learned(name, local[name], pending[name]), layout)
+                error[name] = torch.empty_like(self.anchor[name])
+                sparse = sparsify_blocks(self._learned(name, local[name], error[name]), layout)
                 # e'' = e' - sent, with the decoded values: error feedback also keeps the quantization error.
-                sparse.add_to(pending[name].view(-1), -1.0)
+                sparse.add_to(error[name].view(-1), -1.0)
                 parts.append(encode_tensor(layout, sparse))
         except FloatingPointError:
-            return None  # self._pending is still None: a round never sees half a stage
+            return None  # nothing is pending: a round never sees half a stage
         payload = join(self.layout, parts)
-        self._pending = _Proposal(payload, pending)
+        self.pending = {"payload": payload, "error": error, "covered": None}
         return payload
 
     def _learned(self, name: str, local: Tensor, kept: Tensor) -> Iterator[Tensor]:
@@ -184,10 +162,9 @@ class OuterStage:
 
         Call it once per proposal, before `local` changes. Does nothing if no proposal is pending.
         """
-        if self._pending is not None and self._pending.covered is None:
-            self._pending = replace(
-                self._pending, covered=_copied({name: local[name] for name in self.anchor})
-            )
+        if self.pending is not None and self.pending["covered"] is None:
+            covered = _copied({name: local[name] for name in self.anchor})
+            self.pending = {**self.pending, "covered": covered}
 
     def screen(self, payloads: Sequence[bytes]) -> list[str]:
         """For each gathered payload of one round: the reason to reject it, or "" to accept. Never raises.
@@ -223,7 +200,7 @@ class OuterStage:
         Raises:
             HetnodeError: PAYLOAD_CORRUPT; nothing has changed and the proposal is still pending.
         """
-        pending = self._pending if mine_included else None
+        pending = self.pending if mine_included else None
         assert pending is not None or not mine_included, "the round includes a payload not proposed here"
         # Everything that can fail comes first; only then the state changes.
         decoded = [decode(self.layout, data) for data, _ in payloads]
@@ -233,33 +210,32 @@ class OuterStage:
             if pending is None:
                 # anchor - local stays the same, so the next proposal still contains this progress.
                 local[name].add_((committed[name] - anchor).to(local[name].device))
-            elif pending.covered is None:
+            elif pending["covered"] is None:
                 local[name].copy_(committed[name])
             else:
                 # The new anchor plus the training since the proposal, which no payload contains yet.
-                local[name].copy_(committed[name] + (_float32(local[name]) - pending.covered[name]))
+                local[name].copy_(committed[name] + (_float32(local[name]) - pending["covered"][name]))
         self._take(committed)
         if pending is not None:
-            mine = [data for data, _ in payloads].index(pending.payload)
+            mine = [data for data, _ in payloads].index(pending["payload"])
             scale = clipping_scales([payload_norm(payload) for payload in decoded])[mine]
-            self.error = pending.error
+            self.error = pending["error"]
             if scale < 1.0:
                 # The round applied only `scale` of the payload. Keep the rest in the error feedback.
                 for name, sparse in decoded[mine].items():
                     sparse.add_to(self.error[name].view(-1), 1.0 - scale)
-        self._pending = None
+        self.pending = None
 
     def abort(self) -> None:
         """Drop the pending proposal, if any. Anchor, optimizer state and error feedback stay unchanged."""
-        self._pending = None
+        self.pending = None
 
     @torch.no_grad()
     def reset(self, local: Mapping[str, Tensor]) -> None:
         """local := anchor and error feedback := 0. Progress that was not sent is lost.
 
         Use it if the parameters are not finite, or if the error feedback is older than a committed payload
-        of this replica: then local and error feedback still contain what that payload has already added to
-        the anchor, and the next proposal would add it twice.
+        of this replica: the next proposal would add the content of that payload a second time.
         """
         self.abort()
         for name, anchor in self.anchor.items():
@@ -287,9 +263,7 @@ class EmbeddingFollower:
     :class:`OuterStage`. So the table and its optimizer state equal those of stage 0's hosts in every bit.
     The receiving end of a link derives T_perp from this table.
 
-    Args:
-        spec: the run.
-        table_vd: the committed embedding before round 1, copied.
+    `table_vd` is the committed embedding before round 1.
 
     Attributes:
         committed: TE, float32 [V, d] on the CPU, and its optimizer state, by name. A commit replaces the

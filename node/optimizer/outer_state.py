@@ -8,7 +8,7 @@ from typing import TypedDict
 
 from torch import Tensor
 
-from node.model.init import EMBEDDING
+from node.model.shapes import EMBEDDING
 from node.optimizer.outer_stage import (
     CommittedState,
     EmbeddingFollower,
@@ -42,7 +42,6 @@ class OuterState(Mapping[int, OuterStage]):
     link derives T_perp from it. All outer state is on the CPU, so that all machines compute the same bits.
 
     Args:
-        spec: the run.
         parameters: the live parameters by stage, on any device, with their values before round 1. Commits
             change them in place.
         embedding: TE [V, d] before round 1 if stage 0 is not hosted here, else None.
@@ -128,14 +127,13 @@ class OuterState(Mapping[int, OuterStage]):
         return self._stages[stage].digest()
 
     def commit_embedding(self, round_number: int, payloads: Sequence[WeightedPayload]) -> str:
-        """Apply the committed payloads of stage 0 to the embedding kept here. Empty for an aborted round.
+        """Apply the payloads of stage 0 to the embedding kept here; none for an aborted round.
 
-        Returns the digest of the embedding. Raises the same errors as :meth:`commit`.
+        Returns the digest of the embedding. Raises as :meth:`commit`.
         """
         assert self.follower is not None, "the host of stage 0 must commit the whole stage"
-        assert round_number == self._followed_round + 1, (
-            f"the embedding is after round {self._followed_round}"
-        )
+        followed = self._followed_round
+        assert round_number == followed + 1, f"the embedding is after round {followed}"
         if payloads:
             self.follower.commit(payloads)
         self._followed_round = round_number

@@ -1,13 +1,14 @@
-"""Mutual TLS over gRPC: channels that trust only one named peer, and servers that require a certificate."""
+"""Mutual TLS over gRPC: channels that trust only one named peer, and what servers show."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
 
 from node.security.credentials import Credentials
+from protocol.server.renewed_server import ServerTls
 
 _TLS_FAILURES = ("handshake", "Peer name", "certificate", "CERTIFICATE", "Hostname Verification")
 
@@ -24,24 +25,9 @@ def open_channel(
     return grpc.aio.secure_channel(address, tls, options=(*options, ("grpc.ssl_target_name_override", name)))
 
 
-def server_credentials(current: Callable[[], Credentials]) -> grpc.ServerCredentials:
-    """Credentials of a server that requires a certificate. `current` is called for each new connection."""
-    shown = current()
-
-    def configuration(credentials: Credentials) -> Any:
-        pair = (credentials.key, credentials.certificate)
-        return grpc.ssl_server_certificate_configuration([pair], root_certificates=credentials.authority)
-
-    def changed() -> Any:
-        nonlocal shown
-        if current() == shown:
-            return None  # gRPC then keeps the former configuration
-        shown = current()
-        return configuration(shown)
-
-    return grpc.dynamic_ssl_server_credentials(
-        configuration(shown), changed, require_client_authentication=True
-    )
+def server_tls(credentials: Credentials) -> ServerTls:
+    """What a server shows that requires a certificate of the same authority."""
+    return ServerTls(credentials.key, credentials.certificate, credentials.authority)
 
 
 def tls_failure(error: grpc.RpcError) -> str:

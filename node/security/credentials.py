@@ -10,22 +10,14 @@ The credentials of every run to which a node was invited are next to its identit
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-
-from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_private_key,
-)
+from ssl import PEM_cert_to_DER_cert
 
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.trust.private_file import write_private
 from protocol.types import PeerId, Role
 
 _LEAST_WAIT = 1.0  # seconds between two attempts to renew
@@ -40,15 +32,26 @@ class Credentials:
     certificate: bytes
     key: bytes = field(repr=False)
 
+    # Short commands only hand the files to gRPC: cryptography would take a third of their time.
+
     @property
     def public_key(self) -> bytes:
         """DER SubjectPublicKeyInfo of the key."""
-        key = load_pem_private_key(self.key, None)
-        return key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        from cryptography.hazmat.primitives import serialization as form  # noqa: PLC0415
+
+        key = form.load_pem_private_key(self.key, None)
+        return key.public_key().public_bytes(form.Encoding.DER, form.PublicFormat.SubjectPublicKeyInfo)
+
+    @property
+    def pin(self) -> bytes:
+        """Pin of the authority. Raises ValueError if `authority` is no PEM."""
+        return hashlib.sha256(PEM_cert_to_DER_cert(self.authority.decode())).digest()
 
     @property
     def expires(self) -> float:
         """Unix time at which the certificate ends."""
+        from cryptography import x509  # noqa: PLC0415
+
         return x509.load_pem_x509_certificate(self.certificate).not_valid_after_utc.timestamp()
 
     def seconds_to_renewal(self, now: float) -> float:
@@ -61,13 +64,12 @@ class Credentials:
 
 @dataclass(frozen=True)
 class RunCredentials:
-    """A node's credentials for one run.
+    """A node's credentials for one run, whose files are in `folder`.
 
     Attributes:
-        folder: where the files are.
         api: ``host:port`` of the coordinator's API.
         coordinator: peer id of the key that must sign specs and plans.
-        role: the node's last role, or the only role that its invite allows, or None.
+        role: the last role that the node's owner chose, or the only one that its invite allows, or None.
     """
 
     folder: Path
@@ -80,17 +82,18 @@ class RunCredentials:
     def save(self) -> None:
         """Write all files. Only their owner can read them."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _write(self.folder / _KEY, self.tls.key)
-        _write(self.folder / _AUTHORITY, self.tls.authority)
+        write_private(self.folder / _KEY, self.tls.key)
+        write_private(self.folder / _AUTHORITY, self.tls.authority)
         self._save_run()
-        _write(self.folder / _CERTIFICATE, self.tls.certificate)  # last: it marks the folder as complete
+        # Last, because it marks the folder as complete.
+        write_private(self.folder / _CERTIFICATE, self.tls.certificate)
 
     def _save_run(self) -> None:
         body = {"run": self.run, "api": self.api, "coordinator": self.coordinator, "role": self.role}
-        _write(self.folder / _RUN, json.dumps(body, indent=2).encode())
+        write_private(self.folder / _RUN, json.dumps(body, indent=2).encode())
 
-    def remember(self, role: Role) -> None:
-        """Store this node's role for its next start."""
+    def remember(self, role: Role | None) -> None:
+        """Store the role that this node's owner wants, for its next start; None: the coordinator chooses."""
         replace(self, role=role)._save_run()
 
     @property
@@ -98,19 +101,26 @@ class RunCredentials:
         return self.folder / _CERTIFICATE
 
     @property
+    def key_file(self) -> Path:
+        return self.folder / _KEY
+
+    @property
     def authority_file(self) -> Path:
         return self.folder / _AUTHORITY
 
     def renewed(self, certificate: bytes) -> RunCredentials:
         """These credentials with a new certificate for the same key, which is stored in the folder."""
-        _write(self.certificate_file, certificate)
+        write_private(self.certificate_file, certificate)
         return replace(self, tls=replace(self.tls, certificate=certificate))
 
 
 def new_tls_key() -> bytes:
     """A new private EC P-256 key, PEM."""
+    from cryptography.hazmat.primitives import serialization as form  # noqa: PLC0415
+    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
+
     key = ec.generate_private_key(ec.SECP256R1())
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
 
 
 def folder_of(identity: Path, run: str) -> Path:
@@ -119,16 +129,10 @@ def folder_of(identity: Path, run: str) -> Path:
 
 
 def load(folder: Path) -> RunCredentials:
-    """The credentials in `folder`.
-
-    Raises:
-        HetnodeError: NO_CREDENTIALS if they are missing or damaged.
-    """
+    """The credentials in `folder`. Raises NO_CREDENTIALS if they are missing or damaged."""
     try:
         body = json.loads((folder / _RUN).read_bytes())
-        tls = Credentials(
-            *((folder / name).read_bytes() for name in (_AUTHORITY, _CERTIFICATE, _KEY)),
-        )
+        tls = Credentials(*((folder / name).read_bytes() for name in (_AUTHORITY, _CERTIFICATE, _KEY)))
         _ = tls.expires, tls.public_key  # reading them raises ValueError if a file is damaged
         role = Role(body["role"]) if body["role"] else None
         coordinator = PeerId(body["coordinator"])
@@ -157,11 +161,7 @@ def check_in_date(credentials: RunCredentials, now: float) -> None:
 
 
 def load_operator(folder: Path) -> tuple[str, Credentials]:
-    """The API address and the operator's credentials that a coordinator keeps in its folder.
-
-    Raises:
-        HetnodeError: NO_CREDENTIALS if they are missing.
-    """
+    """API address and operator's credentials from a coordinator's folder. Raises NO_CREDENTIALS."""
     try:
         address = (folder / "address").read_text().strip()
         names = ("authority.pem", "operator.pem", "operator.key")
@@ -172,14 +172,3 @@ def load_operator(folder: Path) -> tuple[str, Credentials]:
             f"{folder} is not the folder of a coordinator that runs: {error}.",
             "Give the --folder of 'hetnode coordinator', as the user who started it.",
         ) from None
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Replace `path` in one step. The file has mode 0600 before any byte of it is written."""
-    temporary = path.with_suffix(".tmp")
-    temporary.unlink(missing_ok=True)
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())  # before the rename: a crash must not leave an empty file under the name
-    temporary.replace(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from itertools import count
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -34,8 +35,7 @@ class Identity:
 def open_identity(path: Path) -> Identity:
     """Load the key at `path`, or create it (mode 0600) on first use, and lock it for this process.
 
-    Raises:
-        HetnodeError: ALREADY_ACTIVE if another live process uses it; BAD_OPTION if it cannot be read.
+    Raises HetnodeError: ALREADY_ACTIVE if another live process uses it; BAD_OPTION if it cannot be read.
     """
     identity = _try_open(path)
     if identity is None:
@@ -49,12 +49,8 @@ def open_identity(path: Path) -> Identity:
 
 def open_free_identity(folder: Path) -> Identity:
     """The first ``peer-N.key`` of `folder` that no live process uses, so that nodes can share a machine."""
-    number = 0
-    while True:
-        identity = _try_open(folder / f"peer-{number}.key")
-        if identity is not None:
-            return identity
-        number += 1
+    opened = (_try_open(folder / f"peer-{i}.key") for i in count())
+    return next(identity for identity in opened if identity is not None)
 
 
 def _try_open(path: Path) -> Identity | None:

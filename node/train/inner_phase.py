@@ -12,7 +12,6 @@ from node.train.pipeline import Pipeline
 from node.train.services import Services
 from protocol.algorithm.flops import microbatch_flops
 from protocol.algorithm.sampling import sample_range
-from protocol.spec.run import RunSpec
 from protocol.status import Measurement
 
 log = logging.getLogger(__name__)
@@ -25,22 +24,25 @@ class InnerLoop:
         between_steps: a lock that is held while an inner step computes.
 
     Attributes:
-        round_number: of the inner phase that has begun last; 0 before any.
-        seconds: of this phase so far.
+        round_number, seconds: of the inner phase that has begun last; 0 before any.
     """
 
-    def __init__(
-        self, spec: RunSpec, services: Services, pipeline: Pipeline, between_steps: asyncio.Lock
-    ) -> None:
-        self._spec, self._services, self._pipeline = spec, services, pipeline
+    def __init__(self, services: Services, pipeline: Pipeline, between_steps: asyncio.Lock) -> None:
+        self._spec, self._services, self._pipeline = services.spec, services, pipeline
         self._between_steps = between_steps
         self._step_seconds = 0.0
         self._assignment: Assignment
         self._samples: range
         self._start(0)
 
+    def _start(self, round_number: int) -> None:
+        self.round_number, self.seconds = round_number, 0.0
+        self._done = self._microbatches = self._bytes_sent = 0  # `_done` counts the steps of the phase
+        self._is_over = False  # whether the replica has ended the phase
+        self._beyond_seconds = 0.0
+
     async def begin(self, assignment: Assignment, round_number: int) -> None:
-        """Begin the inner phase of a round. Call :meth:`train` next, or :meth:`train_ahead` before it."""
+        """Begin the inner phase of a round. Call :meth:`train` next."""
         self._assignment, self._samples = assignment, self._samples_of(assignment, round_number)
         await self._services.worker.call(BeginRound(round_number, self._samples))
         self._start(round_number)
@@ -59,13 +61,23 @@ class InnerLoop:
         """Whether any step of a later round than `round_number` is trained."""
         return self.round_number > round_number and self._done > 0
 
-    async def train_ahead(self, steps: int) -> None:
-        """Train the first `steps` steps of the phase, or as many as the round has time for."""
-        await self._train(steps)
+    async def train(self, ahead: int | None = None) -> None:
+        """Train the first `ahead` steps, or with None the rest of the H steps, after which the phase is over.
 
-    async def train(self) -> None:
-        """Train the rest of the H steps, or as many as the round has time for. Then the phase is over."""
-        await self._train(None)
+        Trains fewer steps if the round has no time for more.
+        """
+        began, sent_before = self._now(), self._pipeline.bytes_sent
+        while not self._is_over and self._done != ahead:
+            self._services.membership.progress = (self.round_number, self._done)
+            if not await self._pipeline.phase(self.round_number, self._done, self._has_time()):
+                self._is_over = True
+                break
+            step_began = self._now()
+            await self._step(self.round_number, self._done)
+            self._step_seconds = self._now() - step_began
+            self._done += 1
+        self.seconds += self._now() - began
+        self._bytes_sent += self._pipeline.bytes_sent - sent_before
 
     async def train_beyond(self, round_number: int, step: int) -> None:
         """Train an extra step, `step` > H, while a round is exchanged. The phase does not count it."""
@@ -79,10 +91,8 @@ class InnerLoop:
         report = await self._services.worker.call(EndInnerPhase())
         result = report.result
         if result.skipped_steps:
-            log.warning(
-                "round %d: %d steps had gradients that are not finite",
-                *(self.round_number, result.skipped_steps),
-            )
+            skipped = result.skipped_steps
+            log.warning("round %d: %d steps had gradients that are not finite", self.round_number, skipped)
         if result.steps < spec.inner.steps:
             log.info("round %d: %d of %d steps", self.round_number, result.steps, spec.inner.steps)
         self._estimate(report.compute_seconds)
@@ -98,25 +108,6 @@ class InnerLoop:
             link_bytes_sent=self._bytes_sent,
             link_bytes_dense=self._pipeline.dense_bytes_per_round,
         )
-
-    def _start(self, round_number: int) -> None:
-        self.round_number, self.seconds = round_number, 0.0
-        self._done, self._is_over = 0, False  # steps of the phase; whether the replica has ended it
-        self._microbatches, self._bytes_sent, self._beyond_seconds = 0, 0, 0.0
-
-    async def _train(self, ahead: int | None) -> None:
-        began, sent_before = self._now(), self._pipeline.bytes_sent
-        while not self._is_over and self._done != ahead:
-            self._services.membership.progress = (self.round_number, self._done)
-            if not await self._pipeline.phase(self.round_number, self._done, self._has_time()):
-                self._is_over = True
-                break
-            step_began = self._now()
-            await self._step(self.round_number, self._done)
-            self._step_seconds = self._now() - step_began
-            self._done += 1
-        self.seconds += self._now() - began
-        self._bytes_sent += self._pipeline.bytes_sent - sent_before
 
     async def _step(self, round_number: int, step: int) -> None:
         async with self._between_steps:

@@ -1,8 +1,7 @@
 """One node's training from its first reservation to the last round: read :meth:`NodeLoop.run` top to bottom.
 
 A node follows the log of decisions until a plan assigns it to a replica. It trains under that plan until the
-plan ends or the replica cannot go on, and then it follows again. After every failure of its replica, its
-links or the coordinator it comes back through this loop.
+plan ends or its replica, its links or the coordinator fail. Then it follows again.
 """
 
 from __future__ import annotations
@@ -15,16 +14,15 @@ from pathlib import Path
 
 from node.checkpoint.layout import round_folder
 from node.folder import keep_only_stages
-from node.ipc.worker_calls import Abandon, Build, LocalData, StageInfo, WriteCheckpoint
-from node.net.membership import Assignment, RunView, jittered
-from node.train.cancellation import LeaveRequested, cancel_when_leaving
+from node.ipc.worker_calls import Abandon, Build, LocalData, WriteCheckpoint
+from node.net.membership import Assignment, RunView, jittered, until_answered
+from node.train.cancellation import LeaveRequested, cancel_when, cancel_when_leaving
 from node.train.outer_exchange import OuterExchange, run_is_over
 from node.train.recovery import Recovery
 from node.train.remedies import Remedy, code_of, is_final_after_the_run, remedy_for
 from node.train.replica_session import ReplicaSession, Superseded
 from node.train.services import Services
 from protocol.errors import ErrorCode, HetnodeError, first_error
-from protocol.spec.run import RunSpec
 from protocol.types import PeerId, ReservedAssignment, StageRange
 
 log = logging.getLogger(__name__)
@@ -49,26 +47,24 @@ class NodeLoop:
     """Trains the stages that are reserved for this node until the last round of the run.
 
     Args:
-        spec: the run.
-        services: the processes and connections of this node.
         local: how this machine computes, and where its files are.
         folder: of this node; checkpoints and committed payloads are kept below it.
-        leaving: set when this node has to leave: at once, or at the end of the round in which it trains.
+        leaving: set when this node has to leave: at once, or at the end of the round in which it trains,
+            which it does not await while the coordinator is away.
+
+    Attributes:
+        newest_checkpoint: folder of the newest checkpoint; before the first, the folder of all of them.
     """
 
-    def __init__(
-        self, spec: RunSpec, services: Services, local: LocalData, folder: Path, leaving: asyncio.Event
-    ) -> None:
-        self._spec, self._services, self._local = spec, services, local
+    def __init__(self, services: Services, local: LocalData, folder: Path, leaving: asyncio.Event) -> None:
+        self._spec, self._services, self._local = services.spec, services, local
         self._folder, self._leaving = folder, leaving
         self._checkpoints, self._payloads = folder / "checkpoint", folder / "payloads"
-        self._newest_checkpoint = self._checkpoints
-        self._between_steps = asyncio.Lock()
+        self.newest_checkpoint = self._checkpoints
         self._assignment: Assignment | None = None
         self._given_up_epoch = 0  # assignments of plans up to this one do not count any more
         # Set by _build_stages:
         self._stages: StageRange
-        self._stage_info: StageInfo
         self._exchange: OuterExchange
         self._recovery: Recovery
         self._is_built = False
@@ -98,7 +94,7 @@ class NodeLoop:
                     await cancel_when_leaving(self._leaving, self._recover_from(failure, session))
                     failure = None
                 if await cancel_when_leaving(self._leaving, self._follow_until_assigned()):
-                    await self._train_assignment()
+                    await cancel_when(self._left_without_coordinator(), self._train_assignment())
             except (Superseded, HetnodeError, BaseExceptionGroup) as error:
                 failure = first_error(error)
                 self._check_reservation()
@@ -108,11 +104,6 @@ class NodeLoop:
                     raise run_is_over() from None
                 if remedy_for(failure) is None:
                     raise
-
-    @property
-    def newest_checkpoint(self) -> Path:
-        """The folder of the newest checkpoint written here; before the first, the folder of all of them."""
-        return self._newest_checkpoint
 
     async def save_progress(self) -> None:
         """Write a checkpoint from which a later start of this node continues. Call it before an early end."""
@@ -131,34 +122,18 @@ class NodeLoop:
         self._stages = stages = reservation.stages
         keep_only_stages(self._folder, stages)
         log.info("this node is reserved for replica-%d, %s", reservation.replica, _text_of(stages))
-        self._stage_info = await services.worker.call(Build(spec, stages, self._local))
-        await services.transport.host_stages(
-            {stage: self._stage_info.payload_bytes[stage] for stage in stages},
-            self._payloads,
-            self._checkpoints,
-            spec.recovery.keep_rounds,
-        )
+        stage_info = await services.worker.call(Build(spec, stages, self._local))
+        capacities = {stage: stage_info.payload_bytes[stage] for stage in stages}
+        keep_rounds = spec.recovery.keep_rounds
+        await services.transport.host_stages(capacities, self._payloads, self._checkpoints, keep_rounds)
         await services.directory.take_stages(stages)
-        self._exchange = OuterExchange(
-            spec,
-            stages,
-            services.identity,
-            services.worker,
-            services.transport,
-            services.coordinator,
-            services.membership,
-            self._stage_info,
-            self._between_steps,
-        )
-        self._recovery = Recovery(spec, services, self._exchange, self._stage_info, self._checkpoints)
+        self._exchange = OuterExchange(services, stages, stage_info)
+        self._recovery = Recovery(services, self._exchange, self._checkpoints)
         await self._recovery.load_at_start()
         self._is_built = True
 
     async def _follow_until_assigned(self) -> bool:
-        """Apply decision after decision until a plan assigns this node to a replica in the next round.
-
-        Returns False where the run is over before.
-        """
+        """Apply decisions until a plan assigns this node to a replica; False where the run is over before."""
         membership, exchange = self._services.membership, self._exchange
         await self._recovery.catch_up()
         attested_round = -1
@@ -195,10 +170,8 @@ class NodeLoop:
             )
 
     async def _wait_for_move(self) -> None:
-        """Wait a moment for another reservation. Raises _Moved when it arrives.
-
-        The coordinator refuses a moved node's usual requests, perhaps before the node has heard of the move.
-        """
+        """Wait a moment for another reservation. Raises _Moved when it arrives."""
+        # The coordinator refuses a moved node's usual requests, perhaps before the node knows of the move.
         with suppress(TimeoutError):
             async with asyncio.timeout(_MOVE_SECONDS):
                 await self._services.membership.until(lambda _: self._check_reservation())
@@ -238,14 +211,7 @@ class NodeLoop:
             *(assignment.plan.reason, assignment.replica.name, _text_of(self._stages), first_round),
         )
         session = ReplicaSession(
-            self._spec,
-            assignment,
-            self._services,
-            self._exchange,
-            self._stage_info,
-            self._between_steps,
-            self._leaving,
-            self._write_checkpoint_if_due,
+            self._services, assignment, self._exchange, self._leaving, self._write_checkpoint_if_due
         )
         try:
             await session.run()
@@ -253,6 +219,13 @@ class NodeLoop:
             # After a failure, this is the assignment that has to be given up.
             self._assignment = session.assignment
         self._assignment = None
+
+    async def _left_without_coordinator(self) -> LeaveRequested:
+        """Wait until this node has to leave and the coordinator is away: no round can end then."""
+        await self._leaving.wait()
+        await self._services.membership.until_away()
+        log.warning("the coordinator is away: leaving at once, what was learned in this round is kept")
+        return LeaveRequested()
 
     async def _recover_from(self, failure: BaseException, session: int) -> None:
         """Do what lets this node follow again after a failure that has a remedy."""
@@ -275,28 +248,20 @@ class NodeLoop:
 
     async def _abandon(self) -> None:
         """Drop an unfinished inner step. A decision that is being applied is applied first."""
-        async with self._between_steps:
+        async with self._exchange.between_steps:
             await self._services.worker.call(Abandon())
 
     async def _give_up_assignment(self, reason: BaseException) -> None:
-        """Tell the coordinator that this node's replica cannot go on.
-
-        The coordinator would wait in every round for an assignment that it still counts. So this repeats
-        until the coordinator knows; without the coordinator this node could not follow either.
-        """
+        """Tell the coordinator that this node's replica cannot go on, until the coordinator knows."""
+        # The coordinator would wait for this replica in every round.
         if self._assignment is None:
             return
         epoch = self._assignment.plan.epoch
         self._given_up_epoch = max(self._given_up_epoch, epoch)
         code = code_of(reason)
-        while True:
-            try:
-                await self._services.coordinator.retreat(epoch, str(reason) if code is None else code.label)
-                break
-            except HetnodeError as error:
-                if error.code is not ErrorCode.COORDINATOR_UNREACHABLE:
-                    break  # the coordinator took this node for lost, and does not wait for it
-            await asyncio.sleep(jittered(_RETRY_SECONDS))
+        text = str(reason) if code is None else code.label
+        with suppress(HetnodeError):  # a coordinator that took this node for lost does not wait for it
+            await until_answered(lambda: self._services.coordinator.retreat(epoch, text), _RETRY_SECONDS)
         self._assignment = None
 
     # Checkpoints
@@ -318,9 +283,9 @@ class NodeLoop:
     async def _write_checkpoint(self, round_number: int) -> None:
         """Write a checkpoint. Everything that this node holds must be after that round."""
         folder = self._checkpoints / round_folder(round_number)
-        async with self._between_steps:
+        async with self._exchange.between_steps:
             await self._services.worker.call(WriteCheckpoint(folder, round_number))
-        self._newest_checkpoint = folder
+        self.newest_checkpoint = folder
 
 
 def _text_of(stages: StageRange) -> str:

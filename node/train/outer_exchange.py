@@ -1,8 +1,8 @@
 """The outer rounds of one member: propose, exchange, report, and apply what the coordinator committed.
 
-The decisions of the coordinator are a log. Every anchor of this member is the result of the decisions up to
-some round of that log. A member that contributes proposes a payload before it applies a decision. A member
-that joined late, came back or was cut off applies the decisions that it has missed, one after the other.
+The decisions of the coordinator are a log, and every anchor is the result of the decisions up to some round.
+A member that contributes proposes a payload before it applies a decision. A member that joined late, came
+back or was cut off applies the decisions that it has missed, one after the other.
 
 All stages do this at the same time, each in a transaction of its own. A member that does not host stage 0
 also follows the decisions on stage 0, because the committed embedding must reach every member of every
@@ -13,20 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from node.ipc.worker_calls import Abort, Commit, CommitEmbedding, Digests, Propose, ResetError, StageInfo
-from node.ipc.worker_client import WorkerClient
-from node.net.coordinator_client import CoordinatorClient
-from node.net.membership import Membership, jittered
-from node.security.identity import Identity
-from node.train.overlap import Overlap
+from node.net.membership import until_answered
 from node.train.round_payloads import RoundPayloads
-from node.transport.transport import Transport
+from node.train.services import Services
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec.run import RunSpec
 from protocol.types import Decision, ExchangeGroup, Part, PayloadDescriptor, Plan, StageRange
 
 log = logging.getLogger(__name__)
@@ -34,6 +29,7 @@ T = TypeVar("T")
 
 _ANSWER_SECONDS = 10.0
 _RETRY_SECONDS = 1.0
+_EARLY_SECONDS, _LONGEST_PAUSE = 0.2, 10.0
 _ATTESTED_ROUNDS = 2  # the older anchors than this need no attestation
 
 
@@ -45,56 +41,56 @@ class RoundOutcome:
     payload_bytes: int
 
 
+class Overlap:
+    """The overlap of one round's exchange on this member with inner steps of the next round.
+
+    Attributes:
+        proposed: set once each of `stages` has its payload, or has none in this round. Only then may the
+            training change the parameters from which payloads are made.
+        trained: set once the overlapping steps are over. Only then may a decision be applied.
+    """
+
+    def __init__(self, stages: Iterable[int]) -> None:
+        self._unproposed = set(stages)
+        self.proposed, self.trained = asyncio.Event(), asyncio.Event()
+
+    def mark_proposed(self, stage: int) -> None:
+        self._unproposed.discard(stage)
+        if not self._unproposed:
+            self.proposed.set()
+
+
 class OuterExchange:
     """Brings the anchors of one member from round to round.
 
     On any error nothing was applied to the stage concerned, and the same round may be tried again.
 
-    Args:
-        between_steps: a lock that is held while parameters change, and by others while an inner step
-        computes.
+    Attributes:
+        stages: those for which this member proposes.
+        parts: what this member holds: its stages, and the embedding where it does not host stage 0.
+        between_steps: a lock to hold while parameters change, and while an inner step computes.
     """
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        stages: StageRange,
-        identity: Identity,
-        worker: WorkerClient,
-        transport: Transport,
-        coordinator: CoordinatorClient,
-        membership: Membership,
-        stage_info: StageInfo,
-        between_steps: asyncio.Lock,
-    ) -> None:
-        self._spec, self._stages, self._peer = spec, stages, identity.peer
-        self._worker, self._transport, self._coordinator = worker, transport, coordinator
-        self._membership, self._between_steps = membership, between_steps
-        self._parts = list(stage_info.parts)
-        self._payloads = RoundPayloads(spec, identity, worker, transport, membership, stage_info)
+    def __init__(self, services: Services, stages: StageRange, stage_info: StageInfo) -> None:
+        self.stages, self.stage_info, self.parts = stages, stage_info, list(stage_info.parts)
+        self.between_steps = asyncio.Lock()
+        self._spec, self._peer, self._worker = services.spec, services.identity.peer, services.worker
+        self._transport, self._coordinator = services.transport, services.coordinator
+        self._membership = services.membership
+        self._payloads = RoundPayloads(services, stage_info)
         # Round and digest of each anchor; of the embedding also where it is a part of the hosted stage 0.
         self._anchors: dict[tuple[int, Part], tuple[int, str]] = {}
         self._pending: dict[int, PayloadDescriptor] = {}
 
     @property
-    def stages(self) -> StageRange:
-        """The stages for which this member proposes."""
-        return self._stages
-
-    @property
-    def parts(self) -> list[tuple[int, Part]]:
-        """What this member holds: its stages, and the embedding where it does not host stage 0."""
-        return self._parts
-
-    @property
     def position(self) -> int:
         """The last round that is applied to everything that this member holds."""
-        return min(self.round_of(stage, part) for stage, part in self._parts)
+        return min(self.round_of(stage, part) for stage, part in self.parts)
 
     @property
     def is_even(self) -> bool:
         """Whether everything that this member holds is after the same round."""
-        return len({self.round_of(stage, part) for stage, part in self._parts}) == 1
+        return len({self.round_of(stage, part) for stage, part in self.parts}) == 1
 
     def round_of(self, stage: int, part: Part) -> int:
         """The last round that is applied to this part."""
@@ -110,25 +106,19 @@ class OuterExchange:
     ) -> RoundOutcome:
         """Propose payloads for a round, and apply its decisions to everything that this member holds.
 
-        Args:
-            share: the part of the inner phase that this replica has done, above 0; scales the weight.
-            overlap: is told when every stage has proposed. However early a decision is, it is applied only
-                after the training of `overlap`.
+        `share` is the part of the inner phase that this replica has done, above 0; it scales the weight.
 
         Raises HetnodeError: UNKNOWN_PEER, ROUND_IN_DOUBT, PAYLOAD_UNAVAILABLE, ANCHOR_DIVERGED, ...
         """
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(self._contribute_stage(plan, stage, round_number, share, overlap))
-                for stage in self._stages
+                for stage in self.stages
             ]
-            if (0, Part.EMBEDDING) in self._parts:
+            if (0, Part.EMBEDDING) in self.parts:
                 group.create_task(self._follow_part(0, Part.EMBEDDING, round_number, overlap=overlap))
-        outcomes = [task.result() for task in tasks]
-        return RoundOutcome(
-            next_epoch=outcomes[0][0].next_epoch,
-            payload_bytes=sum(nbytes for _, nbytes in outcomes),
-        )
+        decisions, nbytes = zip(*(task.result() for task in tasks), strict=True)
+        return RoundOutcome(decisions[0].next_epoch, payload_bytes=sum(nbytes))
 
     async def follow(self, round_number: int) -> None:
         """Apply the decisions of a round to everything that this member holds, without a contribution.
@@ -136,7 +126,7 @@ class OuterExchange:
         Raises HetnodeError as :meth:`contribute`.
         """
         async with asyncio.TaskGroup() as group:
-            for stage, part in self._parts:
+            for stage, part in self.parts:
                 if self.round_of(stage, part) < round_number:
                     group.create_task(self._follow_part(stage, part, round_number))
 
@@ -151,9 +141,8 @@ class OuterExchange:
     async def decision(self, stage: int, round_number: int, withheld: int = 0) -> Decision:
         """Wait for the decision on (stage, round) without a time limit while the coordinator is there.
 
-        Args:
-            withheld: the epoch under which this node has no payload for the round, so that the coordinator
-                does not wait for one; 0 where it contributes or has no assignment.
+        `withheld` is the epoch under which this node has no payload for the round, so that the coordinator
+        does not wait for one; 0 where it contributes or has no assignment.
         """
         deadline = self._spec.timing.match_window + _ANSWER_SECONDS
         return await self._retry_while_away(
@@ -173,12 +162,9 @@ class OuterExchange:
         own = self._payloads.describe(plan, stage, round_number, share, anchor_digest, payload)
         self._pending[stage] = own
         group = await self._match(own)
+        seconds = (group.seconds if group else 0.0) or self._spec.timing.fetch
         gathered = await self._transport.exchange(
-            payload,
-            own,
-            group,
-            expected=len(plan.replicas),
-            deadline=(group.seconds if group else 0.0) or self._spec.timing.fetch,
+            payload, own, group, expected=len(plan.replicas), deadline=seconds
         )
         valid, rejected = await self._payloads.check(plan, own, payload, gathered.held)
         held = [descriptor for descriptor in gathered.held if descriptor in valid]
@@ -193,11 +179,9 @@ class OuterExchange:
     async def _propose(self, stage: int, round_number: int, share: float) -> bytes | None:
         """The payload of `stage`; None where the replica has trained too little, is late or has diverged."""
         if share < self._spec.recovery.least_share or self._membership.run_view.round_number > round_number:
-            log.warning(
-                "round %d closed without this node: what it learned will count in the next", round_number
-            )
+            log.warning("round %d closed without this node: its progress counts in the next", round_number)
             return None
-        async with self._between_steps:
+        async with self.between_steps:
             payload = await self._worker.call(Propose(stage))
         if payload is None:
             log.warning("stage %d has non-finite values: it restarts from the anchor, nothing is sent", stage)
@@ -205,43 +189,45 @@ class OuterExchange:
 
     async def _match(self, own: PayloadDescriptor) -> ExchangeGroup | None:
         """The coordinator's group; None where it is away, so that the transport finds a group."""
-        try:
-            return await self._coordinator.match(own, self._spec.timing.match_window + _ANSWER_SECONDS)
-        except HetnodeError as error:
-            if error.code is not ErrorCode.COORDINATOR_UNREACHABLE:
-                raise
-            log.warning(
-                "matching round %d of stage %d through the DHT: %s", own.round_number, own.stage, error
-            )
-            return None
+        deadline, pause = self._spec.timing.match_window + _ANSWER_SECONDS, _EARLY_SECONDS
+        while True:
+            try:
+                return await self._coordinator.match(own, deadline)
+            except HetnodeError as error:
+                if error.code is ErrorCode.OFFER_TOO_EARLY:
+                    log.info("%s", error)
+                elif error.code is ErrorCode.COORDINATOR_UNREACHABLE:
+                    where = f"round {own.round_number} of stage {own.stage}"
+                    log.warning("matching %s through the DHT: %s", where, error)
+                    return None
+                else:
+                    raise
+            # This machine has become much faster than it was: the coordinator soon believes it.
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
     async def _attest(self, stage: int, part: Part) -> None:
         round_number, digest = self._anchors[stage, part]
-        await self._retry_while_away(
-            lambda: self._coordinator.attest(stage, round_number, part.value, digest)
-        )
+        await self._retry_while_away(lambda: self._coordinator.attest(stage, round_number, part, digest))
 
     async def _retry_while_away(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeat an idempotent call to the coordinator while the coordinator is away.
 
         Raises HetnodeError: ROUND_IN_DOUBT after ``timing.outage`` seconds; nothing was applied meanwhile.
         """
-        while True:
-            try:
-                return await call()
-            except HetnodeError as error:
-                if error.code is not ErrorCode.COORDINATOR_UNREACHABLE:
-                    raise
-                away = self._membership.away
-                if self._membership.run_view.finished:
-                    raise run_is_over() from None
-                if away > self._spec.timing.outage:
-                    raise HetnodeError(
-                        ErrorCode.ROUND_IN_DOUBT,
-                        f"The coordinator has not answered for {away:.0f} s, so the round cannot be settled.",
-                        "Nothing was applied that it did not commit. Ask the operator, and join again.",
-                    ) from None
-            await asyncio.sleep(jittered(_RETRY_SECONDS))
+
+        def check_outage(_: HetnodeError) -> None:
+            away = self._membership.away
+            if self._membership.run_view.finished:
+                raise run_is_over() from None
+            if away > self._spec.timing.outage:
+                raise HetnodeError(
+                    ErrorCode.ROUND_IN_DOUBT,
+                    f"The coordinator has not answered for {away:.0f} s, so the round cannot be settled.",
+                    "Nothing was applied that it did not commit. Ask the operator, and join again.",
+                ) from None
+
+        return await until_answered(call, _RETRY_SECONDS, check_outage)
 
     async def _follow_part(
         self, stage: int, part: Part, round_number: int, withheld: int = 0, overlap: Overlap | None = None
@@ -260,13 +246,12 @@ class OuterExchange:
     ) -> None:
         """Apply the next decision to one part when `overlap` is over, and attest the result.
 
-        Args:
-            known: payloads that were gathered in the exchange.
+        `known` are payloads that were gathered in the exchange.
         """
         stage, round_number = decision.stage, decision.round_number
         payloads = await self._payloads.collect(decision, known)
         if overlap is not None:
-            await overlap.wait_trained()
+            await overlap.trained.wait()
         # Never cancelled halfway: the worker and this object must agree on which rounds are applied.
         await asyncio.shield(asyncio.create_task(self._apply_once(decision, part, payloads)))
         if round_number >= self._membership.run_view.round_number - _ATTESTED_ROUNDS:
@@ -276,7 +261,7 @@ class OuterExchange:
     async def _apply_once(self, decision: Decision, part: Part, payloads: Sequence[bytes]) -> None:
         """Apply a decision to one part, unless this was done already."""
         stage, round_number = decision.stage, decision.round_number
-        async with self._between_steps:
+        async with self.between_steps:
             done = self.round_of(stage, part)
             if done >= round_number:
                 return
@@ -288,18 +273,17 @@ class OuterExchange:
     async def _apply_to_stage(self, decision: Decision, payloads: tuple[bytes, ...]) -> dict[Part, str]:
         """Commit or abort at the worker. Returns the new digests; stage 0 contains the embedding."""
         stage, round_number = decision.stage, decision.round_number
-        pending = self._pending.get(stage)
         if not decision.committed:
             log.warning("round %d of stage %d was aborted: %s", round_number, stage, decision.reason)
             await self._worker.call(Abort(stage, round_number))
             self._pending.pop(stage, None)
             return {part: self._anchors[stage, part][1] for part in _parts_changed_with(stage, Part.STAGE)}
-        mine_included = any(entry.descriptor == pending for entry in decision.entries)
-        weights = tuple(entry.descriptor.weight for entry in decision.entries)
+        descriptors = [entry.descriptor for entry in decision.entries]
+        mine_included = self._pending.get(stage) in descriptors
+        weights = tuple(descriptor.weight for descriptor in descriptors)
         result = await self._worker.call(Commit(stage, round_number, payloads, weights, mine_included))
         self._pending.pop(stage, None)
-        is_owner = any(entry.descriptor.owner == self._peer for entry in decision.entries)
-        if is_owner and not mine_included:
+        if not mine_included and any(descriptor.owner == self._peer for descriptor in descriptors):
             # A payload that this node sent before its restart is in the anchor now. The restored error
             # feedback and local parameters still contain it, and it would count twice.
             await self._worker.call(ResetError(stage))

@@ -25,6 +25,7 @@ from protocol.spec.run import RunSpec
 from protocol.types import DType, Frame, FrameId, FrameKind, Plan, Replica, TensorHeader
 
 _SCALAR = struct.Struct("<d")
+_Slots = asyncio.Semaphore
 _QUEUED_OPERATIONS = 3  # one computing, one read ahead by the worker, one on its way
 
 
@@ -32,17 +33,14 @@ class Pipeline:
     """One member of a replica, between its neighbours.
 
     Args:
-        spec: the run.
-        plan: the plan of this replica; its epoch is in every frame.
-        replica: the replica.
-        position: this member's index in it.
+        plan: its epoch is in every frame.
+        position: this member's index in `replica`.
         worker: the process that computes.
         upstream, downstream: the links to both neighbours, None at the ends.
 
     Every method raises HetnodeError (NEIGHBOUR_LOST, FRAME_CORRUPT, WORKER_DIED, ...) on failure, and may be
-    cancelled. Discard the object then, because its neighbours are at another frame. No task of it is left,
-    and the owner of the links closes them. The worker still does the calls that were queued; Abandon after
-    them drops the unfinished step.
+    cancelled. Discard the object then: its neighbours are at another frame. No task of it is left. The worker
+    still does the calls that were queued; Abandon after them drops the unfinished step.
     """
 
     def __init__(
@@ -83,37 +81,27 @@ class Pipeline:
         self._order = one_forward_one_backward(self._position, len(replica.members), microbatches)
         self._samples_per_round = self._spec.samples_per_round(microbatches)
 
-    async def drop_frames_before(self, round_number: int) -> None:
+    def drop_frames_before(self, round_number: int) -> None:
         """Drop frames of earlier rounds that were not taken."""
         for link in self._links:
-            await link.drop_before(round_number)
+            link.drop_before(round_number)
 
     async def part(self, seconds: float | None = None) -> None:
-        """End the links in order, when the neighbours need them no more.
-
-        Args:
-            seconds: how long to wait for the neighbours; None: as long as a round may take.
-        """
+        """End the links in order. Waits `seconds` for the neighbours; None: as long as a round may take."""
         patience = self._round_seconds if seconds is None else seconds
         await asyncio.gather(*(link.part(patience) for link in self._links))
 
-    async def phase(self, round_number: int, step: int, wanted: bool, seconds: float | None = None) -> bool:
+    async def phase(self, round_number: int, step: int, wanted: bool) -> bool:
         """Agree on whether the replica trains inner step `step` (0-based in its round).
 
-        The first member decides, and the answer is the same on all members. Call this before every step, and
-        once more to end the inner phase.
-
-        Args:
-            wanted: the decision of the first member; ignored on the others.
-            seconds: how long to wait for it. By default as long as a round may take where the first member
-            can
-                be in an exchange (before the first step, after the overlapping steps, and from H on), else as
-                long as for any frame.
+        The first member decides by its `wanted`, and the answer is the same on all members. Call this before
+        every step, and once more to end the inner phase.
         """
         frame_id = self._id(round_number, step, 0, FrameKind.PHASE)
         if self._upstream is not None:
+            # The first member can be in an exchange before these steps.
             after_exchange = step in (0, self._spec.outer.overlap) or step >= self._spec.inner.steps
-            patience = seconds or (self._round_seconds if after_exchange else self._frame_seconds)
+            patience = self._round_seconds if after_exchange else self._frame_seconds
             wanted = _decision_of(await self._upstream.take(frame_id, patience))
         if self._downstream is not None:
             await self._downstream.send(_scalar_frame(frame_id, float(wanted)), self._frame_seconds)
@@ -124,7 +112,7 @@ class Pipeline:
 
         A step beyond the spec's H trains on the round's samples again, at the last step's learning rate.
         """
-        slots = asyncio.Semaphore(_QUEUED_OPERATIONS)
+        slots = _Slots(_QUEUED_OPERATIONS)
         async with _failing_as_one() as group:
             for operation in self._order:
                 forward = operation.kind is OpKind.FORWARD
@@ -132,12 +120,8 @@ class Pipeline:
                 frame_id = self._id(round_number, step, operation.microbatch, kind)
                 received = await self._take(self._upstream if forward else self._downstream, frame_id)
                 await slots.acquire()
-                message = _message_of(received)
-                request: Forward | Backward = (
-                    Forward(step, operation.microbatch, message)
-                    if forward
-                    else Backward(operation.microbatch, message)
-                )
+                message, microbatch = _message_of(received), operation.microbatch
+                request = Forward(step, microbatch, message) if forward else Backward(microbatch, message)
                 queued = await self._worker.queue(request)
                 target = self._downstream if forward else self._upstream
                 group.create_task(self._pass_on(queued, frame_id, target, slots))
@@ -146,7 +130,7 @@ class Pipeline:
 
     async def validate(self, round_number: int) -> float:
         """Forward passes over the validation samples. Returns the mean loss at the last member, else NaN."""
-        slots = asyncio.Semaphore(_QUEUED_OPERATIONS)
+        slots = _Slots(_QUEUED_OPERATIONS)
         async with _failing_as_one() as group:
             for microbatch in range(self._spec.data.validation_batches):
                 frame_id = self._id(round_number, 0, microbatch, FrameKind.EVALUATE)
@@ -189,16 +173,13 @@ class Pipeline:
         squares = await self._worker.call(SquaredNorm())
         norm_id = self._id(round_number, step, 0, FrameKind.NORM)
         step_id = self._id(round_number, step, 0, FrameKind.STEP)
-        below = await self._take(self._downstream, norm_id)
-        if below is not None:
-            squares += _scalar_of(below)
+        if self._downstream is not None:
+            squares += _scalar_of(await self._downstream.take(norm_id, self._frame_seconds))
         if self._upstream is None:
             norm = math.sqrt(squares) if squares >= 0 else math.nan
         else:
             await self._upstream.send(_scalar_frame(norm_id, squares), self._frame_seconds)
-            total = await self._take(self._upstream, step_id)
-            assert total is not None
-            norm = _scalar_of(total)
+            norm = _scalar_of(await self._upstream.take(step_id, self._frame_seconds))
         if self._downstream is not None:
             await self._downstream.send(_scalar_frame(step_id, norm), self._frame_seconds)
         return norm

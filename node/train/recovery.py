@@ -6,12 +6,11 @@ import asyncio
 import logging
 from pathlib import Path
 
-from node.ipc.worker_calls import LoadInitial, LoadPart, ResetError, Restore, StageInfo
+from node.ipc.worker_calls import LoadInitial, LoadPart, ResetError, Restore
 from node.train.outer_exchange import OuterExchange
 from node.train.services import Services
 from node.transport.transport import CheckpointDownload
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec.run import RunSpec
 from protocol.types import Part, StateRecord
 
 log = logging.getLogger(__name__)
@@ -27,18 +26,11 @@ class Recovery:
         folder: of this node's own checkpoints; downloads are in ``folder/incoming`` until they are loaded.
     """
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        services: Services,
-        exchange: OuterExchange,
-        stage_info: StageInfo,
-        folder: Path,
-    ) -> None:
-        self._spec, self._peer, self._folder = spec, services.identity.peer, folder
+    def __init__(self, services: Services, exchange: OuterExchange, folder: Path) -> None:
+        self._exchange, self._folder = exchange, folder
+        self._recovery, self._peer = services.spec.recovery, services.identity.peer
         self._worker, self._transport = services.worker, services.transport
         self._coordinator, self._membership = services.coordinator, services.membership
-        self._exchange, self._stage_info = exchange, stage_info
         self._tried_round = 0  # of the own checkpoint that replace_anchors has loaded before
 
     async def load_at_start(self) -> None:
@@ -46,26 +38,21 @@ class Recovery:
         restored = await self._worker.call(Restore(self._folder))
         await self._exchange.refresh()
         if restored is not None:
-            kept = "with" if restored.has_private_state else "without"
-            log.info(
-                "this node's checkpoint of round %d is loaded, %s its own progress",
-                restored.round_number,
-                kept,
-            )
+            kept = f"{'with' if restored.has_private_state else 'without'} its own progress"
+            log.info("this node's checkpoint of round %d is loaded, %s", restored.round_number, kept)
         if self._exchange.position >= max(1, self._membership.run_view.round_number):
             log.warning("this node's checkpoint is ahead of the run: starting from the parameters before it")
             await self._worker.call(LoadInitial())
             await self._exchange.refresh()
-        every, keep = self._spec.recovery.checkpoint_every, self._spec.recovery.keep_rounds
+        every, keep = self._recovery.checkpoint_every, self._recovery.keep_rounds
         await self.catch_up(every if restored is None else keep)
 
     async def catch_up(self, most: int | None = None) -> None:
-        """Jump forward where more than `most` rounds would have to be replayed.
+        """Jump forward where more than `most` rounds (by default: all that peers keep) must be replayed.
 
-        By default, that is as many rounds as other peers keep. Replaying keeps this node's own progress,
-        jumping drops it.
+        Replaying keeps this node's own progress, jumping drops it.
         """
-        keep = self._spec.recovery.keep_rounds - 2  # others drop old rounds while this node replays
+        keep = self._recovery.keep_rounds - 2  # others drop old rounds while this node replays
         tip = await self._membership.until(lambda run_view: run_view.round_number or None) - 1
         if tip - self._exchange.position > min(most or keep, keep):
             try:
@@ -83,10 +70,8 @@ class Recovery:
         ahead = []
         for stage, part in self._exchange.parts:
             records = await self._coordinator.locate(stage, part)
-            newer = [
-                record for record in records if record.round_number > self._exchange.round_of(stage, part)
-            ]
-            if newer:
+            here = self._exchange.round_of(stage, part)
+            if newer := [record for record in records if record.round_number > here]:
                 ahead.append(newer)
         if ahead:
             await self._load_all(ahead)
@@ -113,31 +98,29 @@ class Recovery:
                 await self._worker.call(ResetError(stage))
         await self._exchange.refresh()
 
-    async def _load_all(self, wanted: list[list[StateRecord]] | list[tuple[StateRecord, ...]]) -> None:
+    async def _load_all(self, wanted: list[list[StateRecord]]) -> None:
         """Load the newest available checkpoint of each part. Raises the first error, after all have ended."""
-        loads = (self._load_newest(list(records)) for records in wanted)
-        results = await asyncio.gather(*loads, return_exceptions=True)
+        results = await asyncio.gather(*map(self._load_newest, wanted), return_exceptions=True)
         await self._exchange.refresh()
         for result in results:
             if result is not None:
                 raise result
 
     async def _load_newest(self, records: list[StateRecord]) -> None:
-        for number, record in enumerate(records, start=1):
+        for record in records:
             try:
                 await self._load(record)
+                break
             except HetnodeError as error:
-                if error.code is not ErrorCode.STATE_UNAVAILABLE or number == len(records):
+                if error.code is not ErrorCode.STATE_UNAVAILABLE or record is records[-1]:
                     raise
                 log.warning("trying the checkpoint before: %s", error)
-            else:
-                return
 
     async def _load(self, record: StateRecord) -> None:
         hosts = self._membership.run_view.hosts()
         holders = set(record.holders) & hosts.keys() - {self._peer}
         donors = {peer: hosts[peer].first for peer in holders}
-        info = self._stage_info.parts[record.stage, record.part]
+        info = self._exchange.stage_info.parts[record.stage, record.part]
         folder = self._folder / "incoming"
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / f"{record.part.value}-{record.stage:02d}-{record.round_number:06d}"

@@ -12,7 +12,7 @@ class Remedy(Enum):
     """The action before the node follows the decisions again; it has given up its assignment by then."""
 
     FOLLOW = "follow"
-    """Nothing more: this replica cannot go on as it is, and this node can."""
+    """Nothing more: this replica cannot go on, and this node can."""
     REJOIN = "rejoin"
     """The coordinator took this node for lost."""
     REPLACE_ANCHORS = "replace anchors"

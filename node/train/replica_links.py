@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable
+from contextlib import AsyncExitStack, suppress
+from functools import partial
 
 from node.net.link import Link, LinkEndpoint, LinkLimits
+from node.net.link_dialer import dial
 from node.net.membership import Assignment
 from node.train.services import Services
-from protocol.spec.run import RunSpec
-from protocol.types import Dialer, Replica
+from protocol.errors import HetnodeError
+from protocol.types import Dialer, PeerId, Replica
 from protocol.wire.framing import frame_limit
 
 log = logging.getLogger(__name__)
 
 
 async def open_links(
-    spec: RunSpec, services: Services, assignment: Assignment, round_number: int, stack: AsyncExitStack
+    services: Services, assignment: Assignment, round_number: int, stack: AsyncExitStack
 ) -> tuple[Link | None, Link | None]:
     """Open the links upstream and downstream at the same time; None at the ends of the chain.
 
-    `stack` closes them. A link is also closed when its neighbour is banned.
+    `stack` closes them. A link is also closed when its neighbour is banned or gives up, and when this machine
+    gets another address.
 
     Raises HetnodeError: NEIGHBOUR_UNREACHABLE, CERTIFICATE_REFUSED, SPEC_MISMATCH, ...
     """
-    replica, position = assignment.replica, assignment.position
+    spec, replica, position = services.spec, assignment.replica, assignment.position
     members = replica.members
     endpoints = await services.directory.endpoints() if len(members) > 1 else {}
     # The first member may have to tokenize a corpus before it opens its link.
@@ -34,7 +38,12 @@ async def open_links(
 
     def endpoint_of(at: int) -> LinkEndpoint:
         peer, epoch = members[at].peer, assignment.plan.epoch
-        return LinkEndpoint(spec.run_id, spec.hash, peer, replica.index, at, epoch, round_number)
+        return LinkEndpoint(services.run, spec.hash, peer, replica.index, at, epoch, round_number)
+
+    def report(neighbour: PeerId, address: str, why: str) -> None:
+        log.warning("the link to %s at %s cannot be opened yet: %s", neighbour, address, why)
+        call = services.coordinator.report_link(assignment.plan.epoch, neighbour, address, why)
+        stack.callback(asyncio.create_task(_suppressed(call), name="report-link").cancel)
 
     async def connect(other: int) -> Link | None:
         if not 0 <= other < len(members):
@@ -44,17 +53,18 @@ async def open_links(
         if upstream_dials == (position < other):
             # The plan has the address of the member's last join; a DHT record may be older.
             address = members[other].endpoint or endpoints.get(there.peer, "")
-            link = await services.links.dial(address, here, there, limits, seconds)
+            shown, received = services.coordinator.credentials.tls, services.membership.estimates.received
+            line, on_silence = services.link_server.line, partial(report, there.peer, address)
+            link = await dial(address, here, there, limits, seconds, shown, received, line, on_silence)
         else:
-            link = await services.links.accept(here, there, limits, seconds)
+            link = await services.link_server.accept(here, there, limits, seconds)
         stack.push_async_callback(link.close)
-        ban_watch = asyncio.create_task(_close_when_banned(link, services), name=f"bans-{other}")
-        stack.callback(ban_watch.cancel)
+        watch = asyncio.create_task(_close_when_over(link, services), name=f"link-{other}")
+        stack.callback(watch.cancel)
         log.info("link to position %d of %s is open", other, replica.name)
         return link
 
-    upstream, downstream = await asyncio.gather(connect(position - 1), connect(position + 1))
-    return upstream, downstream
+    return await asyncio.gather(connect(position - 1), connect(position + 1))
 
 
 def have_same_links(one: Replica, other: Replica) -> bool:
@@ -63,5 +73,11 @@ def have_same_links(one: Replica, other: Replica) -> bool:
     return one.members == other.members and dialers[0] == dialers[1]
 
 
-async def _close_when_banned(link: Link, services: Services) -> None:
-    await link.close(await services.membership.banned(link.neighbour.peer))
+async def _suppressed(call: Awaitable[None]) -> None:
+    """The coordinator learns of the link later, when this replica retreats."""
+    with suppress(HetnodeError):
+        await call
+
+
+async def _close_when_over(link: Link, services: Services) -> None:
+    await link.close(await services.membership.link_over(link.neighbour.peer))

@@ -13,17 +13,15 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TypeVar
 
-from node.ipc.worker_calls import Connect, KeepTraining, StageInfo
+from node.ipc.worker_calls import Connect, KeepTraining
 from node.net.membership import Assignment, RunView
 from node.train.cancellation import cancel_when, cancel_when_failed
 from node.train.inner_phase import InnerLoop, empty_measurement
-from node.train.outer_exchange import OuterExchange, RoundOutcome
-from node.train.overlap import Overlap
+from node.train.outer_exchange import OuterExchange, Overlap, RoundOutcome
 from node.train.pipeline import Pipeline
 from node.train.replica_links import have_same_links, open_links
 from node.train.services import Services
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec.run import RunSpec
 from protocol.status import Measurement
 from protocol.types import Plan
 
@@ -44,8 +42,7 @@ class ReplicaSession:
 
     Args:
         assignment: training starts in the round after the position of `exchange`.
-        between_steps: a lock that is held while an inner step computes, and by others while parameters
-        change. leaving: set when this node has to leave: it then trains to the end of the round.
+        leaving: set when this node has to leave: it then trains to the end of the round.
         after_round: called after every round, to write a checkpoint where one is due.
 
     Attributes:
@@ -54,18 +51,15 @@ class ReplicaSession:
 
     def __init__(
         self,
-        spec: RunSpec,
-        assignment: Assignment,
         services: Services,
+        assignment: Assignment,
         exchange: OuterExchange,
-        stage_info: StageInfo,
-        between_steps: asyncio.Lock,
         leaving: asyncio.Event,
         after_round: Callable[[int], Awaitable[None]],
     ) -> None:
         self.assignment = assignment
-        self._spec, self._services, self._exchange, self._stage_info = spec, services, exchange, stage_info
-        self._between_steps, self._leaving, self._after_round = between_steps, leaving, after_round
+        self._spec, self._services, self._exchange = services.spec, services, exchange
+        self._leaving, self._after_round = leaving, after_round
         self._last: int | None = None  # the round after which this node leaves
 
     async def run(self) -> None:
@@ -76,7 +70,7 @@ class ReplicaSession:
         spec, assignment, peer = self._spec, self.assignment, self._services.identity.peer
         first = self._exchange.position + 1
         async with AsyncExitStack() as stack:
-            opening = open_links(spec, self._services, assignment, first, stack)
+            opening = open_links(self._services, assignment, first, stack)
             upstream, downstream = await self._cancel_when_superseded(opening, first, is_opening=True)
             await self._connect()
             worker = self._services.worker
@@ -86,7 +80,7 @@ class ReplicaSession:
             if first == 1:
                 before = empty_measurement(assignment, 0)
                 await self._measure(replace(before, validation_loss=await pipeline.validate(0)))
-            inner = InnerLoop(spec, self._services, pipeline, self._between_steps)
+            inner = InnerLoop(self._services, pipeline, self._exchange.between_steps)
             for round_number in range(first, spec.rounds + 1):
                 outcome = await self._cancel_when_superseded(
                     self._train_round(pipeline, inner, round_number), round_number
@@ -109,12 +103,9 @@ class ReplicaSession:
             await pipeline.part()
 
     def _last_round(self, inner: InnerLoop, round_number: int) -> int:
-        """The round in which this node trains, after which it leaves although the next plan counts on it.
-
-        That is the next round where steps of it are trained already: else they would not count until this
-        node comes back.
-        """
+        """The round after which this node leaves although the next plan counts on it."""
         if self._last is None:
+            # Steps of the next round that are trained already would else not count until this node is back.
             self._last = round_number + 1 if inner.is_ahead_of(round_number) else round_number
         return self._last
 
@@ -150,12 +141,9 @@ class ReplicaSession:
     async def _cancel_when_superseded(
         self, work: Awaitable[T], round_number: int, is_opening: bool = False
     ) -> T:
-        """The result of `work`, which is cancelled when the assignment does not count in the round any more.
+        """The result of `work`. Raises Superseded when the assignment does not count in the round any more.
 
-        Args:
-            is_opening: nothing is trained yet, so that it also ends when the round is decided.
-
-        Raises Superseded then.
+        With `is_opening` nothing is trained yet, so it also ends when the round is decided.
         """
         membership, peer = self._services.membership, self._services.identity.peer
         epoch, session = self.assignment.plan.epoch, membership.run_view.session
@@ -175,10 +163,7 @@ class ReplicaSession:
         return await cancel_when(membership.until(superseded), work)
 
     async def _train_round(self, pipeline: Pipeline, inner: InnerLoop, round_number: int) -> RoundOutcome:
-        """One round: the rest of its inner phase, the exchange with the training beside it, the validation.
-
-        The validation uses the parameters that this replica has then: the anchor, and its own progress since.
-        """
+        """One round: the rest of its inner phase, the exchange and the training beside it, the validation."""
         if inner.round_number < round_number:
             await inner.begin(self.assignment, round_number)
         else:  # the overlap with the round before has begun it
@@ -186,13 +171,13 @@ class ReplicaSession:
         await inner.train()
         measured = await inner.end()
         outcome, measured = await self._exchange_and_train(pipeline, inner, round_number, measured)
-        await pipeline.drop_frames_before(round_number)
+        pipeline.drop_frames_before(round_number)
         validation_loss = await pipeline.validate(round_number)
         await self._measure(
             replace(
                 measured,
                 payload_bytes=outcome.payload_bytes,
-                payload_bytes_dense=4 * sum(self._stage_info.parameters.values()),
+                payload_bytes_dense=4 * sum(self._exchange.stage_info.parameters.values()),
                 validation_loss=validation_loss,
             )
         )
@@ -203,8 +188,7 @@ class ReplicaSession:
     ) -> tuple[RoundOutcome, Measurement]:
         """Contribute to a round, and train at the same time.
 
-        `measured` is of the inner phase. Its copy also has `extra_steps`, and `outer_seconds`: the time for
-        which the regular steps had to wait.
+        Adds `extra_steps` and `outer_seconds`, for which the regular steps had to wait, to `measured`.
         """
         clock = asyncio.get_running_loop().time
         began, overlap = clock(), Overlap(self._exchange.stages)
@@ -217,9 +201,9 @@ class ReplicaSession:
             extra_steps = await cancel_when_failed(contributing, extra)
             outcome = await contributing
         except HetnodeError:
-            if self._leaving.is_set() and not overlap.is_trained:
+            if self._leaving.is_set() and not overlap.trained.is_set():
                 # The neighbours have a plan without this node, and may be gone. The round can still end well.
-                overlap.mark_trained()
+                overlap.trained.set()
                 await contributing
             raise
         finally:
@@ -230,16 +214,15 @@ class ReplicaSession:
     async def _train_ahead(self, inner: InnerLoop, round_number: int, overlap: Overlap) -> float:
         """Train the first steps of the next round, as many as overlap. Returns their seconds.
 
-        All replicas apply the decision of the round just after them. It may change the plan; these steps are
-        trained under the present one.
+        They are trained under the present plan, which the decision of the round may change.
         """
         steps = self._spec.outer.overlap if round_number < self._spec.rounds else 0
-        await overlap.wait_proposed()
+        await overlap.proposed.wait()
         if steps:
             await self._services.worker.call(KeepTraining())
             await inner.begin(self.assignment, round_number + 1)
-            await inner.train_ahead(steps)
-        overlap.mark_trained()
+            await inner.train(ahead=steps)
+        overlap.trained.set()
         return inner.seconds if steps else 0.0
 
     async def _train_while_away(
@@ -257,12 +240,10 @@ class ReplicaSession:
         first_extra = self._spec.inner.steps + 1  # the phase of step H has ended the regular steps
         steps = 0
         while True:
-            wanted = False
-            while self.assignment.is_first and not contributing.done() and steps < most:
-                wanted = membership.away > _AWAY_SECONDS
-                if wanted:
-                    break
+            may_train = self.assignment.is_first and steps < most
+            while may_train and not contributing.done() and membership.away <= _AWAY_SECONDS:
                 await asyncio.wait({contributing}, timeout=_POLL_SECONDS)
+            wanted = may_train and not contributing.done()
             if not await pipeline.phase(round_number, first_extra + steps, wanted):
                 break
             if not steps:

@@ -9,13 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from node.ipc.worker_calls import Screen, StageInfo
-from node.ipc.worker_client import WorkerClient
-from node.net.membership import Membership
-from node.security.identity import Identity
+from node.train.services import Services
 from node.transport.payload_exchange import own_order
-from node.transport.transport import Transport
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec.run import RunSpec
 from protocol.trust.envelope import is_authentic, sign_descriptor
 from protocol.types import Decision, ManifestEntry, PayloadDescriptor, Plan, Rejection
 
@@ -27,45 +23,33 @@ _LOCAL_SECONDS = 10.0
 class RoundPayloads:
     """The payloads that one member sends, gathers and applies."""
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        identity: Identity,
-        worker: WorkerClient,
-        transport: Transport,
-        membership: Membership,
-        stage_info: StageInfo,
-    ) -> None:
-        self._spec, self._identity, self._worker = spec, identity, worker
-        self._transport, self._membership, self._stage_info = transport, membership, stage_info
+    def __init__(self, services: Services, stage_info: StageInfo) -> None:
+        self._services, self._stage_info, self._peer = services, stage_info, services.identity.peer
 
     def describe(
         self, plan: Plan, stage: int, round_number: int, share: float, anchor_digest: str, payload: bytes
     ) -> PayloadDescriptor:
         """The signed descriptor of the own payload, whose weight is `share` of the weight of the replica."""
-        replica = plan.replica_of(self._identity.peer)
+        replica = plan.replica_of(self._peer)
         assert replica is not None, "this node trains under a plan that assigns it to a replica"
         descriptor = PayloadDescriptor(
-            run=self._spec.run_id,
+            run=self._services.run,
             stage=stage,
             round_number=round_number,
-            owner=self._identity.peer,
+            owner=self._peer,
             anchor_digest=anchor_digest,
             codec=self._stage_info.codecs[stage],
             weight=replica.weight * share,
             nbytes=len(payload),
+            epoch=plan.epoch,
             sha256=hashlib.sha256(payload).hexdigest(),
         )
-        return sign_descriptor(descriptor, self._identity.sign)
+        return sign_descriptor(descriptor, self._services.identity.sign)
 
     async def check(
         self, plan: Plan, own: PayloadDescriptor, payload: bytes, held: Sequence[PayloadDescriptor]
     ) -> tuple[dict[PayloadDescriptor, bytes], list[Rejection]]:
-        """Check the gathered payloads of one (stage, round).
-
-        Returns:
-            those that may count, the own one included, with their bytes; and those that must not.
-        """
+        """The payloads of one (stage, round) that may count, with their bytes; and those that must not."""
         valid, rejected = {own: payload}, []
         for descriptor in held:
             if descriptor == own:
@@ -73,9 +57,9 @@ class RoundPayloads:
             if problem := self._problem_of(descriptor, plan):
                 rejected.append(Rejection(descriptor, problem))
             else:
-                entry = ManifestEntry(descriptor, (self._identity.peer,))  # this peer holds it already
-                valid[descriptor] = await self._transport.fetch_payload(entry, _LOCAL_SECONDS)
-        problems = await self._worker.call(Screen(own.stage, tuple(valid.values())))
+                entry = ManifestEntry(descriptor, (self._peer,))  # this peer holds it already
+                valid[descriptor] = await self._services.transport.fetch_payload(entry, _LOCAL_SECONDS)
+        problems = await self._services.worker.call(Screen(own.stage, tuple(valid.values())))
         for descriptor, problem in zip(list(valid), problems, strict=True):
             if problem and descriptor != own:
                 del valid[descriptor]
@@ -90,8 +74,7 @@ class RoundPayloads:
     async def collect(self, decision: Decision, known: Mapping[PayloadDescriptor, bytes]) -> list[bytes]:
         """The bytes of every entry of a manifest in its order, each verified against its hash.
 
-        Args:
-            known: payloads that were gathered before; only others are fetched.
+        Only payloads that are not in `known` are fetched.
 
         Raises HetnodeError: PAYLOAD_UNAVAILABLE, PAYLOAD_CORRUPT, or the death of the transport.
         """
@@ -117,7 +100,7 @@ class RoundPayloads:
     async def _fetch(self, entry: ManifestEntry) -> bytes:
         descriptor = entry.descriptor
         expected = self._stage_info.payload_bytes[descriptor.stage]
-        if descriptor.nbytes != expected or not is_authentic(descriptor):
+        if descriptor.nbytes != expected or not is_authentic(descriptor, self._services.run):
             raise HetnodeError(
                 ErrorCode.PAYLOAD_CORRUPT,
                 f"Round {descriptor.round_number} was committed with a payload of {descriptor.nbytes} bytes, "
@@ -125,7 +108,9 @@ class RoundPayloads:
                 "The coordinator cannot be trusted: leave this run and tell its operator.",
             )
         # The holders of the manifest may have left. Every peer that applied the payload holds it, too.
-        hosts = self._membership.run_view.hosts_of(descriptor.stage)
-        holders = [*own_order(entry.holders, self._identity.peer), *hosts]
+        hosts = self._services.membership.run_view.hosts_of(descriptor.stage)
+        # Members before the coordinator's peer, which serves contested payloads to all peers of the run.
+        members = own_order(set(entry.holders) & {*hosts, descriptor.owner}, self._peer)
+        holders = [*members, *own_order(set(entry.holders) - set(members), self._peer), *hosts]
         wider = replace(entry, holders=tuple(dict.fromkeys(holders)))
-        return await self._transport.fetch_payload(wider, self._spec.timing.fetch)
+        return await self._services.transport.fetch_payload(wider, self._services.spec.timing.fetch)

@@ -1,4 +1,4 @@
-"""The processes and connections that the training of a node uses."""
+"""The run, and the processes and connections that the training of a node uses."""
 
 from __future__ import annotations
 
@@ -7,23 +7,26 @@ from dataclasses import dataclass
 from node.ipc.worker_client import WorkerClient
 from node.net.coordinator_client import CoordinatorClient
 from node.net.directory import Directory
-from node.net.link_dialer import Links
+from node.net.link_server import LinkServer
 from node.net.membership import Membership
 from node.security.identity import Identity
 from node.transport.transport import Transport
+from protocol.spec.run import RunSpec
 
 
 @dataclass(frozen=True)
 class Services:
-    """Processes and connections of a joined node.
+    """The run of a joined node, its processes and its connections.
 
     A move to other stages replaces worker, transport and directory.
     """
 
+    run: str
+    spec: RunSpec
     identity: Identity
     worker: WorkerClient
     transport: Transport
     coordinator: CoordinatorClient
-    links: Links
+    link_server: LinkServer
     membership: Membership
     directory: Directory

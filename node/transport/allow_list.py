@@ -16,12 +16,26 @@ class NotAdmitted(Exception):
     """The caller is not in the allow list. The message is sent to the caller."""
 
 
+class RefusedPeers:
+    """The refused peers that the log has named: each of them once, and a bounded number of them."""
+
+    def __init__(self) -> None:
+        self._named: set[str] = set()
+
+    def is_new(self, peer: str) -> bool:
+        """Whether the log should name `peer` now."""
+        if peer in self._named or len(self._named) >= _MAX_NAMED:
+            return False
+        self._named.add(peer)
+        return True
+
+
 class AllowList:
-    """The ids of the peers that may call. Without `peers` every call is refused."""
+    """The ids of the peers that may call."""
 
     def __init__(self, peers: Iterable[str] = ()) -> None:
         self._peers = frozenset(peers)
-        self._named: set[str] = set()
+        self._refused = RefusedPeers()
 
     def admit(self, peers: Iterable[str]) -> None:
         """Let exactly `peers` call from now on."""
@@ -38,7 +52,6 @@ class AllowList:
         hooks.current().before_contact(peer)
         if peer in self._peers:
             return
-        if peer not in self._named and len(self._named) < _MAX_NAMED:
-            self._named.add(peer)
+        if self._refused.is_new(peer):
             log.warning("refused %s a call of %s: it is not in the plan", peer, call)
         raise NotAdmitted("this peer is not in the plan, or was banned")

@@ -8,9 +8,12 @@ import hashlib
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from functools import lru_cache
 from pathlib import Path
 
 from node.checkpoint import parts
+from node.checkpoint.durable import flush
+from node.transport.backoff import pause_after
 from node.transport.download import Donors, Download, list_reasons
 from node.transport.transfer import CHUNK_BYTES as PIECE_BYTES
 from node.transport.transfer import WrongBytes
@@ -35,7 +38,7 @@ class CheckpointServer:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._hashes: dict[parts.StoredPart, bytes] = {}
+        self._chunk_hashes = lru_cache(_HASHES_KEPT)(parts.chunk_hashes)
         self._hashing = asyncio.Lock()  # one part at a time, because hashing needs a whole core
 
     async def find(self, stage: int, part: Part, round_number: int) -> parts.StoredPart | None:
@@ -44,12 +47,11 @@ class CheckpointServer:
     async def pieces(self, part: parts.StoredPart, index: int) -> AsyncIterator[bytes]:
         """The answer to a StateRequest, read from the disk piece by piece.
 
-        Raises:
-            IndexError: the part has no such chunk.
-            OSError: the file was removed or changed.
+        Raises IndexError if the part has no such chunk, OSError if the file was removed or changed.
         """
         if index == 0:  # asks for the hashes of all chunks; chunk i has index i + 1
-            hashes = await self._chunk_hashes(part)
+            async with self._hashing:
+                hashes = await asyncio.to_thread(self._chunk_hashes, part)
             for start in range(0, len(hashes), PIECE_BYTES):
                 yield hashes[start : start + PIECE_BYTES]
             return
@@ -57,33 +59,17 @@ class CheckpointServer:
         while piece := await asyncio.to_thread(next, chunk, b""):
             yield piece
 
-    async def _chunk_hashes(self, part: parts.StoredPart) -> bytes:
-        async with self._hashing:
-            if part not in self._hashes:
-                hashes = await asyncio.to_thread(parts.chunk_hashes, part)
-                if len(self._hashes) == _HASHES_KEPT:
-                    del self._hashes[next(iter(self._hashes))]  # the oldest
-                self._hashes[part] = hashes
-            return self._hashes[part]
-
 
 async def fetch_checkpoint(
     download: CheckpointDownload, donors: Iterable[str], seconds: float, ask: Ask
 ) -> None:
-    """Download one part of a checkpoint into its file, except the right chunks that the file already has.
-
-    Args:
-        donors: in order of preference.
-
-    Raises:
-        HetnodeError: STATE_UNAVAILABLE, with every donor's reason, if the part is not complete after
-            `seconds` or no donor is left; the chunks that arrived stay in the file. DISK_FULL.
-    """
+    """See :meth:`Transport.fetch_checkpoint`. `donors` are in order of preference."""
     # The size is that of the spec: a donor cannot make this node write more.
     record, nbytes, into = download.record, download.nbytes, download.into
     known = Donors(donors)
     what = f"stage {record.stage}" if record.part is Part.STAGE else "the embedding"
     name = f"{what} after round {record.round_number}"
+    title = name[0].upper() + name[1:]
     chunks = chunk_count(nbytes)
     missing = set(range(chunks))
     try:
@@ -93,22 +79,21 @@ async def fetch_checkpoint(
             if len(missing) < chunks:
                 log.info("%s: %d of %d chunks are here already", name, chunks - len(missing), chunks)
 
-            async def take(index: int, data: bytes) -> None:
-                await asyncio.to_thread(write_chunk, into, chunk_range(nbytes, index).start, data)
+            async def ask_for_chunk(donor: str, chunk: int) -> bytes:
+                return await ask(donor, chunk + 1, len(chunk_range(nbytes, chunk)))
 
-            def check(index: int, data: bytes) -> None:
-                if hashlib.sha256(data).digest() != hashes[index]:
-                    raise WrongBytes(f"chunk {index} has another hash than the checkpoint")
+            async def keep(chunk: int, data: bytes) -> None:
+                # In a thread: hashing would block the event loop.
+                if await asyncio.to_thread(lambda: hashlib.sha256(data).digest()) != hashes[chunk]:
+                    raise WrongBytes(f"chunk {chunk} has another hash than the checkpoint")
+                await asyncio.to_thread(write_chunk, into, chunk_range(nbytes, chunk).start, data)
 
-            def due(index: int) -> int:
-                return len(chunk_range(nbytes, index))
-
-            await _Transfer(Download(missing, known), name, due, check, take, ask, first=1).run()
-            await asyncio.to_thread(_flush, into)  # on return the part must survive a crash
+            await _Transfer(Download(missing, known), name, ask_for_chunk, keep).run()
+            await asyncio.to_thread(flush, into)  # on return the part must survive a crash
     except (TimeoutError, _NoDonorLeft):
         raise HetnodeError(
             ErrorCode.STATE_UNAVAILABLE,
-            f"{name[0].upper()}{name[1:]} did not arrive whole from its {len(list(known))} donors; "
+            f"{title} did not arrive whole from its {len(known)} donors; "
             f"{chunks - len(missing)} of {chunks} chunks are here: {list_reasons(known.reasons)}.",
             "Try again: the chunks that are here are kept, and other donors may come.",
         ) from None
@@ -116,7 +101,7 @@ async def fetch_checkpoint(
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise HetnodeError(
             ErrorCode.DISK_FULL,
-            f"{name[0].upper()}{name[1:]} cannot be written to {into}: {error.strerror or error}.",
+            f"{title} cannot be written to {into}: {error.strerror or error}.",
             f"{'Make room on that disk' if full else 'Make it writable'}, then start the node again.",
         ) from None
 
@@ -130,17 +115,13 @@ async def _chunk_list(download: CheckpointDownload, donors: Donors, name: str, a
     size = HASH_BYTES * chunk_count(download.nbytes)
     found: list[bytes] = []
 
-    def split(data: bytes) -> list[bytes]:
-        return [data[start : start + HASH_BYTES] for start in range(0, size, HASH_BYTES)]
-
-    def check(_: int, data: bytes) -> None:
-        if digest_of(download.header, split(data)) != download.record.digest:
+    async def keep(_: int, data: bytes) -> None:
+        hashes = [data[start : start + HASH_BYTES] for start in range(0, size, HASH_BYTES)]
+        if await asyncio.to_thread(digest_of, download.header, hashes) != download.record.digest:
             raise WrongBytes("its list of chunks is not that of the checkpoint")
+        found[:] = hashes
 
-    async def take(_: int, data: bytes) -> None:
-        found[:] = split(data)
-
-    await _Transfer(Download({0}, donors), name, lambda _: size, check, take, ask, first=0).run()
+    await _Transfer(Download({0}, donors), name, lambda donor, _: ask(donor, 0, size), keep).run()
     return found
 
 
@@ -148,95 +129,83 @@ class _Transfer:
     """Carries out a :class:`Download` with some tasks for each donor.
 
     Args:
-        due: the number of bytes of a piece.
-        check: raises WrongBytes if the bytes are not those of the piece.
-        take: stores the bytes of a piece; may be called twice for one piece. Raises OSError.
-        first: the index of piece 0 in a StateRequest.
+        ask: (donor, piece) -> the bytes of the piece. May raise anything.
+        keep: verifies a piece, then stores it; may be called twice for one piece. Raises WrongBytes; OSError,
+            which ends the transfer.
     """
 
     def __init__(
         self,
         download: Download,
         name: str,
-        due: Callable[[int], int],
-        check: Callable[[int, bytes], None],
-        take: Callable[[int, bytes], Awaitable[None]],
-        ask: Ask,
-        first: int,
+        ask: Callable[[str, int], Awaitable[bytes]],
+        keep: Callable[[int, bytes], Awaitable[None]],
     ) -> None:
-        self._download, self._name = download, name
-        self._due, self._check, self._take, self._ask, self._first = due, check, take, ask, first
+        self._download, self._name, self._ask, self._keep = download, name, ask, keep
         self._changed = asyncio.Condition()
         self._at_once = asyncio.Semaphore(_AT_ONCE)
         self._arriving = 0  # pieces that are being verified or written
         self._is_over = False
 
     async def run(self) -> None:
-        """Return when nothing is missing. Raises _NoDonorLeft; OSError from `take`."""
-        work = [self._work(donor) for donor in self._download.donors.usable for _ in range(_PER_DONOR)]
-        tasks = [asyncio.create_task(each) for each in work]
+        """Return when nothing is missing. Raises _NoDonorLeft; OSError from `keep`."""
+        donors = [donor for donor in self._download.donors.usable for _ in range(_PER_DONOR)]
         ended = asyncio.create_task(self._wait_ended())
+        waiting = tasks = {ended, *(asyncio.create_task(self._work(donor)) for donor in donors)}
         try:
-            waiting = {ended, *tasks}
             while not ended.done():
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
-                    task.result()  # an error of `take` ends the transfer
+                    task.result()  # an error of `keep` ends the transfer
         finally:
             self._is_over = True  # a library may swallow the cancellation of a task
-            for task in (ended, *tasks):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(ended, *tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
         if not self._download.is_complete:
             raise _NoDonorLeft
 
     async def _wait_ended(self) -> None:
+        download = self._download
         async with self._changed:
-            await self._changed.wait_for(self._has_ended)
-
-    def _has_ended(self) -> bool:
-        # The last donor may be excluded while a piece from it is still being written.
-        hopeless = self._download.is_hopeless and not self._arriving
-        return self._download.is_complete or hopeless
+            # The last donor may be excluded while a piece from it is still being written.
+            await self._changed.wait_for(
+                lambda: download.is_complete or (download.is_hopeless and not self._arriving)
+            )
 
     async def _work(self, donor: str) -> None:
         download = self._download
         while not self._is_over:
             async with self._changed:
                 while (piece := download.next_for(donor)) is None:
-                    if self._is_over or not download.donors.may_be_asked(donor):
+                    if self._is_over or download.donors[donor].is_out:
                         return
                     await self._changed.wait()
             async with self._at_once:
                 await self._get(donor, piece)
             async with self._changed:
                 self._changed.notify_all()  # a failed piece is free again for other donors
-            if failures := download.donors.failures(donor):
-                await asyncio.sleep(min(FIRST_PAUSE * 2 ** (failures - 1), LONGEST_PAUSE))
+            if failures := download.donors[donor].failures:
+                await asyncio.sleep(pause_after(failures, FIRST_PAUSE, LONGEST_PAUSE))
 
     async def _get(self, donor: str, piece: int) -> None:
         try:
-            data = await self._ask(donor, piece + self._first, self._due(piece))
+            data = await self._ask(donor, piece)
         except WrongBytes as error:
             self._refuse(donor, piece, error)
+            return
         except Exception as error:  # hivemind and libp2p raise anything here
             log.debug("%s: %s did not send chunk %d: %r", self._name, donor, piece, error)
             self._download.failed(donor, piece, str(error) or type(error).__name__)
-        else:
-            self._arriving += 1
-            try:
-                await self._keep(donor, piece, data)
-            finally:
-                self._arriving -= 1
-
-    async def _keep(self, donor: str, piece: int, data: bytes) -> None:
+            return
+        self._arriving += 1
         try:
-            await asyncio.to_thread(self._check, piece, data)  # before it is written
+            await self._keep(piece, data)
+            self._download.arrived(donor, piece)
         except WrongBytes as error:
             self._refuse(donor, piece, error)
-        else:
-            await self._take(piece, data)
-            self._download.arrived(donor, piece)
+        finally:
+            self._arriving -= 1
 
     def _refuse(self, donor: str, piece: int, error: WrongBytes) -> None:
         log.warning("%s: %s sent wrong bytes and is not asked again: %s", self._name, donor, error)
@@ -263,8 +232,3 @@ def write_chunk(into: Path, start: int, data: bytes) -> None:
         rest = memoryview(data)
         while rest:
             rest = rest[file.write(rest) :]  # an unbuffered write may be partial
-
-
-def _flush(into: Path) -> None:
-    with into.open("rb") as file:
-        os.fsync(file.fileno())

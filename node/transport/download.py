@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 PATIENCE = 6
@@ -17,24 +17,28 @@ def list_reasons(reasons: Mapping[str, str]) -> str:
 
 
 @dataclass
-class _Donor:
-    failures: int = 0  # in a row
+class Donor:
+    """The failures of one donor since its last success, and the reason of the newest one."""
+
+    failures: int = 0
     reason: str = ""
-    is_out: bool = False
+    is_out: bool = False  # never asked again
 
 
 class Donors:
     """The peers that hold a checkpoint, and the failures of each peer. Several downloads may share it."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        self._donors = {name: _Donor() for name in names}
+        self._donors = {name: Donor() for name in names}
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._donors)
+    def __getitem__(self, name: str) -> Donor:
+        return self._donors[name]
+
+    def __len__(self) -> int:
+        return len(self._donors)
 
     @property
     def usable(self) -> tuple[str, ...]:
-        """The donors that may still be asked."""
         return tuple(name for name, donor in self._donors.items() if not donor.is_out)
 
     @property
@@ -42,33 +46,13 @@ class Donors:
         """The newest failure of each donor that has failed."""
         return {name: donor.reason for name, donor in self._donors.items() if donor.reason}
 
-    def may_be_asked(self, donor: str) -> bool:
-        return not self._donors[donor].is_out
-
-    def failures(self, donor: str) -> int:
-        """The number of failures of `donor` since its last success."""
-        return self._donors[donor].failures
-
-    def succeeded(self, donor: str) -> None:
-        self._donors[donor].failures = 0
-
-    def failed(self, donor: str, reason: str, has_lied: bool) -> None:
-        """Count a failure. A donor that has sent wrong bytes is never asked again."""
-        known = self._donors[donor]
-        if known.is_out:
-            return  # answers that were under way may still fail; keep the reason that excluded this donor
-        known.failures += 1
-        known.reason = reason
-        known.is_out = has_lied or known.failures >= PATIENCE
-
 
 @dataclass
 class Download:
     """The missing pieces of a download, and the donors that have been asked for each.
 
-    At first one donor is asked for each piece, in the order of the pieces. When all pieces have been asked
-    for, an idle donor is asked for a piece that another donor has not sent yet. So the slowest donor does not
-    delay the end.
+    At first one donor is asked for each piece, in the order of the pieces. Then an idle donor is asked for a
+    piece that another donor has not sent yet, so that the slowest donor does not delay the end.
     """
 
     missing: set[int]
@@ -81,12 +65,11 @@ class Download:
 
     @property
     def is_hopeless(self) -> bool:
-        """No donor is left to ask."""
         return bool(self.missing) and not self.donors.usable
 
     def next_for(self, donor: str) -> int | None:
         """Choose the next piece to ask `donor` for; None if there is none for it at the moment."""
-        if not self.donors.may_be_asked(donor):
+        if self.donors[donor].is_out:
             return None
         free = [
             (len(asked), piece)
@@ -103,9 +86,14 @@ class Download:
         """Note that `piece` of `donor` is verified and stored."""
         self.missing.discard(piece)
         self._asked.pop(piece, None)
-        self.donors.succeeded(donor)
+        self.donors[donor].failures = 0
 
     def failed(self, donor: str, piece: int, reason: str, has_lied: bool = False) -> None:
-        """Note that `donor` did not send `piece`, or sent other bytes (`has_lied`)."""
+        """Note that `donor` did not send `piece`, or sent other bytes (`has_lied`): then it is out."""
         self._asked.get(piece, set()).discard(donor)
-        self.donors.failed(donor, reason, has_lied)
+        known = self.donors[donor]
+        if known.is_out:
+            return  # answers that were under way may still fail; keep the reason that excluded this donor
+        known.failures += 1
+        known.reason = reason
+        known.is_out = has_lied or known.failures >= PATIENCE

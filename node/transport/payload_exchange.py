@@ -23,9 +23,7 @@ from protocol.types import ManifestEntry, PayloadDescriptor, PeerId
 
 log = logging.getLogger(__name__)
 
-TURN_SECONDS = 1.0
-"""Longest wait of a request for this peer's own payload; see PayloadExchange.exchange."""
-
+TURN_SECONDS = 1.0  # longest wait of a request for this peer's own payload; see PayloadExchange.exchange
 _WAITING_PER_PEER = 2  # requests of one peer that may wait; bounds what it can keep open here
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0  # seconds between two attempts with all holders
 _PUSHES = 2  # two holders: one of them may leave before the others have fetched the payload
@@ -69,13 +67,7 @@ class OpenTransfers:
 
 
 class PayloadExchange:
-    """The payloads of one stage at one peer. Belongs to one event loop.
-
-    Args:
-        me: the id of this peer.
-        capacity: the largest payload of `stage`, in bytes.
-        store: keeps the payloads of `stage`.
-    """
+    """The payloads of `stage`, each of `capacity` bytes at most, at peer `me`. Belongs to one event loop."""
 
     def __init__(self, me: str, stage: int, capacity: int, store: PayloadStore, calls: PayloadCalls) -> None:
         self._me, self._stage, self._capacity, self._calls = me, stage, capacity, calls
@@ -107,19 +99,18 @@ class PayloadExchange:
     ) -> dict[PeerId, str]:
         """Fetch the payloads of `others` into the store; return when all are there or after `seconds`.
 
+        Returns what is wrong by owner, for each owner that itself sent other bytes than it signed. A payload
+        that is only missing is no fault of its owner.
+
         Args:
             own: this peer's payload, which is in the store.
             others: payloads of one (stage, round): one per owner, authentic, within the capacity.
             push: other peers cannot dial this one, so it sends its payload to them.
-
-        Returns:
-            for each owner that itself sent other bytes than it signed: what is wrong. A payload that is only
-            missing is no fault of its owner.
         """
         self._faults = {}
-        reasons: dict[str, dict[str, str]] = {descriptor.owner: {} for descriptor in others}
-        owners = [descriptor.owner for descriptor in others]
         self._awaited = {descriptor.owner: descriptor for descriptor in others}
+        owners = [descriptor.owner for descriptor in others]
+        reasons: dict[str, dict[str, str]] = {owner: {} for owner in owners}
         self._advance(own.round_number, set(owners))
         work: list[Coroutine[Any, Any, object]] = []
         for each in others:
@@ -148,12 +139,7 @@ class PayloadExchange:
         self._gathering = ()
 
     async def fetch(self, entry: ManifestEntry, seconds: float) -> bytes:
-        """A payload of any stage and round, from the store or from its holders, which are asked in order.
-
-        Raises:
-            HetnodeError: PAYLOAD_UNAVAILABLE if no holder sent the right bytes within `seconds`;
-                PAYLOAD_CORRUPT if the payload exceeds the capacity.
-        """
+        """See :meth:`Transport.fetch_payload`. The holders are asked in their order."""
         descriptor, holders = entry.descriptor, entry.holders
         if descriptor.stage == self._stage and descriptor.nbytes > self._capacity:
             raise HetnodeError(
@@ -197,10 +183,7 @@ class PayloadExchange:
                     await self._progress.wait()
 
     def note_fault(self, descriptor: PayloadDescriptor, sender: str, error: Exception) -> None:
-        """Note a fault of the owner of a payload if the owner itself sent other bytes.
-
-        The transport authenticates the sender and the bytes, so no third peer can cause this.
-        """
+        """Note a fault of the owner of a payload if the owner itself, an authentic peer, sent other bytes."""
         if sender == descriptor.owner and isinstance(error, WrongBytes):
             self._faults[sender] = str(error)
 
@@ -209,8 +192,7 @@ class PayloadExchange:
     ) -> bytes:
         """Ask one holder after the other until one has sent the payload, or until this is cancelled.
 
-        Args:
-            reasons: receives the reason of each holder that did not send it.
+        `reasons` receives the reason of each holder that did not send it.
         """
         own_stage = descriptor.stage == self._stage
         when_asked = partial(self._note_asked, descriptor.owner)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from node.checkpoint.durable import flush
 from node.checkpoint.layout import round_folder
 from protocol.errors import ErrorCode, HetnodeError
 
@@ -24,17 +25,14 @@ _MEMORY_ROUNDS = 2  # newest rounds that memory holds if the disk refuses; older
 
 
 class PayloadStore:
-    """Payload bytes of the newest rounds, as ``round-NNNNNN/<sha256>`` in one folder.
+    """Payload bytes of the newest `keep_rounds` rounds, as ``round-NNNNNN/<sha256>`` in one folder.
 
     A payload that :meth:`put` has written survives any crash, and a new store on the same folder serves it.
     If the disk refuses, memory holds the payloads of the newest rounds, and the log says so once. The caller
     bounds the size: it puts only payloads whose announced length it has checked.
 
-    Several threads may use it; all methods except :meth:`has` block on the disk.
-
-    Args:
-        folder: created when it is needed. Other files in it are not touched.
-        keep_rounds: the number of newest rounds to keep.
+    The folder is created when it is needed; other files in it are not touched. Several threads may use the
+    store; all methods except :meth:`has` block on the disk.
     """
 
     def __init__(self, folder: Path, keep_rounds: int) -> None:
@@ -65,9 +63,7 @@ class PayloadStore:
     def has(self, round_number: int, sha256: str) -> bool:
         """Whether :meth:`get` will find the payload, unless the disk has lost or changed it."""
         with self._lock:
-            return sha256 in self._written.get(round_number, ()) or sha256 in self._in_memory.get(
-                round_number, ()
-            )
+            return any(sha256 in held.get(round_number, ()) for held in (self._written, self._in_memory))
 
     def get(self, round_number: int, sha256: str) -> bytes | None:
         """The payload, if it is kept and its bytes are still right."""
@@ -104,14 +100,10 @@ class PayloadStore:
     def forget(self, before_round: int) -> None:
         """Drop the rounds before `before_round`."""
         with self._lock:
-            old = [round_number for round_number in self._written if round_number < before_round]
+            self._drop_from_memory(before_round)
+            old = [each for each in self._written if each < before_round]
             for round_number in old:
                 del self._written[round_number]
-            self._in_memory = {
-                round_number: held
-                for round_number, held in self._in_memory.items()
-                if round_number >= before_round
-            }
         for round_number in old:
             shutil.rmtree(self._round_folder(round_number), ignore_errors=True)
 
@@ -134,16 +126,18 @@ class PayloadStore:
             raise
         # The folder's entry must reach the disk too; a new round folder is an entry of its parent.
         for folder in (path.parent, self._folder) if is_new else (path.parent,):
-            _flush(folder)
+            flush(folder)
 
     def _drop_old(self, current: int) -> None:
         """Drop old rounds, but nothing from round `current` on: its payloads are still needed."""
         with self._lock:
             newest = max((*self._written, *self._in_memory), default=0)
-            first_in_memory = min(current, newest - _MEMORY_ROUNDS + 1)
-            for round_number in [each for each in self._in_memory if each < first_in_memory]:
-                del self._in_memory[round_number]
+            self._drop_from_memory(min(current, newest - _MEMORY_ROUNDS + 1))
         self.forget(min(current, newest - self._keep + 1))
+
+    def _drop_from_memory(self, before_round: int) -> None:
+        for round_number in [each for each in self._in_memory if each < before_round]:
+            del self._in_memory[round_number]
 
     def _sweep(self) -> None:
         """Find the payloads of an earlier process, and remove the ones that it had not finished."""
@@ -162,15 +156,13 @@ class PayloadStore:
         with self._lock:
             is_first, self._disk_refuses = not self._disk_refuses, True
         if is_first:
-            log.warning(
-                "%s",
-                HetnodeError(
-                    ErrorCode.DISK_FULL,
-                    f"A payload cannot be kept in {self._folder}: {error.strerror or error}. Rounds continue "
-                    "with payloads in memory, which are lost when this node ends.",
-                    "Make room on that disk.",
-                ),
+            warning = HetnodeError(
+                ErrorCode.DISK_FULL,
+                f"A payload cannot be kept in {self._folder}: {error.strerror or error}. Rounds continue "
+                "with payloads in memory, which are lost when this node ends.",
+                "Make room on that disk.",
             )
+            log.warning("%s", warning)
 
     def _round_folder(self, round_number: int) -> Path:
         return self._folder / round_folder(round_number)
@@ -183,11 +175,3 @@ def _read(path: Path, size: int) -> Iterator[bytes]:
     with path.open("rb") as file:
         while piece := file.read(size):
             yield piece
-
-
-def _flush(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

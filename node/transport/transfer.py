@@ -7,15 +7,12 @@ import hashlib
 from collections.abc import AsyncIterator, Iterator
 
 from node import hooks
+from node.transport.line import UNLIMITED, Line
 from protocol.pb.payload_pb2 import PayloadChunk
 from protocol.types import PayloadDescriptor
 
-CHUNK_BYTES = 256 * 1024
-"""The fastest size over libp2p's streams (138-177 MB/s on loopback)."""
-
-CHUNK_SECONDS = 5.0
-"""Longest wait for the next chunk."""
-
+CHUNK_BYTES = 256 * 1024  # the fastest size over libp2p's streams (138-177 MB/s on loopback)
+CHUNK_SECONDS = 5.0  # longest wait for the next chunk
 _LINGER_SECONDS = 60.0  # for a receiver that never closes its stream
 
 
@@ -27,35 +24,57 @@ class WrongBytes(TransferError):
     """The sender sent bytes that are not the announced payload. No failure of the connection causes this."""
 
 
-async def outgoing(pieces: Iterator[bytes], round_number: int, stage: int) -> AsyncIterator[PayloadChunk]:
-    """The chunks of a payload. A thread reads its pieces. Raises OSError if reading fails."""
+class NotHeld(TransferError):
+    """The sender says that it does not hold the payload."""
+
+
+NOT_HELD = "this peer does not hold that payload"
+"""The refusal of a peer that does not hold a payload."""
+
+
+async def outgoing(
+    pieces: Iterator[bytes], round_number: int, stage: int, line: Line = UNLIMITED
+) -> AsyncIterator[PayloadChunk]:
+    """The chunks of a payload, as fast as `line` allows. A thread reads its pieces.
+
+    Raises OSError if reading fails.
+    """
 
     async def read() -> AsyncIterator[bytes]:
         while piece := await asyncio.to_thread(next, pieces, b""):
             yield piece
 
     async for piece in hooks.current().outgoing(round_number, stage, read()):
-        yield PayloadChunk(data=piece)
+        async for chunk in paced(piece, line):
+            yield chunk
+
+
+async def paced(data: bytes, line: Line) -> AsyncIterator[PayloadChunk]:
+    """`data` in chunks, as fast as `line` allows. Their receiver waits CHUNK_SECONDS for each."""
+    for piece in line.up.pieces(data):
+        await line.up.take(len(piece))
+        yield PayloadChunk(data=bytes(piece))
 
 
 async def linger() -> None:
     """Keep a stream open after its last byte until the receiver, which knows the length, closes it.
 
     libp2p's daemon may drop bytes on their way when the sender closes the stream. When the receiver closes
-    it, hivemind cancels the handler and thus this call; otherwise this returns after a minute.
+    it, hivemind cancels the handler and thus this call.
     """
     await asyncio.sleep(_LINGER_SECONDS)
 
 
-async def receive(stream: AsyncIterator[PayloadChunk], descriptor: PayloadDescriptor) -> bytes:
+async def receive(
+    stream: AsyncIterator[PayloadChunk], descriptor: PayloadDescriptor, line: Line = UNLIMITED
+) -> bytes:
     """The payload, with the announced length and hash. Never holds more bytes than announced.
 
-    Raises:
-        WrongBytes: the hash is another, there are too many bytes, or a chunk is empty.
-        TransferError: the stream ended early, or the sender refuses.
-        TimeoutError: no chunk for CHUNK_SECONDS.
+    Raises WrongBytes for another hash, too many bytes or an empty chunk; NotHeld if the sender lacks the
+    payload; TransferError if it refuses for another reason, or if the stream ended early; TimeoutError after
+    CHUNK_SECONDS without a chunk.
     """
-    data = await receive_exactly(stream, descriptor.nbytes)
+    data = await receive_exactly(stream, descriptor.nbytes, line=line)
     # In a thread: hashing a large payload would block the event loop.
     digest = await asyncio.to_thread(lambda: hashlib.sha256(data).hexdigest())
     if digest != descriptor.sha256:
@@ -64,15 +83,16 @@ async def receive(stream: AsyncIterator[PayloadChunk], descriptor: PayloadDescri
 
 
 async def receive_exactly(
-    stream: AsyncIterator[PayloadChunk], nbytes: int, first_seconds: float = CHUNK_SECONDS
+    stream: AsyncIterator[PayloadChunk],
+    nbytes: int,
+    first_seconds: float = CHUNK_SECONDS,
+    line: Line = UNLIMITED,
 ) -> bytearray:
-    """`nbytes` bytes, not verified. Raises as :func:`receive`.
+    """`nbytes` bytes, not verified. Waits `first_seconds` for the first chunk. Raises as :func:`receive`.
 
-    A cut libp2p stream looks like one that has ended: only the number of bytes shows that it is complete.
-
-    Args:
-        first_seconds: longest wait for the first chunk.
+    Takes them as fast as `line` allows: its sender then has to wait.
     """
+    # A cut libp2p stream looks like one that has ended: only the number of bytes shows that it is complete.
     data = bytearray()
     while len(data) < nbytes:
         try:
@@ -81,6 +101,8 @@ async def receive_exactly(
                 chunk = await anext(stream)
         except StopAsyncIteration:
             raise TransferError(f"the stream ended after {len(data)} of {nbytes} bytes") from None
+        if chunk.refusal == NOT_HELD:
+            raise NotHeld(f"refused: {chunk.refusal}")
         if chunk.refusal:
             raise TransferError(f"refused: {chunk.refusal[:200]}")
         # An empty chunk would reset the clock without any progress.
@@ -88,4 +110,5 @@ async def receive_exactly(
             raise WrongBytes(f"a chunk of {len(chunk.data)} bytes after {len(data)} of {nbytes}")
         data += chunk.data
         await hooks.current().after_chunk(len(chunk.data))
+        await line.down.take(len(chunk.data))
     return data

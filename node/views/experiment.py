@@ -1,4 +1,4 @@
-"""An experiment as people see it: its progress while it runs, and what is done and left of it."""
+"""Terminal views of an experiment: live progress, and the state of a matrix."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rich.table import Table
 from node.experiment.estimate import Pace
 from node.experiment.matrix import Matrix
 from node.experiment.measurement import RoundRecord
-from node.experiment.results import Loss, Result, mean
+from node.experiment.results import Loss, Result, loss_text, mean
 from node.experiment.trial import Planned
 from protocol.errors import HetnodeError
 
 
 @dataclass
 class _Running:
-    """A trial that a worker has now."""
+    """A trial that a worker computes now."""
 
     planned: Planned
     done: int
@@ -32,14 +32,14 @@ class _Running:
 
 
 class ExperimentView:
-    """Live progress on a terminal, a line per trial elsewhere. An observer of :func:`runner.run_trials`.
+    """Live progress on a terminal, else one line for each trial. An observer of :func:`runner.run_trials`.
 
     Args:
-        console: where to show it.
-        trials: what is to be done now, each once.
-        tables: names of tables, and the keys of their trials.
-        results: what was known before, by key.
-        jobs: workers.
+        console: for the output.
+        trials: all trials that will run, each once.
+        tables: keys of trials by name of their table.
+        results: earlier results by key.
+        jobs: number of workers.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ExperimentView:
 
     @contextmanager
     def live(self) -> Iterator[None]:
-        """Show progress until the block is left."""
+        """Show progress inside the block."""
         if not self._console.is_terminal:
             yield
             return
@@ -77,9 +77,9 @@ class ExperimentView:
         elif not self._console.is_terminal:
             self._say(f"{_named(planned)}: begins, {rounds} rounds")
 
-    def advanced(self, planned: Planned, number: int, record: RoundRecord) -> None:
+    def advanced(self, planned: Planned, round_number: int, record: RoundRecord) -> None:
         running = self._running[planned.trial.key]
-        running.done, running.since, running.train = number, self._clock(), record.train
+        running.done, running.since, running.train = round_number, self._clock(), record.train
         self._pace.learn(planned.trial, 1, record.seconds)
         if record.validation:
             running.validation = mean(record.validation)
@@ -89,7 +89,7 @@ class ExperimentView:
         self._finished.add(planned.trial.key)
         self._say(
             f"{_named(planned)}: loss {loss_text(result.loss)} in {duration(result.seconds)}; "
-            f"{self._left_in_words()}"
+            f"{self._left_text()}"
         )
 
     def failed(self, planned: Planned, error: Exception) -> None:
@@ -100,7 +100,7 @@ class ExperimentView:
         self._say(f"{_named(planned)}: failed. {reason}")
 
     def render(self) -> RenderableType:
-        """The present state."""
+        """The current state."""
         tables = Table("table", "done", "", box=None, padding=(0, 2, 0, 0))
         for name, keys in self._tables.items():
             done = len(self._finished & set(keys))
@@ -120,7 +120,7 @@ class ExperimentView:
         done = self._rounds - sum(rounds for _, rounds in self._rounds_left())
         whole = Table.grid(padding=(0, 2, 0, 0))
         whole.add_row(
-            f"{self._left_in_words()}, {duration(self._clock() - self._began)} so far",
+            f"{self._left_text()}, {duration(self._clock() - self._began)} so far",
             ProgressBar(max(self._rounds, 1), done, width=24),
         )
         return Group(tables, "", running, "", whole)
@@ -132,23 +132,23 @@ class ExperimentView:
         ]
         return running + waiting
 
-    def _left_in_words(self) -> str:
+    def _left_text(self) -> str:
         trials = len(self._waiting) + len(self._running)
         left = self._pace.left(
             [(planned.trial, rounds) for planned, rounds in self._rounds_left()], self._jobs
         )
         failed = f", {self._failed} failed" if self._failed else ""
-        words = f"{trials} of {self._count} trials left{failed}"
+        text = f"{trials} of {self._count} trials left{failed}"
         if not trials:
-            return words
-        return f"{words}, {'time not known yet' if left is None else f'about {duration(left)}'}"
+            return text
+        return f"{text}, {'time unknown' if left is None else f'about {duration(left)}'}"
 
     def _say(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def matrix_view(matrix: Matrix, results: Mapping[str, Result], jobs: int) -> RenderableType:
-    """Every row of a matrix with its loss, or what is left of it."""
+    """Every row of a matrix with its losses, and the remaining time."""
     shown: list[RenderableType] = []
     for table in matrix.tables:
         rows = Table("row", "mode", "k", *(f"seed {seed}" for seed in matrix.seeds), title=table.title)
@@ -159,20 +159,13 @@ def matrix_view(matrix: Matrix, results: Mapping[str, Result], jobs: int) -> Ren
         shown.append(rows)
     left = [planned for planned in matrix.trials if planned.trial.key not in results]
     seconds = Pace(results.values()).left([(each.trial, each.trial.spec.rounds) for each in left], jobs)
-    time_left = "time not known before something like it was run" if seconds is None else duration(seconds)
-    words = f"{len(left)} of {len(matrix.trials)} trials left"
-    return Group(*shown, f"{words}: {time_left} with --jobs {jobs}" if left else "nothing is left to do")
-
-
-def loss_text(loss: Loss) -> str:
-    """Four digits; "diverged" for what is no finite number, nothing where it is not known."""
-    if loss is None:
-        return ""
-    return f"{loss:.4f}" if loss == loss else "diverged"  # noqa: PLR0124 - NaN alone differs from itself
+    time_left = "time unknown before a similar trial has run" if seconds is None else duration(seconds)
+    text = f"{len(left)} of {len(matrix.trials)} trials left: {time_left} with --jobs {jobs}"
+    return Group(*shown, text if left else "all trials are done")
 
 
 def duration(seconds: float) -> str:
-    """Such as "45 s", "12 min" or "2 h 05 min"."""
+    """Seconds for people, such as "45 s", "12 min" or "2 h 05 min"."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

@@ -1,4 +1,4 @@
-"""What a swarm would do, as tables, JSON, CSV files and charts."""
+"""The forecast for a swarm as tables, JSON, CSV files and charts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.table import Table
 
 from coordinator.forecast.forecast import Forecast, Proposal, ReplicaForecast
 from coordinator.forecast.sweeps import ScalingPoint, UtilizationPoint
-from node.model.init import parameter_shapes
+from node.model.shapes import parameter_shapes
 from node.views import run_history
 from protocol.spec.run import RunSpec
 from protocol.types import PeerId
@@ -31,7 +31,7 @@ def payload_bytes(spec: RunSpec) -> list[int]:
 
 
 def plan_view(spec: RunSpec, proposal: Proposal, found: Forecast) -> RenderableType:
-    """Replicas, peers, and the whole, for people."""
+    """Replicas, peers and totals, for people."""
     facts = Table.grid(padding=(0, 2))
     for name, value in _facts(spec, proposal, found).items():
         facts.add_row(name, value)
@@ -39,7 +39,7 @@ def plan_view(spec: RunSpec, proposal: Proposal, found: Forecast) -> RenderableT
 
 
 def plan_json(spec: RunSpec, proposal: Proposal, found: Forecast) -> dict[str, Any]:
-    """The same for programs: seconds, bytes, shares of 1."""
+    """The same for programs. Units: seconds, bytes, shares of 1."""
     per_day = found.per_day
     return {
         "preset": spec.preset,
@@ -117,7 +117,7 @@ def _replicas(spec: RunSpec, found: Forecast) -> Table:
             _percent(each.utilization),
             each.bottleneck,
         )
-    _say_how_many_more(table, len(found.replicas))
+    _note_omitted_rows(table, len(found.replicas))
     return table
 
 
@@ -137,20 +137,20 @@ def _peers(found: Forecast) -> Table:
             f"{up:.1f} Mb/s",
             f"{down:.1f} Mb/s",
         )
-    _say_how_many_more(table, len(assignments))
+    _note_omitted_rows(table, len(assignments))
     return table
 
 
 def _first(replicas: Sequence[ReplicaForecast]) -> list[ReplicaForecast]:
-    """The slowest, where there are too many to show."""
+    """All replicas, or the slowest if there are too many to show."""
     if len(replicas) <= _MOST_ROWS:
         return list(replicas)
     return sorted(replicas, key=lambda each: -each.step.seconds)[:_MOST_ROWS]
 
 
-def _say_how_many_more(table: Table, rows: int) -> None:
+def _note_omitted_rows(table: Table, rows: int) -> None:
     if rows > _MOST_ROWS:
-        table.caption = f"{rows - _MOST_ROWS} more are left out; --json has all"
+        table.caption = f"{rows - _MOST_ROWS} more are not shown; --json has all"
 
 
 def _named(peers: Sequence[PeerId]) -> str:

@@ -102,7 +102,7 @@ def plot_losses(history: History, title: str, path: Path) -> None:
 
 
 def ratio(dense: int, sent: int) -> str:
-    """How many times less was sent, such as "57x less"; empty where nothing was sent."""
+    """Dense bytes / sent bytes, such as "57x less"; "" if nothing was sent."""
     return f"{dense / sent:.0f}x less" if sent else ""
 
 

@@ -1,4 +1,4 @@
-"""What a run specification means: parameters, and bytes per stage, link and round."""
+"""The view of a run specification: parameters, and bytes per stage, link and round."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 
-from node.model.init import parameter_count, parameter_shapes
+from node.model.shapes import parameter_count, parameter_shapes
 from node.views import run_history
 from protocol.spec.run import RunSpec
 from protocol.wire.payload_codec import PayloadLayout
 
 
 def link_bytes_per_token(spec: RunSpec) -> int:
-    """Bytes that one token takes on a link in one direction, without its id and the framing."""
+    """Bytes of one token on a link in one direction, without its id and the framing."""
     return spec.link.token_bytes(spec.link.k or spec.model.width)
 
 
@@ -44,7 +44,7 @@ def spec_view(spec: RunSpec) -> RenderableType:
         run_history.ratio(4 * spec.model.width, per_token),
     )
     facts = Table.grid(padding=(0, 2))
-    facts.add_row("run", spec.run_id)
+    facts.add_row("run", spec.name)
     facts.add_row("spec hash", spec.hash)
     facts.add_row("parameters", f"{total:,}")
     facts.add_row(

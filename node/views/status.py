@@ -11,22 +11,38 @@ from protocol.types import Estimates
 
 
 def status_view(status: RunStatus) -> RenderableType:
-    """The peers, the replicas, and what the run does."""
-    columns = ("peer", "role", "state", "assignment", "round", "step", "seen", "computes", "connection")
-    peers = Table(*columns, title=f"run {status.spec.run_id}")
+    """The peers, the replicas, and the state of the run."""
+    columns = (
+        "peer",
+        "role",
+        "state",
+        "assignment",
+        "round",
+        "step",
+        "seen",
+        "computes",
+        "reached",
+        "connection",
+    )
+    peers = Table(*columns, title=f"run {status.run}")
     for peer in status.peers:
         peers.add_row(
             peer.peer[-12:],
-            peer.role.value,
+            f"{peer.role.value}{' (auto)' if peer.role_reason else ''}",
             peer.lifecycle.value,
             peer.assignment,
             str(peer.round_number),
             f"{peer.inner_step}/{status.spec.inner.steps}",
             f"{peer.seconds_since_seen:.0f} s ago",
             _speed(peer.estimates),
+            peer.reachability.value,
             _connection(peer.estimates),
         )
-    return Group(peers, replica_table(status), status.message, status.rounds_message)
+    roles = [
+        f"{peer.peer[-12:]}: {peer.role}, {peer.role_reason}" for peer in status.peers if peer.role_reason
+    ]
+    problems = [f"{peer.peer[-12:]}: {peer.problem}" for peer in status.peers if peer.problem]
+    return Group(peers, replica_table(status), *roles, *problems, status.message, status.rounds_message)
 
 
 def replica_table(status: RunStatus) -> Table:
@@ -50,7 +66,7 @@ def _traffic(sent: int, dense: int) -> str:
 
 
 def _speed(estimates: Estimates) -> str:
-    """What the peer has measured; "" before."""
+    """The measured speed of the peer; "" before it has measured."""
     lines = []
     if estimates.capacity.flops:
         lines.append(f"{estimates.capacity.flops / 1e9:,.1f} GFLOP/s")
@@ -60,7 +76,7 @@ def _speed(estimates: Estimates) -> str:
 
 
 def _connection(estimates: Estimates) -> str:
-    """What the peer has measured of its connection and of its links; "" before."""
+    """The measured speed of the peer's connection and links; "" before it has measured."""
     lines = []
     capacity = estimates.capacity
     if capacity.uplink:

@@ -1,4 +1,4 @@
-"""A local swarm from its spec to its summary."""
+"""The view of a local swarm, from its spec to its summary."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from protocol.status import RunStatus
 
 
 class SwarmView:
-    """Runs a local swarm with live progress, and leaves the run folder complete.
+    """Runs a local swarm with live progress, and completes the run folder.
 
     The folder then holds run.toml, metrics.jsonl, loss.png, checkpoint/, logs/ and nodes/.
     """
@@ -52,7 +52,7 @@ class SwarmView:
         self._shown_round = -1
 
     def run(self, listen: str) -> None:
-        """Train to the end. Raises what :func:`node.local_swarm.run_swarm` raises, with the plot written."""
+        """Train to the end. Raises as :func:`node.local_swarm.run_swarm`, after writing the plot."""
         spec_file = self.folder / "run.toml"
         spec_file.write_text(self.spec.toml)
         self._console.print(spec_view(self.spec))
@@ -79,7 +79,7 @@ class SwarmView:
         finally:
             history = run_history.history_of(run_history.read_events(self.folder / "metrics.jsonl"))
             if history.replicas:
-                run_history.plot_losses(history, f"run {self.spec.run_id}", self.folder / "loss.png")
+                run_history.plot_losses(history, f"run {self.spec.name}", self.folder / "loss.png")
         parts = sorted(self.folder.glob(f"nodes/*/checkpoint/{round_folder(self.spec.rounds)}"))
         # In a process of the template, because this one has not imported torch.
         command = ["checkpoint", "assemble", *map(str, parts), "--out", str(self.folder / "checkpoint")]
@@ -96,7 +96,7 @@ class SwarmView:
             self._print_round(status)
 
     def _print_round(self, status: RunStatus) -> None:
-        """Where the output is no terminal: one line for each round that every replica has measured."""
+        """Without a terminal: print one line for each round that every replica has measured."""
         measured = {measurement.replica for measurement in status.measurements}
         if not measured or len(status.replicas) < len(measured):
             return
@@ -127,4 +127,4 @@ class SwarmView:
                 )
         facts.add_row("run folder", str(self.folder))
         facts.add_row("try it", f"{sys.argv[0]} generate {self.folder} --prompt 'def '")
-        self._console.print(Panel(Group(table, facts), title=f"run {self.spec.run_id} is finished"))
+        self._console.print(Panel(Group(table, facts), title=f"run {self.spec.name} is finished"))

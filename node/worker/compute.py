@@ -1,27 +1,28 @@
 """How a member computes: its device, compilation, checkpointing and precision.
 
-Each node chooses these for itself; they are no part of the run specification. Stages, links and payloads have
-the same meaning for every choice. Only the last bits of local results differ, as between two machines. The
-outer state does not depend on these bits.
+Each node chooses these for itself; they are no part of the run specification. Only the last bits of local
+results depend on the choice, as they do between two machines. The outer state does not depend on these bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+import logging
+from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from node.ipc.worker_calls import AUTO_DEVICE, DeviceInfo, Precision
 from node.model.llama import Block
 from node.model.stage import RunBlock
 from protocol.errors import ErrorCode, HetnodeError
 
-Precision = Literal["auto", "fp32", "bf16"]
-
+_BF16_CAPABILITY = 8, 0
+"""Of the first CUDA devices that compute in bf16."""
+_BF16_MACOS = 14, 0
+log = logging.getLogger(__name__)
 BACKEND = "inductor"
 """Backend of torch.compile."""
 
@@ -31,41 +32,43 @@ class Compute:
     """How the stages of a member are computed.
 
     Attributes:
-        device: a torch device name.
         compile: run blocks through torch.compile. Needs a C++ compiler on a CPU and Triton on a GPU. The
             first steps take about a minute longer.
-        activation_checkpointing: store only the input of each block in the forward pass, and compute the
-            block again in the backward pass. Costs a third more computation and saves most of the activation
-            memory. On one machine the gradients are equal in every bit.
+        activation_checkpointing: store only the input of each block, and compute the block again in the
+            backward pass. Costs a third more computation and saves most of the activation memory. On one
+            machine the gradients are equal in every bit.
         precision: of matrix products and their results. Parameters, moments and the outer state are always
-            float32. "auto" is bf16 on a GPU and fp32 elsewhere.
+            float32. AUTO is bf16 on a GPU that computes in it, and fp32 elsewhere.
     """
 
     device: str = "cpu"
     compile: bool = False
     activation_checkpointing: bool = False
-    precision: Precision = "auto"
-
-    @classmethod
-    def of(cls, body: Mapping[str, Any]) -> Self:
-        """From the fields in `body`, the call of another process of this node; absent fields get defaults."""
-        return cls(**{each.name: body[each.name] for each in fields(cls) if each.name in body})
+    precision: Precision = Precision.AUTO
 
     def open(self) -> torch.device:
         """The device, after a test that it works; with `compile` also the compiler is tested.
 
         Raises HetnodeError DEVICE_UNAVAILABLE.
         """
-        device = _open_device(self.device)
+        try:
+            device = torch.device(self.device)
+            torch.empty(1, device=device)  # torch.device() itself accepts a device that does not exist
+        except (RuntimeError, AssertionError) as error:
+            raise device_unavailable(
+                f"The device '{self.device}' cannot be used",
+                error,
+                "Use --device cpu, or check the driver and the installed torch build.",
+            ) from None
         if self.compile:
             _try_compiler(device, BACKEND)
         return device
 
     def autocast(self) -> torch.autocast:
         """Context manager that applies :attr:`precision` to a forward pass."""
-        kind = torch.device(self.device).type
-        is_half = self.precision == "bf16" or (self.precision == "auto" and kind == "cuda")
-        return torch.autocast(kind, torch.bfloat16, enabled=is_half)
+        device = torch.device(self.device)
+        precision = chosen_precision(device, self.precision)
+        return torch.autocast(device.type, torch.bfloat16, enabled=precision == Precision.BF16)
 
     @property
     def run_block(self) -> RunBlock:
@@ -74,12 +77,50 @@ class Compute:
         return partial(_checkpointed, run) if self.activation_checkpointing else run
 
 
+def chosen_precision(device: torch.device, wanted: Precision) -> Precision:
+    """`wanted`, or in place of AUTO bf16 where `device` computes in it, else fp32."""
+    if wanted != Precision.AUTO:
+        return wanted
+    has_bf16 = False
+    if device.type == "cuda":
+        # torch would emulate it on older devices, slower than fp32.
+        has_bf16 = torch.cuda.get_device_capability(device) >= _BF16_CAPABILITY
+    elif device.type == "mps":
+        has_bf16 = torch.backends.mps.is_macos_or_newer(*_BF16_MACOS)
+    return Precision.BF16 if has_bf16 else Precision.FP32
+
+
+def check_device(compute: Compute) -> DeviceInfo:
+    """What `compute` computes on. In place of AUTO_DEVICE: the first of cuda, mps and cpu that works.
+
+    Raises HetnodeError DEVICE_UNAVAILABLE.
+    """
+    candidates = [compute.device]
+    if compute.device == AUTO_DEVICE:
+        found = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+        candidates = [name for name, is_there in found.items() if is_there]
+    for name in candidates[:-1]:
+        try:
+            return _described(replace(compute, device=name))
+        except (HetnodeError, RuntimeError) as error:
+            log.warning("%s is not used: %s", name, error)
+    return _described(replace(compute, device=candidates[-1]))
+
+
+def _described(compute: Compute) -> DeviceInfo:
+    device = compute.open()
+    name, free_bytes = compute.device, 0
+    if device.type == "cuda":
+        name = f"{name} ({torch.cuda.get_device_name(device)})"
+        free_bytes = torch.cuda.mem_get_info(device)[0]
+    elif device.type == "mps":
+        free_bytes = torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+    return DeviceInfo(compute.device, name, chosen_precision(device, compute.precision), int(free_bytes))
+
+
 @cache
 def _compiled(backend: str) -> RunBlock:
-    """The compiled forward pass. Blocks of equal shape share one graph, in all stages and replicas.
-
-    torch limits the number of graphs: in a process with very many block shapes the last ones run uncompiled.
-    """
+    # Blocks of equal shape share one graph. torch limits the number of graphs; further shapes run uncompiled.
     return torch.compile(Block.forward, dynamic=False, backend=backend)
 
 
@@ -94,27 +135,19 @@ def _checkpointed(run: RunBlock, block: Block, x_bld: Tensor, cos_le: Tensor, si
     return output_bld
 
 
-def _open_device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)  # torch.device() itself accepts a device that does not exist
-    except (RuntimeError, AssertionError) as error:
-        raise HetnodeError(
-            ErrorCode.DEVICE_UNAVAILABLE,
-            f"The device '{name}' cannot be used: {str(error).splitlines()[0].rstrip('.')}.",
-            "Use --device cpu, or check the driver and the installed torch build.",
-        ) from None
-    return device
-
-
 @cache
 def _try_compiler(device: torch.device, backend: str) -> None:
     try:
         torch.compile(torch.neg, backend=backend)(torch.zeros(8, device=device))
     except Exception as error:  # the exception type differs for each missing tool
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise HetnodeError(
-            ErrorCode.DEVICE_UNAVAILABLE,
-            f"torch.compile cannot be used on '{device}': {reason.rstrip('.')}.",
+        raise device_unavailable(
+            f"torch.compile cannot be used on '{device}'",
+            error,
             "Leave out --compile, or install a C++ compiler (and Triton for a GPU).",
         ) from None
+
+
+def device_unavailable(what: str, error: Exception, remedy: str) -> HetnodeError:
+    """`what` happened because of `error`, of which the message holds the first line."""
+    reason = next(iter(str(error).splitlines()), type(error).__name__)  # a MemoryError may have no message
+    return HetnodeError(ErrorCode.DEVICE_UNAVAILABLE, f"{what}: {reason.rstrip('.')}.", remedy)

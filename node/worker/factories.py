@@ -23,22 +23,19 @@ def run_basis(spec: RunSpec, boundary: int) -> Tensor:
 # Links are recreated at round boundaries, and a QR decomposition of 8192 x 8192 takes seconds.
 _cached_basis = lru_cache(maxsize=1)(orthonormal_basis)
 
-ReceivingEndFactory = Callable[[int, Tensor, Tensor], ReceivingEnd]
-"""Creates a receiving end from k (0: uncompressed), basis [d, d], and TE [V, d] of the last commit."""
-
-BasisFactory = Callable[[RunSpec, int], Tensor]
-"""Has the signature of :func:`run_basis`."""
-
 
 @dataclass(frozen=True)
 class TrainerFactories:
-    """Functions that create initial parameters, links, their bases, and AdamW.
+    """Functions that create the parts.
 
-    `initial` is replaced if the run starts from given parameters (node.checkpoint.initial). Only experiments
-    replace the others.
+    Attributes:
+        initial: replaced if the run starts from given parameters (node.checkpoint.initial). Only experiments
+            replace the others.
+        receiving_end: from k (0: uncompressed), basis [d, d], and TE [V, d] of the last commit.
+        basis: as :func:`run_basis`.
     """
 
     initial: InitialParameters = initial_parameters
-    receiving_end: ReceivingEndFactory = ReceivingEnd
-    basis: BasisFactory = run_basis
+    receiving_end: Callable[[int, Tensor, Tensor], ReceivingEnd] = ReceivingEnd
+    basis: Callable[[RunSpec, int], Tensor] = run_basis
     adamw: AdamW = torch.optim.AdamW

@@ -5,11 +5,11 @@ Shapes: b microbatch, L context, d width, k subspace width (d where the link is 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypedDict
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from node.data.stream import Samples
 from node.ipc.worker_calls import Message
@@ -22,46 +22,25 @@ from protocol.types import StageRange
 from protocol.wire.activation_codec import pack_activation, pack_ids, unpack_activation, unpack_ids
 
 
-class HostedStagesState(TypedDict):
-    """State dict of :class:`HostedStages`: parameters by stage and canonical name.
-
-    Links are not in it: they are derived from the embedding.
-    """
-
-    parameters: dict[int, dict[str, Tensor]]
-
-
 @dataclass
 class _InFlight:
-    """What a forward pass keeps for its backward pass.
+    """What a forward pass keeps for its backward pass."""
 
-    Attributes:
-        received: the leaf tensor that collects the gradient for the member upstream; None at stage 0.
-        output: activations [b, L, d], or the loss at the last stage.
-    """
-
-    received: Tensor | None
-    output: Tensor
+    received: Tensor | None  # the leaf that collects the gradient for the member upstream; None at stage 0
+    output: Tensor  # activations [b, L, d], or the loss at the last stage
 
 
 class HostedStages:
     """The stages that one member hosts, and its ends of the links to its neighbours.
 
-    Args:
-        spec: the run.
-        stages: the stages hosted here.
-        compute: how the stages are computed.
-        factories: create initial parameters and links.
-
-    Raises:
-        HetnodeError: DEVICE_UNAVAILABLE, as Compute.open.
+    Raises HetnodeError DEVICE_UNAVAILABLE, as Compute.open.
 
     Attributes:
         modules: the stages, on `device`.
-        upstream: receiving end of the link from the member with the previous stages. None if stage 0 is
-            hosted here, and before `connect`.
-        downstream: sending end of the link to the member with the next stages. None if the last stage is
-            hosted here, and before `connect`.
+        upstream: receiving end of the link from the member with the previous stages. None on the member with
+            stage 0, and before `connect`.
+        downstream: sending end of the link to the member with the next stages. None on the member with the
+            last stage, and before `connect`.
         losses: one per microbatch of the current inner step, on the member with the last stage.
     """
 
@@ -81,10 +60,6 @@ class HostedStages:
         self._in_flight: dict[int, _InFlight] = {}
         self._is_last = spec.swarm.stages - 1 in stages
 
-    def parameters(self, stage: int) -> dict[str, nn.Parameter]:
-        """The live parameters by canonical name."""
-        return self.modules[stage].canonical_parameters()
-
     @property
     def is_idle(self) -> bool:
         """Whether no inner step is in progress."""
@@ -95,16 +70,13 @@ class HostedStages:
 
         `table_vd` is TE of the last committed round.
         """
-
-        def basis_dd(boundary: int) -> Tensor:
-            return self._factories.basis(self._spec, boundary).to(self.device)
-
         self.upstream = self.downstream = None
         if k_upstream is not None:
-            first = self._stages.first
-            self.upstream = self._factories.receiving_end(k_upstream, basis_dd(first), table_vd)
+            basis_dd = self._factories.basis(self._spec, self._stages.first).to(self.device)
+            self.upstream = self._factories.receiving_end(k_upstream, basis_dd, table_vd)
         if k_downstream is not None:
-            self.downstream = SendingEnd(k_downstream, basis_dd(self._stages.stop))
+            basis_dd = self._factories.basis(self._spec, self._stages.stop).to(self.device)
+            self.downstream = SendingEnd(k_downstream, basis_dd)
 
     def refresh_link(self, table_vd: Tensor) -> None:
         """Derive T_perp from TE of a newly committed round (eqs 3 and 4).
@@ -121,13 +93,8 @@ class HostedStages:
         Raises HetnodeError FRAME_CORRUPT for a message that cannot be used.
         """
         tokens_bl, x = self._enter(received, tokens)
-        # Autograd stores the gradient for the member upstream in this leaf tensor.
         leaf = None if received is None else x.requires_grad_()
-        with self._compute.autocast():
-            output = self._run(x)
-            if self._is_last:
-                # The loss is always float32, even with bf16 matrix products.
-                output = next_token_loss(output.float(), tokens_bl[:, 1:])
+        output = self._run(x, tokens_bl)
         self._in_flight[microbatch] = _InFlight(leaf, output)
         if self._is_last:
             self.losses.append(output.detach())
@@ -137,8 +104,7 @@ class HostedStages:
     def backward(self, microbatch: int, received: Message | None, microbatches: int) -> Message | None:
         """Backward pass of a microbatch. Returns the gradient for the member upstream, None at the first.
 
-        `microbatches` is the number of microbatches in an inner step, whose mean is the loss of the step.
-        Raises the same errors as :meth:`forward`.
+        The loss of an inner step is the mean over its `microbatches`. Raises as :meth:`forward`.
         """
         work = self._in_flight.pop(microbatch)
         if received is None:
@@ -146,8 +112,7 @@ class HostedStages:
             torch.autograd.backward(work.output / microbatches)
         else:
             assert self.downstream is not None, "a gradient arrived at the last member"
-            gradient = self._unpack("gradient", received, self.downstream)
-            gradient = self.downstream.expand_backward(gradient)
+            gradient = self.downstream.expand_backward(self._unpack("gradient", received, self.downstream))
             torch.autograd.backward(work.output, gradient.to(work.output.dtype))
         if work.received is None:
             return None
@@ -158,42 +123,31 @@ class HostedStages:
 
     @torch.inference_mode()
     def evaluate(self, received: Message | None, tokens: Samples | None) -> Message | float:
-        """Forward pass of one validation microbatch. Returns the message for the next member, or the loss.
-
-        Arguments and errors are those of :meth:`forward`.
-        """
+        """As :meth:`forward`, for a validation microbatch; the last member returns the loss."""
         tokens_bl, x = self._enter(received, tokens)
-        with self._compute.autocast():
-            output = self._run(x)
-            if self._is_last:
-                return float(next_token_loss(output.float(), tokens_bl[:, 1:]))
-        return self._message(output, tokens_bl)
+        output = self._run(x, tokens_bl)
+        return float(output) if self._is_last else self._message(output, tokens_bl)
 
     def abandon(self) -> None:
         """Drop the losses and the activations of an unfinished inner step."""
         self._in_flight.clear()
         self.losses.clear()
 
-    def take_losses(self) -> list[Tensor]:
-        """Remove and return the losses of the inner step that ends now."""
-        losses, self.losses = self.losses, []
-        return losses
-
-    def state_dict(self) -> HostedStagesState:
-        """The live parameters, not copied."""
-        return {"parameters": {stage: dict(self.parameters(stage)) for stage in self.modules}}
-
     @torch.no_grad()
-    def load_state_dict(self, state: HostedStagesState) -> None:
-        """Copy the values in `state`. Stages that are not in it keep their values."""
-        for stage, values in state["parameters"].items():
-            for name, parameter in self.parameters(stage).items():
-                parameter.copy_(values[name])
+    def load_parameters(self, values: Mapping[int, Mapping[str, Tensor]]) -> None:
+        """Copy values, by stage and canonical name. Parameters that are not in it keep theirs."""
+        for stage, named in values.items():
+            parameters = self.modules[stage].canonical_parameters()
+            for name, value in named.items():
+                parameters[name].copy_(value)
 
-    def _run(self, x: Tensor) -> Tensor:
-        for module in self.modules.values():
-            x = module(x)
-        return x
+    def _run(self, x: Tensor, tokens_bl: Tensor) -> Tensor:
+        """Activations [b, L, d] after the stages hosted here, or the loss after the last stage of the run."""
+        with self._compute.autocast():
+            for module in self.modules.values():
+                x = module(x)
+            # The loss is always float32, even with bf16 matrix products.
+            return next_token_loss(x.float(), tokens_bl[:, 1:]) if self._is_last else x
 
     def _enter(self, received: Message | None, tokens: Samples | None) -> tuple[Tensor, Tensor]:
         """Tokens [b, L + 1], and the input of the first hosted stage: ids [b, L] or activations [b, L, d]."""

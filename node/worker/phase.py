@@ -38,12 +38,9 @@ class InnerPhase:
     norm: float = math.nan
 
     def result(self) -> InnerResult:
+        losses = [loss.cpu() for loss in self.losses]
         # float64: the mean of many losses does not depend on rounding in float32.
-        loss = (
-            float(torch.stack([loss.cpu() for loss in self.losses]).double().mean())
-            if self.losses
-            else math.nan
-        )
+        loss = float(torch.stack(losses).double().mean()) if losses else math.nan
         return InnerResult(loss, self.tokens, self.steps, self.skipped_steps, self.norm)
 
     def state_dict(self) -> InnerPhaseState:

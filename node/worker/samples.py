@@ -9,11 +9,8 @@ from protocol.spec.run import RunSpec
 class MicrobatchReader:
     """Reads microbatches of the samples assigned to this replica.
 
-    Members without stage 0 read nothing and only use the number of microbatches.
-
     Args:
-        spec: the run.
-        stream: the samples; None on a member without stage 0.
+        stream: None on a member without stage 0, which only needs the number of microbatches.
 
     Attributes:
         microbatches: number of microbatches in one inner step.

@@ -1,12 +1,12 @@
 """The training of one member: its stages, inner optimizer and outer state.
 
-Only the trainer owns the model of a node. It runs in the worker process, has no knowledge of processes or
-sockets, and :mod:`node.worker.worker` calls it one operation at a time. An inner step of a member:
+Only the trainer owns the model of a node. It knows no processes and sockets: :mod:`node.worker.worker` calls
+it, one operation at a time. An inner step of a member:
 
     for microbatch in range(microbatches):
         message = trainer.forward(step, microbatch, message)   # activations, from upstream to downstream
         message = trainer.backward(microbatch, message)        # gradients, from downstream to upstream
-    squares = trainer.squared_gradient_norm()                  # summed over all members of the replica
+    squares = trainer.inner.squared_gradient_norm()            # summed over all members of the replica
     trainer.apply(step, norm)                                  # clip, AdamW
 
 A round of a member:
@@ -14,11 +14,10 @@ A round of a member:
     trainer.begin_round(round_number, samples)
     ...                                                        # H inner steps
     trainer.end_inner_phase()
-    payload = trainer.propose(stage)                           # pseudo-gradient plus error feedback
-    trainer.commit(stage, round_number, payloads, True)        # or abort, which changes nothing
+    payload = trainer.outer.propose(stage)                     # pseudo-gradient plus error feedback
+    trainer.commit(stage, round_number, payloads, True)        # or outer.abort, which changes nothing
 
-The caller must change anchors (by a commit or by loading another one) only between inner steps, never during
-one.
+The caller changes anchors (by a commit or by loading another one) only between inner steps.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
 
-import torch
 from torch import Tensor, nn
 
 from node.checkpoint import node_checkpoint
@@ -37,14 +35,13 @@ from node.checkpoint.node_checkpoint import Restored
 from node.checkpoint.private_state import StageState
 from node.data.stream import SampleStream
 from node.ipc.worker_calls import InnerResult, Message
-from node.model.init import EMBEDDING, embedding_shapes, parameter_shapes
-from node.model.stage import Stage
+from node.model.shapes import EMBEDDING, embedding_shapes, parameter_shapes
 from node.optimizer.inner import AdamWState, InnerOptimizer
 from node.optimizer.outer_stage import WeightedPayload
 from node.optimizer.outer_state import OuterState, OuterStateDict
 from node.worker.compute import Compute
 from node.worker.factories import TrainerFactories
-from node.worker.hosted_stages import HostedStages, HostedStagesState
+from node.worker.hosted_stages import HostedStages
 from node.worker.phase import InnerPhase, InnerPhaseState
 from node.worker.samples import MicrobatchReader
 from protocol.algorithm.outer_optimizer import committed_shapes
@@ -53,9 +50,12 @@ from protocol.types import Part, StageRange
 
 
 class TrainerState(TypedDict):
-    """State dict of :class:`Trainer` between two inner steps: the state dicts of its parts."""
+    """State dict of :class:`Trainer` between two inner steps.
 
-    hosted: HostedStagesState
+    Links are not in it: they are derived from the embedding.
+    """
+
+    parameters: dict[int, dict[str, Tensor]]  # by stage and canonical name
     inner: dict[int, AdamWState | None]
     outer: OuterStateDict
     phase: InnerPhaseState
@@ -67,17 +67,15 @@ class Trainer:
     Create it once, and call :meth:`connect` for every plan that changes its links.
 
     Args:
-        spec: the run.
         stages: the stages hosted here.
-        compute: how the stages are computed. The outer state is always on the CPU, so that all machines
-            compute the same bits.
         stream: the samples; only the member that hosts stage 0 needs them.
-        factories: create parameters, links and AdamW; experiments replace some of them.
 
     Attributes:
         hosted: the stages with their links.
+        modules: the stages, on `device`.
         inner: AdamW.
-        outer: committed state, error feedback, and pending proposals.
+        outer: committed state, error feedback, and pending proposals. Always on the CPU, so that all machines
+            compute the same bits.
         samples: reads the microbatches.
         phase: progress of the current inner phase.
     """
@@ -92,7 +90,8 @@ class Trainer:
     ) -> None:
         self.spec, self.stages, self._factories = spec, stages, factories
         self.hosted = HostedStages(spec, stages, compute, factories)
-        parameters = {stage: self.hosted.parameters(stage) for stage in stages}
+        self.modules, self.device = self.hosted.modules, self.hosted.device
+        parameters = {stage: self.parameters(stage) for stage in stages}
         self.inner = InnerOptimizer(spec, parameters, undecayed={EMBEDDING}, adamw=factories.adamw)
         embedding = None if 0 in stages else factories.initial(spec, 0)[EMBEDDING]
         self.outer = OuterState(spec, parameters, embedding)
@@ -100,37 +99,13 @@ class Trainer:
         self.phase = InnerPhase(1)
         self._validation: list[float] = []
 
-    @property
-    def modules(self) -> dict[int, Stage]:
-        """The stages hosted here, on the device."""
-        return self.hosted.modules
-
-    @property
-    def device(self) -> torch.device:
-        return self.hosted.device
-
     def parameters(self, stage: int) -> dict[str, nn.Parameter]:
         """The live parameters of a hosted stage by canonical name."""
-        return self.hosted.parameters(stage)
-
-    @property
-    def embedding(self) -> Tensor:
-        """TE of the last committed round, [V, d] float32 on the CPU."""
-        return self.outer.embedding
-
-    @property
-    def rounds(self) -> Mapping[int, int]:
-        """The last round that each hosted stage has finished."""
-        return self.outer.rounds
-
-    @property
-    def embedding_round(self) -> int:
-        """The last round that :attr:`embedding` has finished."""
-        return self.outer.embedding_round
+        return self.modules[stage].canonical_parameters()
 
     def connect(self, k_upstream: int | None, k_downstream: int | None) -> None:
         """Create the links to both neighbours from their k. None: no neighbour. 0: an uncompressed link."""
-        self.hosted.connect(k_upstream, k_downstream, self.embedding)
+        self.hosted.connect(k_upstream, k_downstream, self.outer.embedding)
 
     # The inner phase
 
@@ -138,7 +113,8 @@ class Trainer:
         """Start the inner phase of `round_number`.
 
         `samples` are the ordinals of this replica's samples in the round. Their number determines how many
-        microbatches an inner step has.
+        microbatches an inner step has. After a change of plan between two steps, ``samples.assign`` replaces
+        them: the next step reads the new samples at its own step number.
         """
         self.abandon()
         self.samples.assign(samples)
@@ -146,18 +122,8 @@ class Trainer:
         self.outer.begin_round()
         self.phase = InnerPhase(round_number)
 
-    def assign(self, samples: range) -> None:
-        """Continue the inner phase with other `samples` after a change of plan. Call between two steps.
-
-        The next step reads the samples at its own step number, as if the earlier steps had used these too.
-        """
-        self.samples.assign(samples)
-
     def abandon(self) -> None:
-        """Drop an inner step and a validation that a failure has interrupted. Neither counts.
-
-        Completed steps stay. Does nothing if no step and no validation is in progress.
-        """
+        """Drop an inner step and a validation that a failure has interrupted. Completed steps stay."""
         self.hosted.abandon()
         self.inner.zero_grad()
         self._validation.clear()
@@ -175,10 +141,6 @@ class Trainer:
         """Backward pass of a microbatch. Returns the gradient for the member upstream, None at the first."""
         return self.hosted.backward(microbatch, received, self.samples.microbatches)
 
-    def squared_gradient_norm(self) -> float:
-        """Sum of squares of this member's gradients; clipping uses the sum over the whole replica."""
-        return self.inner.squared_gradient_norm()
-
     def apply(self, step: int, norm: float) -> None:
         """End inner step `step` (0-based in its round): clip by the global `norm`, then one AdamW step.
 
@@ -195,9 +157,9 @@ class Trainer:
             phase.tokens += is_regular * self.samples.per_step * self.spec.model.context
         else:
             phase.skipped_steps += is_regular
-        losses = self.hosted.take_losses()
         if is_regular:
-            phase.losses += losses
+            phase.losses += self.hosted.losses
+        self.hosted.losses.clear()
         self.inner.zero_grad()
 
     def end_inner_phase(self) -> InnerResult:
@@ -225,55 +187,21 @@ class Trainer:
 
     # The outer round
 
-    def propose(self, stage: int) -> bytes | None:
-        """This replica's payload for `stage`; it is pending until commit or abort. See OuterState.propose."""
-        return self.outer.propose(stage)
-
-    def screen(self, stage: int, payloads: Sequence[bytes]) -> list[str]:
-        """For each payload gathered for a round of `stage`: the reason to reject it, or "" to accept."""
-        return self.outer[stage].screen(payloads)
-
-    def keep_training(self) -> None:
-        """Announce inner steps before the proposals are decided: commits keep their progress."""
-        self.outer.keep_training()
-
     def commit(
         self, stage: int, round_number: int, payloads: Sequence[WeightedPayload], mine_included: bool
     ) -> str:
-        """Apply the (payload, weight) pairs committed in `round_number`, in order. Returns the new digest.
-
-        Raises HetnodeError PAYLOAD_CORRUPT; then nothing has changed.
-        """
+        """As OuterState.commit. Refreshes T_perp after stage 0, which holds the embedding."""
         digest = self.outer.commit(stage, round_number, payloads, mine_included)
-        if stage == 0:  # stage 0 holds the embedding, from which T_perp is derived
-            self.hosted.refresh_link(self.embedding)
+        if stage == 0:
+            self._refresh_link()
         return digest
 
     def commit_embedding(self, round_number: int, payloads: Sequence[WeightedPayload]) -> str:
-        """Apply the committed payloads of stage 0 to the embedding kept here. Empty for an aborted round.
-
-        Returns the digest of the embedding. Raises the same errors as :meth:`commit`.
-        """
+        """As OuterState.commit_embedding. Refreshes T_perp."""
         digest = self.outer.commit_embedding(round_number, payloads)
         if payloads:
-            self.hosted.refresh_link(self.embedding)
+            self._refresh_link()
         return digest
-
-    def abort(self, stage: int, round_number: int) -> None:
-        """The round is aborted. Anchor, error feedback and local parameters stay; training continues."""
-        self.outer.abort(stage, round_number)
-
-    def embedding_digest(self) -> str:
-        """Digest of TE of the last committed round. Equal on all members of all replicas."""
-        return self.outer.embedding_digest()
-
-    def forget_error(self, stage: int) -> None:
-        """Error feedback := 0 and local := anchor; the moments stay.
-
-        Call it if a payload of this peer was committed after the checkpoint that was restored here: the
-        restored progress is already part of the anchor and must not be sent again.
-        """
-        self.outer.forget_error(stage)
 
     # Start, recovery and checkpoints
 
@@ -283,27 +211,25 @@ class Trainer:
             self._load_stage(stage, 0, self._factories.initial(self.spec, stage))
         if self.outer.follower is not None:
             self.outer.load_embedding(0, self._factories.initial(self.spec, 0))
-        self.hosted.refresh_link(self.embedding)
+        self._refresh_link()
 
     def load_part(self, stage: int, part: Part, round_number: int, file: Path) -> str:
         """Copy a part of the committed state after `round_number`. Returns its digest.
 
-        Error feedback := 0, local := anchor, and the moments of the stage start from 0.
+        Error feedback := 0, local := anchor, and the moments of the stage start from 0. `file` has the bytes
+        of the part (protocol.algorithm.digest), which the caller has verified.
 
-        Args:
-            file: the bytes of the part (protocol.algorithm.digest), verified by the caller.
-
-        Raises:
-            HetnodeError: CHECKPOINT_CORRUPT if the file has the wrong size or cannot be read.
+        Raises HetnodeError CHECKPOINT_CORRUPT if the file has the wrong size or cannot be read.
         """
-        shapes = parameter_shapes(self.spec, stage) if part is Part.STAGE else embedding_shapes(self.spec)
+        is_stage = part is Part.STAGE
+        shapes = parameter_shapes(self.spec, stage) if is_stage else embedding_shapes(self.spec)
         committed = read_part(file, committed_shapes(shapes, self.spec.outer))
-        if part is Part.STAGE:
+        if is_stage:
             self._load_stage(stage, round_number, committed)
         else:
             self.outer.load_embedding(round_number, committed)
-        self.hosted.refresh_link(self.embedding)
-        return self.outer[stage].digest() if part is Part.STAGE else self.embedding_digest()
+        self._refresh_link()
+        return self.outer[stage].digest() if is_stage else self.outer.embedding_digest()
 
     def restore(self, folder: Path) -> Restored | None:
         """Continue from the newest usable checkpoint of this node below `folder`. None: nothing has changed.
@@ -324,33 +250,28 @@ class Trainer:
                 self._load_private(stage, found.private[stage])
         if self.outer.follower is not None and found.embedding is not None:
             self.outer.load_embedding(found.round_number, found.embedding)
-        self.hosted.refresh_link(self.embedding)
+        self._refresh_link()
 
     def write_checkpoint(self, folder: Path, round_number: int) -> None:
-        """Write the committed and the private state after `round_number` to `folder`.
+        """Write the committed and the private state after `round_number` to `folder`: node_checkpoint.write.
 
-        See node_checkpoint.write. Call it between rounds: local progress since the anchor is stored, pending
-        proposals are not.
+        Call it between rounds: local progress since the anchor is stored, pending proposals are not.
 
-        Raises:
-            HetnodeError: DISK_FULL; earlier checkpoints are unchanged.
+        Raises HetnodeError DISK_FULL; earlier checkpoints are unchanged.
         """
-        behind = [stage for stage, done in self.rounds.items() if done != round_number]
+        outer = self.outer
+        behind = [stage for stage, done in outer.rounds.items() if done != round_number]
         assert not behind, f"stages {behind} are not after round {round_number}"
-        assert self.embedding_round == round_number, f"the embedding is not after round {round_number}"
-        node_checkpoint.write(
-            folder,
-            self.spec,
-            round_number,
-            {stage: outer.committed for stage, outer in self.outer.items()},
-            None if self.outer.follower is None else self.outer.follower.committed,
-            private_states(self.state_dict()),
-        )
+        assert outer.embedding_round == round_number, f"the embedding is not after round {round_number}"
+        committed = {stage: each.committed for stage, each in outer.items()}
+        embedding = None if outer.follower is None else outer.follower.committed
+        private = private_states(self.state_dict())
+        node_checkpoint.write(folder, self.spec, round_number, committed, embedding, private)
 
     def state_dict(self) -> TrainerState:
         """The whole state of this member, between two inner steps. The live tensors, not copied."""
         return {
-            "hosted": self.hosted.state_dict(),
+            "parameters": {stage: dict(self.parameters(stage)) for stage in self.stages},
             "inner": self.inner.state_dict(),
             "outer": self.outer.state_dict(),
             "phase": self.phase.state_dict(),
@@ -359,14 +280,14 @@ class Trainer:
     def load_state_dict(self, state: TrainerState) -> None:
         """Copy `state`. Stages that are not in it keep their state.
 
-        It does not contain the samples of the round: call :meth:`assign` for them.
+        It does not contain the samples of the round: assign them afterwards.
         """
         self.abandon()
-        self.hosted.load_state_dict(state["hosted"])
+        self.hosted.load_parameters(state["parameters"])
         self.inner.load_state_dict(state["inner"])
         self.outer.load_state_dict(state["outer"])
         self.phase.load_state_dict(state["phase"])
-        self.hosted.refresh_link(self.embedding)
+        self._refresh_link()
 
     def _load_stage(self, stage: int, round_number: int, committed: Mapping[str, Tensor]) -> None:
         self.abandon()  # its gradients belong to the old parameters
@@ -378,11 +299,14 @@ class Trainer:
         outer = self.outer[stage]
         outer.load_state_dict({**outer.state_dict(), "error": dict(private.error), "pending": None})
         # The file has only the parameters that differ from the anchor.
-        self.hosted.load_state_dict({"parameters": {stage: {**self.parameters(stage), **private.local}}})
+        self.hosted.load_parameters({stage: private.local})
         self.inner.load_state_dict({stage: private.moments})
+
+    def _refresh_link(self) -> None:
+        self.hosted.refresh_link(self.outer.embedding)
 
 
 def private_states(state: TrainerState) -> dict[int, StageState]:
     """The private part of a checkpoint, by stage. Tensors that are on the CPU are not copied."""
-    parameters, outer, inner = state["hosted"]["parameters"], state["outer"]["stages"], state["inner"]
+    parameters, outer, inner = state["parameters"], state["outer"]["stages"], state["inner"]
     return {stage: StageState.of(parameters[stage], outer[stage], inner[stage]) for stage in outer}

@@ -20,53 +20,50 @@ from node.checkpoint.initial import initial_from, require_initial
 from node.data.stream import open_stream
 from node.data.tokenizer import find_tokenizer
 from node.ipc import worker_calls as calls
-from node.ipc.channel import Handler, serve
-from node.ipc.typed_calls import handler
-from node.model.init import embedding_shapes, parameter_count, parameter_shapes
-from node.worker.compute import Compute
+from node.ipc.channel import serve
+from node.ipc.typed_calls import handlers
+from node.model.shapes import embedding_shapes, parameter_count, parameter_shapes
+from node.worker.compute import Compute, check_device
 from node.worker.factories import TrainerFactories
-from node.worker.speed import free_memory, layer_speed
+from node.worker.speed import layer_speed
 from node.worker.trainer import Trainer
 from protocol.algorithm.digest import header_of, size_of
 from protocol.algorithm.outer_optimizer import committed_shapes
+from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
-from protocol.types import Part
+from protocol.types import Part, StageRange
 from protocol.wire.payload_codec import PayloadLayout
+
+_BYTES, _CPU_BYTES = 16, 28  # of a parameter
 
 
 class Worker:
-    """The calls of the main process, one method each; :class:`Trainer` does the work.
+    """The calls of the main process, one method each; :class:`Trainer` does the work."""
 
-    Attributes:
-        trainer: exists after :meth:`build`.
-    """
-
-    trainer: Trainer
+    trainer: Trainer  # exists after `build`
 
     def __init__(self) -> None:
         self._computed = 0.0  # seconds of computing since the round began
 
-    def check_device(self, call: calls.CheckDevice) -> int:
-        """Try the device before this node joins a run.
-
-        Raises HetnodeError DEVICE_UNAVAILABLE.
-        """
-        return free_memory(_compute(call.compute))
+    def check_device(self, call: calls.CheckDevice) -> calls.DeviceInfo:
+        """Try the device before this node joins a run. Raises HetnodeError DEVICE_UNAVAILABLE."""
+        return check_device(_compute(call.compute))
 
     def measure_speed(self, call: calls.MeasureSpeed) -> float:
         """Measure how fast the device trains layers of the run."""
-        return layer_speed(call.spec, call.device, call.seconds)
+        return layer_speed(call.spec, Compute(call.device, precision=call.precision), call.seconds)
 
     def require_initial(self, call: calls.RequireInitial) -> None:
-        """Check that the parameters from which the run starts are here, before others count on this node.
-
-        Raises HetnodeError where they are not.
-        """
+        """Raise HetnodeError unless the parameters from which the run starts are here."""
         require_initial(call.spec, call.initial)
 
     def build(self, call: calls.Build) -> calls.StageInfo:
-        """Create stages and optimizers; open the data if stage 0 is here. To be called once."""
+        """Create stages and optimizers; open the data if stage 0 is here. To be called once.
+
+        Raises HetnodeError BAD_OPTION if the stages cannot fit in the memory that this node may use.
+        """
         spec, stages, local = call.spec, call.stages, call.local
+        _keep_within_memory(spec, stages, local.compute)
         stream = None
         if 0 in stages:
             tokenizer = local.tokenizer or find_tokenizer(spec.data, *local.search_paths)
@@ -96,7 +93,7 @@ class Worker:
 
     def assign_samples(self, call: calls.AssignSamples) -> None:
         """Use other samples from the next step on, after the plan has changed during an inner phase."""
-        self.trainer.assign(call.samples)
+        self.trainer.samples.assign(call.samples)
 
     def abandon(self, _: calls.Abandon) -> None:
         """Drop the inner step or validation that a failure has interrupted."""
@@ -115,7 +112,7 @@ class Worker:
 
     def squared_norm(self, _: calls.SquaredNorm) -> float:
         with self._computing():
-            return self.trainer.squared_gradient_norm()
+            return self.trainer.inner.squared_gradient_norm()
 
     def apply(self, call: calls.Apply) -> None:
         with self._computing():
@@ -128,14 +125,14 @@ class Worker:
         return self.trainer.end_validation()
 
     def propose(self, call: calls.Propose) -> bytes | None:
-        return self.trainer.propose(call.stage)
+        return self.trainer.outer.propose(call.stage)
 
     def screen(self, call: calls.Screen) -> tuple[str, ...]:
-        return tuple(self.trainer.screen(call.stage, call.payloads))
+        return tuple(self.trainer.outer[call.stage].screen(call.payloads))
 
     def keep_training(self, _: calls.KeepTraining) -> None:
         """Called before the first inner step that is trained while proposals are pending."""
-        self.trainer.keep_training()
+        self.trainer.outer.keep_training()
 
     def commit(self, call: calls.Commit) -> calls.CommitResult:
         """Never called between the first forward and the `apply` of an inner step.
@@ -144,7 +141,7 @@ class Worker:
         """
         weighted = list(zip(call.payloads, call.weights, strict=True))
         digest = self.trainer.commit(call.stage, call.round_number, weighted, call.mine_included)
-        return calls.CommitResult(digest, self.trainer.embedding_digest() if call.stage == 0 else None)
+        return calls.CommitResult(digest, self.trainer.outer.embedding_digest() if call.stage == 0 else None)
 
     def commit_embedding(self, call: calls.CommitEmbedding) -> str:
         """Called without payloads where the round of stage 0 was aborted. Raises as :meth:`commit`."""
@@ -152,15 +149,12 @@ class Worker:
         return self.trainer.commit_embedding(call.round_number, weighted)
 
     def abort(self, call: calls.Abort) -> None:
-        self.trainer.abort(call.stage, call.round_number)
+        self.trainer.outer.abort(call.stage, call.round_number)
 
     def digests(self, _: calls.Digests) -> Mapping[tuple[int, Part], tuple[int, str]]:
-        trainer = self.trainer
-        found = {
-            (stage, Part.STAGE): (trainer.rounds[stage], trainer.outer[stage].digest())
-            for stage in trainer.stages
-        }
-        found[0, Part.EMBEDDING] = (trainer.embedding_round, trainer.embedding_digest())
+        outer = self.trainer.outer
+        found = {(stage, Part.STAGE): (outer.rounds[stage], each.digest()) for stage, each in outer.items()}
+        found[0, Part.EMBEDDING] = (outer.embedding_round, outer.embedding_digest())
         return found
 
     def load_initial(self, _: calls.LoadInitial) -> None:
@@ -171,18 +165,16 @@ class Worker:
         return self.trainer.load_part(call.stage, call.part, call.round_number, call.file)
 
     def restore(self, call: calls.Restore) -> calls.RestoredCheckpoint | None:
-        """Load the newest usable checkpoint below `folder`."""
-        found = self.trainer.restore(call.folder)
-        return (
-            None if found is None else calls.RestoredCheckpoint(found.round_number, found.private is not None)
-        )
+        if (found := self.trainer.restore(call.folder)) is None:
+            return None
+        return calls.RestoredCheckpoint(found.round_number, found.private is not None)
 
     def reset_error(self, call: calls.ResetError) -> None:
         """Drop error feedback and local progress of a stage, which a committed payload holds already."""
-        self.trainer.forget_error(call.stage)
+        self.trainer.outer.forget_error(call.stage)
 
     def write_checkpoint(self, call: calls.WriteCheckpoint) -> None:
-        """Write anchors and private state to `folder`, its name ``round-NNNNNN``; the last two are kept."""
+        """Write anchors and private state to `folder`, named ``round-NNNNNN``; the last two are kept."""
         self.trainer.write_checkpoint(call.folder, call.round_number)
 
     @contextmanager
@@ -195,41 +187,28 @@ class Worker:
             self._computed += time.perf_counter() - began
 
 
-def handlers(worker: Worker) -> dict[str, Handler]:
-    """The calls that the main process can make."""
-    return {
-        **handler(calls.CheckDevice, worker.check_device),
-        **handler(calls.MeasureSpeed, worker.measure_speed),
-        **handler(calls.RequireInitial, worker.require_initial),
-        **handler(calls.Build, worker.build),
-        **handler(calls.Connect, worker.connect),
-        **handler(calls.BeginRound, worker.begin_round),
-        **handler(calls.AssignSamples, worker.assign_samples),
-        **handler(calls.Forward, worker.forward),
-        **handler(calls.Backward, worker.backward),
-        **handler(calls.SquaredNorm, worker.squared_norm),
-        **handler(calls.Apply, worker.apply),
-        **handler(calls.Abandon, worker.abandon),
-        **handler(calls.EndInnerPhase, worker.end_inner_phase),
-        **handler(calls.Evaluate, worker.evaluate),
-        **handler(calls.EndValidation, worker.end_validation),
-        **handler(calls.Propose, worker.propose),
-        **handler(calls.Screen, worker.screen),
-        **handler(calls.KeepTraining, worker.keep_training),
-        **handler(calls.Commit, worker.commit),
-        **handler(calls.CommitEmbedding, worker.commit_embedding),
-        **handler(calls.Abort, worker.abort),
-        **handler(calls.Digests, worker.digests),
-        **handler(calls.LoadInitial, worker.load_initial),
-        **handler(calls.LoadPart, worker.load_part),
-        **handler(calls.Restore, worker.restore),
-        **handler(calls.ResetError, worker.reset_error),
-        **handler(calls.WriteCheckpoint, worker.write_checkpoint),
-    }
+def _keep_within_memory(spec: RunSpec, stages: StageRange, options: calls.ComputeOptions) -> None:
+    """Refuse stages that cannot fit in the memory limit, and hold torch to it where it can be held."""
+    if not options.memory_limit:
+        return
+    device = torch.device(options.device)
+    parameters = sum(parameter_count(spec, stage) for stage in stages)
+    # Weights, gradients and AdamW's moments; on the CPU also the anchor and the error feedback.
+    needed = parameters * (_CPU_BYTES if device.type == "cpu" else _BYTES)
+    if needed > options.memory_limit:
+        raise HetnodeError(
+            ErrorCode.BAD_OPTION,
+            f"Stages {stages} of this run need at least {needed / 1e9:.3g} GB, above --memory-limit "
+            f"{options.memory_limit / 1e9:g}.",
+            "Raise the limit; or give --role stage or auto: then the coordinator chooses stages that fit.",
+        )
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, options.memory_limit / total), device)
 
 
 def _compute(options: calls.ComputeOptions) -> Compute:
-    return Compute(options.device, options.compile, options.activation_checkpointing)
+    return Compute(options.device, options.compile, options.activation_checkpointing, options.precision)
 
 
 def _part(spec: RunSpec, parameters: Mapping[str, tuple[int, ...]]) -> calls.PartInfo:

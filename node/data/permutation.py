@@ -1,4 +1,4 @@
-"""Who trains on which samples (from the plan alone), and where a sample lies in a source of known size.
+"""The order of samples: the window of a source of known size that a sample uses.
 
 Source of the permutation: Black and Rogaway, "Ciphers with arbitrary finite domains" (CT-RSA 2002), the
 generalized Feistel construction with cycle walking.
@@ -9,28 +9,24 @@ from __future__ import annotations
 from hashlib import blake2b
 from math import isqrt
 
-from protocol.algorithm.sampling import next_first_sample, sample_range
-
-__all__ = ["next_first_sample", "place", "sample_range"]
-
 _FEISTEL_ROUNDS = 4
 
 
-def place(ordinal: int, size: int, seed: int) -> tuple[int, int]:
-    """Epoch and window index of a sample in a source of `size` windows.
+def window_of(ordinal: int, size: int, seed: int) -> tuple[int, int]:
+    """Epoch and window index of sample `ordinal` in a source of `size` windows.
 
-    Each epoch visits every index of ``0..size - 1`` once, in an order keyed by (seed, epoch). Nothing is
-    materialized: one call costs a few hashes whatever the size.
+    Each epoch visits every index of ``0..size - 1`` once, in an order keyed by (seed, epoch). A call costs a
+    few hashes and no memory for any size.
 
     Raises:
         ValueError: `ordinal` is negative or `size` is not positive.
     """
     if ordinal < 0 or size < 1:
-        raise ValueError(f"no place for ordinal {ordinal} among {size} windows")
+        raise ValueError(f"there is no sample with ordinal {ordinal} in a source of {size} windows")
     epoch, position = divmod(ordinal, size)
     key = b"%d/%d" % (seed, epoch)
-    # The network permutes side * side values, at least `size`. Walking on from a value outside 0..size - 1
-    # along its cycle ends at one inside, and different starts end differently.
+    # The network permutes side * side values, at least `size`. Repeat it until the value is below `size`: as
+    # it is a bijection, the walk comes back there, and different positions end at different indices.
     side = isqrt(size - 1) + 1
     index = _permute(position, side, key)
     while index >= size:

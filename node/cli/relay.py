@@ -1,0 +1,73 @@
+"""``hetnode relay``: carries connections to nodes that nobody can dial."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from node import command_runner
+from node.cli import known_runs
+from node.cli.options import HiddenLifeline, RelayPortRange, Verbose, network, option, port_range
+
+_BYTES_PER_MBIT = 125_000.0
+
+
+def relay(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            help="An invite for the role relay; or the name of a run that this relay was in before.",
+            metavar="INVITE|RUN",
+        ),
+    ] = None,
+    invite_file: Annotated[Path | None, option("File that holds the invite, '-' for standard input.")] = None,
+    identity: Annotated[
+        Path | None, option("Key file of this relay. Default: the first that no live node uses.")
+    ] = None,
+    listen: Annotated[str, network("HOST:PORT of the relay. Port 443 lets the most homes out.")] = (
+        "[::]:7800"
+    ),
+    advertise: Annotated[
+        str | None,
+        network("Host that nodes are told. Default: this machine's address towards the coordinator."),
+    ] = None,
+    relay_ports: RelayPortRange = None,
+    node_limit: Annotated[
+        float, network("Mb/s that the relay carries for each node, both directions together.", min=0.1)
+    ] = 100.0,
+    join_seconds: Annotated[
+        float | None,
+        network("How many seconds to wait for a coordinator that does not answer. Default: without end."),
+    ] = None,
+    verbose: Verbose = False,
+    lifeline: HiddenLifeline = None,
+) -> None:
+    """Carry connections to nodes that nobody can dial, such as those in homes behind a router.
+
+    Needs a public address and an invite for this role: 'hetnode invite create --role relay'. Nodes find the
+    relay through the coordinator and take the nearest. All that passes is encrypted from end to end. Ends
+    when the run is finished.
+    """
+    command_runner.configure_logging(verbose)
+    host, port = command_runner.split_address(listen, "--listen")
+    advertise = command_runner.bare_host(advertise, "--advertise")
+    ports = port_range(relay_ports)
+    destination = known_runs.destination(run, invite_file)
+    key = known_runs.identity_for(destination, identity)
+
+    from node.relay.member import RelayOptions, run_relay, with_rate  # noqa: PLC0415
+    from protocol.relay.server import RelayLimits  # noqa: PLC0415
+
+    options = RelayOptions(
+        invite=destination.invite,
+        run=destination.run,
+        listen_host=host,
+        listen_port=port,
+        advertise=advertise,
+        dht_ports=ports,
+        limits=with_rate(RelayLimits(), node_limit * _BYTES_PER_MBIT),
+        join_seconds=join_seconds,
+    )
+    command_runner.run(run_relay(options, key), lifeline)

@@ -1,0 +1,53 @@
+"""The parameters of a stage: their canonical names, order and shapes.
+
+Stage 0 also holds the token embedding ``emb``, the last stage the final norm ``norm_f`` and the ``head``.
+Layer numbers in names are global, so a name means the same tensor for every number of stages.
+"""
+
+from __future__ import annotations
+
+import math
+
+from protocol.spec.run import RunSpec
+from protocol.spec.sections import ModelSpec
+
+EMBEDDING = "emb"
+
+
+def block_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of one block's parameters, in canonical order."""
+    d, f = model.width, model.feed_forward
+    return {
+        "norm1": (d,),
+        "wq": (d, d),
+        "wk": (d, d),
+        "wv": (d, d),
+        "wo": (d, d),
+        "norm2": (d,),
+        "w_gate": (f, d),
+        "w_up": (f, d),
+        "w_down": (d, f),
+    }
+
+
+def parameter_shapes(spec: RunSpec, stage: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of the parameters of `stage` by name, in canonical order. ValueError for an unknown stage."""
+    model = spec.model
+    shapes: dict[str, tuple[int, ...]] = {}
+    if stage == 0:
+        shapes |= embedding_shapes(spec)
+    for layer in spec.layers_of(stage):
+        shapes |= {f"{layer}.{name}": shape for name, shape in block_shapes(model).items()}
+    if stage == spec.swarm.stages - 1:
+        shapes |= {"norm_f": (model.width,), "head": (model.vocabulary, model.width)}
+    return shapes
+
+
+def embedding_shapes(spec: RunSpec) -> dict[str, tuple[int, ...]]:
+    """Name and shape of the token embedding, which members without stage 0 keep separately."""
+    return {EMBEDDING: (spec.model.vocabulary, spec.model.width)}
+
+
+def parameter_count(spec: RunSpec, stage: int) -> int:
+    """Number of scalar parameters in `stage`."""
+    return sum(math.prod(shape) for shape in parameter_shapes(spec, stage).values())

@@ -1,0 +1,193 @@
+"""This machine's own address changes: a new lease, another network, a laptop that wakes up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Set
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from math import inf
+from typing import NoReturn
+
+from node.hive.lasting import LastingTransport
+from node.net.addresses import ClaimedPorts
+from node.net.admission import local_address_towards
+from node.net.coordinator_client import CoordinatorClient
+from node.net.directory import Directory
+from node.net.membership import Membership, RunView, jittered
+from node.transport.interfaces import interface_addresses
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.trust.reachability import Addresses
+from protocol.types import PeerId
+
+log = logging.getLogger(__name__)
+
+wall_clock = time.time  # goes on while this machine is suspended; the event loop's clock stands still
+_POLL_SECONDS = 1.0
+_SLEPT_SECONDS = 5.0
+"""So much less than the wall clock shows that this machine was suspended."""
+_EXPECTED_SECONDS = 30.0
+_TELL_SECONDS, _RETRY_SECONDS = 8.0, 5.0
+_TEMPORARY = (ErrorCode.COORDINATOR_UNREACHABLE, ErrorCode.RATE_LIMITED)
+
+
+@dataclass(frozen=True)
+class Change:
+    """What has changed, for people. `is_cut`: connections from before are dead.
+
+    `is_here`: this machine itself has noticed it, and its connection to the coordinator is as old.
+    """
+
+    what: str
+    is_cut: bool
+    is_here: bool
+
+
+class AddressWatch:
+    """Notices that this machine has another address towards `coordinator`, or was suspended.
+
+    Looks at the addresses of the interfaces every second.
+
+    Attributes:
+        address: towards the coordinator.
+    """
+
+    def __init__(self, coordinator: str, address: str) -> None:
+        self._coordinator, self.address = coordinator, address
+        self._seen, self._behind = interface_addresses(), self._behind_wall_clock()
+        self._slept = False
+
+    async def change(self) -> Change:
+        """Wait for the next change. A machine without any network is waited for."""
+        while True:
+            await asyncio.sleep(_POLL_SECONDS)
+            seen, behind = interface_addresses(), self._behind_wall_clock()
+            self._slept |= behind > self._behind + _SLEPT_SECONDS
+            self._behind = behind
+            if seen == self._seen and not self._slept:
+                continue
+            try:
+                address = await local_address_towards(self._coordinator)
+            except HetnodeError as error:
+                log.debug("%s", error)
+                continue
+            former, self.address, self._seen = self.address, address, seen
+            slept, self._slept = self._slept, False
+            is_cut = slept or former not in {str(each.ip) for each in seen}
+            if address != former:
+                return Change(f"this machine is at {address} now", is_cut, is_here=True)
+            if slept:
+                return Change("this machine was suspended", is_cut, is_here=True)
+
+    @staticmethod
+    def _behind_wall_clock() -> float:
+        return wall_clock() - asyncio.get_running_loop().time()
+
+
+class SourceWatch:
+    """Notices that calls of peer `me` arrive from another source: a router in between has another address."""
+
+    def __init__(self, membership: Membership, me: PeerId) -> None:
+        self._membership, self._me = membership, me
+        self._known: set[str] = set()
+        self._expected_until = -inf
+
+    def expect_another(self) -> None:
+        """This machine has moved, so another source in the next seconds is no news."""
+        self._expected_until = asyncio.get_running_loop().time() + _EXPECTED_SECONDS
+
+    async def change(self) -> Change:
+        """Wait for the next change."""
+        while True:
+            found = await self._membership.until(self._unknown)
+            is_news = bool(self._known) and asyncio.get_running_loop().time() > self._expected_until
+            self._known |= found
+            if is_news:
+                what = f"the coordinator sees this node at {', '.join(sorted(found))} now"
+                return Change(what, is_cut=True, is_here=False)
+
+    def _unknown(self, run_view: RunView) -> Set[str] | None:
+        return set(run_view.sources.get(self._me, ())) - self._known or None
+
+
+class OwnAddress:
+    """Makes the node `me` reachable again after its address has changed.
+
+    Args:
+        ports: claim the node's addresses.
+        here: its address towards the coordinator.
+        claim: lets `ports` claim the node's addresses anew, given its address towards the coordinator.
+
+    Attributes:
+        has_moved: connections of this node were lost by a change, at least once.
+    """
+
+    def __init__(
+        self,
+        me: PeerId,
+        coordinator: CoordinatorClient,
+        membership: Membership,
+        ports: ClaimedPorts,
+        here: str,
+        claim: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self._coordinator, self._membership = coordinator, membership
+        self._ports, self._claim = ports, claim
+        self._here, self._outside = AddressWatch(coordinator.address, here), SourceWatch(membership, me)
+        self.has_moved = False
+
+    async def keep(self, transport: LastingTransport, directory: Directory) -> NoReturn:
+        """Follow each change, until cancelled: new connections, and all others are told where to dial."""
+        async with AsyncExitStack() as stack:
+            while True:
+                change = await self._change()
+                await stack.aclose()
+                log.warning("%s", change.what)
+                if change.is_here:
+                    self._outside.expect_another()
+                    if change.is_cut:
+                        await self._coordinator.reconnect()
+                telling = asyncio.create_task(self._tell())
+                stack.callback(telling.cancel)
+                # Before the links end: else the next plan could name the former address.
+                await asyncio.wait({telling}, timeout=_TELL_SECONDS)
+                if change.is_cut:
+                    self.has_moved = True
+                    await self._membership.note_move()
+                    await transport.restart()
+                publishing = asyncio.create_task(self._publish(telling, directory))
+                stack.callback(publishing.cancel)
+
+    async def _change(self) -> Change:
+        """The next change, whoever notices it."""
+        waiting = [asyncio.create_task(each.change()) for each in (self._here, self._outside)]
+        try:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
+        finally:
+            for each in waiting:
+                each.cancel()
+
+    async def _tell(self) -> None:
+        """Tell the coordinator where this node is reached by now. A node that only dials need not."""
+        ports = self._ports
+        if ports.addresses.relayed or ports.addresses == Addresses():
+            return
+        await self._claim(self._here.address)
+        while True:
+            try:
+                reached = await self._coordinator.update_addresses(ports.addresses)
+            except HetnodeError as error:
+                log.warning("the coordinator is not told of that address yet: %s", error)
+                if error.code not in _TEMPORARY:
+                    return  # the next join tells it
+            else:
+                ports.note_reached(reached)
+                return
+            await asyncio.sleep(jittered(_RETRY_SECONDS))
+
+    async def _publish(self, telling: asyncio.Task[None], directory: Directory) -> None:
+        await telling
+        await directory.move(self._ports.endpoint)

@@ -1,0 +1,75 @@
+"""A node that starts before its coordinator waits for it, and says so."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from node.net.membership import jittered
+from protocol.errors import ErrorCode, HetnodeError
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_TEMPORARY = (ErrorCode.COORDINATOR_UNREACHABLE, ErrorCode.RATE_LIMITED)
+_FIRST_SECONDS, _ATTEMPT_SECONDS = 3.0, 15.0
+"""How long the first attempt may take, so that a person soon sees why nothing happens; and later ones."""
+_RETRY_SECONDS = 2.0
+_LEAST_SILENCE, _MOST_SILENCE = 10.0, 600.0
+"""Seconds between two messages; they grow with the time waited."""
+
+
+class CoordinatorWait:
+    """Repeats the first calls of a node until its coordinator answers.
+
+    Args:
+        seconds: raise the last error after this time; None waits without end.
+
+    Attributes:
+        is_waiting: no answer has come to the current call, and its first attempt has failed.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = math.inf if seconds is None else seconds
+        self.is_waiting = False
+
+    async def answer(self, call: Callable[[float], Awaitable[T]]) -> T:
+        """The result of `call`, which gets the seconds that it may take, repeated while that may help.
+
+        Raises every error of `call` but COORDINATOR_UNREACHABLE and RATE_LIMITED at once.
+        """
+        clock = asyncio.get_running_loop().time
+        began, next_report, attempt_seconds = clock(), 0.0, _FIRST_SECONDS
+        while True:
+            try:
+                answer = await call(min(attempt_seconds, max(0.1, began + self._seconds - clock())))
+            except HetnodeError as error:
+                waited = clock() - began
+                if error.code not in _TEMPORARY or waited + _RETRY_SECONDS > self._seconds:
+                    raise
+                self.is_waiting, attempt_seconds = True, _ATTEMPT_SECONDS
+                if waited >= next_report:
+                    _report(error, waited)
+                    next_report = waited + min(max(_LEAST_SILENCE, waited), _MOST_SILENCE)
+            else:
+                if self.is_waiting:
+                    log.info("the coordinator answers after %s", span(clock() - began))
+                self.is_waiting = False
+                return answer
+            # Many nodes may wait for the same coordinator.
+            await asyncio.sleep(jittered(_RETRY_SECONDS))
+
+
+def span(seconds: float) -> str:
+    """Such as "42 s", "3 min" or "2.5 h"."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
+
+
+def _report(error: HetnodeError, waited: float) -> None:
+    remedy = f"{error.remedy} This node goes on by itself when the coordinator answers; Ctrl-C ends it."
+    log.warning("waiting for the coordinator, %s so far: %s %s", span(waited), error.cause, remedy)

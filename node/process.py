@@ -1,0 +1,74 @@
+"""The life of a node's process: it takes part in a run, rests when it has to, and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from node.folder import keep_only_run, lock_folder, remember_node_folder
+from node.guest.control import answer_commands
+from node.guest.guest import Guest
+from node.guest.visits import Visit, take_turns
+from node.ipc.template import close_own_template
+from node.net.admission import obtain_credentials
+from node.net.coordinator_client import CoordinatorClient
+from node.net.waiting import CoordinatorWait
+from node.runtime import take_part
+from node.security.identity import Identity
+from node.train.options import NodeOptions
+
+
+async def run_node(
+    options: NodeOptions,
+    identity: Identity,
+    leaving: asyncio.Event | None = None,
+    guest: Guest | None = None,
+) -> Path | None:
+    """Join the run, train until its last round is over, and return the folder of this node's checkpoints.
+
+    Waits for a coordinator that does not answer, and returns None if it is asked to leave meanwhile.
+
+    When `leaving` is set, the node leaves at the end of the round in which it trains; at once while it
+    starts, moves to other stages, or only follows the rounds. When `guest` has to rest, the node leaves in
+    the same way, keeps no process but this one, and joins again afterwards. When it is cancelled, it leaves
+    in order and without delay. In all cases the coordinator is told and every child process ends.
+
+    Raises HetnodeError (alone or in an ExceptionGroup) for every failure that is not a bug.
+    """
+    guest = guest or Guest(options.folder)
+    async with AsyncExitStack() as stack:
+        stack.enter_context(lock_folder(options.folder))
+        await stack.enter_async_context(answer_commands(options.folder, guest))
+        visitor = _Visitor(options, identity)
+        visit = await take_turns(guest, leaving or asyncio.Event(), visitor.take_part, visitor.rest)
+        return options.folder if visit is None else visit.kept
+
+
+class _Visitor:
+    """The node of `options` in one visit after the other. It enrols once."""
+
+    def __init__(self, options: NodeOptions, identity: Identity) -> None:
+        self._options, self._identity = options, identity
+
+    async def take_part(self, leaving: asyncio.Event) -> Visit:
+        return await take_part(self._options, self._identity, leaving, self._enrolled)
+
+    async def rest(self) -> None:
+        """Keep the node's place in the run: its invite and its certificate would expire. Until cancelled."""
+        close_own_template()  # it holds the memory of what it has imported
+        options, wait = self._options, CoordinatorWait(self._options.join_seconds)
+        credentials = await obtain_credentials(options.invite, options.run, self._identity, wait)
+        self._enrolled(credentials.run)
+        # So that commands find this node, also before it has joined for the first time.
+        remember_node_folder(credentials.folder, options.folder)
+        keep_only_run(options.folder, credentials.run, credentials.coordinator)
+        coordinator = CoordinatorClient(credentials, self._identity)
+        try:
+            await coordinator.keep_renewed()
+        finally:
+            await coordinator.close()
+
+    def _enrolled(self, run: str) -> None:
+        self._options = replace(self._options, invite=None, run=run)

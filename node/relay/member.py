@@ -1,0 +1,135 @@
+"""Takes part in a run as a relay: a member without a stage, which carries connections of others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Set
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from typing import NoReturn
+
+from node.measure.hardware import available_threads, measure_capacity
+from node.measure.measure import measure_coordinator
+from node.net.admission import join_run, leave_run, local_address_towards, obtain_credentials
+from node.net.coordinator_client import CoordinatorClient
+from node.net.live_estimates import LiveEstimates
+from node.net.membership import Membership, RunView
+from node.net.waiting import CoordinatorWait
+from node.security.channels import server_tls
+from node.security.identity import Identity
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.relay.server import RelayLimits, RelayServer
+from protocol.server.descriptors import raise_descriptor_limit
+from protocol.server.gateway import listen_on
+from protocol.trust.host_port import host_port
+from protocol.trust.invite import Invite
+from protocol.trust.reachability import Addresses
+from protocol.types import PeerId, Role
+
+log = logging.getLogger(__name__)
+
+_JOIN_SECONDS = 15.0
+_DHT_PORTS = 100
+
+
+@dataclass(frozen=True)
+class RelayOptions:
+    """What a relay chooses for itself.
+
+    With `invite`, it enrols first; otherwise it has credentials for `run` from before. `advertise` None takes
+    the address that this machine uses towards the coordinator. `dht_ports` None takes the hundred after the
+    relay's own.
+    """
+
+    invite: Invite | None
+    run: str
+    listen_host: str = "::"
+    listen_port: int = 7800
+    advertise: str | None = None
+    dht_ports: range | None = None
+    limits: RelayLimits = field(default_factory=RelayLimits)
+    join_seconds: float | None = None
+
+
+async def run_relay(options: RelayOptions, identity: Identity) -> None:
+    """Join the run as a relay, and carry connections until the run is finished or this is cancelled.
+
+    Raises HetnodeError: PORT_IN_USE; BAD_REQUEST if the invite is for another role; what joining raises.
+    """
+    raise_descriptor_limit()
+    async with AsyncExitStack() as stack:
+        wait = CoordinatorWait(options.join_seconds)
+        credentials = await obtain_credentials(options.invite, options.run, identity, wait)
+        coordinator = CoordinatorClient(credentials, identity)
+        stack.push_async_callback(coordinator.close)
+        relay = _relay_server(options, identity.peer, coordinator)
+        stack.push_async_callback(relay.stop)
+        await relay.start()
+        host = options.advertise or await _local_address(credentials.api, wait)
+        endpoint = host_port(host, relay.port)
+        estimates = LiveEstimates(measure_capacity("cpu", available_threads()))
+
+        async def join(seconds: float = _JOIN_SECONDS) -> float:
+            capacity = estimates.capacity
+            joined = await join_run(coordinator, Role.RELAY, capacity, Addresses(endpoint), "", seconds)
+            return joined.spec.timing.heartbeat
+
+        heartbeat = await wait.answer(join)
+        stack.push_async_callback(leave_run, coordinator, "the relay has ended")
+        estimates.joined()
+        credentials.remember(Role.RELAY)
+        log.info("relay of run %s at %s, peer %s", credentials.run, endpoint, identity.peer)
+        membership = Membership(coordinator, join, heartbeat, estimates)
+        background = [
+            asyncio.create_task(membership.keep()),
+            asyncio.create_task(coordinator.keep_renewed()),
+            asyncio.create_task(_keep_refusing(membership, relay)),
+            asyncio.create_task(membership.until(lambda view: True if view.finished else None)),
+        ]
+        # Not before the join: nodes may wait for a relay. The next heartbeat tells the result.
+        measuring = asyncio.create_task(measure_coordinator(coordinator, estimates))
+        try:
+            done, _ = await asyncio.wait(background, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for each in (*background, measuring):
+                each.cancel()
+        log.info("the run is finished")
+
+
+async def _local_address(coordinator: str, wait: CoordinatorWait) -> str:
+    return await wait.answer(lambda _: local_address_towards(coordinator))
+
+
+def _relay_server(options: RelayOptions, peer: PeerId, coordinator: CoordinatorClient) -> RelayServer:
+    at = host_port(options.listen_host, options.listen_port)
+    try:
+        listener = listen_on(options.listen_host, options.listen_port)
+    except OSError as error:
+        raise HetnodeError(
+            ErrorCode.PORT_IN_USE,
+            f"The relay cannot listen on {at}: {error.strerror}.",
+            "Give another --listen HOST:PORT; port 0 takes a free one.",
+        ) from None
+    port = int(listener.getsockname()[1])
+    ports = options.dht_ports or range(port + 1, min(port + 1 + _DHT_PORTS, 65536))
+    return RelayServer(listener, peer, lambda: server_tls(coordinator.credentials.tls), ports, options.limits)
+
+
+async def _keep_refusing(membership: Membership, relay: RelayServer) -> NoReturn:
+    """End what the relay carries for peers that are banned from the run."""
+    known: Set[PeerId] = frozenset()
+
+    def changed(run_view: RunView) -> Set[PeerId] | None:
+        return None if run_view.banned == known else run_view.banned
+
+    while True:
+        known = await membership.until(changed)
+        relay.refuse(known)
+
+
+def with_rate(limits: RelayLimits, bytes_per_second: float) -> RelayLimits:
+    """`limits` with this rate for each node behind the relay."""
+    return replace(limits, peer=replace(limits.peer, bytes_per_second=bytes_per_second))

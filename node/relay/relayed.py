@@ -1,0 +1,140 @@
+"""The public address of a node that nobody can dial: that of a relay, told to the coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+
+from node.hive.lasting import LastingTransport
+from node.net.addresses import ClaimedPorts
+from node.net.coordinator_client import CoordinatorClient
+from node.net.directory import Directory
+from node.net.link_server import LinkServer
+from node.net.membership import jittered, until_answered
+from node.relay.keeper import Exposure, RelayKeeper
+from node.transport.interfaces import own_sources
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.relay.exposed import Service
+from protocol.server.admitted_sources import AdmittedSources
+from protocol.trust.endpoints import split_endpoint
+from protocol.trust.reachability import Addresses, Reached
+from protocol.types import PeerId, Reachability, RelayAddress
+
+log = logging.getLogger(__name__)
+
+AUTO, NONE = "auto", "none"
+"""Choices of a relay, besides the ``host:port`` of one of them."""
+_LOOPBACK = "127.0.0.1"
+_RETRY_SECONDS = 2.0
+
+
+class RelayedNode:
+    """Makes a node reachable through a relay of its run, and tells the coordinator where.
+
+    Args:
+        chosen: AUTO takes the nearest relay, NONE none; else ``host:port`` of the only one to take.
+
+    Attributes:
+        relays: called for each choice; all relays of the run.
+        ports: the local ports to which a relay's connections go, and the addresses that this node claims.
+        is_needed: nobody reaches this node otherwise.
+        exposure: where others reach this node; None while they do not.
+    """
+
+    def __init__(
+        self,
+        peer: PeerId,
+        chosen: str,
+        coordinator: CoordinatorClient,
+        ports: ClaimedPorts,
+    ) -> None:
+        self._chosen, self._coordinator = chosen, coordinator
+        self.relays: Callable[[], Sequence[RelayAddress]] = tuple
+        self.ports = ports
+        self.exposure: Exposure | None = None
+        self.is_needed = False
+        self._links: tuple[str, int] | None = None
+        servers = {Service.LINK: lambda: self._links, Service.DHT: self._dht_peer}
+        self._keeper = RelayKeeper(peer, lambda: coordinator.credentials.tls, servers, self._candidates)
+
+    async def enter(self, reached: Reached, links: LinkServer, stack: AsyncExitStack) -> None:
+        """If nobody reaches this node: take the nearest relay, and accept what comes from there.
+
+        A node that only dials listens on this machine alone. `stack` closes all.
+        """
+        if reached.reachability is not Reachability.DIAL_ONLY or self._chosen == NONE:
+            return
+        self.is_needed = True
+        stack.callback(self._keeper.close)
+        if not self.ports.dht_port:
+            self.ports = ClaimedPorts(_LOOPBACK, _LOOPBACK, 0)
+            await self.ports.hold(self._coordinator.credentials)
+            stack.callback(self.ports.release)
+        if links.port:
+            self._links = (_local(self.ports.host), links.port)
+        else:
+            self._links = (_LOOPBACK, await links.start(_LOOPBACK, 0))
+            stack.push_async_callback(links.close)
+        self.exposure = await self._keeper.connect()
+        if self.exposure is not None:
+            await self._tell(self.exposure)
+        elif self._candidates():
+            log.warning("no relay of this run answers yet: this node only dials until one does")
+
+    async def keep(self, transport: LastingTransport, directory: Directory) -> None:
+        """Tell coordinator and peers each new address, until cancelled. Returns if no relay is needed."""
+        if not self.is_needed:
+            return
+
+        async def tell(exposure: Exposure) -> None:
+            former, self.exposure = self.exposure, exposure
+            try:
+                await self._tell(exposure)
+            except HetnodeError as error:  # a session that has ended: the next join tells it
+                log.warning("the coordinator does not take the address of the relay: %s", error)
+            if former != exposure:
+                await transport.restart()
+                await directory.move(exposure.endpoint)
+
+        await self._keeper.keep(self.exposure, tell)
+
+    def dht_place(self) -> tuple[str, int]:
+        """Host and port under which others reach this node's DHT peer; port 0 is that on which it listens."""
+        claimed = self.ports.addresses.dht
+        return split_endpoint(claimed) if claimed else (self.ports.advertise, 0)
+
+    def admit(self, sources: Collection[str]) -> None:
+        """Carry connections to the DHT peer from `sources` alone.
+
+        They come to its port from this machine, which that port always admits.
+        """
+        self._keeper.admit(AdmittedSources({*sources, *own_sources()}))
+
+    async def _tell(self, exposure: Exposure) -> None:
+        """Raises HetnodeError if the coordinator refuses it, other than for the number of calls."""
+        told = self.ports.addresses = Addresses(exposure.endpoint, exposure.dht, relayed=True)
+        while True:
+            try:
+                call = partial(self._coordinator.update_addresses, told)
+                self.ports.note_reached(await until_answered(call, _RETRY_SECONDS))
+                return
+            except HetnodeError as error:
+                if error.code is not ErrorCode.RATE_LIMITED:
+                    raise
+            await asyncio.sleep(jittered(_RETRY_SECONDS))
+
+    def _dht_peer(self) -> tuple[str, int] | None:
+        return (_local(self.ports.host), self.ports.dht_port) if self.ports.dht_port else None
+
+    def _candidates(self) -> Sequence[RelayAddress]:
+        if self._chosen == NONE:
+            return ()
+        return [each for each in self.relays() if self._chosen in (AUTO, each.endpoint)]
+
+
+def _local(host: str) -> str:
+    """Where this machine reaches a server of its own that listens on `host`."""
+    return _LOOPBACK if host in ("", "0.0.0.0", "::") else host

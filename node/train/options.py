@@ -1,0 +1,59 @@
+"""What a node chooses for itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from node.ipc.worker_calls import ComputeOptions, Precision
+from node.relay.relayed import AUTO
+from node.transport.line import LineLimits
+from protocol.roles import RoleWish
+from protocol.trust.invite import Invite
+
+
+@dataclass(frozen=True)
+class NodeOptions:
+    """What a node chooses for itself; nothing here is part of the run's spec. See node.cli.join.JoinOptions.
+
+    With `invite`, the node enrols first; otherwise it has credentials for `run` from before. `role` None
+    takes the last choice, or the role of the invite, or else the coordinator chooses. `advertise` None takes
+    the address that this machine uses towards the coordinator. `source` and `tokenizer` override where this
+    node reads the run's data and tokenizer.json.
+    """
+
+    invite: Invite | None
+    run: str
+    role: RoleWish | None
+    folder: Path
+    listen_host: str = "::"
+    listen_port: int = 0
+    dht_port: int = 0
+    advertise: str | None = None
+    dial_only: bool = False
+    port_mapping: bool = True
+    relay: str = AUTO
+    device: str = "cpu"
+    precision: Precision = Precision.AUTO
+    compile: bool = False
+    activation_checkpointing: bool = False
+    threads: int = 1
+    source: str | None = None
+    tokenizer: str | None = None
+    initial: str | None = None
+    spec_hash: str = ""
+    join_seconds: float | None = None
+    measure: bool = False
+    memory_limit: int = 0
+    line: LineLimits = field(default_factory=LineLimits)
+
+    @property
+    def compute(self) -> ComputeOptions:
+        return ComputeOptions(
+            self.device, self.compile, self.activation_checkpointing, self.memory_limit, self.precision
+        )
+
+    @property
+    def initial_folder(self) -> Path | None:
+        """The checkpoint of the parameters before round 1."""
+        return None if self.initial is None else Path(self.initial)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -15,6 +16,7 @@ from protocol.spec.run import RunSpec
 from protocol.status import PeerStatus, RunPhase, RunStatus
 from protocol.trust.envelope import peer_id_of, sign_descriptor
 from protocol.types import PROTOCOL_VERSION, Capacity, Estimates, Lifecycle, PayloadDescriptor, PeerId, Role
+from tests.support.paths import ROOT
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,22 @@ class Keyed:
         return Join(PROTOCOL_VERSION, spec.hash, self.peer, role, Capacity("cpu", memory_bytes, 1), endpoint)
 
     def payload(
-        self, spec: RunSpec, stage: int, round_number: int, anchor: str | None = None, weight: float = 1.0
+        self,
+        spec: RunSpec,
+        stage: int,
+        round_number: int,
+        anchor: str | None = None,
+        weight: float = 1.0,
+        run: str = "",
+        epoch: int = 1,
     ) -> PayloadDescriptor:
-        """A signed descriptor. By default all peers agree on the anchor of a (stage, round)."""
+        """A signed descriptor. By default all peers agree on the anchor of a (stage, round).
+
+        `run`: "" is the run of `spec` without an authority.
+        """
         content = f"{self.number} {stage} {round_number}".encode()
         unsigned = PayloadDescriptor(
-            run=spec.run_id,
+            run=run or spec.name,
             stage=stage,
             round_number=round_number,
             owner=self.peer,
@@ -55,6 +67,7 @@ class Keyed:
             weight=weight,
             nbytes=100,
             sha256=hashlib.sha256(content).hexdigest(),
+            epoch=epoch,
         )
         return sign_descriptor(unsigned, self.key.sign)
 
@@ -104,8 +117,11 @@ def status_of(
         seconds_since_seen=1.5,
         assignment="replica-0, stages 0-1",
         estimates=estimates or Estimates(Capacity("cpu", 2**30, 1)),
+        problem="nothing answers at its address",
+        role_reason="it carries the whole model",
     )
     return RunStatus(
+        run=spec_of(**spec).name,
         spec=spec_of(**spec),
         phase=RunPhase.TRAINING,
         message="training: round 2 of 3",
@@ -118,3 +134,13 @@ def status_of(
         anchors_agree=True,
         time=1.7e9,
     )
+
+
+@cache
+def former_log() -> list[tuple[str, str]]:
+    """Kind and JSON of each event of a whole run, as the first release of the log format wrote them.
+
+    Two full replicas, a pipeline and two spares train four rounds. Every kind of that release occurs.
+    """
+    lines = (ROOT / "tests" / "vectors" / "event_log.tsv").read_text("utf-8").splitlines()
+    return [(kind, text) for kind, text in (line.split("\t") for line in lines)]

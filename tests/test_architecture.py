@@ -7,6 +7,7 @@ folders in lower lines, never from a folder beside it in the same line or above.
 from __future__ import annotations
 
 import ast
+import gc
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ LAYERS = (
     "protocol.roles",
     "protocol.pb protocol.algorithm protocol.trust protocol.status",
     "protocol.wire",
+    "protocol.server",
+    "protocol.relay",
     # the coordinator: pure decisions, then IO, then its composition root
     "coordinator.state",
     "coordinator.placement",
@@ -29,7 +32,7 @@ LAYERS = (
     "coordinator.decide coordinator.status",
     "coordinator.authority coordinator.metrics coordinator.store",
     "coordinator.command_loop",
-    "coordinator.api",
+    "coordinator.api coordinator.arbiter",
     "coordinator.app",
     # a node: pure rooms, then IO, then training, then its composition root
     "node.hooks node.security node.model",
@@ -38,9 +41,11 @@ LAYERS = (
     "node.generate node.transport node.folder",
     "node.hive",
     "node.net",
-    "node.measure node.worker",
+    "node.guest node.measure node.worker",
+    "node.relay node.router",
     "node.train node.experiment",
     "node.runtime node.hugging_face",
+    "node.process",
     # faces: they alone see both sides
     "node.command_runner node.local_swarm",
     "node.views",
@@ -70,7 +75,7 @@ PURE = [
 ]
 IMPURE = {"asyncio", "grpc", "time", "random", "socket", "subprocess", "threading"}
 FACES = ("node.command_runner", "node.local_swarm", "node.views", "node.cli", "node.__main__")
-MOST_LOOSE_FILES = {"node": 8, "coordinator": 6, "protocol": 4}
+MOST_LOOSE_FILES = {"node": 8, "coordinator": 7, "protocol": 4}
 
 
 @cache
@@ -100,7 +105,28 @@ def imports_of(module: str) -> frozenset[str]:
 
 @cache
 def syntax(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+    # CPython 3.11 keeps the depth of the tree that it builds in one place for all calls. A finalizer that
+    # prints a traceback parses source, too: run in the middle of this call, it would overwrite that depth.
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return ast.parse(path.read_text())
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def test_a_file_is_parsed_without_collections_in_between(tmp_path: Path) -> None:
+    """Else what other tests have left behind could fail a test here."""
+    path, counts = tmp_path / "long.py", []
+    path.write_text("a = f(b, [c, {d: e}])\n" * 2000)
+    gc.callbacks.append(lambda phase, _: counts.append(phase))
+    try:
+        assert len(syntax(path).body) == 2000
+    finally:
+        gc.callbacks.pop()
+    assert not counts
+    assert gc.isenabled()
 
 
 @cache
@@ -242,6 +268,10 @@ PRIVATE_NAMES_IN_TESTS = {
     ("virtual/loop.py", "_run"): "as above",
     ("virtual/loop.py", "_when"): "as above",
     ("support/hive_noise.py", "_client"): "hivemind offers no other way to send raw bytes",
+    (
+        "support/hive_stranger.py",
+        "_client",
+    ): "hivemind dials only initial peers, and fails without them",
     ("support/hive_recording_host.py", "_step"): "the test is that hivemind's step itself runs",
     ("node/worker/test_compute.py", "_dynamo"): "torch._dynamo is the public name of a module of torch",
 }
@@ -286,6 +316,10 @@ def private_names_of_others(tree: ast.Module) -> set[str]:
                 defined.add(name)  # a field of a dataclass
             case ast.Constant(str(text)) if text.startswith(("node.", "coordinator.", "protocol.")):
                 used |= set(text.split("."))  # a name that a test replaces
+            case ast.Call(ast.Name(call) | ast.Attribute(_, call), [_, ast.Constant(str(name)), *_]) if (
+                call in ("setattr", "delattr", "getattr")
+            ):
+                used.add(name)
             case _:
                 pass
     return {name for name in used - defined if name.startswith("_") and not name.startswith("__")}

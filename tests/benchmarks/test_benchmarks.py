@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import inspect
 import math
 import platform
 import re
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -16,6 +19,7 @@ from benchmarks.overlap import round_seconds
 from benchmarks.pipeline import (
     MODEL,
     Case,
+    Chain,
     Result,
     arguments_of,
     compute_seconds,
@@ -24,7 +28,7 @@ from benchmarks.pipeline import (
     rows_of,
     summary_of,
 )
-from benchmarks.pipeline_member import replica_of
+from benchmarks.pipeline_member import PipelineMember, replica_of
 from benchmarks.rounds import tcp_bytes
 from benchmarks.shaping import Relays
 from benchmarks.tables import NotHere, Table, machine
@@ -81,6 +85,16 @@ def test_every_member_of_a_chain_hosts_its_share_of_the_stages() -> None:
         replica = replica_of(SPEC, members, 8, 4)
         assert [stage for each in replica.members for stage in each.stages] == [0, 1, 2, 3]
         assert [link.k for link in replica.links] == [8] * (members - 1)
+
+
+async def test_the_commands_of_a_pipeline_have_the_arguments_that_its_members_take() -> None:
+    class Asked(Chain):
+        async def ask(self, arguments: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+            return list(arguments)
+
+    for each in await Asked(["member"] * 2).train(8, steps=2, microbatches=4):
+        arguments = {name: value for name, value in each.items() if name != "do"}
+        inspect.signature(getattr(PipelineMember, each["do"])).bind("member", **arguments)
 
 
 def test_the_table_compares_with_uncompressed_activations() -> None:

@@ -14,20 +14,18 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.authority import Authority, ServerCertificate, open_authority, write_operator, write_private
+from coordinator.authority import Authority, ServerCertificate, open_authority, write_operator
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.trust.tls import (
+from protocol.trust.names import (
     COORDINATOR_NAME,
     COORDINATOR_URI,
     OPERATOR_URI,
-    authority_of,
-    certified_peer,
     identity_of,
     peer_of,
     peer_uri,
-    tls_key_from_der,
     tls_name,
 )
+from protocol.trust.tls import authority_of, certified_peer, tls_key_from_der
 from tests.builders import keyed
 from tests.support.coordinator_process import new_key, spki
 
@@ -65,14 +63,6 @@ def test_only_the_owner_can_read_private_keys_whatever_their_former_mode(tmp_pat
     for name in ("authority.key", "operator.key", "operator.pem"):
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
     assert not list(tmp_path.glob("*.new"))
-
-
-def test_a_private_file_replaces_the_former_file_and_the_rest_of_a_crash(tmp_path: Path) -> None:
-    (tmp_path / "key").write_text("old")
-    (tmp_path / "key.new").write_text("half")
-    write_private(tmp_path / "key", b"new")
-    assert (tmp_path / "key").read_bytes() == b"new"
-    assert [path.name for path in tmp_path.iterdir()] == ["key"]
 
 
 @pytest.mark.parametrize("damage", ["other certificate", "no certificate", "no key in it"])

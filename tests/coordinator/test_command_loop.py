@@ -33,7 +33,7 @@ def clock() -> _Clock:
 
 @pytest.fixture
 async def command_loop(clock: _Clock) -> AsyncIterator[CommandLoop]:
-    command_loop = CommandLoop(SPEC, MemoryStore(), State.of(SPEC), lambda *_: None, lambda _: None, clock)
+    command_loop = CommandLoop(MemoryStore(), State(SPEC, SPEC.name), lambda *_: None, lambda _: None, clock)
     serving = asyncio.create_task(command_loop.run())
     await command_loop.execute(keyed(1).join(SPEC, Role.REPLICA))
     yield command_loop
@@ -59,7 +59,7 @@ async def test_a_peer_that_stays_silent_while_the_coordinator_runs_is_lost(
 
 
 def test_the_clock_of_a_ledger_is_by_default_the_wall_clock() -> None:
-    command_loop = CommandLoop(SPEC, MemoryStore(), State.of(SPEC), lambda *_: None, lambda _: None)
+    command_loop = CommandLoop(MemoryStore(), State(SPEC, SPEC.name), lambda *_: None, lambda _: None)
     before = command_loop.now()
     assert command_loop.now() >= before > 1.7e9
 

@@ -1,29 +1,24 @@
-"""Random runs of the coordinator: whatever peers do, decisions stay single, final and founded, no plan seats
-who has not caught up, and as soon as peers behave the run goes on.
+"""Random runs of the coordinator, with peers that are honest, late, absent or confused.
+
+Decisions are single, final and justified; no plan includes a peer that has not caught up; and when all peers
+behave, the run continues.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import pairwise
+from dataclasses import replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    Bundle,
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    multiple,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import Bundle, initialize, multiple, precondition, rule
 
-from coordinator.placement.cost_model import memory_needed
 from coordinator.placement.replan import filled_replicas
 from coordinator.rounds.attestation import expected_digest
 from coordinator.state.apply import replay
 from coordinator.state.commands import (
+    AppointArbiter,
+    Arbitrate,
     Attest,
     Await,
     Ban,
@@ -38,112 +33,43 @@ from coordinator.state.commands import (
     Unban,
 )
 from coordinator.state.event_codec import decode, encode
-from coordinator.state.events import (
-    AssignmentReserved,
-    Event,
-    PayloadOffered,
-    PayloadWithheld,
-    PeerSeen,
-    PlanAdopted,
-    RoundAborted,
-    RoundCommitted,
-)
+from coordinator.state.events import PayloadWithheld, PeerSeen
 from coordinator.state.state import State
-from coordinator.status.messages import run_message
-from protocol.algorithm.sampling import sample_range
-from protocol.spec.run import RunSpec
 from protocol.status import RunPhase
-from protocol.types import Decision, PayloadDescriptor, PeerId, Plan, ReservedAssignment, Role
+from protocol.types import Decision, Finding, PayloadDescriptor, PeerId, Role, Verdict
 from tests.builders import Keyed, anchor_of, keyed, spec_of
-from tests.support.coordinator_run import Run, measure
+from tests.support.checked_run import ARBITER, STAGES, CheckedMachine, CheckedRun
+from tests.support.coordinator_run import measure
 
-STAGES = 2
 ROUNDS = 6
 ROLES = [*[Role.REPLICA] * 2, *[Role.STAGE] * 6]
 PEERS = [keyed(i) for i in range(len(ROLES))]
 TIGHT = 1_550_000
 """Bytes of memory that hold the last stage and not the first."""
-who = st.sampled_from(PEERS)
+peers = st.sampled_from(PEERS)
 few = st.sampled_from([set(), set(), set(), *({peer} for peer in PEERS), set(PEERS[:2]), set(PEERS[1:])])
 stages = st.integers(0, STAGES - 1)
 shifts = st.sampled_from([0] * 8 + [-1, 1])
 
 
-class CheckedRun(Run):
-    """A run in which every single event is checked against the state that it changes."""
-
-    def __init__(self, spec: RunSpec) -> None:
-        super().__init__(spec)
-        self.had: set[tuple[PeerId, int, int]] = set()
-
-    def apply(self, event: Event) -> None:
-        before = self.state
-        super().apply(event)
-        assert self.state.current_round >= before.current_round
-        if isinstance(event, RoundCommitted | RoundAborted):
-            decision = event.decision
-            assert (decision.stage, decision.round_number) not in before.decisions
-            assert decision.next_epoch == self.state.plan_for(decision.round_number + 1).epoch
-        if isinstance(event, PlanAdopted) and before.plans:
-            self._is_sound(before, event.plan)
-        if isinstance(event, AssignmentReserved):
-            self._has_room(event.reservation)
-        self.had |= {
-            (place.peer, place.replica, place.position) for place in self.state.reservations.values()
-        }
-
-    def _has_room(self, place: ReservedAssignment) -> None:
-        """Who had that very place before has it back, whatever its memory is by now."""
-        memory = self.state.peers[place.peer].capacity.memory_bytes * (1 - self.spec.grouping.reserve)
-        members_left = len(self.state.layout(place.replica)) - place.position
-        needed = memory_needed(self.spec, place.stages, members_left, "cpu")
-        had = (place.peer, place.replica, place.position) in self.had
-        assert had or not memory or needed <= memory or len(place.stages) == STAGES
-
-    def _is_sound(self, before: State, plan: Plan) -> None:
-        newest = before.plans[-1]
-        absent = before.absent.get(newest.epoch, frozenset())
-        former = {replica.index: replica for replica in newest.replicas}
-        seated = [member.peer for replica in plan.replicas for member in replica.members]
-        assert len(set(seated)) == len(seated)
-        for replica in plan.replicas:
-            members = [member.peer for member in replica.members]
-            same = former.get(replica.index)
-            stands = same is not None and members == [m.peer for m in same.members]
-            stands = stands and not absent.intersection(members)
-            assert [s for member in replica.members for s in member.stages] == list(range(STAGES))
-            assert all(one.endpoint or other.endpoint for one, other in pairwise(replica.members))
-            assert replica.weight == self.spec.microbatches_of(replica) / self.spec.inner.microbatches
-            for position, member in enumerate(replica.members):
-                known = before.peers[member.peer]
-                assert known.is_live
-                if stands:
-                    continue
-                assert known.is_staying
-                assert before.reservations[member.peer].stages == member.stages
-                self._has_room(ReservedAssignment(member.peer, replica.index, position, member.stages))
-                for stage in member.stages:
-                    assert before.synced.get(member.peer, {}).get(stage, -1) >= max(0, plan.from_round - 2)
-        total = sum(map(self.spec.microbatches_of, plan.replicas))
-        assert total == len(plan.replicas) * self.spec.inner.microbatches
-        for replica in newest.replicas:
-            members = [member.peer for member in replica.members]
-            could_stay = all(p not in absent and before.peers[p].is_staying for p in members)
-            assert not could_stay or set(members) <= set(seated) or "takes the place of" in plan.reason
-        assert plan.reason
-
-
-class RandomRun(RuleBasedStateMachine):
+class RandomRun(CheckedMachine):
     """Two full replicas, a pipeline of two and stage peers beyond, honest, late, absent and confused."""
 
     payloads = Bundle("payloads")
 
-    @initialize(target=payloads, gathered=st.sampled_from([True] * 4 + [False]), spares=st.integers(0, 2))
-    def begin(self, gathered: bool, spares: int) -> object:
+    @initialize(
+        target=payloads,
+        gathered=st.sampled_from([True] * 4 + [False]),
+        spares=st.integers(0, 2),
+        arbitrated=st.booleans(),
+    )
+    def begin(self, gathered: bool, spares: int, arbitrated: bool) -> object:
         options = {"grouping__spares": spares, "grouping__settle_rounds": 1, "inner__microbatches": 3}
         links = {"link__least_k": 2, "link__most_k": 16}
         self.run = CheckedRun(spec_of(STAGES, 2, 1, ROUNDS, **options, **links))
         self.run.accept(Start())
+        if arbitrated:
+            self.run.accept(AppointArbiter(ARBITER.peer))
         self.decisions: dict[tuple[int, int], Decision] = {}
         self.held: dict[tuple[int, int], dict[PeerId, set[PeerId]]] = defaultdict(lambda: defaultdict(set))
         if gathered:
@@ -157,32 +83,32 @@ class RandomRun(RuleBasedStateMachine):
 
     @rule(
         i=st.integers(0, len(PEERS) - 1),
-        role=st.sampled_from(Role),
+        role=st.sampled_from([None, *Role]),
         endpoint=st.sampled_from(["", "h:1"]),
         memory_bytes=st.sampled_from([0, 1000, TIGHT, 2**30, 2**30]),
     )
-    def join(self, i: int, role: Role, endpoint: str, memory_bytes: int) -> None:
-        self.run.send(PEERS[i].join(self.run.spec, role, endpoint, memory_bytes))
+    def join(self, i: int, role: Role | None, endpoint: str, memory_bytes: int) -> None:
+        bound = PEERS[i].join(self.run.spec, endpoint=endpoint, memory_bytes=memory_bytes)
+        self.run.send(replace(bound, role=role))
 
-    @rule(peer=who, ban=st.sampled_from([False] * 3 + [True]))
+    @rule(peer=peers, ban=st.sampled_from([False] * 3 + [True]))
     def ban_or_unban(self, peer: Keyed, ban: bool) -> None:
         self.run.accept(Ban(peer.peer, "a test") if ban else Unban(peer.peer))
 
-    @invariant()
-    def no_banned_peer_takes_part(self) -> None:
-        state = self.run.state
-        assert not any(state.peers[peer].is_live for peer in state.banned if peer in state.peers)
-
     @precondition(lambda self: self.run.state.phase is not RunPhase.GATHERING)
     @rule(
-        target=payloads, peer=who, stage=stages, shift=shifts, anchor=st.sampled_from([None] * 6 + ["other"])
+        target=payloads,
+        peer=peers,
+        stage=stages,
+        shift=shifts,
+        anchor=st.sampled_from([None] * 6 + ["other"]),
     )
     def offer(self, peer: Keyed, stage: int, shift: int, anchor: str | None) -> PayloadDescriptor:
         payload = peer.payload(self.run.spec, stage, max(1, self.number + shift), anchor)
         self.run.send(Offer(peer.peer, payload))
         return payload
 
-    @rule(peer=who, held=st.lists(payloads, max_size=4), stage=stages)
+    @rule(peer=peers, held=st.lists(payloads, max_size=4), stage=stages)
     def report(self, peer: Keyed, held: list[PayloadDescriptor], stage: int) -> None:
         number = held[0].round_number if held else self.number
         self._report(peer, held[0].stage if held else stage, number, tuple(held))
@@ -227,8 +153,16 @@ class RandomRun(RuleBasedStateMachine):
             held = tuple(d for d in group.descriptors if d.owner == peer.peer or d.owner not in lacked_ids)
             self._report(peer, stage, number, held)
 
+    @precondition(lambda self: self.run.state.arbiter is not None and 1 <= self.number <= ROUNDS)
+    @rule(stage=stages, finding=st.sampled_from(Finding), refuted=few)
+    def the_arbiter_answers(self, stage: int, finding: Finding, refuted: set[Keyed]) -> None:
+        contest = self.run.state.round_of(stage, self.number).contest
+        if contest is not None and contest.open_owners:
+            verdict = Verdict(finding, "a test", tuple(peer.peer for peer in refuted))
+            self.run.accept(Arbitrate(stage, self.number, contest.open_owners[0], verdict))
+
     @precondition(lambda self: self.number > 0)
-    @rule(peer=who, stage=stages, shift=shifts, withholds=st.booleans())
+    @rule(peer=peers, stage=stages, shift=shifts, withholds=st.booleans())
     def await_decision(self, peer: Keyed, stage: int, shift: int, withholds: bool) -> None:
         epoch = self.run.state.plan_for(self.number).epoch if withholds else 0
         events = self.run.send(Await(peer.peer, stage, max(1, self.number + shift), epoch)).events
@@ -270,24 +204,28 @@ class RandomRun(RuleBasedStateMachine):
             self.run.send(Attest(peer.peer, stage, number, "stage", anchor_of(stage, number)))
 
     @rule(
-        peer=who, stage=stages, shift=shifts, part=st.sampled_from(["stage", "embedding"]), good=st.booleans()
+        peer=peers,
+        stage=stages,
+        shift=shifts,
+        part=st.sampled_from(["stage", "embedding"]),
+        good=st.booleans(),
     )
     def attest(self, peer: Keyed, stage: int, shift: int, part: str, good: bool) -> None:
         number = max(0, self.number - 1 + shift)
         self.run.send(Attest(peer.peer, stage, number, part, anchor_of(stage, number) if good else "other"))
 
-    @rule(peer=who, reason=st.sampled_from(["finished", "interrupted"]), sure=st.integers(0, 5))
+    @rule(peer=peers, reason=st.sampled_from(["finished", "interrupted"]), sure=st.integers(0, 5))
     def leave(self, peer: Keyed, reason: str, sure: int) -> None:
         if sure == 0:
             self.run.send(Leave(peer.peer, reason))
 
-    @rule(peer=who, sure=st.integers(0, 2))
+    @rule(peer=peers, sure=st.integers(0, 2))
     def drain(self, peer: Keyed, sure: int) -> None:
         if sure == 0:
             self.run.send(Drain(peer.peer, "a test"))
 
     @rule(
-        peer=who,
+        peer=peers,
         flops=st.sampled_from([0.0, 1e8, 1e9]),
         bandwidth=st.sampled_from([0.0, 1e4, 1e7]),
         seconds=st.sampled_from([0.0, 0.5, 3.0]),
@@ -303,12 +241,12 @@ class RandomRun(RuleBasedStateMachine):
             self.measure(peer, flops=1e9 if seed >> i & 1 else 1e8, bandwidth=1e7, seconds=0.0)
 
     @precondition(lambda self: self.run.state.plans)
-    @rule(peer=who, older=st.sampled_from([0, 0, 1]))
+    @rule(peer=peers, older=st.sampled_from([0, 0, 1]))
     def retreat(self, peer: Keyed, older: int) -> None:
         self.run.send(Retreat(peer.peer, len(self.run.state.plans) - older, "a test"))
 
     @precondition(lambda self: self.number > 0)
-    @rule(peer=who)
+    @rule(peer=peers)
     def dies_and_comes_back(self, peer: Keyed) -> None:
         """With an empty disk, or with all that it had: what it attests tells."""
         self.run.now += 2 * self.run.spec.timing.heartbeat + 1
@@ -318,7 +256,7 @@ class RandomRun(RuleBasedStateMachine):
         self.run.send(peer.join(self.run.spec, ROLES[peer.number]))
 
     @precondition(lambda self: self.number > 0)
-    @rule(peer=who, behind=st.sampled_from([0, 0, 0, 1, 2]))
+    @rule(peer=peers, behind=st.sampled_from([0, 0, 0, 1, 2]))
     def follow(self, peer: Keyed, behind: int) -> None:
         self._follow(peer, max(0, self.number - 1 - behind))
 
@@ -384,80 +322,12 @@ class RandomRun(RuleBasedStateMachine):
     @rule()
     def the_coordinator_restarts(self) -> None:
         stored = [encode(event) for event in self.run.events if not isinstance(event, PeerSeen)]
-        state = replay(State.of(self.run.spec), (decode(kind, text) for kind, text in stored))
+        state = replay(
+            State(self.run.spec, self.run.spec.name), (decode(kind, text) for kind, text in stored)
+        )
         assert state == self.run.state
         self.run.state = state
         self.run.accept(Start())
-
-    @invariant()
-    def decisions_are_single_and_final(self) -> None:
-        found = [e.decision for e in self.run.events if isinstance(e, RoundCommitted | RoundAborted)]
-        by_key = {(decision.stage, decision.round_number): decision for decision in found}
-        assert len(by_key) == len(found)
-        assert by_key == self.run.state.decisions
-        for key, decision in self.decisions.items():
-            assert by_key[key] == decision
-        for key in by_key.keys() - self.decisions.keys():
-            self._is_founded(by_key[key])
-        self.decisions = by_key
-
-    def _is_founded(self, decision: Decision) -> None:
-        """Checked once, in the state right after the decision."""
-        state, number = self.run.state, decision.round_number
-        offered = [e.descriptor for e in self.run.events if isinstance(e, PayloadOffered)]
-        need = max(1, min(2, len(state.complete_replicas(number))))
-        assert decision.committed == bool(decision.entries)
-        assert decision.reason
-        assert [e.descriptor.owner for e in decision.entries] == sorted(
-            e.descriptor.owner for e in decision.entries
-        )
-        assert len({e.descriptor.anchor_digest for e in decision.entries}) <= 1
-        for entry in decision.entries:
-            assert entry.descriptor in offered
-            assignment = state.assignment(entry.descriptor.owner, number)
-            assert assignment is not None
-            assert decision.stage in assignment.member.stages
-            assert len(entry.holders) >= need
-            for holder in entry.holders:
-                assert entry.descriptor.owner in self.held[decision.stage, number][holder]
-
-    @invariant()
-    def a_place_has_one_peer_and_a_seat_its_place(self) -> None:
-        state = self.run.state
-        places = [(place.replica, place.position) for place in state.reservations.values()]
-        assert len(set(places)) == len(places)
-        for peer, assignment in state.assignments[len(state.plans)].items() if state.plans else ():
-            if state.takes_part(peer, state.plans[-1].from_round) and state.peers[peer].is_staying:
-                place = state.reservations[peer]
-                assert (place.replica, place.position) == (assignment.replica.index, assignment.position)
-
-    @invariant()
-    def plans_follow_one_another(self) -> None:
-        plans = self.run.state.plans
-        assert [plan.epoch for plan in plans] == list(range(1, len(plans) + 1))
-        assert all(a.from_round <= b.from_round for a, b in pairwise(plans))
-        assert plans == tuple(e.plan for e in self.run.events if isinstance(e, PlanAdopted))
-
-    @invariant()
-    def sample_ranges_tile(self) -> None:
-        state = self.run.state
-        ranges = [
-            sample_range(plan, self.run.spec, number, replica.index)
-            for number in range(1, state.current_round + 1)
-            for plan in [state.plan_for(number)]
-            for replica in plan.replicas
-        ]
-        stops = [0, *(part.stop for part in ranges)]
-        assert [part.start for part in ranges] == stops[:-1]
-
-    @invariant()
-    def there_is_always_a_sentence(self) -> None:
-        assert run_message(self.run.state, self.run.spec)
-
-    @invariant()
-    def a_finished_run_has_decided_everything(self) -> None:
-        if self.run.state.phase is RunPhase.FINISHED:
-            assert len(self.run.state.decisions) == STAGES * self.run.spec.rounds
 
 
 TestRandomRuns = RandomRun.TestCase

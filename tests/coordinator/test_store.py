@@ -2,22 +2,71 @@
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from coordinator.state.event_chain import first_hash, next_hash
+from coordinator.state.event_codec import decode
 from coordinator.state.events import CoordinatorStarted, PeerLost, PeerSeen, RunFinished
-from coordinator.store import MIGRATIONS, SqliteStore, Store
+from coordinator.store import APPLICATION_ID, MIGRATIONS, SqliteStore, Store
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import PeerId
+from tests.builders import former_log, keyed
 from tests.support.memory_store import MemoryStore
+
+
+def opened(path: Path, key: int = 0) -> SqliteStore:
+    """The log at `path`, of the coordinator with this key."""
+    return SqliteStore(path, keyed(key).peer, keyed(key).sign)
+
+
+def written(path: Path) -> bytes:
+    """Write a log of four rows to `path`, and return the row hash of its last row."""
+    store = opened(path)
+    store.begin("{}")
+    store.append([CoordinatorStarted(1.0), PeerLost(2.0, PeerId("a"), 15.0)])
+    store.append([PeerLost(3.0, PeerId("b"), 15.0), RunFinished(4.0)])
+    store.close()
+    _, row_hash = store.head.read()
+    return row_hash
+
+
+def former_database(path: Path, *statements: str) -> None:
+    """A database at `path` as the first version of the schema has it."""
+    db = sqlite3.connect(path, isolation_level=None)
+    identified = (f"PRAGMA application_id = {APPLICATION_ID}", "PRAGMA user_version = 1")
+    for statement in (*MIGRATIONS[0], *identified, *statements):
+        db.execute(statement)
+    db.close()
+
+
+def damaged(path: Path, *statements: str) -> None:
+    """Run `statements` on a closed log, as someone with a text editor for databases would."""
+    db = sqlite3.connect(path, isolation_level=None)
+    for name in ("events_stay", "events_last"):
+        db.execute(f"DROP TRIGGER {name}")
+    for statement in statements:
+        db.execute(statement)
+    db.close()
+
+
+def refusal_of(path: Path, key: int = 0) -> HetnodeError:
+    """The error with which the log at `path` is refused."""
+    with pytest.raises(HetnodeError) as error, closing(opened(path, key)) as store:
+        store.load()
+    assert error.value.code is ErrorCode.STORE_CORRUPT
+    assert "backup" in error.value.remedy
+    return error.value
 
 
 @pytest.fixture(params=["memory", "sqlite"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    store: Store = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "log.sqlite")
+    store: Store = MemoryStore() if request.param == "memory" else opened(tmp_path / "log.sqlite")
     yield store
     store.close()
 
@@ -41,37 +90,39 @@ class TestContract:
         assert store.load()[0] == "one"
 
     def test_all_events_of_one_append_are_kept_or_none(self, store: Store) -> None:
+        store.begin("{}")
         with pytest.raises(KeyError):
             store.append([RunFinished(1.0), PeerSeen(1.0, PeerId("a"), 1, 1)])
-        assert store.load() == (None, ())
+        assert store.load() == ("{}", ())
 
 
 class TestSqlite:
     def test_another_process_finds_what_was_appended(self, tmp_path: Path) -> None:
         path = tmp_path / "log.sqlite"
-        first = SqliteStore(path)
+        first = opened(path)
         first.begin("{}")
         first.append([RunFinished(1.0)])
         first.close()
-        second = SqliteStore(path)
+        second = opened(path)
         assert second.load() == ("{}", (RunFinished(1.0),))
         second.close()
 
     def test_the_log_of_a_live_coordinator_is_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "log.sqlite"
-        first = SqliteStore(path)
+        first = opened(path)
         with pytest.raises(HetnodeError) as error:
-            SqliteStore(path)
+            opened(path)
         assert error.value.code is ErrorCode.RUN_FOLDER_IN_USE
+        first.begin("{}")
         first.append([RunFinished(1.0)])
         first.close()
-        SqliteStore(path).close()
+        opened(path).close()
 
     def test_a_file_that_is_no_database_is_refused_and_not_changed(self, tmp_path: Path) -> None:
         path = tmp_path / "log.sqlite"
         path.write_bytes(b"not a database" * 100)
         with pytest.raises(HetnodeError) as error:
-            SqliteStore(path)
+            opened(path)
         assert error.value.code is ErrorCode.STORE_CORRUPT
         assert path.read_bytes() == b"not a database" * 100
 
@@ -82,41 +133,179 @@ class TestSqlite:
         foreign.close()
         before = path.read_bytes()
         with pytest.raises(HetnodeError, match="another program") as error:
-            SqliteStore(path)
+            opened(path)
         assert error.value.code is ErrorCode.STORE_CORRUPT
         assert path.read_bytes() == before
 
     @pytest.mark.parametrize(
         ("damage", "message"),
         [
-            ("UPDATE events SET kind = 'Gossip' WHERE sequence = 2", "unknown kind"),
-            ("UPDATE events SET body = '{' WHERE sequence = 2", "event 2 is unreadable"),
-            ("DELETE FROM events WHERE sequence = 1", "event 1 is missing"),
             (f"PRAGMA user_version = {len(MIGRATIONS) + 1}", "newer version"),
             ("DROP TABLE events", "no such table"),
         ],
     )
-    def test_a_damaged_log_is_refused(self, tmp_path: Path, damage: str, message: str) -> None:
+    def test_a_damaged_database_is_refused(self, tmp_path: Path, damage: str, message: str) -> None:
         path = tmp_path / "log.sqlite"
-        store = SqliteStore(path)
-        store.append([CoordinatorStarted(1.0), RunFinished(2.0)])
-        store.close()
+        written(path)
+        damaged(path, damage)
+        assert message in refusal_of(path).cause
+
+    def test_a_row_of_an_unknown_kind_is_refused(self, tmp_path: Path) -> None:
+        path = tmp_path / "log.sqlite"
+        row_hash = written(path)
         db = sqlite3.connect(path, isolation_level=None)
-        db.execute("DROP TRIGGER events_stay")
-        db.execute("DROP TRIGGER events_last")
-        db.execute(damage)
+        row = ("Gossip", "{}", next_hash(row_hash, "Gossip", "{}"))
+        db.execute("INSERT INTO events (kind, body, row_hash) VALUES (?, ?, ?)", row)
         db.close()
-        with pytest.raises(HetnodeError, match=message) as error:
-            SqliteStore(path).load()
-        assert error.value.code is ErrorCode.STORE_CORRUPT
+        assert "row 5 is unreadable (unknown kind" in refusal_of(path).cause
 
     def test_events_can_be_neither_changed_nor_deleted(self, tmp_path: Path) -> None:
         path = tmp_path / "log.sqlite"
-        store = SqliteStore(path)
-        store.append([RunFinished(2.0)])
-        store.close()
+        written(path)
         db = sqlite3.connect(path)
         for statement in ("UPDATE events SET body = '{}'", "DELETE FROM events"):
             with pytest.raises(sqlite3.IntegrityError, match="append-only"):
                 db.execute(statement)
         db.close()
+
+
+class TestChain:
+    """An edited log is refused, with the number of the first row that does not fit."""
+
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        """A log of four rows."""
+        written(tmp_path / "log.sqlite")
+        return tmp_path / "log.sqlite"
+
+    @pytest.mark.parametrize(
+        ("damage", "message"),
+        [
+            # a field of a body, a kind, a row_hash, and the specification
+            (["UPDATE events SET body = replace(body, '15', '16') WHERE sequence = 2"], "row 2 was changed"),
+            (["UPDATE events SET kind = 'PeerDraining' WHERE sequence = 3"], "row 3 was changed"),
+            (["UPDATE events SET row_hash = zeroblob(32) WHERE sequence = 3"], "row 3 was changed"),
+            (["UPDATE events SET row_hash = NULL WHERE sequence = 4"], "row 4 was changed"),
+            (["UPDATE run SET spec = '{ }'"], "the specification of the run or row 1 was changed"),
+            (["DELETE FROM run"], "the specification of its run is missing"),
+            # removed
+            (["DELETE FROM events WHERE sequence = 1"], "row 1 is missing"),
+            (["DELETE FROM events WHERE sequence = 3"], "row 3 is missing"),
+            (
+                [
+                    "DELETE FROM events WHERE sequence = 2",
+                    "UPDATE events SET sequence = sequence - 1 WHERE sequence > 2",
+                ],
+                "row 2 was changed, removed",
+            ),
+            # inserted
+            (
+                [
+                    "UPDATE events SET sequence = sequence + 10 WHERE sequence > 1",
+                    "UPDATE events SET sequence = sequence - 9 WHERE sequence > 1",
+                    "INSERT INTO events SELECT 2, kind, body, row_hash FROM events WHERE sequence = 1",
+                ],
+                "row 2 was changed, removed, inserted",
+            ),
+            # two rows in the other order, each with its own row_hash
+            (
+                [
+                    "UPDATE events SET sequence = 9 WHERE sequence = 2",
+                    "UPDATE events SET sequence = 2 WHERE sequence = 3",
+                    "UPDATE events SET sequence = 3 WHERE sequence = 9",
+                ],
+                "row 2 was changed, removed, inserted or moved",
+            ),
+            # its end
+            (["DELETE FROM events WHERE sequence = 4"], "row 4 is missing at its end"),
+            (["DELETE FROM events WHERE sequence > 2"], "rows 3 to 4 are missing at its end"),
+            (["DELETE FROM events"], "rows 1 to 4 are missing at its end"),
+        ],
+    )
+    def test_an_edited_log_is_refused(self, path: Path, damage: list[str], message: str) -> None:
+        damaged(path, *damage)
+        assert message in refusal_of(path).cause
+
+    def test_a_chain_that_was_computed_anew_does_not_fit_the_signed_head(self, path: Path) -> None:
+        db = sqlite3.connect(path)
+        rows = db.execute("SELECT kind, replace(body, '15', '16') FROM events ORDER BY sequence").fetchall()
+        db.close()
+        damaged(path, "DELETE FROM events")
+        db, row_hash = sqlite3.connect(path, isolation_level=None), first_hash("{}")
+        for kind, body in rows:
+            row_hash = next_hash(row_hash, kind, body)
+            db.execute("INSERT INTO events (kind, body, row_hash) VALUES (?, ?, ?)", (kind, body, row_hash))
+        db.close()
+        assert "the rows up to row 4 are not those that this coordinator wrote" in refusal_of(path).cause
+
+    def test_a_head_that_is_lost_unreadable_or_of_another_key_is_refused(self, path: Path) -> None:
+        head = path.with_suffix(".head")
+        former = head.read_bytes()
+        for content in (
+            b"",
+            b"junk",
+            former[:40],
+            former.replace(b" ", b" -"),
+            b"-1 00 00",
+            b"9" * 5000 + b" 00 00",
+            b"\xff" * 9,
+        ):
+            head.write_bytes(content)
+            assert "log.head is unreadable" in refusal_of(path).cause
+        head.write_bytes(former.replace(b"4 ", b"3 ", 1))
+        assert "log.head is not signed" in refusal_of(path).cause
+        head.unlink()
+        assert "log.head, the file with its newest hash, is missing" in refusal_of(path).cause
+        head.write_bytes(former)
+        assert "log.head is not signed" in refusal_of(path, key=1).cause
+        opened(path).load()
+
+    def test_a_crash_before_the_head_was_written_costs_nothing(self, path: Path) -> None:
+        head = path.with_suffix(".head")
+        former = head.read_bytes()
+        store = opened(path)
+        store.append([RunFinished(5.0)])
+        store.close()
+        head.write_bytes(former)
+        store = opened(path)
+        assert len(store.load()[1]) == 5
+        store.append([RunFinished(6.0)])
+        assert len(store.load()[1]) == 6
+        store.close()
+
+    def test_a_former_log_gets_its_chain_when_it_is_opened_first(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        path = tmp_path / "log.sqlite"
+        former_database(path, "INSERT INTO run VALUES (1, 'spec')")
+        db = sqlite3.connect(path, isolation_level=None)
+        db.executemany("INSERT INTO events (kind, body) VALUES (?, ?)", former_log())
+        db.close()
+        store = opened(path)
+        assert store.load() == ("spec", tuple(decode(*row) for row in former_log()))
+        store.close()
+        assert f"{path} had no hash chain: its {len(former_log())} rows have one now" in caplog.text
+        caplog.clear()
+        opened(path).close()
+        assert not caplog.text
+        # As someone else would compute it from the description in docs/recovery.md.
+        row_hash = hashlib.sha256(b"hetnode event log 1\nspec").digest()
+        for kind, body in former_log():
+            row_hash = hashlib.sha256(row_hash + kind.encode() + b"\t" + body.encode()).digest()
+        assert store.head.read() == (len(former_log()), row_hash)
+        # From now on it is a log as any other.
+        db = sqlite3.connect(path)
+        with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+            db.execute("UPDATE events SET row_hash = zeroblob(32)")
+        db.close()
+        damaged(path, "UPDATE events SET body = replace(body, '1000.0', '1000.5') WHERE sequence = 7")
+        assert "row 7 was changed" in refusal_of(path).cause
+
+    def test_an_empty_former_log_begins_a_run(self, tmp_path: Path) -> None:
+        path = tmp_path / "log.sqlite"
+        former_database(path)
+        store = opened(path)
+        store.begin("{}")
+        store.append([RunFinished(1.0)])
+        assert store.load() == ("{}", (RunFinished(1.0),))
+        store.close()

@@ -37,7 +37,7 @@ def credentials(peer: str, issuer: Authority | None = None, ended: bool = False)
 
 
 def enrolled(
-    identity: Identity, run: str, coordinator: str = "nobody", issuer: Authority | None = None
+    identity: Identity, run: str, coordinator: str = "coordinator", issuer: Authority | None = None
 ) -> RunCredentials:
     """Credentials of `identity` for `run`, saved where a node looks for them."""
     folder = folder_of(identity.path, run)

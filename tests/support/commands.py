@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -82,3 +83,15 @@ def run(
             file.seek(0)
             texts.append(file.read().decode())
     return subprocess.CompletedProcess(arguments, status, *texts)
+
+
+def imported_by(*arguments: str, names: tuple[str, ...]) -> str:
+    """Which of the modules `names` are imported when the command has run in a new interpreter, as a list."""
+    code = (
+        "import sys\n"
+        "from node.cli.main import app\n"
+        f"app({list(arguments)!r}, standalone_mode=False)\n"
+        f"print([name for name in {names!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()[-1]

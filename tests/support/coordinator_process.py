@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -14,6 +15,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from coordinator import app
+from coordinator.api.dial_back import DialBack
+from coordinator.api.public_ports import ListenAddresses, RelayOptions
 from coordinator.authority import CERTIFICATE_SECONDS, Authority, open_authority
 from protocol.errors import HetnodeError
 from protocol.pb import hetnode_pb2 as pb
@@ -21,15 +24,16 @@ from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.spec.run import RunSpec
 from protocol.trust.envelope import enrollment_message
 from protocol.trust.invite import Invite, decode
-from protocol.trust.tls import COORDINATOR_NAME
+from protocol.trust.names import COORDINATOR_NAME
 from protocol.types import PROTOCOL_VERSION, Capacity, PeerId
-from protocol.wire.convert.measurements import capacity_to_pb
 from protocol.wire.convert.payloads import descriptor_to_pb
+from protocol.wire.convert.plans import capacity_to_pb
 from protocol.wire.rpc_errors import error_from_rpc
 from tests.builders import Keyed, anchor_of, keyed
+from tests.support.dial_back import believe
 
 BOOTSTRAP = "/ip4/127.0.0.1/tcp/1/p2p/bootstrap"
-OWNER = keyed(1000)
+COORDINATOR = keyed(1000)
 """Whose key is the coordinator's."""
 Pair = tuple[bytes, bytes]
 """Private key and certificate, PEM."""
@@ -38,13 +42,35 @@ Pair = tuple[bytes, bytes]
 class NoDht:
     """Stands where the DHT's bootstrap peer does, which is another room's."""
 
+    arbiter = None
+
     def __init__(self) -> None:
         self.addresses = [BOOTSTRAP]
         self.banned: Collection[str] = ()
+        self.sources: Collection[str] = ()
+        self.members: Collection[PeerId] = ()
+        self.away: asyncio.Event | None = None
+        """If it is given, this peer does nothing before it is set."""
+        self._admitted = asyncio.Condition()
         self.closed = False
 
-    async def admit(self, peers: Collection[PeerId], banned: Collection[PeerId]) -> None:
-        self.banned = banned
+    async def admit(
+        self,
+        peers: Collection[PeerId],
+        banned: Collection[PeerId],
+        sources: Collection[str],
+        members: Collection[PeerId],
+    ) -> None:
+        if self.away is not None:
+            await self.away.wait()
+        async with self._admitted:
+            self.banned, self.sources, self.members = banned, sources, members
+            self._admitted.notify_all()
+
+    async def until_admitted(self, *sources: str) -> None:
+        """Wait until exactly these sources are admitted."""
+        async with asyncio.timeout(20.0), self._admitted:
+            await self._admitted.wait_for(lambda: set(self.sources) == set(sources))
 
     async def close(self) -> None:
         self.closed = True
@@ -58,43 +84,46 @@ class Running:
     ) -> None:
         self.spec, self.folder, self.task, self.dht = spec, folder, task, dht
         self.address, self.enrollment = address, enrollment
-        self.authority = open_authority(folder, spec.run_id)
+        self.authority = open_authority(folder, spec.name)
+        self.run = self.authority.run_id(spec)
         self._channels: dict[Keyed | None, grpc.aio.Channel] = {}
 
-    def channel(self, who: Keyed | None) -> grpc.aio.Channel:
-        """With the certificate of `who`, None being the operator."""
-        if who not in self._channels:
-            certificate = certificate_of(self.authority, who) if who else operator_of(self.folder)
-            self._channels[who] = channel_to(self.address, self.authority.pem, certificate)
-        return self._channels[who]
+    def channel(self, peer: Keyed | None) -> grpc.aio.Channel:
+        """With the certificate of `peer`, None being the operator."""
+        if peer not in self._channels:
+            certificate = certificate_of(self.authority, peer) if peer else operator_of(self.folder)
+            self._channels[peer] = channel_to(self.address, self.authority.pem, certificate)
+        return self._channels[peer]
 
-    def stub(self, who: Keyed | None) -> Any:
-        return pb_grpc.CoordinatorStub(self.channel(who))
+    def stub(self, peer: Keyed | None) -> Any:
+        return pb_grpc.CoordinatorStub(self.channel(peer))
 
     @property
     def admin(self) -> Any:
         return pb_grpc.AdminStub(self.channel(None))
 
-    async def join(self, who: Keyed, /, **changes: Any) -> pb.JoinReply:
+    async def join(self, peer: Keyed, /, **changes: Any) -> pb.JoinReply:
         fields: dict[str, Any] = {
             "protocol_version": PROTOCOL_VERSION,
-            "peer": who.peer,
+            "peer": peer.peer,
             "role": "replica",
             "capacity": capacity_to_pb(Capacity("cpu", 2**30, 2)),
             "endpoint": "127.0.0.1:9",
         }
-        reply: pb.JoinReply = await self.stub(who).Join(pb.JoinRequest(**(fields | changes)))
+        reply: pb.JoinReply = await self.stub(peer).Join(pb.JoinRequest(**(fields | changes)))
         return reply
 
     def match(self, peer: Keyed, stage: int, round_number: int) -> asyncio.Task[pb.MatchReply]:
-        descriptor = descriptor_to_pb(peer.payload(self.spec, stage, round_number))
+        descriptor = descriptor_to_pb(peer.payload(self.spec, stage, round_number, run=self.run))
         request = pb.MatchRequest(peer=peer.peer, descriptor=descriptor)
         return asyncio.ensure_future(self.stub(peer).Match(request))
 
     def report(
         self, peer: Keyed, stage: int, round_number: int, *owners: Keyed
     ) -> asyncio.Task[pb.DecisionReply]:
-        held = [descriptor_to_pb(owner.payload(self.spec, stage, round_number)) for owner in owners]
+        held = [
+            descriptor_to_pb(owner.payload(self.spec, stage, round_number, run=self.run)) for owner in owners
+        ]
         request = pb.ReportRequest(peer=peer.peer, stage=stage, round=round_number, held=held)
         return asyncio.ensure_future(self.stub(peer).Report(request))
 
@@ -117,10 +146,10 @@ class Running:
         )
         return decode(reply.invite)
 
-    async def enroll(self, who: Keyed, invite: Invite, /, **changes: Any) -> pb.EnrollReply:
+    async def enroll(self, peer: Keyed, invite: Invite, /, **changes: Any) -> pb.EnrollReply:
         async with channel_to(self.enrollment, self.authority.pem, None) as channel:
             stub = pb_grpc.EnrollmentStub(channel)
-            reply: pb.EnrollReply = await stub.Enroll(enroll_request(who, invite, **changes))
+            reply: pb.EnrollReply = await stub.Enroll(enroll_request(peer, invite, **changes))
             return reply
 
     async def status(self) -> pb.StatusReply:
@@ -148,10 +177,13 @@ async def running(
     folder: Path,
     listen: str = "127.0.0.1:0",
     certificate_seconds: float = CERTIFICATE_SECONDS,
+    relay: RelayOptions | None = None,
+    dial_back: DialBack | None = believe,
 ) -> AsyncIterator[Running]:
+    """`dial_back` None dials the addresses of joining peers over the network."""
     dht = NoDht()
 
-    async def start_bootstrap() -> NoDht:
+    async def start_bootstrap(run: str) -> NoDht:
         return dht
 
     ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
@@ -159,11 +191,12 @@ async def running(
         app.run_coordinator(
             spec,
             folder,
-            app.ListenAddresses(listen, enrollment="127.0.0.1:0"),
-            OWNER,
+            ListenAddresses(listen, enrollment="127.0.0.1:0", relay=relay),
+            COORDINATOR,
             start_bootstrap,
-            lambda *addresses: ready.set_result(addresses),
+            lambda run, *addresses: ready.set_result(addresses),
             certificate_seconds,
+            dial_back,
         )
     )
     await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
@@ -189,10 +222,10 @@ def pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-def certificate_of(authority: Authority, who: Keyed) -> Pair:
+def certificate_of(authority: Authority, peer: Keyed) -> Pair:
     """As the coordinator would issue it to an enrolled peer."""
     key = new_key()
-    return pem(key), authority.for_peer(who.peer, key.public_key())
+    return pem(key), authority.for_peer(peer.peer, key.public_key())
 
 
 def operator_of(folder: Path) -> Pair:
@@ -206,18 +239,31 @@ def channel_to(address: str, authority: bytes, pair: Pair | None) -> grpc.aio.Ch
     return grpc.aio.secure_channel(address, tls, options=[name])
 
 
-def enroll_request(who: Keyed, invite: Invite, /, **changes: Any) -> pb.EnrollRequest:
+def enroll_request(peer: Keyed, invite: Invite, /, **changes: Any) -> pb.EnrollRequest:
     """As an honest newcomer makes it, but for `changes`."""
     key = spki(new_key())
     fields: dict[str, Any] = {
         "protocol_version": PROTOCOL_VERSION,
         "invite_id": invite.id,
         "secret": invite.secret,
-        "peer": who.peer,
+        "peer": peer.peer,
         "tls_public_key": key,
-        "proof": who.sign(enrollment_message(invite.pin, key, invite.id)),
+        "proof": peer.sign(enrollment_message(invite.pin, key, invite.id)),
     }
     return pb.EnrollRequest(**(fields | changes))
+
+
+def metrics(folder: Path, event: str) -> list[dict[str, Any]]:
+    """The lines of a coordinator's metrics file that record this kind of event."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["event"] == event]
+
+
+async def failure_of(call: Any) -> grpc.StatusCode:
+    """The status of a call that TLS itself refuses."""
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await call
+    return error.value.code()
 
 
 async def refusal_of(call: Any) -> HetnodeError:

@@ -7,14 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 from coordinator.decide import Outcome, decide
+from coordinator.rounds.phases import earliest
 from coordinator.state.apply import apply
-from coordinator.state.commands import Attest, Command, Heartbeat, Leave, Offer, Report, Start, Tick
+from coordinator.state.commands import Attest, Command, Drain, Heartbeat, Leave, Offer, Report, Start, Tick
 from coordinator.state.events import Event, PeerMeasured
 from coordinator.state.state import State
+from protocol.algorithm.sampling import sample_range
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.status import RunPhase
-from protocol.types import Decision, Estimates, Role
+from protocol.types import Decision, Estimates, PayloadDescriptor, Role
 from tests.builders import Keyed, anchor_of, keyed, spec_of
 
 ALL = [keyed(i) for i in range(12)]
@@ -25,12 +27,12 @@ class Run:
 
     def __init__(self, spec: RunSpec) -> None:
         self.spec = spec
-        self.state = State.of(spec)
+        self.state = State(spec, spec.name)
         self.events: list[Event] = []
         self.now = 1000.0
 
     def send(self, command: Command) -> Outcome:
-        outcome = decide(self.state, self.spec, command, self.now)
+        outcome = decide(self.state, command, self.now)
         for event in outcome.events:
             self.apply(event)
         return outcome
@@ -76,6 +78,12 @@ def attest(run: Run, peer: Keyed, number: int | None = None) -> None:
         run.accept(Attest(peer.peer, stage, number, "stage", anchor_of(stage, number)))
 
 
+def offer(run: Run, peer: Keyed, payload: PayloadDescriptor) -> None:
+    """Offer as a node does: as soon as the coordinator believes that so much can have been trained."""
+    run.now = max(run.now, earliest(run.state, payload))
+    run.accept(Offer(peer.peer, payload))
+
+
 def play_round(run: Run, followers: tuple[Keyed, ...] = (), done: Mapping[int, float] | None = None) -> None:
     """All assigned peers offer, hold, report and attest; `followers` attest.
 
@@ -97,7 +105,7 @@ def play_round(run: Run, followers: tuple[Keyed, ...] = (), done: Mapping[int, f
             for replica in [run.state.assignment(peer.peer, number).replica]
         )
         for peer, payload in zip(hosts, payloads, strict=True):
-            run.accept(Offer(peer.peer, payload))
+            offer(run, peer, payload)
         for peer in hosts:
             run.accept(Report(peer.peer, stage, number, payloads))
         for peer in hosts:
@@ -117,10 +125,15 @@ def leave(run: Run, *peers: Keyed) -> None:
         run.accept(Leave(peer.peer, "interrupted"))
 
 
-def pass_time(run: Run, seconds: float, *alive: Keyed) -> None:
+def drain(run: Run, peer: Keyed) -> None:
+    run.accept(Drain(peer.peer, "a test"))
+
+
+def pass_time(run: Run, seconds: float, *alive: Keyed, step: float = 5.0) -> None:
+    """Let time pass; every `step` seconds the peers `alive` send heartbeats and the coordinator ticks."""
     end = run.now + seconds
     while run.now < end:
-        run.now = min(end, run.now + 5)
+        run.now = min(end, run.now + step)
         for peer in alive:
             run.accept(Heartbeat(peer.peer, 1, 0))
         run.accept(Tick())
@@ -198,10 +211,16 @@ def settle(run: Run, stage: int, round_number: int, hosts: Sequence[Keyed]) -> D
 
 
 def beat_for(run: Run, seconds: float, *peers: Keyed) -> None:
-    """Time passes while `peers` send heartbeats."""
-    end = run.now + seconds
-    while run.now < end:
-        run.now = min(end, run.now + run.spec.timing.lost_after / 2)
-        for peer in peers:
-            run.accept(Heartbeat(peer.peer, 1, 1))
-        run.accept(Tick())
+    """Let time pass while `peers` send as many heartbeats as keep them alive."""
+    pass_time(run, seconds, *peers, step=run.spec.timing.lost_after / 2)
+
+
+def assert_samples_tile(run: Run, rounds: int) -> None:
+    """Each sample of rounds 1 to `rounds` belongs to exactly one replica, in order, over all plans."""
+    stop = 0
+    for number in range(1, rounds + 1):
+        plan = run.state.plan_for(number)
+        for replica in plan.replicas:
+            samples = sample_range(plan, run.spec, number, replica.index)
+            assert samples.start == stop
+            stop = samples.stop

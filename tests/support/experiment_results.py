@@ -1,11 +1,59 @@
-"""Results of trials that nobody has run, for tests of what is made of them."""
+"""A small matrix of trials, and invented results of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
+from node.experiment.matrix import Matrix, build_matrix, read_matrix_file
 from node.experiment.results import Loss, Result
 from node.experiment.trial import Planned
+
+MATRIX = """
+title = "A test"
+preset = "nano"
+replicas = 2
+seeds = [0, 1]
+validate_every = 1
+spec = { rounds = 2, inner.microbatches = 1 }
+
+[[table]]
+name = "orderings"
+title = "All modes"
+baseline = "sparseloco"
+orderings = true
+
+[[table.row]]
+name = "sparseloco"
+mode = "sparseloco"
+
+[[table.row]]
+name = "uniform"
+mode = "uniform"
+k = [8, 4]
+
+[[table]]
+name = "ablation"
+title = "Ablation"
+baseline = "uniform"
+
+[[table.row]]
+name = "uniform"
+mode = "uniform"
+k = 8
+
+[[table.row]]
+name = "frozen"
+mode = "uniform"
+k = 8
+variation = { adaptation = false }
+"""
+
+
+def matrix_of(folder: Path, text: str = MATRIX) -> Matrix:
+    file = folder / "matrix.toml"
+    file.write_text(text)
+    return build_matrix(file, read_matrix_file(file), {})
 
 
 def result_of(planned: Planned, *losses: Loss, plain: Loss = 2.0, seconds: float = 10.0) -> Result:

@@ -59,7 +59,11 @@ class FaultHooks(hooks.Hooks):
         if method == "Match":
             await self.script.reach(Moment.PROPOSED, request.descriptor.round, request.descriptor.stage)
         elif method == "Report":
-            await self.script.reach(Moment.GATHERED, request.round, request.stage)
+            fault = await self.script.reach(Moment.GATHERED, request.round, request.stage)
+            if fault is not None and fault.action is Action.DENY:
+                own = [descriptor for descriptor in request.held if descriptor.owner == request.peer]
+                del request.held[:], request.rejected[:]
+                request.held.extend(own)
 
     async def after_coordinator_call(self, method: str, request: Any) -> None:
         self._check_coordinator()

@@ -68,8 +68,8 @@ class Action(StrEnum):
     To the processes of the node: KILL (SIGKILL), STOP (SIGSTOP of all of them for `seconds`), DELAY (of the
     task that has reached the moment, by `seconds`), FULL (its disk has no room for what is written). To its
     network: SLOW (links carry `bytes_per_second` for `seconds`), PARTITION (nothing leaves or arrives for
-    `seconds`). SKEW: its clock is `seconds` ahead from now on. DROP and CORRUPT are for the hook that has
-    reached the moment: it loses the rest of a payload, or flips one bit.
+    `seconds`). SKEW: its clock is `seconds` ahead from now on. DROP, CORRUPT and DENY are for the hook
+    that has reached the moment: it loses the rest of a payload, flips one bit, or reports only its own one.
     """
 
     KILL = "kill"
@@ -81,6 +81,7 @@ class Action(StrEnum):
     SKEW = "skew"
     DROP = "drop"
     CORRUPT = "corrupt"
+    DENY = "deny"
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ class Script:
         """Strike if a fault is planned for this moment. Returns the fault that struck.
 
         Raises OSError (no space left on the device) for FULL. KILL does not return. STOP and DELAY are over
-        when this returns. The caller has to act out DROP and CORRUPT.
+        when this returns. The caller has to act out DROP, CORRUPT and DENY.
         """
         fault = self._strike(moment, round_number, stage, step)
         if fault is None:

@@ -1,12 +1,12 @@
 """Writes checkpoints where the disk refuses at different places: a process of its own for a test.
 
-``python -m tests.support.full_disk tmpfs|limit FOLDER``: mounts small file systems, or limits the size of
-files. Its test gives it a mount namespace of its own, so the mounts end with it. Prints the error code of
-each attempt.
+Arguments ``tmpfs|limit FOLDER``: mounts small file systems in a mount namespace of its own, so the mounts end
+with it, or limits the size of files. Prints the error code of each attempt.
 """
 
 from __future__ import annotations
 
+import ctypes
 import resource
 import shutil
 import signal
@@ -17,6 +17,8 @@ from pathlib import Path
 from node.checkpoint import node_checkpoint
 from protocol.errors import HetnodeError
 from tests.support.checkpoints import HOSTED, SPEC, assert_holds, sizes_to_try, write_checkpoint
+
+_NEW_MOUNTS = 0x00020000  # CLONE_NEWNS of unshare(2)
 
 
 def attempt(root: Path) -> str:
@@ -58,6 +60,9 @@ def with_small_files(model: Path, limit: int) -> str:
 def main() -> None:
     means, folder = sys.argv[1], Path(sys.argv[2])
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    if means == "tmpfs":
+        assert ctypes.CDLL(None).unshare(_NEW_MOUNTS) == 0
+        subprocess.run(["mount", "--make-rprivate", "/"], check=True)
     model = folder / "model"
     write_checkpoint(model, 10)
     for number, size in enumerate(sizes_to_try(model)):

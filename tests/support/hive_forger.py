@@ -1,7 +1,7 @@
 """A DHT peer of the run without the validator, which writes into the records of others.
 
-Its arguments are KEY ADDRESS IDENTITY CERTIFICATE AUTHORITY. It reads lines "SUBKEY HEX-OF-VALUE EXPIRES",
-stores each under KEY, and prints whether any peer of the DHT accepted it.
+Its arguments are PEER KEY ADDRESS IDENTITY CERTIFICATE AUTHORITY. It reads lines
+"SUBKEY HEX-OF-VALUE EXPIRES", stores each under KEY, and prints whether any peer of the DHT accepted it.
 """
 
 from __future__ import annotations
@@ -12,17 +12,22 @@ from pathlib import Path
 from hivemind import DHT
 
 from node.hive.authorizer import CertificateAuthorizer, signer_of
+from node.hive.dht_protocol import node_id_of, use_bounded_protocol
 
 if __name__ == "__main__":
-    key, address, *files = sys.argv[1:]
+    peer, key, address, *files = sys.argv[1:]
     identity, certificate, authority = map(Path, files)
+    use_bounded_protocol()  # honest peers call it back, and its authorizer must see who calls
     dht = DHT(
         [address],
+        node_id=node_id_of(peer),
         start=True,
         nat_port_map=False,
         identity_path=str(identity),
         check_if_identity_free=False,
-        authorizer=CertificateAuthorizer(signer_of(identity), certificate, authority),
+        authorizer=CertificateAuthorizer(
+            key.removesuffix(".peers"), signer_of(identity), certificate, authority
+        ),
     )
     for line in sys.stdin:
         subkey, value, expires = line.split()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +10,10 @@ from pathlib import Path
 import psutil
 
 from coordinator.authority import Authority
+from node.hive.lasting import LastingTransport
 from node.hive.transport import HivemindTransport
 from node.security.identity import Identity, open_identity
+from node.transport.line import UNLIMITED, Line
 from protocol.trust.envelope import sign_descriptor
 from protocol.types import (
     PROTOCOL_VERSION,
@@ -25,7 +26,9 @@ from protocol.types import (
     Role,
     StageRange,
 )
+from tests.support import commands
 from tests.support.certificates import enrolled
+from tests.support.waiting import is_alive, until
 
 RUN = "test-run"
 CAPACITY = 600_000
@@ -43,7 +46,7 @@ class Node:
     """A peer with the real transport."""
 
     identity: Identity
-    hivemind: HivemindTransport
+    hivemind: HivemindTransport | LastingTransport
 
     @property
     def processes(self) -> list[psutil.Process]:
@@ -130,7 +133,9 @@ async def start_as(
     allow_list: Sequence[PeerId] = (),
     payloads: Path | None = None,
     listen_port: int = 0,
+    line: Line = UNLIMITED,
 ) -> Node:
+    commands.template()  # the one of all tests; else the first node here would start a smaller one
     hivemind = await HivemindTransport.start(
         identity=identity,
         **certified(identity),
@@ -138,6 +143,7 @@ async def start_as(
         initial_peers=initial_peers,
         client_mode=client_mode,
         listen_port=listen_port,
+        line=line,
     )
     if stages:
         await hivemind.admit(allow_list)
@@ -156,15 +162,6 @@ def certified(identity: Identity, issuer: Authority | None = None) -> dict[str, 
     return {"certificate": credentials.certificate_file, "authority": credentials.authority_file}
 
 
-def is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 async def gone(processes: Sequence[psutil.Process]) -> None:
-    """Return once all `processes` have ended; TimeoutError if they do not."""
-    async with asyncio.timeout(10):
-        while any(map(is_alive, processes)):  # noqa: ASYNC110 - no event tells of it
-            await asyncio.sleep(0.05)
+    """Return once all `processes` have ended; AssertionError if they do not."""
+    await until(lambda: not any(map(is_alive, processes)), 10, f"the end of {processes}")

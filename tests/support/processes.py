@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,16 +21,17 @@ import psutil
 
 from node.checkpoint import global_model
 from node.ipc.template import ForkedProcess
-from node.security.credentials import folder_of
+from node.security.credentials import folder_of, load_operator
 from node.views import run_history
 from protocol.errors import ExitCode
 from protocol.spec.run import RunSpec
+from protocol.trust.run_id import run_id_of
 from protocol.types import Role
 from tests.support import commands
 from tests.support.faults import FaultPlan
 from tests.support.ports import free_port
+from tests.support.waiting import is_alive, wait_until
 
-_POLL_SECONDS = 0.05
 COORDINATOR = "coordinator"
 
 
@@ -42,7 +42,7 @@ class Started:
     process: subprocess.Popen[bytes] | ForkedProcess
 
     def tree(self) -> list[psutil.Process]:
-        """It and its descendants, as many as live."""
+        """The process and all its descendants that are alive."""
         with suppress(psutil.NoSuchProcess):
             main = psutil.Process(self.process.pid)
             return [main, *main.children(recursive=True)]
@@ -86,13 +86,18 @@ class ProcessSwarm:
         if kind is None:
             assert not left, f"processes that outlived their node: {left}"
 
+    @property
+    def run_id(self) -> str:
+        """Known once the coordinator has made its authority."""
+        return run_id_of(self.spec, load_operator(self.run)[1].pin)
+
     def start(self) -> None:
         """Start coordinator and nodes."""
         self.start_coordinator()
         for name in self.members:
             self.start_node(name)
 
-    def start_coordinator(self) -> None:
+    def start_coordinator(self, *options: str) -> None:
         """Start it, again at the same address; return when nodes can join."""
         file = self.folder / "run.toml"
         file.write_text(self.spec.toml)
@@ -102,6 +107,7 @@ class ProcessSwarm:
             (
                 *("coordinator", "--config", str(file), "--folder", str(self.run)),
                 *("--listen", self._address, "--enrolment-port", "0", "--dht-port", str(self._dht_port)),
+                *options,
             ),
             {},
         )
@@ -112,7 +118,7 @@ class ProcessSwarm:
         """Start a node: with an invite the first time, with its own credentials later."""
         own = self.folder / name
         key = own / "identity.key"
-        known = folder_of(key, self.spec.run_id)
+        known = folder_of(key, self.run_id)
         if (known / "certificate.pem").exists():
             where = [str(known)]
             self.restarts += 1
@@ -123,10 +129,18 @@ class ProcessSwarm:
             (
                 *("join", *where, "--role", self.members[name].value, "--no-measure"),
                 *("--folder", str(own), "--identity", str(key), "--threads", "1"),
-                *("--listen", "127.0.0.1:0", "--advertise", "127.0.0.1"),
+                *self.network_options(name),
             ),
             self.plan.environment(name),
         )
+
+    def network_options(self, name: str) -> Sequence[str]:
+        """Options of `hetnode join` about the network of a node."""
+        return ("--listen", "127.0.0.1:0", "--advertise", "127.0.0.1")
+
+    def host_command(self, name: str) -> list[str]:
+        """What starts a command on the host of `name`; empty for this one."""
+        return []
 
     def is_running(self, name: str) -> bool:
         return name in self.started and self.started[name].process.poll() is None
@@ -137,7 +151,7 @@ class ProcessSwarm:
     def has_crashed(self, name: str, but: str = "nothing") -> bool:
         """Whether a supervisor would start the node again: a signal has ended it, or it found no network.
 
-        AssertionError where it has ended in any other way than well, unless its last words say `but`.
+        AssertionError if it has ended with another error, unless the end of its log contains `but`.
         """
         status = self.status(name)
         if status in (None, 0):
@@ -145,15 +159,34 @@ class ProcessSwarm:
         assert status is not None
         if status < 0 or status == ExitCode.NETWORK:
             return True
-        words = self.log(name)[-3000:]
-        assert but in words, f"{name} ended with {status}:\n{words}"
+        end_of_log = self.log(name)[-3000:]
+        assert but in end_of_log, f"{name} ended with {status}:\n{end_of_log}"
         return False
 
     def kill(self, name: str) -> None:
-        """SIGKILL the main process; the others of its tree must see to themselves."""
+        """SIGKILL the main process. The other processes of its tree must end by themselves."""
         self._note_trees()
         self.started[name].process.kill()
         self.started[name].process.wait()
+
+    def hivemind_of(self, name: str) -> dict[str, psutil.Process]:
+        """The node's processes of hivemind by kind: host, DHT, p2pd. Empty while they are started."""
+        for process in self.started[name].tree():
+            with suppress(psutil.NoSuchProcess):
+                if process.name() == "p2pd":
+                    dht, host, *_ = process.parents()
+                    return {"host": host, "DHT": dht, "p2pd": process}
+        return {}
+
+    def worker_of(self, name: str) -> psutil.Process:
+        (worker,) = (each for each in self.started[name].tree() if each.name().endswith("worker.worker"))
+        return worker
+
+    def kill_below(self, name: str, process: psutil.Process) -> None:
+        """SIGKILL one process of the tree. The processes below it must end by themselves."""
+        assert process in self.started[name].tree(), f"{process} is no process of {name}"
+        self._note_trees()
+        process.kill()
 
     def stop(self, name: str) -> None:
         """SIGSTOP the whole tree."""
@@ -164,14 +197,14 @@ class ProcessSwarm:
         self._signal(name, signal.SIGCONT)
 
     def end(self) -> list[str]:
-        """End everything; returns what was still there of trees whose main process had ended."""
+        """Kill all processes. Returns those that had outlived the main process of their tree."""
         self._note_trees()
         orphans = [
-            process for process in self._seen.values() if _lives(process) and not self._has_main(process)
+            process for process in self._seen.values() if is_alive(process) and not self._has_main(process)
         ]
-        # They see the end of their parent within a moment.
+        # They end soon after their parent.
         psutil.wait_procs(orphans, timeout=10)
-        left = [" ".join(process.cmdline()) for process in orphans if _lives(process)]
+        left = [" ".join(process.cmdline()) for process in orphans if is_alive(process)]
         for process in self._seen.values():
             with suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -182,10 +215,7 @@ class ProcessSwarm:
 
     def wait_until(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
         """Poll until `condition`; AssertionError with the logs after `seconds`."""
-        ends = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < ends, f"not within {seconds:.0f} s: {what}\n{self.log_ends()}"
-            time.sleep(_POLL_SECONDS)
+        wait_until(condition, seconds, lambda: f"{what}\n{self.log_ends()}")
 
     def wait_round(self, number: int, seconds: float) -> None:
         """Wait until some stage of round `number` is decided."""
@@ -214,11 +244,21 @@ class ProcessSwarm:
 
         self.wait_until(is_so, seconds, what)
 
-    def keep_running_to_the_end(self, seconds: float) -> None:
-        """Start every node again that a signal has ended, until all have ended well."""
-        self.keep_running_until(
-            lambda: not any(map(self.is_running, self.members)), seconds, "the end of all nodes"
-        )
+    def keep_running_to_the_end(self, stall_seconds: float = 120) -> None:
+        """Start every node again that a signal has ended, until all have ended well.
+
+        AssertionError if no round is decided for `stall_seconds`: a busy machine is slow, but not stuck.
+        """
+        ended = False
+
+        def goes_on() -> bool:
+            nonlocal ended
+            ended = not any(map(self.is_running, self.members))
+            return ended or self.round_number > decided
+
+        while not ended:
+            decided = self.round_number
+            self.keep_running_until(goes_on, stall_seconds, f"a decision after round {decided}")
 
     def wait_fired(self, name: str, seconds: float, count: int = 1) -> None:
         """Wait until `count` planned faults have struck the node."""
@@ -293,11 +333,12 @@ class ProcessSwarm:
         clean = {key: value for key, value in os.environ.items() if not key.startswith("HETNODE_")}
         clean["TMPDIR"] = str(self._sockets)
         process: subprocess.Popen[bytes] | ForkedProcess
-        if environment:
+        before = self.host_command(name)
+        if environment or before:
             # Its variables are read when Python starts.
             with log.open("ab") as output:
                 process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "node", *arguments],
+                    [*before, sys.executable, "-P", "-m", "node", *arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
@@ -309,12 +350,20 @@ class ProcessSwarm:
         self.started[name] = Started(process)
 
     def _invite(self) -> Path:
-        """One invite for everybody."""
+        """The invite that all nodes use."""
         file = self.folder / "invite"
         if not file.exists():
-            where = ("--folder", str(self.run), "--out", str(file))
-            commands.hetnode("invite", "create", "--uses", "100", *where, check=True)
+            self.ask("invite", "create", "--uses", "100", "--folder", str(self.run), "--out", str(file))
         return file
+
+    def ask(self, *arguments: str) -> str:
+        """What a command prints, run on the coordinator's host; it must succeed."""
+        before = self.host_command(COORDINATOR)
+        if not before:
+            return commands.hetnode(*arguments, check=True).stdout
+        command = [*before, sys.executable, "-P", "-m", "node", *arguments]
+        environment = {**os.environ, **commands.PLAIN}
+        return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
 
     def _signal(self, name: str, number: int) -> None:
         self._note_trees()
@@ -328,9 +377,5 @@ class ProcessSwarm:
                 self._seen.setdefault(process.pid, process)
 
     def _has_main(self, process: psutil.Process) -> bool:
-        """Whether it belongs to a tree whose main process lives."""
+        """Whether the main process of its tree is alive."""
         return any(process in started.tree() for started in self.started.values())
-
-
-def _lives(process: psutil.Process) -> bool:
-    return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)

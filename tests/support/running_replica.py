@@ -18,6 +18,7 @@ import torch
 
 from node.data.stream import open_stream
 from node.ipc.channel import Buffer, Reply
+from node.ipc.typed_calls import handlers
 from node.ipc.worker_calls import BeginRound, Build, Connect, EndInnerPhase
 from node.ipc.worker_client import WorkerClient
 from node.model.stage import Stage, next_token_loss
@@ -28,7 +29,7 @@ from node.optimizer.schedule import learning_rate
 from node.security.credentials import Credentials
 from node.train.pipeline import Pipeline
 from node.worker.trainer import Trainer
-from node.worker.worker import Worker, handlers
+from node.worker.worker import Worker
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import Dialer, Link, Member, PeerId, Plan, Replica, StageRange
@@ -100,7 +101,7 @@ class RunningReplica:
         await self.connect()
         limits = LinkLimits(frame_limit(self.spec), 12)
         places = [
-            LinkEndpoint(self.spec.run_id, self.spec.hash, member.peer, self.replica.index, position)
+            LinkEndpoint(self.spec.name, self.spec.hash, member.peer, self.replica.index, position)
             for position, member in enumerate(self.replica.members)
         ]
         upstream: list[Any] = [None]

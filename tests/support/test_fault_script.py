@@ -17,6 +17,7 @@ import pytest
 
 from tests.support.fault_script import Action, Fault, Killed, Moment, Script, parse, read_report, to_json
 from tests.support.faults import FaultPlan
+from tests.support.waiting import wait_until
 
 CHILD = """
 import asyncio
@@ -54,13 +55,6 @@ def run(plan: FaultPlan, program: str = CHILD) -> subprocess.Popen[str]:
 @pytest.fixture
 def plan(tmp_path: Path) -> FaultPlan:
     return FaultPlan(tmp_path)
-
-
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = 30) -> None:
-    ends = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < ends, what
-        time.sleep(0.01)
 
 
 def test_kill_ends_the_process_at_the_planned_moment_and_the_report_says_so(plan: FaultPlan) -> None:
@@ -103,7 +97,7 @@ def test_stop_suspends_the_whole_tree_and_continues_it_after_its_time(plan: Faul
             tree = [main, *(each for each in others if "tests.support.fault_script" not in each.cmdline())]
             return len(tree) == 2 and all(p.status() == psutil.STATUS_STOPPED for p in tree)
 
-        wait_until(stopped, "both processes to be stopped")
+        wait_until(stopped, 30, "both processes to be stopped")
         output, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     assert output.splitlines()[-1] == "end"
@@ -129,7 +123,7 @@ def test_delay_holds_up_the_moment_alone(plan: FaultPlan) -> None:
     assert len(plan.fired("a")) == 1
 
 
-class RecordingHands:
+class RecordingControl:
     def __init__(self) -> None:
         self.struck: list[object] = []
 
@@ -144,7 +138,7 @@ class RecordingHands:
 
 
 def script_of(plan: FaultPlan, clock: Callable[[], float] = time.time) -> Script:
-    return Script(plan.faults_of("a"), plan.report_of("a"), RecordingHands(), clock)
+    return Script(plan.faults_of("a"), plan.report_of("a"), RecordingControl(), clock)
 
 
 def test_faults_fit_their_stage_round_and_moment_only(plan: FaultPlan) -> None:

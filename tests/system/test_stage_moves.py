@@ -1,4 +1,4 @@
-"""A node whose place gets other stages builds those; a plan may change links and shares as it goes on."""
+"""Nodes that move to other stages, and plans that change links and shares while links stay open."""
 
 from __future__ import annotations
 
@@ -18,23 +18,25 @@ from coordinator.state.text import Waiting
 from node.ipc.typed_calls import name_of
 from node.ipc.worker_calls import Connect
 from node.net.coordinator_client import Admission, CoordinatorClient, PlanUpdate
-from node.net.link_dialer import Links
-from protocol.algorithm.sampling import sample_range
+from node.net.link_dialer import dial as original_dial
+from protocol.algorithm.sampling import next_first_sample, sample_range
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.types import Member, PeerId, Plan, Replica, ReservedAssignment, Role, StageRange
 from tests.virtual.hive import VirtualTransport
-from tests.virtual.network import here
+from tests.virtual.network import current_machine
 from tests.virtual.scenario import MIXED, Play, contributions, swarm_spec
 from tests.virtual.swarm import VirtualSwarm
 from tests.virtual.worker import VirtualWorker
 
-BENCH = {"a": Role.REPLICA, "p": Role.STAGE, "q": Role.STAGE, "s": Role.STAGE, "t": Role.STAGE}
+QUICK = {"timing.heartbeat": 1.0, "timing.lost_after": 4.0}
+"""A loss is found within two rounds."""
+MEMBERS = {"a": Role.REPLICA, "p": Role.STAGE, "q": Role.STAGE, "s": Role.STAGE, "t": Role.STAGE}
 
 
-def bench_spec(rounds: int, **overrides: Any) -> RunSpec:
-    """A full replica, a pipeline of two, and a bench that never becomes a pipeline of its own."""
-    shape = {name: BENCH[name] for name in ("a", "p", "q")}
+def spec_with_spares(rounds: int, **overrides: Any) -> RunSpec:
+    """A full replica, a pipeline of two, and spares that never become their own pipeline."""
+    shape = {name: MEMBERS[name] for name in ("a", "p", "q")}
     return swarm_spec(shape, rounds, **{"grouping.spares": 2, "recovery.checkpoint_every": 1, **overrides})
 
 
@@ -44,7 +46,7 @@ async def move(swarm: VirtualSwarm, name: str) -> StageRange:
     now = swarm.state.reservations[peer]
     other = StageRange(1 - now.stages.first, 2 - now.stages.first)
     place = ReservedAssignment(peer, now.replica, other.first, other)
-    await swarm.coordinator.happen(AssignmentReserved(swarm.coordinator.command_loop.now(), place))
+    await swarm.coordinator.inject(AssignmentReserved(swarm.coordinator.command_loop.now(), place))
     return other
 
 
@@ -61,32 +63,32 @@ async def until_built(swarm: VirtualSwarm, name: str, stages: StageRange) -> Non
     await swarm.until(built, f"{name} has built {stages}", 120)
 
 
-def test_a_node_takes_up_other_stages_without_being_started_again(play: Play) -> None:
+def test_a_node_moves_to_other_stages_without_a_restart(play: Play) -> None:
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start("a", "p", "q")
         await swarm.until_round(2)
         swarm.start("s")
         await swarm.until_round(5)
-        task, life = swarm.nodes["s"].task, swarm.nodes["s"].life
+        task, process = swarm.nodes["s"].task, swarm.nodes["s"].process
         before = stages_of(swarm, "s")
         other = await move(swarm, "s")
         await until_built(swarm, "s", other)
         folder = swarm.nodes["s"].folder
         aside = folder / f"stages-{before}" / "checkpoint"
-        assert list(aside.glob("round-*"))  # what it had kept of the stage before is still there, by itself
+        assert list(aside.glob("round-*"))  # the checkpoints of its former stage are kept in their own folder
         await swarm.until_over()
         swarm.assert_all_agree("a", "p", "q", "s")
         assert swarm.nodes["s"].task is task
-        assert swarm.nodes["s"].life is life
+        assert swarm.nodes["s"].process is process
         joins = [event for event in swarm.events if isinstance(event, PeerJoined)]
         assert sum(event.peer == swarm.peer("s") for event in joins) == 1
         assert set(swarm.anchors("s")) == {other.first}
-        assert contributions(swarm, "p") == list(range(1, 11))
+        assert contributions(swarm, "p") == list(range(1, 9))
 
-    play(scenario, BENCH, bench_spec(10))
+    play(scenario, MEMBERS, spec_with_spares(8))
 
 
-def test_a_move_outlasts_a_dht_that_is_away_and_goes_by_the_newest_admission(
+def test_a_move_retries_while_the_dht_is_unreachable_and_uses_the_newest_admission(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entered: list[tuple[str, ...]] = []
@@ -94,10 +96,10 @@ def test_a_move_outlasts_a_dht_that_is_away_and_goes_by_the_newest_admission(
     start, join = VirtualSwarm.start_transport, CoordinatorClient.join
 
     async def start_transport(self: VirtualSwarm, **options: Any) -> VirtualTransport:
-        if here() == "s":
+        if current_machine() == "s":
             entered.append(options["initial_peers"])
             if len(entered) in (2, 3):
-                raise HetnodeError(ErrorCode.DHT_UNREACHABLE, "Nobody is there.", "Wait.")
+                raise HetnodeError(ErrorCode.DHT_UNREACHABLE, "No peer answers.", "Wait.")
         return await start(self, **options)
 
     async def join_counted(self: CoordinatorClient, *arguments: Any) -> Admission:
@@ -122,11 +124,11 @@ def test_a_move_outlasts_a_dht_that_is_away_and_goes_by_the_newest_admission(
 
     monkeypatch.setattr(VirtualSwarm, "start_transport", start_transport)
     monkeypatch.setattr(CoordinatorClient, "join", join_counted)
-    play(scenario, BENCH, bench_spec(60))
+    play(scenario, MEMBERS, spec_with_spares(60))
 
 
 @pytest.mark.slow  # its pieces are tested by themselves
-def test_who_is_refused_because_of_a_move_that_it_has_not_heard_of_moves(
+def test_a_node_that_is_refused_before_it_hears_of_its_move_moves(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watch, attest = CoordinatorClient.watch, CoordinatorClient.attest
@@ -134,10 +136,10 @@ def test_who_is_refused_because_of_a_move_that_it_has_not_heard_of_moves(
     is_late = False
 
     async def watch_late(self: CoordinatorClient) -> AsyncIterator[PlanUpdate]:
-        async for news in watch(self):
-            if here() == "s" and is_late:
+        async for update in watch(self):
+            if current_machine() == "s" and is_late:
                 await asyncio.sleep(8)
-            yield news
+            yield update
 
     async def attest_watched(self: CoordinatorClient, *arguments: Any) -> None:
         try:
@@ -161,18 +163,18 @@ def test_who_is_refused_because_of_a_move_that_it_has_not_heard_of_moves(
 
     monkeypatch.setattr(CoordinatorClient, "watch", watch_late)
     monkeypatch.setattr(CoordinatorClient, "attest", attest_watched)
-    play(scenario, BENCH, bench_spec(20))
+    play(scenario, MEMBERS, spec_with_spares(20))
 
 
 @pytest.mark.slow  # its pieces are tested by themselves
-def test_who_is_asked_to_leave_while_it_cannot_move_does(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_drains_while_its_move_fails_leaves(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     starts: Counter[str] = Counter()
     start = VirtualSwarm.start_transport
 
     async def start_transport(self: VirtualSwarm, **options: Any) -> VirtualTransport:
-        starts[here()] += 1
+        starts[current_machine()] += 1
         if starts["s"] > 1:
-            raise HetnodeError(ErrorCode.DHT_UNREACHABLE, "Nobody is there.", "Wait.")
+            raise HetnodeError(ErrorCode.DHT_UNREACHABLE, "No peer answers.", "Wait.")
         return await start(self, **options)
 
     async def scenario(swarm: VirtualSwarm) -> None:
@@ -188,10 +190,10 @@ def test_who_is_asked_to_leave_while_it_cannot_move_does(play: Play, monkeypatch
         await swarm.until_over()
 
     monkeypatch.setattr(VirtualSwarm, "start_transport", start_transport)
-    play(scenario, BENCH, bench_spec(20))
+    play(scenario, MEMBERS, spec_with_spares(20))
 
 
-def test_a_pipeline_that_has_lost_a_stage_for_good_trains_again_with_a_spare_that_had_another(
+def test_a_spare_moves_to_the_stage_that_a_pipeline_has_lost(
     play: Play,
 ) -> None:
     async def scenario(swarm: VirtualSwarm) -> None:
@@ -208,13 +210,19 @@ def test_a_pipeline_that_has_lost_a_stage_for_good_trains_again_with_a_spare_tha
         await until_built(swarm, left, StageRange(0, 1))
         await swarm.until_over("a", neighbour, left)
         swarm.assert_all_agree("a", neighbour, left)
-        assert contributions(swarm, "a") == list(range(1, 41))
-        assert contributions(swarm, neighbour)[-1] == contributions(swarm, left)[-1] == 40
+        assert contributions(swarm, "a") == list(range(1, 21))
+        assert contributions(swarm, neighbour)[-1] == contributions(swarm, left)[-1] == 20
 
-    play(scenario, BENCH, bench_spec(40, **{"recovery.checkpoint_every": 2, "recovery.keep_rounds": 50}))
+    play(
+        scenario,
+        MEMBERS,
+        spec_with_spares(20, **{"recovery.checkpoint_every": 2, "recovery.keep_rounds": 30}, **QUICK),
+    )
 
 
-def test_who_is_moved_back_finds_what_it_had_kept(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_moves_back_finds_its_former_checkpoint(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start("a", "p", "q")
         await swarm.until_round(2)
@@ -231,26 +239,28 @@ def test_who_is_moved_back_finds_what_it_had_kept(play: Play, monkeypatch: pytes
         await swarm.until_over()
         swarm.assert_all_agree()
 
-    play(scenario, {name: BENCH[name] for name in "apqs"}, bench_spec(12))
+    play(scenario, {name: MEMBERS[name] for name in "apqs"}, spec_with_spares(12))
 
 
 # What a plan may change while the links stay open
 
 
 def replaced_plan(change: Callable[[Replica], Replica], at: int) -> Callable[..., Any]:
-    """The rule of what plan follows: one new one, of changed replicas, from round `at` on."""
+    """A rule that makes one new plan, with changed replicas, from round `at` on."""
 
-    def next_plan(state: Any, spec: RunSpec, epoch: int, from_round: int, first_sample: int) -> Plan | None:
+    def next_plan(state: Any, from_round: int) -> Plan | None:
         newest = state.plans[-1]
         if from_round != at:
             return None
-        return Plan(epoch, from_round, first_sample, tuple(map(change, newest.replicas)), "a test")
+        first_sample = next_first_sample(newest, state.spec, from_round)
+        replicas = tuple(map(change, newest.replicas))
+        return Plan(newest.epoch + 1, from_round, first_sample, replicas, "a test")
 
     return next_plan
 
 
 @pytest.mark.parametrize("k", [4, 0, pytest.param(16, marks=pytest.mark.slow)])
-def test_k_moves_at_a_round_boundary_on_both_ends_and_no_link_is_opened_anew(
+def test_k_changes_at_a_round_boundary_on_both_ends_and_the_link_stays_open(
     play: Play, monkeypatch: pytest.MonkeyPatch, k: int
 ) -> None:
     def widened(replica: Replica) -> Replica:
@@ -259,19 +269,19 @@ def test_k_moves_at_a_round_boundary_on_both_ends_and_no_link_is_opened_anew(
     monkeypatch.setattr("coordinator.rounds.rounds.next_plan", replaced_plan(widened, at=4))
     opened: list[str] = []
     connected: list[tuple[int, int | None, int | None]] = []
-    original_dial, original_call = Links.dial, VirtualWorker.call
+    original_call = VirtualWorker.call
 
-    async def dial(self: Links, *arguments: Any) -> Any:
+    async def dial(*arguments: Any) -> Any:
         opened.append("link")
-        return await original_dial(self, *arguments)
+        return await original_dial(*arguments)
 
     def call(self: VirtualWorker, method: str, body: Any, *blobs: Any) -> Any:
         if method == name_of(Connect) and (body["k_upstream"], body["k_downstream"]) != (None, None):
-            rounds = min(self.worker.trainer.rounds.values())
+            rounds = min(self.worker.trainer.outer.rounds.values())
             connected.append((rounds, body["k_upstream"], body["k_downstream"]))
         return original_call(self, method, body, *blobs)
 
-    monkeypatch.setattr(Links, "dial", dial)
+    monkeypatch.setattr("node.train.replica_links.dial", dial)
     monkeypatch.setattr(VirtualWorker, "call", call)
 
     async def scenario(swarm: VirtualSwarm) -> None:
@@ -282,11 +292,12 @@ def test_k_moves_at_a_round_boundary_on_both_ends_and_no_link_is_opened_anew(
         assert sorted(connected, key=str) == sorted(
             [(0, None, 8), (0, 8, None), (3, None, k), (3, k, None)], key=str
         )
-        assert contributions(swarm, "p") == contributions(swarm, "a") == [1, 2, 3, 4, 5, 6]
+        assert contributions(swarm, "p") == contributions(swarm, "a") == [1, 2, 3, 4, 5]
         losses = [swarm.trainer(name).end_inner_phase().loss for name in ("p", "q")]
         assert sum(math.isfinite(loss) for loss in losses) == 1  # the last member's
 
-    play(scenario, MIXED)
+    members = {name: MEMBERS[name] for name in "apq"}
+    play(scenario, members, swarm_spec(members, rounds=5))
 
 
 def test_replicas_with_uneven_shares_of_the_batch_train_and_stay_equal(
@@ -310,7 +321,12 @@ def test_replicas_with_uneven_shares_of_the_batch_train_and_stay_equal(
             if decision.round_number == 6 and decision.committed
             for entry in decision.entries
         }
-        assert sorted(weights.values()) == [0.5, 1.0, 1.0, 1.5]  # both members of the pipeline weigh alike
+        assert sorted(weights.values()) == [
+            0.5,
+            1.0,
+            1.0,
+            1.5,
+        ]  # both members of the pipeline have the same weight
         assert swarm.committed(0) == [1, 2, 3, 4, 5, 6]
         assert_samples_tile(swarm)
 
@@ -332,21 +348,21 @@ def assert_samples_tile(swarm: VirtualSwarm) -> None:
     assert expected == 6 * 3 * swarm.spec.samples_per_round()
 
 
-def test_a_node_says_how_long_it_has_computed(play: Play) -> None:
+def test_nodes_report_their_time_of_computing(play: Play) -> None:
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start()
         await swarm.until_over()
-        told = [swarm.state.estimates[swarm.peer(name)] for name in MIXED]
-        assert all(each.capacity.flops > 0 for each in told)
-        assert sorted(each.microbatch_seconds > 0 for each in told) == [False, True, True, True]
+        reported = [swarm.state.estimates[swarm.peer(name)] for name in MIXED]
+        assert all(each.capacity.flops > 0 for each in reported)
+        assert sorted(each.microbatch_seconds > 0 for each in reported) == [False, True, True, True]
 
-    play(scenario, MIXED, swarm_spec(MIXED, 8))
+    play(scenario, MIXED, swarm_spec(MIXED, 3))
 
 
-def test_two_halves_of_unlike_pipelines_become_one_where_together_they_have_all_stages(
+def test_the_remaining_members_of_two_pipelines_form_one_with_all_stages(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hosts of stage 0 alone and of stage 2 alone go for good; the others have all state there is."""
+    """The member with only stage 0 and the one with only stage 2 die; the others host all stages."""
     cuts = [(StageRange(0, 1), StageRange(1, 3)), (StageRange(0, 2), StageRange(2, 3))]
 
     def unlike(*arguments: Any) -> Plan | Waiting:
@@ -363,18 +379,18 @@ def test_two_halves_of_unlike_pipelines_become_one_where_together_they_have_all_
 
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start("p", "q", "r", "s")
-        await swarm.until_round(8)
+        await swarm.until_round(4)
         names = {swarm.peer(name): name for name in members}
         chains = [[names[member.peer] for member in each.members] for each in swarm.state.plans[0].replicas]
         (alone, second), (first, last) = chains
         swarm.kill(alone, last)
         await swarm.until_over(second, first)
         swarm.assert_all_agree(second, first)
-        assert contributions(swarm, first)[-1] == 20
+        assert contributions(swarm, first)[-1] == 12
 
     members = dict.fromkeys("pqrs", Role.STAGE)
     shape = {"swarm.stages": 3, "swarm.members": 2, "swarm.pipelines": 2}
-    play(scenario, members, swarm_spec(members, 20, **shape))
+    play(scenario, members, swarm_spec(members, 12, **shape, **QUICK))
 
 
 def _with_stages(member: Member, stages: StageRange) -> Member:

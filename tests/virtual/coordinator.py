@@ -1,4 +1,4 @@
-"""The production coordinator on the virtual clock: ledger, doorkeeper and service; its log is in memory."""
+"""The production coordinator on the virtual clock: command loop, access and service. Its log is in memory."""
 
 from __future__ import annotations
 
@@ -11,100 +11,134 @@ from unittest.mock import patch
 from coordinator import command_loop
 from coordinator.api import service
 from coordinator.api.access import Access
+from coordinator.api.admission import keep_admitted
 from coordinator.app import TICK_SECONDS, restore
-from coordinator.authority import open_authority
+from coordinator.arbiter import arbitrate_contested
 from coordinator.command_loop import CommandLoop
 from coordinator.decide import Outcome
+from coordinator.membership.sources import MemberSources
 from coordinator.metrics import MetricsFile
-from coordinator.state.commands import Command, Start, Tick
+from coordinator.state.commands import AppointArbiter, Command, Start, Tick
 from coordinator.state.events import Event
 from coordinator.state.state import State
 from coordinator.status.messages import event_message
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.spec.run import RunSpec
+from protocol.trust.names import peer_uri
 from tests.builders import Keyed, keyed
+from tests.support.certificates import authority
+from tests.support.dial_back import believe
 from tests.support.memory_store import MemoryStore
-from tests.virtual.loop import Life, VirtualLoop, start
+from tests.virtual.hive import Dht, VirtualArbiter
+from tests.virtual.loop import VirtualProcess, start
 from tests.virtual.rpc import VirtualGrpc
 
 log = logging.getLogger(__name__)
 
 NAME = "coordinator"
 ADDRESS = f"{NAME}:7700"
-OWNER: Keyed = keyed(1000)
-"""Whose key is the coordinator's."""
-URI = "urn:hetnode:coordinator"
+COORDINATOR: Keyed = keyed(1000)
+"""The coordinator's own peer."""
 
 
 class VirtualCoordinator:
-    """One run's coordinator, which may be killed and started again; its log outlives it."""
+    """The coordinator of one run. A test can kill it and start it again; its log is kept.
+
+    It has an arbiter if `dht` is given.
+    """
 
     def __init__(
-        self, spec: RunSpec, folder: Path, rpc: VirtualGrpc, observe: Callable[[Event, State], None]
+        self,
+        spec: RunSpec,
+        folder: Path,
+        rpc: VirtualGrpc,
+        observe: Callable[[Event, State], None],
+        dht: Dht | None = None,
     ) -> None:
         self._spec, self._folder, self._rpc, self._observe = spec, folder, rpc, observe
+        self._dht = dht
         self.store = MemoryStore()
-        self.life: Life | None = None
+        self.process: VirtualProcess | None = None
         self.command_loop: CommandLoop
         folder.mkdir(parents=True, exist_ok=True)
-        self.authority = open_authority(folder, spec.run_id)
+        self.authority = authority(spec.name)  # the same for all runs, because the run id contains it
+        self.run = self.authority.run_id(spec)
 
     @property
     def state(self) -> State:
         return self.command_loop.state
 
     async def start(self) -> None:
-        """Serve; returns when calls are answered."""
-        assert self.life is None or self.life.is_over
-        self.life = Life(NAME)
+        """Return as soon as the service answers calls."""
+        assert self.process is None or self.process.has_ended
+        self.process = VirtualProcess(NAME)
         serving = asyncio.get_running_loop().create_future()
-        start(self.life, self._main(serving), name="coordinator")
+        start(self.process, self._main(serving), name="coordinator")
         await serving
 
     def kill(self) -> None:
-        """SIGKILL: what is not in the log is lost."""
-        assert self.life is not None
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, VirtualLoop)
-        loop.end(self.life)
-        self._rpc.has_died(self.life)
+        """SIGKILL: everything that is not in the log is lost."""
+        assert self.process is not None
+        self._rpc.kill(self.process)
 
-    async def happen(self, event: Event) -> None:
-        """Let `event` happen as if a rule had decided it."""
-        decide, given = command_loop.decide, Tick()
+    async def inject(self, event: Event) -> None:
+        """Store and publish `event` as if a rule had decided it."""
+        decide, injected = command_loop.decide, Tick()
 
-        def decide_given(state: State, spec: RunSpec, command: Command, now: float) -> Outcome:
-            return Outcome((event,)) if command is given else decide(state, spec, command, now)
+        def decide_or_inject(state: State, command: Command, now: float) -> Outcome:
+            return Outcome((event,)) if command is injected else decide(state, command, now)
 
-        with patch.object(command_loop, "decide", decide_given):
-            await self.command_loop.execute(given)
+        with patch.object(command_loop, "decide", decide_or_inject):
+            await self.command_loop.execute(injected)
 
     async def _main(self, serving: asyncio.Future[None]) -> None:
         clock = asyncio.get_running_loop().time
-        state = restore(self.store, self._spec)
+        state = restore(self.store, self._spec, self.run)
         metrics = MetricsFile(self._folder / "metrics.jsonl")
 
-        def tell(event: Event, state: State) -> None:
+        def publish(event: Event, state: State) -> None:
             log.info("%s", event_message(event))
             metrics.record(event)
             self._observe(event, state)
 
         self.command_loop = command_loop = CommandLoop(
-            self._spec, self.store, state, tell, lambda text: log.info("%s", text), clock=clock
+            self.store, state, publish, lambda text: log.info("%s", text), clock=clock
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(command_loop.run())
-            server = service.new_server()
+            sources = MemberSources()
+            access = Access(command_loop, sources, str)
+            admission = service.admission(access, self._spec, str, lambda _: None)
+            server = service.new_server(admission, self._spec)
             server.add_secure_port(ADDRESS, None)
             pb_grpc.add_CoordinatorServicer_to_server(  # type: ignore[no-untyped-call]
                 service.CoordinatorService(
-                    command_loop, metrics, Access(command_loop), self.authority, OWNER.sign, ("virtual",)
+                    command_loop,
+                    metrics,
+                    access,
+                    sources,
+                    self.authority,
+                    COORDINATOR.sign,
+                    ("virtual",),
+                    believe,
                 ),
                 server,
             )
             await command_loop.execute(Start())
+            if self._dht is not None:
+                await self._start_arbiter(command_loop, self._dht, sources, group)
             await server.start()
             serving.set_result(None)
             while True:
                 await command_loop.tick()
                 await asyncio.sleep(TICK_SECONDS)
+
+    async def _start_arbiter(
+        self, command_loop: CommandLoop, dht: Dht, sources: MemberSources, group: asyncio.TaskGroup
+    ) -> None:
+        self._rpc.register(NAME, peer_uri(COORDINATOR.peer))
+        folder = self._folder / "contested"
+        arbiter = await VirtualArbiter.start(self._rpc, dht, COORDINATOR.peer, self.run, self._spec, folder)
+        await command_loop.execute(AppointArbiter(COORDINATOR.peer))
+        group.create_task(keep_admitted(command_loop, arbiter, sources))
+        group.create_task(arbitrate_contested(command_loop, arbiter))

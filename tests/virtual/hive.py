@@ -1,13 +1,13 @@
-"""hivemind without its daemon and processes: the production exchange of payloads and checkpoints.
+"""The production exchange of payloads and checkpoints over the virtual network, without hivemind's processes.
 
-It goes over the virtual network; the DHT is a dictionary.
+The DHT is a dictionary.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,12 +17,15 @@ import grpc
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PHandlerError
 
+from node.hive.arbiter import serve_arbiter
 from node.hive.payload_peer import PayloadPeer
 from node.security.identity import Identity
 from node.transport.allow_list import AllowList
+from node.transport.arbiter import Arbiter
 from node.transport.payload_store import PayloadStore
 from node.transport.transport import CheckpointDownload, ExchangeResult, Transport
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec.run import RunSpec
 from protocol.trust.envelope import is_authentic, misfit
 from protocol.types import (
     ExchangeGroup,
@@ -31,29 +34,32 @@ from protocol.types import (
     PeerId,
     PeerRecord,
     Rejection,
+    Verdict,
 )
-from tests.virtual.network import here
-from tests.virtual.rpc import Coders, VirtualCall, VirtualChannel, VirtualGrpc, VirtualServer
+from tests.virtual.network import current_machine
+from tests.virtual.rpc import VirtualGrpc
+from tests.virtual.rpc_client import MessageCodec, VirtualCall, VirtualChannel
+from tests.virtual.rpc_server import VirtualServer
 
 _BOOTSTRAP = "coordinator"
-_LOOK_SECONDS = 0.2
+_SEARCH_SECONDS = 0.2
 
 
 @dataclass
 class Dht:
-    """What all peers of the DHT know together."""
+    """The records of all peers."""
 
     records: dict[PeerId, tuple[PeerRecord, float]] = field(default_factory=dict)
     addresses: dict[str, str] = field(default_factory=dict)
-    """Of the peers' servers, by peer id."""
-    looking: dict[tuple[int, int], dict[str, PayloadDescriptor]] = field(
+    """Host and port of each peer's server, by peer id."""
+    searching: dict[tuple[int, int], dict[str, PayloadDescriptor]] = field(
         default_factory=lambda: defaultdict(dict)
     )
-    """Those who look for groupmates for a (stage, round) without the coordinator."""
+    """The peers that search for a group for a (stage, round) without the coordinator."""
 
 
 class VirtualP2P:
-    """As much of hivemind's P2P as servicers and stubs use."""
+    """The part of hivemind's P2P that servicers and stubs use."""
 
     def __init__(self, rpc: VirtualGrpc, dht: Dht, peer: PeerId) -> None:
         self.peer_id = PeerID.from_base58(peer)
@@ -65,7 +71,7 @@ class VirtualP2P:
         server.add_generic_rpc_handlers([self])
         port = server.add_secure_port("p2p:0", None)
         await server.start()
-        self._dht.addresses[self._peer] = f"{here()}:{port}"
+        self._dht.addresses[self._peer] = f"{current_machine()}:{port}"
 
     def service(self, details: Any) -> Any:
         return self._handlers.get(details.method)
@@ -82,16 +88,17 @@ class VirtualP2P:
     ) -> None:
         async def answer(requests: AsyncIterator[Any], context: Any) -> None:
             caller = PeerID.from_base58(self._rpc.peer_of(context.peer()))
-            about = P2PContext(name, self.peer_id, caller)
+            p2p_context = P2PContext(name, self.peer_id, caller)
             request = requests if stream_input else await anext(requests)
             if stream_output:
-                async for reply in handler(request, about):
+                async for reply in handler(request, p2p_context):
                     await context.write(reply)
             else:
-                await context.write(await handler(request, about))
+                await context.write(await handler(request, p2p_context))
 
         self._handlers[name] = SimpleNamespace(
             request_streaming=True,
+            response_streaming=True,
             stream_stream=answer,
             request_deserializer=input_type.FromString,
             response_serializer=_serialized,
@@ -110,7 +117,7 @@ class VirtualP2P:
         if address is None:
             raise P2PHandlerError(f"failed to find any peer {peer}")
         channel = VirtualChannel(self._rpc, address)
-        call = VirtualCall(channel, name, Coders(_serialized, output_type.FromString), {})
+        call = VirtualCall(channel, name, MessageCodec(_serialized, output_type.FromString), {})
         try:
             if isinstance(request, AsyncIterator):
                 async for part in request:
@@ -164,7 +171,13 @@ class VirtualTransport(Transport):
                 await peer.serve(self._allow_list)
             self._stages[stage] = peer
 
-    async def admit(self, peers: Collection[PeerId], banned: Collection[PeerId] = ()) -> None:
+    async def admit(
+        self,
+        peers: Collection[PeerId],
+        banned: Collection[PeerId] = (),
+        sources: Collection[str] = (),
+        members: Collection[PeerId] | None = None,
+    ) -> None:
         self._allow_list.admit(sorted(set(peers) - set(banned)))
 
     async def publish(self, record: PeerRecord, ttl: float) -> None:
@@ -230,26 +243,69 @@ class VirtualTransport(Transport):
         return (
             fits
             and each.owner in self._allow_list
-            and is_authentic(each)
+            and is_authentic(each, own.run)
             and each.nbytes <= self._capacities[own.stage]
         )
 
     async def _find_group(
-        self, mine: PayloadDescriptor, expected: int, seconds: float
+        self, own: PayloadDescriptor, expected: int, seconds: float
     ) -> list[PayloadDescriptor]:
-        """Those who look for a group for the same round, as hivemind's matchmaking would find them."""
-        looking = self._dht.looking[mine.stage, mine.round_number]
-        looking[mine.owner] = mine
-        for _ in range(round(seconds / _LOOK_SECONDS)):
-            if len(looking) >= expected:
+        """The payloads of all peers that search for a group for this round, as hivemind finds them."""
+        searching = self._dht.searching[own.stage, own.round_number]
+        searching[own.owner] = own
+        for _ in range(round(seconds / _SEARCH_SECONDS)):
+            if len(searching) >= expected:
                 break
-            await asyncio.sleep(_LOOK_SECONDS)
-        return list(looking.values())
+            await asyncio.sleep(_SEARCH_SECONDS)
+        return list(searching.values())
 
     def _check_dht(self) -> None:
-        me = here()
-        others = {_BOOTSTRAP, *(address.partition(":")[0] for address in self._dht.addresses.values())} - {me}
-        if not any(self._rpc.network.reaches(me, other) for other in others):
+        own = current_machine()
+        others = {_BOOTSTRAP, *(address.partition(":")[0] for address in self._dht.addresses.values())} - {
+            own
+        }
+        if not any(self._rpc.network.reaches(own, other) for other in others):
             raise HetnodeError(
                 ErrorCode.DHT_UNREACHABLE, "The virtual DHT is out of reach.", "Heal the virtual network."
             )
+
+
+class VirtualArbiter:
+    """The coordinator's own peer: the production arbiter over the virtual network."""
+
+    addresses = ()
+
+    def __init__(self, allow_list: AllowList, arbiter: Arbiter) -> None:
+        self._allow_list, self._arbiter = allow_list, arbiter
+
+    @classmethod
+    async def start(
+        cls, rpc: VirtualGrpc, dht: Dht, peer: PeerId, run: str, spec: RunSpec, folder: Path
+    ) -> VirtualArbiter:
+        p2p, allow_list = VirtualP2P(rpc, dht, peer), AllowList()
+        await p2p.listen()
+        return cls(allow_list, await serve_arbiter(p2p, run, spec, folder, allow_list))  # type: ignore[arg-type]
+
+    @property
+    def arbiter(self) -> VirtualArbiter:
+        return self
+
+    async def admit(
+        self,
+        peers: Collection[PeerId],
+        banned: Collection[PeerId],
+        sources: Collection[str],
+        members: Collection[PeerId],
+    ) -> None:
+        self._allow_list.admit(set(peers) - set(banned))
+
+    async def arbitrate(
+        self, descriptor: PayloadDescriptor, donors: Sequence[PeerId], deadline: float
+    ) -> Verdict:
+        return await self._arbiter.arbitrate(descriptor, donors, deadline)
+
+    async def forget_payloads(self, before_round: int) -> None:
+        self._arbiter.forget(before_round)
+
+    async def close(self) -> None:
+        pass

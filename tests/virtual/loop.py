@@ -1,7 +1,8 @@
-"""An event loop whose time is virtual: when nothing is ready, it is at once as late as the next timer.
+"""An event loop on a virtual clock: when no task is ready, the clock jumps to the next timer.
 
-What runs in it runs in one thread and in one order. Each node of a swarm lives in a :class:`Life`; the loop
-can suspend a life (SIGSTOP) and end it (SIGKILL), between any two steps of its tasks.
+It runs all tasks in one thread and always in the same order. The tasks of a node belong to a
+:class:`VirtualProcess`. The loop can suspend a process (SIGSTOP) and end it (SIGKILL) between two steps of
+its tasks.
 """
 
 from __future__ import annotations
@@ -10,48 +11,51 @@ import asyncio
 import heapq
 import io
 import itertools
+import socket
 from asyncio import base_events
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Executor
 from contextvars import Context, ContextVar
+from ipaddress import IPv4Address
 from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
 
 BEGINNING = 1_000_000.0
-"""Where time starts. The same number serves as Unix time."""
-_MOST_STEPS_AT_ONCE = 1_000_000
+"""What a new virtual clock shows. It also counts as Unix time."""
+_MAX_STEPS_PER_INSTANT = 1_000_000
 
 
 class Deadlock(Exception):
-    """Nothing can ever happen again, or nothing but the same instant; says where every task waits."""
+    """No task can go on, or the clock stands still. The message says where each task waits."""
 
 
-current_life: ContextVar[Life | None] = ContextVar("life", default=None)
-"""Of the node whose code runs now; None for the test itself."""
+current_process: ContextVar[VirtualProcess | None] = ContextVar("process", default=None)
+"""The process whose code runs now; None for the test itself."""
 
 
-class Life:
-    """One life of a node, from its start to its end: what runs under it is suspended and ended together.
+class VirtualProcess:
+    """One process of a node, from its start to its end. Its tasks are suspended and ended together.
 
-    `context` is what all its tasks begin with. `is_unwound`: the test is over, and what its tasks still do
-    is only to leave no garbage; nobody answers them.
+    Attributes:
+        context: the context variables of each new task.
+        is_unwound: the test is over, and the tasks are cancelled. Calls of other machines fail at once.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.is_over = False
+        self.has_ended = False
         self.is_suspended = False
         self.is_unwound = False
         self.context = Context()
-        self.context.run(current_life.set, self)
+        self.context.run(current_process.set, self)
 
     def __repr__(self) -> str:
-        return f"Life({self.name})"
+        return f"VirtualProcess({self.name})"
 
 
 class _Numbered:
-    """Hashes by its number of creation: sets of these are walked in the same order every time."""
+    """The hash is the number of creation, so a set of these has the same order in each run."""
 
     _number: int
 
@@ -74,14 +78,14 @@ class VirtualTask(_Numbered, asyncio.Task[Any]):
     ) -> None:
         self._number = number
         super().__init__(coroutine, loop=loop, name=name, context=context)
-        self.life = current_life.get() if context is None else context.get(current_life)
+        self.process = current_process.get() if context is None else context.get(current_process)
 
 
 class VirtualLoop(base_events.BaseEventLoop):
-    """An event loop without sockets, threads and waiting. Executors' work is done at once, in the loop.
+    """An event loop without sockets and threads. It runs the work of executors at once.
 
     Args:
-        horizon: :class:`Deadlock` when so many virtual seconds have passed: a run that never ends, ends.
+        horizon: the limit of a run in virtual seconds; after it the loop raises :class:`Deadlock`.
     """
 
     def __init__(self, horizon: float = 7 * 86_400.0) -> None:
@@ -89,9 +93,10 @@ class VirtualLoop(base_events.BaseEventLoop):
         self._now = BEGINNING
         self._horizon = BEGINNING + horizon
         self._numbers = itertools.count(1)
-        self._steps_at_once = 0
-        self._held: dict[Life, list[asyncio.Handle]] = {}
+        self._steps_in_instant = 0
+        self._held: dict[VirtualProcess, list[asyncio.Handle]] = {}
         self._tasks: list[VirtualTask] = []
+        self._addresses: dict[str, str] = {}
         self.set_task_factory(self._make_task)
 
     def time(self) -> float:
@@ -100,29 +105,29 @@ class VirtualLoop(base_events.BaseEventLoop):
     def create_future(self) -> VirtualFuture:
         return VirtualFuture(next(self._numbers), self)
 
-    def suspend(self, life: Life) -> None:
-        """Run no step of `life` until :meth:`resume`. What happens to it meanwhile it sees afterwards."""
-        life.is_suspended = True
+    def suspend(self, process: VirtualProcess) -> None:
+        """Run no step of `process` until :meth:`resume`. Events of that time wait for it."""
+        process.is_suspended = True
 
-    def resume(self, life: Life) -> None:
-        life.is_suspended = False
-        if not life.is_over:
-            self._ready.extend(self._held.pop(life, ()))
+    def resume(self, process: VirtualProcess) -> None:
+        process.is_suspended = False
+        if not process.has_ended:
+            self._ready.extend(self._held.pop(process, ()))
 
-    def end(self, life: Life) -> None:
-        """Run no step of `life` ever again: nothing is cleaned up, as after SIGKILL."""
-        life.is_over = True
+    def end(self, process: VirtualProcess) -> None:
+        """Run no further step of `process`, also no clean-up, as after SIGKILL."""
+        process.has_ended = True
 
-    def tasks_of(self, life: Life) -> list[VirtualTask]:
-        """The open tasks of `life`, the oldest first."""
-        return [task for task in self._tasks if task.life is life and not task.done()]
+    def tasks_of(self, process: VirtualProcess) -> list[VirtualTask]:
+        """The open tasks of `process`, the oldest first."""
+        return [task for task in self._tasks if task.process is process and not task.done()]
 
-    def where(self) -> str:
-        """Where every open task waits, for people."""
+    def open_tasks(self) -> str:
+        """A text that says where each open task waits."""
         text = io.StringIO()
         for task in self._tasks:
-            if not task.done() and not (task.life and task.life.is_over):
-                text.write(f"\n{task.life or 'the test'}: ")
+            if not task.done() and not (task.process and task.process.has_ended):
+                text.write(f"\n{task.process or 'the test'}: ")
                 task.print_stack(file=text)
         return text.getvalue()
 
@@ -144,7 +149,7 @@ class VirtualLoop(base_events.BaseEventLoop):
         done = self.create_future()
         try:
             done.set_result(func(*args))
-        except Exception as error:  # as an executor does
+        except Exception as error:  # an executor does the same
             done.set_exception(error)
         return done
 
@@ -152,31 +157,31 @@ class VirtualLoop(base_events.BaseEventLoop):
         return self.call_soon(callback, *args, context=context)
 
     def _run_once(self) -> None:
-        """The steps that are ready; before them, where there are none, time goes on to the next timer."""
+        """Run all steps that are ready. If there are none, move the clock to the next timer first."""
         if not self._ready:
             self._advance()
         for _ in range(len(self._ready)):
             handle = self._ready.popleft()
             if handle._cancelled:
                 continue
-            life = handle._context.get(current_life)
-            if life is not None and (life.is_suspended or life.is_over):
-                self._held.setdefault(life, []).append(handle)
+            process = handle._context.get(current_process)
+            if process is not None and (process.is_suspended or process.has_ended):
+                self._held.setdefault(process, []).append(handle)
                 continue
             handle._run()
-        self._steps_at_once += 1
-        if self._steps_at_once > _MOST_STEPS_AT_ONCE:
-            raise Deadlock(f"time stands still at {self._now - BEGINNING:.3f} s: {self.where()}")
+        self._steps_in_instant += 1
+        if self._steps_in_instant > _MAX_STEPS_PER_INSTANT:
+            raise Deadlock(f"the clock stands still at {self._now - BEGINNING:.3f} s: {self.open_tasks()}")
 
     def _advance(self) -> None:
         while self._scheduled and self._scheduled[0]._cancelled:
             heapq.heappop(self._scheduled)._scheduled = False
         if not self._scheduled:
-            raise Deadlock(f"nothing can happen any more: {self.where()}")
+            raise Deadlock(f"no task can go on: {self.open_tasks()}")
         self._now = max(self._now, self._scheduled[0]._when)
-        self._steps_at_once = 0
+        self._steps_in_instant = 0
         if self._now > self._horizon:
-            raise Deadlock(f"no end in sight after {self._now - BEGINNING:.0f} s: {self.where()}")
+            raise Deadlock(f"the run has not ended after {self._now - BEGINNING:.0f} s: {self.open_tasks()}")
         while self._scheduled and self._scheduled[0]._when <= self._now:
             timer = heapq.heappop(self._scheduled)
             timer._scheduled = False
@@ -186,7 +191,16 @@ class VirtualLoop(base_events.BaseEventLoop):
         raise AssertionError("there are no sockets")
 
     def _write_to_self(self) -> None:
-        """Nobody sleeps who would have to be woken."""
+        """This loop never sleeps, so no thread has to wake it."""
+
+    async def getaddrinfo(self, host: Any, port: Any, **_: Any) -> Any:
+        """Give each name an address of its own."""
+        address = self._addresses.setdefault(str(host), str(IPv4Address(0x0A000001 + len(self._addresses))))
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (address, port))]
+
+    def name_of(self, address: str) -> str:
+        """The name that resolves to `address`."""
+        return next(name for name, each in self._addresses.items() if each == address)
 
     async def create_connection(self, *_: Any, **__: Any) -> NoReturn:
         raise OSError("a virtual loop has no sockets")
@@ -195,13 +209,26 @@ class VirtualLoop(base_events.BaseEventLoop):
         raise OSError("a virtual loop has no sockets")
 
 
-def start(life: Life, coroutine: Coroutine[Any, Any, Any], name: str | None = None) -> asyncio.Task[Any]:
-    """Run `coroutine` as a task of `life`, and with it all that it starts."""
-    return asyncio.get_running_loop().create_task(coroutine, name=name, context=life.context.copy())
+def start(
+    process: VirtualProcess, coroutine: Coroutine[Any, Any, Any], name: str | None = None
+) -> asyncio.Task[Any]:
+    """Run `coroutine` as a task of `process`. The tasks that it starts belong to `process`, too."""
+    return asyncio.get_running_loop().create_task(coroutine, name=name, context=process.context.copy())
+
+
+def running_loop() -> VirtualLoop:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    return loop
+
+
+def elapsed() -> float:
+    """Virtual seconds since the loop began."""
+    return running_loop().time() - BEGINNING
 
 
 def run(main: Coroutine[Any, Any, T], horizon: float = 7 * 86_400.0) -> T:
-    """Run `main` to its end on a new virtual loop, then end whatever it has left behind."""
+    """Run `main` to its end on a new virtual loop, then cancel all tasks that are left."""
     loop = VirtualLoop(horizon)
     asyncio.set_event_loop(loop)
     try:
@@ -213,11 +240,11 @@ def run(main: Coroutine[Any, Any, T], horizon: float = 7 * 86_400.0) -> T:
 
 
 def _clear(loop: VirtualLoop) -> None:
-    """Unwind the tasks that are left, those of ended lives as well, so that no garbage complains later."""
+    """Cancel the tasks that are left, also those of ended processes: asyncio warns of pending ones."""
     for task in loop._tasks:
-        if task.life is not None:
-            task.life.is_over, task.life.is_unwound = False, True
-            loop.resume(task.life)
+        if task.process is not None:
+            task.process.has_ended, task.process.is_unwound = False, True
+            loop.resume(task.process)
     left = [task for task in loop._tasks if not task.done()]
     for task in left:
         task.cancel()

@@ -1,98 +1,98 @@
-"""The wires between the machines of a virtual swarm: how long a message takes, and who reaches whom."""
+"""The network between the machines of a virtual swarm: delays, bandwidth and broken connections."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextvars import Context
 from random import Random
 from typing import Protocol
 
-from tests.virtual.loop import Life, current_life
+from tests.virtual.loop import VirtualProcess, current_process
 
 OPERATOR = "operator"
-"""Who calls where no node does: the test itself."""
+"""The name of the test's own machine."""
 SILENCE_SECONDS = 40.0
-"""Both ends give a connection up that has been silent for so long (gRPC's keepalive)."""
+"""gRPC's keepalive: a connection without an answer fails after this time."""
 
 
-class Talk(Protocol):
-    """Something open between two machines."""
+class Connection(Protocol):
+    """A call that is open between two machines."""
 
     caller: str
     host: str
-    caller_life: Life | None
-    host_life: Life | None
+    caller_process: VirtualProcess | None
+    host_process: VirtualProcess | None
     server: object
 
-    def break_off(self, why: str) -> None:
-        """Both ends see that the connection has gone."""
+    def fail(self, why: str) -> None:
+        """Both ends see that the connection has failed."""
 
 
 class Network:
-    """Everybody reaches everybody until told otherwise.
+    """At first, all machines reach each other.
 
-    Machines that are `apart` exchange no packets: what they send arrives when they are together again, and
-    their connections end after SILENCE_SECONDS. One that is `closed` to another cannot be called by it, as
-    behind a router, but may call.
+    Separated machines exchange no packets: their messages arrive after :meth:`heal`, and their connections
+    fail after SILENCE_SECONDS. Blocked calls cannot be opened, as behind a router; calls in the other
+    direction can.
 
     Attributes:
         bandwidth: bytes per second of a machine, by its name; without an entry it is unlimited.
     """
 
-    def __init__(self, chance: Random, latency: float = 0.02) -> None:
+    def __init__(self, rng: Random, latency: float = 0.02) -> None:
         self.bandwidth: dict[str, float] = {}
-        self._chance, self._latency = chance, latency
-        self._apart: set[frozenset[str]] = set()
+        self._chance, self._latency = rng, latency
+        self._separated: set[frozenset[str]] = set()
         self._closed: set[tuple[str, str]] = set()
         self._isolated: set[str] = set()
         self._changes = 0
         self._waiting: list[asyncio.Future[None]] = []
-        self._talks: dict[Talk, None] = {}
+        self._connections: dict[Connection, None] = {}
 
-    def part(self, one: str, other: str) -> None:
-        """No packet gets from one to the other."""
-        self._apart.add(frozenset((one, other)))
+    def separate(self, one: str, other: str) -> None:
+        """Let no packet pass between two machines."""
+        self._separated.add(frozenset((one, other)))
         self._has_changed()
 
     def isolate(self, *names: str) -> None:
-        """No packet of these machines gets to any other, nor the other way."""
+        """Let no packet pass between these machines and any other."""
         self._isolated |= set(names)
         self._has_changed()
 
-    def close(self, caller: str, host: str) -> None:
-        """`caller` can open no connection to `host`."""
+    def block_calls(self, caller: str, host: str) -> None:
+        """Let `caller` open no connection to `host`."""
         self._closed.add((caller, host))
         self._has_changed()
 
     def heal(self) -> None:
-        """Everybody reaches everybody again."""
-        self._apart.clear()
+        """Let all machines reach each other again."""
+        self._separated.clear()
         self._closed.clear()
         self._isolated.clear()
         self._has_changed()
 
     def reaches(self, one: str, other: str) -> bool:
-        """Whether packets get from one to the other."""
+        """Whether packets pass between two machines."""
         if one == other:
             return True
-        return not {one, other} & self._isolated and frozenset((one, other)) not in self._apart
+        return not {one, other} & self._isolated and frozenset((one, other)) not in self._separated
 
-    def may_call(self, caller: str, host: str) -> bool:
+    def can_call(self, caller: str, host: str) -> bool:
         return self.reaches(caller, host) and (caller, host) not in self._closed
 
-    async def travel(self, source: str, target: str, nbytes: int) -> None:
-        """Take as long as `nbytes` do from `source` to `target`; endless while they are apart."""
+    async def transfer(self, source: str, target: str, nbytes: int) -> None:
+        """Wait as long as `nbytes` take from `source` to `target`; as long as they are separated, too."""
         while not self.reaches(source, target):
-            await self.change()
+            await self.wait_for_change()
         slowest = min(
             (self.bandwidth[name] for name in (source, target) if name in self.bandwidth), default=0
         )
         seconds = self._latency * self._chance.uniform(0.5, 1.5) + (nbytes / slowest if slowest else 0.0)
         await asyncio.sleep(seconds)
 
-    async def change(self) -> None:
-        """Return as soon as anything is different: reachability, or who listens."""
+    async def wait_for_change(self) -> None:
+        """Return when a machine becomes reachable or unreachable, or a server starts."""
         waiting = asyncio.get_running_loop().create_future()
         self._waiting.append(waiting)
         await waiting
@@ -103,57 +103,56 @@ class Network:
             if not future.done():
                 future.set_result(None)
 
-    def opened(self, talk: Talk) -> None:
-        self._talks[talk] = None
+    def add(self, connection: Connection) -> None:
+        self._connections[connection] = None
 
-    def ended(self, talk: Talk) -> None:
-        self._talks.pop(talk, None)
+    def remove(self, connection: Connection) -> None:
+        self._connections.pop(connection, None)
 
-    def has_died(self, life: Life) -> None:
-        """The machine of `life` closes all connections of its processes, which have ended."""
-        for talk in self._of(life):
-            talk.break_off("the connection was reset")
+    def end_process(self, process: VirtualProcess) -> None:
+        """Fail all connections of a killed process."""
+        self._fail("the connection was reset", lambda each: process in _processes_of(each))
 
-    def has_stopped(self, server: object) -> None:
-        """`server` takes leave of all who talk to it."""
-        for talk in [talk for talk in self._talks if talk.server is server]:
-            talk.break_off("the server is stopping")
+    def close_connections_to(self, server: object) -> None:
+        """Fail all connections to a server that stops."""
+        self._fail("the server is stopping", lambda each: each.server is server)
 
     def reset(self, one: str, other: str) -> None:
-        """Break every open connection between two machines. New ones may be opened."""
-        for talk in [talk for talk in self._talks if {talk.caller, talk.host} == {one, other}]:
-            talk.break_off("the connection was reset")
+        """Fail all connections between two machines. They can open new ones."""
+        self._fail("the connection was reset", lambda each: {each.caller, each.host} == {one, other})
 
-    def is_silent(self, life: Life) -> None:
-        """`life` is suspended: unless it answers in time, its connections end."""
-        asyncio.get_running_loop().call_later(SILENCE_SECONDS, self._give_up, life, context=Context())
+    def start_keepalive(self, process: VirtualProcess) -> None:
+        """Fail the connections of a suspended process if it is suspended after SILENCE_SECONDS."""
+        loop = asyncio.get_running_loop()
+        loop.call_later(SILENCE_SECONDS, self._fail_if_suspended, process, context=Context())
 
-    def _give_up(self, life: Life) -> None:
-        if life.is_suspended:
-            for talk in self._of(life):
-                talk.break_off("the keepalive was not answered")
-
-    def _of(self, life: Life) -> list[Talk]:
-        return [talk for talk in self._talks if life in (talk.caller_life, talk.host_life)]
+    def _fail_if_suspended(self, process: VirtualProcess) -> None:
+        if process.is_suspended:
+            self._fail("the keepalive was not answered", lambda each: process in _processes_of(each))
 
     def _has_changed(self) -> None:
         self._changes += 1
         self.announce_change()
-        asyncio.get_running_loop().call_later(
-            SILENCE_SECONDS, self._break_those_apart, self._changes, context=Context()
-        )
+        loop = asyncio.get_running_loop()
+        loop.call_later(SILENCE_SECONDS, self._fail_separated, self._changes, context=Context())
 
-    def _break_those_apart(self, change: int) -> None:
-        for talk in list(self._broken(change)):
-            talk.break_off("the keepalive was not answered")
-
-    def _broken(self, change: int) -> Iterator[Talk]:
-        # Changes meanwhile have timers of their own; only what was apart all the time is broken here.
+    def _fail_separated(self, change: int) -> None:
+        # A later change has its own timer. Only machines that were separated all the time lose connections.
         if change == self._changes:
-            yield from (talk for talk in self._talks if not self.reaches(talk.caller, talk.host))
+            self._fail(
+                "the keepalive was not answered", lambda each: not self.reaches(each.caller, each.host)
+            )
+
+    def _fail(self, why: str, condition: Callable[[Connection], bool]) -> None:
+        for connection in [each for each in self._connections if condition(each)]:
+            connection.fail(why)
 
 
-def here() -> str:
+def _processes_of(connection: Connection) -> tuple[VirtualProcess | None, VirtualProcess | None]:
+    return connection.caller_process, connection.host_process
+
+
+def current_machine() -> str:
     """The name of the machine whose code runs now."""
-    life = current_life.get()
-    return OPERATOR if life is None else life.name
+    process = current_process.get()
+    return OPERATOR if process is None else process.name

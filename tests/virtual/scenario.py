@@ -1,4 +1,4 @@
-"""What scenarios of the virtual swarm share: usual members, a small run, and how a scenario is played."""
+"""The members, the small run and the runner that scenarios of the virtual swarm share."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from coordinator.state.events import PeerLeft
+from protocol.roles import RoleWish
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import Role
@@ -24,14 +25,14 @@ TWO = {"a": Role.REPLICA, "b": Role.REPLICA}
 PIPE = {"p": Role.STAGE, "q": Role.STAGE}
 MIXED = {"a": Role.REPLICA, "b": Role.REPLICA, "p": Role.STAGE, "q": Role.STAGE}
 
-# One file of the standard library is read in milliseconds, the whole built-in corpus in a tenth of a second.
+# One file of the standard library: reading it takes milliseconds, the built-in corpus takes 0.1 s.
 CORPUS = f"text:{argparse.__file__}"
 
 
 def swarm_spec(members: Mapping[str, Role], rounds: int = 6, **overrides: Any) -> RunSpec:
-    """A run that waits for exactly `members`. It has 2 stages, or those given, of one layer each.
+    """A run that waits for exactly `members`. By default it has 2 stages of one layer each.
 
-    `overrides` as "section.field".
+    `overrides`: settings by "section.field".
     """
     stages = [name for name, role in members.items() if role is Role.STAGE]
     return resolve(
@@ -45,14 +46,14 @@ def swarm_spec(members: Mapping[str, Role], rounds: int = 6, **overrides: Any) -
             "swarm.pipelines": len(stages) // 2,
             "recovery.checkpoint_every": 2,
             "recovery.keep_rounds": 8,
-            "grouping.balance": False,  # every replica keeps its weight, whatever its speed
+            "grouping.balance": False,  # a slow replica has the same weight as a fast one
             **overrides,
         },
     )
 
 
 class Play:
-    """Plays a scenario; the planned faults must have fired at its end."""
+    """Plays a scenario. Raises AssertionError if a planned fault has not fired."""
 
     def __init__(self, folder: Path, plan: FaultPlan) -> None:
         self._folder, self._plan = folder, plan
@@ -60,17 +61,17 @@ class Play:
     def __call__(
         self,
         scenario: Scenario[T],
-        members: Mapping[str, Role] = FULL,
+        members: Mapping[str, Role | RoleWish] = FULL,
         spec: RunSpec | None = None,
-        **more: Any,
+        **options: Any,
     ) -> T:
         return virtual.play(
-            scenario, spec or swarm_spec(members), self._folder, members, plan=self._plan, **more
+            scenario, spec or swarm_spec(members), self._folder, members, plan=self._plan, **options
         )
 
 
 async def return_after(swarm: VirtualSwarm, name: str, seconds: float) -> None:
-    """Wait for the planned end of a node and start it again `seconds` later."""
+    """Wait for the planned fault of a node, and start the node again `seconds` later."""
     await swarm.until_fired(name)
     await asyncio.sleep(seconds)
     swarm.start(name)

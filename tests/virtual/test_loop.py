@@ -1,4 +1,4 @@
-"""The virtual loop: time jumps, runs repeat exactly, deadlocks are named, lives are suspended and ended."""
+"""The virtual loop: the clock, equal runs for equal seeds, deadlocks, suspended and ended processes."""
 
 from __future__ import annotations
 
@@ -7,28 +7,18 @@ import random
 
 import pytest
 
-from tests.virtual.loop import BEGINNING, Deadlock, Life, VirtualLoop, current_life, run, start
+from tests.virtual.loop import Deadlock, VirtualProcess, current_process, elapsed, run, running_loop, start
 
 
-def now() -> float:
-    return asyncio.get_running_loop().time() - BEGINNING
-
-
-def loop() -> VirtualLoop:
-    running = asyncio.get_running_loop()
-    assert isinstance(running, VirtualLoop)
-    return running
-
-
-def test_years_pass_in_no_time() -> None:
+def test_a_year_takes_no_real_time() -> None:
     async def main() -> float:
         await asyncio.sleep(86_400 * 365)
-        return now()
+        return elapsed()
 
     assert run(main(), horizon=1e9) == 86_400 * 365
 
 
-def test_timers_fire_in_their_order_and_timeouts_hold() -> None:
+def test_timers_and_timeouts_fire_in_order() -> None:
     async def main() -> list[str]:
         trace: list[str] = []
 
@@ -48,17 +38,19 @@ def test_timers_fire_in_their_order_and_timeouts_hold() -> None:
     assert run(main()) == ["early", "timeout", "late"]
 
 
-def test_work_in_executors_is_done_at_once_in_this_thread() -> None:
+def test_executors_run_work_at_once_in_this_thread() -> None:
     def work(context: str) -> str:
-        return f"{context} {now():.0f}"
+        return f"{context} {elapsed():.0f}"
 
     async def main() -> tuple[str, str]:
-        return await asyncio.to_thread(work, "thread"), await loop().run_in_executor(None, work, "executor")
+        return await asyncio.to_thread(work, "thread"), await running_loop().run_in_executor(
+            None, work, "executor"
+        )
 
     assert run(main()) == ("thread 0", "executor 0")
 
 
-def test_errors_in_executors_reach_those_who_wait() -> None:
+def test_errors_in_executors_reach_the_caller() -> None:
     async def main() -> None:
         with pytest.raises(ZeroDivisionError):
             await asyncio.to_thread(lambda: 1 / 0)
@@ -67,14 +59,14 @@ def test_errors_in_executors_reach_those_who_wait() -> None:
 
 
 def trace_of(seed: int) -> list[tuple[float, int]]:
-    """Many tasks that sleep, wait for each other in sets and race."""
-    chance = random.Random(seed)
+    """The order in which thirty tasks sleep and end. Some sleeps end at the same time."""
+    rng = random.Random(seed)
     trace: list[tuple[float, int]] = []
 
     async def one(number: int, others: set[asyncio.Event]) -> None:
         for _ in range(5):
-            await asyncio.sleep(chance.choice([0, 0.5, chance.random()]))
-            trace.append((now(), number))
+            await asyncio.sleep(rng.choice([0, 0.5, rng.random()]))
+            trace.append((elapsed(), number))
         for event in others:
             event.set()
 
@@ -82,10 +74,7 @@ def trace_of(seed: int) -> list[tuple[float, int]]:
         tasks = {asyncio.ensure_future(one(number, {asyncio.Event()})) for number in range(30)}
         while tasks:
             done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            trace.extend((now(), id_of(task)) for task in done)
-
-    def id_of(task: asyncio.Future[None]) -> int:
-        return hash(task)
+            trace.extend((elapsed(), hash(task)) for task in done)
 
     run(main())
     return trace
@@ -99,11 +88,11 @@ def test_the_same_seed_gives_the_same_trace_and_another_seed_another() -> None:
 
 
 def test_a_deadlock_is_raised_with_the_stacks_of_all_tasks() -> None:
-    async def waits_for_godot() -> None:
+    async def wait_without_end() -> None:
         await asyncio.Event().wait()
 
-    with pytest.raises(Deadlock, match="waits_for_godot"):
-        run(waits_for_godot())
+    with pytest.raises(Deadlock, match="wait_without_end"):
+        run(wait_without_end())
 
 
 def test_a_run_without_an_end_ends_at_the_horizon() -> None:
@@ -111,19 +100,19 @@ def test_a_run_without_an_end_ends_at_the_horizon() -> None:
         while True:  # noqa: ASYNC110
             await asyncio.sleep(1)
 
-    with pytest.raises(Deadlock, match="no end in sight"):
+    with pytest.raises(Deadlock, match="has not ended"):
         run(forever(), horizon=100)
 
 
-def test_a_loop_in_which_time_stands_still_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.virtual.loop._MOST_STEPS_AT_ONCE", 1000)
+def test_tasks_that_stop_the_clock_are_a_deadlock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.virtual.loop._MAX_STEPS_PER_INSTANT", 1000)
 
-    async def spins() -> None:
+    async def spin() -> None:
         while True:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
-    with pytest.raises(Deadlock, match="time stands still"):
-        run(spins())
+    with pytest.raises(Deadlock, match="the clock stands still"):
+        run(spin())
 
 
 def test_there_are_no_sockets() -> None:
@@ -134,30 +123,30 @@ def test_there_are_no_sockets() -> None:
     run(main())
 
 
-def test_a_suspended_life_stands_still_and_sees_afterwards_what_it_missed() -> None:
+def test_a_suspended_process_gets_missed_events_when_it_resumes() -> None:
     async def main() -> list[tuple[float, str]]:
         trace: list[tuple[float, str]] = []
-        doorbell = asyncio.Event()
+        event = asyncio.Event()
 
         async def ticking(name: str) -> None:
             for _ in range(3):
                 await asyncio.sleep(1)
-                trace.append((now(), name))
+                trace.append((elapsed(), name))
 
         async def listening() -> None:
-            await doorbell.wait()
-            trace.append((now(), "heard"))
+            await event.wait()
+            trace.append((elapsed(), "event"))
 
-        life = Life("a")
-        start(life, ticking("suspended"))
-        start(life, listening())
+        process = VirtualProcess("a")
+        start(process, ticking("suspended"))
+        start(process, listening())
         other = asyncio.create_task(ticking("free"))
         await asyncio.sleep(1.5)
-        loop().suspend(life)
-        doorbell.set()
+        running_loop().suspend(process)
+        event.set()
         await other
         await asyncio.sleep(7)
-        loop().resume(life)
+        running_loop().resume(process)
         await asyncio.sleep(2)
         return trace
 
@@ -166,34 +155,34 @@ def test_a_suspended_life_stands_still_and_sees_afterwards_what_it_missed() -> N
         (1, "free"),
         (2, "free"),
         (3, "free"),
-        (10, "heard"),
+        (10, "event"),
         (10, "suspended"),
         (11, "suspended"),
     ]
 
 
-def test_an_ended_life_does_nothing_any_more_not_even_cleaning_up() -> None:
+def test_an_ended_process_runs_no_further_step_and_no_clean_up() -> None:
     trace: list[str] = []
 
     async def main() -> None:
         async def child() -> None:
-            assert current_life.get() is life
+            assert current_process.get() is process
             try:
                 await asyncio.sleep(5)
-                trace.append("lived on")
+                trace.append("went on")
             finally:
                 trace.append("cleaned up")
 
         async def parent() -> None:
             await asyncio.create_task(child())
 
-        life = Life("a")
-        start(life, parent())
+        process = VirtualProcess("a")
+        start(process, parent())
         await asyncio.sleep(1)
-        assert len(loop().tasks_of(life)) == 2
-        loop().end(life)
+        assert len(running_loop().tasks_of(process)) == 2
+        running_loop().end(process)
         await asyncio.sleep(10)
         assert trace == []
 
     run(main())
-    assert trace == ["cleaned up"]  # after the test itself: nothing of it can reach anybody
+    assert trace == ["cleaned up"]  # `run` cancels the task after the test; no other task sees it

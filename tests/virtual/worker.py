@@ -1,4 +1,4 @@
-"""The production worker without its process: called in the loop, one call after the other."""
+"""The production worker in the process of the test: it handles one call after the other."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from node.ipc.channel import Buffer, Reply
-from node.ipc.typed_calls import name_of
+from node.ipc.typed_calls import handlers, name_of
 from node.ipc.worker_calls import Apply, BeginRound, EndInnerPhase
-from node.worker.worker import Worker, handlers
+from node.worker.worker import Worker
 from protocol.errors import ErrorCode, HetnodeError
 from tests.support.fault_script import Killed
-from tests.virtual.loop import current_life
+from tests.virtual.loop import current_process
 
 log = logging.getLogger(__name__)
 
@@ -23,10 +23,9 @@ class VirtualWorker:
     """Stands for the :class:`node.ipc.channel.Child` that a worker's process is.
 
     Args:
-        seconds: how long a microbatch of an inner step takes on the virtual clock. All of a step's pass at
-            its end.
+        seconds: how long a microbatch takes on the virtual clock, which moves at the end of an inner step.
 
-    It says that it computes for so long, too: real seconds would differ from one run to the next.
+    The worker reports these seconds as its time of computing, because real seconds differ from run to run.
     """
 
     pid = 0
@@ -40,8 +39,8 @@ class VirtualWorker:
         self._serving = asyncio.create_task(self._serve(), name="worker")
 
     def call(self, method: str, body: Mapping[str, Any], *blobs: Buffer) -> Awaitable[Reply]:
-        life = current_life.get()
-        if life is not None and life.is_unwound:
+        process = current_process.get()
+        if process is not None and process.is_unwound:
             raise HetnodeError(ErrorCode.WORKER_DIED, "The test is over.", "")
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._calls.put_nowait((answer, method, _through_json(body), [bytes(blob) for blob in blobs]))
@@ -70,7 +69,7 @@ class VirtualWorker:
                     answer_body["answer"]["compute_seconds"] = self._computed
                 result = Reply(answer_body, [bytes(blob) for blob in reply.blobs])
             except Killed:
-                await asyncio.get_running_loop().create_future()  # this life is over
+                await asyncio.get_running_loop().create_future()  # this process is over
             except HetnodeError as error:
                 if not answer.done():
                     answer.set_exception(HetnodeError(error.code, error.cause, error.remedy))
@@ -84,5 +83,5 @@ class VirtualWorker:
 
 
 def _through_json(body: Mapping[str, Any]) -> Any:
-    """As it would arrive from another process."""
+    """Encode and decode `body`, as between two processes."""
     return json.loads(json.dumps(body))

@@ -1,45 +1,50 @@
-"""Who gets in, who gets a certificate, and who may ask what: over real TLS, on loopback."""
+"""The API of a coordinator: certificates, bans, calls of the operator alone, and limits of calls."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from coordinator import app
 from coordinator.api import enrollment
+from coordinator.api.public_server import public_server
 from coordinator.authority import ServerCertificate, open_authority
 from protocol.errors import ErrorCode
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
-from protocol.spec.run import RunSpec
-from protocol.trust.envelope import enrollment_message, is_signed_by, renewal_message, spec_message
-from protocol.trust.invite import Invite
-from protocol.trust.tls import peer_uri
+from protocol.server.gateway import Gateway, listen_on
+from protocol.server.limits import source_of
+from protocol.trust.envelope import enrollment_message, renewal_message
+from protocol.trust.names import peer_uri
 from protocol.types import PROTOCOL_VERSION, PeerId
 from tests.builders import Keyed, keyed, spec_of
 from tests.support.coordinator_process import (
-    OWNER,
     Running,
     certificate_of,
     channel_to,
     enroll_request,
+    failure_of,
     new_key,
     pem,
     refusal_of,
     running,
     spki,
 )
+from tests.support.hostile import half_open
 
 A, B, C = (keyed(i) for i in range(3))
-NOBODY = Invite("h:1", "h:1", bytes(32), "00" * 6, bytes(16))
+
+
+REFUSED = {grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILABLE}
+"""By the admission, or by gRPC itself: it refuses what exceeds the open calls of one connection."""
 
 # One request to every call of the API that speaks in a peer's name.
 CALLS = {
@@ -53,6 +58,8 @@ CALLS = {
     "Attest": pb.AttestRequest(peer=A.peer),
     "Measure": pb.Measurement(peer=A.peer),
 }
+
+
 ADMIN_CALLS = {
     "CreateInvite": pb.CreateInviteRequest(uses=1, valid_seconds=60),
     "ListInvites": pb.ListInvitesRequest(),
@@ -68,13 +75,6 @@ async def run(tmp_path: Path) -> AsyncIterator[Running]:
     """A coordinator that waits for two full replicas of two stages."""
     async with running(spec_of(), tmp_path) as coordinator:
         yield coordinator
-
-
-async def failure_of(call: Any) -> grpc.StatusCode:
-    """Of a call that TLS itself does not let through."""
-    with pytest.raises(grpc.aio.AioRpcError) as error:
-        await call
-    return error.value.code()
 
 
 class TestTls:
@@ -93,14 +93,14 @@ class TestTls:
 
     async def test_a_certificate_of_another_authority_is_refused(self, run: Running, tmp_path: Path) -> None:
         (tmp_path / "other").mkdir()
-        other = open_authority(tmp_path / "other", run.spec.run_id)
+        other = open_authority(tmp_path / "other", run.spec.name)
         async with channel_to(run.address, run.authority.pem, certificate_of(other, A)) as channel:
             call = pb_grpc.CoordinatorStub(channel).Status(pb.StatusRequest())
             assert await failure_of(call) is grpc.StatusCode.UNAVAILABLE
 
     async def test_a_newcomer_sends_nothing_to_another_authority(self, run: Running, tmp_path: Path) -> None:
         (tmp_path / "other").mkdir()
-        other = open_authority(tmp_path / "other", run.spec.run_id)
+        other = open_authority(tmp_path / "other", run.spec.name)
         invite = await run.invite()
         async with channel_to(run.enrollment, other.pem, None) as channel:
             call = pb_grpc.EnrollmentStub(channel).Enroll(enroll_request(A, invite))
@@ -112,143 +112,6 @@ class TestTls:
         async with channel_to(run.address, run.authority.pem, certificate_of(late, A)) as channel:
             call = pb_grpc.CoordinatorStub(channel).Status(pb.StatusRequest())
             assert await failure_of(call) is grpc.StatusCode.UNAVAILABLE
-
-
-class TestEnrollment:
-    async def test_an_invite_gives_a_certificate_that_opens_the_api(self, run: Running) -> None:
-        invite = await run.invite()
-        key = new_key()
-        proof = A.sign(enrollment_message(invite.pin, spki(key), invite.id))
-        reply = await run.enroll(A, invite, tls_public_key=spki(key), proof=proof)
-        assert (reply.run, reply.api_address) == (run.spec.run_id, run.address)
-        assert reply.coordinator == OWNER.peer
-        assert reply.authority_pem == run.authority.pem
-        assert (invite.api, invite.enrollment, invite.pin) == (run.address, run.enrollment, run.authority.pin)
-        async with channel_to(run.address, reply.authority_pem, (pem(key), reply.certificate_pem)) as channel:
-            request = pb.JoinRequest(
-                peer=A.peer, protocol_version=PROTOCOL_VERSION, role="replica", endpoint="127.0.0.1:9"
-            )
-            joined = await pb_grpc.CoordinatorStub(channel).Join(request)
-        assert joined.run == run.spec.run_id
-        assert is_signed_by(OWNER.peer, spec_message(joined.spec_json), joined.spec_signature)
-        assert RunSpec.from_json(joined.spec_json) == run.spec
-
-    async def test_an_expired_invite_is_refused(self, run: Running) -> None:
-        invite = await run.invite(seconds=1e-6)
-        assert (await refusal_of(run.enroll(A, invite))).code is ErrorCode.INVITE_EXPIRED
-
-    async def test_an_invite_that_is_used_up_is_refused_to_others_and_repeated_to_its_peer(
-        self, run: Running
-    ) -> None:
-        invite = await run.invite(uses=2)
-        for who in (A, B, A):
-            await run.enroll(who, invite)
-        assert (await refusal_of(run.enroll(C, invite))).code is ErrorCode.INVITE_USED
-
-    async def test_two_peers_cannot_share_the_last_use_of_an_invite(self, run: Running) -> None:
-        invite = await run.invite()
-        outcomes = await asyncio.gather(
-            *(run.enroll(who, invite) for who in (A, B, C)), return_exceptions=True
-        )
-        assert sum(isinstance(outcome, pb.EnrollReply) for outcome in outcomes) == 1
-
-    async def test_a_revoked_invite_is_refused_and_those_it_has_let_in_stay(self, run: Running) -> None:
-        invite = await run.invite(uses=2)
-        await run.enroll(A, invite)
-        for _ in range(2):
-            await run.admin.RevokeInvite(pb.RevokeInviteRequest(id=invite.id))
-        assert (await refusal_of(run.enroll(B, invite))).code is ErrorCode.INVITE_REVOKED
-        await run.join(A)
-
-    async def test_a_forged_invite_is_refused_and_the_real_one_still_good(self, run: Running) -> None:
-        invite = await run.invite()
-        forged = replace(invite, secret=bytes(16))
-        assert (await refusal_of(run.enroll(A, forged))).code is ErrorCode.INVITE_FORGED
-        await run.enroll(A, invite)
-
-    async def test_an_invite_of_another_run_is_unknown(self, run: Running) -> None:
-        unknown = replace(NOBODY, pin=run.authority.pin)
-        assert (await refusal_of(run.enroll(A, unknown))).code is ErrorCode.INVITE_UNKNOWN
-
-    @pytest.mark.parametrize(
-        "changes",
-        [
-            {"peer": B.peer},
-            {"peer": "no-peer"},
-            {"peer": ""},
-            {"proof": b""},
-            {"proof": bytes(64)},
-            {"tls_public_key": spki(new_key())},
-            {"tls_public_key": b""},
-            {"tls_public_key": bytes(100)},
-            {"invite_id": "\x1b[2J"},
-            {"invite_id": "x" * 1000},
-        ],
-    )
-    async def test_a_claim_without_proof_is_refused_and_takes_no_use(
-        self, run: Running, changes: dict[str, Any]
-    ) -> None:
-        invite = await run.invite()
-        assert (await refusal_of(run.enroll(A, invite, **changes))).code is ErrorCode.BAD_REQUEST
-        await run.enroll(A, invite)
-
-    async def test_the_proof_for_one_authority_is_none_for_another(self, run: Running) -> None:
-        invite = await run.invite()
-        elsewhere = replace(invite, pin=bytes(32))
-        assert (await refusal_of(run.enroll(A, elsewhere))).code is ErrorCode.BAD_REQUEST
-
-    async def test_another_protocol_version_is_refused_before_the_invite_is_spent(self, run: Running) -> None:
-        invite = await run.invite()
-        refusal = await refusal_of(run.enroll(A, invite, protocol_version=99, peer="?"))
-        assert refusal.code is ErrorCode.VERSION_MISMATCH
-        await run.enroll(B, invite)
-
-    async def test_an_enrolled_peer_needs_no_invite_for_its_next_certificate(self, run: Running) -> None:
-        none = replace(NOBODY, id="", pin=run.authority.pin)
-        assert (await refusal_of(run.enroll(A, none))).code is ErrorCode.UNKNOWN_PEER
-        await run.enroll(A, await run.invite())
-        await run.enroll(A, none)
-        await run.admin.Ban(pb.BanRequest(peer=A.peer))
-        assert (await refusal_of(run.enroll(A, none))).code is ErrorCode.BANNED
-
-    async def test_the_role_of_an_invite_is_the_only_one_its_peer_may_take(self, run: Running) -> None:
-        invite = await run.invite(role="stage")
-        assert (await run.enroll(A, invite)).role == "stage"
-        refusal = await refusal_of(run.join(A, role="replica"))
-        assert refusal.code is ErrorCode.BAD_REQUEST
-        assert "stage" in refusal.cause
-
-    async def test_too_frequent_enrollments_are_refused(self, run: Running) -> None:
-        async with channel_to(run.enrollment, run.authority.pem, None) as channel:
-            stub = pb_grpc.EnrollmentStub(channel)
-            codes = [(await refusal_of(stub.Enroll(pb.EnrollRequest()))).code for _ in range(200)]
-        assert codes[:100] == [ErrorCode.VERSION_MISMATCH] * 100
-        assert ErrorCode.RATE_LIMITED in codes[100:]
-
-    async def test_a_stranger_cannot_send_much(self, run: Running) -> None:
-        call = run.enroll(A, await run.invite(), proof=bytes(1 << 20))
-        assert await failure_of(call) is grpc.StatusCode.RESOURCE_EXHAUSTED
-
-    async def test_invites_and_their_uses_outlive_a_restart(self, tmp_path: Path) -> None:
-        async with running(spec_of(), tmp_path) as first:
-            spent, fresh = await first.invite(), await first.invite()
-            await first.enroll(A, spent)
-        async with running(spec_of(), tmp_path) as second:
-            assert (await refusal_of(second.enroll(B, spent))).code is ErrorCode.INVITE_USED
-            await second.enroll(B, fresh)
-
-    async def test_the_secret_of_an_invite_is_kept_nowhere(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        caplog.set_level(logging.DEBUG)
-        async with running(spec_of(), tmp_path) as run:
-            invite = await run.invite()
-            await run.enroll(A, invite)
-            await refusal_of(run.enroll(B, invite))
-            needles = (invite.secret, invite.secret.hex().encode(), invite.encode().encode())
-            written = b"".join(path.read_bytes() for path in tmp_path.iterdir()) + caplog.text.encode()
-            assert invite.id.encode() in written
-            assert not [needle for needle in needles if needle in written]
 
 
 class TestCertificates:
@@ -276,8 +139,8 @@ class TestCertificates:
         assert refusal.code is ErrorCode.CERTIFICATE_REFUSED
 
     async def test_every_member_and_the_operator_see_the_status(self, run: Running) -> None:
-        for who in (A, None):
-            assert (await run.stub(who).Status(pb.StatusRequest())).run == run.spec.run_id
+        for peer in (A, None):
+            assert (await run.stub(peer).Status(pb.StatusRequest())).run == run.run
 
     async def test_a_renewed_certificate_opens_the_api_while_a_stream_goes_on(self, run: Running) -> None:
         await run.join(A)
@@ -304,22 +167,28 @@ class TestCertificates:
     async def test_newcomers_never_see_an_old_certificate_of_the_server(self, tmp_path: Path) -> None:
         now = time.time() - 10_000.0
         authority = open_authority(tmp_path, "run-1", 3600.0, lambda: now)
-        server = enrollment.new_server()
-        credentials = app.server_credentials(ServerCertificate(authority), authority, clients=False)
-        port = app.bind(server, "127.0.0.1", 0, credentials)
+        listener = listen_on("127.0.0.1", 0)
+        server = public_server(
+            Gateway(listener),
+            partial(enrollment.new_server, enrollment.admission(source_of, lambda _: None)),
+            ServerCertificate(authority),
+            authority,
+            clients=False,
+        )
         await server.start()
+        port = server.gateway.port
         now = time.time()
         async with channel_to(f"127.0.0.1:{port}", authority.pem, None) as channel:
             call = pb_grpc.EnrollmentStub(channel).Enroll(pb.EnrollRequest())
             assert await failure_of(call) is grpc.StatusCode.UNIMPLEMENTED  # and so the handshake succeeded
-        await server.stop(None)
+        await server.stop(0)
 
 
 class TestBans:
     async def test_a_ban_ends_the_peers_streams_and_calls_and_tells_the_others(self, run: Running) -> None:
         await run.join(A)
         await run.join(B)
-        watches = {who: run.stub(who).Watch(pb.WatchRequest(peer=who.peer)) for who in (A, B)}
+        watches = {peer: run.stub(peer).Watch(pb.WatchRequest(peer=peer.peer)) for peer in (A, B)}
         for watch in watches.values():
             assert (await watch.read()).signed_plan
         waiting = run.match(A, 0, 1)
@@ -398,7 +267,7 @@ class TestOperator:
             (pb.CreateInviteRequest(uses=1, valid_seconds=float("inf")), ErrorCode.BAD_REQUEST),
             (pb.CreateInviteRequest(uses=1, valid_seconds=60, role="king"), ErrorCode.BAD_REQUEST),
             (pb.RevokeInviteRequest(id="000000000000"), ErrorCode.INVITE_UNKNOWN),
-            (pb.BanRequest(peer="nobody"), ErrorCode.BAD_REQUEST),
+            (pb.BanRequest(peer="unknown"), ErrorCode.BAD_REQUEST),
             (pb.BanRequest(peer=A.peer, reason="\x1b[2J"), ErrorCode.BAD_REQUEST),
         ],
     )
@@ -428,6 +297,42 @@ class TestLimits:
         while await first_of(run.stub(A).Watch(pb.WatchRequest(peer=A.peer))) is not None:
             pass
 
+    @pytest.mark.parametrize("is_banned", [False, True])
+    async def test_calls_without_a_request_keep_no_other_peer_out(
+        self, run: Running, is_banned: bool
+    ) -> None:
+        if is_banned:
+            await run.admin.Ban(pb.BanRequest(peer=A.peer))
+        calls = half_open(run.channel(A), "/hetnode.v1.Coordinator/Heartbeat", 200)
+        await asyncio.gather(*(run.join(peer) for peer in (B, C)))
+        # Of a member a few calls may wait for their request, of a banned peer none.
+        refused = asyncio.as_completed([asyncio.create_task(call.code()) for call in calls])
+        for _ in range(200 if is_banned else 160):
+            assert await next(refused) in REFUSED
+        for call in calls:
+            call.cancel()
+
+    async def test_a_connection_of_refused_calls_alone_is_closed(self, run: Running) -> None:
+        await run.admin.Ban(pb.BanRequest(peer=A.peer))
+        calls = half_open(run.channel(A), "/hetnode.v1.Coordinator/Heartbeat", 1000)
+        codes = {await call.code() for call in calls}
+        assert codes == REFUSED
+
+    async def test_calls_of_strangers_without_a_request_keep_no_newcomer_out(self, run: Running) -> None:
+        invite = await run.invite(uses=2)
+        async with AsyncExitStack() as stack:
+            for _ in range(20):
+                channel = await stack.enter_async_context(channel_to(run.enrollment, run.authority.pem, None))
+                half_open(channel, "/hetnode.v1.Enrollment/Enroll", 4)
+            for peer in (A, B):
+                await run.enroll(peer, invite)
+
+    async def test_bad_calls_write_a_few_lines(self, run: Running, caplog: pytest.LogCaptureFixture) -> None:
+        bad = run.channel(A).unary_unary("/hetnode.v1.Coordinator/Heartbeat")
+        for _ in range(100):
+            assert await bad(b"\xff").code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert caplog.text.count("refused hetnode:peer:") == 10
+
 
 async def first_of(watch: Any) -> ErrorCode | None:
     """The code with which a stream is refused; None where it begins."""
@@ -439,6 +344,6 @@ async def first_of(watch: Any) -> ErrorCode | None:
     return None
 
 
-def renewal(who: Keyed, run: Running, key: bytes) -> pb.RenewRequest:
-    proof = who.sign(renewal_message(run.authority.pin, key))
-    return pb.RenewRequest(peer=PeerId(who.peer), tls_public_key=key, proof=proof)
+def renewal(peer: Keyed, run: Running, key: bytes) -> pb.RenewRequest:
+    proof = peer.sign(renewal_message(run.authority.pin, key))
+    return pb.RenewRequest(peer=PeerId(peer.peer), tls_public_key=key, proof=proof)

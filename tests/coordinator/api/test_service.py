@@ -1,11 +1,9 @@
-"""The coordinator as its clients see it: real gRPC on loopback, a real log on disk."""
+"""The calls of the coordinator's API, over real gRPC on loopback."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import socket
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,10 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from coordinator import app
-from coordinator.api import service
-from coordinator.authority import ServerCertificate
-from protocol.errors import ErrorCode, HetnodeError
+from protocol.errors import ErrorCode
 from protocol.pb import hetnode_pb2 as pb
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
@@ -26,7 +21,7 @@ from protocol.wire.convert.payloads import decision_from_pb, descriptor_to_pb, g
 from protocol.wire.convert.plans import places_from_pb
 from protocol.wire.records import open_plan, open_state
 from tests.builders import anchor_of, keyed, spec_of, tampered
-from tests.support.coordinator_process import BOOTSTRAP, OWNER, Running, refusal_of, running
+from tests.support.coordinator_process import BOOTSTRAP, COORDINATOR, Running, metrics, refusal_of, running
 
 A, B, C = (keyed(i) for i in range(3))
 
@@ -41,7 +36,7 @@ async def run(tmp_path: Path) -> AsyncIterator[Running]:
 async def test_a_joining_node_gets_the_spec_and_the_dht_addresses(run: Running) -> None:
     reply = await run.join(A)
     assert RunSpec.from_json(reply.spec_json) == run.spec
-    assert (reply.spec_hash, reply.run) == (run.spec.hash, run.spec.run_id)
+    assert (reply.spec_hash, reply.run) == (run.spec.hash, run.run)
     assert reply.dht_peers == [BOOTSTRAP]
 
 
@@ -72,6 +67,17 @@ async def test_an_invalid_join_is_refused(run: Running, changes: dict[str, Any])
     assert (await refusal_of(run.join(A, **changes))).code is ErrorCode.BAD_REQUEST
 
 
+@pytest.mark.parametrize("endpoint", ["169.254.169.254:80", "[fe80::1]:7700", "0.0.0.0:7700", "2852039166:1"])
+async def test_an_endpoint_that_no_peer_may_have_is_refused_with_a_remedy(
+    run: Running, endpoint: str
+) -> None:
+    refusal = await refusal_of(run.join(A, endpoint=endpoint))
+    assert refusal.code is ErrorCode.BAD_ADDRESS
+    assert endpoint in refusal.cause
+    assert "--advertise" in refusal.remedy
+    await run.join(A, endpoint="127.0.0.1:9")
+
+
 async def test_a_watcher_gets_the_reason_to_wait_then_the_plan_then_the_end(tmp_path: Path) -> None:
     async with running(spec_of(1, 2, rounds=1), tmp_path) as run:
         await run.join(A)
@@ -79,7 +85,7 @@ async def test_a_watcher_gets_the_reason_to_wait_then_the_plan_then_the_end(tmp_
         assert "1 more full replica (1 of 2 here)" in (await watch.read()).waiting
         await run.join(B)
         update = await watch.read()
-        plan = open_plan(update.signed_plan, update.signature, run.spec.run_id, OWNER.peer)
+        plan = open_plan(update.signed_plan, update.signature, run.run, COORDINATOR.peer)
         assert [replica.members[0].peer for replica in plan.replicas] == [A.peer, B.peer]
         await run.settle(0, 1, A, B)
         last = await watch.read()
@@ -121,7 +127,7 @@ async def test_all_watchers_see_a_late_joiner_as_follower_until_a_plan_assigns_i
     assert (await run.status()).peers[2].place == "replica-2, stages 0-1"
     await run.settle(0, 1, A, B)
     update = await watch.read()
-    plan = open_plan(update.signed_plan, update.signature, run.spec.run_id, OWNER.peer)
+    plan = open_plan(update.signed_plan, update.signature, run.run, COORDINATOR.peer)
     assert [replica.index for replica in plan.replicas] == [0, 1, 2]
     assert not update.followers
     for stream in (watch, own):
@@ -176,9 +182,9 @@ async def test_checkpoints_are_located_under_the_signature_of_the_coordinator(tm
             assert not (await run.stub(A).Locate(request)).states
             await run.settle(0, number, A, B)
         (sealed,) = (await run.stub(A).Locate(request)).states
-        record = open_state(sealed.record, sealed.signature, spec.run_id, OWNER.peer)
+        record = open_state(sealed.record, sealed.signature, run.run, COORDINATOR.peer)
         holders = tuple(sorted([A.peer, B.peer]))
-        assert record == StateRecord(spec.run_id, 0, Part.STAGE, 2, anchor_of(0, 2), holders)
+        assert record == StateRecord(run.run, 0, Part.STAGE, 2, anchor_of(0, 2), holders)
         wrong = pb.LocateRequest(peer=A.peer, stage=0, part="optimizer")
         assert (await refusal_of(run.stub(A).Locate(wrong))).code is ErrorCode.BAD_REQUEST
 
@@ -207,7 +213,7 @@ async def test_two_clients_match_report_and_get_the_same_decision(run: Running) 
     assert groups[0] == groups[1]
     group = group_from_pb(groups[0])
     assert group.descriptors == tuple(
-        sorted((A.payload(run.spec, 0, 1), B.payload(run.spec, 0, 1)), key=lambda d: d.owner)
+        sorted((peer.payload(run.spec, 0, 1, run=run.run) for peer in (A, B)), key=lambda d: d.owner)
     )
     onlooker = run.stub(A).AwaitDecision(pb.AwaitDecisionRequest(peer=A.peer, stage=0, round=1))
     decisions = await asyncio.gather(run.report(A, 0, 1, A, B), run.report(B, 0, 1, A, B), onlooker)
@@ -232,7 +238,7 @@ async def test_a_cancelled_wait_leaves_no_trace_and_can_be_repeated(run: Running
 async def test_a_forged_payload_is_refused(run: Running) -> None:
     await run.join(A)
     await run.join(B)
-    forged = descriptor_to_pb(tampered(A.payload(run.spec, 0, 1)))
+    forged = descriptor_to_pb(tampered(A.payload(run.spec, 0, 1, run=run.run)))
     refusal = await refusal_of(run.stub(A).Match(pb.MatchRequest(peer=A.peer, descriptor=forged)))
     assert refusal.code is ErrorCode.BAD_REQUEST
 
@@ -260,6 +266,32 @@ async def test_measurements_are_shown_and_written_once(run: Running, tmp_path: P
     await refusal_of(run.stub(A).Measure(pb.Measurement(peer=A.peer, round=2)))
 
 
+@pytest.mark.parametrize(("replica", "position"), [(1, 0), (0, 1), (7, 0)])
+async def test_a_peer_measures_its_own_place_only(run: Running, replica: int, position: int) -> None:
+    await run.join(A)
+    await run.join(B)
+    lie = pb.Measurement(peer=A.peer, round=1, replica=replica, position=position)
+    assert (await refusal_of(run.stub(A).Measure(lie))).code is ErrorCode.BAD_REQUEST
+    assert not (await run.status()).latest
+
+
+async def test_the_status_shows_no_field_that_it_does_not_know(run: Running) -> None:
+    noise = b"\xfa\x3e\x05noise"  # field 1007, bytes
+    await run.join(A, capacity=pb.Capacity.FromString(pb.Capacity(device="cpu").SerializeToString() + noise))
+    await run.join(B)
+    for request, method in (
+        (pb.Measurement(peer=A.peer, round=1), run.stub(A).Measure),
+        (pb.HeartbeatRequest(peer=A.peer, round=1), run.stub(A).Heartbeat),
+    ):
+        await method(type(request).FromString(request.SerializeToString() + noise))
+    capacity = pb.Capacity.FromString(pb.Capacity(device="cpu", flops=2.0).SerializeToString() + noise)
+    estimates = pb.Estimates.FromString(pb.Estimates(capacity=capacity).SerializeToString() + noise)
+    await run.stub(A).Heartbeat(pb.HeartbeatRequest(peer=A.peer, round=1, estimates=estimates))
+    status = await run.status()
+    assert status.peers[0].estimates.capacity.flops == 2.0
+    assert b"noise" not in status.SerializeToString()
+
+
 async def test_the_status_names_each_peer_and_its_assignment(run: Running) -> None:
     await run.join(A)
     status = await run.status()
@@ -271,110 +303,6 @@ async def test_the_status_names_each_peer_and_its_assignment(run: Running) -> No
     assert (status.phase, status.plan.epoch, status.anchors_agree) == ("training", 1, True)
     assert [peer.place for peer in status.peers] == ["replica-0, stages 0-1", "replica-1, stages 0-1"]
     assert (status.peers[1].round, status.peers[1].inner_step) == (1, 5)
-
-
-async def test_a_restart_on_the_same_folder_goes_on_where_it_was(tmp_path: Path) -> None:
-    spec = spec_of()
-    async with running(spec, tmp_path) as first:
-        await first.join(A)
-        await first.join(B)
-        decisions = await first.settle(0, 1, A, B)
-        await asyncio.gather(first.match(A, 1, 1), first.match(B, 1, 1))
-        lost = first.report(A, 1, 1, A, B)
-        while "reports of replica-1 at stage 1" not in (await first.status()).sentence:
-            assert not lost.done()
-        watch = first.stub(A).Watch(pb.WatchRequest(peer=A.peer))
-        await watch.read()
-    for cut_off in (lost, watch.read()):
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await cut_off
-        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
-    async with running(spec, tmp_path, first.address) as second:
-        assert await second.report(A, 0, 1, A, B) == decisions[0]
-        assert (await second.match(A, 1, 1)).descriptors == (await second.match(B, 1, 1)).descriptors
-        later = await asyncio.gather(second.report(A, 1, 1, A, B), second.report(B, 1, 1, A, B))
-        assert later[0] == later[1]
-        assert later[0].committed
-        assert (await second.status()).rounds_decided == 1
-
-
-async def test_the_folder_of_another_run_is_refused_with_both_hashes(tmp_path: Path) -> None:
-    first, second = spec_of(rounds=3), spec_of(rounds=4)
-    async with running(first, tmp_path):
-        pass
-    with pytest.raises(HetnodeError) as error:
-        async with running(second, tmp_path):
-            pass
-    assert error.value.code is ErrorCode.SPEC_MISMATCH
-    assert first.hash in error.value.cause
-    assert second.hash in error.value.cause
-
-
-async def test_a_folder_in_use_is_refused_and_its_coordinator_unharmed(run: Running, tmp_path: Path) -> None:
-    with pytest.raises(HetnodeError) as error:
-        async with running(run.spec, tmp_path):
-            pass
-    assert error.value.code is ErrorCode.RUN_FOLDER_IN_USE
-    await run.join(A)
-
-
-async def test_a_port_in_use_is_refused(run: Running, tmp_path: Path) -> None:
-    with pytest.raises(HetnodeError) as error:
-        async with running(run.spec, tmp_path / "other", run.address):
-            pass
-    assert error.value.code is ErrorCode.PORT_IN_USE
-    assert run.address in error.value.cause
-
-
-async def test_grpc_itself_does_not_share_the_port(run: Running) -> None:
-    """The check before binding could be overtaken by another program."""
-    host, _, port = run.address.rpartition(":")
-    credentials = app.server_credentials(ServerCertificate(run.authority), run.authority, clients=True)
-    with pytest.raises(HetnodeError) as error:
-        app.bind(service.new_server(), host, int(port), credentials)
-    assert error.value.code is ErrorCode.PORT_IN_USE
-
-
-@pytest.mark.parametrize(
-    "listen", ["7700", "127.0.0.1:", "127.0.0.1:x", ":7700", "h:70000", "192.0.2.1:7700"]
-)
-async def test_an_address_of_another_machine_is_refused(tmp_path: Path, listen: str) -> None:
-    with pytest.raises(HetnodeError) as error:
-        async with running(spec_of(), tmp_path, listen):
-            pass
-    assert error.value.code is ErrorCode.BAD_ADDRESS
-
-
-async def test_the_coordinator_ends_by_itself_when_all_have_finished_and_left(tmp_path: Path) -> None:
-    async with running(spec_of(1, 2, rounds=2), tmp_path) as run:
-        await run.join(A)
-        await run.join(B)
-        for number in (1, 2):
-            await run.settle(0, number, A, B)
-        for peer in (A, B):
-            await run.stub(peer).Leave(pb.LeaveRequest(peer=peer.peer, reason="finished"))
-        await run.task
-    assert len(metrics(tmp_path, "finished")) == 1
-    assert len(metrics(tmp_path, "decision")) == 2
-    with socket.create_server(("127.0.0.1", int(run.address.rpartition(":")[2]))):
-        pass
-
-
-async def test_a_failed_write_of_the_log_ends_the_coordinator_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: Any) -> None:
-        raise HetnodeError(ErrorCode.STORE_CORRUPT, "The disk is full.", "Free some space.")
-
-    async with running(spec_of(), tmp_path) as run:
-        monkeypatch.setattr(app.SqliteStore, "append", full)
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await run.join(A)
-        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
-        with pytest.raises(HetnodeError, match="disk is full"):
-            await asyncio.shield(run.task)
-        run.task = asyncio.create_task(asyncio.sleep(0))
-        await run.task
 
 
 async def test_every_event_is_logged_in_a_sentence(run: Running, caplog: pytest.LogCaptureFixture) -> None:
@@ -390,8 +318,3 @@ async def test_an_oversized_message_is_refused_by_grpc(run: Running) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await run.stub(A).Leave(pb.LeaveRequest(peer=A.peer, reason="x" * (5 << 20)))
     assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-
-
-def metrics(folder: Path, event: str) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["event"] == event]

@@ -54,7 +54,7 @@ def test_a_peer_in_backoff_sees_the_reason() -> None:
     gives_up(run)
     attest(run, C)
     play_round(run, followers=(C,))
-    assert "rests until round" in peer_message(run.state, run.spec, C.peer)
+    assert "rests until round" in peer_message(run.state, C.peer)
 
 
 def test_the_only_replica_tries_again_at_once() -> None:

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from coordinator.membership.invites import open_invites_of
 from coordinator.state.commands import Ban, CreateInvite, Enroll, Offer, Report, RevokeInvite, Start, Unban
-from coordinator.state.events import InviteUsed, PeerBanned, PeerLeft, PlanAdopted, RoundCommitted
+from coordinator.state.events import (
+    InviteRevoked,
+    InviteUsed,
+    PeerBanned,
+    PeerLeft,
+    PlanAdopted,
+    RoundCommitted,
+)
 from protocol.errors import ErrorCode
 from protocol.types import PeerId, Role
 from tests.builders import keyed, spec_of
@@ -48,6 +56,33 @@ def test_a_repeated_enrollment_takes_no_second_use() -> None:
     assert run.accept(Enroll(A.peer, "invite", SECRET)) == ()
     assert run.accept(Enroll(A.peer, "", "")) == ()
     run.accept(Enroll(B.peer, "invite", SECRET))
+
+
+def test_a_ban_revokes_the_invites_of_the_peer_that_let_others_in() -> None:
+    run = with_invite(uses=2)
+    for name, uses, seconds in (
+        ("full", 1, 60.0),
+        ("short", 2, 1.0),
+        ("revoked", 2, 60.0),
+        ("second", 9, 60.0),
+    ):
+        run.accept(CreateInvite(name, SECRET, uses, seconds, None))
+        run.accept(Enroll(A.peer, name, SECRET))
+    run.accept(CreateInvite("foreign", SECRET, 2, 60.0, None))
+    run.accept(Enroll(B.peer, "foreign", SECRET))
+    run.accept(Enroll(A.peer, "invite", SECRET))
+    run.accept(RevokeInvite("revoked"))
+    run.now += 1.0
+    assert [each.invite for each in open_invites_of(run.state, A.peer, run.now)] == ["invite", "second"]
+    # A plain ban leaves them open.
+    assert run.accept(Ban(A.peer, "noise")) == (PeerBanned(run.now, A.peer, "noise"),)
+    run.accept(Enroll(C.peer, "second", SECRET))
+    # The operator may think of it later.
+    expected = InviteRevoked(run.now, "invite"), InviteRevoked(run.now, "second")
+    assert run.accept(Ban(A.peer, "noise", revoke_invites=True)) == expected
+    run.refuse(Enroll(C.peer, "invite", SECRET), ErrorCode.INVITE_REVOKED)
+    run.accept(Enroll(C.peer, "foreign", SECRET))
+    assert run.accept(Ban(A.peer, "noise", revoke_invites=True)) == ()
 
 
 def test_the_last_invite_of_a_peer_sets_its_role() -> None:
@@ -97,4 +132,4 @@ def test_a_ban_comes_before_every_other_reason_and_can_be_lifted() -> None:
     run.accept(Unban(A.peer))
     assert run.accept(Unban(A.peer)) == ()
     run.accept(A.join(run.spec))
-    run.refuse(Ban(PeerId("nobody"), ""), ErrorCode.BAD_REQUEST)
+    run.refuse(Ban(PeerId("unknown"), ""), ErrorCode.BAD_REQUEST)

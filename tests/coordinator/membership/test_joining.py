@@ -118,7 +118,7 @@ class TestMeasured:
     def test_the_run_starts_when_measuring_peers_have_reported_their_speed(self) -> None:
         run = self.gathered(1e9, 0.0)
         assert run.state.phase is RunPhase.GATHERING
-        assert "measured speed of" in run_message(run.state, run.spec)
+        assert "measured speed of" in run_message(run.state)
         self.told(run, B, 1e9)
         run.accept(Tick())
         assert run.state.phase is RunPhase.TRAINING

@@ -68,7 +68,7 @@ class TestLosses:
         run.accept(Leave(A.peer, "interrupted"))
         run.accept(Leave(B.peer, "interrupted"))
         assert run.state.phase is RunPhase.TRAINING
-        assert "no complete replica is left" in run_message(run.state, run.spec)
+        assert "no complete replica is left" in run_message(run.state)
 
     def test_sample_ranges_go_on_without_gap_over_a_change_of_plan(self, mixed: Run) -> None:
         mixed.accept(Leave(C.peer, "interrupted"))
@@ -87,4 +87,4 @@ def test_heartbeats_leave_no_trace_but_everything_else_replays(mixed: Run) -> No
     settle(mixed, 1, 1, [A])
     stored = [event for event in mixed.events if not isinstance(event, PeerSeen)]
     assert len(stored) < len(mixed.events)
-    assert replay(State(stages=2), stored) == mixed.state
+    assert replay(State(mixed.spec, mixed.spec.name), stored) == mixed.state

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from coordinator.membership.strikes import STRIKES_TO_QUARANTINE
 from coordinator.state.apply import replay
 from coordinator.state.commands import Attest, Heartbeat, Offer, Report, Start, Tick, Unban
-from coordinator.state.events import PayloadRejected, PeerQuarantined, PeerStruck
+from coordinator.state.events import PayloadRejected, PeerQuarantined, PeerStruck, PlanAdopted
 from coordinator.status.messages import event_message
 from protocol.errors import ErrorCode
 from protocol.types import Decision, PayloadDescriptor, Rejection
@@ -184,6 +187,35 @@ class TestStrikesWithoutReports:
         assert BAD.peer not in [entry.descriptor.owner for entry in decision.entries]
         assert len(decision.entries) == 3
         assert run.state.strikes == {BAD.peer: (1,)}
+
+    @pytest.mark.parametrize("other", [{"epoch": 1}, {"anchor": "f" * 64}], ids=["plan", "anchor"])
+    def test_another_payload_of_another_plan_or_anchor_is_no_lie(
+        self, run: Run, other: dict[str, Any]
+    ) -> None:
+        """A peer that lost its state, or got another plan for the round, makes another payload honestly."""
+        run.apply(PlanAdopted(run.now, replace(run.state.plans[-1], epoch=2)))
+        run.accept(Offer(BAD.peer, BAD.payload(run.spec, 0, 1, epoch=2)))
+        second = BAD.payload(run.spec, 0, 1, weight=0.5, **({"epoch": 2} | other))
+        run.refuse(Offer(BAD.peer, second), ErrorCode.SEAT_LOST)
+        for peer in HONEST:
+            run.accept(Offer(peer.peer, peer.payload(run.spec, 0, 1, epoch=2)))
+        for peer in HONEST:
+            run.accept(Report(peer.peer, 0, 1, (second,)))
+        assert run.state.strikes == {}
+
+    def test_a_payload_of_a_plan_that_does_not_exist_is_refused(self, run: Run) -> None:
+        for epoch in (0, 2):
+            run.refuse(Offer(BAD.peer, BAD.payload(run.spec, 0, 1, epoch=epoch)), ErrorCode.BAD_REQUEST)
+
+    def test_a_payload_signed_for_another_run_says_nothing_about_its_owner(self, run: Run) -> None:
+        """The same spec, peers, round, anchor and plan, under another authority."""
+        foreign = BAD.payload(run.spec, 0, 1, weight=0.5, run=f"{run.spec.name}-{'0' * 32}")
+        run.refuse(Offer(BAD.peer, foreign), ErrorCode.BAD_REQUEST)
+        payloads = offered(run, *HONEST, BAD)
+        for shown in (foreign, replace(foreign, run=run.state.run)):
+            run.refuse(Report(A.peer, 0, 1, (payloads[A], shown)), ErrorCode.BAD_REQUEST)
+        assert run.state.strikes == {}
+        assert A.peer not in run.state.round_of(0, 1).reports
 
     def test_a_replayed_payload_never_counts(self, run: Run) -> None:
         decided(run, ())

@@ -1,4 +1,4 @@
-"""The cost model agrees with the node: its arithmetic, and the times of its replay."""
+"""The cost model: how long a step takes, what bounds it, and how much memory it needs."""
 
 from __future__ import annotations
 
@@ -23,21 +23,18 @@ from coordinator.placement.cost_model import (
     message_bytes,
     stage_parameters,
 )
-from coordinator.placement.links import choose_k
 from coordinator.placement.schedule import LinkTime, step_seconds, step_time
 from node.ipc.channel import Reply
 from node.ipc.typed_calls import name_of
 from node.ipc.worker_calls import Backward, Forward
 from node.ipc.worker_client import WorkerClient
-from node.model.init import parameter_count
+from node.model.shapes import parameter_count
 from node.model.stage import Stage, next_token_loss
 from node.train.pipeline import Pipeline
 from protocol.algorithm.flops import microbatch_flops
 from protocol.spec.presets import PRESETS
 from protocol.spec.resolve import resolve
-from protocol.spec.run import RunSpec
 from protocol.types import (
-    Capacity,
     Dialer,
     Estimates,
     Frame,
@@ -51,24 +48,8 @@ from protocol.types import (
     StageRange,
 )
 from protocol.wire.activation_codec import pack_activation, pack_ids
+from tests.support.cost_model import MEGABIT, capacity, chain, survey
 from tests.virtual.loop import run
-
-MEGABIT = 1e6 / 8
-
-
-def capacity(flops: float = 1e9, up: float = 0.0, down: float = 0.0, trip: float = 0.0) -> Capacity:
-    return Capacity("cpu", 2**30, 1, flops, up, down, trip)
-
-
-def survey(*capacities: Capacity) -> Survey:
-    return Survey({PeerId(f"peer-{i}"): each for i, each in enumerate(capacities)})
-
-
-def chain(spec: RunSpec) -> tuple[Member, ...]:
-    return tuple(
-        Member(PeerId(f"peer-{i}"), StageRange(i, i + 1), f"10.0.0.{i}:1") for i in range(spec.swarm.stages)
-    )
-
 
 seconds = st.floats(0, 5, allow_subnormal=False)
 
@@ -379,74 +360,3 @@ def test_only_a_member_in_the_middle_shares_its_uplink() -> None:
     )
     together = chain_time(spec, home, chain(spec), (8, 8)).seconds
     assert 8 * forward < together < 8 * (forward + backward)
-
-
-def adapting(**overrides: Any) -> RunSpec:
-    return resolve(
-        overrides={
-            "link.least_k": 4,
-            "link.most_k": 64,
-            "link.k": 16,
-            "model.layers": 3,
-            "swarm.stages": 3,
-            **overrides,
-        }
-    )
-
-
-def test_k_is_the_widest_that_hardly_makes_a_step_longer() -> None:
-    spec = adapting()
-    members = chain(spec)
-
-    def chosen(mbit: float) -> tuple[int, ...]:
-        lines = capacity(1e10, up=mbit * MEGABIT, down=mbit * MEGABIT)
-        return choose_k(spec, survey(lines, lines, lines), members, None)
-
-    assert chosen(10_000) == (64, 64)
-    assert chosen(0.1) == (4, 4)
-    widths = [sum(chosen(mbit)) for mbit in (0.1, 1, 2, 4, 8, 16, 32, 64, 10_000)]
-    assert widths == sorted(widths)
-    assert len(set(widths)) > 3
-
-
-def test_only_the_slow_link_of_a_chain_gets_a_narrow_k() -> None:
-    spec = adapting()
-    fast, slow = (capacity(1e10, up=each, down=each) for each in (1e9, 0.3 * MEGABIT))
-    assert choose_k(spec, survey(fast, fast, slow), chain(spec), None) == (64, 4)
-
-
-def test_k_stays_if_the_run_does_not_adapt_it_or_no_speed_is_known() -> None:
-    slow = capacity(1e10, up=MEGABIT, down=MEGABIT)
-    fixed = adapting(**{"link.least_k": 0, "link.most_k": 0})
-    assert choose_k(fixed, survey(slow, slow, slow), chain(fixed), None) == (16, 16)
-    spec = adapting()
-    assert choose_k(spec, Survey(), chain(spec), None) == (16, 16)
-    assert choose_k(spec, Survey(), chain(spec), (8, 32)) == (8, 32)
-    unknown = replace(slow, flops=0.0)
-    assert choose_k(spec, survey(unknown, unknown, unknown), chain(spec), (8, 32)) == (8, 32)
-
-
-def test_k_moves_one_value_at_a_time_and_stays_where_it_is_right() -> None:
-    spec = adapting()
-    members = chain(spec)
-    lines = capacity(1e10, up=1e9, down=1e9)
-    fast = survey(lines, lines, lines)
-    lines = capacity(1e10, up=0.1 * MEGABIT, down=0.1 * MEGABIT)
-    slow = survey(lines, lines, lines)
-    path = [(16, 16)]
-    for known in (fast, fast, fast, slow, slow, slow, slow, slow):
-        path.append(choose_k(spec, known, members, path[-1]))
-    assert path == [(k, k) for k in (16, 32, 64, 64, 32, 16, 8, 4, 4)]
-    assert choose_k(spec, fast, members, (24, 24)) == (32, 32)
-
-
-@given(st.floats(0.05, 50), st.floats(0.05, 50))
-def test_k_does_not_oscillate_while_the_bandwidth_stays(one: float, other: float) -> None:
-    spec = adapting()
-    lines = [capacity(1e10, up=each * MEGABIT, down=each * MEGABIT) for each in (one, other, 50)]
-    ks: tuple[int, ...] = (16, 16)
-    seen = []
-    for _ in range(8):
-        ks = choose_k(spec, survey(*lines), chain(spec), ks)
-        seen.append(ks)
-    assert seen[-1] == seen[-2] == seen[-3]

@@ -76,7 +76,7 @@ def test_a_plan_covers_every_stage_once_per_replica_and_uses_each_peer_at_most_o
     swarm: tuple[RunSpec, list[Peer]],
 ) -> None:
     spec, peers = swarm
-    plan = initial_plan(peers, spec, epoch=1, from_round=1, first_sample=0)
+    plan = initial_plan(peers, spec)
     if isinstance(plan, Waiting):
         assert not chainable(peers, spec)
         assert plan.unreachable
@@ -97,7 +97,7 @@ def test_every_link_is_dialed_toward_an_end_that_accepts_connections(
     swarm: tuple[RunSpec, list[Peer]],
 ) -> None:
     spec, peers = swarm
-    plan = initial_plan(peers, spec, 1, 1, 0)
+    plan = initial_plan(peers, spec)
     for replica in plan.replicas if isinstance(plan, Plan) else ():
         for i, link in enumerate(replica.links):
             upstream, downstream = replica.members[i : i + 2]
@@ -110,12 +110,12 @@ def test_every_link_is_dialed_toward_an_end_that_accepts_connections(
 def test_the_order_of_the_input_does_not_matter(swarm: tuple[RunSpec, list[Peer]], seed: int) -> None:
     spec, peers = swarm
     shuffled = random.Random(seed).sample(peers, len(peers))
-    assert initial_plan(shuffled, spec, 1, 1, 0) == initial_plan(peers, spec, 1, 1, 0)
+    assert initial_plan(shuffled, spec) == initial_plan(peers, spec)
 
 
 def test_reachable_peers_form_pipelines_in_order_of_arrival() -> None:
     peers = [peer(i, Role.STAGE) for i in range(1, 5)] + [peer(5, Role.REPLICA)]
-    plan = initial_plan(peers, spec_of(2, 1, 2), 1, 1, 0)
+    plan = initial_plan(peers, spec_of(2, 1, 2))
     assert isinstance(plan, Plan)
     assert [[m.peer for m in replica.members] for replica in plan.replicas] == [
         ["peer-5"],
@@ -129,7 +129,7 @@ def test_reachable_peers_form_pipelines_in_order_of_arrival() -> None:
 
 def test_peers_without_endpoint_are_spread_over_the_pipelines() -> None:
     peers = [peer(i, Role.STAGE, endpoint=i <= 2) for i in range(1, 5)]
-    plan = initial_plan(peers, spec_of(2, 0, 2), 1, 1, 0)
+    plan = initial_plan(peers, spec_of(2, 0, 2))
     assert isinstance(plan, Plan)
     assert [[m.peer for m in replica.members] for replica in plan.replicas] == [
         ["peer-1", "peer-3"],
@@ -141,10 +141,10 @@ def test_peers_without_endpoint_are_spread_over_the_pipelines() -> None:
 def test_a_pair_without_endpoints_waits_and_both_are_named_until_a_third_peer_connects_them() -> None:
     spec = spec_of(2, 0, 1)
     peers = [peer(1, Role.STAGE, endpoint=False), peer(2, Role.STAGE, endpoint=False)]
-    waiting = initial_plan(peers, spec, 1, 1, 0)
+    waiting = initial_plan(peers, spec)
     assert isinstance(waiting, Waiting)
     assert "peer-1 and peer-2" in waiting.sentence
-    plan = initial_plan([*peers, peer(3, Role.STAGE)], spec, 1, 1, 0)
+    plan = initial_plan([*peers, peer(3, Role.STAGE)], spec)
     assert isinstance(plan, Plan)
     assert [member.peer for member in plan.replicas[0].members] == ["peer-1", "peer-3"]
 
@@ -153,7 +153,7 @@ def test_missing_does_not_count_peers_that_are_gone() -> None:
     spec = spec_of(2, 1, 1)
     peers = [peer(1, Role.STAGE), peer(2, Role.STAGE, live=False)]
     assert missing(peers, spec) == "1 more stage peer (1 of 2 here) and 1 more full replica (0 of 1 here)"
-    waiting = initial_plan(peers, spec, 1, 1, 0)
+    waiting = initial_plan(peers, spec)
     assert waiting == Waiting(f"waiting for {missing(peers, spec)}")
 
 
@@ -161,8 +161,8 @@ def test_a_pipeline_of_fewer_members_than_stages_waits_for_its_members_and_share
     spec = spec_of(5, 0, 2, members=3)
     assert POLICIES[Role.STAGE].peers_needed(spec) == 6
     peers = [peer(i, Role.STAGE) for i in range(1, 7)]
-    assert initial_plan(peers[1:], spec, 1, 1, 0) == Waiting("waiting for 1 more stage peer (5 of 6 here)")
-    plan = initial_plan(peers, spec, 1, 1, 0)
+    assert initial_plan(peers[1:], spec) == Waiting("waiting for 1 more stage peer (5 of 6 here)")
+    plan = initial_plan(peers, spec)
     assert isinstance(plan, Plan)
     for replica in plan.replicas:
         assert [str(member.stages) for member in replica.members] == ["0-1", "2-3", "4"]
@@ -170,9 +170,7 @@ def test_a_pipeline_of_fewer_members_than_stages_waits_for_its_members_and_share
 
 def test_peers_that_drain_are_not_in_the_first_plan() -> None:
     peers = [peer(1, Role.STAGE), replace(peer(2, Role.STAGE), lifecycle=Lifecycle.DRAINING)]
-    assert initial_plan(peers, spec_of(2, 0, 1), 1, 1, 0) == Waiting(
-        "waiting for 1 more stage peer (1 of 2 here)"
-    )
+    assert initial_plan(peers, spec_of(2, 0, 1)) == Waiting("waiting for 1 more stage peer (1 of 2 here)")
 
 
 def measured(arrival: int, gigaflops: float, megabytes: float = 0.0) -> Peer:
@@ -184,7 +182,7 @@ def measured(arrival: int, gigaflops: float, megabytes: float = 0.0) -> Peer:
 
 def test_measured_peers_form_pipelines_by_what_they_can_carry_and_the_plan_says_so() -> None:
     peers = [measured(1, 1.0, 0.5), measured(2, 3.0, 0.5), peer(3, Role.REPLICA)]
-    plan = initial_plan(peers, spec_of(4, 1, 1, members=2), 1, 1, 0)
+    plan = initial_plan(peers, spec_of(4, 1, 1, members=2))
     assert isinstance(plan, Plan)
     assert plan.replicas[0].members[0].peer == "peer-3"
     shares = {member.peer: len(member.stages) for member in plan.replicas[1].members}
@@ -197,14 +195,14 @@ def test_estimates_count_more_than_the_capacity_declared_at_the_join() -> None:
     spec = spec_of(4, 0, 1, members=2)
     peers = [measured(1, 1.0), measured(2, 3.0)]
     estimates = {PeerId("peer-1"): Estimates(Capacity("cpu", 2**30, 1, 9e9))}
-    plan = initial_plan(peers, spec, 1, 1, 0, estimates)
+    plan = initial_plan(peers, spec, estimates)
     assert isinstance(plan, Plan)
     assert {member.peer: len(member.stages) for member in plan.replicas[0].members}["peer-1"] == 3
 
 
 def test_the_reason_for_many_pipelines_describes_only_the_slowest() -> None:
     peers = [measured(i, 1.0 if i == 7 else 5.0, 0.5) for i in range(1, 13)]
-    plan = initial_plan(peers, spec_of(2, 0, 6), 1, 1, 0)
+    plan = initial_plan(peers, spec_of(2, 0, 6))
     assert isinstance(plan, Plan)
     assert plan.reason.startswith("6 pipelines by what peers can carry: the slowest is replica-")
     assert "..peer-7" in plan.reason
@@ -216,7 +214,7 @@ def test_the_run_waits_for_memory_if_no_pipeline_fits() -> None:
         replace(each, capacity=replace(each.capacity, memory_bytes=10_000))
         for each in (measured(1, 1.0), measured(2, 1.0))
     ]
-    waiting = initial_plan(peers, spec_of(2, 0, 1), 1, 1, 0)
+    waiting = initial_plan(peers, spec_of(2, 0, 1))
     assert isinstance(waiting, Waiting)
     assert not waiting.unreachable
     assert "waiting for more memory" in waiting.sentence
@@ -226,7 +224,7 @@ def test_the_reason_of_a_plan_with_many_members_is_short_enough_for_nodes() -> N
     spec = spec_of(16, 0, 4)
     peers = [peer(i, Role.STAGE) for i in range(1, 65)]
     estimates = {each.peer: Estimates(replace(each.capacity, flops=1e9 * each.arrival)) for each in peers}
-    plan = initial_plan(peers, spec, 1, 1, 0, estimates)
+    plan = initial_plan(peers, spec, estimates)
     assert isinstance(plan, Plan)
     renamed = {each.peer: keyed(each.arrival).peer for each in peers}
     members = [
@@ -245,9 +243,9 @@ def test_without_speeds_a_peer_with_too_little_memory_is_not_in_the_plan() -> No
     spec = spec_of(2, 0, 1)
     first, second, third = (peer(i, Role.STAGE) for i in (1, 2, 3))
     weak = replace(first, capacity=replace(first.capacity, memory_bytes=10_000))
-    plan = initial_plan([weak, second, third], spec, 1, 1, 0)
+    plan = initial_plan([weak, second, third], spec)
     assert isinstance(plan, Plan)
     assert plan.replica_of(weak.peer) is None
-    waiting = initial_plan([weak, second], spec, 1, 1, 0)
+    waiting = initial_plan([weak, second], spec)
     assert isinstance(waiting, Waiting)
     assert "memory" in waiting.sentence

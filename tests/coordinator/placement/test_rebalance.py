@@ -16,13 +16,13 @@ from coordinator.placement.member_exchange import MemberExchange
 from coordinator.placement.shares import MOST_SHARE, fair_shares
 from coordinator.state.commands import Offer
 from coordinator.state.text import short
-from protocol.algorithm.sampling import sample_range
 from protocol.errors import ErrorCode
 from protocol.types import Capacity, Member, Role
 from tests.builders import Keyed
 from tests.support.coordinator_run import (
     ALL,
     Run,
+    assert_samples_tile,
     attest,
     join,
     latest_reason,
@@ -325,13 +325,7 @@ class TestShares:
         play_rounds(run, 2)
         leave(run, B)
         play_rounds(run, 2)
-        stops = [0]
-        for number in range(1, run.state.current_round + 1):
-            plan = run.state.plan_for(number)
-            for replica in plan.replicas:
-                part = sample_range(plan, run.spec, number, replica.index)
-                assert part.start == stops[-1]
-                stops.append(part.stop)
+        assert_samples_tile(run, run.state.current_round)
         assert len(run.state.plans) > 2
 
     @given(

@@ -4,20 +4,69 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.rounds.attestation import expected_digest, settled_digest
-from coordinator.state.commands import Attest, Leave, Offer, Report
+from coordinator.rounds.attestation import MOST_CHANGES, expected_digest, settled_digest
+from coordinator.rounds.rounds import MOST_REPORTS
+from coordinator.state.commands import Attest, Await, Drain, Heartbeat, Leave, Offer, Report, Retreat
 from coordinator.state.events import (
     AnchorDiverged,
     DigestAttested,
+    PeerSeen,
     RunFinished,
 )
 from protocol.errors import ErrorCode
 from protocol.status import RunPhase
-from protocol.types import Lifecycle, Role
-from tests.builders import anchor_of, keyed, spec_of
-from tests.support.coordinator_run import Run, joined_run, settle
+from protocol.types import Lifecycle, Rejection, Role
+from tests.builders import anchor_of, keyed, spec_of, tampered
+from tests.support.coordinator_run import Run, joined_run, play_round, settle, started
 
 A, B, C, D = (keyed(i) for i in range(4))
+
+
+class TestBounds:
+    """What one peer can add to the log for one anchor is bounded, whatever it sends."""
+
+    def test_digests_that_turn_the_majority_are_stored_a_few_times(self) -> None:
+        run = joined_run(spec_of(1, 5), *[Role.REPLICA] * 5)
+        for peer, digest in ((A, "one"), (B, "one"), (C, "another"), (D, "another")):
+            run.accept(Attest(peer.peer, 0, 0, "stage", digest))
+        before, liar = len(run.events), keyed(4)
+        for i in range(300):
+            run.send(Attest(liar.peer, 0, 0, "stage", "one" if i % 2 else "another"))
+        assert len(run.events) - before <= 5 * (MOST_CHANGES + 1)
+
+    def test_reports_that_grow_by_one_payload_are_stored_a_few_times(self) -> None:
+        run = joined_run(spec_of(1, 12), *[Role.REPLICA] * 12)
+        hosts = [keyed(i) for i in range(12)]
+        payloads = [host.payload(run.spec, 0, 1) for host in hosts]
+        for host, payload in zip(hosts, payloads, strict=True):
+            run.accept(Offer(host.peer, payload))
+        before = len(run.events)
+        for count in range(1, 13):
+            for _ in range(10):
+                run.accept(Report(A.peer, 0, 1, tuple(payloads[:count])))
+        assert len(run.events) - before == MOST_REPORTS
+
+    def test_other_calls_that_are_repeated_add_nothing(self, run: Run) -> None:
+        good = B.payload(run.spec, 0, 1)
+        calls = [
+            Offer(B.peer, B.payload(run.spec, 0, 1, weight=9.0)),
+            Offer(B.peer, tampered(good)),
+            Offer(B.peer, good),
+            Offer(B.peer, B.payload(run.spec, 0, 1, anchor="other")),
+            Await(B.peer, 0, 1, withheld=1),
+            Await(B.peer, 1, 1, withheld=1),
+            Report(B.peer, 0, 1, (good,), (Rejection(A.payload(run.spec, 0, 1), "no"),)),
+            Heartbeat(B.peer, 1, 1),
+            Drain(B.peer, "tired"),
+            Retreat(B.peer, 1, "tired"),
+        ]
+        for call in calls:
+            run.send(call)
+        before = len(run.events)
+        for _ in range(50):
+            for call in calls:
+                run.send(call)
+        assert [e for e in run.events[before:] if not isinstance(e, PeerSeen)] == []
 
 
 class TestAnchors:
@@ -92,6 +141,25 @@ class TestAnchors:
         mixed.accept(Attest(C.peer, 0, 0, "embedding", "digest"))
         for stage, part in ((0, "stage"), (1, "embedding"), (1, "optimizer"), (-1, "embedding")):
             mixed.refuse(Attest(C.peer, stage, 0, part, "digest"), ErrorCode.BAD_REQUEST)
+
+    def test_a_peer_changes_a_digest_only_a_few_times(self, run: Run) -> None:
+        run.accept(Attest(B.peer, 0, 0, "stage", "right"))
+        for number in range(4000):
+            run.send(Attest(A.peer, 0, 0, "stage", f"digest {number}"))
+        attested = [event for event in run.events if isinstance(event, DigestAttested)]
+        assert len([event for event in attested if event.peer == A.peer]) == 1 + MOST_CHANGES
+        assert len([event for event in attested if event.peer == B.peer]) <= 1 + MOST_CHANGES
+        run.refuse(Attest(A.peer, 0, 0, "stage", "right"), ErrorCode.BAD_REQUEST)
+        run.accept(Attest(A.peer, 1, 0, "stage", "right"))
+
+    def test_the_changes_of_old_digests_are_forgotten(self) -> None:
+        run = started(rounds=80)
+        for digest in ("one", "two", anchor_of(0, 0)):
+            run.accept(Attest(A.peer, 0, 0, "stage", digest))
+        assert run.state.digest_changes == {(0, 0, "stage"): {A.peer: 2}}
+        while run.state.keeps_digests(0):
+            play_round(run)
+        assert not run.state.digest_changes
 
     def test_only_decided_rounds_can_be_attested(self, run: Run) -> None:
         run.refuse(Attest(A.peer, 0, 1, "stage", "digest"), ErrorCode.BAD_REQUEST)

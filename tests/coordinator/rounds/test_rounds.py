@@ -14,8 +14,8 @@ from coordinator.state.events import (
     RoundAborted,
 )
 from protocol.errors import ErrorCode
-from protocol.types import Role
-from tests.builders import anchor_of, keyed, spec_of, tampered
+from protocol.types import Decision, Role
+from tests.builders import Keyed, anchor_of, keyed, spec_of, tampered
 from tests.support.coordinator_run import Run, beat_for, joined_run, settle
 
 A, B, C, D = (keyed(i) for i in range(4))
@@ -117,14 +117,16 @@ class TestDecisions:
         assert all(set(entry.holders) == {A.peer, B.peer} for entry in decision.entries)
         assert decision.next_epoch == 1
 
-    def test_a_payload_that_only_its_owner_holds_is_left_out(self, run: Run) -> None:
-        a, b = A.payload(run.spec, 0, 1), B.payload(run.spec, 0, 1)
-        run.accept(Offer(A.peer, a))
-        run.accept(Offer(B.peer, b))
-        run.accept(Report(A.peer, 0, 1, (a,)))
-        run.accept(Report(B.peer, 0, 1, (a, b)))
+    def test_a_payload_that_only_its_owner_holds_is_left_out(self) -> None:
+        run = joined_run(spec_of(1, 3), *[Role.REPLICA] * 3)
+        a, b, c = payloads = [peer.payload(run.spec, 0, 1) for peer in (A, B, C)]
+        for peer, payload in zip((A, B, C), payloads, strict=True):
+            run.accept(Offer(peer.peer, payload))
+        run.accept(Report(A.peer, 0, 1, (a, c)))
+        run.accept(Report(B.peer, 0, 1, (a, b, c)))
+        run.accept(Report(C.peer, 0, 1, (a, c)))
         decision = run.state.decisions[0, 1]
-        assert [entry.descriptor for entry in decision.entries] == [a]
+        assert {entry.descriptor.owner for entry in decision.entries} == {A.peer, C.peer}
         assert "replica-1" in decision.reason
 
     def test_a_round_without_a_payload_held_by_two_is_aborted_with_a_reason(self, run: Run) -> None:
@@ -270,3 +272,68 @@ class TestDecisions:
         decision = settle(run, 0, 1, [keyed(i) for i in range(count)])
         assert {len(entry.holders) for entry in decision.entries} == {MAX_HOLDERS}
         assert len({holder for entry in decision.entries for holder in entry.holders}) == count
+
+
+class TestWeight:
+    """More than half of the assigned weight of the live replicas must contribute."""
+
+    def five(self) -> tuple[Run, list[Keyed]]:
+        run = joined_run(spec_of(1, 5, rounds=20), *[Role.REPLICA] * 5)
+        return run, [keyed(i) for i in range(5)]
+
+    def closed_with(self, run: Run, *hosts: Keyed, weight: float = 1.0) -> Decision | None:
+        """These hosts offer and hold each other's payloads, and the window passes."""
+        number = run.state.current_round
+        payloads = tuple(host.payload(run.spec, 0, number, weight=weight) for host in hosts)
+        for host, payload in zip(hosts, payloads, strict=True):
+            run.accept(Offer(host.peer, payload))
+        live = [peer for peer in map(keyed, range(5)) if run.state.peers[peer.peer].is_live]
+        beat_for(run, 2 * run.spec.timing.least_window, *live)
+        for host in hosts if run.state.round_of(0, number).group else ():
+            run.accept(Report(host.peer, 0, number, payloads))
+        return run.state.decisions.get((0, number))
+
+    def test_two_of_five_neither_close_nor_decide_a_round(self) -> None:
+        run, peers = self.five()
+        assert self.closed_with(run, *peers[3:]) is None
+        assert run.state.round_of(0, 1).group is None
+        decision = settle(run, 0, 1, peers)
+        assert len(decision.entries) == 5
+
+    def test_three_of_five_decide_a_round(self) -> None:
+        run, peers = self.five()
+        decision = self.closed_with(run, *peers[:3])
+        assert decision is not None
+        assert {entry.descriptor.owner for entry in decision.entries} == {each.peer for each in peers[:3]}
+
+    def test_half_closes_a_round_and_does_not_commit_it(self) -> None:
+        run, peers = self.five()
+        run.accept(Leave(peers[4].peer, "interrupted"))
+        decision = self.closed_with(run, *peers[:2])
+        assert decision is not None
+        assert not decision.committed
+        assert decision.reason == "replicas that weigh 2 of 4 contribute, and more than half must"
+
+    def test_small_shares_count_with_the_whole_weight_of_their_replicas(self) -> None:
+        run, peers = self.five()
+        decision = self.closed_with(run, *peers[:3], weight=0.2)
+        assert decision is not None
+        assert decision.committed
+
+    def test_replicas_that_are_gone_or_withhold_do_not_count(self) -> None:
+        run, peers = self.five()
+        run.accept(Leave(peers[4].peer, "interrupted"))
+        run.accept(Await(peers[3].peer, 0, 1, withheld=1))
+        decision = self.closed_with(run, *peers[:2])
+        assert decision is not None
+        assert decision.committed, "two of three"
+
+    def test_a_payload_that_is_not_held_does_not_count(self) -> None:
+        run, peers = self.five()
+        payloads = tuple(host.payload(run.spec, 0, 1) for host in peers)
+        for host, payload in zip(peers, payloads, strict=True):
+            run.accept(Offer(host.peer, payload))
+        for host, payload in zip(peers, payloads, strict=True):
+            run.accept(Report(host.peer, 0, 1, tuple({*payloads[3:], payload})))
+        decision = run.state.decisions[0, 1]
+        assert decision.reason == "replicas that weigh 2 of 5 contribute, and more than half must"

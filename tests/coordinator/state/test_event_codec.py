@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import reduce
 from typing import get_args
 
 import pytest
@@ -15,25 +15,24 @@ from coordinator.state.events import Event, PeerSeen
 from coordinator.state.state import State
 from protocol.status import RunPhase
 from protocol.types import StageRange
-from tests.builders import keyed, spec_of
-from tests.support.paths import ROOT
+from tests.builders import former_log, keyed, spec_of
 
 st.register_type_strategy(
     StageRange, st.tuples(st.integers(0, 9), st.integers(1, 9)).map(lambda t: StageRange(t[0], sum(t)))
 )
 st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False))
 
+LATER_KINDS = {
+    "ArbiterAppointed",
+    "PayloadsContested",
+    "PayloadArbitrated",
+    "AddressesChanged",
+    "LinkFailed",
+    "RoleChanged",
+}
+"""Kinds that the first release of the log format did not have."""
+
 EVENTS = st.one_of([st.builds(kind) for kind in STORED_KINDS])
-
-
-@cache
-def former_log() -> list[tuple[str, str]]:
-    """Kind and JSON of each event of a whole run, as the first release of the log format wrote them.
-
-    Two full replicas, a pipeline and two spares train four rounds. Every kind of event occurs.
-    """
-    lines = (ROOT / "tests" / "vectors" / "event_log.tsv").read_text("utf-8").splitlines()
-    return [(kind, text) for kind, text in (line.split("\t") for line in lines)]
 
 
 @given(EVENTS)
@@ -53,13 +52,22 @@ def test_invalid_text_raises_only_value_error(kind: str, text: str) -> None:
 
 
 def test_a_former_log_has_every_kind_and_is_written_again_byte_for_byte() -> None:
-    assert {kind for kind, _ in former_log()} == set(STORED_KINDS.values())
-    assert [encode(decode(kind, text)) for kind, text in former_log()] == former_log()
+    assert {kind for kind, _ in former_log()} == set(STORED_KINDS.values()) - LATER_KINDS
+    again = [encode(decode(kind, text)) for kind, text in former_log()]
+    # Descriptors had no epoch, those of plans begin at 1. Nobody dialled peers back, and there was no relay.
+    added = (
+        ',"epoch":0',
+        ',"relayed":false',
+        ',"reachability":null,"claimed":"","problem":"","role_reason":""',
+    )
+    assert [
+        (kind, reduce(lambda t, new: t.replace(f"{new}}}", "}"), added, text)) for kind, text in again
+    ] == former_log()
 
 
 def test_a_log_of_the_first_release_leads_to_the_same_state() -> None:
     spec = spec_of(2, 2, 1, 4)
-    state = replay(State.of(spec), (decode(kind, text) for kind, text in former_log()))
+    state = replay(State(spec, spec.name), (decode(kind, text) for kind, text in former_log()))
     assert state.phase is RunPhase.FINISHED
     assert (state.rounds_decided, state.committed, state.aborted) == (4, 7, 1)
     assert state.quarantined == {keyed(1).peer}

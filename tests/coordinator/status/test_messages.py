@@ -16,13 +16,13 @@ class TestSentences:
         spec = spec_of(2, 1, 1)
         run = Run(spec)
         run.accept(A.join(spec, Role.STAGE))
-        assert run_message(run.state, spec) == (
+        assert run_message(run.state) == (
             "waiting for 1 more stage peer (1 of 2 here) and 1 more full replica (0 of 1 here)"
         )
         run.accept(B.join(spec, Role.STAGE))
         run.accept(C.join(spec, Role.REPLICA))
-        assert run_message(run.state, spec) == "training: round 1 of 3"
+        assert run_message(run.state) == "training: round 1 of 3"
         run.accept(Offer(C.peer, C.payload(spec, 0, 1)))
-        assert run_message(run.state, spec) == "training: round 1 of 3, waiting for replica-1 at stage 0"
+        assert run_message(run.state) == "training: round 1 of 3, waiting for replica-1 at stage 0"
         run.accept(Offer(A.peer, A.payload(spec, 0, 1)))
-        assert "waiting for the reports of" in run_message(run.state, spec)
+        assert "waiting for the reports of" in run_message(run.state)

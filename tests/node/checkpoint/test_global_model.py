@@ -41,7 +41,8 @@ def _refusal(folder: Path) -> HetnodeError:
     with pytest.raises(HetnodeError) as caught:
         global_model.read(folder)
     assert caught.value.remedy
-    assert not global_model.is_complete(folder)
+    with pytest.raises(HetnodeError):
+        global_model.verify(folder)
     return caught.value
 
 
@@ -56,7 +57,7 @@ def _assert_holds(folder: Path, stages: dict[int, dict[str, Tensor]], round_numb
 
 
 def _reseal(folder: Path, change: Callable[[Manifest], Manifest]) -> None:
-    """Rewrite the manifest as somebody would who knows how to make its checksum hold."""
+    """Rewrite the manifest with a valid checksum, as an attacker can."""
     path = folder / "manifest.json"
     path.write_text(change(Manifest.model_validate_json(path.read_text())).sealed().text)
 
@@ -77,14 +78,15 @@ def _replace_stage(folder: Path, stage: int, tensors: dict[str, Tensor]) -> None
 
 def test_what_was_written_is_read(folder: Path) -> None:
     _assert_holds(folder, _stages(0, 1, 2))
-    assert global_model.is_complete(folder)
+    global_model.require_complete(global_model.verify(folder))
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
 def test_a_member_may_write_only_its_stages(tmp_path: Path) -> None:
     global_model.write(tmp_path / "part", SPEC, ROUND, _stages(1))
     _assert_holds(tmp_path / "part", _stages(1))
-    assert not global_model.is_complete(tmp_path / "part")
+    with pytest.raises(HetnodeError, match="stages 0, 2"):
+        global_model.require_complete(global_model.verify(tmp_path / "part"))
 
 
 def test_equal_parameters_give_equal_bytes(folder: Path, tmp_path: Path) -> None:
@@ -310,7 +312,7 @@ def test_the_parts_of_members_make_one_checkpoint(tmp_path: Path) -> None:
     parts = [_part(tmp_path / "a", 0, 1), _part(tmp_path / "b", 1, 2)]
     global_model.assemble(parts, tmp_path / "whole")
     _assert_holds(tmp_path / "whole", _stages(0, 1, 2))
-    assert global_model.is_complete(tmp_path / "whole")
+    global_model.require_complete(global_model.verify(tmp_path / "whole"))
 
 
 def test_missing_stages_are_named(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from protocol.algorithm.digest import CHUNK_BYTES, digest_of, header_of
 from protocol.algorithm.outer_step import anchor_digest
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import StageRange
+from tests.support import commands
 from tests.support.checkpoints import (
     HOSTED,
     SPEC,
@@ -33,7 +33,6 @@ from tests.support.checkpoints import (
     private_of,
     write_checkpoint,
 )
-from tests.support.paths import ROOT
 
 
 def test_what_was_written_is_restored(tmp_path: Path) -> None:
@@ -218,20 +217,10 @@ def test_a_failure_between_the_files_leaves_nothing_and_the_next_write_succeeds(
     assert_holds(node_checkpoint.newest(tmp_path, SPEC, HOSTED), 20)
 
 
-MEANS = {
-    "full file system": ["unshare", "--mount", sys.executable, "-m", "tests.support.full_disk", "tmpfs"],
-    "limited file size": [sys.executable, "-m", "tests.support.full_disk", "limit"],
-}
-
-
-@pytest.mark.parametrize("means", MEANS)
+@pytest.mark.parametrize("means", ["tmpfs", "limit"])
 def test_a_full_disk_is_reported_and_leaves_what_was_there(tmp_path: Path, means: str) -> None:
-    command = MEANS[means]
-    if means == "full file system" and subprocess.run([*command[:2], "true"], check=False).returncode:
+    if means == "tmpfs" and subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
         pytest.skip("may not mount a file system here")
-    root = ROOT
-    done = subprocess.run(
-        [*command, str(tmp_path)], check=False, capture_output=True, text=True, timeout=120, cwd=root
-    )
+    done = commands.run("tests.support.full_disk", means, str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["disk-full"] * 5

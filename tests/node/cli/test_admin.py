@@ -17,7 +17,7 @@ from tests.builders import keyed, spec_of
 from tests.support import commands
 from tests.support.coordinator_process import Running, refusal_of, running
 
-A = keyed(0)
+A, B, C = (keyed(i) for i in range(3))
 
 
 async def hetnode(*arguments: str) -> tuple[int, str, str]:
@@ -60,6 +60,38 @@ async def test_a_peer_is_banned_and_let_in_again(run: Running) -> None:
     await run.join(A)
 
 
+async def test_a_ban_names_the_invite_by_which_the_peer_could_come_back(run: Running) -> None:
+    folder = ("--folder", str(run.folder))
+    _, out, _ = await hetnode("invite", "create", *folder, "--uses", "3")
+    invite = decode(out)
+    await run.enroll(A, invite)
+    status, out, errors = await hetnode("peers", "ban", A.peer, *folder)
+    assert (status, errors) == (0, "")
+    assert f"{A.peer} is banned" in out
+    advice = f"hetnode invite revoke {invite.id} --folder {run.folder}"
+    assert f"its invite {invite.id} still lets in 2 more" in out
+    assert advice in out
+    # The same person comes back with a new key. The operator does as the output said.
+    await run.enroll(B, invite)
+    assert invite.id in (await hetnode("peers", "list", *folder))[1]
+    assert (await hetnode(*advice.split()[1:]))[0] == 0
+    assert (await refusal_of(run.enroll(C, invite))).code is ErrorCode.INVITE_REVOKED
+    # Nothing is open any more, so there is nothing to say.
+    assert (await hetnode("peers", "ban", B.peer, *folder))[1].split("\n") == [f"{B.peer} is banned", ""]
+
+
+async def test_a_ban_can_revoke_the_invite_of_the_peer(run: Running) -> None:
+    folder = ("--folder", str(run.folder))
+    _, out, _ = await hetnode("invite", "create", *folder, "--uses", "3")
+    invite = decode(out)
+    await run.enroll(A, invite)
+    status, out, errors = await hetnode("peers", "ban", A.peer, "--revoke-invite", *folder)
+    assert (status, errors) == (0, "")
+    assert f"its invite {invite.id} is revoked" in out
+    assert (await refusal_of(run.enroll(B, invite))).code is ErrorCode.INVITE_REVOKED
+    assert "revoked" in (await hetnode("invite", "list", *folder))[1]
+
+
 async def test_an_invite_in_a_file_is_its_owners_alone_and_not_on_the_screen(
     run: Running, tmp_path: Path
 ) -> None:
@@ -81,6 +113,13 @@ async def test_what_the_operator_cannot_have_is_refused_with_code_and_status(run
     await run.stop()
     status, _, errors = await hetnode("invite", "list", *folder)
     assert (status, "[coordinator-unreachable]" in errors) == (4, True)
+
+
+@pytest.mark.parametrize("command", [("status",), ("invite", "list", "--folder")], ids=" ".join)
+async def test_a_short_command_imports_nothing_heavy(run: Running, command: tuple[str, ...]) -> None:
+    heavy = ("torch", "numpy", "hivemind", "cryptography", "node.runtime", "coordinator")
+    found = await asyncio.to_thread(commands.imported_by, *command, str(run.folder), names=heavy)
+    assert found == "[]"
 
 
 @pytest.mark.parametrize(

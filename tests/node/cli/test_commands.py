@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from node.cli.main import COMMANDS
+from tests.support.commands import imported_by
 
 HEAVY = ("torch", "hivemind", "datasets", "matplotlib", "transformers", "tokenizers")
-LIGHT_COMMANDS = [["--help"], ["--version"], ["status", "--help"], ["invite", "create", "--help"]]
+LIGHT_COMMANDS = [
+    ["--help"],
+    ["--version"],
+    ["status", "--help"],
+    ["invite", "create", "--help"],
+    ["swarm", "up", "--help"],
+]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_list_of_commands_repeats_the_help_of_each(name: str) -> None:
     own = COMMANDS[name].load(name).help.split("\n\n")[0]
     assert " ".join(own.split()) == COMMANDS[name].help
-
-
-def imported_by(*arguments: str, names: tuple[str, ...]) -> str:
-    """Which of the modules `names` are imported when a command has run."""
-    code = (
-        "import sys\n"
-        "from node.cli.main import app\n"
-        f"app({list(arguments)!r}, standalone_mode=False)\n"
-        f"print([name for name in {names!r} if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return done.stdout.splitlines()[-1]
 
 
 @pytest.mark.parametrize("arguments", LIGHT_COMMANDS, ids=" ".join)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
+from coordinator.api.public_ports import RelayOptions
 from coordinator.placement.cost_model import memory_needed
 from node.cli import doctor, doctor_checks
 from node.cli.doctor import examine, findings_view
@@ -23,7 +25,9 @@ from node.cli.doctor_checks import (
     check_listening,
     check_memory,
 )
+from node.cli.doctor_reach import check_reach
 from node.cli.main import app
+from node.net.coordinator_channel import fetch_status
 from node.net.link_server import LinkServer
 from node.security.credentials import RunCredentials, folder_of
 from node.security.identity import Identity, open_identity
@@ -34,7 +38,8 @@ from protocol.spec.run import RunSpec
 from protocol.types import Capacity, StageRange
 from tests.builders import keyed, spec_of
 from tests.support.certificates import credentials
-from tests.support.coordinator_process import OWNER, Running, running
+from tests.support.commands import hetnode
+from tests.support.coordinator_process import COORDINATOR, Running, running
 
 WANTED = NodeSettings("cpu", 1, "127.0.0.1", 0, None, "nano")
 SPEED = Finding("speed", Severity.OK, "as fast as ever")
@@ -67,12 +72,12 @@ async def run(tmp_path: Path) -> AsyncIterator[Running]:
         yield coordinator
 
 
-def member(run: Running, tmp_path: Path) -> Identity:
+def member(run: Running, tmp_path: Path, key: Path | None = None) -> Identity:
     """An identity of this machine that was let into the run."""
-    identity = open_identity(tmp_path / "config" / "peer-0.key")
-    folder = folder_of(identity.path, run.spec.run_id)
+    identity = open_identity(key or tmp_path / "config" / "peer-0.key")
+    folder = folder_of(identity.path, run.run)
     tls = credentials(identity.peer, run.authority)
-    RunCredentials(folder, run.spec.run_id, run.address, OWNER.peer, None, tls).save()
+    RunCredentials(folder, run.run, run.address, COORDINATOR.peer, None, tls).save()
     return identity
 
 
@@ -90,18 +95,38 @@ def problems(findings: list[Finding]) -> list[ErrorCode | None]:
     return [each.code for each in findings if each.severity is Severity.PROBLEM]
 
 
+@pytest.mark.usefixtures("_computed")
 def test_without_a_run_the_machine_alone_is_examined() -> None:
-    """With a real worker process."""
     result = CliRunner().invoke(app, ["doctor", "--preset", "nano", "--threads", "1"], env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
-    for words in (
-        "1 CPU threads",
-        "GiB free on cpu",
-        "tokens/s of stage",
-        "hetnode doctor RUN",
-        "--dial-only",
-    ):
+    for words in (SPEED.found, "this machine is in none", "hetnode doctor INVITE", "--dial-only"):
         assert words in result.output
+
+
+async def test_a_real_process_takes_the_only_run_and_is_dialled_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a real worker process, over real sockets; as JSON."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    spec, relay = spec_of(replicas=0, pipelines=1), RelayOptions()
+    async with running(spec, tmp_path / "coordinator", relay=relay, dial_back=None) as run:
+        key = tmp_path / "hetnode" / "peer-0.key"
+        identity = member(run, tmp_path, key)
+        options = ("--json", "--threads", "1", "--listen", "127.0.0.1:0")
+        result = await asyncio.to_thread(hetnode, "doctor", *options)
+        relays = (await run.stub(identity).TryAddresses(pb.TryAddressesRequest(peer=identity.peer))).relays
+    assert result.returncode == 0, result.stderr
+    found = {each["subject"]: each for each in json.loads(result.stdout)}
+    assert run.run in found["coordinator"]["found"]
+    for subject in ("links", "payloads"):
+        assert found[subject]["severity"] == "OK"
+        assert "reachable: the coordinator connects to this machine at 127.0.0.1:" in found[subject]["found"]
+    assert found["NAT"]["found"] == "none: the coordinator sees this machine at its own address 127.0.0.1"
+    assert f"{relays[0].endpoint}, " in found["relay"]["found"]
+    assert "ms there and back" in found["relay"]["found"]
+    assert "1 CPU threads" in found["device"]["found"]
+    assert "tokens/s of stage" in found["speed"]["found"]
 
 
 def test_a_device_that_is_not_there_is_a_problem_with_its_exit_status() -> None:
@@ -114,10 +139,10 @@ def test_a_device_that_is_not_there_is_a_problem_with_its_exit_status() -> None:
 async def test_a_known_run_is_measured_and_left_alone(run: Running, tmp_path: Path) -> None:
     member(run, tmp_path)
     before = await run.status()
-    findings = await examine(WANTED, run.spec.run_id, None)
+    findings = await examine(WANTED, run.run, None)
     found = by_subject(findings)
     assert not problems(findings)
-    assert run.spec.run_id in found["coordinator"].found
+    assert run.run in found["coordinator"].found
     assert found["clock"].severity is Severity.OK
     assert found["certificate"].severity is Severity.OK
     for words in ("Mb/s up", "Mb/s down", "ms there and back"):
@@ -142,12 +167,48 @@ async def test_neighbours_of_the_plan_are_echoed_and_not_disturbed(run: Running,
             if update.signed_plan:
                 break
         watch.cancel()
-        found = by_subject(await examine(WANTED, run.spec.run_id, None))
+        found = by_subject(await examine(WANTED, run.run, None))
     finally:
         await server.close()
     assert "ms there and back" in found[f"neighbour {first.peer[-8:]}"].found
     assert found[f"neighbour {first.peer[-8:]}"].severity is Severity.OK
     assert found[f"neighbour {second.peer[-8:]}"].severity is Severity.WARNING
+
+
+@pytest.mark.usefixtures("_computed")
+async def test_without_a_name_the_only_run_is_taken(run: Running, tmp_path: Path) -> None:
+    identity = member(run, tmp_path)
+    await run.join(identity, role="stage")
+    found = by_subject(await examine(WANTED, None, None))
+    assert run.run in found["coordinator"].found
+    assert found["node"].found.startswith("runs (stage); others reach it")
+    assert {"NAT", "relay"} <= set(found)
+    assert not {"links", "payloads", "listening"} & set(found)
+
+
+@pytest.mark.usefixtures("_computed")
+async def test_of_several_runs_one_has_to_be_named(run: Running, tmp_path: Path) -> None:
+    identity = member(run, tmp_path)
+    tls = credentials(identity.peer)
+    second = folder_of(identity.path, "other-0123456789ab")
+    RunCredentials(second, "other-0123456789ab", run.address, COORDINATOR.peer, None, tls).save()
+    found = by_subject(await examine(WANTED, None, None))["run"]
+    assert run.run in found.found
+    assert "other-0123456789ab" in found.found
+    assert "hetnode doctor RUN" in found.remedy
+    ended = credentials(identity.peer, ended=True)
+    RunCredentials(second, "other-0123456789ab", run.address, COORDINATOR.peer, None, ended).save()
+    assert doctor.known_runs.runs_here() == [run.run]
+
+
+async def test_a_port_that_is_taken_in_a_run_is_a_problem(run: Running, tmp_path: Path) -> None:
+    identity = member(run, tmp_path)
+    address, tls = doctor.known_runs.member(run.run) or ("", credentials(identity.peer))
+    status = await fetch_status(address, tls)
+    async with await asyncio.start_server(lambda *_: None, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        found = await check_reach(address, tls, identity.peer, status, replace(WANTED, port=port))
+    assert problems(found) == [ErrorCode.PORT_IN_USE]
 
 
 @pytest.mark.usefixtures("_computed")
@@ -167,12 +228,13 @@ async def test_an_invite_is_not_spent(run: Running) -> None:
     for door, address in (("coordinator", run.address), ("enrollment", run.enrollment)):
         assert address in found[door].found
     assert "would be spent" in found["connections"].found
+    assert "none stands between" in found["router"].found
     (kept,) = (await run.admin.ListInvites(pb.ListInvitesRequest())).invites
     assert list(kept.peers) == []
 
 
 @pytest.mark.usefixtures("_computed")
-async def test_whoever_was_let_in_before_measures_with_an_invite_too(run: Running, tmp_path: Path) -> None:
+async def test_an_enrolled_peer_can_measure_with_an_invite_too(run: Running, tmp_path: Path) -> None:
     member(run, tmp_path)
     file = tmp_path / "invite"
     file.write_text((await run.invite()).encode())
@@ -184,7 +246,7 @@ async def test_a_coordinator_that_is_away_is_a_problem(run: Running, tmp_path: P
     member(run, tmp_path)
     invite = await run.invite()
     await run.stop()
-    assert problems(await examine(WANTED, run.spec.run_id, None)) == [ErrorCode.COORDINATOR_UNREACHABLE]
+    assert problems(await examine(WANTED, run.run, None)) == [ErrorCode.COORDINATOR_UNREACHABLE]
     away = problems(await examine(WANTED, replace(invite, pin=bytes(32)).encode(), None))
     assert set(away) == {ErrorCode.COORDINATOR_UNREACHABLE}
 
@@ -196,7 +258,7 @@ async def test_a_clock_that_is_wrong_is_said_to_be(
     member(run, tmp_path)
     slow = SimpleNamespace(time=lambda: time.time() - 600)
     monkeypatch.setattr(doctor_checks, "time", slow)
-    clock = by_subject(await examine(WANTED, run.spec.run_id, None))["clock"]
+    clock = by_subject(await examine(WANTED, run.run, None))["clock"]
     assert clock.severity is Severity.WARNING
     assert "600" in clock.found
     assert "behind" in clock.found
@@ -248,7 +310,7 @@ def test_the_stages_that_fit_into_memory_are_named() -> None:
     spec = resolve("178m")
     whole = check_memory(spec, Capacity("cuda", 2**40, 1))
     assert whole.severity is Severity.OK
-    assert "--role replica" in whole.found
+    assert "a full replica" in whole.found
     nothing = check_memory(spec, Capacity("cuda", 2**20, 1))
     assert nothing.code is ErrorCode.DEVICE_UNAVAILABLE
     assert nothing.remedy

@@ -124,11 +124,11 @@ def test_a_file_of_peers_that_cannot_be_read(peers: Path, content: bytes | None)
     assert "cannot be read" in refused("--peers", str(peers)).cause
 
 
-def test_nobody_to_plan_with() -> None:
+def test_a_plan_without_peers_is_refused() -> None:
     assert "no peers" in refused().cause
 
 
-def test_two_answers_to_who_the_peers_are(peers: Path) -> None:
+def test_two_lists_of_peers_are_refused(peers: Path) -> None:
     peers.write_text(f"{HEADER}\n{GOOD}\n")
     assert "--stage-peers" in refused("--peers", str(peers), "--stage-peers", "4").cause
 

@@ -9,11 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import datasets
-import huggingface_hub
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet
 import pytest
 import tokenizers
 
@@ -68,7 +64,9 @@ def _hf_jsonl(folder: Path) -> str:
 
 
 def _hf_parquet(folder: Path) -> str:
-    table = pa.table({"text": [_document(n) for n in range(DOCUMENTS)]})
+    import pyarrow.parquet  # noqa: PLC0415  collecting the tests needs none of it
+
+    table = pyarrow.table({"text": [_document(n) for n in range(DOCUMENTS)]})
     pyarrow.parquet.write_table(table, folder / "corpus.parquet", row_group_size=50)
     return f"hf:{folder}"
 
@@ -90,7 +88,7 @@ def _spec(source: str, **overrides: Any) -> RunSpec:
 @pytest.fixture(scope="module", autouse=True)
 def _caches_stay_in_a_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
 
 
@@ -312,8 +310,8 @@ def test_a_broken_hf_file_is_unreadable_again_and_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["owner/name", "name", "owner/name/config"])
 def test_the_hub_out_of_reach_is_unreadable(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     error = _failure(f"hf:no-such-{name}")
     assert error.code is ErrorCode.DATA_UNREADABLE
     assert f"no-such-{name}" in error.cause
@@ -353,7 +351,7 @@ def test_a_hub_data_set_is_streamed_and_not_loaded_whole(monkeypatch: pytest.Mon
 
         return records()
 
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
     stream = open_stream(_spec("hf:owner/name"))
     stream.read(range(4))
     assert 0 < taken < 2000

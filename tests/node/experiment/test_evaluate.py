@@ -19,7 +19,7 @@ from node.data import sources
 from node.data.stream import open_stream
 from node.data.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer
 from node.experiment import evaluate as evaluation
-from node.experiment.evaluate import Documents, Evaluation, Mode, evaluate
+from node.experiment.evaluate import Documents, Evaluation, ForwardMode, evaluate
 from node.experiment.in_process_replica import LocalReplica, plan_of
 from node.generate import validation_loss, whole_model
 from node.model.stage import next_token_loss
@@ -120,7 +120,7 @@ def test_the_compressed_mode_is_that_of_a_pipeline(corpus: Path, overrides: dict
     pipeline = plan_of(model.spec).replicas[0]
     assert len(pipeline.members) == model.spec.swarm.chain_length
     expected = LocalReplica(model.spec, pipeline, Compute(), open_stream(model.spec), parts).validate()
-    found = evaluate(model, f"text:{corpus}", mode=Mode.COMPRESSED, batches=3)
+    found = evaluate(model, f"text:{corpus}", mode=ForwardMode.COMPRESSED, batches=3)
     assert found.loss == pytest.approx(expected, rel=1e-5)
     plain = evaluate(model, f"text:{corpus}", batches=3)
     assert (found.tokens, found.bytes) == (plain.tokens, plain.bytes)
@@ -162,7 +162,7 @@ def test_a_stream_is_measured_in_its_order_and_ends_with_it(
     def records(_: str) -> list[object]:
         return [{"text": text} for text in texts]
 
-    monkeypatch.setattr(sources, "_hub_records", records)
+    monkeypatch.setattr(sources, "hub_records", records)
     model = _model(corpus)
     few = evaluate(model, "hf:some/thing", Documents.ALL, batches=2)
     assert few.tokens == 2 * 2 * 32
@@ -189,7 +189,7 @@ def test_too_little_text_and_missing_stages_are_refused(corpus: Path, tmp_path: 
         evaluate(model, f"jsonl:{tmp_path / 'short.jsonl'}", Documents.ALL)
     assert caught.value.code is ErrorCode.DATA_TOO_SMALL
     part = Checkpoint(model.spec, 7, {0: model.stages[0]})
-    for mode in Mode:
+    for mode in ForwardMode:
         with pytest.raises(HetnodeError) as caught:
             evaluate(part, f"text:{corpus}", mode=mode)
         assert caught.value.code is ErrorCode.CHECKPOINT_MISSING
@@ -198,12 +198,12 @@ def test_too_little_text_and_missing_stages_are_refused(corpus: Path, tmp_path: 
 def test_one_stage_has_no_links_to_measure_through(corpus: Path) -> None:
     model = _model(corpus, **{"swarm.stages": 1, "swarm.pipelines": 0})
     with pytest.raises(HetnodeError, match="one stage") as caught:
-        evaluate(model, f"text:{corpus}", mode=Mode.COMPRESSED)
+        evaluate(model, f"text:{corpus}", mode=ForwardMode.COMPRESSED)
     assert caught.value.code is ErrorCode.BAD_OPTION
 
 
 def test_progress_tells_what_was_measured_so_far(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluation, "_TOKENS_TOGETHER", 64)
+    monkeypatch.setattr(evaluation, "TOKENS_TOGETHER", 64)
     model, seen = _model(corpus), list[Evaluation]()
     found = evaluate(model, f"text:{corpus}", batches=3, progress=seen.append)
     assert [each.tokens for each in seen] == [64, 128, 192]

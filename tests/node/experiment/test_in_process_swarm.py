@@ -20,15 +20,13 @@ from protocol.types import StageRange
 from protocol.wire.payload_codec import decode
 from tests.support.running_replica import RunningReplica, plain_loop, spec_of
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def mixed(**overrides: Any) -> RunSpec:
     """Two full replicas and a pipeline of four members."""
-    return spec_of(**{"swarm.replicas": 2, "inner.steps": 3, "inner.microbatches": 2, **overrides})
+    small = {"swarm.replicas": 2, "inner.steps": 3, "inner.microbatches": 1, "inner.microbatch_size": 1}
+    return spec_of(**{**small, **overrides})
 
 
 def anchors(swarm: LocalSwarm) -> list[list[str]]:
@@ -40,7 +38,7 @@ def anchors(swarm: LocalSwarm) -> list[list[str]]:
 
 
 def embeddings(swarm: LocalSwarm) -> set[str]:
-    return {member.embedding_digest() for replica in swarm.replicas for member in replica.members}
+    return {member.outer.embedding_digest() for replica in swarm.replicas for member in replica.members}
 
 
 def parameters(swarm: LocalSwarm, replica: int = 0) -> dict[str, torch.Tensor]:
@@ -85,13 +83,13 @@ def test_anchors_are_bit_equal_over_all_replicas_after_every_round(dtype: str, o
 def test_the_same_spec_gives_the_same_bits_again() -> None:
     runs = []
     for _ in range(2):
-        swarm = LocalSwarm(mixed(**{"outer.overlap": 1}))
+        swarm = LocalSwarm(mixed(**{"outer.overlap": 1, "swarm.replicas": 1}))
         runs.append(([swarm.train_round() for _ in range(2)], swarm.validate(), anchors(swarm)))
     assert runs[0] == runs[1]
 
 
 async def test_a_round_equals_that_of_members_that_talk_over_real_links_in_every_bit() -> None:
-    spec = mixed(**{"link.dtype": "bf16", "swarm.replicas": 0})
+    spec = mixed(**{"link.dtype": "bf16", "swarm.replicas": 0, "inner.microbatches": 2})
     swarm = LocalSwarm(spec)
     swarm.train()
     async with AsyncExitStack() as stack:
@@ -99,7 +97,7 @@ async def test_a_round_equals_that_of_members_that_talk_over_real_links_in_every
         await real.start(stack)
         loss = await real.inner_phase(1, 0)
         for stage in range(spec.swarm.stages):
-            payload = real.trainer_of(stage).propose(stage)
+            payload = real.trainer_of(stage).outer.propose(stage)
             assert payload is not None
             real.commit(stage, 1, [(payload, 1.0)])
         report = swarm.exchange()
@@ -121,7 +119,7 @@ def test_one_full_replica_with_dense_exchange_equals_the_plain_loop() -> None:
         torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=1e-5, msg=name)
 
 
-def test_overlap_delays_the_update_by_so_many_steps_and_the_last_round_ends_on_the_anchor() -> None:
+def test_overlap_delays_the_update_by_its_steps_and_the_last_round_ends_on_the_anchor() -> None:
     """One replica that sends everything loses nothing by waiting: its own update is what it has already."""
     dense = {"outer.top_k": 0, "outer.quantizer": "none", "swarm.replicas": 1, "swarm.pipelines": 0}
     usual, overlapped = (
@@ -150,7 +148,7 @@ def _is_at_anchor(swarm: LocalSwarm) -> bool:
 
 
 def test_links_carry_what_the_codec_of_activations_says_and_full_replicas_send_nothing() -> None:
-    spec = mixed(**{"link.k": 8, "link.dtype": "bf16", "swarm.replicas": 1})
+    spec = mixed(**{"link.k": 8, "link.dtype": "bf16", "swarm.replicas": 1, "inner.microbatches": 2})
     swarm = LocalSwarm(spec)
     report = swarm.train_round()
     assert swarm.replicas[0].bytes_sent == 0
@@ -214,7 +212,7 @@ def test_the_quantizer_benchmark_measures_what_proposals_are_made_from() -> None
     trainer = swarm.replicas[0].members[0]
     outer, local = trainer.outer[1], trainer.modules[1].canonical_parameters()
     tensors = accumulated(outer, local, outer.layout.outer.error_decay)
-    payload = trainer.propose(1)
+    payload = trainer.outer.propose(1)
     assert payload is not None
     swarm.exchange()
     for name, sparse in decode(outer.layout, payload).items():

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,9 +35,7 @@ VARIATIONS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def mixed(**overrides: Any) -> RunSpec:
@@ -101,20 +100,32 @@ def uninterrupted(
     return swarm, train(swarm, ROUNDS)
 
 
-@pytest.mark.parametrize("at", range(ROUNDS + 1))
-def test_a_swarm_that_was_interrupted_goes_on_with_the_same_bits(
-    tmp_path: Path,
+@pytest.fixture(scope="module")
+def interrupted(
+    tmp_path_factory: pytest.TempPathFactory,
     stream: SampleStream,
     uninterrupted: tuple[LocalSwarm, list[tuple[RoundReport, list[float]]]],
+) -> Path:
+    """The folders in which another swarm was saved, by the round after which that was."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    swarm = LocalSwarm(uninterrupted[0].spec, stream=stream)
+    for at in range(ROUNDS + 1):
+        swarm.save(folder / str(at))
+        if at < ROUNDS:
+            train(swarm, 1)
+    return folder
+
+
+@pytest.mark.parametrize("at", range(ROUNDS + 1))
+def test_a_swarm_that_was_interrupted_goes_on_with_the_same_bits(
+    stream: SampleStream,
+    uninterrupted: tuple[LocalSwarm, list[tuple[RoundReport, list[float]]]],
+    interrupted: Path,
     at: int,
 ) -> None:
     usual, expected = uninterrupted
-    spec = usual.spec
-    interrupted = LocalSwarm(spec, stream=stream)
-    train(interrupted, at)
-    interrupted.save(tmp_path / "swarm")
-    resumed = LocalSwarm(spec, stream=stream)
-    assert resumed.restore(tmp_path / "swarm")
+    resumed = LocalSwarm(usual.spec, stream=stream)
+    assert resumed.restore(interrupted / str(at))
     assert resumed.position == at
     assert train(resumed, ROUNDS - at) == expected[at:]
     assert same_bits(resumed, usual)
@@ -250,12 +261,12 @@ def test_a_parked_replica_with_nothing_to_give_or_that_is_screened_out_goes_on_a
     assert min(reports[0].contributions) == 2
     assert same_bits(bounded, usual)
 
-    def refuse(stage: int, payloads: Sequence[bytes]) -> list[str]:
-        return ["refused" if number == victim else "" for number in range(len(payloads))]
+    def refuse(payloads: Sequence[bytes]) -> list[str]:
+        return ["refused" if position == victim else "" for position in range(len(payloads))]
 
     for swarm in (usual, bounded):
-        monkeypatch.setattr(swarm.replicas[2].members[0], "screen", refuse)
-        monkeypatch.setattr(swarm.replicas[2].members[1], "screen", refuse)
+        for stage in (0, 1):
+            monkeypatch.setattr(swarm.replicas[2].host_of(stage).outer[stage], "screen", refuse)
     second = [swarm.train_round() for swarm in (usual, bounded)]
     assert second[0] == second[1]
     assert second[0].contributions == (2, 2, 3, 3)
@@ -267,9 +278,8 @@ def test_a_round_that_is_aborted_leaves_parked_replicas_as_ready_ones(
 ) -> None:
     usual, bounded = (LocalSwarm(couple(), stream=stream, resident=n) for n in (0, 1))
     for swarm in (usual, bounded):
-        monkeypatch.setattr(
-            swarm.replicas[1].members[0], "screen", lambda _, payloads: ["refused"] * len(payloads)
-        )
+        first = swarm.replicas[1].host_of(0).outer[0]
+        monkeypatch.setattr(first, "screen", lambda payloads: ["refused"] * len(payloads))
         assert swarm.train_round().contributions == (0, 2, 2, 2)
         monkeypatch.undo()
         swarm.train_round()
@@ -304,7 +314,7 @@ def test_a_parked_replica_holds_nothing_and_all_hold_one_anchor(stream: SampleSt
     replicas = swarm.replicas.built
     assert [held(replicas[index]) > 0 for index in range(2)] == [False, True]
     places = {replica.host_of(0).outer[0].anchor["emb"].data_ptr() for replica in replicas.values()}
-    places |= {replicas[1].members[position].embedding.data_ptr() for position in range(4)}
+    places |= {replicas[1].members[position].outer.embedding.data_ptr() for position in range(4)}
     assert len(places) == 1
 
 
@@ -341,8 +351,15 @@ def test_what_is_done_to_all_is_done_to_each_in_order_before_it_is_used(
 
 
 class _Light:
+    """A replica, and its only member, with one tensor and no link."""
+
+    hosted = SimpleNamespace(upstream=None, downstream=None)
+
     def __init__(self, index: int) -> None:
-        self.index, self.tensors, self.members = index, torch.tensor([index]), ()
+        self.index, self.tensors, self.members = index, torch.tensor([index]), (self,)
+
+    def abandon(self) -> None:
+        pass
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {"tensors": self.tensors}

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,15 @@ from typer.testing import CliRunner
 from node.cli.experiment import experiment_app
 from node.experiment.matrix import Matrix, build_matrix, read_matrix_file
 from node.experiment.measurement import Measurement, RoundRecord
-from node.experiment.options import ComputeOptions
 from node.experiment.results import Result, append, read_results
 from node.experiment.runner import results_file, run_trials
-from node.experiment.trial import Mode, Planned, trial_in_mode
+from node.experiment.trial import Mode, Planned, TrialOptions, trial_in_mode
+from node.ipc.template import ForkedProcess
 from protocol.errors import ErrorCode, ExitCode, HetnodeError
 from protocol.spec.resolve import resolve
+from tests.support import commands
 from tests.support.experiment_results import result_of
+from tests.support.waiting import wait_until
 
 MATRIX = """
 title = "A test"
@@ -78,8 +79,8 @@ def corpus(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def long_folder(folder: Path) -> Path:
-    """With trials of so many rounds that they are under way when the first is seen to be saved."""
-    (folder / "matrix.toml").write_text(MATRIX.replace("rounds = 6", "rounds = 16"))
+    """Trials with 10 rounds: they still run when the test sees the first save."""
+    (folder / "matrix.toml").write_text(MATRIX.replace("rounds = 6", "rounds = 10"))
     return folder
 
 
@@ -96,8 +97,8 @@ def planned(corpus: Path, mode: Mode = Mode.HETEROGENEOUS, **overrides: Any) -> 
     return Planned(trial_in_mode(resolve("nano", overrides=fields), mode, 2), mode.value, mode, 2)
 
 
-def options(**fields: Any) -> ComputeOptions:
-    return ComputeOptions(threads=1, **fields)
+def options(**fields: Any) -> TrialOptions:
+    return TrialOptions(threads=1, **fields)
 
 
 def finished(measurement: Measurement) -> Result:
@@ -120,7 +121,7 @@ class Quiet:
     def began(self, planned: Planned, done: int) -> None:
         self.said.append(("began", planned.name))
 
-    def advanced(self, planned: Planned, number: int, record: RoundRecord) -> None:
+    def advanced(self, planned: Planned, round_number: int, record: RoundRecord) -> None:
         pass
 
     def finished(self, planned: Planned, result: Result) -> None:
@@ -231,7 +232,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits_and_its_workers_end(long
     (template,) = psutil.Process(running.pid).children()
     (worker,) = template.children()
     running.kill()
-    running.communicate()
+    running.wait()
     worker.wait(timeout=30)
     assert not results_file(folder / "out").exists()
     # The line that a crash has torn is mended as well.
@@ -250,21 +251,22 @@ def _matrix(folder: Path) -> Matrix:
     return build_matrix(file, read_matrix_file(file), {})
 
 
-def _command(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "node", "experiment", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"},
-    )
+LOG = Path("log")
 
 
-def _saved(out: Path, running: subprocess.Popen[str]) -> None:
-    """Returns as soon as a trial has been saved."""
-    while not list(out.glob("trials/*/swarm/round-*")):
-        assert running.poll() is None, running.communicate()[0]
-        time.sleep(0.02)
+def _command(*arguments: str) -> ForkedProcess:
+    environment = {**os.environ, **commands.PLAIN}
+    return commands.start("experiment", *arguments, log=LOG, environment=environment)
+
+
+def _saved(out: Path, running: ForkedProcess) -> None:
+    """Return as soon as a trial has been saved."""
+
+    def has_saved() -> bool:
+        assert running.poll() is None, LOG.read_text()
+        return bool(list(out.glob("trials/*/swarm/round-*")))
+
+    wait_until(has_saved, 120, "a saved trial")
 
 
 def said(*arguments: str) -> str:
@@ -289,8 +291,8 @@ def test_ctrl_c_ends_a_run_with_all_its_workers_and_says_how_to_go_on(long_folde
     _saved(folder / "out", running)
     children = psutil.Process(running.pid).children(recursive=True)
     running.send_signal(signal.SIGINT)
-    words, _ = running.communicate(timeout=30)
-    assert running.returncode == ExitCode.INTERRUPTED
+    assert running.wait(30) == ExitCode.INTERRUPTED
+    words = LOG.read_text()
     assert "interrupted: the same command goes on where it was" in words
     assert "Traceback" not in words
     _, alive = psutil.wait_procs(children, timeout=30)

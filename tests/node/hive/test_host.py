@@ -32,7 +32,7 @@ class Averager:
 
 def test_an_allow_list_sent_during_the_forks_reaches_all_averagers() -> None:
     averagers = Averagers()
-    request = Admit((NEWCOMER,), (), deadline=1.0)
+    request = Admit((NEWCOMER,), (), (), (), deadline=1.0)
     admitting = threading.Thread(target=averagers.admit, args=(request,))
     forked: list[Averager] = []
 

@@ -1,4 +1,4 @@
-"""How the processes of a node's hivemind end: together, and without leaving a file."""
+"""The processes of a node's hivemind end together and leave no file."""
 
 from __future__ import annotations
 
@@ -15,11 +15,8 @@ import psutil
 import pytest
 
 from protocol.errors import ErrorCode, HetnodeError
-from tests.support.hive_nodes import (
-    gone,
-    is_alive,
-    start_node,
-)
+from tests.support.hive_nodes import gone, start_node
+from tests.support.waiting import is_alive
 
 
 @pytest.fixture
@@ -29,6 +26,12 @@ def sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     yield folder
     shutil.rmtree(folder)
+
+
+def unix_sockets(process: psutil.Process) -> list[Path]:
+    """The files of the sockets that a process has bound; abstract sockets have none."""
+    found = (connection.laddr for connection in process.net_connections(kind="unix"))
+    return [Path(path) for path in found if path.startswith("/")]
 
 
 @pytest.mark.parametrize("victim", ["host", "p2pd", "averager"])
@@ -81,7 +84,9 @@ async def test_sigkill_of_the_parent_leaves_no_process_and_no_file(
         family = [template, host, *host.children(recursive=True)]
         assert len(family) == 6  # template, host, DHT, p2pd and two averagers
         assert any(sockets.rglob("*.sock"))
-        others_sockets = set(Path("/tmp").glob("hivemind-*"))
+        bound = [socket for process in family for socket in unix_sockets(process)]
+        assert bound
+        assert all(socket.is_relative_to(sockets) for socket in bound)
         if host_too:
             host.suspend()  # so that it cannot clean up before it dies itself
         parent.send_signal(signal.SIGKILL)
@@ -90,7 +95,7 @@ async def test_sigkill_of_the_parent_leaves_no_process_and_no_file(
         await parent.wait()
         await gone(family)
         assert list(sockets.iterdir()) == []
-        assert set(Path("/tmp").glob("hivemind-*")) <= others_sockets
+        assert not any(socket.exists() for socket in bound)
     finally:
         if parent.returncode is None:
             parent.kill()

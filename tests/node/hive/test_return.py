@@ -35,6 +35,7 @@ from tests.support.hive_nodes import (
     start_as,
     start_node,
 )
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -233,8 +234,7 @@ async def test_another_donor_replaces_one_that_dies_during_a_download(swarm: Swa
     into = tmp_path / "part"
     donors = {swarm["alice"]: 0, swarm["bob"]: 0}
     fetching = asyncio.create_task(fetch_state(swarm["carol"], large, into, donors))
-    while not into.exists():  # noqa: ASYNC110 - no event tells of it
-        await asyncio.sleep(0.01)
+    await until(into.exists, 30, "the first bytes of the download")
     await kill(swarm["alice"])
     await fetching
     assert into.read_bytes() == content(large)

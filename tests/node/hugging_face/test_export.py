@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -13,17 +14,20 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from node.checkpoint import global_model
 from node.data.tokenizer import ByteTokenizer, FileTokenizer
 from node.generate import generate, whole_model
-from node.hugging_face.export import Measured, export
+from node.hugging_face.card import Measured
+from node.hugging_face.export import export
 from node.hugging_face.tokenizer import byte_definition
 from node.hugging_face.weights import DTYPES
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from tests.support.models import PLAIN, random_model, write_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 GB = 10**9
 
@@ -45,7 +49,15 @@ def exported(run: Path) -> Path:
 
 
 def _load(folder: Path, **options: object) -> PreTrainedModel:
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415  collecting the tests needs no transformers
+
     return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False, **options).eval()
+
+
+def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer  # noqa: PLC0415  as above
+
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
 def _logits(run: Path, ids: Tensor) -> Tensor:
@@ -121,7 +133,7 @@ def test_nothing_but_the_rounding_of_weights_differs(
 def test_transformers_generates_the_text_that_we_generate(run: Path, exported: Path) -> None:
     prompt, new = "def f(x):", 40
     ours = "".join(generate(global_model.read(run), prompt, new, temperature=0))
-    tokenizer = AutoTokenizer.from_pretrained(exported, trust_remote_code=False)
+    tokenizer = _load_tokenizer(exported)
     prompt_ids = tokenizer(prompt, return_tensors="pt").input_ids
     theirs = _load(exported).generate(prompt_ids, max_new_tokens=new, do_sample=False)
     assert prompt_ids.shape[1] + new <= PLAIN.model.context
@@ -142,7 +154,7 @@ def test_ids_that_the_tokenizer_lacks_are_never_generated(tmp_path: Path) -> Non
 
 @pytest.fixture(scope="module")
 def bytes_of_theirs(exported: Path) -> PreTrainedTokenizerBase:
-    return AutoTokenizer.from_pretrained(exported, trust_remote_code=False)
+    return _load_tokenizer(exported)
 
 
 @settings(deadline=None, max_examples=300)
@@ -197,7 +209,7 @@ def test_a_tokenizer_file_gives_the_ids_of_training(tmp_path: Path, special: boo
     )
     write_model(tmp_path / "run", spec)
     export(global_model.verify(tmp_path / "run" / "checkpoint"), tmp_path / "hf", DTYPES["fp32"], GB)
-    theirs = AutoTokenizer.from_pretrained(tmp_path / "hf", trust_remote_code=False)
+    theirs = _load_tokenizer(tmp_path / "hf")
     text = "  the thing of a café <|endoftext|> is\nopen, and so on and on"
     assert theirs(text).input_ids == own.encode(text).tolist()
     assert theirs.decode(own.encode(text).tolist()) == text

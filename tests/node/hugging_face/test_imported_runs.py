@@ -174,12 +174,12 @@ def test_a_worker_starts_from_the_given_parameters_and_comes_back_to_them(tmp_pa
         with torch.no_grad():
             for parameter in trainer.modules[stage].parameters():
                 parameter.add_(0.1)
-        payload = trainer.propose(stage)
+        payload = trainer.outer.propose(stage)
         assert payload is not None
         assert trainer.commit(stage, 1, [(payload, 1.0)], mine_included=True) != digest
     trainer.load_initial()
     assert [trainer.outer[stage].digest() for stage in range(2)] == list(spec.initial)
-    assert trainer.rounds == {0: 0, 1: 0}
+    assert trainer.outer.rounds == {0: 0, 1: 0}
     last = Worker()
     assert _build(last, spec, StageRange(1, 2), tmp_path / "mine") == [spec.initial[1]]
-    assert torch.equal(last.trainer.embedding, random_model(PLAIN)[0]["emb"])
+    assert torch.equal(last.trainer.outer.embedding, random_model(PLAIN)[0]["emb"])

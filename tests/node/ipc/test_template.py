@@ -1,4 +1,4 @@
-"""Processes that a template forks: what they get, how their end is reported, and with whom they end."""
+"""Processes that a template forks: their input, the report of their end, and what ends with them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ import psutil
 import pytest
 
 from node.ipc.template import ForkedProcess, Template, TemplateEnded
+from tests.support import commands
 
 MODULE = "tests.support.forked_process"
 SECONDS = 60.0
 
 
-@pytest.fixture(scope="module")
-def template() -> Iterator[Template]:
-    """One that has imported what the children of a node need."""
-    template = Template.start()
-    yield template
-    template.close()
+@pytest.fixture
+def template() -> Template:
+    """The one of all tests, which has imported what the children of a node need."""
+    return commands.template()
 
 
 @pytest.fixture

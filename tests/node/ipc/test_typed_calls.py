@@ -9,14 +9,20 @@ from enum import StrEnum
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from node.ipc.channel import Buffer, Reply
-from node.ipc.typed_calls import Request, decode_answer, encode_request, handler, name_of
+from node.ipc.typed_calls import Request, decode_answer, encode_request, handler, handlers, name_of
 from protocol.types import PeerId
 
 
 class Colour(StrEnum):
     RED = "red"
+
+
+class Limits(BaseModel):
+    most: float
+    of_part: Mapping[int, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,7 @@ class Ask(Request[Answer]):
     share: float
     is_last: bool
     colour: Colour
+    limits: Limits
     folder: Path
     pair: tuple[int, str]
     sizes: Mapping[int, int]
@@ -58,6 +65,7 @@ ASK = Ask(
     share=0.1,
     is_last=True,
     colour=Colour.RED,
+    limits=Limits(most=0.5, of_part={1: (2, 3)}),
     folder=Path("/a/b"),
     pair=(3, "x"),
     sizes={4: 5, 6: 7},
@@ -99,6 +107,24 @@ def test_large_buffers_are_not_copied() -> None:
 def test_a_call_without_content_has_no_answer() -> None:
     assert called(Forget(), None) == (Forget(), None)
     assert name_of(Forget) == "Forget"
+
+
+def test_every_public_method_that_takes_a_request_is_a_handler() -> None:
+    class Server:
+        def ask(self, call: Ask) -> Answer:
+            return Answer(tuple(call.parts), frozenset(), None)
+
+        def _forget(self, _: Forget) -> None: ...
+
+        def rename(self, name: str) -> None: ...
+
+        def stop(self) -> None: ...
+
+    found = handlers(Server())
+    assert found.keys() == {"Ask"}
+    _, body, blobs = encode_request(ASK)
+    answer = decode_answer(ASK, found["Ask"](body, blobs))
+    assert answer.parts == ASK.parts
 
 
 def test_a_value_that_cannot_be_encoded_is_refused() -> None:

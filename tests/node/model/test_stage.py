@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from node.model.init import initial_parameters, parameter_count, parameter_shapes
+from node.model.init import initial_parameters
+from node.model.shapes import parameter_count, parameter_shapes
 from node.model.stage import Stage, next_token_loss
 from protocol.algorithm.outer_step import anchor_digest
 from protocol.algorithm.subspace import (

@@ -21,11 +21,12 @@ from node.security.identity import Identity, open_identity
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
+from protocol.trust.reachability import Addresses
 from protocol.types import Capacity, PeerId, Role
 from tests.builders import keyed, spec_of
 from tests.support import certificates
 from tests.support.certificates import authority, credentials
-from tests.support.coordinator_process import OWNER, Running, new_key, pem, running
+from tests.support.coordinator_process import COORDINATOR, Running, new_key, pem, running
 
 CAPACITY = Capacity("cpu", 2**30, 1)
 
@@ -48,7 +49,7 @@ async def enrolled(run: Running, identity: Identity) -> RunCredentials:
 
 
 async def join(client: CoordinatorClient) -> None:
-    admission = await client.join(Role.REPLICA, CAPACITY, "127.0.0.1:9", "", 10)
+    admission = await client.join(Role.REPLICA, CAPACITY, Addresses("127.0.0.1:9"), "", 10)
     assert admission.spec == spec_of()
 
 
@@ -61,16 +62,16 @@ async def test_enrolling_gives_credentials_that_can_be_used_repeatedly(
     run: Running, identity: Identity
 ) -> None:
     credentials = await enrolled(run, identity)
-    assert (credentials.run, credentials.api) == (run.spec.run_id, run.address)
-    assert credentials.coordinator == OWNER.peer
-    assert kept.load(kept.folder_of(identity.path, run.spec.run_id)) == credentials
+    assert (credentials.run, credentials.api) == (run.run, run.address)
+    assert credentials.coordinator == COORDINATOR.peer
+    assert kept.load(kept.folder_of(identity.path, run.run)) == credentials
     for _ in range(2):
         client = CoordinatorClient(kept.load(credentials.folder), identity)
         await join(client)
         await client.leave("that was all")
         await client.close()
     status = await fetch_status(credentials.api, credentials.tls)
-    assert status.spec.run_id == run.spec.run_id
+    assert status.run == run.run
 
 
 async def test_stored_credentials_are_readable_by_their_owner_only(run: Running, identity: Identity) -> None:
@@ -112,7 +113,7 @@ async def test_another_authority_than_that_of_the_invite_receives_nothing(
     with pytest.raises(HetnodeError) as refused:
         await enroll(replace(invite, pin=bytes(32)), identity, 10)
     assert refused.value.code is ErrorCode.WRONG_AUTHORITY
-    assert not kept.exist(kept.folder_of(identity.path, run.spec.run_id))
+    assert not kept.exist(kept.folder_of(identity.path, run.run))
     await enroll(invite, identity, 10)  # its one use is not spent
 
 
@@ -141,7 +142,7 @@ async def test_another_server_at_the_address_is_not_taken_for_a_coordinator(
 async def test_a_server_without_a_certificate_of_the_authority_receives_nothing(
     run: Running, identity: Identity
 ) -> None:
-    """The authority's certificate is no secret: anybody can put it into a certificate of his own."""
+    """The authority's certificate is no secret: any program can put it into its own certificate."""
     key = new_key()
     liar = replace(authority("liar"), certificate=run.authority.certificate)  # signs with a key of its own
 
@@ -196,7 +197,7 @@ async def test_another_coordinator_at_the_same_address_is_noticed_at_once(
     tls = replace(credentials.tls, authority=authority("another").pem)
     client = CoordinatorClient(replace(credentials, tls=tls), identity)
     with pytest.raises(HetnodeError) as refused:
-        await client.join(Role.REPLICA, CAPACITY, "127.0.0.1:9", "", 3600)
+        await client.join(Role.REPLICA, CAPACITY, Addresses("127.0.0.1:9"), "", 3600)
     assert refused.value.code is ErrorCode.WRONG_AUTHORITY
     await client.close()
 

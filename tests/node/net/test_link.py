@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 
 import grpc
 import pytest
 
-from node.net import link_handshake
+from node.net import link_dialer, link_handshake
 from node.net.link import Link, LinkEndpoint, LinkLimits
 from node.net.link_dialer import dial
 from node.net.link_server import LinkServer
-from node.security.channels import open_channel, server_credentials
+from node.security.channels import open_channel, server_tls
 from node.security.credentials import Credentials
+from node.transport.line import BURST_SECONDS, Line, LineLimits
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
-from protocol.trust.tls import tls_name
+from protocol.trust.names import tls_name
 from protocol.types import PROTOCOL_VERSION, DType, Frame, FrameId, FrameKind, PeerId, TensorHeader
-from protocol.wire.convert.frames import FRAME_ID
-from protocol.wire.framing import CHUNK_BYTES
+from protocol.wire.framing import CHUNK_BYTES, FRAME_ID
 from tests.support.certificates import credentials
 
 UPPER_SHOWS, LOWER_SHOWS, LIAR_SHOWS = credentials("upper"), credentials("lower"), credentials("liar")
@@ -131,7 +133,7 @@ async def test_neighbours_part_without_an_error_in_either_order(pair: tuple[Link
     await upper.send(frame(1, CHUNK_BYTES), 10)
     early = asyncio.create_task(ends[0].part(30))
     await lower.take(frame(1, CHUNK_BYTES).id, 10)
-    await lower.drop_before(100)
+    lower.drop_before(100)
     assert not early.done()
     await ends[1].part(30)
     await early
@@ -177,6 +179,17 @@ async def test_an_endpoint_without_a_listener_is_reported_with_its_address() -> 
         await dial("127.0.0.1:9", UPPER, LOWER, LIMITS, 0.3, UPPER_SHOWS)
     assert unreachable.value.code is ErrorCode.NEIGHBOUR_UNREACHABLE
     assert "127.0.0.1:9" in str(unreachable.value)
+
+
+async def test_silence_is_told_once_while_the_link_is_still_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(link_dialer, "PATIENCE_SECONDS", 0.1)
+    told: list[str] = []
+    with pytest.raises(HetnodeError):
+        await dial("127.0.0.1:9", UPPER, LOWER, LIMITS, 1.0, UPPER_SHOWS, on_silence=told.append)
+    assert len(told) == 1
+    assert "127.0.0.1:9" in told[0] or "nothing answers" in told[0]
 
 
 async def test_a_port_in_use_is_reported(server: tuple[LinkServer, str]) -> None:
@@ -271,7 +284,7 @@ async def test_bytes_that_are_no_message_end_the_link_at_the_dialling_end(greeti
     service = pb.DESCRIPTOR.services_by_name["StageLink"].full_name
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"Exchange": handler}),))
-    port = server.add_secure_port("127.0.0.1:0", server_credentials(lambda: LOWER_SHOWS))
+    port = server.add_secure_port("127.0.0.1:0", server_tls(LOWER_SHOWS).credentials())
     await server.start()
 
     async def one_frame() -> None:
@@ -300,3 +313,30 @@ async def test_a_frame_that_is_not_finished_in_time_ends_the_link(pair: tuple[Li
     assert reason.code is ErrorCode.NEIGHBOUR_LOST
     with pytest.raises(HetnodeError, match="not finished"):
         await sender.send(frame(100, 1), 10)
+
+
+async def test_a_link_moves_no_faster_than_the_limits_of_its_ends(tmp_path: Path) -> None:
+    rate, size = 2e6, 500_000
+    slow_up = Line.create(LineLimits(upload=rate), tmp_path / "up")
+    slow_down = Line.create(LineLimits(download=rate), tmp_path / "down")
+    server = LinkServer(lambda: LOWER_SHOWS, line=slow_down)
+    port = await server.start("127.0.0.1", 0)
+    upper, lower = await asyncio.gather(
+        dial(f"127.0.0.1:{port}", UPPER, LOWER, LIMITS, 10, UPPER_SHOWS, line=slow_up),
+        server.accept(LOWER, UPPER, LIMITS, 10),
+    )
+    try:
+        began = time.monotonic()
+        for microbatch in range(3):
+            sent = frame(microbatch, size)
+            await upper.send(sent, 60)
+            assert await lower.take(sent.id, 60) == sent
+        seconds = time.monotonic() - began
+        assert 3 * size <= rate * (seconds + BURST_SECONDS) + slow_up.up.piece_bytes
+        back = frame(9, size, FrameKind.BACKWARD)
+        await lower.send(back, 60)  # this direction has no limit at either end
+        assert await upper.take(back.id, 60) == back
+    finally:
+        for end in (upper, lower):
+            await end.close()
+        await server.close()

@@ -19,7 +19,7 @@ from node.security.credentials import Credentials
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
-from protocol.trust.tls import tls_name
+from protocol.trust.names import tls_name
 from protocol.types import PROTOCOL_VERSION, DType, Frame, FrameId, FrameKind, PeerId, TensorHeader
 from protocol.wire.framing import CHUNK_BYTES
 from protocol.wire.rpc_errors import error_from_rpc
@@ -63,7 +63,7 @@ async def connect(server: tuple[LinkServer, str]) -> tuple[Link, Link]:
 
 
 async def refusal_of(channel: grpc.aio.Channel, peer: str) -> HetnodeError | None:
-    """How the server ends a stream that greets in the name of `peer`; None where TLS let nobody in."""
+    """How the server ends a stream that greets in the name of `peer`; None if the TLS handshake failed."""
     async with channel:
         call = pb_grpc.StageLinkStub(channel).Exchange()
         hello = pb.Hello(protocol_version=PROTOCOL_VERSION, run="run", spec_hash="hash", peer=peer)
@@ -134,6 +134,7 @@ async def test_a_dialling_member_sends_only_to_the_peer_of_the_plan(
         "another authority": credentials(LOWER.peer, authority("another")),
         "an expired certificate": credentials(LOWER.peer, ended=True),
     }[answering]
+    await server[0].renew()
     with pytest.raises(HetnodeError) as refused:
         await dial(server[1], UPPER, LOWER, LIMITS, 10, credentials(UPPER.peer))
     assert refused.value.code is ErrorCode.CERTIFICATE_REFUSED
@@ -145,6 +146,7 @@ async def test_a_renewed_certificate_is_shown_to_new_connections_and_ends_no_lin
 ) -> None:
     upper, lower = await connect(server)
     shown.now = credentials("renamed")  # another name, to see that it is the new one
+    await server[0].renew()
     with pytest.raises(HetnodeError):
         await dial(server[1], UPPER, LOWER, LIMITS, 10, credentials(UPPER.peer))
     await upper.send(FRAME, 10)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from node.net import link
 from node.net.link import Link, LinkEndpoint, LinkLimits, Received
 from node.net.live_estimates import LEAST_FRAME_BYTES, FrameRate, LiveEstimates
+from node.transport.line import Line, LineLimits
 from protocol.types import (
     Capacity,
     DType,
@@ -25,7 +27,7 @@ from protocol.types import (
     PeerId,
     TensorHeader,
 )
-from protocol.wire.convert.measurements import MAX_ESTIMATES, estimates_from_pb, estimates_to_pb
+from protocol.wire.convert.plans import MAX_ESTIMATES, estimates_from_pb, estimates_to_pb
 from protocol.wire.framing import CHUNK_BYTES
 from protocol.wire.link_message import LinkMessage
 from tests.virtual.loop import run as run_virtually
@@ -98,7 +100,7 @@ def test_a_rate_lies_between_the_slowest_and_the_fastest_frame(frames: list[tupl
 
 
 class Narrow:
-    """A link's stream on a virtual clock whose wire carries so many bytes per second one way."""
+    """A link's stream on a virtual clock. One direction has a bandwidth in bytes per second."""
 
     def __init__(self, bandwidth: float) -> None:
         self._bandwidth = bandwidth
@@ -176,7 +178,7 @@ def test_a_frame_that_waited_for_room_in_the_inbox_is_not_timed(monkeypatch: pyt
 async def exchanged(
     frames: Sequence[Frame], pause: float
 ) -> tuple[list[LinkMessage], list[Frame], list[int]]:
-    """The messages of `frames`, sent with so many seconds between them; what came out; how much was timed."""
+    """Send the messages of `frames` with pauses in seconds; what came out, and how much was timed."""
     timed: list[int] = []
     wire = Narrow(1e9)
     there, here = wire.ends(lambda peer, nbytes, seconds: timed.append(nbytes), len(frames))
@@ -346,3 +348,17 @@ def test_reported_values_stay_close_to_the_measured_ones(calls: list[Any]) -> No
             before = at
     told(live, at + 30.0)
     assert live.due(at + 60.0) is None
+
+
+def test_no_estimate_is_above_the_limits_of_the_line(tmp_path: Path) -> None:
+    line = Line.create(LineLimits(upload=1e6, download=2e6), tmp_path / "line")
+    estimates = LiveEstimates(Capacity("cpu", 1, 1), line)
+    assert (estimates.capacity.uplink, estimates.capacity.downlink) == (1e6, 2e6)  # known before any probe
+    estimates.capacity = replace(estimates.capacity, uplink=5e5, downlink=1e9)
+    assert (estimates.capacity.uplink, estimates.capacity.downlink) == (5e5, 2e6)
+    peer = PeerId("neighbour")
+    estimates.probed(peer, 0.01, 9e9, 0.0)
+    assert [(link.bandwidth, link.incoming) for link in estimates.now.links] == [(1e6, 0.0)]
+    for _ in range(32):
+        estimates.received(peer, 1 << 20, 1e-3)
+    assert [link.incoming for link in estimates.now.links] == [2e6]

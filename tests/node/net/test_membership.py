@@ -13,9 +13,19 @@ import pytest
 
 from node.net.coordinator_client import HeartbeatReply, PlanUpdate
 from node.net.membership import Membership, RunView
+from node.net.sources import member_sources
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.types import Estimates, Member, PeerId, Plan, Replica, ReservedAssignment, StageRange
-from tests.virtual.loop import Life, VirtualLoop, run, start
+from protocol.trust.sources import MemberSource
+from protocol.types import (
+    Estimates,
+    Member,
+    PeerId,
+    Plan,
+    Replica,
+    ReservedAssignment,
+    StageRange,
+)
+from tests.virtual.loop import VirtualLoop, VirtualProcess, run, start
 
 T = TypeVar("T")
 
@@ -91,7 +101,7 @@ def play(scenario: Scenario[T]) -> T:
     async def main() -> T:
         coordinator = Coordinator()
         membership = Membership(coordinator, coordinator.join, HEARTBEAT)  # type: ignore[arg-type]
-        keeping = start(Life("me"), membership.keep(), name="keep")
+        keeping = start(VirtualProcess("me"), membership.keep(), name="keep")
         await asyncio.sleep(0.1)
         try:
             return await scenario(coordinator, membership)
@@ -160,7 +170,7 @@ def test_joining_again_drops_the_plans_and_receives_them_again() -> None:
         assert (run_view.session, epochs(run_view), run_view.round_number) == (2, [], 0)
         assert run_view.assignment_of(ME, 4) is None
         assert run_view.reservation_of(ME) is None
-        assert run_view.banned == {OTHER}, "nobody deals with it, until the coordinator has said otherwise"
+        assert run_view.banned == {OTHER}, "it stays banned until the coordinator lifts the ban"
         await asyncio.sleep(2)
         assert len(coordinator.calls["watch"]) == 2
         run_view = await hears(coordinator, membership, news(plan_of(3, 9, ME), PLACE, round_number=8))
@@ -254,15 +264,15 @@ def test_away_counts_from_the_last_answer_and_is_logged_once(caplog: pytest.LogC
 
 def test_a_suspension_of_the_node_does_not_count_as_absence_of_the_coordinator() -> None:
     async def main() -> float:
-        coordinator, life, loop = Coordinator(), Life("me"), asyncio.get_running_loop()
+        coordinator, process, loop = Coordinator(), VirtualProcess("me"), asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         membership = Membership(coordinator, coordinator.join, HEARTBEAT)  # type: ignore[arg-type]
-        start(life, membership.keep())
+        start(process, membership.keep())
         await asyncio.sleep(10)
         coordinator.trouble = {"heartbeat": AWAY}
-        loop.suspend(life)
+        loop.suspend(process)
         await asyncio.sleep(600)
-        loop.resume(life)
+        loop.resume(process)
         await asyncio.sleep(1)
         return membership.away
 
@@ -286,10 +296,10 @@ def test_the_allow_list_is_updated_before_other_tasks_see_the_plan() -> None:
     async def scenario(coordinator: Coordinator, membership: Membership) -> None:
         told: list[tuple[Set[PeerId], list[int]]] = []
 
-        async def admit(peers: Set[PeerId], banned: Set[PeerId]) -> None:
+        async def admit(peers: Set[PeerId], _: RunView) -> None:
             told.append((peers, epochs(membership.run_view)))
             if len(told) == 2:
-                raise HetnodeError(ErrorCode.DHT_UNREACHABLE, "Nobody is there.", "Wait.")
+                raise HetnodeError(ErrorCode.DHT_UNREACHABLE, "No peer answers.", "Wait.")
 
         await membership.attach(admit)
         plans = [plan_of(1, 1, OTHER), plan_of(2, 3, ME)]
@@ -300,12 +310,72 @@ def test_the_allow_list_is_updated_before_other_tasks_see_the_plan() -> None:
     play(scenario)
 
 
+def test_new_sources_are_admitted_and_known_ones_stay_when_the_coordinator_begins_anew() -> None:
+    async def scenario(coordinator: Coordinator, membership: Membership) -> None:
+        told: list[Set[str]] = []
+
+        async def admit(_: Set[PeerId], run_view: RunView) -> None:
+            told.append(member_sources(run_view))
+
+        await membership.attach(admit)
+        mine, theirs, moved = (
+            MemberSource(peer, source)
+            for peer, source in ((ME, "192.0.2.1"), (OTHER, "192.0.2.2"), (OTHER, "2001:db8:1:2::/64"))
+        )
+        await hears(coordinator, membership, news(sources=(mine, theirs)), news(sources=(moved,)))
+        await hears(coordinator, membership, news(sources=(mine,)))  # of a coordinator that starts again
+        await hears(coordinator, membership, news(banned=frozenset({OTHER})), news(banned=frozenset()))
+        both = {mine.source, theirs.source}
+        assert told == [set(), both, both | {moved.source}, {mine.source}, both | {moved.source}]
+
+    play(scenario)
+
+
+def test_of_each_peer_the_newest_four_sources_count() -> None:
+    async def scenario(coordinator: Coordinator, membership: Membership) -> None:
+        seen = [MemberSource(OTHER, f"192.0.2.{number}") for number in (1, 2, 3, 1, 4, 5)]
+        run_view = await hears(coordinator, membership, *(news(sources=(each,)) for each in seen))
+        assert run_view.sources == {OTHER: ("192.0.2.3", "192.0.2.1", "192.0.2.4", "192.0.2.5")}
+
+    play(scenario)
+
+
 def test_the_link_to_a_banned_neighbour_ends() -> None:
     async def scenario(coordinator: Coordinator, membership: Membership) -> None:
-        waiting = asyncio.create_task(membership.banned(OTHER))
+        waiting = asyncio.create_task(membership.link_over(OTHER))
         await hears(coordinator, membership, news(None))
         assert not waiting.done()
         await hears(coordinator, membership, news(None, banned=frozenset({OTHER})))
         assert (await waiting).code is ErrorCode.NEIGHBOUR_LOST
+
+    play(scenario)
+
+
+def test_the_link_to_a_neighbour_ends_when_it_gives_up_and_not_when_it_is_replaced() -> None:
+    theirs = ReservedAssignment(OTHER, 0, 0, STAGES)
+
+    async def scenario(coordinator: Coordinator, membership: Membership) -> None:
+        waiting = asyncio.create_task(membership.link_over(OTHER))
+        # Another peer takes its place in the next round, and both still train in this one.
+        await hears(coordinator, membership, news(plan_of(1, 1, ME, OTHER)), news(plan_of(2, 2, ME), theirs))
+        assert not waiting.done()
+        await hears(coordinator, membership, news(plan_of(3, 3, ME, OTHER)))
+        assert not waiting.done()
+        await hears(coordinator, membership, news(None, theirs))
+        assert "has given up its assignment" in str(await waiting)
+
+    play(scenario)
+
+
+def test_links_end_when_this_machine_has_another_address() -> None:
+    async def scenario(coordinator: Coordinator, membership: Membership) -> None:
+        waiting = asyncio.create_task(membership.link_over(OTHER))
+        await asyncio.sleep(0.1)
+        await membership.note_move()
+        assert "another address" in str(await waiting)
+        later = asyncio.create_task(membership.link_over(OTHER))
+        await hears(coordinator, membership, news(None))
+        assert not later.done()
+        later.cancel()
 
     play(scenario)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -149,11 +150,14 @@ def test_error_feedback_takes_in_what_neither_top_k_nor_quantization_let_through
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="no peak of memory from a moment on")
 def test_a_proposal_takes_one_copy_of_the_stage_and_little_more() -> None:
-    """Of a stage of 28M parameters, 15M of them in one tensor: measured where nothing else runs."""
+    """The stage has 28M parameters, 15M of them in one tensor. A process of its own measures the memory.
+
+    Noise only adds to the peak of resident memory, so the least of two measurements counts.
+    """
     check = """if True:
         import torch
         from benchmarks.codec import peak_growth, stage_spec
-        from node.model.init import parameter_shapes
+        from node.model.shapes import parameter_shapes
         from node.optimizer.outer_stage import OuterStage
         from protocol.spec.resolve import resolve
 
@@ -162,11 +166,24 @@ def test_a_proposal_takes_one_copy_of_the_stage_and_little_more() -> None:
             stage = OuterStage(spec, 0, {name: torch.zeros(1).expand_as(v) for name, v in local.items()})
             return peak_growth(lambda: stage.propose(local)) / sum(4 * v.numel() for v in local.values())
 
+        torch.set_num_threads(1)
         propose(resolve("nano"))  # loads all code
-        print(propose(stage_spec(28_000_000, {})))
+        print(min(propose(stage_spec(28_000_000, {})) for _ in range(2)))
     """
-    root = ROOT
-    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True, cwd=root)
+    # One arena that returns free memory at once: then resident memory is the memory in use.
+    allocator = {
+        "MALLOC_ARENA_MAX": "1",
+        "MALLOC_MMAP_THRESHOLD_": "131072",
+        "MALLOC_TRIM_THRESHOLD_": "131072",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", check],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+        env={**os.environ, **allocator},
+    )
     assert 0.9 < float(done.stdout) < 1.2
 
 
@@ -387,5 +404,5 @@ class NothingIsLost(RuleBasedStateMachine):
         assert self.mine.outer.digest() == self.other.outer.digest()
 
 
-NothingIsLost.TestCase.settings = settings(max_examples=25, stateful_step_count=20)
+NothingIsLost.TestCase.settings = settings(max_examples=25, stateful_step_count=15)
 TestNothingIsLost = NothingIsLost.TestCase

@@ -24,15 +24,30 @@ from node.ipc.channel import start_child
 from node.ipc.worker_calls import Apply, Backward, BeginRound, Build, Digests, Forward, Propose
 from node.ipc.worker_client import WorkerClient
 from node.net.coordinator_client import CoordinatorClient
+from node.net.directory import Directory
+from node.net.link_server import LinkServer
 from node.net.membership import Membership
 from node.security.identity import Identity, open_identity
 from node.train.outer_exchange import OuterExchange, RoundOutcome
+from node.train.services import Services
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.resolve import resolve
 from protocol.trust.envelope import sign_descriptor
-from protocol.types import Capacity, Decision, Part, PayloadDescriptor, PeerId, Plan, Role, StageRange
+from protocol.trust.reachability import Addresses
+from protocol.types import (
+    PROTOCOL_VERSION,
+    Capacity,
+    Decision,
+    Part,
+    PayloadDescriptor,
+    PeerId,
+    PeerRecord,
+    Plan,
+    Role,
+    StageRange,
+)
 from tests.support.certificates import enrolled
-from tests.support.coordinator_process import OWNER, Running, running
+from tests.support.coordinator_process import COORDINATOR, Running, running
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.swarm]
 
@@ -45,7 +60,7 @@ SPEC = resolve(
         "swarm.pipelines": 0,
         "timing.match_window": 20.0,
         "timing.fetch": 4.0,
-        "timing.lost_after": 600.0,  # nobody sends heartbeats here
+        "timing.lost_after": 600.0,  # no peer sends heartbeats here
     },
 )
 PATIENT = 40.0
@@ -76,6 +91,7 @@ class Round:
     bad: Peer
     good_payload: bytes
     codec: str
+    run_id: str
     number: int = 1
     payloads: dict[int, PayloadDescriptor] = field(default_factory=dict)
 
@@ -97,7 +113,7 @@ class Round:
     async def describe(self, payload: bytes, **changes: object) -> PayloadDescriptor:
         _, digest = (await self.honest[0].worker.call(Digests()))[0, Part.STAGE]
         descriptor = PayloadDescriptor(
-            run=SPEC.run_id,
+            run=self.run_id,
             stage=0,
             round_number=self.number,
             owner=self.bad.identity.peer,
@@ -106,11 +122,12 @@ class Round:
             weight=1.0,
             nbytes=len(payload),
             sha256=hashlib.sha256(payload).hexdigest(),
+            epoch=self.plan.epoch,
         )
         return sign_descriptor(replace(descriptor, **changes), self.bad.identity.sign)
 
     async def contribute(self, announced: bytes, served: bytes) -> None:
-        """The bad one's part in a round: like everybody's, but for the bytes."""
+        """The part of the bad peer in a round: that of any peer, with other bytes."""
         descriptor, bad = await self.describe(announced), self.bad
         group = await bad.coordinator.match(descriptor, PATIENT)
         gathered = await bad.hivemind.exchange(
@@ -142,15 +159,15 @@ async def _start(folder: Path, coordinator: Running, stack: AsyncExitStack) -> R
     builds = [asyncio.create_task(worker.call(Build(SPEC, StageRange(0, 1)))) for worker in workers]
     peers: list[Peer] = []
     for identity in identities:
-        credentials = enrolled(identity, SPEC.run_id, OWNER.peer, coordinator.authority)
+        credentials = enrolled(identity, coordinator.run, COORDINATOR.peer, coordinator.authority)
         client = CoordinatorClient(replace(credentials, api=coordinator.address), identity)
         stack.push_async_callback(client.close)
-        await client.join(Role.REPLICA, CPU, "", SPEC.hash, PATIENT)
+        await client.join(Role.REPLICA, CPU, Addresses(dht="127.0.0.1:9"), SPEC.hash, PATIENT)
         hivemind = await HivemindTransport.start(
             identity=identity,
             certificate=credentials.certificate_file,
             authority=credentials.authority_file,
-            run=SPEC.run_id,
+            run=coordinator.run,
             initial_peers=peers[0].hivemind.addresses if peers else (),
         )
         stack.push_async_callback(hivemind.close)
@@ -168,32 +185,33 @@ async def _start(folder: Path, coordinator: Running, stack: AsyncExitStack) -> R
     for peer, worker, stage_info in zip(peers, workers, built, strict=False):
         await _train(worker, len(honest))
         membership = await _membership(peer, stack)
-        stages = StageRange(0, 1)
-        exchange = OuterExchange(
+        record = PeerRecord(peer.identity.peer, PROTOCOL_VERSION, Role.REPLICA, CPU, "", stages=None)
+        services = Services(
+            coordinator.run,
             SPEC,
-            stages,
             peer.identity,
             worker,
             peer.hivemind,
             peer.coordinator,
+            LinkServer(lambda client=peer.coordinator: client.credentials.tls),
             membership,
-            stage_info,
-            asyncio.Lock(),
+            Directory(peer.hivemind, record),
         )
+        exchange = OuterExchange(services, StageRange(0, 1), stage_info)
         await exchange.refresh()
         honest.append(Honest(peer.identity, peer.coordinator, peer.hivemind, exchange, worker))
     stray = await _worker(stack)
     await stray.call(Build(SPEC, StageRange(0, 1)))
     await _train(stray, len(honest))
     payload = await stray.call(Propose(0))
-    return Round(plan, (honest[0], honest[1]), peers[2], payload, built[0].codecs[0])
+    return Round(plan, (honest[0], honest[1]), peers[2], payload, built[0].codecs[0], coordinator.run)
 
 
 async def _membership(peer: Peer, stack: AsyncExitStack) -> Membership:
     """As a node keeps it."""
 
     async def join() -> None:
-        raise AssertionError("nobody is lost here")
+        raise AssertionError("no peer is lost here")
 
     membership = Membership(peer.coordinator, join, SPEC.timing.heartbeat)
     keeping = asyncio.create_task(membership.keep())

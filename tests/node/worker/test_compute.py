@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from node.data.stream import SampleStream, open_stream
 from node.experiment.in_process_swarm import LocalSwarm
-from node.ipc.worker_calls import CheckDevice, ComputeOptions
+from node.ipc.worker_calls import AUTO_DEVICE, CheckDevice, ComputeOptions, DeviceInfo, Precision
 from node.worker import compute as computing
-from node.worker.compute import Compute
+from node.worker.compute import Compute, check_device, chosen_precision
 from node.worker.trainer import Trainer
 from node.worker.worker import Worker
 from protocol.errors import ErrorCode, HetnodeError
@@ -27,9 +27,7 @@ from tests.support.running_replica import spec_of
 CHECKPOINTED = Compute(activation_checkpointing=True)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
@@ -138,10 +136,10 @@ def test_compiled_blocks_give_the_same_gradients_and_keep_their_parameters(
     # What others change in place is what the next pass computes with: a step, a commit, a checkpoint.
     for each in (usual, trainer):
         each.apply(0, 1.0)
-        payload = each.propose(0)
+        payload = each.outer.propose(0)
         assert payload is not None
         each.commit(0, 1, [(payload, 1.0)], mine_included=True)
-        each.abort(1, 1)
+        each.outer.abort(1, 1)
         each.evaluate(0, None)
     assert trainer.end_validation() == pytest.approx(usual.end_validation(), rel=1e-6)
     usual.write_checkpoint(tmp_path / "round-000001", 1)
@@ -177,7 +175,7 @@ def test_generated_code_gives_the_same_gradients(stream: SampleStream) -> None:
 
 def test_bf16_is_close_to_fp32_and_leaves_the_parameters_in_fp32(stream: SampleStream) -> None:
     _, loss, _ = trained(Compute(), stream)
-    trainer, rough, gradients = trained(Compute(precision="bf16"), stream)
+    trainer, rough, gradients = trained(Compute(precision=Precision.BF16), stream)
     assert rough != loss
     assert rough == pytest.approx(loss, rel=1e-2)
     assert {value.dtype for value in gradients.values()} == {torch.float32}
@@ -194,4 +192,34 @@ def test_a_compiler_that_is_not_there_is_said_before_anything_counts_on_it(
         Worker().check_device(CheckDevice(ComputeOptions("cpu", compile=True)))
     assert refused.value.code is ErrorCode.DEVICE_UNAVAILABLE
     assert "torch.compile" in refused.value.cause
-    assert Worker().check_device(CheckDevice(ComputeOptions("cpu"))) == 0
+
+
+def test_the_best_device_that_works_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = DeviceInfo("cpu", "cpu", Precision.FP32)
+    assert Worker().check_device(CheckDevice(ComputeOptions("cpu"))) == usual
+    assert check_device(Compute("cpu", precision=Precision.BF16)).precision is Precision.BF16
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert check_device(Compute(AUTO_DEVICE)) == usual
+    # A driver without a device: torch has no CUDA here, or the device is gone.
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(Compute, "open", _only_the_cpu_works)
+    assert check_device(Compute(AUTO_DEVICE)) == usual
+    with pytest.raises(HetnodeError):
+        check_device(Compute("cuda"))
+
+
+def _only_the_cpu_works(compute: Compute) -> torch.device:
+    if compute.device != "cpu":
+        raise HetnodeError(ErrorCode.DEVICE_UNAVAILABLE, "It does not work.", "Use another one.")
+    return torch.device("cpu")
+
+
+@pytest.mark.parametrize(("capability", "expected"), [((7, 5), "fp32"), ((8, 0), "bf16"), ((9, 0), "bf16")])
+def test_a_gpu_computes_in_bf16_if_it_can_and_nobody_chose_otherwise(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], expected: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    device = torch.device("cuda")
+    assert chosen_precision(device, Precision.AUTO) == expected
+    for wanted in (Precision.FP32, Precision.BF16):
+        assert chosen_precision(device, wanted) is wanted

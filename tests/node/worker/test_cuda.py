@@ -37,7 +37,7 @@ def train(spec: RunSpec, members: list[Trainer], round_number: int, first: int) 
                 message = member.forward(step, microbatch, message)
             for member in reversed(members):
                 message = member.backward(microbatch, message)
-        norm = math.sqrt(sum(member.squared_gradient_norm() for member in members))
+        norm = math.sqrt(sum(member.inner.squared_gradient_norm() for member in members))
         for member in members:
             member.apply(step, norm)
     return members[-1].end_inner_phase().loss
@@ -60,7 +60,7 @@ def test_what_is_restored_on_a_gpu_goes_on_as_if_it_had_never_stopped(tmp_path: 
     (running,), (returned,) = replica(spec, "cuda", 1), replica(spec, "cuda", 1)
     train(spec, [running], 1, 0)
     for stage in spec_stages(spec):
-        payload = running.propose(stage)
+        payload = running.outer.propose(stage)
         assert payload is not None
         running.commit(stage, 1, [(payload, 1.0)], mine_included=False)
     running.write_checkpoint(tmp_path / "round-000001", 1)
@@ -144,7 +144,7 @@ def test_replicas_on_gpu_and_cpu_learn_alike_and_hold_the_same_anchor(dtype: str
         assert losses[0] == pytest.approx(losses[2], rel=0.05)
         for stage in range(spec.swarm.stages):
             hosts = [next(m for m in members if stage in m.stages) for members in replicas]
-            proposals = [host.propose(stage) for host in hosts]
+            proposals = [host.outer.propose(stage) for host in hosts]
             payloads = [(payload, 1.0) for payload in proposals if payload is not None]
             assert len(payloads) == 3
             assert (
@@ -152,7 +152,7 @@ def test_replicas_on_gpu_and_cpu_learn_alike_and_hold_the_same_anchor(dtype: str
             )
             if stage == 0:
                 replicas[2][1].commit_embedding(round_number, payloads)
-        assert len({member.embedding_digest() for members in replicas for member in members}) == 1
+        assert len({member.outer.embedding_digest() for members in replicas for member in members}) == 1
         for members in replicas:
             for member in members:
                 for stage in member.stages:

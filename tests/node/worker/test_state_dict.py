@@ -21,9 +21,7 @@ NESTEROV = spec_of(
 )
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +39,13 @@ def train(trainer: Trainer, steps: range) -> None:
         for microbatch in range(SPEC.inner.microbatches):
             trainer.forward(step, microbatch, None)
             trainer.backward(microbatch, None)
-        trainer.apply(step, trainer.squared_gradient_norm() ** 0.5)
+        trainer.apply(step, trainer.inner.squared_gradient_norm() ** 0.5)
 
 
 def settle(trainer: Trainer, round_number: int) -> list[str]:
     digests = []
     for stage in trainer.stages:
-        payload = trainer.propose(stage)
+        payload = trainer.outer.propose(stage)
         assert payload is not None
         digests.append(trainer.commit(stage, round_number, [(payload, 1.0)], True))
     return digests
@@ -92,7 +90,7 @@ def test_a_checkpoint_with_momentum_is_restored_and_its_embedding_is_one_range_o
         file = tmp_path / f"{part.value}-{stage}"
         file.write_bytes(b"".join(parts.pieces(stored, range(stored.nbytes), 1 << 16)))
         digest = follower.load_part(stage, part, 1, file)
-        assert digest == (digests[1] if part is Part.STAGE else running.embedding_digest())
+        assert digest == (digests[1] if part is Part.STAGE else running.outer.embedding_digest())
     for trainer in (running, other):
         trainer.begin_round(2, samples(1))
         train(trainer, range(2))

@@ -18,10 +18,7 @@ from node.worker.trainer import Trainer
 from protocol.types import StageRange
 from tests.support.running_replica import RunningReplica, plain_loop, spec_of, with_k
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("members", [1, 2, 4])
@@ -70,7 +67,7 @@ async def test_a_k_that_moves_at_a_round_boundary_equals_a_fresh_start_with_it(
             await replica.start(stack)
         await moved.inner_phase(1, 0)
         for stage in range(spec.swarm.stages):
-            payload = moved.trainer_of(stage).propose(stage)
+            payload = moved.trainer_of(stage).outer.propose(stage)
             assert payload is not None
             moved.commit(stage, 1, [(payload, 1.0)])
         for position, (worker, heir) in enumerate(zip(moved.workers, fresh.workers, strict=True)):
@@ -158,7 +155,7 @@ async def test_payloads_of_uneven_shares_move_the_anchor_by_their_weighted_mean(
         for stage in range(2):
             payloads = []
             for replica in replicas:
-                payload = replica.trainer_of(stage).propose(stage)
+                payload = replica.trainer_of(stage).outer.propose(stage)
                 assert payload is not None
                 payloads.append((payload, replica.replica.weight))
             digests.add(tuple({replica.commit(stage, 1, payloads) for replica in replicas}))
@@ -171,7 +168,8 @@ async def test_payloads_of_uneven_shares_move_the_anchor_by_their_weighted_mean(
 
 @pytest.mark.parametrize("dtype", ["bf16", "int8", "int4"])
 async def test_anchors_of_full_and_pipeline_replicas_are_bit_equal_after_every_round(dtype: str) -> None:
-    spec = spec_of(**{"link.k": 8, "link.dtype": dtype, "rounds": 3})
+    short = {"inner.steps": 1, "inner.microbatches": 2}
+    spec = spec_of(**{"link.k": 8, "link.dtype": dtype, "rounds": 3, **short})
     async with AsyncExitStack() as stack:
         replicas = [RunningReplica(spec, 1, 0), RunningReplica(spec, 2, 1), RunningReplica(spec, 4, 2)]
         for replica in replicas:
@@ -181,18 +179,19 @@ async def test_anchors_of_full_and_pipeline_replicas_are_bit_equal_after_every_r
                 first = ((round_number - 1) * len(replicas) + number) * spec.samples_per_round()
                 await replica.inner_phase(round_number, first)
             for stage in range(spec.swarm.stages):
-                proposals = [replica.trainer_of(stage).propose(stage) for replica in replicas]
+                proposals = [replica.trainer_of(stage).outer.propose(stage) for replica in replicas]
                 payloads = [(proposal, 1.0) for proposal in proposals if proposal is not None]
                 assert len(payloads) == 3
                 assert len({replica.commit(stage, round_number, payloads) for replica in replicas}) == 1
             embeddings = {
-                worker.trainer.embedding_digest() for replica in replicas for worker in replica.workers
+                worker.trainer.outer.embedding_digest() for replica in replicas for worker in replica.workers
             }
             assert len(embeddings) == 1
 
 
 async def test_one_full_replica_with_dense_exchange_equals_the_plain_loop() -> None:
-    spec = spec_of(**{"outer.top_k": 0, "outer.quantizer": "none", "rounds": 3})
+    dense = {"outer.top_k": 0, "outer.quantizer": "none", "inner.microbatches": 2}
+    spec = spec_of(**dense, rounds=3)
     expected_losses, expected = plain_loop(spec, rounds=3)
     losses = []
     async with AsyncExitStack() as stack:
@@ -203,7 +202,7 @@ async def test_one_full_replica_with_dense_exchange_equals_the_plain_loop() -> N
                 await replica.inner_phase(round_number, (round_number - 1) * spec.samples_per_round())
             )
             for stage in range(spec.swarm.stages):
-                proposal = replica.trainer_of(stage).propose(stage)
+                proposal = replica.trainer_of(stage).outer.propose(stage)
                 assert proposal is not None
                 replica.commit(stage, round_number, [(proposal, 1.0)])
     per_round = [sum(pair) / 2 for pair in zip(expected_losses[::2], expected_losses[1::2], strict=True)]
@@ -221,16 +220,16 @@ async def test_an_aborted_round_changes_nothing_and_loses_nothing() -> None:
         trainer = replica.trainer_of(0)
         before = {name: tensor.clone() for name, tensor in replica.parameters().items()}
         digest, error = trainer.outer[0].digest(), trainer.outer[0].error["emb"].clone()
-        first = trainer.propose(0)
-        trainer.abort(0, 1)
+        first = trainer.outer.propose(0)
+        trainer.outer.abort(0, 1)
         assert trainer.outer[0].digest() == digest
         assert torch.equal(trainer.outer[0].error["emb"], error)
         assert all(torch.equal(tensor, before[name]) for name, tensor in replica.parameters().items())
-        assert trainer.propose(0) == first
+        assert trainer.outer.propose(0) == first
 
 
 @pytest.mark.parametrize("members", [1, 2])
-async def test_a_value_that_is_not_finite_skips_the_step_on_every_member_and_ends_nobody(
+async def test_a_value_that_is_not_finite_skips_the_step_on_every_member_and_ends_none(
     members: int,
 ) -> None:
     spec = spec_of()

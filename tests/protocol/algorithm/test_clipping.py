@@ -12,7 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.model.init import initial_parameters, parameter_shapes
+from node.model.init import initial_parameters
+from node.model.shapes import parameter_shapes
 from node.optimizer.outer_stage import EmbeddingFollower, OuterStage
 from protocol.algorithm.clipping import (
     CLIP_FACTOR,

@@ -52,7 +52,7 @@ def test_any_increasing_indices_come_back(
     size, k, chunks = chosen
     code = code_of(kind, size, k)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(room, "_BLOCK", block)
+        patch.setattr(room, "BLOCK", block)
         coded = code.encode(np.array(chunks))
         assert coded.shape == (code.nbytes(len(chunks)),)
         assert code.decode(coded, len(chunks)).tolist() == chunks

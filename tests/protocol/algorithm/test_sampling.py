@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.data.shards import place
+from node.data.permutation import window_of
 from protocol.algorithm.sampling import next_first_sample, sample_range
 from protocol.spec.resolve import resolve
 from protocol.types import Member, PeerId, Plan, Replica, StageRange
@@ -66,21 +66,21 @@ def test_a_round_before_the_plan_or_an_unknown_replica_is_refused() -> None:
 
 @given(size=st.integers(1, 300), seed=st.integers(0, 2**63 - 1), epoch=st.integers(0, 5))
 def test_every_epoch_visits_every_window_once(size: int, seed: int, epoch: int) -> None:
-    places = [place(ordinal, size, seed) for ordinal in range(epoch * size, (epoch + 1) * size)]
+    places = [window_of(ordinal, size, seed) for ordinal in range(epoch * size, (epoch + 1) * size)]
     assert {number for number, _ in places} == {epoch}
     assert sorted(index for _, index in places) == list(range(size))
 
 
 @given(size=st.integers(1, 2**60), ordinal=st.integers(0, 2**62), seed=st.integers(0, 2**63 - 1))
 def test_huge_sources_need_no_table(size: int, ordinal: int, seed: int) -> None:
-    epoch, index = place(ordinal, size, seed)
+    epoch, index = window_of(ordinal, size, seed)
     assert epoch == ordinal // size
     assert 0 <= index < size
 
 
 def test_seeds_and_epochs_give_different_orders() -> None:
     def order(seed: int, epoch: int) -> list[int]:
-        return [place(epoch * 100 + i, 100, seed)[1] for i in range(100)]
+        return [window_of(epoch * 100 + i, 100, seed)[1] for i in range(100)]
 
     orders = [order(0, 0), order(0, 1), order(1, 0), list(range(100))]
     assert all(a != b for i, a in enumerate(orders) for b in orders[:i])
@@ -88,10 +88,10 @@ def test_seeds_and_epochs_give_different_orders() -> None:
 
 def test_the_order_is_fixed_for_all_time() -> None:
     """Peers of one run must agree: a change of these numbers is a change of protocol."""
-    assert [place(ordinal, 10, 0)[1] for ordinal in range(10)] == [5, 0, 7, 3, 1, 8, 9, 4, 6, 2]
+    assert [window_of(ordinal, 10, 0)[1] for ordinal in range(10)] == [5, 0, 7, 3, 1, 8, 9, 4, 6, 2]
 
 
 @pytest.mark.parametrize(("ordinal", "size"), [(-1, 5), (0, 0)])
 def test_impossible_places_are_refused(ordinal: int, size: int) -> None:
-    with pytest.raises(ValueError, match="no place"):
-        place(ordinal, size, 0)
+    with pytest.raises(ValueError, match="there is no sample"):
+        window_of(ordinal, size, 0)

@@ -81,7 +81,7 @@ def test_chunks_hold_every_element_once_and_positions_name_it(
     layout = TensorLayout(shape, outer)
     elements = torch.arange(math.prod(shape))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(topk, "_BLOCK", block)
+        patch.setattr(topk, "BLOCK", block)
         blocks = list(layout.blocks())
     chunks = [layout.chunks_of(block, elements[block.start : block.stop]) for block in blocks]
     in_chunk_order = torch.cat([chunk.flatten() for chunk in chunks])
@@ -105,7 +105,7 @@ def test_what_is_sent_does_not_depend_on_the_blocks(
     layout, tensor = TensorLayout(shape, outer), integers_like(shape, seed, 5)
     whole = sparsify(tensor, layout)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(topk, "_BLOCK", 32)
+        patch.setattr(topk, "BLOCK", 32)
         in_blocks = sparsify(tensor, layout)
         total = torch.zeros(tensor.numel())
         in_blocks.add_to(total, 0.7)

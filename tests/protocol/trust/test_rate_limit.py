@@ -1,4 +1,4 @@
-"""How often somebody may ask."""
+"""How often one caller may ask."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.api.enrollment import source_of
 from protocol.trust.rate_limit import RateLimit
 
 
@@ -36,17 +35,10 @@ def test_memory_is_bounded_and_the_busy_are_remembered() -> None:
     assert len(limit) == 3
 
 
-@pytest.mark.parametrize(
-    ("peer", "source"),
-    [
-        ("ipv4:192.0.2.7:1234", "192.0.2.7"),
-        ("ipv6:[2001:db8:1:2:3:4:5:6]:99", "2001:db8:1:2::/64"),
-        ("ipv6:%5B2001:db8:1:2::9%5D:99", "2001:db8:1:2::/64"),
-        ("ipv6:%5Bfe80::1%25eth0%5D:99", "fe80::/64"),
-        ("ipv6:%5B::ffff:192.0.2.7%5D:99", "192.0.2.7"),
-        ("unix:/tmp/socket", "unix"),
-        ("", "unknown"),
-    ],
-)
-def test_requests_of_one_host_or_one_ipv6_network_count_together(peer: str, source: str) -> None:
-    assert source_of(peer) == source
+def test_requests_beyond_the_burst_wait_for_their_turn_up_to_a_number() -> None:
+    limit = RateLimit(2, 10.0, waiting=3)
+    assert [limit.delay("a", 0.0) for _ in range(6)] == pytest.approx([0.0, 0.0, 0.1, 0.2, 0.3, None])
+    assert limit.delay("b", 0.0) == 0.0
+    assert limit.delay("a", 0.1) == pytest.approx(0.3)
+    assert limit.delay("a", 0.1) is None
+    assert limit.delay("a", 9.0) == 0.0

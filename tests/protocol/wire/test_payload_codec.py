@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.model.init import parameter_shapes
+from node.model.shapes import parameter_shapes
 from protocol.algorithm.topk import SparseTensor, TensorLayout, sparsify
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.quantizers import PAYLOAD_QUANTIZERS
@@ -204,7 +204,7 @@ def test_all_that_is_not_chunks_is_below_one_percent_of_a_stage_of_ten_million(
     layout = PayloadLayout(shapes, spec.outer)
     owner = PeerId("12D3KooW" + 44 * "x")
     descriptor = PayloadDescriptor(
-        spec.run_id, 4, 10**6, owner, 64 * "a", layout.codec, 1.0, layout.nbytes, 64 * "b", bytes(64)
+        spec.name, 4, 10**6, owner, 64 * "a", layout.codec, 1.0, layout.nbytes, 64 * "b", bytes(64)
     )
     envelope = len(descriptor_to_pb(descriptor).SerializeToString())
     assert (layout.nbytes + envelope) / (parameters / 4096 * bytes_per_chunk(options)) < 1.01

@@ -52,6 +52,7 @@ AUTHORITY = authority().certificate
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 PEER = peer_id_of(KEY.public_key().public_bytes_raw())
+RUN = "nano-000000000000-0"
 OTHER_KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(1, 33)))
 OTHER_PEER = peer_id_of(OTHER_KEY.public_key().public_bytes_raw())
 
@@ -91,9 +92,17 @@ def outcome(decode: Callable[[], T]) -> T | ErrorCode:
 
 @given(records)
 def test_a_sealed_record_opens_to_what_was_signed_and_is_small(record: PeerRecord) -> None:
-    sealed = seal_record(record, KEY.sign, LATER, CERTIFICATE)
+    sealed = seal_record(record, RUN, KEY.sign, LATER, CERTIFICATE)
     assert len(sealed) <= MAX_SEALED_BYTES
-    assert open_record(sealed, PEER, AUTHORITY, NOW) == OpenedRecord(record, LATER)
+    assert open_record(sealed, RUN, PEER, AUTHORITY, NOW) == OpenedRecord(record, LATER)
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["169.254.169.254:80", "[fd00:ec2::254]:80", "224.0.0.1:1", "2852039166:1"]
+)
+def test_a_record_with_an_endpoint_that_no_peer_may_have_is_refused(endpoint: str) -> None:
+    sealed = seal_record(replace(RECORD, endpoint=endpoint), RUN, KEY.sign, LATER, CERTIFICATE)
+    assert outcome(lambda: open_record(sealed, RUN, PEER, AUTHORITY, NOW)) is ErrorCode.BAD_REQUEST
 
 
 @given(records)
@@ -101,11 +110,11 @@ def test_a_record_survives_the_wire(record: PeerRecord) -> None:
     assert record_from_bytes(record_to_bytes(record)) == record
 
 
-@given(st.integers(0, 8 * len(seal_record(RECORD, KEY.sign, LATER, CERTIFICATE)) - 1))
+@given(st.integers(0, 8 * len(seal_record(RECORD, RUN, KEY.sign, LATER, CERTIFICATE)) - 1))
 def test_a_record_with_any_bit_changed_says_the_same_or_is_refused(bit: int) -> None:
-    sealed = bytearray(seal_record(RECORD, KEY.sign, LATER, CERTIFICATE))
+    sealed = bytearray(seal_record(RECORD, RUN, KEY.sign, LATER, CERTIFICATE))
     sealed[bit // 8] ^= 1 << bit % 8
-    assert outcome(lambda: open_record(bytes(sealed), PEER, AUTHORITY, NOW)) in (
+    assert outcome(lambda: open_record(bytes(sealed), RUN, PEER, AUTHORITY, NOW)) in (
         OpenedRecord(RECORD, LATER),
         ErrorCode.BAD_REQUEST,
     )
@@ -114,7 +123,7 @@ def test_a_record_with_any_bit_changed_says_the_same_or_is_refused(bit: int) -> 
 @given(st.binary(max_size=2 * MAX_SEALED_BYTES))
 def test_garbage_is_refused(data: bytes) -> None:
     with pytest.raises(HetnodeError) as refusal:
-        open_record(data, PEER, AUTHORITY, NOW)
+        open_record(data, RUN, PEER, AUTHORITY, NOW)
     assert refusal.value.code is ErrorCode.BAD_REQUEST
 
 
@@ -129,12 +138,12 @@ def test_bytes_that_are_no_record_or_descriptor_raise_bad_request_only(data: byt
 
 
 def test_a_record_is_refused_for_any_peer_but_its_own() -> None:
-    ours = seal_record(RECORD, KEY.sign, LATER, CERTIFICATE)
-    about_us = seal_record(RECORD, OTHER_KEY.sign, LATER, OTHER_CERTIFICATE)
+    ours = seal_record(RECORD, RUN, KEY.sign, LATER, CERTIFICATE)
+    about_us = seal_record(RECORD, RUN, OTHER_KEY.sign, LATER, OTHER_CERTIFICATE)
     not_a_key = base58.b58encode(bytes(38)).decode()
     for sealed, peer in ((ours, OTHER_PEER), (about_us, PEER), (about_us, OTHER_PEER), (ours, not_a_key)):
         with pytest.raises(HetnodeError) as refusal:
-            open_record(sealed, peer, AUTHORITY, NOW)
+            open_record(sealed, RUN, peer, AUTHORITY, NOW)
         assert refusal.value.code is ErrorCode.BAD_REQUEST
 
 
@@ -155,15 +164,22 @@ def test_a_record_is_believed_under_a_certificate_and_for_its_time_only(
     expires: float, certificate: bytes
 ) -> None:
     with pytest.raises(HetnodeError) as refusal:
-        open_record(seal_record(RECORD, KEY.sign, expires, certificate), PEER, AUTHORITY, NOW)
+        open_record(seal_record(RECORD, RUN, KEY.sign, expires, certificate), RUN, PEER, AUTHORITY, NOW)
     assert refusal.value.code is ErrorCode.BAD_REQUEST
 
 
 def test_the_time_of_a_record_is_signed_with_it() -> None:
-    signed = pb.SignedRecord.FromString(seal_record(RECORD, KEY.sign, LATER, CERTIFICATE))
+    signed = pb.SignedRecord.FromString(seal_record(RECORD, RUN, KEY.sign, LATER, CERTIFICATE))
     signed.expires += 60.0
     with pytest.raises(HetnodeError):
-        open_record(signed.SerializeToString(), PEER, AUTHORITY, NOW)
+        open_record(signed.SerializeToString(), RUN, PEER, AUTHORITY, NOW)
+
+
+def test_a_record_of_one_run_is_refused_in_another() -> None:
+    sealed = seal_record(RECORD, RUN, KEY.sign, LATER, CERTIFICATE)
+    with pytest.raises(HetnodeError) as refusal:
+        open_record(sealed, f"{RUN}1", PEER, AUTHORITY, NOW)
+    assert refusal.value.code is ErrorCode.BAD_REQUEST
 
 
 def test_a_descriptor_survives_the_wire() -> None:

@@ -51,7 +51,7 @@ def test_two_magnitudes_are_the_best_of_all_ways_to_split_the_values_in_two(
     values: NDArray[np.float32], block: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(magnitudes_module, "_BLOCK", block)
+        patch.setattr(magnitudes_module, "BLOCK", block)
         low, high = magnitudes = fit_magnitudes(values, 2)
     assert 0 <= low <= high
     exact = values.astype(np.float64)

@@ -1,0 +1,91 @@
+"""Links that need a relay share its uplink, and no link goes through a relay that can go without."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from coordinator.placement.cost_model import Survey
+from coordinator.placement.initial_placement import initial_plan
+from coordinator.placement.links import links_between
+from coordinator.placement.relays import relay_uplinks, with_relays
+from coordinator.state.state import Peer, State
+from protocol.types import Capacity, Dialer, Lifecycle, Member, PeerId, Plan, Reachability, Role, StageRange
+from tests.builders import spec_of
+
+RELAY, A, B, OPEN, DIAL = (PeerId(name) for name in ("relay", "a", "b", "open", "dial"))
+AT_RELAY = "relay.example:7800"
+
+
+def peer(
+    name: PeerId, reachability: Reachability, endpoint: str = "", role: Role = Role.STAGE, uplink: float = 0.0
+) -> Peer:
+    capacity = Capacity("cpu", 2**30, 1, uplink=uplink)
+    return Peer(name, role, capacity, endpoint, 1, Lifecycle.READY, reachability=reachability)
+
+
+def survey(uplink: float) -> Survey:
+    peers = [
+        peer(RELAY, Reachability.OPEN, AT_RELAY, Role.RELAY, uplink),
+        peer(A, Reachability.RELAYED, AT_RELAY),
+        peer(B, Reachability.RELAYED, AT_RELAY),
+        peer(OPEN, Reachability.OPEN, "open.example:1"),
+        peer(DIAL, Reachability.DIAL_ONLY),
+    ]
+    state = replace(State(spec_of(), "run"), peers={each.peer: each for each in peers})
+    capacities = {each.peer: each.capacity for each in peers}
+    return with_relays(Survey.of({}, capacities), peers, relay_uplinks(state))
+
+
+def test_links_that_need_a_relay_share_its_uplink() -> None:
+    found = survey(10e6)
+    for pair in ((A, B), (B, A), (A, DIAL), (DIAL, B)):
+        assert found.bandwidth(*pair) == 5e6
+    for pair in ((A, OPEN), (OPEN, B), (DIAL, OPEN)):
+        assert found.bandwidth(*pair) == inf
+    assert survey(0.0).bandwidth(A, B) == inf  # the uplink of that relay is not known
+
+
+@pytest.mark.parametrize(
+    ("upstream", "downstream", "dialer"),
+    [
+        ("open", "open", Dialer.UPSTREAM),
+        ("open", "relayed", Dialer.DOWNSTREAM),
+        ("relayed", "open", Dialer.UPSTREAM),
+        ("relayed", "relayed", Dialer.UPSTREAM),
+        ("relayed", "dial", Dialer.DOWNSTREAM),
+        ("dial", "relayed", Dialer.UPSTREAM),
+        ("open", "dial", Dialer.DOWNSTREAM),
+    ],
+)
+def test_no_link_goes_through_a_relay_that_can_go_without(
+    upstream: str, downstream: str, dialer: Dialer
+) -> None:
+    kinds = {"open": ("open.example:1", False), "relayed": (AT_RELAY, True), "dial": ("", False)}
+    members = [
+        Member(PeerId(str(i)), StageRange(i, i + 1), *kinds[kind])
+        for i, kind in enumerate((upstream, downstream))
+    ]
+    assert [link.dialer for link in links_between(members, 1)] == [dialer]
+
+
+def test_the_first_plan_knows_the_uplinks_of_relays() -> None:
+    """Two homes behind a slow relay are no neighbours if open peers can stand between them."""
+    line = 10e6
+    peers = [
+        replace(peer(name, kind, endpoint, uplink=line), arrival=number)
+        for number, (name, kind, endpoint) in enumerate(
+            [
+                (A, Reachability.RELAYED, AT_RELAY),
+                (B, Reachability.RELAYED, AT_RELAY),
+                (OPEN, Reachability.OPEN, "open.example:1"),
+                (PeerId("open-2"), Reachability.OPEN, "open.example:2"),
+            ]
+        )
+    ]
+    plan = initial_plan(peers, spec_of(stages=2, replicas=0, pipelines=2), {}, {AT_RELAY: line / 100})
+    assert isinstance(plan, Plan)
+    for replica in plan.replicas:
+        assert {member.peer for member in replica.members} != {A, B}

@@ -1,0 +1,137 @@
+"""A run without a complete replica waits, and goes on when one is complete again."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.state.commands import Attest, Await, Leave, Offer, Report, Start
+from coordinator.state.events import PayloadWithheld, PlanAdopted, RoundAborted
+from coordinator.state.text import short
+from coordinator.status.messages import run_message, stall_message
+from protocol.status import RunPhase
+from protocol.types import Role
+from tests.builders import anchor_of, keyed
+from tests.support.coordinator_run import attest, leave, members_by_replica, pass_time, play_round, started
+
+A, B, C, D, E = (keyed(i) for i in range(5))
+
+
+class TestStall:
+    def test_a_run_without_a_complete_replica_waits_and_names_the_missing_peers(self) -> None:
+        run = started(1, 1)
+        play_round(run)
+        leave(run, A, C)
+        pass_time(run, 3600, B)
+        assert run.state.current_round == 2
+        assert not any(isinstance(event, RoundAborted) for event in run.events)
+        text = run_message(run.state)
+        assert text.startswith(f"waiting in round 2 of {run.spec.rounds}: no complete replica is left")
+        assert f"replica-0 waits for {short(A.peer)} (stages 0-1), which is gone" in text
+        assert f"replica-1 waits for {short(C.peer)} (stage 1), which is gone" in text
+        assert stall_message(run.state) == text
+
+    def test_it_continues_in_the_same_round_when_a_replica_is_complete_again(self) -> None:
+        run = started(1, 1)
+        play_round(run)
+        before = run.state.plans[-1]
+        leave(run, A, C)
+        pass_time(run, 60, B)
+        run.accept(C.join(run.spec, Role.STAGE))
+        text = run_message(run.state)
+        assert f"replica-1 waits for {short(C.peer)} (stage 1), which must catch up" in text
+        *_, adopted = run.accept(Attest(C.peer, 1, 1, "stage", anchor_of(1, 1)))
+        assert isinstance(adopted, PlanAdopted)
+        plan = adopted.plan
+        assert (plan.epoch, plan.from_round) == (before.epoch + 1, 2)
+        assert plan.first_sample == 2 * run.spec.samples_per_round()
+        assert "round 2 starts anew" in plan.reason
+        play_round(run)
+        assert run.state.decisions[0, 2].committed
+
+    @pytest.mark.parametrize("withheld", [0, 1])
+    def test_remaining_members_that_wait_do_not_end_the_round(self, withheld: int) -> None:
+        run = started(0, 1)
+        play_round(run)
+        leave(run, B)
+        for _ in range(2):
+            run.accept(Await(A.peer, 0, 2, withheld))
+            pass_time(run, 300, A)
+        assert run.state.current_round == 2
+
+    def test_a_peer_that_withholds_under_the_former_plan_does_not_know_its_assignment_yet(self) -> None:
+        run = started(1)
+        leave(run, A)
+        run.accept(A.join(run.spec))
+        attest(run, A, 0)
+        pass_time(run, run.spec.timing.heartbeat, A)
+        assert [(plan.epoch, plan.from_round) for plan in run.state.plans] == [(1, 1), (2, 1)]
+        for epoch in (0, 1, 3):
+            assert run.accept(Await(A.peer, 0, 1, withheld=epoch)) == ()
+        withheld, *_ = run.accept(Await(A.peer, 0, 1, withheld=2))
+        assert isinstance(withheld, PayloadWithheld)
+
+    def test_the_run_goes_on_after_all_peers_were_lost_and_returned(self) -> None:
+        run = started(2, 1)
+        for _ in range(3):
+            play_round(run)
+        leave(run, A, B, C, D)
+        run.accept(Start())
+        pass_time(run, 100)
+        for peer, role in zip((A, B, C, D), (*[Role.REPLICA] * 2, *[Role.STAGE] * 2), strict=True):
+            run.accept(peer.join(run.spec, role))
+            attest(run, peer)
+        play_round(run)
+        play_round(run)
+        assert members_by_replica(run) == {0: [A.peer], 1: [B.peer], 2: [C.peer, D.peer]}
+        assert all(decision.committed for decision in run.state.decisions.values())
+
+    def test_a_round_with_an_offer_ends_before_the_plan_changes(self) -> None:
+        run = started(1)
+        run.accept(Offer(A.peer, A.payload(run.spec, 0, 1)))
+        leave(run, A)
+        run.accept(A.join(run.spec))
+        attest(run, A, 0)
+        assert len(run.state.plans) == 1
+        pass_time(run, run.spec.timing.decide + run.spec.timing.match_window, A)
+        assert run.state.current_round == 2
+        assert members_by_replica(run) == {0: [A.peer]}
+        play_round(run)
+
+    def test_peers_that_attested_too_little_do_not_end_the_stall(self) -> None:
+        run = started(1)
+        for _ in range(3):
+            play_round(run)
+        leave(run, A)
+        run.accept(A.join(run.spec))
+        for number in (0, 1):
+            attest(run, A, number)
+        assert len(run.state.plans) == 1
+        attest(run, A, 2)
+        assert len(run.state.plans) == 2
+
+
+class TestEnd:
+    def test_a_run_that_lost_all_peers_after_the_last_decision_waits_for_a_holder(self) -> None:
+        run = started(1, rounds=1)
+        for stage in (0, 1):
+            payload = A.payload(run.spec, stage, 1)
+            run.accept(Offer(A.peer, payload))
+            run.accept(Report(A.peer, stage, 1, (payload,)))
+        leave(run, A)
+        assert run.state.phase is RunPhase.TRAINING
+        assert "waiting for the last digests of any peer at stage 0" in run_message(run.state)
+        run.accept(A.join(run.spec))
+        attest(run, A, 1)
+        assert run.state.phase is RunPhase.FINISHED
+        run.accept(Leave(A.peer, "finished"))
+        assert run.state.peers[A.peer].finished
+
+    def test_followers_are_not_waited_for_but_count_as_finished_when_they_are_done(self) -> None:
+        run = started(2, rounds=2)
+        play_round(run)
+        run.accept(C.join(run.spec))
+        play_round(run)
+        assert run.state.phase is RunPhase.FINISHED
+        attest(run, C, 2)
+        run.accept(Leave(C.peer, "finished"))
+        assert run.state.peers[C.peer].finished

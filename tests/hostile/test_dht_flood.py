@@ -1,0 +1,63 @@
+"""Floods of the DHT by a stranger at the address of a member: real processes, on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import psutil
+import pytest
+
+from node.hive.lasting import LastingTransport
+from node.hive.transport import HivemindTransport
+from node.security.identity import open_identity
+from tests.hostile.measure import MOST_GROWTH
+from tests.support import commands
+from tests.support.hive_nodes import RUN, certified, record_of, start_as
+
+pytestmark = pytest.mark.hostile
+
+
+@pytest.mark.parametrize("attack", ["flood", "flood-libp2p"])
+async def test_large_calls_of_a_stranger_take_no_memory(tmp_path: Path, attack: str) -> None:
+    identity, honest = (open_identity(tmp_path / f"{name}.key") for name in ("first", "member"))
+
+    async def begin(port: int) -> HivemindTransport:
+        shown = certified(identity)
+        return await HivemindTransport.start(
+            identity=identity, **shown, run=RUN, listen_port=port, members=(honest.peer,)
+        )
+
+    first = await LastingTransport.start(begin, 0)
+    member = await start_as(honest, tmp_path / "member", (), first.addresses)
+    try:
+        await member.hivemind.publish(record_of(honest), ttl=600)
+        await first.lookup()
+        rest = resident(first)
+        stranger = str(open_identity(tmp_path / "stranger.key").path)
+        flood = asyncio.create_task(
+            asyncio.to_thread(
+                commands.run, "tests.support.hive_attacker", attack, first.addresses[0], stranger
+            )
+        )
+        most, published = dict(rest), 0
+        while not flood.done():
+            await member.hivemind.publish(record_of(honest), ttl=600 + published)
+            published += 1
+            await asyncio.wait({flood}, timeout=0.2)
+            now = resident(first)
+            assert now.keys() == rest.keys(), "the processes are the same"
+            most = {process: max(size, now[process]) for process, size in most.items()}
+        growth = {process.name(): f"{(most[process] - rest[process]) >> 20} MiB" for process in rest}
+        print(f"{flood.result().stdout.strip()}; {published} records published meanwhile; growth: {growth}")
+        assert all(most[process] < rest[process] + MOST_GROWTH for process in rest)
+        assert honest.peer in await first.lookup()
+    finally:
+        await member.hivemind.close()
+        await first.close()
+
+
+def resident(transport: LastingTransport) -> dict[psutil.Process, int]:
+    """Resident bytes of the host and of the processes below it, p2pd among them."""
+    host = psutil.Process(transport.pid)
+    return {each: each.memory_info().rss for each in (host, *host.children(recursive=True))}

@@ -1,0 +1,140 @@
+"""The rest of docs/protocol.md: a link with a hetnode node over a whole run, and a record in the DHT."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from tests.hostile.coordinator import Coordinator, coordinator
+from tests.hostile.link import Link, number
+from tests.hostile.peer import Peer, Refused, cancel
+from tests.support import commands
+
+ROUNDS, STEPS = 2, 2
+
+
+async def test_a_record_in_the_dht(tmp_path: Path) -> None:
+    with coordinator(tmp_path, "--stages", "1", "--replicas", "1", "--pipelines", "0") as run:
+        peer = Peer()
+        await peer.enroll(run.invite())
+        await peer.join()
+        given: dict[str, Any] = {
+            "run": peer.run,
+            "endpoint": "127.0.0.1:7",
+            "dht_peers": list(peer.dht_peers),
+        }
+        for name, content in (("identity", peer.identity.file), ("certificate", peer.certificate)):
+            (tmp_path / name).write_bytes(content)
+            given[name] = str(tmp_path / name)
+        (tmp_path / "given").write_text(json.dumps(given))
+        done = await asyncio.to_thread(commands.run, "tests.hostile.dht_record", str(tmp_path / "given"))
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.split() == ["stored", peer.id, "127.0.0.1:7"]
+        await peer.close()
+
+
+def start_node(run: Coordinator, folder: Path) -> Any:
+    (folder / "invite").write_text(run.invite())
+    return commands.start(
+        *("join", "--invite-file", str(folder / "invite"), "--role", "stage", "--no-measure"),
+        *("--folder", str(folder / "node"), "--identity", str(folder / "node.key"), "--threads", "1"),
+        *("--listen", "127.0.0.1:0", "--advertise", "127.0.0.1"),
+        log=folder / "node.log",
+        environment=dict(os.environ),
+    )
+
+
+async def inner_phase(link: Link, spec: dict[str, Any], round_number: int, k: int, step: int = 0) -> int:
+    """The last member of a pipeline from `step` on, with gradients of zeros. Returns the step left out."""
+    inner, context = spec["inner"], spec["model"]["context"]
+    shape = (inner["microbatch_size"], context, k)
+    zeros = bytes(2 * shape[0] * shape[1] * shape[2])
+    while True:
+        phase = await link.receive()
+        assert (phase.kind, phase.round_number, phase.step) == ("phase", round_number, step)
+        if phase.value == 0.0:
+            return step
+        for microbatch in range(inner["microbatches"]):
+            frame = await link.receive()
+            assert (frame.kind, frame.step, frame.microbatch) == ("forward", step, microbatch)
+            assert list(frame.tensors) == ["activation", "tokens"]
+            assert frame.tensors["activation"][1:3] == ("bf16", shape)
+            assert frame.tensors["tokens"][1:3] == ("u8", (shape[0], context + 1))
+            await link.send("backward", round_number, step, [("gradient", "bf16", shape, zeros)], microbatch)
+        await link.send("norm", round_number, step, number(0.0))
+        assert (await link.receive()).kind == "step"
+        step += 1
+
+
+async def validation(link: Link, spec: dict[str, Any], round_number: int) -> None:
+    for microbatch in range(spec["data"]["validation_batches"]):
+        frame = await link.receive()
+        assert (frame.kind, frame.round_number, frame.microbatch) == ("evaluate", round_number, microbatch)
+
+
+async def wait_for_node(peer: Peer) -> None:
+    """Return when the node has joined. The first peer gets the first stage."""
+    while True:
+        if (await peer.call("Status")).peers:
+            return
+        await asyncio.sleep(0.1)
+
+
+async def dial_with_retries(peer: Peer, plan: Any, round_number: int) -> tuple[Link, int]:
+    """The link to the member before, and its k. The neighbour may see the plan later than this peer."""
+    (replica,) = plan.replicas
+    upstream, own = replica.members
+    assert own.peer == peer.id
+    assert replica.links[0].dialer == "downstream"
+    while True:
+        try:
+            link = await Link.dial(
+                peer,
+                upstream.endpoint,
+                upstream.peer,
+                plan.epoch,
+                round_number,
+                replica=replica.index,
+                position=1,
+            )
+        except Refused as refused:
+            if refused.code != "unknown-peer" and refused.status.name != "UNAVAILABLE":
+                raise
+            await asyncio.sleep(0.2)
+        else:
+            return link, replica.links[0].k
+
+
+async def test_a_pipeline_of_a_node_and_a_scripted_member(tmp_path: Path) -> None:
+    shape = ("--stages", "2", "--replicas", "0", "--pipelines", "1")
+    options = ("--rounds", str(ROUNDS), "--inner-steps", str(STEPS), *shape)
+    with coordinator(tmp_path, *options) as run:
+        node = start_node(run, tmp_path)
+        peer = Peer()
+        await peer.enroll(run.invite())
+        await wait_for_node(peer)
+        # Without an endpoint, so that this end dials; no speed, so that the order of arrival is kept.
+        capacity = {"device": "cpu", "memory_bytes": 1 << 33, "threads": 1}
+        await peer.join(role="stage", capacity=capacity)
+        alive = asyncio.create_task(peer.keep_alive(1.0))
+        spec, plan = json.loads(peer.spec_json), await peer.first_plan()
+        await peer.attest(1, 0)
+        link, k = await dial_with_retries(peer, plan, 1)
+        await validation(link, spec, 0)
+        for round_number in range(1, ROUNDS + 1):
+            assert await inner_phase(link, spec, round_number, k) == STEPS
+            decision = await peer.contribute(1, round_number)
+            assert decision.committed
+            assert (await peer.call("AwaitDecision", stage=0, round=round_number)).committed
+            await inner_phase(link, spec, round_number, k, STEPS + 1)
+            await validation(link, spec, round_number)
+        await link.part()
+        await cancel(alive)
+        await peer.call("Leave", reason="finished")
+        assert node.wait(60) == 0, (tmp_path / "node.log").read_text()
+        await link.close()
+        await peer.close()
+        assert [line["committed"] for line in run.decisions()] == [True] * ROUNDS * 2

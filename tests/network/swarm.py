@@ -1,0 +1,74 @@
+"""Swarms of real processes in a world of network namespaces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from node.security.credentials import folder_of
+from protocol.spec.run import RunSpec
+from protocol.types import Role
+from tests.network.world import World
+from tests.support.processes import COORDINATOR, ProcessSwarm
+
+HOST = "coord"
+"""Where the coordinator runs."""
+
+
+class NetworkSwarm(ProcessSwarm):
+    """As :class:`ProcessSwarm`: each member runs on the host of its name, the coordinator on "coord".
+
+    Args:
+        members: role and options of `hetnode join` of each node.
+    """
+
+    def __init__(
+        self, spec: RunSpec, folder: Path, world: World, members: Mapping[str, tuple[Role, Sequence[str]]]
+    ) -> None:
+        super().__init__(spec, folder, {name: role for name, (role, _) in members.items()})
+        self._world, self._options = world, {name: options for name, (_, options) in members.items()}
+        self._address = f"{world.address[HOST]}:7700"
+
+    def network_options(self, name: str) -> Sequence[str]:
+        return self._options[name]
+
+    def host_command(self, name: str) -> list[str]:
+        return self._world.command(HOST if name == COORDINATOR else name, ())
+
+    def start_relay(self, name: str) -> None:
+        """Start `hetnode relay` on the host `name`, again at the same address; return when nodes find it."""
+        where = [str(folder_of(self.folder / name / "identity.key", self.run_id))]
+        if name not in self.started:
+            invite = self.folder / f"{name}.invite"
+            self.ask("invite", "create", "--role", "relay", "--folder", str(self.run), "--out", str(invite))
+            where = ["--invite-file", str(invite)]
+        key = self.folder / name / "identity.key"
+        self._spawn(name, ("relay", *where, "--identity", str(key), "--listen", "0.0.0.0:7800"), {})
+        joined = self.log(name).count("relay of run")
+        self.wait_until(lambda: self.log(name).count("relay of run") > joined, 120, f"the relay {name}")
+
+    def wait_log(self, name: str, text: str, seconds: float = 120, count: int = 1) -> None:
+        """Wait until `text` is in the log of a node `count` times."""
+        self.wait_until(
+            lambda: self.log(name).count(text) >= count, seconds, f"{text!r} in the log of {name}"
+        )
+
+    def wait_contributions(self, *names: str, seconds: float = 180) -> None:
+        """Wait until each of these nodes has a payload in a round that is not decided yet."""
+        for name in names:
+            self.wait_log(name, "joined run")
+        now = self.round_number
+        self.wait_until(
+            lambda: all(max(self.contributions(name), default=0) > now for name in names),
+            seconds,
+            f"payloads of {names} after round {now}",
+        )
+
+    @property
+    def aborted(self) -> int:
+        """Stage rounds that were aborted so far."""
+        return sum(not each["committed"] for each in self.decisions())
+
+    def status_text(self) -> str:
+        """What `hetnode status` shows."""
+        return self.ask("status", str(self.run))

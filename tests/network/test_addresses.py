@@ -1,0 +1,62 @@
+"""Addresses change while a run goes on, and a line flaps: peers are linked again, others lose no round."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from protocol.types import Role
+from tests.builders import spec_of
+from tests.network.swarm import NetworkSwarm
+from tests.network.world import Home, World
+
+MOVED, NEW_LEASE = "44.10.0.99", "44.10.0.199"
+FLAPS, DOWN_SECONDS, UP_SECONDS = 5, 1.0, 2.0  # as fast as 20 in a minute
+
+
+def test_addresses_change_in_mid_round_and_a_line_flaps(tmp_path: Path) -> None:
+    members = {"dc": (Role.REPLICA, ()), "pub": (Role.STAGE, ()), "home": (Role.STAGE, ())}
+    spec = spec_of(replicas=1, pipelines=1, rounds=200, inner__steps=8)
+    with (
+        World(["coord", "dc", "pub"], {"home": Home()}) as world,
+        NetworkSwarm(spec, tmp_path, world, members) as swarm,
+    ):
+
+        def wait_until_home_and_pub_contribute(after: str) -> None:
+            """In a round that began later than now; what is under way may be lost for them."""
+            began = time.monotonic()
+            now = swarm.round_number
+            swarm.wait_until(
+                lambda: all(max(swarm.contributions(name), default=0) > now + 1 for name in ("home", "pub")),
+                120,
+                f"contributions after {after}",
+            )
+            done = swarm.round_number
+            have = [sorted(each for each in swarm.contributions(n) if each > now) for n in ("home", "pub")]
+            print(f"{after}: {time.monotonic() - began:.1f} s, decided {now} to {done}, contributed {have}")
+
+        swarm.start_coordinator("--no-relay")
+        for name in members:
+            swarm.start_node(name)
+        swarm.wait_round(1, 120)
+
+        world.move_public("pub", MOVED)
+        told = f"others reach this node at {MOVED}:"
+        swarm.wait_until(lambda: told in swarm.log("pub"), 60, "the node to tell its new address")
+        wait_until_home_and_pub_contribute("a new address of a public peer")
+
+        world.move_router("home", NEW_LEASE)
+        wait_until_home_and_pub_contribute("a new lease of a home's provider")
+        world.move_home("home", "192.168.1.77")
+        wait_until_home_and_pub_contribute("a new lease of a home's router")
+
+        for _ in range(FLAPS):
+            world.unplug("pub")
+            time.sleep(DOWN_SECONDS)
+            world.plug("pub")
+            time.sleep(UP_SECONDS)
+        wait_until_home_and_pub_contribute("flaps")
+
+        assert swarm.aborted == 0
+        assert swarm.contributions("dc") >= set(range(1, swarm.round_number))
+        assert not any(map(swarm.times_lost, members))

@@ -1,0 +1,158 @@
+"""Hugging Face folders that others wrote: what is read from them, and which are refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from node.hugging_face import importing
+from node.hugging_face.importing import inspect
+from protocol.errors import ErrorCode, HetnodeError
+from tests.support.hugging_face import imported, stages_of, write_folder
+from tests.support.models import PLAIN, random_model
+
+
+def test_a_tied_embedding_becomes_a_head_of_its_own(tmp_path: Path) -> None:
+    stages = random_model(PLAIN)
+    head = stages[1].pop("head")
+    folder = write_folder(tmp_path / "hf", stages, tie_word_embeddings=True)
+    assert inspect(folder).tied
+    imported(folder, tmp_path / "new")
+    found = stages_of(tmp_path / "new" / "checkpoint")
+    assert torch.equal(found[1]["head"], stages[0]["emb"])
+    assert not torch.equal(found[1]["head"], head)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"architectures": ["MistralForCausalLM"]}, "Mistral"),
+        ({"architectures": None}, "architectures"),
+        ({"model_type": "qwen2"}, "architectures"),
+        ({"num_key_value_heads": 2}, "grouped-query"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"mlp_bias": True}, "mlp_bias"),
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "llama3"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "linear"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "linear"),
+        ({"rope_parameters": {"rope_type": "yarn"}, "rope_scaling": {"type": "default"}}, "yarn"),
+        ({"rope_parameters": "dynamic"}, "dynamic"),
+        ({"head_dim": 32}, "head_dim"),
+        ({"quantization_config": {"bits": 4}}, "quantized"),
+        ({"hidden_size": -64}, "width"),
+        ({"hidden_size": 2**40}, "width"),
+        ({"num_hidden_layers": 10**9}, "layers"),
+        ({"num_hidden_layers": 4}, "lacks 9 tensors"),
+        ({"num_hidden_layers": 2}, "which is not part of a plain Llama"),
+        ({"vocab_size": "many"}, "vocabulary"),
+        ({"num_attention_heads": 7, "num_key_value_heads": 7, "head_dim": None}, "heads"),
+        ({"intermediate_size": 97}, "shape"),
+        ({"max_position_embeddings": "long"}, "max_position"),
+        ({"rms_norm_eps": 0}, "norm_epsilon"),
+    ],
+)
+def test_a_model_that_is_not_ours_is_refused(tmp_path: Path, change: dict[str, Any], word: str) -> None:
+    folder = write_folder(tmp_path / "hf", random_model(PLAIN), **change)
+    _assert_refused(folder, tmp_path / "new", word)
+
+
+def _assert_refused(folder: Path, out: Path, word: str) -> None:
+    with pytest.raises(HetnodeError, match=word) as caught:
+        imported(folder, out)
+    assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL
+    assert not out.exists()
+
+
+def _with_a_bias(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.self_attn.q_proj.bias"] = torch.zeros(64)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def _with_an_integer_tensor(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["lm_head.weight"].int()
+    save_file(tensors, folder / "model.safetensors")
+
+
+def _with_a_value_that_is_not_finite(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"][3, 3] = torch.nan
+    save_file(tensors, folder / "model.safetensors")
+
+
+def _truncated(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-5])
+
+
+def _pickled(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def _elsewhere(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder.parent / "model.safetensors")
+    index = {"weight_map": {"lm_head.weight": "../model.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def _without_names(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"lm_head.weight": 7}}')
+
+
+def _no_json(folder: Path) -> None:
+    (folder / "config.json").write_text("[" * 100_000)
+
+
+def _a_list(folder: Path) -> None:
+    (folder / "config.json").write_text("[]")
+
+
+@pytest.mark.parametrize(
+    ("damage", "word"),
+    [
+        (_with_a_bias, "bias"),
+        (_with_an_integer_tensor, "I32"),
+        (_with_a_value_that_is_not_finite, "finite"),
+        (_truncated, "cannot be imported"),
+        (_pickled, "bin"),
+        (_elsewhere, "not a file of the folder"),
+        (_without_names, "weight_map"),
+        (_no_json, "config.json"),
+        (_a_list, "not a JSON object"),
+    ],
+)
+def test_a_damaged_folder_is_refused(tmp_path: Path, damage: Callable[[Path], None], word: str) -> None:
+    folder = write_folder(tmp_path / "hf", random_model(PLAIN))
+    damage(folder)
+    _assert_refused(folder, tmp_path / "new", word)
+
+
+def test_the_context_is_the_models_up_to_a_bound(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "hf", random_model(PLAIN), max_position_embeddings=131_072)
+    assert inspect(folder).model["context"] == importing.MOST_CONTEXT
+    assert inspect(folder, 512).model["context"] == 512
+
+
+@pytest.mark.parametrize(
+    ("config", "base"),
+    [
+        ({"rope_parameters": {"rope_theta": 3.0}, "rope_theta": 7.0}, 3.0),
+        ({"rope_parameters": None, "rope_theta": 7.0}, 7.0),
+        ({"rope_parameters": {"rope_theta": 3.0}, "rope_scaling": {"rope_theta": 5.0}}, 5.0),
+        ({"rope_parameters": {"rope_theta": 3.0}, "rope_scaling": {"type": "default"}}, 50_000.0),
+    ],
+)
+def test_the_base_of_rope_is_the_one_that_transformers_takes(
+    tmp_path: Path, config: dict[str, Any], base: float
+) -> None:
+    folder = write_folder(tmp_path / "hf", random_model(PLAIN), **config)
+    assert inspect(folder).model["rope_base"] == base

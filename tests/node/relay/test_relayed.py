@@ -1,0 +1,70 @@
+"""A node that nobody can dial: who reaches it through a relay, and that the coordinator is told."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from node.net.addresses import ClaimedPorts
+from node.net.link_server import LinkServer
+from node.relay.relayed import AUTO, RelayedNode
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.trust.endpoints import split_endpoint
+from protocol.trust.names import tls_name
+from protocol.trust.reachability import NOT_REACHED, Addresses, Reached
+from protocol.types import PeerId, Reachability, Role
+from tests.support.certificates import credentials
+from tests.support.relays import address_of, relaying
+
+HOME = PeerId("home")
+
+
+class BusyCoordinator:
+    """Takes the addresses of a node that tells them twice."""
+
+    def __init__(self, folder: Path) -> None:
+        tls = credentials(HOME)
+        files = {"certificate_file": folder / "certificate.pem", "key_file": folder / "key.pem"}
+        files["certificate_file"].write_bytes(tls.certificate)
+        files["key_file"].write_bytes(tls.key)
+        self.credentials: Any = SimpleNamespace(tls=tls, **files)
+        self.told: list[Addresses] = []
+
+    async def update_addresses(self, addresses: Addresses) -> Reached:
+        self.told.append(addresses)
+        if len(self.told) == 1:
+            raise HetnodeError(ErrorCode.RATE_LIMITED, "Too many nodes are dialled back.", "Try again.")
+        return Reached(Reachability.RELAYED, endpoint=True, dht=True)
+
+
+async def shows_certificate(address: str) -> bool:
+    """Whether the node answers there, with a certificate of its own."""
+    tls = ssl.create_default_context(cadata=credentials(HOME).authority.decode())
+    tls.minimum_version = ssl.TLSVersion.TLSv1_3
+    host, port = split_endpoint(address)
+    _, writer = await asyncio.open_connection(host, port, ssl=tls, server_hostname=tls_name(HOME))
+    writer.transport.abort()
+    return True
+
+
+async def test_a_node_that_listens_at_one_address_is_reached_through_a_relay_and_says_so(
+    tmp_path: Path,
+) -> None:
+    coordinator = BusyCoordinator(tmp_path)
+    server = LinkServer(lambda: coordinator.credentials.tls)
+    ports = ClaimedPorts("192.168.1.10", "127.0.0.2", 0)
+    async with relaying() as relay, AsyncExitStack() as stack:
+        await ports.open(server, Role.STAGE, 0, coordinator.credentials, stack)
+        node = RelayedNode(HOME, AUTO, cast(Any, coordinator), ports)
+        node.relays = lambda: [address_of(relay)]
+        await node.enter(NOT_REACHED, server, stack)
+        assert node.exposure is not None
+        assert await shows_certificate(node.exposure.endpoint)
+        assert await shows_certificate(node.exposure.dht)
+        expected = Addresses(node.exposure.endpoint, node.exposure.dht, relayed=True)
+        assert coordinator.told == [expected, expected]
+        assert ports.addresses == expected

@@ -1,0 +1,96 @@
+"""Replicas that train one step, claim the weight of all of them and offer at once, on a virtual clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
+import pytest
+
+from coordinator.state.events import PayloadWithheld
+from node.train.inner_phase import InnerLoop
+from protocol.status import Measurement
+from protocol.types import Role
+from tests.virtual.network import current_machine
+from tests.virtual.scenario import Play, contributions, swarm_spec
+from tests.virtual.swarm import VirtualSwarm
+
+STEPS, ROUNDS = 8, 3
+FIVE = dict.fromkeys("abcde", Role.REPLICA)
+FOUR = dict.fromkeys("abcd", Role.REPLICA)
+# If the window ran from the first offer, at 1 s, honest replicas would have too few steps at its end.
+SHORT = {
+    "inner.steps": STEPS,
+    "inner.microbatches": 1,
+    "timing.least_window": 0.5,
+    "recovery.least_share": 0.3,
+}
+
+
+@pytest.fixture
+def offer_early(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let some nodes train one step and offer at once, from a round on."""
+
+    def install(names: Collection[str], from_round: int = 1) -> None:
+        train, end = InnerLoop.train, InnerLoop.end
+
+        async def train_one(self: InnerLoop, ahead: int | None = None) -> None:
+            is_early = current_machine() in names and self.round_number >= from_round
+            await train(self, 1 if is_early else ahead)
+
+        async def end_as_if_whole(self: InnerLoop) -> Measurement:
+            measured = await end(self)
+            return replace(measured, steps=STEPS) if current_machine() in names else measured
+
+        monkeypatch.setattr(InnerLoop, "train", train_one)
+        monkeypatch.setattr(InnerLoop, "end", end_as_if_whole)
+
+    return install
+
+
+@pytest.mark.parametrize(("members", "early"), [(FIVE, "de"), (FOUR, "d")], ids=["2 of 5", "1 of 4"])
+def test_a_minority_that_offers_early_decides_no_round(
+    play: Play, offer_early: Callable[..., None], members: dict[str, Role], early: str
+) -> None:
+    honest = sorted(members.keys() - set(early))
+
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start()
+        await swarm.until_over()
+        swarm.assert_all_agree()
+        assert swarm.committed(0) == swarm.committed(1) == [1, 2, 3]
+        for name in honest:
+            assert contributions(swarm, name) == [1, 2, 3]
+        weights = [
+            entry.descriptor.weight
+            for each in swarm.decisions
+            for entry in each.entries
+            if entry.descriptor.owner in {swarm.peer(name) for name in honest}
+        ]
+        assert set(weights) == {1.0}, "a round ended before the honest replicas had trained all steps"
+        assert not any(isinstance(event, PayloadWithheld) for event in swarm.events)
+
+    offer_early(early)
+    play(scenario, members, swarm_spec(members, rounds=ROUNDS, **SHORT))
+
+
+def test_a_peer_that_offers_far_too_early_waits_and_then_counts(
+    play: Play, offer_early: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its phases took 8 s. So it may offer after 2 s, but not after 1 s."""
+
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start()
+        await swarm.until_round(3)
+        began = swarm.state.began_at
+        await swarm.until(lambda state: bool(state.answered))
+        assert 2 <= swarm.loop.time() - began < 4
+        await swarm.until_over()
+        swarm.assert_all_agree()
+        for name in FOUR:
+            assert contributions(swarm, name) == [1, 2, 3]
+        assert "offer-too-early" in caplog.text
+
+    caplog.set_level("INFO")
+    offer_early("d", from_round=3)
+    play(scenario, FOUR, swarm_spec(FOUR, rounds=ROUNDS, **SHORT))

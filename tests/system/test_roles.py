@@ -1,0 +1,63 @@
+"""Nodes that leave their role to the coordinator, on the virtual network."""
+
+from __future__ import annotations
+
+from coordinator.placement.cost_model import memory_needed
+from coordinator.state.events import RoleChanged
+from protocol.roles import RoleWish
+from protocol.types import Role, StageRange
+from tests.virtual.scenario import Play, contributions, swarm_spec
+from tests.virtual.swarm import VirtualSwarm
+
+AUTO = {"big": RoleWish.AUTO, "p": RoleWish.AUTO, "q": RoleWish.AUTO}
+SHAPE = {"big": Role.REPLICA, "p": Role.STAGE, "q": Role.STAGE}
+
+
+def test_nodes_with_different_memory_get_different_roles(play: Play) -> None:
+    spec = swarm_spec(SHAPE, 3)
+    whole = memory_needed(spec, StageRange(0, 2), 1, "cpu")
+
+    async def scenario(swarm: VirtualSwarm) -> None:
+        for name in ("p", "q"):
+            swarm.nodes[name].memory_limit = int(0.8 * whole / 0.9)
+        swarm.start("p", "q", "big")
+        await swarm.until_over()
+        roles = {name: swarm.state.peers[swarm.peer(name)].role for name in AUTO}
+        assert roles == SHAPE
+        swarm.assert_all_agree()
+        assert {*swarm.anchors("big")} == {0, 1}
+        assert len(swarm.anchors("p")) == len(swarm.anchors("q")) == 1
+
+    play(scenario, AUTO, spec)
+
+
+def test_a_full_replica_becomes_a_stage_peer_and_a_full_replica_again(play: Play) -> None:
+    """Its stages are built anew each time, between two rounds, and all anchors agree at the end."""
+    members = {"a": RoleWish.REPLICA, "b": RoleWish.AUTO, "s": RoleWish.STAGE}
+    spec = swarm_spec(
+        {"a": Role.REPLICA}, 21, **{"grouping.settle_rounds": 1, "recovery.checkpoint_every": 1}
+    )
+
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start("a", "b")
+        await swarm.until(lambda state: state.current_round > 3 and len(state.plans[-1].replicas) == 2)
+        swarm.start("s")
+        peer = swarm.peer("b")
+
+        def trains_in_a_pipeline(_: object) -> bool:
+            replica = swarm.state.plans[-1].replica_of(peer)
+            return replica is not None and len(replica.members) == 2
+
+        await swarm.until(trains_in_a_pipeline, "b completes a pipeline")
+        await swarm.until_round(swarm.state.current_round + 3)
+        swarm.drain("s")
+        await swarm.until_over()
+        changes = [event.role for event in swarm.events if isinstance(event, RoleChanged)]
+        assert changes == [Role.STAGE, Role.REPLICA]
+        assert any("goes on without replica-1, since" in plan.reason for plan in swarm.state.plans)
+        swarm.assert_all_agree("a", "b")
+        assert {*swarm.anchors("b")} == {0, 1}
+        assert contributions(swarm, "b")[-1] == spec.rounds
+        assert len(contributions(swarm, "s")) >= 2
+
+    play(scenario, members, spec)

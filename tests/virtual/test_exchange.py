@@ -1,0 +1,118 @@
+"""The virtual hivemind behaves as the real one does towards production code."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from protocol.trust.envelope import sign_descriptor
+from protocol.types import ExchangeGroup, ManifestEntry
+from tests.builders import Keyed
+from tests.support.fault_script import Action, Moment
+from tests.support.faults import FaultPlan
+from tests.virtual.loop import VirtualProcess
+from tests.virtual.machines import NAMES, A, B, C, Machines, Simulate
+
+
+def payload_of(member: Keyed) -> bytes:
+    return f"{member.number} 0 1".encode()
+
+
+def group_of(machines: Machines, *members: Keyed) -> ExchangeGroup:
+    described = sorted((descriptor_of(machines, member) for member in members), key=lambda each: each.owner)
+    return ExchangeGroup("g", tuple(described))
+
+
+def descriptor_of(machines: Machines, member: Keyed) -> Any:
+    unsigned = member.payload(machines.spec, 0, 1, run=machines.run_id)
+    return sign_descriptor(replace(unsigned, nbytes=len(payload_of(member)), signature=b""), member.sign)
+
+
+async def exchange(
+    machines: Machines, name: str, group: ExchangeGroup, seconds: float = 10
+) -> tuple[set[str], int]:
+    """The owners of the payloads that the machine holds afterwards, and the number of its rejections."""
+    member = NAMES[name]
+    transport = await machines.transport(name)
+    gathered = await transport.exchange(
+        payload_of(member), descriptor_of(machines, member), group, expected=3, deadline=seconds
+    )
+    return {each.owner for each in gathered.held}, len(gathered.rejected)
+
+
+def test_an_exchange_gives_all_payloads_to_all_members(simulate: Simulate) -> None:
+    async def scenario(machines: Machines) -> None:
+        group = group_of(machines, A, B, C)
+        found = await asyncio.gather(*(machines.on(name, exchange(machines, name, group)) for name in NAMES))
+        assert found == [({A.peer, B.peer, C.peer}, 0)] * 3
+
+    simulate(scenario)
+
+
+def test_the_others_finish_an_exchange_without_a_peer_that_is_killed_while_it_sends(
+    simulate: Simulate, tmp_path: Path
+) -> None:
+    plan = FaultPlan(tmp_path / "faults").fail_at("a", 0, 1, Moment.SENDING, Action.KILL)
+    plan.folder.mkdir()
+
+    async def scenario(machines: Machines) -> None:
+        machines.plan("a", plan)
+        group = group_of(machines, A, B, C)
+        machines.on("a", exchange(machines, "a", group))
+        found = await asyncio.gather(*(machines.on(name, exchange(machines, name, group)) for name in "bc"))
+        assert found == [({B.peer, C.peer}, 0)] * 2
+
+    simulate(scenario)
+    plan.assert_all_fired()
+
+
+def test_a_payload_that_arrives_corrupt_is_fetched_from_another_peer(
+    simulate: Simulate, tmp_path: Path
+) -> None:
+    plan = FaultPlan(tmp_path / "faults").fail_at("a", 0, 1, Moment.SENDING, Action.CORRUPT)
+    plan.folder.mkdir()
+
+    async def scenario(machines: Machines) -> None:
+        machines.plan("a", plan)
+        group = group_of(machines, A, B, C)
+        found = await asyncio.gather(*(machines.on(name, exchange(machines, name, group)) for name in NAMES))
+        assert [held for held, _ in found] == [{A.peer, B.peer, C.peer}] * 3
+
+    simulate(scenario)
+    plan.assert_all_fired()
+
+
+def test_a_restarted_node_serves_its_former_payloads(simulate: Simulate) -> None:
+    async def scenario(machines: Machines) -> None:
+        await machines.on("a", exchange(machines, "a", group_of(machines, A), 1))
+        machines.kill("a")
+        machines.processes["a"] = VirtualProcess("a")
+        await machines.on("a", machines.transport("a"))
+
+        async def fetch() -> bytes:
+            entry = ManifestEntry(descriptor_of(machines, A), (C.peer, A.peer))
+            return await (await machines.transport("b")).fetch_payload(entry, 10)
+
+        got = await machines.on("b", fetch())
+        assert got == payload_of(A)
+        assert hashlib.sha256(got).hexdigest() == descriptor_of(machines, A).sha256
+
+    simulate(scenario)
+
+
+def test_peers_find_a_group_without_the_coordinator(simulate: Simulate) -> None:
+    async def scenario(machines: Machines) -> None:
+        held = await asyncio.gather(*(machines.on(name, search(machines, name)) for name in NAMES))
+        assert held == [3, 3, 3]
+
+    async def search(machines: Machines, name: str) -> int:
+        member, transport = NAMES[name], await machines.transport(name)
+        gathered = await transport.exchange(
+            payload_of(member), descriptor_of(machines, member), None, expected=3, deadline=10
+        )
+        return len(gathered.held)
+
+    simulate(scenario)

@@ -1,11 +1,11 @@
-"""All that is measured for docs/performance.md, in quick form: ``make bench``, below 10 minutes.
+"""All benchmarks of docs/performance.md in quick form: ``make bench``, below 10 minutes.
 
     python -m benchmarks                              # prints one Markdown table per part
     python -m benchmarks --only codec rounds
     python -m benchmarks --write docs/performance.md  # replaces the generated section there
 
-A part that cannot be measured on this machine, or fails, is named with its reason; the others go on. The exit
-status is 0 unless a part failed that could have been measured here.
+If a part cannot be measured on this machine, or fails, the output has the reason, and the others continue.
+The exit status is 1 if a part failed that could have been measured here.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from pathlib import Path
 from benchmarks.tables import NotHere, Table, machine
 
 PARTS = ("accounting", "codec", "projection", "link", "pipeline", "rounds", "overlap")
-"""Rooms of this package with a function ``table(quick) -> Table``, which raises NotHere where it cannot."""
+"""Modules of this package with a function ``table(quick) -> Table``, which may raise NotHere."""
 
 BEGIN, END = "<!-- begin of what `make bench` writes -->", "<!-- end of what `make bench` writes -->"
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One part: its table, or why there is none. `failed`: it should have had one."""
+    """One part: its table, or the `problem`. `failed`: it could have been measured here."""
 
     part: str
     seconds: float
@@ -46,13 +46,13 @@ class Measured:
 
 
 def measure(part: str) -> Measured:
-    """Measure `part` in quick form. Never raises: what fails is told."""
+    """Measure `part` in quick form. Never raises: the result has the problem."""
     began = time.monotonic()
     try:
         table = importlib.import_module(f"benchmarks.{part}").table(True)
     except NotHere as error:
         return Measured(part, time.monotonic() - began, None, str(error))
-    except Exception as error:  # whatever it is, the other parts go on
+    except Exception as error:  # the other parts continue
         traceback.print_exc()
         why = " ".join((str(error) or type(error).__name__).split())[:300]
         return Measured(part, time.monotonic() - began, None, why, failed=True)
@@ -66,13 +66,13 @@ def section(measured: Sequence[Measured]) -> str:
 
 
 def replaced(document: str, text: str) -> str:
-    """`document` with `text` between the markers. ValueError where it does not have exactly one of each."""
+    """`document` with `text` between the markers. Raises ValueError unless it has exactly one of each."""
     if document.count(BEGIN) != 1 or document.count(END) != 1:
         raise ValueError(f"the document needs one line '{BEGIN}' and one line '{END}'")
     before, _, rest = document.partition(BEGIN)
     _, found, after = rest.partition(END)
     if not found:
-        raise ValueError(f"'{END}' stands before '{BEGIN}'")
+        raise ValueError(f"'{END}' comes before '{BEGIN}'")
     return f"{before}{BEGIN}\n\n{text.strip()}\n\n{END}{after}"
 
 
@@ -86,7 +86,7 @@ def main() -> int:
     if arguments.write is not None and arguments.only is not PARTS:
         parser.error("--write replaces the tables of all parts: not with --only")
     if arguments.write is not None:
-        replaced(arguments.write.read_text(encoding="utf-8"), "")  # better now than after ten minutes
+        replaced(arguments.write.read_text(encoding="utf-8"), "")  # fail now and not after ten minutes
     measured = []
     for part in arguments.only:
         print(f"{part} ...", file=sys.stderr, flush=True)

@@ -1,8 +1,8 @@
-"""What one replica hands over in a round, under this codec and under others.
+"""Bytes that one replica sends in a round, with this codec and with others.
 
     python -m benchmarks.accounting
 
-Nothing is run: the sizes of payloads follow from the spec. What is assumed of others is in the notes.
+Nothing runs: the sizes of payloads follow from the spec. The notes have the assumptions about other methods.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from benchmarks.tables import Table
-from node.model.init import parameter_shapes
+from node.model.shapes import parameter_shapes
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.wire.payload_codec import PayloadLayout
@@ -35,19 +35,19 @@ Bits = Callable[[PayloadLayout], float]
 
 @dataclass(frozen=True)
 class Scheme:
-    """A way to hand over what was learned. `bits`: of a round's messages about the parameters of a layout."""
+    """A method of exchange. `bits` gives the size of a round's messages for the parameters of a layout."""
 
     name: str
     bits: Bits
 
 
 def dense(bits: int, times: int = 1) -> Bits:
-    """Bytes if every parameter travels with the given bits, the given number of times per round."""
+    """Every parameter is sent with `bits` bits, `times` times per round."""
     return lambda layout: float(times * bits * sum(tensor.numel for tensor in layout.tensors.values()))
 
 
 def chosen(index_bits: int, value_bits: int) -> Bits:
-    """Index and value of every chosen entry, each in a fixed number of bits."""
+    """Index and value of every chosen entry, each with a fixed number of bits."""
     return lambda layout: float(
         (index_bits + value_bits) * sum(tensor.sent for tensor in layout.tensors.values())
     )
@@ -63,7 +63,7 @@ def entropy_bound(layout: PayloadLayout) -> float:
 
 
 def coded(**options: str) -> Bits:
-    """This codec's payload, whole, with `options` of the outer section."""
+    """The whole payload of this codec, with `options` of the outer section."""
 
     def bits(layout: PayloadLayout) -> float:
         return 8.0 * PayloadLayout(layout.shapes, layout.outer.model_copy(update=options)).nbytes
@@ -77,7 +77,7 @@ def _own(indices: str, quantizer: str, codebook: str) -> Scheme:
 
 
 def schemes(steps: int) -> tuple[Scheme, ...]:
-    """All that are compared, for `steps` inner steps in a round."""
+    """All schemes, for `steps` inner steps in a round."""
     return (
         Scheme(f"data parallel, float32 gradients in each of {steps} steps", dense(32, steps)),
         Scheme(f"data parallel, bf16 gradients in each of {steps} steps", dense(16, steps)),
@@ -98,7 +98,7 @@ def schemes(steps: int) -> tuple[Scheme, ...]:
 
 def rows_of(layouts: Mapping[int, PayloadLayout], steps: int) -> Iterator[tuple[str, ...]]:
     """The cells of the table, row by row."""
-    # Large enough that header and codebooks do not show.
+    # Many chunks make the header and the codebooks negligible.
     outer = next(iter(layouts.values())).outer
     chunks = 1 << 16
     many = PayloadLayout({"matrix": (chunks, outer.chunk)}, outer)
@@ -116,19 +116,19 @@ def rows_of(layouts: Mapping[int, PayloadLayout], steps: int) -> Iterator[tuple[
 
 
 def layouts_of(spec: RunSpec) -> dict[int, PayloadLayout]:
-    """By stage."""
+    """Payload layouts by stage."""
     return {
         stage: PayloadLayout(parameter_shapes(spec, stage), spec.outer) for stage in range(spec.swarm.stages)
     }
 
 
 def table(quick: bool = False) -> Table:
-    """The same, quick or not."""
+    """The table. `quick` changes nothing."""
     spec = resolve(PRESET)
     layouts = layouts_of(spec)
     outer = spec.outer
     return Table(
-        f"Bytes that one replica hands over in a round: preset {PRESET}",
+        f"Bytes that one replica sends in a round: preset {PRESET}",
         "python -m benchmarks.accounting",
         (
             "scheme",

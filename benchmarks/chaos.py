@@ -4,13 +4,12 @@
     python -m benchmarks.chaos --seed 7 --rounds 20
     python -m benchmarks.chaos --seed 7 --rounds 2000 --virtual
 
-Real processes: two full replicas and two pipelines of two members. There is one kill for every two rounds, of
-a node or the coordinator, in a random round at a random time; a killed process is started again. Besides,
-nodes are stopped for a while. With ``--virtual`` the same on a virtual clock in this process, where hundreds
-of rounds take minutes, and with partitions.
+Real processes: two full replicas and two pipelines of two members. In half of the rounds a node or the
+coordinator is killed at a random time; it is started again. Nodes are also stopped for a while. ``--virtual``
+does the same on a virtual clock in this process, where hundreds of rounds take minutes, and adds partitions.
 
-A run is reproducible from its seed on the virtual clock alone; on real processes the seed decides what is
-done and the machine how far the nodes were.
+Only a run on the virtual clock is reproducible from its seed. With real processes the seed determines the
+faults, and the speed of the machine their effect.
 """
 
 from __future__ import annotations
@@ -48,12 +47,12 @@ STOPS_PER_ROUND = 0.1
 OUTAGES_PER_ROUND = 0.05
 _LOOK_SECONDS = 0.1
 _TOO_LATE = "The run has finished."
-"""What a node hears that comes back after the end."""
+"""The answer to a node that comes back after the end."""
 
 
 @dataclass
 class Strikes:
-    """What was done to the swarm."""
+    """The faults so far, by kind."""
 
     kills: int = 0
     stops: int = 0
@@ -69,10 +68,10 @@ class Strikes:
 
 @dataclass
 class Tokens:
-    """What became of the tokens that plans have assigned: one of the three others, each once.
+    """The tokens that plans have assigned. Each is in one of the three other counters.
 
-    `late`: trained by a replica that lived on, but not in the commit of their round; what was learned from
-    them is in a later payload, unless that node was killed first. `lost`: a member died in the inner phase.
+    `late`: the replica survived, but its payload was not in the commit of the round. A later payload contains
+    the progress, unless the node was killed before. `lost`: a member died in the inner phase.
     """
 
     assigned: int = 0
@@ -132,7 +131,7 @@ def real(seed: int, rounds: int, steps: int, minutes: float, folder: Path) -> No
     """The campaign on real processes: `rounds` rounds, with faults during the first `minutes`."""
     chance, strikes = random.Random(seed), Strikes()
     spec = spec_of(rounds, seed, steps)
-    # Who is killed in one of the last two rounds could not be back for the end.
+    # A node that is killed in one of the last two rounds could not come back before the end.
     kill_in = frozenset(chance.sample(range(1, rounds - 1), round(rounds * KILLS_PER_ROUND)))
     with ProcessSwarm(spec, folder, MEMBERS) as swarm:
         swarm.start()
@@ -155,7 +154,7 @@ def real(seed: int, rounds: int, steps: int, minutes: float, folder: Path) -> No
 
 
 class Campaign:
-    """Faults on real processes, each at a random time of its round, and the return of those struck.
+    """Faults on real processes, each at a random time of its round, and the restart of their processes.
 
     Attributes:
         back: when the absent processes come back.
@@ -168,14 +167,14 @@ class Campaign:
         self.back: dict[str, float] = {}
 
     def plan(self, round_number: int, kills: int, seconds: float) -> None:
-        """Faults for round `round_`, which is open now; the one before took `seconds`."""
+        """Draw the faults of `round_number`, which is open now; the previous round took `seconds`."""
         now, chance = time.monotonic(), self._chance
         self._kills += [now + chance.uniform(0, seconds) for _ in range(kills)]
         if chance.random() < STOPS_PER_ROUND and round_number < self._swarm.spec.rounds - 1:
             self._stops.append(now + chance.uniform(0, seconds))
 
     def act(self) -> None:
-        """Do what is due."""
+        """Execute the faults and restarts that are due."""
         now, swarm = time.monotonic(), self._swarm
         for name, when in list(self.back.items()):
             if when <= now:
@@ -220,7 +219,7 @@ class Campaign:
         self._strikes.stops += 1
 
     def _draw(self, names: Iterable[str]) -> str | None:
-        """One of those that are there."""
+        """A random one of the running processes."""
         there = sorted(name for name in names if self._swarm.is_running(name) and name not in self.back)
         return self._chance.choice(there) if there else None
 

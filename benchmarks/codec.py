@@ -1,13 +1,13 @@
-"""What the payload codec costs, against one ``abs().topk`` over the same chunks, and against the entropy.
+"""The cost of the payload codec, compared with one ``abs().topk`` over the same chunks and with the entropy.
 
     python -m benchmarks.codec                        # a stage of 100M parameters, a few minutes
     python -m benchmarks.codec --quick                # 20M, below a minute
     python -m benchmarks.codec --parameters 500000000
 
-All of it is one core's work: the process pins itself to one, where the system can. Seconds are CPU seconds,
-the best of several passes, so that others who use the machine are not measured as well.
+All work runs on one core: the process pins itself to one if the system allows it. Seconds are CPU seconds,
+the best of several passes, so that other work on the machine matters little.
 
-"Propose" is the whole of what a replica does at the end of an inner phase (node.optimizer.outer_stage):
+"Propose" is all work of a replica at the end of an inner phase (node.optimizer.outer_stage):
 pseudo-gradient, error feedback, top-k, quantizer, encoder. "Decode" checks and decodes one payload and takes
 its norm, "apply" moves the anchor by it.
 """
@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.tables import Table, machine
-from node.model.init import parameter_shapes
+from node.model.shapes import parameter_shapes
 from node.optimizer.outer_stage import OuterStage
 from protocol.algorithm.clipping import payload_norm
 from protocol.algorithm.outer_optimizer import Sgd
@@ -91,7 +91,7 @@ def entropy_bytes(outer: OuterSpec) -> float:
 
 
 def cpu_seconds(passes: int, *works: Callable[[], object]) -> list[float]:
-    """The best of several passes of each; all take turns, so that a slow minute falls on all of them."""
+    """The best of `passes` passes of each. All take turns, so that other work slows all of them."""
     best = [math.inf] * len(works)
     for _ in range(passes):
         for position, work in enumerate(works):
@@ -102,14 +102,14 @@ def cpu_seconds(passes: int, *works: Callable[[], object]) -> list[float]:
 
 
 def peak_growth(work: Callable[[], object]) -> int | None:
-    """By how many bytes the resident memory of this process rises at most while `work` runs.
+    """The peak growth of this process's resident memory in bytes while `work` runs.
 
-    None where the system does not tell: only Linux counts a peak from a moment on.
+    None if the system does not measure it: only Linux can reset the peak.
     """
     clear = Path("/proc/self/clear_refs")
     if not clear.exists():
         return None
-    # Memory that is free, and not given back, would hide what is allocated. Only glibc has the call.
+    # Free memory that the allocator keeps would hide new allocations. Only glibc has this call.
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
     before = _status("VmRSS")
@@ -124,9 +124,9 @@ def _status(field: str) -> int:
 
 
 def trained(spec: RunSpec) -> tuple[OuterStage, dict[str, Tensor]]:
-    """Stage 0 after an inner phase, with what was learned before still in its error feedback.
+    """Stage 0 after an inner phase, with a non-zero error feedback.
 
-    Rows of a matrix learn at unlike speed, so chunks and magnitudes differ as they do in a real run.
+    Rows of a matrix learn with different speeds, so chunks and magnitudes differ as in a real run.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -143,7 +143,7 @@ def trained(spec: RunSpec) -> tuple[OuterStage, dict[str, Tensor]]:
 
 
 def top_k_alone(outer: OuterStage, k: int) -> None:
-    """The yardstick: one pass over all full chunks, in whole tensors."""
+    """The reference: one pass over all full chunks, in whole tensors."""
     for error in outer.error.values():
         full = error.numel() // 4096 * 4096
         if full:
@@ -189,7 +189,7 @@ def row(parameters: int, options: dict[str, Any], passes: int) -> tuple[str, ...
 
 @contextlib.contextmanager
 def one_core() -> Iterator[None]:
-    """On one core and with one thread, as far as the system lets a process choose."""
+    """Run the block on one core, if the system allows it, and with one thread."""
     threads = torch.get_num_threads()
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
     torch.set_num_threads(1)

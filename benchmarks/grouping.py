@@ -1,9 +1,9 @@
 """How fast pipelines are formed, and how much faster their steps are: ``python -m benchmarks.grouping``.
 
 Swarms of homes (uplinks of 5 to 500 Mb/s, 2 to 80 TFLOP/s, 12 to 48 GB, one in five without an endpoint) form
-pipelines for the preset 178m. Printed are the seconds that took, and the predicted inner step of the slowest
-pipeline, as formed, in order of arrival, and at random (the best of 5 draws that can be connected; the last
-two ignore memory; inf where no order of theirs can be connected).
+pipelines for the preset 178m. The output has the seconds of this search, and the predicted inner step of the
+slowest pipeline: as formed, in order of arrival, and at random (the best of 5 draws). The last two ignore
+memory, and are inf if the pipelines cannot be connected.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ def slowest(spec: RunSpec, survey: Survey, chains: Sequence[Sequence[Member]]) -
 
 
 def in_order_of_arrival(spec: RunSpec, survey: Survey, peers: Sequence[Peer]) -> float:
-    """What the coordinator does where nothing is measured."""
+    """The placement of the coordinator without measurements."""
     blank = [
         Peer(each.peer, each.role, Capacity("cuda", 0, 8), each.endpoint, each.arrival, each.lifecycle)
         for each in peers
     ]
-    plan = initial_plan(blank, spec, 1, 1, 0)
+    plan = initial_plan(blank, spec)
     return slowest(spec, survey, [each.members for each in plan.replicas]) if isinstance(plan, Plan) else inf
 
 

@@ -1,13 +1,13 @@
-"""What a link carries on this machine, against a raw asyncio echo of the same messages over plain TCP.
+"""The speed of a link on this machine, against a raw asyncio echo of the same messages over plain TCP.
 
     python -m benchmarks.link            # about 3 minutes
     python -m benchmarks.link --quick    # below 30 s
 
-Two processes on uvloop, as the main processes of two nodes are, exchange messages over loopback while a
-thread of the measuring one computes: each message is sent, echoed, and taken again, with a few of them in
-flight. The link is the production one, with mutual TLS. Beside it stand the same link without TLS, which no
-node offers, and the echo of asyncio's streams over plain TCP and over TLS. All take turns in short slices,
-and a ratio is the median over the slices next to each other, as other work on the machine slows all of them.
+Two processes on uvloop, like the main processes of two nodes, exchange messages over loopback while a thread
+of the measuring process computes. Each message is sent, echoed and received, with a few of them in flight.
+The link is the production one, with mutual TLS. It is compared with the same link without TLS, which no node
+offers, and with asyncio's streams over plain TCP and over TLS. All take turns in short slices, and a ratio is
+the median over neighbouring slices, because other work on the machine slows all of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
@@ -36,6 +36,7 @@ import grpc
 import psutil
 import uvloop
 
+from benchmarks.processes import credentials_of, pems_of
 from benchmarks.tables import Table
 from node.net.link import Link, LinkEndpoint, LinkLimits
 from node.net.link_dialer import dial
@@ -43,7 +44,7 @@ from node.net.link_handshake import stream_options
 from node.net.link_server import LinkServer
 from node.security.credentials import Credentials
 from protocol.errors import HetnodeError
-from protocol.trust.tls import tls_name
+from protocol.trust.names import tls_name
 from protocol.types import DType, Frame, FrameId, FrameKind, PeerId, TensorHeader
 from protocol.wire.link_message import LinkMessage
 from tests.support.certificates import credentials
@@ -61,7 +62,7 @@ _TCP_INFO_BYTES, _ACKED_AND_RECEIVED = 256, slice(120, 136)  # struct tcp_info o
 
 
 class Echo(Protocol):
-    """One way to the other process, which sends everything back."""
+    """One connection to the other process, which sends everything back."""
 
     async def send(self, number: int, payload: bytes) -> None: ...
 
@@ -70,7 +71,7 @@ class Echo(Protocol):
 
 @dataclass
 class RawEcho:
-    """asyncio's streams, a length before each message."""
+    """asyncio's streams; a length precedes each message."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -87,7 +88,7 @@ class RawEcho:
 
 @dataclass
 class LinkEcho:
-    """A link: forward frames there, backward frames back."""
+    """A link: forward frames in one direction, backward frames in the other."""
 
     link: Link
     there: FrameKind = FrameKind.FORWARD
@@ -106,7 +107,7 @@ def _id(number: int, kind: FrameKind) -> FrameId:
 
 
 async def send_back(echo: Echo, first: int = 0) -> None:
-    """The other process: everything, in order, until the stream ends."""
+    """Send everything back in order, until the stream ends."""
     with suppress(asyncio.IncompleteReadError, HetnodeError, OSError):
         while True:
             await echo.send(first, await echo.receive(first))
@@ -114,7 +115,7 @@ async def send_back(echo: Echo, first: int = 0) -> None:
 
 
 async def exchange(echo: Echo, first: int, count: int, payload: bytes, in_flight: int) -> None:
-    """Send `payload` `count` times, numbered from `first`, and wait for all the echoes."""
+    """Send `payload` `count` times, numbered from `first`, and wait for all echoes."""
     room = asyncio.Semaphore(in_flight)
 
     async def send() -> None:
@@ -133,7 +134,7 @@ async def exchange(echo: Echo, first: int, count: int, payload: bytes, in_flight
 
 
 async def serve(shown: Credentials) -> None:
-    """Offer all four ways, print their ports as JSON, and echo until standard input ends."""
+    """Listen for all kinds of connection, print the ports as JSON, and echo until standard input ends."""
     own_end = (FrameKind.BACKWARD, FrameKind.FORWARD)
 
     async def echo_stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -168,7 +169,7 @@ async def serve(shown: Credentials) -> None:
 
 
 def _tls(protocol: int, shown: Credentials) -> ssl.SSLContext:
-    """Mutual TLS as links have it, for asyncio."""
+    """Mutual TLS for asyncio, as links have it."""
     context = ssl.SSLContext(protocol)
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(cadata=shown.authority.decode())
@@ -182,9 +183,9 @@ def _tls(protocol: int, shown: Credentials) -> ssl.SSLContext:
 
 @contextmanager
 def echoing_process() -> Iterator[tuple[int, list[int]]]:
-    """Its id, and the ports of: the link, the link without TLS, TCP, TLS."""
+    """Process id, and the ports of: the link, the link without TLS, TCP, TLS."""
     command = [sys.executable, "-m", "benchmarks.link", "--echo"]
-    shown = {name: pem.decode() for name, pem in asdict(credentials(LOWER.peer)).items()}
+    shown = pems_of(credentials(LOWER.peer))
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]
     ) as process:
@@ -202,7 +203,7 @@ def echoing_process() -> Iterator[tuple[int, list[int]]]:
 
 
 class Computing(threading.Thread):
-    """One thread that multiplies matrices until it is stopped. `seconds`: what it had of the processor."""
+    """A thread that multiplies matrices until it is stopped. `seconds` is its processor time."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -225,7 +226,7 @@ class Computing(threading.Thread):
 
 @dataclass
 class Measured:
-    """One way, one size: seconds of each slice, and of all: bytes echoed, and seconds of both processes."""
+    """One kind of connection, one size: seconds of each slice; bytes echoed and processor seconds of all."""
 
     seconds: list[float] = field(default_factory=list)
     nbytes: int = 0
@@ -234,7 +235,7 @@ class Measured:
 
     @property
     def rate(self) -> float:
-        """Bytes per second that go there and come back."""
+        """Bytes per second that are sent and come back."""
         return self.nbytes / len(self.seconds) / statistics.median(self.seconds)
 
     @property
@@ -243,21 +244,21 @@ class Measured:
         return max(0.0, self.on_the_wire / (2 * self.nbytes) - 1)
 
     def against(self, other: Measured) -> float:
-        """How many times as fast as the other, by slices next to each other."""
+        """Speed relative to `other`: the median over neighbouring slices."""
         return statistics.median(
             theirs / ours for ours, theirs in zip(self.seconds, other.seconds, strict=True)
         )
 
 
 class Measurement:
-    """The open ways, by name, and the clocks of both processes."""
+    """The open connections by name, and the clocks of both processes."""
 
     def __init__(self, ways: dict[str, tuple[Echo, int]], processor: Callable[[], float]) -> None:
         self._ways, self._processor = ways, processor
         self._sent = Counter[str]()
 
     async def measure(self, size: int, in_flight: int, slices: int) -> dict[str, Measured]:
-        """So many slices of each way in turn, with messages of `size` bytes."""
+        """`slices` slices of each connection in turn, with messages of `size` bytes."""
         payload, count = os.urandom(size), max(2 * in_flight, SLICE_BYTES // size)
         found = {name: Measured() for name in self._ways}
         for turn in range(slices + 1):
@@ -275,10 +276,10 @@ class Measurement:
 
 
 def _on_the_wire(port: int) -> int:
-    """Bytes that this process has exchanged with that port, by the kernel's count; 0 where it has none."""
+    """Bytes that this process has exchanged with `port`, counted by the kernel; 0 if it does not count."""
     total = 0
     for name in os.listdir("/proc/self/fd") if hasattr(socket, "TCP_INFO") else ():
-        with suppress(OSError):  # it is no socket, or not connected
+        with suppress(OSError):  # not a socket, or not connected
             borrowed = socket.socket(fileno=int(name))
             try:
                 if borrowed.getpeername()[1] == port:
@@ -292,7 +293,7 @@ def _on_the_wire(port: int) -> int:
 
 
 async def measure(cases: Sequence[tuple[int, int]], slices: int) -> list[dict[str, Measured]]:
-    """For each size in bytes and number of messages in flight: what was measured of each way."""
+    """For each size in bytes and number of messages in flight: a measurement of each connection."""
     with echoing_process() as (pid, (link_port, plain_port, tcp_port, tls_port)):
         shown = credentials(UPPER.peer)
         link = await dial(f"127.0.0.1:{link_port}", UPPER, LOWER, LIMITS, WAIT, shown)
@@ -372,7 +373,7 @@ def table(quick: bool) -> Table:
         ),
         tuple(rows),
         (
-            "MB/s that go there and come back on loopback while a thread computes; both processes on uvloop.",
+            "MB/s that are sent and come back on loopback while a thread computes; both processes on uvloop.",
             "TCP and TLS are asyncio's streams.",
             "Every link has mutual TLS; plain TCP has to encrypt nothing.",
             "Processor: of both processes together, without the computing thread; of all figures it depends "
@@ -389,7 +390,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.echo:
         shown = json.loads(sys.stdin.readline())
-        uvloop.run(serve(Credentials(**{name: pem.encode() for name, pem in shown.items()})))
+        uvloop.run(serve(credentials_of(shown)))
     else:
         print(table(options.quick).markdown)
 

@@ -1,17 +1,17 @@
-"""What the economies of the wire cost in validation loss: links, codecs and overlap on a small model.
+"""The cost of compression and overlap in validation loss: links, codecs and overlap on a small model.
 
     python -m benchmarks.losses                            # all, two seeds: 5 minutes a run, 2 hours
     python -m benchmarks.losses --only links --seeds 0     # three runs
     python -m benchmarks.losses --quick                    # a short schedule, one seed: a minute a run
-    python -m benchmarks.losses --report                   # what is known so far, nothing is measured
+    python -m benchmarks.losses --report                   # the results so far; measures nothing
 
 Two full replicas and two pipelines of four members train a LLaMA of 0.9M parameters on the builtin corpus, 30
 rounds of 10 inner steps, all of it with the production code in one process (node.experiment). Every run is
-appended to the results file, and what stands there is not measured again.
+appended to the results file. A run with a result there is not measured again.
 
-Runs of one seed see the same data and start alike, yet training is chaotic, and whatever is rounded otherwise
-soon makes them differ in all bits: links in bf16 and fp32 by 0.7 % of the loss. A difference of less says
-little for one seed; the mean over seeds is to be read together with its range.
+Runs of one seed have the same data and the same start. But training is chaotic, and a different rounding soon
+changes all bits: the losses of links in bf16 and fp32 differ by 0.7 %. A smaller difference means little for
+one seed; read the mean over seeds together with its range.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _ROUNDS, _QUICK_ROUNDS = 30, 6
 
 @dataclass(frozen=True)
 class Run:
-    """One run to measure: what differs from :data:`SETTINGS`. All of it is written with the result."""
+    """One run: the differences from :data:`SETTINGS`. They are written with the result."""
 
     dtype: str = "bf16"
     overlap: int = 0
@@ -77,7 +77,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a run.
+    """The result of a run.
 
     Attributes:
         losses: validation loss at the end, of every replica in its own forward mode, nats per byte.
@@ -109,11 +109,11 @@ CASES: Mapping[str, tuple[Run, ...]] = {
         Run(quantizer="none"),
     ),
 }
-"""The first one is what all others are compared with."""
+"""All others are compared with the first."""
 
 
 def measure(run: Run) -> Result:
-    """Train it to its end."""
+    """Train the run to its end."""
     began = time.perf_counter()
     swarm = LocalSwarm(run.spec)
     reports = [swarm.train_round() for _ in range(run.rounds)]
@@ -128,14 +128,14 @@ def measure(run: Run) -> Result:
 
 
 def known(file: Path) -> dict[Run, Result]:
-    """The results in `file`; none where it does not exist."""
+    """The results in `file`; none if it does not exist."""
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     found = (_result(json.loads(line)) for line in lines)
     return {result.run: result for result in found}
 
 
 def results(runs: Sequence[Run], file: Path) -> dict[Run, Result]:
-    """Those of `runs`, measured now and appended to `file` unless they stand there."""
+    """The results of `runs`. Those that `file` does not have are measured and appended."""
     found = known(file)
     file.parent.mkdir(parents=True, exist_ok=True)
     for run in runs:
@@ -154,11 +154,11 @@ def table(
     file: Path = RESULTS,
     report_only: bool = False,
 ) -> Table:
-    """Final losses by case and seed. What `file` has not is measured now, or left out with `report_only`."""
+    """Final losses by case and seed. Missing results are measured, or left out with `report_only`."""
     rounds, seeds = (_QUICK_ROUNDS, seeds[:1]) if quick else (_ROUNDS, seeds)
     base, *_ = CASES["links"]
     cases = list(dict.fromkeys([base, *(case for group in groups for case in CASES[group])]))
-    # Seed by seed, so that a part of the runs compares, too.
+    # Seed by seed, so that an incomplete series can be compared.
     runs = [replace(case, seed=seed, rounds=rounds) for seed in seeds for case in cases]
     found = known(file) if report_only else results(runs, file)
 
@@ -178,7 +178,7 @@ def table(
         )
 
     return Table(
-        "Validation loss, by what the wire carries",
+        "Validation loss by compression and overlap",
         "python -m benchmarks.losses" + " --quick" * quick,
         (
             "link",

@@ -1,4 +1,4 @@
-"""How much faster a swarm is where a round's exchange overlaps the next round's first steps.
+"""How much faster a swarm is if a round's exchange overlaps the next round's first steps.
 
     python -m benchmarks.overlap           # overlap 0, 3, 6, 9 of 10 steps, some minutes
     python -m benchmarks.overlap --quick   # 0 and 6, below 2 minutes
@@ -29,11 +29,10 @@ import psutil
 
 from benchmarks.shaping import FRAME_SHARE, Homes
 from benchmarks.tables import NotHere, Table
-from node.model.init import parameter_shapes
 from node.views import run_history
+from node.views.plan import payload_bytes
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
-from protocol.wire.payload_codec import PayloadLayout
 
 BITS_PER_SECOND = 2e6
 _OPTIONS = {
@@ -45,13 +44,13 @@ _OPTIONS = {
     "outer.quantizer": "none",
     "inner.steps": 10,
 }
-"""Payloads that are large for so small a model: on this link, as long on their way as steps take."""
+"""Large payloads for a small model: on this link, an exchange takes as long as several steps."""
 
 _START_SECONDS = 60.0
 _RUN_SECONDS = 240.0
 _POLL_SECONDS = 0.1
 _WARM_UP = 2
-"""Rounds before those that are timed: in the first ones connections are made, and pages touched."""
+"""Rounds that are not timed: they open connections and touch memory for the first time."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +67,9 @@ def spec_of(overlap: int, rounds: int) -> RunSpec:
 
 
 def round_seconds(events: Iterable[Mapping[str, Any]]) -> float:
-    """Median seconds from one round's last decision to the next one's, without the first rounds.
+    """Median seconds from one round's last decision to that of the next, without the first rounds.
 
-    Raises RuntimeError where fewer than two rounds are left, or one was aborted: nothing was timed then.
+    Raises RuntimeError if fewer than two rounds are left, or one was aborted.
     """
     decided: dict[int, float] = {}
     for event in events:
@@ -85,9 +84,9 @@ def round_seconds(events: Iterable[Mapping[str, Any]]) -> float:
 
 
 async def run_swarm(spec: RunSpec, homes: Homes) -> float:
-    """Seconds of a round of a whole run of `spec`: the coordinator is at home 0, a replica at each other one.
+    """Seconds of a round of a whole run of `spec`, with the coordinator in home 0 and replicas in the others.
 
-    Raises RuntimeError, with the last words of the logs, where the run does not end well in time.
+    Raises RuntimeError, with the end of the logs, if the run fails or takes too long.
     """
     folder = Path(tempfile.mkdtemp(prefix="o-"))
     run, invite = folder / "run", folder / "invite"
@@ -114,7 +113,7 @@ async def run_swarm(spec: RunSpec, homes: Homes) -> float:
             *("--listen", f"{homes.addresses[0]}:7700", "--dht-port", "7702"),
         )
         await _until((run / "address").exists, "the coordinator does not listen", folder)
-        # An invite is made with the run's folder: no connection is needed.
+        # This needs the run's folder only, no connection.
         made = await start(
             0, "invite", "invite", "create", "--uses", "9", "--folder", str(run), "--out", str(invite)
         )
@@ -133,9 +132,9 @@ async def run_swarm(spec: RunSpec, homes: Homes) -> float:
             async with asyncio.timeout(_RUN_SECONDS):
                 ends = [await replica.wait() for replica in replicas]
         except TimeoutError:
-            raise RuntimeError(f"not over after {_RUN_SECONDS:.0f} s\n{_last_words(folder)}") from None
+            raise RuntimeError(f"not over after {_RUN_SECONDS:.0f} s\n{_end_of_logs(folder)}") from None
         if any(ends):
-            raise RuntimeError(f"a replica has failed\n{_last_words(folder)}")
+            raise RuntimeError(f"a replica has failed\n{_end_of_logs(folder)}")
         return round_seconds(run_history.read_events(run / "metrics.jsonl"))
     finally:
         await _end(processes)
@@ -146,17 +145,17 @@ async def _until(condition: Callable[[], bool], otherwise: str, folder: Path) ->
     ends = time.monotonic() + _START_SECONDS
     while not condition():
         if time.monotonic() > ends:
-            raise RuntimeError(f"{otherwise}\n{_last_words(folder)}")
+            raise RuntimeError(f"{otherwise}\n{_end_of_logs(folder)}")
         await asyncio.sleep(_POLL_SECONDS)
 
 
-def _last_words(folder: Path) -> str:
+def _end_of_logs(folder: Path) -> str:
     logs = sorted(folder.glob("*.log"))
     return "\n".join(f"--- {log.stem}\n{log.read_text(errors='replace')[-800:]}" for log in logs)
 
 
 async def _end(processes: Sequence[asyncio.subprocess.Process]) -> None:
-    """End them, and all that they have started: a process whose parent is gone sees to itself."""
+    """Kill the processes and their children."""
     for process in processes:
         if process.returncode is None:
             with suppress(psutil.NoSuchProcess):
@@ -178,15 +177,8 @@ async def measure(overlaps: Sequence[int], rounds: int) -> list[Result]:
     return results
 
 
-def payload_nbytes(spec: RunSpec) -> int:
-    """Of all stages, in one round."""
-    return sum(
-        PayloadLayout(parameter_shapes(spec, stage), spec.outer).nbytes for stage in range(spec.swarm.stages)
-    )
-
-
 def rows_of(results: Sequence[Result]) -> tuple[tuple[str, ...], ...]:
-    """The gain is against the first one."""
+    """One row for each result, with the gain over the first."""
     base = results[0].seconds
     return tuple(
         (str(each.overlap), f"{each.seconds:.2f}", f"{base / each.seconds:.2f}x") for each in results
@@ -194,13 +186,13 @@ def rows_of(results: Sequence[Result]) -> tuple[tuple[str, ...], ...]:
 
 
 def table(quick: bool) -> Table:
-    """Measure, and tell. NotHere where links cannot be shaped."""
+    """Measure. Raises NotHere if links cannot be shaped."""
     if missing := Homes.missing():
         raise NotHere(f"no links of a chosen bandwidth here: {missing}")
     overlaps, rounds = ((0, 6), 10) if quick else ((0, 3, 6, 9), 16)
     results = asyncio.run(measure(overlaps, rounds))
     spec = spec_of(0, rounds)
-    nbytes = payload_nbytes(spec)
+    nbytes = sum(payload_bytes(spec))
     ideal = 8 * nbytes / (BITS_PER_SECOND * FRAME_SHARE)
     return Table(
         "Overlap of the exchange with the next round's steps",

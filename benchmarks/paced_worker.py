@@ -1,8 +1,8 @@
-"""The production worker with a stopwatch, and with a pace where it shall stand for a device of its own.
+"""The production worker with measured passes, and with a pace that imitates a separate device.
 
-``python -m benchmarks.paced_worker FD``. With the environment variable HETNODE_PACE (seconds) the passes of
-one microbatch take so long together, a third of it forward, as if each member computed on hardware of its
-own: what the real computing leaves of it is slept.
+``python -m benchmarks.paced_worker FD``. The passes of one microbatch take at least HETNODE_PACE seconds (an
+environment variable), a third of it for the forward pass. The worker sleeps for the time that is left after
+computing, as if each member had its own hardware.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import torch
 
 from node.ipc.channel import serve
-from node.ipc.typed_calls import Request, handler
+from node.ipc.typed_calls import Request, handlers
 from node.ipc.worker_calls import Backward, Forward, Message
-from node.worker.worker import Worker, handlers
+from node.worker.worker import Worker
 
 PACE_VARIABLE = "HETNODE_PACE"
 FORWARD_SHARE = 1 / 3
@@ -60,8 +60,7 @@ class PacedWorker(Worker):
 
 def main() -> None:
     torch.set_num_threads(1)
-    worker = PacedWorker(float(os.environ.get(PACE_VARIABLE, "0")))
-    serve(int(sys.argv[1]), {**handlers(worker), **handler(Passes, worker.passes)})
+    serve(int(sys.argv[1]), handlers(PacedWorker(float(os.environ.get(PACE_VARIABLE, "0")))))
 
 
 if __name__ == "__main__":

@@ -5,15 +5,15 @@
     python -m benchmarks.pipeline --members 4 --pace 300 # 4 members of 300 ms per microbatch each
 
 Every member is a process of its own, pinned to a core, with its worker, the production pipeline and gRPC
-links under mutual TLS. Links are real TCP between network namespaces, shaped by ``tc tbf`` in each direction;
-where there can be none (they need root and Linux) all goes through a relay that limits the bandwidth.
+links under mutual TLS. Links are real TCP between network namespaces, shaped by ``tc tbf`` in each direction.
+Without namespaces (they need root and Linux) all traffic passes a relay that limits the bandwidth.
 
-Members that share a core wait for each other, which independent machines do not. So where there are more
-members than cores every forward and backward pass has a pace: it takes a fixed time, slept after the real
-computing. The table says for every row which it was.
+Members that share a core wait for each other; independent machines do not. So with more members than cores
+every forward and backward pass is paced: after computing it sleeps until a fixed time is over. The table
+marks these rows.
 
 For each k, the seconds of one microbatch are measured first, one member at a time and over unshaped links.
-From these, the shaped bandwidth and the bytes of a message follows the prediction
+The prediction uses these seconds, the shaped bandwidth and the bytes of a message
 (coordinator.placement.cost_model).
 """
 
@@ -37,8 +37,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import tables
-from benchmarks.asking import ask
 from benchmarks.pipeline_member import member_name
+from benchmarks.processes import ask, end_processes, pems_of, start_process
 from benchmarks.shaping import Namespaces, Relays, Shaper
 from coordinator.placement.cost_model import message_bytes
 from coordinator.placement.schedule import LinkTime, step_time
@@ -59,7 +59,11 @@ MODEL = {
 }
 """Small enough for seconds per step on one core, wide enough that a link of 10 Mb/s cannot carry it whole."""
 
-_CLOSE_SECONDS = 10.0
+
+_COLUMNS = (
+    *("members", "k/d", "link", "compute ms", "step s", "predicted", "ratio", "as computed"),
+    *("busy %", "predicted %", "gain"),
+)
 
 
 @dataclass(frozen=True)
@@ -73,13 +77,13 @@ class Case:
 
 @dataclass(frozen=True)
 class Result:
-    """What a case took.
+    """The measurement of a case.
 
     Attributes:
         compute: seconds of one microbatch, by member, alone.
         seconds, predicted: of one inner step.
-        predicted_as_computed: with what a microbatch took in these very steps instead of alone. Where only
-            this prediction holds, it was computing that was slower, not the links.
+        predicted_as_computed: as `predicted`, with the seconds of a microbatch in these steps, not alone.
+            If only this prediction is right, computing was slower than alone, and not the links.
         utilization: busy share of the step, by member.
         bytes_sent: by the first member in one step.
     """
@@ -107,14 +111,14 @@ class Chain:
         self._round = 0
 
     async def ask(self, arguments: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """One command to each member at the same time; their answers. RuntimeError where one has ended."""
+        """Send a command to each member at the same time. Raises RuntimeError if one has ended."""
         return await asyncio.gather(*map(ask, self._processes, arguments))
 
     async def train(self, k: int, steps: int, microbatches: int) -> list[dict[str, Any]]:
-        """So many inner steps on all members."""
+        """Take `steps` inner steps on all members. Returns the answers of PipelineMember.train."""
         self._round += 1
-        command = {"do": "train", "round": self._round, "k": k, "steps": steps, "microbatches": microbatches}
-        return await self.ask([command] * len(self._processes))
+        command = {"do": "train", "round_number": self._round, "k": k, "steps": steps}
+        return await self.ask([{**command, "microbatches": microbatches}] * len(self._processes))
 
 
 @asynccontextmanager
@@ -125,50 +129,29 @@ async def chain_of(spec: RunSpec, members: int, shaper: Shaper, pace: float) -> 
     processes = []
     try:
         for _ in range(members):
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                cwd=Path(__file__).parents[1],
-                env={**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "false", "GRPC_VERBOSITY": "NONE"},
-                start_new_session=True,  # Ctrl-C is for this process; the members end with their input
-                limit=2**22,
+            processes.append(
+                await start_process(command, GRPC_ENABLE_FORK_SUPPORT="false", GRPC_VERBOSITY="NONE")
             )
-            processes.append(process)
         chain = Chain(processes)
-        starts = []
-        for position in range(members):
-            shown = credentials(member_name(position))
-            starts.append(
-                {
-                    "do": "start",
-                    "spec": spec.canonical_json,
-                    "position": position,
-                    "members": members,
-                    "core": cores[position % len(cores)],
-                    "pace": pace,
-                    "shown": {name: pem.decode() for name, pem in asdict(shown).items()},
-                }
-            )
+        starts = [
+            {
+                "do": "start",
+                "spec": spec.canonical_json,
+                "position": position,
+                "members": members,
+                "core": cores[position % len(cores)],
+                "pace": pace,
+                "shown": pems_of(credentials(member_name(position))),
+            }
+            for position in range(members)
+        ]
         ports = [started["port"] for started in await chain.ask(starts)]
         endpoints = await shaper.join([process.pid for process in processes], ports[1:])
         await chain.ask([{"do": "connect", "endpoint": endpoint} for endpoint in [*endpoints, None]])
         yield chain
     finally:
         await shaper.close()
-        for process in processes:
-            assert process.stdin is not None
-            process.stdin.close()
-        await asyncio.gather(*map(_end, processes))
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    try:
-        async with asyncio.timeout(_CLOSE_SECONDS):
-            await process.wait()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
+        await end_processes(processes)
 
 
 def compute_seconds(answers: Sequence[dict[str, Any]]) -> tuple[float, ...]:
@@ -225,19 +208,7 @@ async def measure(
 
 def table_of(results: Sequence[Result], width: int) -> Table:
     """One row per case."""
-    table = Table(
-        "members",
-        "k/d",
-        "link",
-        "compute ms",
-        "step s",
-        "predicted",
-        "ratio",
-        "as computed",
-        "busy %",
-        "predicted %",
-        "gain",
-    )
+    table = Table(*_COLUMNS)
     for column in table.columns[3:]:
         column.justify = "right"
     for row in rows_of(results, width):
@@ -250,7 +221,7 @@ def document_of(results: Sequence[Result], width: int, command: str) -> tables.T
     return tables.Table(
         "Pipelines over slow links",
         command,
-        tuple(str(column.header) for column in table_of([], width).columns),
+        _COLUMNS,
         tuple(map(tuple, rows_of(results, width))),
         (f"{summary_of(results)}.",),
     )
@@ -281,7 +252,7 @@ def rows_of(results: Sequence[Result], width: int) -> Iterator[list[str]]:
 
 
 def summary_of(results: Sequence[Result]) -> str:
-    """How far prediction and measurement are apart, in a sentence."""
+    """The difference of prediction and measurement, in a sentence."""
     off = [abs(each.ratio - 1) for each in results]
     within = sum(each <= 0.15 for each in off)
     return (
@@ -326,8 +297,8 @@ def arguments_of(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def shaper_of(name: str | None, delay: float, console: Console) -> Shaper:
-    """Namespaces where they are possible, unless the relay is wanted; says which."""
-    missing = Namespaces.missing() if name != "relay" else "the relay was asked for"
+    """Namespaces if they are possible and `name` is not "relay", else relays. Prints the choice."""
+    missing = Namespaces.missing() if name != "relay" else "--shaper relay was given"
     if missing and name == "namespaces":
         raise SystemExit(f"no network namespaces: {missing}")
     if missing:
@@ -338,7 +309,7 @@ def shaper_of(name: str | None, delay: float, console: Console) -> Shaper:
 
 
 async def run(arguments: argparse.Namespace, console: Console) -> list[Result]:
-    """Measure everything that was asked for."""
+    """Measure all cases of `arguments`."""
     spec = resolve("tiny", overrides=MODEL)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     console.print(
@@ -361,7 +332,7 @@ async def run(arguments: argparse.Namespace, console: Console) -> list[Result]:
 
 
 def table(quick: bool) -> tables.Table:
-    """Measure, and tell."""
+    """Measure, and return the table for the documentation."""
     options = ["--quick"] * quick
     results = asyncio.run(run(arguments_of(options), Console(stderr=True, width=120)))
     return document_of(results, MODEL["model.width"], " ".join(["python -m benchmarks.pipeline", *options]))

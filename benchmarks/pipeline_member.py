@@ -1,13 +1,11 @@
 """One member of the pipeline that :mod:`benchmarks.pipeline` measures: a process with the production parts.
 
-It takes one JSON object per line on standard input and answers each with one on standard output, and it ends
-with its standard input.
+It answers commands and ends with its input (benchmarks.processes).
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 import time
@@ -17,13 +15,13 @@ from typing import Any
 import uvloop
 
 from benchmarks.paced_worker import PACE_VARIABLE, Passes
-from node.ipc.channel import Child, start_child
+from benchmarks.processes import answer_commands, credentials_of
+from node.ipc.channel import start_child
 from node.ipc.worker_calls import BeginRound, Build, Connect
 from node.ipc.worker_client import WorkerClient
 from node.net.link import Link, LinkEndpoint, LinkLimits
 from node.net.link_dialer import dial
 from node.net.link_server import LinkServer
-from node.security.credentials import Credentials
 from node.train.pipeline import Pipeline
 from protocol.errors import ErrorCode
 from protocol.spec.run import RunSpec
@@ -51,9 +49,9 @@ def replica_of(spec: RunSpec, members: int, k: int, microbatches: int) -> Replic
 
 
 class PipelineMember:
-    """The member at one position of the chain, and what the benchmark asks of it: one method per command."""
+    """The member at one position of the chain. It has one method for each command of the benchmark."""
 
-    _worker: Child
+    _worker: WorkerClient
     _server: LinkServer
     _pipeline: Pipeline
 
@@ -65,7 +63,7 @@ class PipelineMember:
             os.sched_setaffinity(0, {core})  # the worker inherits it
         self._spec = RunSpec.from_json(spec)
         self._position, self._members = position, members
-        self._shown = Credentials(**{name: pem.encode() for name, pem in shown.items()})
+        self._shown = credentials_of(shown)
         self._server = LinkServer(lambda: self._shown)
         port = await self._server.start("0.0.0.0", 0)
         environment = {
@@ -84,37 +82,32 @@ class PipelineMember:
     async def connect(self, endpoint: str | None) -> dict[str, Any]:
         """Open the links to both neighbours; the next member is dialled at `endpoint`."""
 
-        def place(position: int) -> LinkEndpoint:
-            return LinkEndpoint(self._spec.run_id, self._spec.hash, member_name(position), 0, position)
+        def endpoint_of(position: int) -> LinkEndpoint:
+            return LinkEndpoint(self._spec.name, self._spec.hash, member_name(position), 0, position)
 
-        here, limits = place(self._position), LinkLimits(frame_limit(self._spec), 16)
+        here, limits = endpoint_of(self._position), LinkLimits(frame_limit(self._spec), 16)
 
         async def accept() -> Link | None:
             if self._position == 0:
                 return None
-            return await self._server.accept(here, place(self._position - 1), limits, _CONNECT_SECONDS)
+            return await self._server.accept(here, endpoint_of(self._position - 1), limits, _CONNECT_SECONDS)
 
         async def open_() -> Link | None:
             if endpoint is None:
                 return None
-            next_ = place(self._position + 1)
+            next_ = endpoint_of(self._position + 1)
             return await dial(endpoint, here, next_, limits, _CONNECT_SECONDS, self._shown)
 
         upstream, downstream = await asyncio.gather(accept(), open_())
         replica = replica_of(self._spec, self._members, 0, 0)
+        plan = Plan(1, 1, 0, (replica,), "")
         self._pipeline = Pipeline(
-            self._spec,
-            Plan(1, 1, 0, (replica,), ""),
-            replica,
-            self._position,
-            self._worker,
-            upstream,
-            downstream,
+            self._spec, plan, replica, self._position, self._worker, upstream, downstream
         )
         return {}
 
     async def train(self, round_number: int, k: int, steps: int, microbatches: int) -> dict[str, Any]:
-        """So many inner steps. Answers the seconds of each, and of the passes of each."""
+        """Take `steps` inner steps. Answers the seconds of each step, and of its passes."""
         spec, last = self._spec, self._members - 1
         replica = replica_of(spec, self._members, k, microbatches)
         self._pipeline.adopt(Plan(round_number, round_number, 0, (replica,), ""), replica)
@@ -131,43 +124,17 @@ class PipelineMember:
             passes = await self._worker.call(Passes())
             results.append({"seconds": seconds, "passes": passes})
         await self._pipeline.phase(round_number, steps, False)
-        await self._pipeline.drop_frames_before(round_number + 1)
+        self._pipeline.drop_frames_before(round_number + 1)
         return {"steps": results, "bytes_sent": self._pipeline.bytes_sent - sent}
-
-
-async def _serve() -> None:
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(limit=2**22)
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    member = PipelineMember()
-    commands: asyncio.Queue[bytes] = asyncio.Queue()
-
-    async def answer() -> None:
-        while True:
-            command = json.loads(await commands.get())
-            reply = await getattr(member, command.pop("do"))(**command)
-            sys.stdout.write(json.dumps(reply) + "\n")
-            sys.stdout.flush()
-
-    answering = asyncio.create_task(answer())
-    reading = asyncio.create_task(_read_all(reader, commands))
-    done, _ = await asyncio.wait({answering, reading}, return_when=asyncio.FIRST_COMPLETED)
-    for task in done:
-        task.result()
-
-
-async def _read_all(reader: asyncio.StreamReader, commands: asyncio.Queue[bytes]) -> None:
-    while line := await reader.readline():
-        commands.put_nowait(line)
 
 
 def main() -> None:
     try:
-        uvloop.run(_serve())
+        uvloop.run(answer_commands(PipelineMember()))
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-    os._exit(0)  # whatever is under way, the benchmark is over; the worker ends with its socket
+    os._exit(0)  # the benchmark is over, also if a call is running; the worker ends with its socket
 
 
 if __name__ == "__main__":

@@ -1,26 +1,25 @@
-"""What projecting activations onto a link's subspace, and packing them, costs beside the training itself.
+"""The cost of projecting activations onto a link's subspace, and of packing them, relative to training.
 
     python -m benchmarks.projection            # about 2 minutes
     python -m benchmarks.projection --quick    # below 30 s
 
-A member in the middle of a chain has a link on either side. For each microbatch it expands an activation and
-compresses its own, and the same with gradients on the way back (protocol.algorithm.subspace); it unpacks two
-messages and packs two (protocol.wire.activation_codec). All of it is timed on one core beside the forward and
-backward pass of one of its layers; the share is that of a member with as many layers as the preset gives it.
+A member in the middle of a chain has two links. For each microbatch it expands one activation and compresses
+one, and the same for gradients in the backward pass (protocol.algorithm.subspace); it unpacks two messages
+and packs two (protocol.wire.activation_codec). This is timed on one core, and so is the forward and
+backward pass of one layer. The share is that of a member with as many layers as in the preset.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from benchmarks.codec import cpu_seconds, one_core
 from benchmarks.tables import Table
 from node.model.stage import Stage
 from protocol.algorithm.subspace import (
@@ -57,7 +56,7 @@ class Cost:
 
 
 def measure(spec: RunSpec, ks: list[int], repeats: int) -> list[Cost]:
-    """The cost of each k, all measured in turn so that other work on the machine slows them alike."""
+    """The cost of each k. All take turns, so that other work on the machine slows all of them."""
     model, generator = spec.model, torch.Generator().manual_seed(0)
     stage = Stage(spec, 1)
     ids_bl = torch.randint(model.vocabulary, (1, model.context + 1), generator=generator)
@@ -78,7 +77,7 @@ def measure(spec: RunSpec, ks: list[int], repeats: int) -> list[Cost]:
             lambda dtype=dtype, x_blk=compressed_blk: _pack(x_blk, ids_bl, model.vocabulary, dtype)
             for dtype in DTYPES
         ]
-    layer_seconds, *seconds = _best(work, repeats)
+    layer_seconds, *seconds = cpu_seconds(repeats, *work)
     per_link = 1 + len(DTYPES)
     return [
         Cost(k, layer_seconds, seconds[i], dict(zip(DTYPES, seconds[i + 1 : i + per_link], strict=True)))
@@ -106,28 +105,6 @@ def _pack(x_blk: Tensor, ids_bl: Tensor, vocabulary: int, dtype: str) -> None:
     unpack_activation(*pack_activation("x", x_blk, dtype), "x", tuple(x_blk.shape), dtype)
 
 
-def _best(work: list[Callable[[], object]], repeats: int) -> list[float]:
-    """Seconds of the fastest of `repeats` runs of each, after a first one that does not count."""
-    best = [float("inf")] * len(work)
-    for repeat in range(repeats + 1):
-        for i, run in enumerate(work):
-            began = time.perf_counter()
-            run()
-            if repeat:
-                best[i] = min(best[i], time.perf_counter() - began)
-    return best
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 def table(quick: bool) -> Table:
     """The presets 178m and 512m, or only the former, at several k."""
     rows = []
@@ -135,7 +112,7 @@ def table(quick: bool) -> Table:
         own = resolve(preset)
         layers, d = own.model.layers // own.swarm.stages, own.model.width
         shape = {"model.layers": 3, "swarm.stages": 3, "model.context": CONTEXT}  # stage 1: one layer
-        with _one_thread():
+        with one_core():
             costs = measure(resolve(preset, overrides=shape), [0, d, d // 8, d // 32], 5 if quick else 9)
         rows += [
             (

@@ -1,12 +1,12 @@
-"""How much of what a replica sends the quantizers lose, on real pseudo-gradients.
+"""The error of the quantizers on real pseudo-gradients.
 
     python -m benchmarks.quantizers                  # 32 of 4096, as the codec's default: 5 minutes
     python -m benchmarks.quantizers --top-k 128      # as in the small experiment
     python -m benchmarks.quantizers --quick          # the first rounds only, a minute
 
-The small experiment of benchmarks.losses is trained, and in some of its rounds what the first replica has to
-send, e' = beta e + (anchor - local), is given to the production codec with every quantizer and codebook.
-Error feedback absorbs what is lost here: it is sent later, not never.
+The small experiment of benchmarks.losses is trained. In some of its rounds the pseudo-gradient of the first
+replica with error feedback, e' = beta e + (anchor - local), is encoded by the production codec with every
+quantizer and codebook. Error feedback keeps the error for later rounds.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _VARIANTS = (
 
 @dataclass(frozen=True)
 class Squares:
-    """Sums of squares over all tensors of a replica: what there was, what of it was chosen, what was lost."""
+    """Sums of squares over all tensors of a replica: all values, the chosen values, and their errors."""
 
     whole: float
     kept: float
@@ -50,7 +50,7 @@ class Squares:
 
 
 def accumulated(outer: OuterStage, local: Mapping[str, Tensor], error_decay: float) -> dict[str, Tensor]:
-    """e' of a stage, which its next proposal is made from, by name. Nothing is changed."""
+    """e' of a stage, from which its next proposal is made, by name. The stage is unchanged."""
     return {
         name: error_decay * outer.error[name] + (anchor - local[name].detach().cpu().float())
         for name, anchor in outer.anchor.items()
@@ -66,7 +66,7 @@ def everything_to_send(replica: LocalReplica, outer: OuterSpec) -> Iterator[Tens
 
 
 def squares_of(tensor: Tensor, outer: OuterSpec) -> Squares:
-    """What the codec `outer` makes of `tensor`."""
+    """The squares for the codec `outer` on `tensor`."""
     sparse = sparsify(tensor, TensorLayout(tuple(tensor.shape), outer))
     chosen_s = tensor.reshape(-1)[sparse.indices_s].double()
     lost_s = chosen_s - sparse.values_s.double()
@@ -76,7 +76,7 @@ def squares_of(tensor: Tensor, outer: OuterSpec) -> Squares:
 def measure(
     swarm: LocalSwarm, own: OuterSpec, codecs: Sequence[OuterSpec], rounds: Sequence[int]
 ) -> list[list[Squares]]:
-    """By codec, then by round. The swarm goes on with its `own` codec."""
+    """Squares by codec, then by round. The swarm itself trains with its `own` codec."""
     found = []
     for round_number in range(1, rounds[-1] + 1):
         swarm.train()
@@ -91,7 +91,7 @@ def measure(
 
 
 def bytes_per_chunk(replica: LocalReplica, outer: OuterSpec) -> float:
-    """Of the payloads of all stages with codec `outer`, per `outer.chunk` parameters, overhead included."""
+    """Bytes of all payloads with codec `outer` for each `outer.chunk` parameters, with overhead."""
     shapes = [state.layout.shapes for member in replica.members for state in member.outer.values()]
     layouts = [PayloadLayout(each, outer) for each in shapes]
     numel = sum(tensor.numel for layout in layouts for tensor in layout.tensors.values())

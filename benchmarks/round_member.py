@@ -1,14 +1,12 @@
 """One peer of the rounds that :mod:`benchmarks.rounds` measures: a process with hivemind, as a node has it.
 
-It takes one JSON object per line on standard input and answers each with one on standard output, and it ends
-with its standard input.
+It answers commands and ends with its input (benchmarks.processes).
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import os
 import sys
 import time
@@ -18,8 +16,9 @@ from typing import Any
 
 import psutil
 
+from benchmarks.processes import answer_commands, credentials_of
 from node.hive.transport import HivemindTransport
-from node.security.credentials import Credentials, RunCredentials, folder_of
+from node.security.credentials import RunCredentials, folder_of
 from node.security.identity import open_identity
 from protocol.trust.envelope import sign_descriptor
 from protocol.types import (
@@ -40,7 +39,7 @@ _RECORD_SECONDS = 60.0
 
 
 class RoundMember:
-    """What the benchmark asks of a peer: one method per command."""
+    """A peer. It has one method for each command of the benchmark."""
 
     _hivemind: HivemindTransport
 
@@ -50,16 +49,17 @@ class RoundMember:
         self._payloads: dict[int, bytes] = {}
 
     async def introduce(self) -> dict[str, Any]:
-        """Answers who this is."""
+        """Answers the id of this peer."""
         return {"peer": self._identity.peer}
 
     async def start(
         self, address: str, initial_peers: Sequence[str], shown: Mapping[str, str]
     ) -> dict[str, Any]:
         """Join the DHT. Answers its addresses there, and the pid of its p2pd."""
-        tls = Credentials(**{name: pem.encode() for name, pem in shown.items()})
         folder = folder_of(self._identity.path, RUN)
-        credentials = RunCredentials(folder, RUN, "127.0.0.1:9", PeerId("nobody"), None, tls)
+        credentials = RunCredentials(
+            folder, RUN, "127.0.0.1:9", PeerId("coordinator"), None, credentials_of(shown)
+        )
         credentials.save()
         self._hivemind = await HivemindTransport.start(
             identity=self._identity,
@@ -97,7 +97,7 @@ class RoundMember:
         return {"began": began, "ended": time.monotonic(), "held": sum(held)}
 
     async def publish(self) -> dict[str, Any]:
-        """What a node does in the DHT every 5 minutes."""
+        """Publish a record in the DHT, as a node does every 5 minutes."""
         capacity = Capacity(device="cpu", memory_bytes=1 << 30, threads=2)
         record = PeerRecord(
             self._identity.peer, PROTOCOL_VERSION, Role.STAGE, capacity, "127.0.0.1:4000", StageRange(0, 1)
@@ -138,15 +138,8 @@ class RoundMember:
 
 
 async def _serve() -> None:
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(limit=2**22)
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     member = RoundMember(Path(sys.argv[1]))
-    while line := await reader.readline():
-        command = json.loads(line)
-        reply = await getattr(member, command.pop("do"))(**command)
-        sys.stdout.write(json.dumps(reply) + "\n")
-        sys.stdout.flush()
+    await answer_commands(member)
     await member.close()
 
 

@@ -1,16 +1,16 @@
-"""What a round of payloads takes on the wire: bytes on the sockets, and seconds, over shaped links.
+"""The cost of a round of payloads over shaped links: bytes on the sockets, and seconds.
 
     python -m benchmarks.rounds           # 2 and 4 replicas, some minutes
     python -m benchmarks.rounds --quick   # 2 replicas, a few cases, below 90 s
 
-Every replica is a process with the production hivemind host, real p2pd and averagers included. They exchange
-payloads of the sizes that the codec has, as a node does, in groups that a coordinator would have matched.
-Each has an access link of its own, shaped in both directions (benchmarks.shaping.Homes); where there can be
-none (they need root and Linux) they talk over the loopback, and links are unshaped.
+Every replica is a process with the production hivemind host, real p2pd and averagers. The replicas exchange
+payloads of the codec's sizes as nodes do, in exchange groups as from a coordinator. Each has its own access
+link, shaped in both directions (benchmarks.shaping.Homes). Without namespaces (they need root and Linux) they
+use the loopback, and links are unshaped.
 
-Bytes are what TCP says of p2pd's connections (TCP_INFO: acknowledged, and received): all that the round takes
-on these, with encryption, multiplexing, remote calls and signed descriptors, without the headers of TCP and
-IP. Nothing is subtracted; the DHT's own traffic in the same time counts too.
+Bytes are those that TCP counts for p2pd's connections (TCP_INFO: acknowledged, and received). They include
+encryption, multiplexing, remote calls, signed descriptors and the DHT's traffic in the same time, but not the
+headers of TCP and IP.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
-import os
 import re
 import shutil
 import statistics
@@ -26,21 +25,19 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.asking import ask
+from benchmarks.processes import ask, end_processes, pems_of, start_process
 from benchmarks.shaping import FRAME_SHARE, Homes
 from benchmarks.tables import NotHere, Table
-from node.model.init import parameter_shapes
+from node.views.plan import payload_bytes
 from protocol.spec.resolve import resolve
-from protocol.spec.run import RunSpec
 from protocol.wire.payload_codec import PayloadLayout
 from tests.support.certificates import credentials
 
 _ROUND_SECONDS = 120.0
-_CLOSE_SECONDS = 10.0
 _SETTLE_SECONDS = 0.1
 _PUBLISHED = 5
 _TEN_MILLION = (2500, 4000)
@@ -60,8 +57,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Result:
-    """What a round of a case took: `socket_bytes` of one replica, sent and received, `seconds` until all had
-    all payloads."""
+    """One round of a case: `socket_bytes` that one replica sends and receives, and `seconds` until all
+    replicas have all payloads."""
 
     case: Case
     replicas: int
@@ -70,23 +67,23 @@ class Result:
 
     @property
     def codec_bytes(self) -> int:
-        """The payloads that one replica sends and receives: to, and from, each of the others."""
+        """The payloads that one replica sends to and receives from all others."""
         return 2 * (self.replicas - 1) * sum(self.case.sizes)
 
     @property
     def overhead(self) -> float:
-        """How much more is on the sockets, as a share."""
+        """Bytes on the sockets beyond the payloads, as a share of the payloads."""
         return self.socket_bytes / self.codec_bytes - 1
 
     @property
     def ideal_seconds(self) -> float:
-        """Payload bytes in one direction / what the link leaves for them."""
+        """Payload bytes in one direction / bandwidth without the headers of Ethernet, IP and TCP."""
         return self.codec_bytes / 2 * 8 / (self.case.bandwidth * FRAME_SHARE)
 
 
 @dataclass(frozen=True)
 class Loopback:
-    """In place of :class:`Homes`: all at the same address, nothing shaped."""
+    """Replaces :class:`Homes`: all replicas have the same address, and links are unshaped."""
 
     addresses: tuple[str, ...]
 
@@ -96,13 +93,6 @@ class Loopback:
     async def shape(self, bits_per_second: float) -> None:
         if not math.isinf(bits_per_second):
             raise RuntimeError("links on the loopback cannot be shaped")
-
-
-def payload_sizes(spec: RunSpec) -> tuple[int, ...]:
-    """Bytes of the payload of each stage, as the codec makes it."""
-    return tuple(
-        PayloadLayout(parameter_shapes(spec, stage), spec.outer).nbytes for stage in range(spec.swarm.stages)
-    )
 
 
 def tcp_bytes(listing: str, pids: Collection[int]) -> int:
@@ -128,17 +118,16 @@ class Peers:
         self._round = 0
 
     async def ask(self, command: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The same of every peer, at the same time; their answers."""
+        """Send `command` to every peer at the same time. Returns their answers."""
         return await asyncio.gather(*(ask(process, command) for process in self._processes))
 
     async def start(self, capacity: int) -> None:
-        """Join them by a DHT, and let them host their stages."""
+        """Connect the peers by a DHT. Each hosts all stages."""
         names = [each["peer"] for each in await self.ask({"do": "introduce"})]
         known: list[str] = []
         for name, address, process in zip(names, self._homes.addresses, self._processes, strict=True):
-            shown = {part: pem.decode() for part, pem in asdict(credentials(name)).items()}
-            start = {"do": "start", "address": address, "initial_peers": known, "shown": shown}
-            started = await ask(process, start)
+            start = {"do": "start", "address": address, "initial_peers": known}
+            started = await ask(process, {**start, "shown": pems_of(credentials(name))})
             known = known or started["addresses"]
             self._p2pd.append(started["p2pd"])
         await self.ask({"do": "host", "peers": names, "capacity": capacity, "stages": self._stages})
@@ -149,7 +138,7 @@ class Peers:
         Raises RuntimeError if a peer lacks a payload.
         """
         self._round += 1
-        proposed = await self.ask({"do": "propose", "round": self._round, "sizes": sizes})
+        proposed = await self.ask({"do": "propose", "round_number": self._round, "sizes": sizes})
         groups = [sorted(stage) for stage in zip(*(each["descriptors"] for each in proposed), strict=True)]
         before = await self._settled_bytes()
         done = await self.ask({"do": "exchange", "groups": groups, "seconds": _ROUND_SECONDS})
@@ -167,7 +156,7 @@ class Peers:
         return (await self._settled_bytes() - before) / len(self._processes) / _PUBLISHED
 
     async def _settled_bytes(self) -> int:
-        """The bytes of all peers, when nothing moves any more: acknowledgements come late."""
+        """The bytes of all peers, when they stop growing: acknowledgements come late."""
         last, now = -1, await self._bytes()
         while now != last:
             await asyncio.sleep(_SETTLE_SECONDS)
@@ -187,41 +176,19 @@ class Peers:
 
 @asynccontextmanager
 async def peers_at(homes: Homes | Loopback, stages: int, capacity: int) -> AsyncIterator[Peers]:
-    """One replica at each of the homes, connected."""
+    """Start one replica in each home, and connect them."""
     folder = Path(tempfile.mkdtemp(prefix="r-"))
     processes = []
     try:
         for home in range(len(homes.addresses)):
-            process = await asyncio.create_subprocess_exec(
-                *homes.command(
-                    home, [sys.executable, "-m", "benchmarks.round_member", str(folder / str(home))]
-                ),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                cwd=Path(__file__).parents[1],
-                env={**os.environ, "TMPDIR": str(folder)},
-                start_new_session=True,  # Ctrl-C is for this process; the replicas end with their input
-                limit=2**22,
-            )
-            processes.append(process)
+            member = [sys.executable, "-m", "benchmarks.round_member", str(folder / str(home))]
+            processes.append(await start_process(homes.command(home, member), TMPDIR=str(folder)))
         peers = Peers(homes, processes, stages)
         await peers.start(capacity)
         yield peers
     finally:
-        for process in processes:
-            assert process.stdin is not None
-            process.stdin.close()
-        await asyncio.gather(*map(_end, processes))
+        await end_processes(processes)
         shutil.rmtree(folder, ignore_errors=True)
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    try:
-        async with asyncio.timeout(_CLOSE_SECONDS):
-            await process.wait()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
 
 
 async def measure(
@@ -230,8 +197,8 @@ async def measure(
     """Every case, and the bytes of one record in the DHT.
 
     Args:
-        rounds: measured for each case; one more comes first, in which connections are made.
-        missing: why links cannot be shaped; "" where they can.
+        rounds: measured for each case, after one round that opens connections.
+        missing: why links cannot be shaped; "" if they can.
     """
     stages = max(len(case.sizes) for case in cases)
     capacity = max(max(case.sizes) for case in cases)
@@ -255,10 +222,10 @@ def cases_of(quick: bool, missing: str) -> list[Case]:
     outer = resolve("178m").outer
     payloads = {
         "10M parameters, 1 stage": (PayloadLayout({"matrix": _TEN_MILLION}, outer).nbytes,),
-        "178m, 3 stages": payload_sizes(resolve("178m")),
+        "178m, 3 stages": tuple(payload_bytes(resolve("178m"))),
     }
     if not quick:
-        payloads["1b, 4 stages"] = payload_sizes(resolve("1b"))
+        payloads["1b, 4 stages"] = tuple(payload_bytes(resolve("1b")))
     megabits = [0.0] if missing else ([0.0, 10.0, 100.0] if quick else [0.0, 10.0, 20.0, 50.0, 100.0])
     return [
         Case(name, sizes, 1e6 * rate or math.inf) for name, sizes in payloads.items() for rate in megabits
@@ -283,7 +250,7 @@ def rows_of(results: Sequence[Result]) -> Iterator[tuple[str, ...]]:
 
 
 def notes_of(results: Sequence[Result], published: Mapping[int, float], missing: str) -> tuple[str, ...]:
-    """What the table says, and what it leaves out."""
+    """How to read the table."""
     most = max(each.overhead for each in results)
     records = " and ".join(f"{nbytes:,.0f} ({replicas} replicas)" for replicas, nbytes in published.items())
     notes = [
@@ -308,7 +275,7 @@ def notes_of(results: Sequence[Result], published: Mapping[int, float], missing:
 
 
 def table(quick: bool) -> Table:
-    """Measure, and tell. NotHere where the system does not tell what its sockets have carried."""
+    """Measure. Raises NotHere if the system does not count the bytes of its sockets."""
     if shutil.which("ss") is None:
         raise NotHere("ss not found: apt-get install iproute2")
     missing = Homes.missing()

@@ -6,8 +6,8 @@ that all talk to each other one access link each, shaped in the same way. Both n
 ``unshare`` and ``nsenter`` (Debian: ``apt-get install iproute2 util-linux``). :class:`Relays` needs nothing:
 neighbours talk through a relay in this process with a limit of bytes per second.
 
-The namespaces have no names: they exist as long as the processes in them, so nothing is left behind, however
-those end.
+The namespaces have no names: they exist as long as the processes in them, so nothing is left behind, even if
+they are killed.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _LEAST_BURST = 4000.0  # two full Ethernet frames, and some
 _READ_BYTES = 16384
 
 FRAME_SHARE = 1448 / 1514
-"""Of the bytes that tbf counts, those that TCP carries: it counts whole Ethernet frames."""
+"""Share of TCP's data in the bytes that tbf counts: it counts whole Ethernet frames."""
 
 
 class Shaper(Protocol):
     """The links of one chain: link i joins process i (its upper end) to process i + 1."""
 
     payload_share: float
-    """Of the shaped bandwidth, how much is left for what TCP carries."""
+    """Share of the shaped bandwidth that is left for the data of TCP."""
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """How to start a process of the chain."""
+        """The command that starts a process of the chain."""
 
     async def join(self, pids: Sequence[int], ports: Sequence[int]) -> list[str]:
         """Connect the processes `pids`; process i + 1 listens on `ports[i]`.
@@ -51,7 +51,7 @@ class Shaper(Protocol):
         """
 
     async def shape(self, bits_per_second: float) -> None:
-        """Limit every link to so much in each direction; infinity takes the limit away."""
+        """Limit every link in each direction; infinity removes the limit."""
 
     async def close(self) -> None: ...
 
@@ -59,7 +59,7 @@ class Shaper(Protocol):
 class Namespaces:
     """Links of veth pairs between network namespaces, shaped by tbf on what each end sends.
 
-    Raises (from every method) RuntimeError with the words of the tool that failed.
+    Every method raises RuntimeError with the message of the tool that failed.
     """
 
     payload_share = FRAME_SHARE
@@ -69,7 +69,7 @@ class Namespaces:
 
     @staticmethod
     def missing() -> str:
-        """Why there can be no namespaces here; "" where there can."""
+        """Why namespaces are not possible here; "" if they are."""
         return _why_not(_LIMIT_TRIAL)
 
     def command(self, command: Sequence[str]) -> list[str]:
@@ -100,10 +100,10 @@ class Namespaces:
 
 
 class Homes:
-    """Network namespaces, each behind an access link of its own; all of these end at one switch.
+    """Network namespaces, each with its own access link; all access links end at one switch.
 
-    What a home sends is shaped at its own end of the link, what it receives at the switch. Use
-    :meth:`open`; every method raises RuntimeError with the words of the tool that failed.
+    Sent data is shaped at the home's end of the link, received data at the switch. Use :meth:`open`. Every
+    method raises RuntimeError with the message of the tool that failed.
 
     Attributes:
         addresses: of the homes.
@@ -115,13 +115,13 @@ class Homes:
 
     @staticmethod
     def missing() -> str:
-        """Why there can be no such homes here; "" where there can."""
+        """Why homes are not possible here; "" if they are."""
         return Namespaces.missing() or _why_not(_SWITCH_TRIAL)
 
     @classmethod
     @asynccontextmanager
     async def open(cls, count: int) -> AsyncIterator[Self]:
-        """So many homes, at most 250; they are gone at the end, or when this process ends."""
+        """`count` homes, at most 250. They disappear at the end of the block, or with this process."""
         async with AsyncExitStack() as stack:
             pids = [await stack.enter_async_context(_namespace()) for _ in range(count + 1)]
             homes = cls(pids[:-1], pids[-1])
@@ -129,11 +129,11 @@ class Homes:
             yield homes
 
     def command(self, home: int, command: Sequence[str]) -> list[str]:
-        """How to start a process at home."""
+        """The command that starts a process in `home`."""
         return ["nsenter", f"--net=/proc/{self._pids[home]}/ns/net", "--", *command]
 
     async def shape(self, bits_per_second: float, homes: Sequence[int] | None = None) -> None:
-        """Limit the access links of `homes`, or of all, in each direction; infinity takes the limit away."""
+        """Limit the access links of `homes` (default: all) in each direction; infinity removes the limit."""
         for home in range(len(self._pids)) if homes is None else homes:
             await _limit(self._pids[home], _ACCESS, bits_per_second)
             await _limit(self._switch, f"home-{home}", bits_per_second)
@@ -188,12 +188,12 @@ def _why_not(trial: str) -> str:
 
 
 async def _limit(pid: int, device: str, bits_per_second: float) -> None:
-    """Shape what `device` in the namespace of `pid` sends; infinity takes the limit away."""
+    """Limit what `device` in the namespace of `pid` sends; infinity removes the limit."""
     if math.isinf(bits_per_second):
         with suppress(RuntimeError):  # there was no limit
             await _inside(pid, "tc", "qdisc", "del", "dev", device, "root")
         return
-    # What fits into the bucket passes a link that was idle in no time: little of a message may.
+    # An idle link passes a full bucket at once, so the bucket must be small against a message.
     burst = max(_LEAST_BURST, bits_per_second / 8 * _BURST_SECONDS)
     limit = f"rate {bits_per_second:.0f}bit burst {burst:.0f}b latency 50ms"
     await _inside(pid, "tc", "qdisc", "replace", "dev", device, "root", "tbf", *limit.split())
@@ -207,9 +207,9 @@ async def _run(*command: str) -> None:
     process = await asyncio.create_subprocess_exec(
         *command, stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
     )
-    _, words = await process.communicate()
+    _, message = await process.communicate()
     if process.returncode:
-        raise RuntimeError(f"{' '.join(command)}: {words.decode().strip()}")
+        raise RuntimeError(f"{' '.join(command)}: {message.decode().strip()}")
 
 
 class Relays:
@@ -263,7 +263,7 @@ class Relays:
         free = 0.0
         try:
             while data := await source.read(_READ_BYTES):
-                # A timer that fires late must not make the link slower than it is: a small burst makes up.
+                # A timer may fire late; a small burst compensates, so that the link keeps its rate.
                 free = max(free, time.monotonic() - _BURST_SECONDS) + len(data) / self._rate
                 await asyncio.sleep(free - time.monotonic())
                 on_the_way.put_nowait((time.monotonic() + self._delay, data))

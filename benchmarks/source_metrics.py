@@ -1,7 +1,7 @@
 """Size, shape and comments of source trees, side by side: ``python -m benchmarks.source_metrics [DIR ...]``.
 
-Without arguments it measures this project's three packages together. Tests and generated code are left out.
-Give other checkouts to compare with; a folder such as ``site-packages/hivemind`` will do.
+Without arguments it measures this project's three packages together. Tests and generated code do not count.
+Other trees can be compared with them, such as the folder ``site-packages/hivemind``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SourceMetrics:
 
 
 def measure(name: str, paths: Iterable[Path]) -> SourceMetrics:
-    """Read every file of `paths`. SyntaxError where one is not Python."""
+    """Measure the files `paths`. Raises SyntaxError if one is not Python."""
     file_lengths, functions, long_classes = [], [], 0
     docstring_lines = comment_lines = code_lines = 0
     for path in paths:
@@ -75,7 +75,7 @@ def _length(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> int:
 
 
 def _docstring_lines(tree: ast.AST) -> set[int]:
-    """Numbers of the lines that docstrings take: strings that stand as a statement of their own."""
+    """Line numbers of docstrings: strings that are a whole statement."""
     lines: set[int] = set()
     for node in ast.walk(tree):
         if (
@@ -88,7 +88,7 @@ def _docstring_lines(tree: ast.AST) -> set[int]:
 
 
 def _comments_and_code(text: str) -> tuple[set[int], set[int]]:
-    """Numbers of the lines with a comment, and of those with anything else but white space."""
+    """Line numbers of comments, and of all other lines except blank ones."""
     comments: set[int] = set()
     code: set[int] = set()
     blank = {tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

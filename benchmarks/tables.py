@@ -1,4 +1,4 @@
-"""What a benchmark hands back: a table that can be printed, and pasted into the documentation."""
+"""The result of a benchmark: a table that can be printed and copied into the documentation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NUMBER = re.compile(r"[-+]?[\d,.]+(e[-+]?\d+)?\s*(%|x)?")
 
 
 class NotHere(Exception):
-    """This machine lacks what the measurement needs; the sentence says what."""
+    """The measurement is not possible on this machine; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Table:
         command: measures it again.
         columns: with units.
         rows: as many cells as there are columns; ValueError otherwise.
-        notes: whole sentences: what was assumed, what the figures do not say.
+        notes: sentences: assumptions and limits of the figures.
     """
 
     title: str
@@ -54,7 +54,7 @@ class Table:
 
 
 def _rule(cells: Sequence[str]) -> str:
-    """Numbers stand to the right; a column of anything else to the left."""
+    """Columns of numbers are right-aligned, others left-aligned."""
     return "---:" if all(not cell or _NUMBER.fullmatch(cell) for cell in cells) else "---"
 
 
@@ -63,8 +63,8 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def machine() -> str:
-    """When and on what this was measured, on one line: no names of hosts, no paths."""
-    import torch  # noqa: PLC0415 - a benchmark that forks must be able to import this room without torch
+    """Date and machine on one line, without host names and paths."""
+    import torch  # noqa: PLC0415 - a benchmark that forks must be able to import this module without torch
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     system = f"{platform.system()} {platform.release().split('-')[0]}"

@@ -174,9 +174,11 @@ def join(chosen: JoinOptions, verbose: Verbose = False, lifeline: HiddenLifeline
     command_runner.configure_logging(verbose)
     if chosen.folder is not None:
         make_usable(chosen.folder)
-    destination = known_runs.destination(chosen.run, chosen.invite_file)
     host, port = command_runner.split_address(chosen.listen, "--listen")
     advertise = command_runner.bare_host(chosen.advertise, "--advertise")
+    if chosen.relay not in ("auto", "none"):
+        command_runner.split_address(chosen.relay, "--relay")
+    destination = known_runs.destination(chosen.run, chosen.invite_file)
     _check_data(chosen.data)
     rules = _rules(chosen)
     key = known_runs.identity_for(destination, chosen.identity)

@@ -21,7 +21,7 @@ from hivemind.utils.auth import AuthRole, AuthRPCWrapper
 
 from node.hive.authorizer import CALLER
 from node.hive.records import owner_of
-from node.hive.unary_calls import answer_calls
+from node.hive.unary_calls import answer_calls, call_places
 
 _MAX_KEYS = 16  # of one call; hivemind asks for as many at most
 _KEY_BYTES = DHTID.HASH_NBYTES
@@ -68,10 +68,10 @@ class BoundedDHTProtocol(DHTProtocol):  # type: ignore[misc]  # hivemind has no 
     async def add_p2p_handlers(self, p2p: P2P, wrapper: Any = None, **_: Any) -> None:
         """As hivemind's, but this process decides how much of a call it reads."""
         self._collect_rpc_handlers()
-        calls = _LimitedCalls(wrapper or self)
+        calls, places = _LimitedCalls(wrapper or self), call_places()
         for each in self._rpc_handlers or ():
             name = self._get_handle_name(None, each.method_name)
-            await answer_calls(p2p, name, getattr(calls, each.method_name), each.request_type)
+            await answer_calls(p2p, name, getattr(calls, each.method_name), each.request_type, places)
 
     async def remove_p2p_handlers(self, p2p: P2P, **_: Any) -> None:
         for each in self._rpc_handlers or ():

@@ -28,18 +28,23 @@ _SECONDS = 10.0
 _LENGTH_BITS = 32
 
 
+def call_places() -> FairShare:
+    """The calls that may be answered at the same time, shared by all methods of a server."""
+    return FairShare(CALLS_OF_ONE, CALLS_IN_ALL)
+
+
 async def answer_calls(
     p2p: P2P,
     name: str,
     method: Callable[[Any, P2PContext], Awaitable[Message]],
     request_type: type[Message],
+    places: FairShare,
 ) -> None:
     """Let `method` answer the unary calls `name` of other peers from now on.
 
-    A call that is too large, and one above the limits, is closed without an answer. An exception of `method`
-    is told to the caller.
+    A call that is too large, and one for which `places` has none, is closed without an answer. An exception
+    of `method` is told to the caller.
     """
-    places = FairShare(CALLS_OF_ONE, CALLS_IN_ALL)
 
     async def handle(info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         caller = info.peer_id.to_base58()

@@ -68,6 +68,7 @@ class RelayedNode:
         if reached.reachability is not Reachability.DIAL_ONLY or self._chosen == NONE:
             return
         self.is_needed = True
+        self._warn_of_unknown_choice()
         stack.callback(self._keeper.close)
         if not self.ports.dht_port:
             self.ports = ClaimedPorts(_LOOPBACK, _LOOPBACK, 0)
@@ -125,6 +126,12 @@ class RelayedNode:
                 if error.code is not ErrorCode.RATE_LIMITED:
                     raise
             await asyncio.sleep(jittered(_RETRY_SECONDS))
+
+    def _warn_of_unknown_choice(self) -> None:
+        known = [each.endpoint for each in self.relays()]
+        if self._chosen != AUTO and self._chosen not in known:
+            has = f"has {', '.join(known)}" if known else "has none"
+            log.warning("%s is no relay of this run, which %s: this node only dials", self._chosen, has)
 
     def _dht_peer(self) -> tuple[str, int] | None:
         return (_local(self.ports.host), self.ports.dht_port) if self.ports.dht_port else None

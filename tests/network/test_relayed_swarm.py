@@ -69,9 +69,9 @@ def test_a_late_joiner_whose_only_donor_only_dials(tmp_path: Path) -> None:
 def test_homes_outlive_their_relays(tmp_path: Path) -> None:
     """A relay is away for five seconds, then for good; another one takes over; then a home is banned.
 
-    Two full replicas have more than half of the weight, so each round can be committed without the homes.
+    Two full replicas have two thirds of the weight, so each round can be committed without the homes.
     """
-    spec = spec_of(replicas=2, pipelines=1, rounds=ENDLESS)
+    spec = spec_of(replicas=2, pipelines=1, rounds=ENDLESS, swarm__balance=False)
     homes = ("h1", "h2")
     with World([HOST, "dc1", "dc2", "r1", "r2"], HOMES) as world:
         members = {"dc1": (REPLICA, ()), "dc2": (REPLICA, ()), "h1": (STAGE, ()), "h2": (STAGE, DIAL)}

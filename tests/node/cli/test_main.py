@@ -179,3 +179,8 @@ def test_every_command_explains_itself(command: tuple[str, ...]) -> None:
 def test_the_folder_of_a_new_coordinator_is_its_owners_alone(busy_port: int, tmp_path: Path) -> None:
     hetnode("coordinator", "--listen", f"127.0.0.1:{busy_port}", "--folder", str(tmp_path / "run"))
     assert (tmp_path / "run").stat().st_mode & 0o077 == 0
+
+
+def test_a_relay_that_is_no_address_is_refused_before_anything_else(tmp_path: Path) -> None:
+    result = hetnode("join", "a-run-not-known-here", "--relay", "::1:7703", folder=tmp_path)
+    check(result, 4, "bad-address", "--relay", "::1:7703")

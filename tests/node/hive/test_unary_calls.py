@@ -13,9 +13,9 @@ from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PHandlerError, write_unsigned_varint
 from hivemind.proto.dht_pb2 import FindRequest, FindResponse
 
-from node.hive.unary_calls import CALLS_OF_ONE, MAX_REQUEST_BYTES, answer_calls
+from node.hive.unary_calls import CALLS_OF_ONE, MAX_REQUEST_BYTES, answer_calls, call_places
 
-NAME = "Test.rpc_find"
+NAME, OTHER_NAME = "Test.rpc_find", "Test.rpc_find_again"
 PATIENT = 30.0
 FRAMING = 200
 """More bytes than libp2p puts around a request."""
@@ -33,9 +33,9 @@ class Pair:
         calling = self.caller.call_protobuf_handler(self.server.peer_id, NAME, request, FindResponse)
         return bytes((await asyncio.wait_for(calling, PATIENT)).auth.nonce)
 
-    async def begin(self, nbytes: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def begin(self, nbytes: int, name: str = NAME) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Open a call that says that it has so many bytes, and send none of them."""
-        _, reader, writer = await self.caller.call_binary_stream_handler(self.server.peer_id, NAME)
+        _, reader, writer = await self.caller.call_binary_stream_handler(self.server.peer_id, name)
         await write_unsigned_varint(writer, nbytes)
         return reader, writer
 
@@ -57,7 +57,9 @@ async def pair() -> AsyncIterator[Pair]:
         stack.push_async_callback(server.shutdown)
         caller = await P2P.create(await server.get_visible_maddrs(), nat_port_map=False)
         stack.push_async_callback(caller.shutdown)
-        await answer_calls(server, NAME, rpc_find, FindRequest)
+        places = call_places()
+        for name in (NAME, OTHER_NAME):
+            await answer_calls(server, name, rpc_find, FindRequest, places)
         yield Pair(caller, server, seen)
 
 
@@ -83,7 +85,8 @@ async def test_a_call_above_the_bound_is_closed_unread(pair: Pair) -> None:
 
 
 async def test_calls_that_do_not_come_take_no_more_than_their_places(pair: Pair) -> None:
-    calls = [await pair.begin(MAX_REQUEST_BYTES) for _ in range(CALLS_OF_ONE + 1)]
+    names = (NAME, OTHER_NAME)
+    calls = [await pair.begin(MAX_REQUEST_BYTES, names[i % 2]) for i in range(CALLS_OF_ONE + 1)]
     reading = {asyncio.create_task(ended(reader)): writer for reader, writer in calls}
     done, held = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
     assert [task.result() for task in done] == [True], "only the one above the limit is closed"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+
+import pytest
 
 from node.net.addresses import ClaimedPorts
 from node.net.link_server import LinkServer
@@ -16,7 +19,7 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.endpoints import split_endpoint
 from protocol.trust.names import tls_name
 from protocol.trust.reachability import NOT_REACHED, Addresses, Reached
-from protocol.types import PeerId, Reachability, Role
+from protocol.types import PeerId, Reachability, RelayAddress, Role
 from tests.support.certificates import credentials
 from tests.support.relays import address_of, relaying
 
@@ -68,3 +71,17 @@ async def test_a_node_that_listens_at_one_address_is_reached_through_a_relay_and
         expected = Addresses(node.exposure.endpoint, node.exposure.dht, relayed=True)
         assert coordinator.told == [expected, expected]
         assert ports.addresses == expected
+
+
+@pytest.mark.parametrize(("relays", "has"), [((), "has none"), (("192.0.2.7:7800",), "has 192.0.2.7:7800")])
+async def test_a_chosen_relay_that_the_run_does_not_have_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, relays: Sequence[str], has: str
+) -> None:
+    coordinator = BusyCoordinator(tmp_path)
+    server = LinkServer(lambda: coordinator.credentials.tls)
+    ports = ClaimedPorts("192.168.1.10", "127.0.0.2", 0)
+    async with AsyncExitStack() as stack:
+        node = RelayedNode(HOME, "192.0.2.1:7800", cast(Any, coordinator), ports)
+        node.relays = lambda: [RelayAddress(PeerId(each), each) for each in relays]
+        await node.enter(NOT_REACHED, server, stack)
+    assert f"192.0.2.1:7800 is no relay of this run, which {has}" in caplog.text

@@ -32,14 +32,14 @@ from coordinator.authority import (
 )
 from coordinator.command_loop import CommandLoop, Stopped
 from coordinator.membership.sources import MemberSources
-from coordinator.metrics import MetricsFile
 from coordinator.state import events
 from coordinator.state.apply import replay
 from coordinator.state.commands import AppointArbiter, Start
 from coordinator.state.events import Event
 from coordinator.state.state import State
 from coordinator.status.messages import event_message
-from coordinator.store import SqliteStore, Store
+from coordinator.storage.metrics import MetricsFile
+from coordinator.storage.store import SqliteStore, Store
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.spec.run import RunSpec

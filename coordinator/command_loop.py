@@ -19,7 +19,7 @@ from coordinator.state.commands import Command, Start, Tick
 from coordinator.state.events import Event
 from coordinator.state.state import State
 from coordinator.status.messages import run_message, stall_message
-from coordinator.store import Store
+from coordinator.storage.store import Store
 from protocol.types import Role
 
 STALL_SECONDS = 3.0

@@ -32,12 +32,12 @@ from coordinator.command_loop import (
 from coordinator.membership.joining import check_compatible
 from coordinator.membership.sources import MemberSources
 from coordinator.membership.validation import bad_request, check_not_excluded, live_peer
-from coordinator.metrics import MetricsFile
 from coordinator.rounds.attestation import locate, settled_digest
 from coordinator.rounds.deadlines import ClosingTime
 from coordinator.state import commands
 from coordinator.state.state import State
 from coordinator.status.run_status import run_status
+from coordinator.storage.metrics import MetricsFile
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.server.admission import Admission, AdmissionInterceptor, Context

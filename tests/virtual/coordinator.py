@@ -17,11 +17,11 @@ from coordinator.arbiter import arbitrate_contested
 from coordinator.command_loop import CommandLoop
 from coordinator.decide import Outcome
 from coordinator.membership.sources import MemberSources
-from coordinator.metrics import MetricsFile
 from coordinator.state.commands import AppointArbiter, Command, Start, Tick
 from coordinator.state.events import Event
 from coordinator.state.state import State
 from coordinator.status.messages import event_message
+from coordinator.storage.metrics import MetricsFile
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.spec.run import RunSpec
 from protocol.trust.names import peer_uri

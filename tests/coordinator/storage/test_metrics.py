@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.metrics import MetricsFile
+from coordinator.storage.metrics import MetricsFile
 
 WHOLE = '{"time": 1.0, "event": "first", "name": "Zoë"}\n'
 

@@ -13,7 +13,7 @@ import pytest
 from coordinator.state.event_chain import first_hash, next_hash
 from coordinator.state.event_codec import decode
 from coordinator.state.events import CoordinatorStarted, PeerLost, PeerSeen, RunFinished
-from coordinator.store import APPLICATION_ID, MIGRATIONS, SqliteStore, Store
+from coordinator.storage.store import APPLICATION_ID, MIGRATIONS, SqliteStore, Store
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import PeerId
 from tests.builders import former_log, keyed

@@ -21,7 +21,7 @@ def test_addresses_change_in_mid_round_and_a_line_flaps(tmp_path: Path) -> None:
         "pub": (Role.STAGE, ()),
         "home": (Role.STAGE, ()),
     }
-    spec = spec_of(replicas=2, pipelines=1, rounds=200, inner__steps=8, swarm__balance=False)
+    spec = spec_of(replicas=2, pipelines=1, rounds=200, inner__steps=8, grouping__balance=False)
     with (
         World(["coord", "pub", *others], {"home": Home()}) as world,
         NetworkSwarm(spec, tmp_path, world, members) as swarm,

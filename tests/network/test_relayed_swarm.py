@@ -71,7 +71,7 @@ def test_homes_outlive_their_relays(tmp_path: Path) -> None:
 
     Two full replicas have two thirds of the weight, so each round can be committed without the homes.
     """
-    spec = spec_of(replicas=2, pipelines=1, rounds=ENDLESS, swarm__balance=False)
+    spec = spec_of(replicas=2, pipelines=1, rounds=ENDLESS, grouping__balance=False)
     homes = ("h1", "h2")
     with World([HOST, "dc1", "dc2", "r1", "r2"], HOMES) as world:
         members = {"dc1": (REPLICA, ()), "dc2": (REPLICA, ()), "h1": (STAGE, ()), "h2": (STAGE, DIAL)}

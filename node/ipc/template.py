@@ -43,6 +43,12 @@ COMMAND_MODULES = (
 REPORT = struct.Struct("<i")  # the template reports two of them: the pid, then the exit status
 REQUEST_SIZE = struct.Struct("<I")
 
+DEFAULTS_OF_LIBRARIES = {
+    # Threads of torch that wait for each other would keep their cores busy. Where other programs want these,
+    # a step then takes up to 50 times as long: a thread waits for one that cannot run.
+    "OMP_WAIT_POLICY": "PASSIVE",
+}
+"""Variables that torch reads when it is imported, unless the user has set them."""
 _TEMPLATE_ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",  # numpy would start threads when it is imported
     "GRPC_ENABLE_FORK_SUPPORT": "false",  # no channel exists before the fork
@@ -170,7 +176,7 @@ class Template:
                 [sys.executable, "-P", "-m", "node.ipc.template_server", str(theirs.fileno()), *modules],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **_TEMPLATE_ENVIRONMENT},
+                env={**DEFAULTS_OF_LIBRARIES, **os.environ, **_TEMPLATE_ENVIRONMENT},
                 start_new_session=True,  # Ctrl-C is for the main process, which ends the others in order
             )
         return cls(ours)

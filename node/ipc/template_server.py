@@ -26,7 +26,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 
-from node.ipc.template import REPORT, REQUEST_SIZE, ForkRequest, adopt_template
+from node.ipc.template import DEFAULTS_OF_LIBRARIES, REPORT, REQUEST_SIZE, ForkRequest, adopt_template
 
 _IS_LINUX = sys.platform == "linux"
 _SET_DEATH_SIGNAL, _SET_NAME = 1, 15  # of prctl
@@ -148,7 +148,8 @@ def run(request: ForkRequest) -> None:
     if not _IS_LINUX:
         # No modules are imported here: a new interpreter imports them.
         call = f"import {request.module} as module; module.main()"
-        os.execv(sys.executable, [sys.executable, "-P", "-c", call, *request.arguments])
+        command = [sys.executable, "-P", "-c", call, *request.arguments]
+        os.execve(sys.executable, command, {**DEFAULTS_OF_LIBRARIES, **os.environ})
     if request.with_template:
         ours, theirs = socket.socketpair()
         if os.fork() == 0:

@@ -88,6 +88,22 @@ def test_a_forked_process_has_torch_and_can_still_use_it(template: Template) -> 
     assert output_of(template, "compute").split() == [str(512.0**3), "2"]
 
 
+@pytest.mark.parametrize(("chosen", "policy"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_threads_of_torch_sleep_while_they_wait_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, chosen: str | None, policy: str
+) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("OMP_WAIT_POLICY", chosen)
+    template = Template.start([])
+    with forked(template, "sleep") as (process, read):
+        assert line_of(read) == "sleeping"
+        parent = psutil.Process(process.pid).parent()
+        assert parent is not None
+        assert parent.environ()["OMP_WAIT_POLICY"] == policy
+    template.close()
+
+
 def test_a_forked_process_has_the_named_descriptors_and_no_others(template: Template) -> None:
     pipes = [os.pipe() for _ in range(3)]
     for number, (_, write) in enumerate(pipes):

@@ -160,7 +160,7 @@ async def _enter(
     if options.measure:
         await measure_before_join(coordinator, estimates, options.folder, compute, options.threads)
     admission: Admission
-    relayed = RelayedNode(identity.peer, options.relay, coordinator, ports)
+    relayed = RelayedNode(identity.peer, options.relay, coordinator, ports, server, stack)
 
     async def join(seconds: float = _JOIN_SECONDS) -> None:
         nonlocal admission
@@ -178,7 +178,7 @@ async def _enter(
     _log_admission(admission, credentials.run, identity.peer, ports)
     membership = Membership(coordinator, join, spec.timing.heartbeat, estimates)
     relayed.relays = lambda: membership.run_view.relays or admission.relays
-    await relayed.enter(admission.reached, server, stack)
+    await relayed.take()
     server.refuse_probes_of(lambda: membership.run_view.banned)
     server.limit_probes_while(lambda: membership.run_view.trains(identity.peer))
     return _Joined(
@@ -193,7 +193,9 @@ async def _enter(
         keep_only_run(options.folder, credentials.run, credentials.coordinator),
         relayed,
         forwarded,
-        OwnAddress(identity.peer, coordinator, membership, relayed.ports, here, forwarded.reclaim),
+        OwnAddress(
+            identity.peer, coordinator, membership, relayed.ports, here, forwarded.reclaim, relayed.take
+        ),
         leaving,
     ), worker
 

@@ -54,6 +54,7 @@ class LastingTransport(Transport):
         self._arbiter: tuple[RunSpec, Path] | None = None
         self._admitted: _Admitted | None = None
         self._published: tuple[PeerRecord, float] | None = None  # the record, and its end on the loop's clock
+        self._is_outdated = False  # a restart was asked for while `begin` ran
         self._ready = asyncio.Event()
         self._ready.set()
         self._keeper = asyncio.create_task(self._keep(), name="hivemind-keeper")
@@ -84,6 +85,7 @@ class LastingTransport(Transport):
 
     async def restart(self) -> None:
         """Replace the processes: the new ones announce the address that `begin` gives them by now."""
+        self._is_outdated = True
         self._ready.clear()
         await self._current.close()
 
@@ -224,6 +226,7 @@ class LastingTransport(Transport):
     async def _replace(self) -> bool:
         """Try once to start new processes in the place of the present ones."""
         await self._current.close()
+        self._is_outdated = False
         try:
             self._current = await self._begin(self._port)
             if self._hosted is not None:
@@ -236,6 +239,8 @@ class LastingTransport(Transport):
                 await self._current.admit(*self._admitted)
         except (HetnodeError, OSError, RuntimeError) as error:
             log.error("hivemind's processes cannot be started again yet: %s", error)
+            return False
+        if self._is_outdated:
             return False
         if self._published is not None and self._published[1] > self._loop.time():
             record, ends = self._published

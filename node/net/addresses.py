@@ -29,12 +29,15 @@ class ClaimedPorts:
         dht_port: of the DHT peer; 0 takes a free one.
         addresses: what this node claims.
         reached: what the coordinator has found there.
+        unreached: set while others open no connection to this node.
     """
 
     def __init__(self, advertise: str, host: str, dht_port: int, is_fixed: bool = False) -> None:
         self._is_fixed = is_fixed
         self.advertise, self.dht_port, self.addresses = advertise, dht_port, Addresses()
-        self.host, self.reached = host, NOT_REACHED
+        self.host = host
+        self.unreached = asyncio.Event()
+        self.reached = NOT_REACHED
         self._link_port = 0
         self._holder: asyncio.Server | None = None
 
@@ -83,6 +86,18 @@ class ClaimedPorts:
     def endpoint(self) -> str:
         """Where others open links to this node; "" if they cannot."""
         return self.addresses.endpoint if self.reached.endpoint else ""
+
+    @property
+    def reached(self) -> Reached:
+        return self._reached
+
+    @reached.setter
+    def reached(self, found: Reached) -> None:
+        self._reached = found
+        if found.reachability is Reachability.DIAL_ONLY:
+            self.unreached.set()
+        else:
+            self.unreached.clear()
 
     def note_reached(self, reached: Reached) -> None:
         """Tell the volunteer whether others reach this node, and what to do if not."""

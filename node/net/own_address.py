@@ -119,6 +119,7 @@ class OwnAddress:
         ports: claim the node's addresses.
         here: its address towards the coordinator.
         claim: lets `ports` claim the node's addresses anew, given its address towards the coordinator.
+        take_relay: takes a relay if nobody reaches the node at the addresses that `ports` claims.
 
     Attributes:
         has_moved: connections of this node were lost by a change, at least once.
@@ -132,9 +133,10 @@ class OwnAddress:
         ports: ClaimedPorts,
         here: str,
         claim: Callable[[str], Awaitable[None]],
+        take_relay: Callable[[], Awaitable[None]],
     ) -> None:
         self._coordinator, self._membership = coordinator, membership
-        self._ports, self._claim = ports, claim
+        self._ports, self._claim, self._take_relay = ports, claim, take_relay
         self._here, self._outside = AddressWatch(coordinator.address, here), SourceWatch(membership, me)
         self.has_moved = False
 
@@ -152,12 +154,13 @@ class OwnAddress:
                 telling = asyncio.create_task(self._tell())
                 stack.callback(telling.cancel)
                 # Before the links end: else the next plan could name the former address.
-                await asyncio.wait({telling}, timeout=_TELL_SECONDS)
+                _, late = await asyncio.wait({telling}, timeout=_TELL_SECONDS)
                 if change.is_cut:
                     self.has_moved = True
                     await self._membership.note_move()
                     await transport.restart()
-                publishing = asyncio.create_task(self._publish(telling, directory))
+                announcing = transport if change.is_cut and late else None
+                publishing = asyncio.create_task(self._publish(telling, directory, announcing))
                 stack.callback(publishing.cancel)
 
     async def _change(self) -> Change:
@@ -171,23 +174,31 @@ class OwnAddress:
                 each.cancel()
 
     async def _tell(self) -> None:
-        """Tell the coordinator where this node is reached by now. A node that only dials need not."""
+        """Tell the coordinator where this node is reached by now. A node that only dials need not.
+
+        A node that is not reached any more takes a relay, before its DHT peer starts again.
+        """
         ports = self._ports
         if ports.addresses.relayed or ports.addresses == Addresses():
             return
         await self._claim(self._here.address)
         while True:
             try:
-                reached = await self._coordinator.update_addresses(ports.addresses)
+                ports.note_reached(await self._coordinator.update_addresses(ports.addresses))
+                await self._take_relay()
             except HetnodeError as error:
                 log.warning("the coordinator is not told of that address yet: %s", error)
                 if error.code not in _TEMPORARY:
                     return  # the next join tells it
             else:
-                ports.note_reached(reached)
                 return
             await asyncio.sleep(jittered(_RETRY_SECONDS))
 
-    async def _publish(self, telling: asyncio.Task[None], directory: Directory) -> None:
+    async def _publish(
+        self, telling: asyncio.Task[None], directory: Directory, announcing: LastingTransport | None
+    ) -> None:
+        """Publish what is told. `announcing` started again before that, and announces the former address."""
         await telling
+        if announcing is not None:
+            await announcing.restart()
         await directory.move(self._ports.endpoint)

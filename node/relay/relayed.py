@@ -20,8 +20,8 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.relay.exposed import Service
 from protocol.server.admitted_sources import AdmittedSources
 from protocol.trust.endpoints import split_endpoint
-from protocol.trust.reachability import Addresses, Reached
-from protocol.types import PeerId, Reachability, RelayAddress
+from protocol.trust.reachability import Addresses
+from protocol.types import PeerId, RelayAddress
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +36,13 @@ class RelayedNode:
 
     Args:
         chosen: AUTO takes the nearest relay, NONE none; else ``host:port`` of the only one to take.
+        links: accepts the links that come from a relay.
+        stack: closes all that is opened for a relay.
 
     Attributes:
         relays: called for each choice; all relays of the run.
         ports: the local ports to which a relay's connections go, and the addresses that this node claims.
-        is_needed: nobody reaches this node otherwise.
+        is_needed: nobody reached this node otherwise, at its start or after a change of its address.
         exposure: where others reach this node; None while they do not.
     """
 
@@ -50,45 +52,47 @@ class RelayedNode:
         chosen: str,
         coordinator: CoordinatorClient,
         ports: ClaimedPorts,
+        links: LinkServer,
+        stack: AsyncExitStack,
     ) -> None:
         self._chosen, self._coordinator = chosen, coordinator
         self.relays: Callable[[], Sequence[RelayAddress]] = tuple
         self.ports = ports
         self.exposure: Exposure | None = None
         self.is_needed = False
+        self._link_server, self._stack = links, stack
+        self._taking = asyncio.Lock()
         self._links: tuple[str, int] | None = None
         servers = {Service.LINK: lambda: self._links, Service.DHT: self._dht_peer}
         self._keeper = RelayKeeper(peer, lambda: coordinator.credentials.tls, servers, self._candidates)
 
-    async def enter(self, reached: Reached, links: LinkServer, stack: AsyncExitStack) -> None:
-        """If nobody reaches this node: take the nearest relay, and accept what comes from there.
+    async def take(self) -> None:
+        """If nobody reaches this node by now: take the nearest relay, and accept what comes from there.
 
-        A node that only dials listens on this machine alone. `stack` closes all.
+        A node that only dials listens on this machine alone. May be called again.
         """
-        if reached.reachability is not Reachability.DIAL_ONLY or self._chosen == NONE:
+        if self._chosen == NONE or self.is_needed or not self.ports.unreached.is_set():
             return
-        self.is_needed = True
-        self._warn_of_unknown_choice()
-        stack.callback(self._keeper.close)
-        if not self.ports.dht_port:
-            self.ports = ClaimedPorts(_LOOPBACK, _LOOPBACK, 0)
-            await self.ports.hold(self._coordinator.credentials)
-            stack.callback(self.ports.release)
-        if links.port:
-            self._links = (_local(self.ports.host), links.port)
-        else:
-            self._links = (_LOOPBACK, await links.start(_LOOPBACK, 0))
-            stack.push_async_callback(links.close)
-        self.exposure = await self._keeper.connect()
-        if self.exposure is not None:
-            await self._tell(self.exposure)
-        elif self._candidates():
-            log.warning("no relay of this run answers yet: this node only dials until one does")
+        async with self._taking:
+            await self._open()
+            exposure = await self._keeper.connect()
+            if exposure is not None:
+                await self._tell(exposure)
+                self.exposure = exposure  # told: `keep` tells what comes after it
+            elif self._candidates():
+                log.warning("no relay of this run answers yet: this node only dials until one does")
 
     async def keep(self, transport: LastingTransport, directory: Directory) -> None:
-        """Tell coordinator and peers each new address, until cancelled. Returns if no relay is needed."""
-        if not self.is_needed:
+        """Tell coordinator and peers each new address, until cancelled. Returns if no relay is wanted.
+
+        Takes a relay as soon as nobody reaches this node otherwise.
+        """
+        if self._chosen == NONE:
             return
+        if not self.is_needed:
+            await self.ports.unreached.wait()
+        async with self._taking:
+            await self._open()
 
         async def tell(exposure: Exposure) -> None:
             former, self.exposure = self.exposure, exposure
@@ -113,6 +117,23 @@ class RelayedNode:
         They come to its port from this machine, which that port always admits.
         """
         self._keeper.admit(AdmittedSources({*sources, *own_sources()}))
+
+    async def _open(self) -> None:
+        """Listen for what comes from a relay. May be called again."""
+        if self.is_needed:
+            return
+        self.is_needed = True
+        self._warn_of_unknown_choice()
+        self._stack.callback(self._keeper.close)
+        if not self.ports.dht_port:
+            self.ports = ClaimedPorts(_LOOPBACK, _LOOPBACK, 0)
+            await self.ports.hold(self._coordinator.credentials)
+            self._stack.callback(self.ports.release)
+        if self._link_server.port:
+            self._links = (_local(self.ports.host), self._link_server.port)
+        else:
+            self._links = (_LOOPBACK, await self._link_server.start(_LOOPBACK, 0))
+            self._stack.push_async_callback(self._link_server.close)
 
     async def _tell(self, exposure: Exposure) -> None:
         """Raises HetnodeError if the coordinator refuses it, other than for the number of calls."""

@@ -10,6 +10,7 @@ from tests.builders import spec_of
 from tests.network.swarm import NetworkSwarm
 from tests.network.world import Home, World
 
+REPLICA, STAGE = Role.REPLICA, Role.STAGE
 MOVED, NEW_LEASE = "44.10.0.99", "44.10.0.199"
 FLAPS, DOWN_SECONDS, UP_SECONDS = 5, 1.0, 2.0  # as fast as 20 in a minute
 
@@ -17,10 +18,7 @@ FLAPS, DOWN_SECONDS, UP_SECONDS = 5, 1.0, 2.0  # as fast as 20 in a minute
 def test_addresses_change_in_mid_round_and_a_line_flaps(tmp_path: Path) -> None:
     """Two full replicas have two thirds of the weight: a round can be committed without the pipeline."""
     others = ("dc1", "dc2")
-    members = {name: (Role.REPLICA, ()) for name in others} | {
-        "pub": (Role.STAGE, ()),
-        "home": (Role.STAGE, ()),
-    }
+    members = {name: (REPLICA, ()) for name in others} | {"pub": (STAGE, ()), "home": (STAGE, ())}
     spec = spec_of(replicas=2, pipelines=1, rounds=200, inner__steps=8, grouping__balance=False)
     with (
         World(["coord", "pub", *others], {"home": Home()}) as world,
@@ -62,6 +60,30 @@ def test_addresses_change_in_mid_round_and_a_line_flaps(tmp_path: Path) -> None:
             time.sleep(UP_SECONDS)
         wait_until_home_and_pub_contribute("flaps")
 
+        assert swarm.aborted == 0
+        for name in others:
+            assert swarm.contributions(name) >= set(range(1, swarm.round_number))
+        assert not any(map(swarm.times_lost, members))
+
+
+def test_an_open_laptop_that_is_carried_into_a_home_takes_a_relay(tmp_path: Path) -> None:
+    """Its neighbour is at a home as well, so they need one."""
+    others = ("dc1", "dc2")
+    members = {name: (REPLICA, ()) for name in others} | {"laptop": (STAGE, ()), "home": (STAGE, ())}
+    spec = spec_of(replicas=2, pipelines=1, rounds=200, inner__steps=8, grouping__balance=False)
+    with (
+        World(["coord", "laptop", *others], {"home": Home(), "cafe": Home()}) as world,
+        NetworkSwarm(spec, tmp_path, world, members) as swarm,
+    ):
+        swarm.start()
+        swarm.wait_contributions("laptop", "home")
+        assert "others reach this node at 44.10.0.2:" in swarm.log("laptop")
+        began = time.monotonic()
+        world.carry("laptop", "cafe", "192.168.1.88")
+        swarm.wait_log("laptop", "through a relay")
+        told = time.monotonic() - began
+        swarm.wait_contributions("laptop", "home")
+        print(f"told after {told:.1f} s, contributed after {time.monotonic() - began:.1f} s")
         assert swarm.aborted == 0
         for name in others:
             assert swarm.contributions(name) >= set(range(1, swarm.round_number))

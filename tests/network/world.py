@@ -155,6 +155,13 @@ class World:
         self.run(host, f"ip address add {address}/24 dev wan")
         self.address[host] = self.seen_as[host] = address
 
+    def carry(self, host: str, home: str, address: str) -> None:
+        """A public host is carried into the network of a home, where it has the private `address`."""
+        self.run(host, "ip link del wan")
+        self._plug(host, address, router_of(home), f"c-{self.public.index(host)}")
+        self.run(host, f"ip route add default via {_ROUTER}")
+        self.address[host], self.seen_as[host] = address, self.seen_as[home]
+
     def forward(self, home: str, port: int) -> None:
         """The owner's port forwarding: the router sends `port` of its public address on to the home."""
         router, target = router_of(home), f"{self.address[home]}:{port}"

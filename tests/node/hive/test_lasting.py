@@ -79,6 +79,34 @@ async def test_members_find_the_first_peer_again(tmp_path: Path, name: str) -> N
             await member.hivemind.close()
 
 
+async def test_a_restart_while_the_processes_start_begins_again(tmp_path: Path) -> None:
+    """They were given the address of before."""
+    identity, addresses, begun, go = open_identity(tmp_path / "a.key"), ["127.0.0.1"], [], asyncio.Event()
+
+    async def begin(port: int) -> HivemindTransport:
+        begun.append(addresses[-1])
+        transport = await HivemindTransport.start(
+            identity=identity, **certified(identity), run=RUN, initial_peers=(), listen_port=port
+        )
+        if len(begun) == 2:
+            began.set()
+            await go.wait()
+        return transport
+
+    began = asyncio.Event()
+    hivemind = await LastingTransport.start(begin, 0)
+    try:
+        await hivemind.restart()
+        await began.wait()
+        addresses.append("127.0.0.2")
+        await hivemind.restart()
+        go.set()
+        await hivemind.lookup()
+        assert begun == ["127.0.0.1", "127.0.0.1", "127.0.0.2"]
+    finally:
+        await hivemind.close()
+
+
 async def test_a_greeting_connects_to_a_peer_of_which_only_the_address_is_known(tmp_path: Path) -> None:
     """As after the restart of the first peer, which then knows no other one."""
     first = await start_node(tmp_path, "first", ())

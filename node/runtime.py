@@ -193,9 +193,7 @@ async def _enter(
         keep_only_run(options.folder, credentials.run, credentials.coordinator),
         relayed,
         forwarded,
-        OwnAddress(
-            identity.peer, coordinator, membership, relayed.ports, here, forwarded.reclaim, relayed.take
-        ),
+        OwnAddress(identity.peer, coordinator, membership, relayed, here, forwarded.reclaim),
         leaving,
     ), worker
 

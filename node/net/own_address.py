@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Set
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from math import inf
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from node.hive.lasting import LastingTransport
 from node.net.addresses import ClaimedPorts
@@ -112,14 +112,22 @@ class SourceWatch:
         return set(run_view.sources.get(self._me, ())) - self._known or None
 
 
+class Relayed(Protocol):
+    """Makes this node reachable through a relay, where nobody reaches the addresses that its ports claim."""
+
+    ports: ClaimedPorts
+
+    async def take(self) -> None:
+        """If nobody reaches this node by now: take a relay, and tell the coordinator. May be called again."""
+
+
 class OwnAddress:
     """Makes the node `me` reachable again after its address has changed.
 
     Args:
-        ports: claim the node's addresses.
+        relayed: has the ports that claim the node's addresses, and takes a relay if they are not reached.
         here: its address towards the coordinator.
-        claim: lets `ports` claim the node's addresses anew, given its address towards the coordinator.
-        take_relay: takes a relay if nobody reaches the node at the addresses that `ports` claims.
+        claim: lets these ports claim the node's addresses anew, given its address towards the coordinator.
 
     Attributes:
         has_moved: connections of this node were lost by a change, at least once.
@@ -130,13 +138,12 @@ class OwnAddress:
         me: PeerId,
         coordinator: CoordinatorClient,
         membership: Membership,
-        ports: ClaimedPorts,
+        relayed: Relayed,
         here: str,
         claim: Callable[[str], Awaitable[None]],
-        take_relay: Callable[[], Awaitable[None]],
     ) -> None:
         self._coordinator, self._membership = coordinator, membership
-        self._ports, self._claim, self._take_relay = ports, claim, take_relay
+        self._relayed, self._claim = relayed, claim
         self._here, self._outside = AddressWatch(coordinator.address, here), SourceWatch(membership, me)
         self.has_moved = False
 
@@ -178,14 +185,14 @@ class OwnAddress:
 
         A node that is not reached any more takes a relay, before its DHT peer starts again.
         """
-        ports = self._ports
+        ports = self._relayed.ports
         if ports.addresses.relayed or ports.addresses == Addresses():
             return
         await self._claim(self._here.address)
         while True:
             try:
                 ports.note_reached(await self._coordinator.update_addresses(ports.addresses))
-                await self._take_relay()
+                await self._relayed.take()
             except HetnodeError as error:
                 log.warning("the coordinator is not told of that address yet: %s", error)
                 if error.code not in _TEMPORARY:
@@ -201,4 +208,4 @@ class OwnAddress:
         await telling
         if announcing is not None:
             await announcing.restart()
-        await directory.move(self._ports.endpoint)
+        await directory.move(self._relayed.ports.endpoint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +15,12 @@ from node.guest.visits import Visit, take_turns
 from node.ipc.template import close_own_template
 from node.net.admission import obtain_credentials
 from node.net.coordinator_client import CoordinatorClient
-from node.net.waiting import CoordinatorWait
+from node.net.waiting import CoordinatorWait, until_run_is_over
 from node.runtime import take_part
 from node.security.identity import Identity
 from node.train.options import NodeOptions
+
+log = logging.getLogger(__name__)
 
 
 async def run_node(
@@ -51,12 +54,15 @@ class _Visitor:
 
     def __init__(self, options: NodeOptions, identity: Identity) -> None:
         self._options, self._identity = options, identity
+        self._kept = options.folder  # with the newest checkpoint
 
     async def take_part(self, leaving: asyncio.Event) -> Visit:
-        return await take_part(self._options, self._identity, leaving, self._enrolled)
+        visit = await take_part(self._options, self._identity, leaving, self._enrolled)
+        self._kept = visit.kept or self._kept
+        return visit
 
-    async def rest(self) -> None:
-        """Keep the node's place in the run: its invite and its certificate would expire. Until cancelled."""
+    async def rest(self) -> Visit:
+        """Keep the node's place until the run is over: its invite and its certificate would expire."""
         close_own_template()  # it holds the memory of what it has imported
         options, wait = self._options, CoordinatorWait(self._options.join_seconds)
         credentials = await obtain_credentials(options.invite, options.run, self._identity, wait)
@@ -65,10 +71,19 @@ class _Visitor:
         remember_node_folder(credentials.folder, options.folder)
         keep_only_run(options.folder, credentials.run, credentials.coordinator)
         coordinator = CoordinatorClient(credentials, self._identity)
+        renewing = asyncio.create_task(coordinator.keep_renewed())
+        ending = asyncio.create_task(until_run_is_over(coordinator))
         try:
-            await coordinator.keep_renewed()
+            done, _ = await asyncio.wait({renewing, ending}, return_when=asyncio.FIRST_COMPLETED)
+            for each in done:
+                each.result()
         finally:
+            renewing.cancel()
+            ending.cancel()
             await coordinator.close()
+        log.info("the run has ended while this node rested, so what it has of the model is older")
+        log.info("the run is finished; this node's part of the model is in %s", self._kept)
+        return Visit(is_over=True, kept=self._kept)
 
     def _enrolled(self, run: str) -> None:
         self._options = replace(self._options, invite=None, run=run)

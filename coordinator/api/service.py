@@ -211,9 +211,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.PlanUpdate]:
         peer = self._access.peer(context, request.peer)
-        live_peer(self._command_loop.state, peer)
-        # Each call begins with all that the peer must know: a broken stream is simply opened again.
-        watcher = Watcher(peer, self._announcements)
+        if not request.end_only:
+            live_peer(self._command_loop.state, peer)
+        watcher = Watcher(peer, self._announcements, request.end_only)
         finished = False
         while not finished:
             update = await self._until(peer, RUN_TOPIC, watcher.update)

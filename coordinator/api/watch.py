@@ -74,10 +74,16 @@ class Announcements:
 
 
 class Watcher:
-    """Knows what one peer has received so far, and builds its next update."""
+    """Knows what one peer has received so far, and builds its next update.
 
-    def __init__(self, peer: PeerId, announcements: Announcements) -> None:
-        self._peer = peer
+    Each call has a watcher of its own: a broken stream begins anew with all that the peer must know.
+
+    Args:
+        end_only: the peer rests, and is told the end of the run alone.
+    """
+
+    def __init__(self, peer: PeerId, announcements: Announcements, end_only: bool = False) -> None:
+        self._peer, self._end_only = peer, end_only
         self._announcements = announcements
         self._epoch = 0
         self._told: Announcement | None = None
@@ -90,7 +96,11 @@ class Watcher:
         Each update has at most one plan. The first has the plan before the newest, because the current round
         may still run under it.
         """
+        if self._end_only and state.phase is not RunPhase.FINISHED:
+            return None
         announcement, sources = self._announcements.of(state), self._announcements.sources
+        if self._end_only:
+            return pb.PlanUpdate(finished=True, waiting=announcement.waiting)
         update = pb.PlanUpdate(
             banned=announcement.banned,
             followers=announcement.followers,

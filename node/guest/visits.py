@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Visit:
-    """How a visit ended: whether the run is over for this node, and the folder of its checkpoint, if any."""
+    """How a visit or a rest ended: whether the run is over, and the folder of the checkpoint, if any."""
 
     is_over: bool
     kept: Path | None
@@ -30,12 +30,12 @@ it in order, without delay."""
 
 
 async def take_turns(
-    guest: Guest, leaving: asyncio.Event, take_part: TakePart, rest: Callable[[], Awaitable[None]]
+    guest: Guest, leaving: asyncio.Event, take_part: TakePart, rest: Callable[[], Awaitable[Visit]]
 ) -> Visit | None:
     """Take part while `guest` may, `rest` while it must not, until the run is over or `leaving` is set.
 
-    `rest` runs until it is cancelled. Returns the last visit; None if there was none, or if a visit was
-    ended without delay. Raises every error of `take_part` and `rest`.
+    `rest` runs until it is cancelled, or until the run is over. Returns the last visit; None if there was
+    none, or if a visit was ended without delay. Raises every error of `take_part` and `rest`.
     """
     visit: Visit | None = None
     looking = asyncio.create_task(guest.keep_looking(), name="guest")
@@ -44,7 +44,7 @@ async def take_turns(
             if guest.rest is None:
                 visit = await _visit_once(guest, leaving, take_part)
             else:
-                await _rest_once(guest, leaving, rest)
+                visit = await _rest_once(guest, leaving, rest) or visit
         return visit
     finally:
         looking.cancel()
@@ -104,8 +104,10 @@ async def _wait_patiently(guest: Guest, visiting: asyncio.Future[Visit], rest: R
         rest = guest.rest or rest
 
 
-async def _rest_once(guest: Guest, leaving: asyncio.Event, rest: Callable[[], Awaitable[None]]) -> None:
-    """Rest until the node may take part, or has to leave for good."""
+async def _rest_once(
+    guest: Guest, leaving: asyncio.Event, rest: Callable[[], Awaitable[Visit]]
+) -> Visit | None:
+    """Rest until the node may take part, or has to leave for good: then None. Or until the run is over."""
     assert guest.rest is not None
     log.info("this node rests, because %s", guest.rest.reason)
     resting = asyncio.ensure_future(rest())
@@ -114,10 +116,11 @@ async def _rest_once(guest: Guest, leaving: asyncio.Event, rest: Callable[[], Aw
     try:
         await asyncio.wait({resting, welcome, asked}, return_when=_FIRST)
         if resting.done():
-            resting.result()
+            return resting.result()
     finally:
         for task in (resting, welcome, asked):
             task.cancel()
         await asyncio.gather(resting, return_exceptions=True)
     if not leaving.is_set():
         log.info("this node takes part again")
+    return None

@@ -75,7 +75,7 @@ class CoordinatorChannel:
         except asyncio.CancelledError:
             if is_cancelled() or not self._dropped:
                 raise
-            raise self._unreachable("the connection was given up") from None
+            raise self.unreachable("the connection was given up") from None
         finally:
             self._calls -= 1
             await self._close_if_idle()
@@ -94,9 +94,10 @@ class CoordinatorChannel:
         if why := tls_failure(error):
             where = f"What answers at {self._address} is not the coordinator of this run"
             return wrong_authority(f"{where}: {why}.")
-        return self._unreachable(f"{error.code().name}: {text_of(error)}")
+        return self.unreachable(f"{error.code().name}: {text_of(error)}")
 
-    def _unreachable(self, why: str) -> HetnodeError:
+    def unreachable(self, why: str) -> HetnodeError:
+        """COORDINATOR_UNREACHABLE, because of `why`."""
         return HetnodeError(
             ErrorCode.COORDINATOR_UNREACHABLE,
             f"The coordinator at {self._address} does not answer ({why}).",

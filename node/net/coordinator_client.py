@@ -255,6 +255,18 @@ class CoordinatorClient:
             finally:
                 call.cancel()
 
+    async def until_over(self) -> None:
+        """Wait until the run is over. This peer need not have joined."""
+        async with self._channel.call() as stub:
+            call = stub.Watch(pb.WatchRequest(peer=self._peer, end_only=True))
+            try:
+                async for update in call:
+                    if update.finished:
+                        return
+            finally:
+                call.cancel()
+            raise self._channel.unreachable("it has ended the call")
+
     def _opened(self, update: pb.PlanUpdate) -> PlanUpdate:
         plan, run, coordinator = None, self.credentials.run, self.credentials.coordinator
         if update.signed_plan:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from node.net.coordinator_client import CoordinatorClient
 from node.net.membership import jittered
 from protocol.errors import ErrorCode, HetnodeError
 
@@ -18,6 +19,8 @@ _TEMPORARY = (ErrorCode.COORDINATOR_UNREACHABLE, ErrorCode.RATE_LIMITED)
 _FIRST_SECONDS, _ATTEMPT_SECONDS = 3.0, 15.0
 """How long the first attempt may take, so that a person soon sees why nothing happens; and later ones."""
 _RETRY_SECONDS = 2.0
+_REST_SECONDS = 30.0
+"""Between two attempts of a node that rests."""
 _LEAST_SILENCE, _MOST_SILENCE = 10.0, 600.0
 """Seconds between two messages; they grow with the time waited."""
 
@@ -61,6 +64,24 @@ class CoordinatorWait:
                 return answer
             # Many nodes may wait for the same coordinator.
             await asyncio.sleep(jittered(_RETRY_SECONDS))
+
+
+async def until_run_is_over(coordinator: CoordinatorClient) -> None:
+    """Wait until the run is over, while this node takes no part in it.
+
+    A coordinator that is away is asked again. Raises HetnodeError if it refuses this node.
+    """
+    while True:
+        try:
+            await coordinator.until_over()
+        except HetnodeError as error:
+            # UNKNOWN_PEER: of a coordinator of a former version, which tells only peers that take part.
+            if error.code not in (*_TEMPORARY, ErrorCode.UNKNOWN_PEER):
+                raise
+            log.debug("%s", error)
+        else:
+            return
+        await asyncio.sleep(jittered(_REST_SECONDS))
 
 
 def span(seconds: float) -> str:

@@ -391,10 +391,12 @@ class TryAddressesReply(_message.Message):
     def __init__(self, reached: _Optional[_Union[Reached, _Mapping]] = ..., source: _Optional[str] = ..., source_port: _Optional[int] = ..., relays: _Optional[_Iterable[_Union[RelayAddress, _Mapping]]] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
-    __slots__ = ("peer",)
+    __slots__ = ("peer", "end_only")
     PEER_FIELD_NUMBER: _ClassVar[int]
+    END_ONLY_FIELD_NUMBER: _ClassVar[int]
     peer: str
-    def __init__(self, peer: _Optional[str] = ...) -> None: ...
+    end_only: bool
+    def __init__(self, peer: _Optional[str] = ..., end_only: _Optional[bool] = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("peer", "stages", "endpoint", "relayed")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from coordinator.state.events import PeerDraining, PeerLost
 from node.folder import node_folder_of, run_in
 from node.security.credentials import folder_of
@@ -75,6 +77,35 @@ def test_a_node_that_rests_leaves_at_once_and_still_rests_at_its_next_start(play
         await swarm.until_over("a", "c")
 
     play(scenario)
+
+
+@pytest.mark.parametrize(("is_killed", "within"), [(False, 2), (True, 60)])
+def test_a_node_that_rests_ends_with_its_run(
+    play: Play, caplog: pytest.LogCaptureFixture, is_killed: bool, within: float
+) -> None:
+    """Also if the coordinator was away meanwhile, and if the node has never taken part."""
+    caplog.set_level("INFO")
+
+    async def scenario(swarm: VirtualSwarm) -> None:
+        (swarm.nodes["c"].folder / "paused").touch()
+        swarm.start()
+        await swarm.until_round(3)
+        swarm.guest("b").pause()
+        await until_it_rests(swarm, "b")
+        if is_killed:
+            swarm.coordinator.kill()
+            await asyncio.sleep(20)
+            await swarm.coordinator.start()
+        await swarm.until_over("a")
+        await swarm.until_over("b", "c", seconds=within)
+        assert swarm.nodes["b"].task is not None
+        assert swarm.nodes["b"].task.result() is not None
+        assert max(contributions(swarm, "b")) < swarm.spec.rounds
+        swarm.assert_all_agree("a")
+
+    play(scenario, dict.fromkeys("abc", Role.REPLICA), spec=swarm_spec(dict.fromkeys("ab", Role.REPLICA)))
+    assert caplog.text.count("the run is finished; this node's part of the model is in") == 3
+    assert caplog.text.count("the run has ended while this node rested") == 2
 
 
 def test_a_pause_at_once_keeps_the_progress_and_is_no_failure(play: Play) -> None:

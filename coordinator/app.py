@@ -34,7 +34,7 @@ from coordinator.command_loop import CommandLoop, Stopped
 from coordinator.membership.sources import MemberSources
 from coordinator.state import events
 from coordinator.state.apply import replay
-from coordinator.state.commands import AppointArbiter, Start
+from coordinator.state.commands import AppointArbiter, Start, TellOwnRelay
 from coordinator.state.events import Event
 from coordinator.state.state import State
 from coordinator.status.messages import event_message
@@ -139,6 +139,8 @@ async def run_coordinator(
         # Before the first call: silence and deadlines of the stored state count from now.
         await command_loop.execute(Start())
         await command_loop.execute(AppointArbiter(identity.peer if bootstrap.arbiter else None))
+        if relay and addresses.relay:
+            await command_loop.execute(TellOwnRelay(relay.address.endpoint, addresses.relay.uplink))
         await _start_serving(stack, command_loop, servers, relay)
         write_operator(authority, folder)
         stack.callback(asyncio.create_task(_renew_certificates(authority, folder, identity.peer)).cancel)

@@ -55,6 +55,11 @@ def _apply_rule(transaction: Transaction, command: Command) -> None:  # noqa: PL
     match command:
         case commands.Start():
             transaction.add(events.CoordinatorStarted(transaction.now))
+        case commands.TellOwnRelay():
+            if transaction.state.own_uplinks != (
+                {command.endpoint: command.uplink} if command.uplink else {}
+            ):
+                transaction.add(events.OwnRelayTold(transaction.now, command.endpoint, command.uplink))
         case commands.CreateInvite():
             invites.create(transaction, command)
         case commands.RevokeInvite():

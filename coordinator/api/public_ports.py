@@ -28,10 +28,12 @@ class RelayOptions:
     Attributes:
         listen: ``host:port``; "" takes the port after that of enrollment, or a free one if that is taken.
         dht: the ports for the DHT peers of nodes; None takes the hundred after the relay's own.
+        uplink: bytes per second that it can send for all nodes together; 0 if that is not known.
     """
 
     listen: str = ""
     dht: range | None = None
+    uplink: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from protocol.types import Reachability
 
 def relay_uplinks(state: State) -> Mapping[str, float]:
     """Bytes per second that each relay can send, by its endpoint; only where that is known."""
-    uplinks = {}
+    uplinks = dict(state.own_uplinks)
     for relay in state.relays:
         reported = state.estimates.get(relay.peer)
         capacity = reported.capacity if reported else state.peers[relay.peer].capacity

@@ -31,8 +31,8 @@ def apply(state: State, event: Event) -> State:
 
 def _changed(state: State, event: Event) -> State:  # noqa: PLR0911, PLR0912
     match event:
-        case events.CoordinatorStarted():
-            return replace(state, started_at=event.at)
+        case events.CoordinatorStarted() | events.OwnRelayTold():
+            return _start(state, event)
         case events.PeerJoined():
             return apply_peers.join(state, event)
         case events.RoleChanged():
@@ -89,3 +89,9 @@ def _changed(state: State, event: Event) -> State:  # noqa: PLR0911, PLR0912
             return replace(state, phase=RunPhase.FINISHED, finished_at=event.at)
         case _:
             assert_never(event)
+
+
+def _start(state: State, event: events.CoordinatorStarted | events.OwnRelayTold) -> State:
+    if isinstance(event, events.CoordinatorStarted):
+        return replace(state, started_at=event.at)
+    return replace(state, own_uplinks={event.endpoint: event.uplink} if event.uplink else {})

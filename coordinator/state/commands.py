@@ -174,6 +174,17 @@ class AppointArbiter:
 
 
 @dataclass(frozen=True)
+class TellOwnRelay:
+    """The coordinator's own relay at `endpoint` can send `uplink` bytes per second; 0 if that is not known.
+
+    No call of the API makes it.
+    """
+
+    endpoint: str
+    uplink: float
+
+
+@dataclass(frozen=True)
 class Arbitrate:
     """What the arbiter found out about the contested payload of `owner`."""
 
@@ -201,4 +212,5 @@ OperatorCommand: TypeAlias = CreateInvite | RevokeInvite | Ban | Unban
 PeerCommand: TypeAlias = Enroll | Join | UpdateAddresses | Heartbeat | ReportLink | Retreat | Drain | Leave
 RoundCommand: TypeAlias = Offer | Await | Report | Attest
 ArbiterCommand: TypeAlias = AppointArbiter | Arbitrate
-Command: TypeAlias = Start | Tick | ArbiterCommand | OperatorCommand | PeerCommand | RoundCommand
+RunCommand: TypeAlias = Start | TellOwnRelay | Tick
+Command: TypeAlias = RunCommand | ArbiterCommand | OperatorCommand | PeerCommand | RoundCommand

@@ -41,6 +41,14 @@ class CoordinatorStarted(_Event):
 
 
 @dataclass(frozen=True)
+class OwnRelayTold(_Event):
+    """The coordinator's relay at `endpoint` can send `uplink` bytes per second; 0 if that is not known."""
+
+    endpoint: str
+    uplink: float
+
+
+@dataclass(frozen=True)
 class PeerJoined(_Event):
     """`endpoint` answered as this peer, or is "". `claimed` is what the peer called its endpoint.
 
@@ -293,7 +301,7 @@ class RunFinished(_Event):
     """All rounds are decided, and the last anchors are confirmed."""
 
 
-RunEvent: TypeAlias = CoordinatorStarted | PlanAdopted | RunFinished
+RunEvent: TypeAlias = CoordinatorStarted | OwnRelayTold | PlanAdopted | RunFinished
 PresenceEvent: TypeAlias = (
     PeerJoined | RoleChanged | PeerSeen | PeerMeasured | PeerDraining | PeerLeft | PeerLost
 )

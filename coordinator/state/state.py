@@ -218,8 +218,7 @@ class State:
         assigned_replicas: the replicas that were in a plan at least once.
         absent: by epoch, the members that were lost, retreated or diverged since the plan was made. Their
             replicas are broken under that plan even when they are back.
-        synced: by peer and stage, the highest round after which the peer attested the right digest since it
-            joined.
+        synced: by peer and stage, the last round of which it attested the right digest since it joined.
         retreats: by replica, the number of rounds in which it retreated since its last committed payload, and
             the last of them.
         failures: by peer, the number of rounds in which it was lost, left without draining, or retreated, and
@@ -244,11 +243,11 @@ class State:
         digests: by (stage, round, part) and peer.
         digest_changes: how often a peer has replaced its digest, by (stage, round, part) and peer.
         committed: decisions that committed payloads.
-        diverged: (peer, stage, round, part) whose anchor differed from that of the others, until the peer
-            attests the right digest.
+        diverged: (peer, stage, round, part) whose anchor differed, until the peer attests the right digest.
         enrolled: the peers that may have certificates, with the last invite of each.
         banned: the peers that the operator excludes, with the reasons.
         arbiter: the coordinator's own peer, which fetches contested payloads; None if no peer does.
+        own_uplinks: bytes per second that the coordinator's own relay can send, by its endpoint, if known.
         unfound: by owner, the last round in which the arbiter could not fetch its payload.
     """
 
@@ -293,6 +292,7 @@ class State:
     enrolled: Mapping[PeerId, str] = field(default_factory=dict)
     banned: Mapping[PeerId, str] = field(default_factory=dict)
     arbiter: PeerId | None = None
+    own_uplinks: Mapping[str, float] = field(default_factory=dict)
     unfound: Mapping[PeerId, int] = field(default_factory=dict)
 
     @property

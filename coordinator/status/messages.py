@@ -123,6 +123,9 @@ def event_message(event: Event) -> str:  # noqa: PLR0911
     match event:
         case events.CoordinatorStarted():
             return "the coordinator listens"
+        case events.OwnRelayTold():
+            most = f"{8e-6 * event.uplink:.1f} Mb/s" if event.uplink else "an unknown number of Mb/s"
+            return f"the coordinator's relay at {event.endpoint} sends {most} for all nodes together"
         case events.AssignmentReserved(reservation=reserved):
             return f"replica-{reserved.replica}, {stages_of(reserved)} is reserved for {reserved.peer}"
         case events.PlanAdopted(plan=plan):

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from node import command_runner
 from node.cli.options import (
+    MEGABIT,
     HiddenLifeline,
     RelayPortRange,
     Verbose,
@@ -48,6 +49,14 @@ EnrollmentPort = Annotated[
 RelayListen = Annotated[
     str | None, network("HOST:PORT of the relay. Default: the port after that of enrollment.")
 ]
+RelayUplink = Annotated[
+    float,
+    network(
+        "Mb/s that this machine can send for all nodes behind the relay together. Plans divide it among "
+        "them. Default: not known, and no bound.",
+        min=0.0,
+    ),
+]
 Folder = Annotated[
     Path | None,
     option("Where the commit log, the run's authority and metrics are kept; the same folder resumes."),
@@ -69,6 +78,7 @@ def coordinator(
     ] = True,
     relay_listen: RelayListen = None,
     relay_ports: RelayPortRange = None,
+    relay_uplink: RelayUplink = 0.0,
     certificate_life: Annotated[str, network("Life of a node's certificate; nodes renew theirs.")] = "24h",
     folder: Folder = None,
     verbose: Verbose = False,
@@ -105,7 +115,9 @@ def coordinator(
 
     bootstrap = _BootstrapPeer(folder, identity, spec, host, dht_port, advertise or host)
     enrollment_address = None if enrollment_port is None else host_port(host, enrollment_port)
-    own_relay = RelayOptions(relay_listen or "", port_range(relay_ports)) if relay else None
+    own_relay = None
+    if relay:
+        own_relay = RelayOptions(relay_listen or "", port_range(relay_ports), relay_uplink * MEGABIT)
     addresses = ListenAddresses(listen, enrollment_address, advertise or host, own_relay)
     announce = _CoordinatorFolder(folder, spec).announce
     running = run_coordinator(spec, folder, addresses, identity, bootstrap.start, announce, life)

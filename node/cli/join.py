@@ -14,6 +14,7 @@ from platformdirs import user_data_path
 from node import command_runner
 from node.cli import known_runs
 from node.cli.options import (
+    MEGABIT,
     Device,
     HiddenLifeline,
     Threads,
@@ -32,7 +33,6 @@ from node.transport.line import LineLimits
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.roles import POLICIES, RoleWish
 
-_MEGABIT = 1e6 / 8  # in bytes
 _ROLES = " ".join(f"'{role}': {policy.summary}." for role, policy in POLICIES.items() if policy.trains)
 
 
@@ -210,7 +210,7 @@ def join(chosen: JoinOptions, verbose: Verbose = False, lifeline: HiddenLifeline
         join_seconds=chosen.join_seconds,
         measure=chosen.measure,
         memory_limit=round(chosen.memory_limit * 1e9),
-        line=LineLimits(chosen.upload_limit * _MEGABIT, chosen.download_limit * _MEGABIT),
+        line=LineLimits(chosen.upload_limit * MEGABIT, chosen.download_limit * MEGABIT),
         spec_hash=_expected_spec(chosen),
     )
     leaving, allowed = asyncio.Event(), Guest(options.folder, rules, chosen.drain_seconds)

@@ -13,6 +13,9 @@ import typer
 
 from node.command_runner import bad_option
 
+MEGABIT = 1e6 / 8
+"""In bytes."""
+
 
 def option(help: str, *names: str, **more: Any) -> Any:
     """An option for ``Annotated``; `more` are arguments of :func:`typer.Option`."""

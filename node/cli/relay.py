@@ -9,9 +9,7 @@ import typer
 
 from node import command_runner
 from node.cli import known_runs
-from node.cli.options import HiddenLifeline, RelayPortRange, Verbose, network, option, port_range
-
-_BYTES_PER_MBIT = 125_000.0
+from node.cli.options import MEGABIT, HiddenLifeline, RelayPortRange, Verbose, network, option, port_range
 
 
 def relay(
@@ -67,7 +65,7 @@ def relay(
         listen_port=port,
         advertise=advertise,
         dht_ports=ports,
-        limits=with_rate(RelayLimits(), node_limit * _BYTES_PER_MBIT),
+        limits=with_rate(RelayLimits(), node_limit * MEGABIT),
         join_seconds=join_seconds,
     )
     command_runner.run(run_relay(options, key), lifeline)

@@ -11,9 +11,11 @@ from coordinator.placement.cost_model import Survey
 from coordinator.placement.initial_placement import initial_plan
 from coordinator.placement.links import links_between
 from coordinator.placement.relays import relay_uplinks, with_relays
+from coordinator.state.commands import TellOwnRelay
 from coordinator.state.state import Peer, State
 from protocol.types import Capacity, Dialer, Lifecycle, Member, PeerId, Plan, Reachability, Role, StageRange
 from tests.builders import spec_of
+from tests.support.coordinator_run import Run
 
 RELAY, A, B, OPEN, DIAL = (PeerId(name) for name in ("relay", "a", "b", "open", "dial"))
 AT_RELAY = "relay.example:7800"
@@ -46,6 +48,21 @@ def test_links_that_need_a_relay_share_its_uplink() -> None:
     for pair in ((A, OPEN), (OPEN, B), (DIAL, OPEN)):
         assert found.bandwidth(*pair) == inf
     assert survey(0.0).bandwidth(A, B) == inf  # the uplink of that relay is not known
+
+
+def test_nodes_behind_the_coordinators_own_relay_share_the_uplink_that_its_operator_gives() -> None:
+    run = Run(spec_of())
+    run.accept(TellOwnRelay(AT_RELAY, 10e6))
+    homes = [peer(A, Reachability.RELAYED, AT_RELAY), peer(B, Reachability.RELAYED, AT_RELAY)]
+    capacities = {each.peer: each.capacity for each in homes}
+
+    def bandwidth() -> float:
+        return with_relays(Survey.of({}, capacities), homes, relay_uplinks(run.state)).bandwidth(A, B)
+
+    assert bandwidth() == 5e6
+    assert not run.accept(TellOwnRelay(AT_RELAY, 10e6))  # nothing new: no event
+    run.accept(TellOwnRelay(AT_RELAY, 0.0))  # started again without the option
+    assert bandwidth() == inf
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ LATER_KINDS = {
     "AddressesChanged",
     "LinkFailed",
     "RoleChanged",
+    "OwnRelayTold",
 }
 """Kinds that the first release of the log format did not have."""
 

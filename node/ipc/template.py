@@ -32,13 +32,12 @@ CHILD_MODULES = ("torch", "hivemind", "node.worker.worker", "node.hive.host")
 """What the children of a node import: the worker and the hivemind host."""
 COMMAND_MODULES = (
     *CHILD_MODULES,
-    "torch._dynamo",  # each worker would import it when it makes its AdamW: 1.5 CPU seconds and 70 MB
     "node.cli.join",
     "node.cli.coordinator",
     "node.process",
     "coordinator.app",
 )
-"""The same, what ``hetnode join`` and ``hetnode coordinator`` import, and what every worker imports."""
+"""The same, and what ``hetnode join`` and ``hetnode coordinator`` import."""
 
 REPORT = struct.Struct("<i")  # the template reports two of them: the pid, then the exit status
 REQUEST_SIZE = struct.Struct("<I")

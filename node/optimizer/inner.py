@@ -9,11 +9,12 @@ from typing import TypedDict
 import torch
 from torch import Tensor, nn
 
+from node.optimizer.adamw import AdamW
 from node.optimizer.schedule import cold_factor, learning_rate
 from protocol.spec.run import RunSpec
 
-AdamW = Callable[..., torch.optim.Optimizer]
-"""Has the interface of torch.optim.AdamW: arguments, names in the state, groups of named parameters."""
+MakeAdamW = Callable[..., AdamW]
+"""Has the arguments of AdamW."""
 
 
 class AdamWState(TypedDict):
@@ -41,7 +42,7 @@ class InnerOptimizer:
         spec: RunSpec,
         parameters: Mapping[int, Mapping[str, nn.Parameter]],
         undecayed: Iterable[str],
-        adamw: AdamW = torch.optim.AdamW,
+        adamw: MakeAdamW = AdamW,
     ) -> None:
         self._spec = spec
         self._parameters = [parameter for named in parameters.values() for parameter in named.values()]
@@ -107,7 +108,7 @@ class StageAdamW:
         spec: RunSpec,
         parameters: Mapping[str, nn.Parameter],
         undecayed: Iterable[str],
-        adamw: AdamW = torch.optim.AdamW,
+        adamw: MakeAdamW = AdamW,
     ) -> None:
         self._parameters, self._cold_limit = parameters, spec.recovery.cold_steps
         plain_names = {name for name, parameter in parameters.items() if parameter.dim() != 2} | {*undecayed}
@@ -143,8 +144,8 @@ class StageAdamW:
         self._adamw.step()
 
     def zero_grad(self) -> None:
-        # None instead of zeros frees the memory: an idle or parked replica then holds no gradients.
-        self._adamw.zero_grad(set_to_none=True)
+        # An idle or parked replica then holds no gradients.
+        self._adamw.zero_grad()
 
     def state_dict(self) -> AdamWState | None:
         """The live moments, not copied, on the device of the parameters. None before the first step."""
@@ -171,7 +172,7 @@ class StageAdamW:
             return
         for name, parameter in self._parameters.items():
             self._adamw.state[parameter] = {
-                # torch.optim.AdamW also keeps this count as a float tensor on the CPU.
+                # AdamW also keeps this count as a float tensor on the CPU.
                 "step": torch.tensor(float(state["steps"])),
                 "exp_avg": state["exp_avg"][name].to(parameter.device, copy=True),
                 "exp_avg_sq": state["exp_avg_sq"][name].to(parameter.device, copy=True),

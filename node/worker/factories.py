@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-import torch
 from torch import Tensor
 
 from node.model.init import InitialParameters, initial_parameters
-from node.optimizer.inner import AdamW
+from node.optimizer.adamw import AdamW
+from node.optimizer.inner import MakeAdamW
 from protocol.algorithm.subspace import ReceivingEnd, orthonormal_basis
 from protocol.spec.run import RunSpec
 
@@ -38,4 +38,4 @@ class TrainerFactories:
     initial: InitialParameters = initial_parameters
     receiving_end: Callable[[int, Tensor, Tensor], ReceivingEnd] = ReceivingEnd
     basis: Callable[[RunSpec, int], Tensor] = run_basis
-    adamw: AdamW = torch.optim.AdamW
+    adamw: MakeAdamW = AdamW

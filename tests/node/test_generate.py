@@ -15,6 +15,7 @@ from node.data.stream import open_stream
 from node.generate import generate, validation_loss, whole_model
 from node.model.init import initial_parameters
 from node.model.stage import next_token_loss
+from node.optimizer.adamw import AdamW
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.resolve import resolve
 
@@ -46,7 +47,12 @@ def trained(untrained: Checkpoint) -> Checkpoint:
     result = Checkpoint(untrained.spec, 1, stages)
     model = whole_model(result)
     stream = open_stream(untrained.spec)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = AdamW(
+        [{"params": list(model.named_parameters()), "weight_decay": 0.01}],
+        lr=1e-2,
+        betas=(0.9, 0.999),
+        eps=1e-8,
+    )
     for step in range(100):
         samples = torch.from_numpy(stream.read(range(step * 8, step * 8 + 8))).long()
         loss = next_token_loss(model(samples[:, :-1]), samples[:, 1:])

@@ -25,6 +25,7 @@ from node.model.stage import Stage, next_token_loss
 from node.net.link import LinkEndpoint, LinkLimits
 from node.net.link_dialer import dial
 from node.net.link_server import LinkServer
+from node.optimizer.adamw import AdamW
 from node.optimizer.schedule import learning_rate
 from node.security.credentials import Credentials
 from node.train.pipeline import Pipeline
@@ -185,10 +186,11 @@ def plain_loop(spec: RunSpec, rounds: int) -> tuple[list[float], dict[str, torch
     stream = open_stream(spec)
     stages = [Stage(spec, stage) for stage in range(spec.swarm.stages)]
     named = {name: p for stage in stages for name, p in stage.canonical_parameters().items()}
-    decayed = [p for name, p in named.items() if p.dim() == 2 and name != "emb"]
-    plain = [p for name, p in named.items() if p.dim() != 2 or name == "emb"]
-    optimizer = torch.optim.AdamW(
+    decayed = [(name, p) for name, p in named.items() if p.dim() == 2 and name != "emb"]
+    plain = [(name, p) for name, p in named.items() if p.dim() != 2 or name == "emb"]
+    optimizer = AdamW(
         [{"params": decayed, "weight_decay": spec.inner.weight_decay}, {"params": plain, "weight_decay": 0}],
+        lr=spec.inner.learning_rate,
         betas=(spec.inner.beta1, spec.inner.beta2),
         eps=spec.inner.epsilon,
     )

@@ -15,6 +15,7 @@ from torch import Tensor
 from coordinator.rounds.deadlines import closes_at
 from node.data.stream import open_stream
 from node.model.stage import Stage, next_token_loss
+from node.optimizer.adamw import AdamW
 from node.optimizer.outer_stage import OuterStage
 from node.optimizer.schedule import learning_rate
 from protocol.spec.run import RunSpec
@@ -141,13 +142,15 @@ def reference(spec: RunSpec, replicas: int, ahead: int) -> dict[int, dict[str, T
     anchor = {key: value.detach().clone() for key, value in locals_[0].items()}
     inner, optimizers = spec.inner, []
     for named in locals_:
-        decayed = [p for (_, name), p in named.items() if p.dim() == 2 and name != "emb"]
-        plain = [p for (_, name), p in named.items() if p.dim() != 2 or name == "emb"]
+        decayed = [(name, p) for (_, name), p in named.items() if p.dim() == 2 and name != "emb"]
+        plain = [(name, p) for (_, name), p in named.items() if p.dim() != 2 or name == "emb"]
         groups = [
             {"params": decayed, "weight_decay": inner.weight_decay},
             {"params": plain, "weight_decay": 0},
         ]
-        optimizers.append(torch.optim.AdamW(groups, betas=(inner.beta1, inner.beta2), eps=inner.epsilon))
+        optimizers.append(
+            AdamW(groups, lr=inner.learning_rate, betas=(inner.beta1, inner.beta2), eps=inner.epsilon)
+        )
 
     def step(replica: int, round_number: int, number: int) -> None:
         size, per_round = inner.microbatch_size, spec.samples_per_round()

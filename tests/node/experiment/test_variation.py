@@ -18,6 +18,7 @@ from node.experiment.in_process_swarm import LocalSwarm
 from node.experiment.row_wise import RowWiseAdamW
 from node.experiment.variation import UNVARIED, Variation, grassmann_step, principal
 from node.model.shapes import EMBEDDING
+from node.optimizer.adamw import AdamW
 from protocol.algorithm.subspace import orthonormal_basis, perpendicular_table
 from protocol.spec.run import RunSpec
 from tests.support.running_replica import spec_of
@@ -142,9 +143,9 @@ def _live(replica: LocalReplica) -> dict[str, nn.Parameter]:
 
 def _note_gradients(monkeypatch: pytest.MonkeyPatch, seen: list[dict[str, Tensor]]) -> None:
     """Note the gradients of each stage that takes an AdamW step, after clipping."""
-    step = torch.optim.AdamW.step
+    step = AdamW.step
 
-    def noting(self: torch.optim.AdamW) -> None:
+    def noting(self: AdamW) -> None:
         found = {}
         for group in self.param_groups:
             for name, parameter in zip(group["param_names"], group["params"], strict=True):
@@ -153,7 +154,7 @@ def _note_gradients(monkeypatch: pytest.MonkeyPatch, seen: list[dict[str, Tensor
         seen.append(found)
         step(self)
 
-    monkeypatch.setattr(torch.optim.AdamW, "step", noting)
+    monkeypatch.setattr(AdamW, "step", noting)
 
 
 def test_projected_weights_write_only_what_links_carry_and_full_replicas_are_left_alone() -> None:
@@ -175,7 +176,7 @@ def test_row_wise_moments_are_adamws_where_nothing_is_shared() -> None:
     ours, theirs = (nn.Parameter(torch.ones(3, 4)) for _ in range(2))
     options = {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8}
     mine = RowWiseAdamW([{"params": [("w", ours)], "weight_decay": 0.1}], shared=lambda _: False, **options)
-    usual = torch.optim.AdamW([{"params": [("w", theirs)], "weight_decay": 0.1}], **options)
+    usual = AdamW([{"params": [("w", theirs)], "weight_decay": 0.1}], **options)
     for _ in range(5):
         ours.grad = theirs.grad = torch.randn(3, 4)
         mine.step()

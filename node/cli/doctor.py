@@ -19,7 +19,7 @@ from node import command_runner
 from node.cli import doctor_checks as checks
 from node.cli import known_runs
 from node.cli.doctor_checks import Finding, NodeSettings, Severity
-from node.cli.doctor_reach import check_reach, check_router
+from node.cli.doctor_reach import check_reach, check_router, operator_finding
 from node.cli.options import Device, Threads, option
 from node.ipc.template import own_template
 from node.ipc.worker_calls import AUTO_DEVICE
@@ -123,6 +123,8 @@ async def examine(settings: NodeSettings, text: str | None, invite_file: Path | 
     findings += seen
     if me:
         findings += await check_reach(address, tls, PeerId(me), status, settings)
+    else:
+        findings += [operator_finding(status), *await check_router(address)]
     findings += await checks.check_connections(address, tls, me, status)
     capacity = await check_compute(status.spec, me)
     findings.append(checks.check_disk(status.spec))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.status import PeerStatus, RunStatus
 from protocol.trust.host_port import host_port
 from protocol.trust.reachability import Addresses, Reached
-from protocol.types import Lifecycle, PeerId, Reachability
+from protocol.types import Lifecycle, PeerId, Reachability, Role
 
 _FORWARD = (
     "Forward two fixed ports in the router and firewall to this machine, and give --listen '[::]:PORT', "
@@ -162,6 +163,19 @@ def running_finding(status: RunStatus, node: PeerStatus) -> Finding:
             "node", f"{found}; {node.problem}", "See the node's log; the run goes on without that link."
         )
     return ok("node", found)
+
+
+def operator_finding(status: RunStatus) -> Finding:
+    """How the nodes of the run are reached, and why this machine is not tried with operator's credentials."""
+    live = [each for each in status.peers if each.lifecycle is not Lifecycle.GONE]
+    by_kind = Counter(each.reachability for each in live if each.role is not Role.RELAY)
+    return ok(
+        "reachability",
+        f"of the run's nodes {by_kind[Reachability.OPEN]} are open, {by_kind[Reachability.RELAYED]} relayed, "
+        f"{by_kind[Reachability.DIAL_ONLY]} only dial; this machine is not tried, because the operator's "
+        "credentials belong to no node, and the coordinator dials back nodes alone",
+        "To examine this machine: 'hetnode join' an invite here, then 'hetnode doctor' with the run's name.",
+    )
 
 
 async def check_reach(

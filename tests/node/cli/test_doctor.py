@@ -216,7 +216,11 @@ async def test_the_operator_may_ask_too(run: Running) -> None:
     (run.folder / "address").write_text(run.address)
     findings = await examine(WANTED, str(run.folder), None)
     assert not problems(findings)
-    assert "Mb/s up" in by_subject(findings)["connection"].found
+    found = by_subject(findings)
+    assert "Mb/s up" in found["connection"].found
+    assert "of the run's nodes 0 are open" in found["reachability"].found
+    assert "belong to no node" in found["reachability"].found
+    assert "none stands between" in found["router"].found
 
 
 @pytest.mark.usefixtures("_computed")

@@ -72,6 +72,7 @@ class PeerStatus:
         assignment: such as "replica-1, stage 0"; "" without one.
         problem: a sentence: what does not answer at its addresses, or the link that it cannot open; or "".
         role_reason: a sentence: why the coordinator has chosen this role; "" for a role that binds.
+        rests: it is gone, but its process rests and may come back.
     """
 
     peer: PeerId
@@ -85,6 +86,7 @@ class PeerStatus:
     reachability: Reachability = Reachability.OPEN
     problem: str = ""
     role_reason: str = ""
+    rests: bool = False
 
 
 _BYTE_COUNTS = ("link_bytes_sent", "link_bytes_dense", "payload_bytes", "payload_bytes_dense")

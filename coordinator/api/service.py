@@ -213,12 +213,12 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         peer = self._access.peer(context, request.peer)
         if not request.end_only:
             live_peer(self._command_loop.state, peer)
-        watcher = Watcher(peer, self._announcements, request.end_only)
         finished = False
-        while not finished:
-            update = await self._until(peer, RUN_TOPIC, watcher.update)
-            finished = update.finished
-            yield update
+        with Watcher(peer, self._announcements, request.end_only) as watcher:
+            while not finished:
+                update = await self._until(peer, RUN_TOPIC, watcher.update)
+                finished = update.finished
+                yield update
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatReply:
         peer = self._access.peer(context, request.peer)
@@ -355,9 +355,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusReply:
         self._access.check_member(context)
-        loop = self._command_loop
-        status = run_status(loop.state, self._measurements.values(), loop.now(), time.time())
-        return status_to_pb(status)
+        loop, resting = self._command_loop, self._announcements.resting
+        now = loop.now(), time.time()
+        return status_to_pb(run_status(loop.state, self._measurements.values(), *now, resting))
 
 
 def _printable(reason: str) -> str:

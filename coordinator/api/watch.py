@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from typing import Self
 
 from coordinator.membership.sources import NOTHING, MemberSources
 from coordinator.state.state import State
@@ -37,6 +39,9 @@ class Announcements:
     """Builds each announcement and signs each plan once for all watchers.
 
     `own_relay` is the coordinator's, if it runs one.
+
+    Attributes:
+        resting: the peers that wait for the end of the run alone, with the number of their calls.
     """
 
     def __init__(
@@ -46,6 +51,7 @@ class Announcements:
         self._own_relays = () if own_relay is None else (own_relay,)
         self._sealed_plans: dict[int, tuple[bytes, bytes]] = {}
         self._newest: Announcement | None = None
+        self.resting: Counter[PeerId] = Counter()
 
     def of(self, state: State) -> Announcement:
         # Identity is enough: states are immutable, and a comparison would cost more than an announcement.
@@ -74,7 +80,7 @@ class Announcements:
 
 
 class Watcher:
-    """Knows what one peer has received so far, and builds its next update.
+    """Knows what one peer has received so far, and builds its next update. Use as a context manager.
 
     Each call has a watcher of its own: a broken stream begins anew with all that the peer must know.
 
@@ -89,6 +95,13 @@ class Watcher:
         self._told: Announcement | None = None
         self._waiting = ""
         self._sources = NOTHING
+
+    def __enter__(self) -> Self:
+        self._announcements.resting += Counter([self._peer] * self._end_only)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._announcements.resting -= Counter([self._peer] * self._end_only)
 
     def update(self, state: State) -> pb.PlanUpdate | None:
         """The next update for the peer; None while it has received everything.

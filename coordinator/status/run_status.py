@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from coordinator.placement.eligibility import is_synced
 from coordinator.state.state import Peer, State
 from coordinator.state.text import stages_of
 from coordinator.status.messages import failed_links_of, run_message
 from protocol.status import Measurement, PeerStatus, RunStatus
-from protocol.types import Lifecycle
+from protocol.types import Lifecycle, PeerId
 
 
-def run_status(state: State, measurements: Iterable[Measurement], now: float, time: float) -> RunStatus:
+def run_status(
+    state: State,
+    measurements: Iterable[Measurement],
+    now: float,
+    time: float,
+    resting: Collection[PeerId] = (),
+) -> RunStatus:
     """The status at `now`.
 
     Args:
         measurements: the newest of each member.
         now: seconds on the clock of the events.
         time: Unix time, with which a reader compares its own clock.
+        resting: the peers whose processes rest.
     """
     return RunStatus(
         run=state.run,
@@ -28,7 +35,7 @@ def run_status(state: State, measurements: Iterable[Measurement], now: float, ti
         rounds_decided=state.rounds_decided,
         stage_rounds_committed=state.committed,
         stage_rounds_aborted=state.aborted,
-        peers=tuple(_peer_status(state, peer, now) for peer in state.peers.values()),
+        peers=tuple(_peer_status(state, peer, now, peer.peer in resting) for peer in state.peers.values()),
         measurements=tuple(measurements),
         plan=state.plans[-1] if state.plans else None,
         anchors_agree=not any(state.peers[peer].is_live for peer, *_ in state.diverged),
@@ -36,7 +43,7 @@ def run_status(state: State, measurements: Iterable[Measurement], now: float, ti
     )
 
 
-def _peer_status(state: State, peer: Peer, now: float) -> PeerStatus:
+def _peer_status(state: State, peer: Peer, now: float, rests: bool) -> PeerStatus:
     last_seen = state.last_seen[peer.peer]
     assignment = state.assignment(peer.peer, state.current_round)
     reserved = state.reservations.get(peer.peer)
@@ -58,4 +65,5 @@ def _peer_status(state: State, peer: Peer, now: float) -> PeerStatus:
         reachability=peer.reachability,
         problem=". ".join(filter(None, (peer.problem, *failed_links_of(state, peer.peer)))),
         role_reason=peer.role_reason,
+        rests=rests and not peer.is_live,
     )

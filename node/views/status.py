@@ -29,7 +29,7 @@ def status_view(status: RunStatus) -> RenderableType:
         peers.add_row(
             peer.peer[-12:],
             f"{peer.role.value}{' (auto)' if peer.role_reason else ''}",
-            peer.lifecycle.value,
+            "paused" if peer.rests else peer.lifecycle.value,
             peer.assignment,
             str(peer.round_number),
             f"{peer.inner_step}/{status.spec.inner.steps}",

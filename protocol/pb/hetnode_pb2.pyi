@@ -781,7 +781,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class PeerStatus(_message.Message):
-    __slots__ = ("peer", "role", "lifecycle", "round", "inner_step", "seen_seconds_ago", "place", "estimates", "reachability", "problem", "role_reason")
+    __slots__ = ("peer", "role", "lifecycle", "round", "inner_step", "seen_seconds_ago", "place", "estimates", "reachability", "problem", "role_reason", "rests")
     PEER_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     LIFECYCLE_FIELD_NUMBER: _ClassVar[int]
@@ -793,6 +793,7 @@ class PeerStatus(_message.Message):
     REACHABILITY_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     ROLE_REASON_FIELD_NUMBER: _ClassVar[int]
+    RESTS_FIELD_NUMBER: _ClassVar[int]
     peer: str
     role: str
     lifecycle: str
@@ -804,7 +805,8 @@ class PeerStatus(_message.Message):
     reachability: str
     problem: str
     role_reason: str
-    def __init__(self, peer: _Optional[str] = ..., role: _Optional[str] = ..., lifecycle: _Optional[str] = ..., round: _Optional[int] = ..., inner_step: _Optional[int] = ..., seen_seconds_ago: _Optional[float] = ..., place: _Optional[str] = ..., estimates: _Optional[_Union[Estimates, _Mapping]] = ..., reachability: _Optional[str] = ..., problem: _Optional[str] = ..., role_reason: _Optional[str] = ...) -> None: ...
+    rests: bool
+    def __init__(self, peer: _Optional[str] = ..., role: _Optional[str] = ..., lifecycle: _Optional[str] = ..., round: _Optional[int] = ..., inner_step: _Optional[int] = ..., seen_seconds_ago: _Optional[float] = ..., place: _Optional[str] = ..., estimates: _Optional[_Union[Estimates, _Mapping]] = ..., reachability: _Optional[str] = ..., problem: _Optional[str] = ..., role_reason: _Optional[str] = ..., rests: _Optional[bool] = ...) -> None: ...
 
 class StatusReply(_message.Message):
     __slots__ = ("run", "spec_json", "phase", "sentence", "rounds_decided", "rounds_committed", "rounds_aborted", "peers", "latest", "plan", "anchors_agree", "time")

@@ -32,6 +32,7 @@ _PEER_STATUS = Record(
         "reachability": Field(lambda name: Reachability(name or Reachability.OPEN)),
         "problem": AS_SENT,
         "role_reason": AS_SENT,
+        "rests": AS_SENT,
     },
     names={"seconds_since_seen": "seen_seconds_ago", "assignment": "place"},
 )

@@ -30,6 +30,10 @@ def children(main: psutil.Process) -> list[psutil.Process]:
     return [child for child in found if child.status() != psutil.STATUS_ZOMBIE]
 
 
+def status(swarm: ProcessSwarm) -> str:
+    return swarm.ask("status", str(swarm.run))
+
+
 def test_a_guest_rests_comes_back_and_leaves_without_its_coordinator(tmp_path: Path) -> None:
     spec = spec_of(1, 1, rounds=1000, inner__steps=8)
     folder = tmp_path / "a"
@@ -41,12 +45,15 @@ def test_a_guest_rests_comes_back_and_leaves_without_its_coordinator(tmp_path: P
         rested = hetnode("pause", str(folder), check=True).stdout
         assert "paused by hand" in rested
         assert (folder / "paused").exists()
+        # As soon as the resting process calls the coordinator, over a connection of its own.
+        swarm.wait_until(lambda: "paused" in status(swarm), 30, "the status to show the pause")
         before = adam_steps(folder)
         swarm.wait_until(lambda: not children(main), 30, "the end of all other processes")
         assert "the node of" in hetnode("resume", str(folder), check=True).stdout
         done = swarm.round_number
         swarm.wait_round(done + 1, 120)
         assert main.is_running()
+        assert "paused" not in status(swarm)
         assert swarm.times_lost("a") == 0
 
         swarm.kill(COORDINATOR)

@@ -41,6 +41,7 @@ STATUS = replace(
     measurements=(MEASUREMENT,),
     plan=PLAN,
 )
+STATUS = replace(STATUS, peers=tuple(replace(peer, rests=True) for peer in STATUS.peers))
 
 
 def test_the_bytes_stay_as_they_are() -> None:
@@ -52,7 +53,7 @@ def test_the_bytes_stay_as_they_are() -> None:
     )
     peer = status_to_pb(STATUS).peers[0]
     peer.peer = "P"
-    for later in ("estimates", "reachability", "problem", "role_reason"):
+    for later in ("estimates", "reachability", "problem", "role_reason", "rests"):
         peer.ClearField(later)
     assert peer.SerializeToString(deterministic=True).hex() == (
         "0a015012077265706c6963611a08747261696e696e672002280131000000000000f83f"

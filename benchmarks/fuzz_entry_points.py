@@ -24,12 +24,14 @@ from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.dht.validation import CompositeValidator
 from hivemind.p2p import P2P, PeerID
+from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe
 from hivemind.proto import dht_pb2
+from hivemind.proto.p2pd_pb2 import PersistentConnectionRequest
 from hivemind.utils import MSGPackSerializer
 
+from benchmarks import fuzz_peers, fuzz_services
 from benchmarks.fuzz_seeds import (
     AUTHORITY,
-    CONTRIBUTION,
     PEER,
     PEERS,
     SPEC,
@@ -41,21 +43,14 @@ from benchmarks.fuzz_seeds import (
     sign,
     stream_of,
 )
-from coordinator.decide import decide
-from coordinator.state import commands
-from coordinator.state.apply import apply
-from coordinator.state.state import State
 from node.hive import access, authorizer, dht_protocol, records, values
 from node.net.link import Link, LinkEndpoint, LinkLimits, read_message
 from node.net.link_handshake import check_hello, hello_in, hello_of
 from node.transport import transfer
-from protocol.errors import HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import payload_pb2
-from protocol.types import PROTOCOL_VERSION, Capacity, PeerId, Role
-from protocol.wire.convert.fields import name_from_pb
-from protocol.wire.convert.payloads import descriptor_from_pb, descriptors_from_pb, rejections_from_pb
-from protocol.wire.convert.plans import estimates_from_pb
+from protocol.types import PeerId
+from protocol.wire.convert.payloads import descriptor_from_pb
 from protocol.wire.link_message import LinkMessage
 from protocol.wire.probing import Answers
 
@@ -160,6 +155,18 @@ class _Protocol(dht_protocol.BoundedDHTProtocol):
         return SimpleNamespace(rpc_find=rpc_find)
 
 
+class _Writer:
+    """The writing end of a stream. It keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.sent = bytearray()
+        self.transport = SimpleNamespace(abort=lambda: None)
+        self.write, self.close = self.sent.extend, lambda: None
+
+    async def drain(self) -> None:
+        pass
+
+
 class _Dht:
     """The parts of a DHT process that see the bytes of other peers, all of which come from PEERS[1]."""
 
@@ -208,6 +215,29 @@ class _Dht:
         if not any(stored.store_ok):
             raise ValueError("nothing was stored")
 
+    async def unary_call(self, data: bytes) -> None:
+        """A stream that p2pd hands over. The first byte selects the call."""
+        protocol, handlers = await self._protocol(), []
+
+        async def add(_: str, handler: Callable[..., Coroutine[Any, Any, None]]) -> None:
+            handlers.append(handler)
+
+        p2p: Any = SimpleNamespace(peer_id=self._peer, add_binary_stream_handler=add)
+        await protocol.add_p2p_handlers(p2p)
+        reader, writer = asyncio.StreamReader(), _Writer()
+        reader.feed_data(data[1:])
+        reader.feed_eof()
+        info = SimpleNamespace(peer_id=self._peer)
+        await handlers[(data[0] if data else 0) % len(handlers)](info, reader, writer)
+        await asyncio.sleep(0)
+        sent = asyncio.StreamReader()
+        sent.feed_data(bytes(writer.sent))
+        answer = PersistentConnectionRequest()
+        if writer.sent:
+            await read_pbmsg_safe(sent, answer)
+        if not answer.unaryResponse.HasField("response"):
+            raise ValueError("no answer, or an error")
+
     async def answer(self, data: bytes) -> None:
         """The peer answers a search for the records of the run."""
         protocol = await self._protocol()
@@ -227,6 +257,16 @@ def _store_request() -> dht_pb2.StoreRequest:
         in_cache=[False],
         peer=dht_pb2.NodeInfo(node_id=dht_protocol.node_id_of(PEER).to_bytes()),
     )
+
+
+def _unary_seeds() -> tuple[bytes, ...]:
+    """Calls in the order of the DHT's handlers, of which one is rpc_store."""
+    call = PersistentConnectionRequest(callId=bytes(16))
+    call.callUnary.peer, call.callUnary.proto = b"p", "rpc"
+    call.callUnary.data = _store_request().SerializeToString()
+    body = call.SerializeToString()
+    length = bytes((len(body) & 0x7F | 0x80, len(body) >> 7))
+    return tuple(bytes([number]) + length + body for number in range(3))
 
 
 def _find_response() -> dht_pb2.FindResponse:
@@ -276,90 +316,6 @@ def _in_loop(work: Callable[[bytes], Coroutine[Any, Any, object]]) -> Callable[[
     return lambda data: _run(work(data))
 
 
-@cache
-def _started() -> State:
-    """A run of two replicas in round 1, both of them live."""
-    state = State(SPEC, SPEC.name)
-    for command in (
-        commands.Start(),
-        *(
-            commands.Join(PROTOCOL_VERSION, SPEC.hash, peer, Role.REPLICA, Capacity("cpu", 1 << 30, 2), "h:1")
-            for peer in PEERS[:2]
-        ),
-    ):
-        state = _after(state, command)
-    for stage in range(SPEC.swarm.stages):
-        for peer in PEERS[:2]:
-            state = _after(state, commands.Attest(peer, stage, 0, "stage", "a" * 64))
-    assert state.plans
-    return state
-
-
-def _after(state: State, command: commands.Command, now: float = 1000.0) -> State:
-    for event in decide(state, command, now).events:
-        state = apply(state, event)
-    return state
-
-
-def _heartbeat(message: pb.HeartbeatRequest) -> commands.Command:
-    estimates = estimates_from_pb(message.estimates) if message.HasField("estimates") else None
-    return commands.Heartbeat(PEER, message.round, message.inner_step, estimates)
-
-
-def _attest(message: pb.AttestRequest) -> commands.Command:
-    part, digest = name_from_pb(message.part, "part"), name_from_pb(message.digest, "digest")
-    return commands.Attest(PEER, message.stage, message.round, part, digest)
-
-
-def _report(message: pb.ReportRequest) -> commands.Command:
-    held, rejected = descriptors_from_pb(message.held), rejections_from_pb(message.rejected)
-    return commands.Report(PEER, message.stage, message.round, held, rejected)
-
-
-_CALLS: tuple[tuple[type[Message], Callable[[Any], commands.Command]], ...] = (
-    (pb.HeartbeatRequest, _heartbeat),
-    (pb.MatchRequest, lambda message: commands.Offer(PEER, descriptor_from_pb(message.descriptor))),
-    (pb.ReportRequest, _report),
-    (pb.AwaitDecisionRequest, lambda m: commands.Await(PEER, m.stage, m.round, m.withheld)),
-    (pb.AttestRequest, _attest),
-    (pb.RetreatRequest, lambda message: commands.Retreat(PEER, message.epoch, "r")),
-)
-
-
-def _calls(data: bytes) -> None:
-    """Calls of one peer, in order. The first byte of each message selects the call."""
-    state, now, refusal = _started(), 1000.0, None
-    for message in messages_in(data)[:8]:
-        kind, convert = _CALLS[(message[0] if message else 0) % len(_CALLS)]
-        try:
-            command = convert(kind.FromString(message[1:]))
-        except DecodeError:
-            continue
-        except HetnodeError as error:
-            refusal = error
-            continue
-        now += 0.5
-        # The other peer stays alive.
-        for each in (command, commands.Heartbeat(PeerId(PEERS[1]), 1, 1), commands.Tick()):
-            state = _after(state, each, now)
-    if refusal is not None:
-        raise refusal
-
-
-def _call_seeds() -> tuple[bytes, ...]:
-    own, other = descriptor_of(0), descriptor_of(0, number=1)
-    made = {
-        0: pb.HeartbeatRequest(round=1, inner_step=2, estimates=pb.Estimates(capacity=CONTRIBUTION.capacity)),
-        1: pb.MatchRequest(descriptor=own),
-        2: pb.ReportRequest(stage=0, round=1, held=[own, other]),
-        3: pb.AwaitDecisionRequest(stage=1, round=1, withheld=1),
-        4: pb.AttestRequest(stage=0, round=0, part="stage", digest="b" * 64),
-        5: pb.RetreatRequest(epoch=1),
-    }
-    encoded = {kind: bytes([kind]) + message.SerializeToString() for kind, message in made.items()}
-    return stream_of([encoded[i] for i in (4, 0, 1, 2, 3)]), stream_of([encoded[i] for i in (3, 2, 1, 5, 0)])
-
-
 def targets() -> list[Target]:
     """All entry points. Logging of errors is switched off."""
     for name in ("node", "protocol", "coordinator", "hivemind"):
@@ -383,6 +339,7 @@ def targets() -> list[Target]:
         _dht_call("DHT response", dht.response, found, dht_pb2.FindResponse),
         _dht_call("DHT store", dht.store, store, dht_pb2.StoreRequest),
         _dht_call("DHT answer", dht.answer, found, dht_pb2.FindResponse),
+        Target("DHT unary call", _in_loop(dht.unary_call), _unary_seeds(), is_entry_point=True),
         Target("DHT value", values.decode, _values(), is_entry_point=True),
         Target(
             "payload stream",
@@ -394,5 +351,6 @@ def targets() -> list[Target]:
             _in_loop(_libp2p_message),
             (b"\0" + len(state_request).to_bytes(8, "big") + state_request,),
         ),
-        Target("coordinator's calls", _calls, _call_seeds()),
+        *fuzz_peers.targets(_loop()),
+        *fuzz_services.targets(_loop()),
     ]

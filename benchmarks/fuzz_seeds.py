@@ -24,7 +24,7 @@ from protocol.wire.convert.payloads import descriptor_from_pb, descriptor_to_pb
 
 DAY = 86400.0
 
-SPEC = resolve("nano", overrides={"swarm.stages": 2, "swarm.replicas": 2, "swarm.pipelines": 0})
+SPEC = resolve("nano", overrides={"swarm.stages": 2, "swarm.replicas": 1, "swarm.pipelines": 1})
 TLS_KEY = derive_private_key(7, SECP256R1()).public_key()
 _KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32) for number in range(3)]
 PEERS = [envelope.peer_id_of(key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)) for key in _KEYS]

@@ -43,19 +43,33 @@ from protocol.spec.sections import OuterSpec
 from protocol.trust import envelope, invite, tls
 from protocol.types import DType, TensorHeader
 from protocol.wire import activation_codec, payload_codec, records, rpc_errors
-from protocol.wire.convert.fields import banned_from_pb, part_from_pb
+from protocol.wire.convert.fields import (
+    banned_from_pb,
+    endpoint_from_pb,
+    name_from_pb,
+    part_from_pb,
+    peer_from_pb,
+    role_from_pb,
+    sentence_from_pb,
+)
 from protocol.wire.convert.payloads import (
     decision_from_pb,
     descriptor_from_pb,
+    descriptors_from_pb,
     group_from_pb,
     rejections_from_pb,
+    state_from_pb,
 )
 from protocol.wire.convert.plans import (
+    addresses_from_pb,
     capacity_from_pb,
     estimates_from_pb,
     peer_record_from_pb,
     places_from_pb,
     plan_from_pb,
+    reached_from_pb,
+    relays_from_pb,
+    sources_from_pb,
 )
 from protocol.wire.framing import frame_header_from_pb
 from protocol.wire.status import measurement_from_pb, status_from_pb
@@ -165,7 +179,15 @@ def _latin(decode: Callable[[str], object]) -> Callable[[bytes], object]:
 
 
 def _messages() -> list[Target]:
-    report = pb.ReportRequest(rejected=[pb.Rejection(descriptor=descriptor_of(1), reason="r")])
+    relay = pb.RelayAddress(peer=PEER, endpoint="h:1")
+    source = pb.MemberSource(peer=PEER, source="2001:db8::/64")
+    addresses = pb.Addresses(endpoint="h:1", dht="h:2", relayed=True)
+    tried = pb.TryAddressesReply(
+        reached=pb.Reached(reachability="open", endpoint=True, reason="r"), relays=[relay]
+    )
+    report = pb.ReportRequest(
+        held=[descriptor_of(1)], rejected=[pb.Rejection(descriptor=descriptor_of(1), reason="r")]
+    )
     decision = pb.DecisionReply(stage=1, round=1, committed=True, entries=[
         pb.ManifestEntry(descriptor=descriptor_of(1), holders=[PEER])
     ])  # fmt: skip
@@ -185,18 +207,40 @@ def _messages() -> list[Target]:
         _message("plan", PLAN, plan_from_pb),
         _message(
             "update",
-            pb.PlanUpdate(banned=[PEER], followers=[PLACE]),
-            lambda message: (banned_from_pb(message.banned), places_from_pb(message.followers)),
+            pb.PlanUpdate(banned=[PEER], followers=[PLACE], relays=[relay], sources=[source]),
+            lambda message: (
+                banned_from_pb(message.banned),
+                places_from_pb(message.followers),
+                relays_from_pb(message.relays),
+                sources_from_pb(message.sources),
+            ),
         ),
         _message("descriptor", descriptor_of(1), descriptor_from_pb),
         _message("group", GROUP, group_from_pb),
         _message("decision", decision, decision_from_pb),
-        _message("rejections", report, lambda message: rejections_from_pb(message.rejected)),
+        _message(
+            "report",
+            report,
+            lambda message: (descriptors_from_pb(message.held), rejections_from_pb(message.rejected)),
+        ),
+        _message("checkpoint", STATE, state_from_pb),
+        _message("addresses", addresses, addresses_from_pb),
+        _message(
+            "reply to addresses",
+            tried,
+            lambda message: (reached_from_pb(message.reached), relays_from_pb(message.relays)),
+        ),
         _message("frame header", header, frame_header_from_pb),
         _message("measurement", MEASUREMENT, measurement_from_pb),
         _message("status", STATUS, status_from_pb),
         _message("state request", state_request, lambda message: part_from_pb(message.part)),
     ]
+
+
+def _decode_text(data: bytes) -> None:
+    """A field of text, by the first byte."""
+    readers = (name_from_pb, sentence_from_pb, peer_from_pb, endpoint_from_pb, role_from_pb, part_from_pb)
+    readers[(data[0] if data else 0) % len(readers)](data[1:].decode(errors="replace"))
 
 
 def _others() -> list[Target]:
@@ -241,6 +285,7 @@ def _others() -> list[Target]:
         Target("invite", _latin(invite.decode), (invitation.encode(),)),
         Target("specification", _latin(RunSpec.from_json), (SPEC.canonical_json.encode(),)),
         Target("refusal", _decode_refusal, (b"bad-request\nwhy%20not",)),
+        Target("text", _decode_text, (b"\0name", b"\2" + PEER.encode(), b"\3[::1]:7700", b"\4stage")),
         Target("event", _decode_event, (b"\0{}", b'\0{"at":1.0}')),
     ]  # fmt: skip
 

@@ -50,7 +50,7 @@ class Mutator:
     def mutated(self, corpus: Sequence[bytes], message: type[Message] | None) -> bytes:
         """A changed input of `corpus`. If it is a `message`, half of the changes are to its fields."""
         data = self._choose(corpus)
-        if message is not None and self._chance() < 0.5:
+        if message is not None and message.DESCRIPTOR.fields and self._chance() < 0.5:
             try:
                 parsed = message.FromString(data)
             except DecodeError:

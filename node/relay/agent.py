@@ -34,6 +34,7 @@ _RENEWAL_SECONDS = 10.0
 """How often a changed certificate is looked for."""
 _MOST_CONNECTIONS = 256
 """More than a relay carries for one peer: one that asks for more is faulty."""
+_LAST_PORT = 65535
 _OPTIONS = (
     ("grpc.max_receive_message_length", 4096),
     # Also keeps the entry in the router's NAT.
@@ -145,6 +146,12 @@ class RelayAgent:
             raise self._error_of(error) from None
 
     async def _connect(self, dht_port: int) -> None:
+        if dht_port > _LAST_PORT:
+            raise HetnodeError(
+                ErrorCode.NEIGHBOUR_UNREACHABLE,
+                f"The relay at {self.relay.endpoint} is faulty: it names the port {dht_port}.",
+                "No action is needed: this node tries again, and takes another relay if the run has one.",
+            )
         async with self._changed:
             self.dht_port, self._away_since = dht_port, None
             self.connections += 1

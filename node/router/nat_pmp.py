@@ -87,7 +87,10 @@ class NatPmpRouter:
 
     async def forward(self, internal: int, external: int, seconds: int) -> Forwarding:
         request = forwarding_request(internal, external, seconds)
-        return await self._ask(request, lambda answer: read_forwarding(answer, internal))
+        given = await self._ask(request, lambda answer: read_forwarding(answer, internal))
+        if not given.external:
+            raise RouterError("it gives port 0")
+        return given
 
     async def stop(self, forwarding: Forwarding) -> None:
         request = forwarding_request(forwarding.internal, 0, 0)

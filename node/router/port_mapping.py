@@ -13,7 +13,7 @@ from node.router.gateway import default_gateway
 from node.router.interface import Forwarding, Router, RouterError
 from node.router.nat_pmp import NatPmpRouter
 from node.router.upnp import UpnpRouter
-from protocol.trust.endpoints import split_endpoint
+from protocol.trust.endpoints import check_address, split_endpoint
 from protocol.trust.host_port import host_port
 from protocol.trust.reachability import Addresses
 
@@ -197,6 +197,10 @@ def address_problem(external: str) -> str:
     except ValueError:
         return f"it does not know its address on the internet ({external!r:.60})"
     if isinstance(address, IPv4Address) and address.is_global:
+        try:
+            check_address(address)
+        except ValueError as error:
+            return str(error)
         return ""
     return (
         f"its own address {address} is not public (the provider, or another router, has several homes behind "

@@ -168,11 +168,13 @@ class RelayServer:
                 ("grpc.http2.min_ping_interval_without_data_ms", int(500 * PING_SECONDS)),
             ),
         )
-        pb_grpc.add_RelayServicer_to_server(_Servicer(self.exposed), server)
+        pb_grpc.add_RelayServicer_to_server(RelayService(self.exposed), server)
         return server
 
 
-class _Servicer(pb_grpc.RelayServicer):
+class RelayService(pb_grpc.RelayServicer):
+    """Makes the callers reachable."""
+
     def __init__(self, exposed: ExposedPeers) -> None:
         self._exposed = exposed
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import mmap
 import os
+import pkgutil
+import re
 import signal
 import subprocess
 import sys
@@ -11,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
+import benchmarks
 from benchmarks.fuzz import Fuzzer
 from benchmarks.fuzz_seeds import Target
 from benchmarks.mutate import MAX_BYTES, Mutator
+from protocol import wire
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 
@@ -24,6 +29,18 @@ def test_every_decoder_takes_a_seed_and_some_changed_inputs(tmp_path: Path) -> N
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_no_reader_of_messages_is_forgotten() -> None:
+    # Their names, because a converter does not know what it was called.
+    modules = [
+        importlib.import_module(each.name)
+        for each in pkgutil.walk_packages(wire.__path__, f"{wire.__name__}.")
+    ]
+    readers = {name for module in modules for name in vars(module) if name.endswith("_from_pb")}
+    fuzzed = "".join(path.read_text() for path in Path(benchmarks.__path__[0]).glob("fuzz_*.py"))
+    assert len(readers) > 20
+    assert not {name for name in readers if not re.search(rf"\b{name}\b", fuzzed)}
 
 
 def fuzzer(tmp_path: Path, decode: object) -> Fuzzer:

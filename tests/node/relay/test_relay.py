@@ -356,3 +356,16 @@ async def test_a_flood_through_the_relay_is_slowed_down_and_arrives_whole() -> N
         assert await echoed(await call(relay), bytes(3 << 20))
         # 6 MiB both directions together, of which a quarter of a second's worth goes at once
         assert asyncio.get_running_loop().time() - began > (2 * (3 << 20) / 4e6 - 0.25) * 0.9
+
+
+async def test_a_relay_that_names_an_impossible_port_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ports = iter((0x10000, 0xFFFFFFFF, 7801))
+
+    async def expose(*_: object) -> AsyncIterator[int]:
+        yield next(ports)
+        await asyncio.Event().wait()
+
+    async with relaying() as relay:
+        monkeypatch.setattr(relay.exposed, "expose", expose)
+        async with behind(address_of(relay), HOME, 9) as agent:
+            assert await agent.connected() == 7801

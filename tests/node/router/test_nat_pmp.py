@@ -63,6 +63,14 @@ async def test_a_router_forwards_renews_and_stops() -> None:
         assert not responder.forwarded
 
 
+async def test_a_router_that_gives_port_0_forwards_nothing() -> None:
+    async with nat_pmp_responder() as (responder, port):
+        router = await NatPmpRouter.find("127.0.0.1", port)
+        responder.shift = -7710
+        with pytest.raises(RouterError, match="port 0"):
+            await router.forward(7710, 7710, 1200)
+
+
 async def test_lost_packets_are_sent_again_and_foreign_ones_dropped() -> None:
     async with nat_pmp_responder() as (responder, port):
         responder.ignored = 1

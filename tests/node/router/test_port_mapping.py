@@ -19,7 +19,9 @@ CLAIMED = Addresses("192.168.1.10:7710", "192.168.1.10:7711")
 COORDINATOR = "44.10.0.1:7700"
 
 
-@pytest.mark.parametrize("address", ["10.0.0.1", "100.64.3.4", "192.0.2.1", "0.0.0.0", "", "x" * 500])
+@pytest.mark.parametrize(
+    "address", ["10.0.0.1", "100.64.3.4", "192.0.2.1", "0.0.0.0", "239.1.2.3", "168.63.129.16", "", "x" * 500]
+)
 def test_only_a_public_address_of_the_router_is_announced(address: str) -> None:
     assert address_problem(address)
     assert not address_problem("44.10.0.101")

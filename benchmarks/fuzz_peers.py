@@ -196,7 +196,6 @@ async def _push(data: bytes) -> None:
     async def stream() -> AsyncIterator[payload_pb2.PayloadChunk]:
         for message in messages_in(data):
             yield payload_pb2.PayloadChunk.FromString(message)
-        await asyncio.sleep(3600.0)
 
     (await _averager().rpc_push(stream(), _CALLER)).SerializeToString()
 

@@ -155,8 +155,11 @@ class PayloadPeer(ServicerBase, PayloadCalls):  # type: ignore[misc]  # hivemind
 
     async def rpc_push(self, stream: AsyncIterator[PayloadChunk], context: P2PContext) -> PushReply:
         """Take the payload of a member of this group that this peer cannot dial."""
-        async with asyncio.timeout(_DIAL_SECONDS):
-            first = await anext(stream)
+        try:
+            async with asyncio.timeout(_DIAL_SECONDS):
+                first = await anext(stream)
+        except (StopAsyncIteration, TimeoutError):
+            return PushReply(refusal="this call announces no payload")
         try:
             descriptor = descriptor_from_pb(first.announced)
         except HetnodeError as error:

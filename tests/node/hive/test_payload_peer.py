@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 from hivemind.p2p import PeerID
 
+from node.hive import payload_peer
 from node.hive.payload_peer import PayloadPeer
 from node.security.identity import open_identity
 from node.transport import payload_exchange
 from node.transport.payload_store import PayloadStore
+from protocol.pb.payload_pb2 import PayloadChunk
 from protocol.types import PayloadDescriptor, PeerId
 from protocol.wire.convert.payloads import descriptor_to_pb
 
@@ -161,3 +163,19 @@ async def test_a_stream_stays_open_until_its_receiver_has_closed_it(bench: Bench
 async def test_the_wait_of_a_request_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(payload_exchange, "TURN_SECONDS", 0.01)
     assert "does not hold" in str(await bench.answer(bench.mine))
+
+
+async def test_a_push_that_announces_nothing_is_refused(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(payload_peer, "_DIAL_SECONDS", 0.01)
+    context: Any = SimpleNamespace(remote_id=PeerID.from_base58(bench.theirs.owner))
+
+    async def silent(is_open: bool) -> AsyncIterator[PayloadChunk]:
+        if is_open:
+            await asyncio.Event().wait()
+        for never in ():
+            yield never
+
+    for is_open in (True, False):
+        assert "announces" in (await bench.peer.rpc_push(silent(is_open), context)).refusal

@@ -76,7 +76,7 @@ class Fuzzer:
                 self._run_one(index, data)
             if not self.outcomes[index].runs > self.outcomes[index].refused:
                 self.failures.append(f"{self._targets[index].name}: no seed is valid")
-        most = min(2000, 1 + runs // (5 * len(self._targets)))  # so that a short run reaches all
+        most = min(4000, 1 + runs // (5 * len(self._targets)))  # so that a short run reaches all
         done = 0
         while done < runs:
             for index, outcome in enumerate(self.outcomes):

@@ -31,6 +31,8 @@ _SIZES = (0, 1, 16, 31, 32, 33, 63, 64, 65, 300, 2100, 9000)
 _COPIES = (1, 2, 20, 300)
 _LONG = 200
 """Bytes of an element from which on a list gets only one more of it."""
+_MOST_COPIES = 600
+"""In one change, lists inside lists included. Their sum would fill the memory before the input is cut."""
 _INTEGER_BITS = {
     FieldDescriptor.CPPTYPE_UINT32: 32,
     FieldDescriptor.CPPTYPE_INT32: 31,
@@ -46,6 +48,7 @@ class Mutator:
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
         self._chance = self._random.random
+        self._copies = 0
 
     def mutated(self, corpus: Sequence[bytes], message: type[Message] | None) -> bytes:
         """A changed input of `corpus`. If it is a `message`, half of the changes are to its fields."""
@@ -56,6 +59,7 @@ class Mutator:
             except DecodeError:
                 pass
             else:
+                self._copies = 0
                 for _ in range(self._random.randint(1, 3)):
                     self._change_field(parsed)
                 return parsed.SerializeToString()[:MAX_BYTES]
@@ -86,9 +90,12 @@ class Mutator:
             is_long = isinstance(value, (str, bytes)) and len(value) > _LONG
             elements.extend([value] * (1 if is_long else choose(_COPIES)))  # type: ignore[attr-defined]
         elif not len(elements) or self._chance() < 0.3:  # type: ignore[arg-type]
-            # Copies of copies would fill the memory before the input is cut.
-            is_long = len(elements) and elements[0].ByteSize() > _LONG  # type: ignore[arg-type, index]
-            for _ in range(1 if is_long else choose(_COPIES)):
+            for number in range(choose(_COPIES)):
+                # Measured again: the first one may be the first of these.
+                is_long = len(elements) and elements[0].ByteSize() > _LONG  # type: ignore[arg-type, index]
+                if number and (is_long or self._copies >= _MOST_COPIES):
+                    break
+                self._copies += 1
                 added = elements.add()  # type: ignore[attr-defined]
                 if len(elements) > 1:  # type: ignore[arg-type]
                     added.CopyFrom(elements[0])  # type: ignore[index]

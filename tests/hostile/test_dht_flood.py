@@ -57,7 +57,33 @@ async def test_large_calls_of_a_stranger_take_no_memory(tmp_path: Path, attack: 
         await first.close()
 
 
-def resident(transport: LastingTransport) -> dict[psutil.Process, int]:
+async def test_large_questions_of_a_member_to_the_dht_of_libp2p_take_no_memory_of_a_node(
+    tmp_path: Path,
+) -> None:
+    first = await start_as(open_identity(tmp_path / "first.key"), tmp_path / "first", ())
+    node = await start_as(
+        open_identity(tmp_path / "node.key"), tmp_path / "node", (), first.hivemind.addresses
+    )
+    try:
+        rest = resident(node.hivemind)
+        member = str(open_identity(tmp_path / "member.key").path)
+        attack = ("tests.support.hive_attacker", "flood-libp2p", node.hivemind.addresses[0], member)
+        flood = asyncio.create_task(asyncio.to_thread(commands.run, *attack))
+        most = dict(rest)
+        while not flood.done():
+            await asyncio.wait({flood}, timeout=0.2)
+            now = resident(node.hivemind)
+            assert now.keys() == rest.keys(), "the processes are the same"
+            most = {process: max(size, now[process]) for process, size in most.items()}
+        growth = {process.name(): f"{(most[process] - rest[process]) >> 20} MiB" for process in rest}
+        print(f"{flood.result().stdout.strip()}; growth: {growth}")
+        assert all(most[process] < rest[process] + MOST_GROWTH for process in rest)
+    finally:
+        await node.hivemind.close()
+        await first.hivemind.close()
+
+
+def resident(transport: HivemindTransport | LastingTransport) -> dict[psutil.Process, int]:
     """Resident bytes of the host and of the processes below it, p2pd among them."""
     host = psutil.Process(transport.pid)
     return {each: each.memory_info().rss for each in (host, *host.children(recursive=True))}

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
@@ -18,6 +20,20 @@ from node.transport.allow_list import AllowList
 
 MAX_MESSAGE_BYTES = 4 << 20
 """Largest message of a stream. libp2p's daemon has the same bound for unary calls; hivemind accepts 2^64."""
+
+
+@dataclass(frozen=True)
+class MessageBounds:
+    """Of each message of a stream: its bytes, and the seconds from its length to its end."""
+
+    nbytes: int
+    seconds: float | None
+
+
+_OF_ANSWERS = MessageBounds(MAX_MESSAGE_BYTES, None)
+"""Of what this process has asked for."""
+BOUNDS: ContextVar[MessageBounds] = ContextVar("bounds", default=_OF_ANSWERS)
+"""Of what this task reads."""
 
 
 class AllowedCalls:
@@ -56,17 +72,19 @@ class AllowedCalls:
 
 
 def limit_messages() -> None:
-    """Refuse messages larger than MAX_MESSAGE_BYTES in this process and those that it forks.
+    """Refuse messages beyond the BOUNDS of a task in this process and those that it forks.
 
     hivemind reads a length of eight bytes from the stream and then that number of bytes.
     """
 
     async def receive_raw_data(reader: asyncio.StreamReader) -> bytes:
         size = int.from_bytes(await reader.readexactly(P2P.HEADER_LEN), P2P.BYTEORDER)
+        bounds = BOUNDS.get()
         # Checked before reading: a false length would let one message fill the memory.
-        if size > MAX_MESSAGE_BYTES:
-            raise ValueError(f"a message of {size} bytes, more than {MAX_MESSAGE_BYTES}")
-        return await reader.readexactly(size)
+        if size > bounds.nbytes:
+            raise ValueError(f"a message of {size} bytes, more than {bounds.nbytes}")
+        async with asyncio.timeout(bounds.seconds):
+            return await reader.readexactly(size)
 
     # hivemind has no option for this bound. Forked processes inherit the replaced function.
     P2P.receive_raw_data = staticmethod(receive_raw_data)

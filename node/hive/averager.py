@@ -33,6 +33,7 @@ from node.hive.lifetime import end_with_parent
 from node.hive.matchmaking import WINDOW_SECONDS, RoundMatchmaking, RoundStep
 from node.hive.payload_peer import PayloadPeer
 from node.hive.records import stage_prefix
+from node.hive.stream_calls import GuardedStreams
 from node.ipc.channel import Connection, serve
 from node.ipc.typed_calls import handler
 from node.transport.allow_list import AllowList
@@ -140,7 +141,8 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
 
     async def add_p2p_handlers(self, p2p: P2P, wrapper: object = None, **options: Any) -> None:
         """Restrict hivemind's remote calls to peers of the allow list. hivemind calls this at its start."""
-        await super().add_p2p_handlers(p2p, AllowedCalls(self, self._allow_list), **options)
+        streams = GuardedStreams(p2p, self._allow_list)
+        await super().add_p2p_handlers(streams, AllowedCalls(self, self._allow_list), **options)
 
     async def _open(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -141,8 +141,8 @@ class Host:
             identity_path=str(request.identity),
             check_if_identity_free=False,  # it reads RSA keys only; the main process locks the key file
             nat_port_map=False,
-            # libp2p's own DHT takes large questions of anyone, as many at a time as they send. It tells p2pd the
-            # addresses of peers, for which the first peer is enough: all others keep connected to it.
+            # By libp2p's own DHT p2pd finds the addresses of peers. It takes large questions of anyone, as many
+            # as they send. So the first peer alone answers: all keep connected to it, and it knows them.
             dht_mode="client" if request.initial_peers else "server",
             # AutoNAT would dial the addresses that strangers claim to have.
             use_relay=False,

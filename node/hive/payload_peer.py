@@ -14,6 +14,7 @@ from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 from node import hooks
 from node.hive.access import AllowedCalls
 from node.hive.records import stage_prefix
+from node.hive.stream_calls import GuardedStreams
 from node.transport.allow_list import AllowList
 from node.transport.checkpoint_transfer import CheckpointServer, fetch_checkpoint
 from node.transport.line import UNLIMITED, Line
@@ -81,7 +82,9 @@ class PayloadPeer(ServicerBase, PayloadCalls):  # type: ignore[misc]  # hivemind
     async def serve(self, allow_list: AllowList) -> None:
         """Answer the peers of the allow list from now on."""
         await self.add_p2p_handlers(
-            self._p2p, AllowedCalls(self, allow_list), namespace=stage_prefix(self._run, self._stage)
+            GuardedStreams(self._p2p, allow_list),
+            AllowedCalls(self, allow_list),
+            namespace=stage_prefix(self._run, self._stage),
         )
 
     # Calls to other peers
@@ -157,13 +160,9 @@ class PayloadPeer(ServicerBase, PayloadCalls):  # type: ignore[misc]  # hivemind
         """Take the payload of a member of this group that this peer cannot dial."""
         try:
             async with asyncio.timeout(_DIAL_SECONDS):
-                first = await anext(stream)
-        except (StopAsyncIteration, TimeoutError):
-            return PushReply(refusal="this call announces no payload")
-        try:
-            descriptor = descriptor_from_pb(first.announced)
-        except HetnodeError as error:
-            return PushReply(refusal=error.cause)
+                descriptor = descriptor_from_pb((await anext(stream)).announced)
+        except (HetnodeError, StopAsyncIteration, TimeoutError) as error:
+            return PushReply(refusal=str(error)[:200] or "this call announces no payload")
         sender = context.remote_id.to_base58()
         # Only an awaited payload is received, so a peer can push no more than the one that it has announced.
         if not self.payloads.awaits(sender, descriptor):

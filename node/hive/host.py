@@ -141,8 +141,8 @@ class Host:
             identity_path=str(request.identity),
             check_if_identity_free=False,  # it reads RSA keys only; the main process locks the key file
             nat_port_map=False,
-            # By libp2p's own DHT p2pd finds the addresses of peers. It takes large questions of anyone, as many
-            # as they send. So the first peer alone answers: all keep connected to it, and it knows them.
+            # By libp2p's own DHT p2pd finds the addresses of peers. It takes large questions of anyone, as
+            # many as are sent. So the first peer alone answers: all others keep connected to it.
             dht_mode="client" if request.initial_peers else "server",
             # AutoNAT would dial the addresses that strangers claim to have.
             use_relay=False,

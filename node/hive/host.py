@@ -141,9 +141,7 @@ class Host:
             identity_path=str(request.identity),
             check_if_identity_free=False,  # it reads RSA keys only; the main process locks the key file
             nat_port_map=False,
-            # By libp2p's own DHT p2pd finds the addresses of peers. It takes large questions of anyone, as
-            # many as are sent. So the first peer alone answers: all others keep connected to it.
-            dht_mode="client" if request.initial_peers else "server",
+            dht_mode=_dht_mode(request.initial_peers),
             # AutoNAT would dial the addresses that strangers claim to have.
             use_relay=False,
             auto_nat=False,
@@ -293,6 +291,15 @@ def _dht_answers() -> Iterator[None]:
         yield
     except Exception as error:
         raise _unreachable(str(error) or type(error).__name__) from None
+
+
+def _dht_mode(initial_peers: Sequence[str]) -> str:
+    """Whether p2pd answers the questions of libp2p's own DHT, by which it finds the addresses of peers.
+
+    It takes large ones of anyone, as many as are sent. So the first peer alone answers: all others keep
+    connected to it.
+    """
+    return "client" if initial_peers else "server"
 
 
 def _check_initial_peer(address: str) -> None:

@@ -41,7 +41,7 @@ from protocol.wire.convert.payloads import descriptor_from_pb, descriptor_to_pb
 
 log = logging.getLogger(__name__)
 
-_DIAL_SECONDS = 5.0
+DIAL_SECONDS = 5.0
 _HASHING_SECONDS = 60.0  # a donor reads the whole part once before it can list the hashes of its chunks
 _PAYLOAD_TRANSFERS = 2  # of one payload to one peer: after a restart of that peer the first is still open
 _CHECKPOINT_TRANSFERS = 4  # to one peer at a time
@@ -94,7 +94,7 @@ class PayloadPeer(ServicerBase, PayloadCalls):  # type: ignore[misc]  # hivemind
     ) -> bytes:
         try:
             stub = self._stub(holder, descriptor.stage)
-            async with asyncio.timeout(_DIAL_SECONDS):
+            async with asyncio.timeout(DIAL_SECONDS):
                 stream = await stub.rpc_fetch(descriptor_to_pb(descriptor))
         finally:
             when_asked()  # also after a failure: other peers wait for this
@@ -120,7 +120,7 @@ class PayloadPeer(ServicerBase, PayloadCalls):  # type: ignore[misc]  # hivemind
             wanted = StateRequest(
                 stage=record.stage, part=record.part.value, round=record.round_number, index=index
             )
-            async with asyncio.timeout(_DIAL_SECONDS):
+            async with asyncio.timeout(DIAL_SECONDS):
                 stream = await self._stub(donor, donors[PeerId(donor)]).rpc_state(wanted)
             async with aclosing(stream):
                 patience = _HASHING_SECONDS if index == 0 else CHUNK_SECONDS  # index 0 is the list of hashes
@@ -159,7 +159,7 @@ class PayloadPeer(ServicerBase, PayloadCalls):  # type: ignore[misc]  # hivemind
     async def rpc_push(self, stream: AsyncIterator[PayloadChunk], context: P2PContext) -> PushReply:
         """Take the payload of a member of this group that this peer cannot dial."""
         try:
-            async with asyncio.timeout(_DIAL_SECONDS):
+            async with asyncio.timeout(DIAL_SECONDS):
                 descriptor = descriptor_from_pb((await anext(stream)).announced)
         except (HetnodeError, StopAsyncIteration, TimeoutError) as error:
             return PushReply(refusal=str(error)[:200] or "this call announces no payload")

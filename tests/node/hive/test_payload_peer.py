@@ -168,7 +168,7 @@ async def test_the_wait_of_a_request_is_bounded(bench: Bench, monkeypatch: pytes
 async def test_a_push_that_announces_nothing_is_refused(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(payload_peer, "_DIAL_SECONDS", 0.01)
+    monkeypatch.setattr(payload_peer, "DIAL_SECONDS", 0.01)
     context: Any = SimpleNamespace(remote_id=PeerID.from_base58(bench.theirs.owner))
 
     async def silent(is_open: bool) -> AsyncIterator[PayloadChunk]:

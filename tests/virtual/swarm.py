@@ -32,11 +32,11 @@ from protocol.roles import RoleWish
 from protocol.spec.run import RunSpec
 from protocol.trust.names import peer_uri
 from protocol.types import Capacity, Decision, PeerId, Role
+from tests.support.cached_decode import cached_decode
 from tests.support.certificates import credentials
 from tests.support.fault_hooks import FaultHooks, checkpoint_faults
 from tests.support.fault_script import Script
 from tests.support.faults import FaultPlan
-from tests.virtual.cached_decode import cached_decode
 from tests.virtual.coordinator import ADDRESS, COORDINATOR, VirtualCoordinator
 from tests.virtual.hive import Dht, VirtualTransport
 from tests.virtual.loop import VirtualLoop, VirtualProcess, run, running_loop, start

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def mixed(**overrides: Any) -> RunSpec:
     """Two full replicas and a pipeline of four members."""
-    small = {"swarm.replicas": 2, "inner.steps": 3, "inner.microbatches": 1, "inner.microbatch_size": 1}
+    small = {"swarm.replicas": 2, "inner.steps": 2, "inner.microbatches": 1, "inner.microbatch_size": 1}
     return spec_of(**{**small, "rounds": ROUNDS, "data.validation_batches": 1, **overrides})
 
 
@@ -91,7 +91,7 @@ def train(swarm: LocalSwarm, rounds: int) -> list[tuple[RoundReport, list[float]
 # Saved and restored
 
 
-@pytest.fixture(scope="module", params=[0, 2], ids=["", "overlap"])
+@pytest.fixture(scope="module", params=[0, 1], ids=["", "overlap"])
 def uninterrupted(
     request: pytest.FixtureRequest, stream: SampleStream
 ) -> tuple[LocalSwarm, list[tuple[RoundReport, list[float]]]]:

@@ -12,7 +12,7 @@ def cached_decode() -> Callable[[PayloadLayout, bytes], dict[str, SparseTensor]]
     """`decode` that decodes equal payloads once. No caller changes its result.
 
     Each replica decodes each payload twice: for the check and for the outer step. With all replicas in one
-    process this would take a third of the time of a test.
+    process this would take up to a third of the time of a test.
     """
     cache: dict[tuple[tuple[str, ...], bytes], dict[str, SparseTensor]] = {}
 

@@ -1,0 +1,17 @@
+"""Fixtures of the swarms in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from unittest.mock import patch
+
+import pytest
+
+from tests.support.cached_decode import cached_decode
+
+
+@pytest.fixture(scope="module", autouse=True)
+def decoded_once() -> Iterator[None]:
+    """The replicas of a swarm, and swarms that are compared, decode the same payloads."""
+    with patch("node.optimizer.outer_stage.decode", cached_decode()):
+        yield

@@ -46,6 +46,8 @@ def swarm_spec(members: Mapping[str, Role], rounds: int = 6, **overrides: Any) -
             "swarm.pipelines": len(stages) // 2,
             "recovery.checkpoint_every": 2,
             "recovery.keep_rounds": 8,
+            # Only in a pipeline does it matter how many microbatches are under way.
+            "inner.microbatches": 2 if stages else 1,
             "grouping.balance": False,  # a slow replica has the same weight as a fast one
             **overrides,
         },

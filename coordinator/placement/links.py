@@ -21,6 +21,7 @@ from coordinator.placement.schedule import step_seconds
 from coordinator.state.state import Peer
 from coordinator.state.text import short
 from protocol.spec.run import RunSpec
+from protocol.trust.endpoints import ip_version
 from protocol.types import Dialer, Link, Member, PeerId, Reachability, Replica, StageRange
 
 _TOLERANCE_AT_FIRST, _TOLERANCE_TO_WIDEN, _TOLERANCE_BEFORE_NARROWING = 0.03, 0.02, 0.06
@@ -69,7 +70,8 @@ def links_between(members: Sequence[Member], k: int | Sequence[int]) -> tuple[Li
     """Links with one `k` for all or one for each.
 
     The upstream end dials if the other accepts connections; but no link goes through a relay that can go
-    without.
+    without. Of two ends at addresses of two versions of IP, that of IPv6 dials: a machine that has both
+    announces IPv6, so the other end has IPv4 alone.
     """
     ks = [k] * (len(members) - 1) if isinstance(k, int) else k
     return tuple(
@@ -82,6 +84,9 @@ def _dialer(upstream: Member, downstream: Member) -> Dialer:
     is_upstream_open = bool(upstream.endpoint) and not upstream.relayed
     if not downstream.endpoint or (downstream.relayed and is_upstream_open):
         return Dialer.DOWNSTREAM
+    if upstream.endpoint and upstream.relayed == downstream.relayed:
+        versions = (ip_version(each.endpoint) for each in (upstream, downstream))
+        return Dialer.DOWNSTREAM if tuple(versions) == (4, 6) else Dialer.UPSTREAM
     return Dialer.UPSTREAM
 
 

@@ -185,13 +185,14 @@ def announced_addresses(
     """The multiaddresses under which others reach `listener`.
 
     Args:
-        advertise: a host name or an address. None takes the address on which `listener` listens, or those of
-            all interfaces; loopback addresses only if there are no others.
+        advertise: a host name or an address. An address of this machine is announced with its public ones of
+            the other version of IP, which nobody has tried. None takes the address on which `listener`
+            listens, or those of all interfaces; loopback addresses only if there are no others.
         advertise_port: 0 takes the port on which `listener` listens.
     """
     host, port, *_ = listener.getsockname()
     if advertise is not None:
-        hosts = [advertise]
+        hosts = [advertise, *_of_other_version(advertise, listener)]
     elif not ipaddress.ip_address(host).is_unspecified:
         hosts = [host]
     else:
@@ -199,6 +200,15 @@ def announced_addresses(
         own = [each for each in interface_addresses() if each.version in families]
         hosts = [str(each.ip) for each in own if not each.is_loopback] or [LOOPBACK]
     return tuple(multiaddress(each, advertise_port or port) for each in hosts)
+
+
+def _of_other_version(advertise: str, listener: socket.socket) -> list[str]:
+    """The public addresses at which `listener` listens besides `advertise`, if that is this machine's own."""
+    own = [each.ip for each in interface_addresses()]
+    given = next((each for each in own if str(each) == advertise), None)
+    if given is None or listener.getsockname()[0] != "::":
+        return []
+    return [str(each) for each in own if each.version != given.version and each.is_global]
 
 
 def multiaddress(host: str, port: int) -> str:

@@ -12,6 +12,7 @@ from math import inf
 from typing import NoReturn, Protocol
 
 from node.hive.lasting import LastingTransport
+from node.net.address_trial import call_over_both_versions
 from node.net.addresses import ClaimedPorts
 from node.net.admission import local_address_towards
 from node.net.coordinator_client import CoordinatorClient
@@ -87,7 +88,10 @@ class AddressWatch:
 
 
 class SourceWatch:
-    """Notices that calls of peer `me` arrive from another source: a router in between has another address."""
+    """Notices that calls of peer `me` arrive from another source: a router in between has another address.
+
+    The first source of IPv4 or IPv6 is no news: a machine may use both.
+    """
 
     def __init__(self, membership: Membership, me: PeerId) -> None:
         self._membership, self._me = membership, me
@@ -102,7 +106,8 @@ class SourceWatch:
         """Wait for the next change."""
         while True:
             found = await self._membership.until(self._unknown)
-            is_news = bool(self._known) and asyncio.get_running_loop().time() > self._expected_until
+            is_known = {_version(each) for each in found} <= {_version(each) for each in self._known}
+            is_news = is_known and asyncio.get_running_loop().time() > self._expected_until
             self._known |= found
             if is_news:
                 what = f"the coordinator sees this node at {', '.join(sorted(found))} now"
@@ -110,6 +115,10 @@ class SourceWatch:
 
     def _unknown(self, run_view: RunView) -> Set[str] | None:
         return set(run_view.sources.get(self._me, ())) - self._known or None
+
+
+def _version(source: str) -> int:
+    return 6 if ":" in source else 4
 
 
 class Relayed(Protocol):
@@ -142,7 +151,7 @@ class OwnAddress:
         here: str,
         claim: Callable[[str], Awaitable[None]],
     ) -> None:
-        self._coordinator, self._membership = coordinator, membership
+        self._me, self._coordinator, self._membership = me, coordinator, membership
         self._relayed, self._claim = relayed, claim
         self._here, self._outside = AddressWatch(coordinator.address, here), SourceWatch(membership, me)
         self.has_moved = False
@@ -151,6 +160,8 @@ class OwnAddress:
         """Follow each change, until cancelled: new connections, and all others are told where to dial."""
         async with AsyncExitStack() as stack:
             while True:
+                showing = asyncio.create_task(self._show_sources())
+                stack.callback(showing.cancel)
                 change = await self._change()
                 await stack.aclose()
                 log.warning("%s", change.what)
@@ -169,6 +180,10 @@ class OwnAddress:
                 announcing = transport if change.is_cut and late else None
                 publishing = asyncio.create_task(self._publish(telling, directory, announcing))
                 stack.callback(publishing.cancel)
+
+    async def _show_sources(self) -> None:
+        coordinator = self._coordinator
+        await call_over_both_versions(coordinator.address, coordinator.credentials.tls, self._me)
 
     async def _change(self) -> Change:
         """The next change, whoever notices it."""

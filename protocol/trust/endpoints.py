@@ -38,6 +38,14 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
     return host, port
 
 
+def ip_version(endpoint: str) -> int:
+    """4 or 6; 0 if the host of `endpoint` is a name."""
+    try:
+        return ip_address(split_endpoint(endpoint)[0]).version
+    except ValueError:
+        return 0
+
+
 def check_endpoint(endpoint: str) -> None:
     """Raises ValueError unless a peer may have `endpoint`. A name is not resolved here."""
     host, _ = split_endpoint(endpoint)

@@ -20,14 +20,20 @@ class NetworkSwarm(ProcessSwarm):
 
     Args:
         members: role and options of `hetnode join` of each node.
+        listen: ``host:port`` of the coordinator; "" takes its IPv4 address.
     """
 
     def __init__(
-        self, spec: RunSpec, folder: Path, world: World, members: Mapping[str, tuple[Role, Sequence[str]]]
+        self,
+        spec: RunSpec,
+        folder: Path,
+        world: World,
+        members: Mapping[str, tuple[Role, Sequence[str]]],
+        listen: str = "",
     ) -> None:
         super().__init__(spec, folder, {name: role for name, (role, _) in members.items()})
         self._world, self._options = world, {name: options for name, (_, options) in members.items()}
-        self._address = f"{world.address[HOST]}:7700"
+        self._address = listen or f"{world.address[HOST]}:7700"
 
     def network_options(self, name: str) -> Sequence[str]:
         return self._options[name]

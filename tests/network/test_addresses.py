@@ -88,3 +88,36 @@ def test_an_open_laptop_that_is_carried_into_a_home_takes_a_relay(tmp_path: Path
         for name in others:
             assert swarm.contributions(name) >= set(range(1, swarm.round_number))
         assert not any(map(swarm.times_lost, members))
+
+
+def test_a_peer_changes_between_ipv4_and_ipv6(tmp_path: Path) -> None:
+    """The coordinator has a name with addresses of both, and so have the other peers."""
+    others = ("dc1", "dc2")
+    members = {name: (REPLICA, ()) for name in others} | {"pub": (STAGE, ()), "near": (STAGE, ())}
+    spec = spec_of(replicas=2, pipelines=1, rounds=200, inner__steps=8, grouping__balance=False)
+    with (
+        World(["coord", "pub", "near", *others], names={"coord.test": "coord"}) as world,
+        NetworkSwarm(spec, tmp_path, world, members, "[::]:7700") as swarm,
+    ):
+        world.drop("pub", 6)
+        swarm.start_coordinator("--no-relay", "--advertise", "coord.test")
+        for name in members:
+            swarm.start_node(name)
+        swarm.wait_contributions("pub", "near")
+        assert "others reach this node at 44.10.0.2:" in swarm.log("pub")
+        assert "others reach this node at [2a0e:1234::3]:" in swarm.log("near")
+
+        for gone, back, told in ((4, 6, "[2a0e:1234::2]:"), (6, 4, "44.10.0.2:")):
+            began, done = time.monotonic(), swarm.log("pub").count(f"others reach this node at {told}")
+            world.drop("pub", gone)
+            world.restore("pub", back)
+            swarm.wait_log("pub", f"others reach this node at {told}", 60, done + 1)
+            at = time.monotonic() - began
+            swarm.wait_contributions("pub", "near")
+            print(
+                f"IPv{gone} to IPv{back}: told after {at:.1f} s, contributed {time.monotonic() - began:.1f}"
+            )
+        assert swarm.aborted == 0
+        for name in others:
+            assert swarm.contributions(name) >= set(range(1, swarm.round_number))
+        assert not any(map(swarm.times_lost, members))

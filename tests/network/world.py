@@ -3,11 +3,13 @@
     with World(public=["coord", "dc"], homes={"h1": Home(), "h2": Home(Nat.RANDOM)}) as world:
         subprocess.Popen(world.command("h1", ["hetnode", "join", ...]))
 
-Public hosts are 44.10.0.1, 44.10.0.2, and so on. They have no route to any private network. Every home is in
-its own 192.168.1.0/24, as homes are; home number i is 192.168.1.(10 + i) unless it says otherwise. A router
-lets nothing in that was not asked for. Needs root, ip, tc, iptables and util-linux: see :func:`missing`.
+Public hosts are 44.10.0.1, 44.10.0.2, and so on, and 2a0e:1234::1, and so on. They have no route to any
+private network. A name leads to both addresses of its host. Every home has IPv4 alone and is in its own
+192.168.1.0/24, as homes are; home number i is 192.168.1.(10 + i) unless it says otherwise. A router lets
+nothing in that was not asked for. Needs root, ip, tc, iptables and util-linux: see :func:`missing`.
 
-203.0.113.0/24 would be the network for examples, but libp2p takes it for private and announces nothing in it.
+203.0.113.0/24 and 2001:db8::/32 would be the networks for examples, but libp2p takes them for private and
+announces nothing in them.
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Self
 
-_PUBLIC = "44.10.0"
+_PUBLIC, _PUBLIC6 = "44.10.0", "2a0e:1234:"
 _ROUTER = "192.168.1.1"
 _FIRST_HOME = 101  # last byte of the public address of the first home's router
 
@@ -71,16 +75,27 @@ def missing() -> str:
 class World:
     """Hosts by name. Use as a context manager.
 
+    Args:
+        names: of public hosts, such as {"coord.test": "coord"}.
+
     Each namespace is held by one process, which ends with this one by whatever signal: no namespace remains.
 
     Attributes:
         address: the address of every host in its own network.
+        address6: the IPv6 address of every public host.
         seen_as: the address from which the public hosts see a host: its own, or that of its router.
     """
 
-    def __init__(self, public: Sequence[str], homes: Mapping[str, Home] | None = None) -> None:
+    def __init__(
+        self,
+        public: Sequence[str],
+        homes: Mapping[str, Home] | None = None,
+        names: Mapping[str, str] | None = None,
+    ) -> None:
         self.public, self.homes = tuple(public), dict(homes or {})
+        self._names = dict(names or {})
         self.address: dict[str, str] = {}
+        self.address6: dict[str, str] = {}
         self.seen_as: dict[str, str] = {}
         self._holders: dict[str, subprocess.Popen[bytes]] = {}
         self._line: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {}
@@ -104,7 +119,10 @@ class World:
 
     def command(self, host: str, command: Sequence[str]) -> list[str]:
         """`command` as it runs on `host`. The process that it starts is the command itself."""
-        return ["nsenter", f"--net=/proc/{self._holders[host].pid}/ns/net", "--", *command]
+        space = f"/proc/{self._holders[host].pid}/ns"
+        # For the names; a process that enters it without --wd works in its root.
+        mounts = [f"--mount={space}/mnt", f"--wdns={Path.cwd()}"] if self._names else []
+        return ["nsenter", f"--net={space}/net", *mounts, "--", *command]
 
     def run(self, host: str, line: str) -> str:
         """What a command line prints on `host`; RuntimeError with its last output if it fails."""
@@ -155,6 +173,19 @@ class World:
         self.run(host, f"ip address add {address}/24 dev wan")
         self.address[host] = self.seen_as[host] = address
 
+    def drop(self, host: str, version: int) -> None:
+        """A public host loses its address of IP `version`; connections from there are dead."""
+        self.run(host, f"ip address del {self._with_length(host, version)} dev wan")
+
+    def restore(self, host: str, version: int) -> None:
+        """Take back :meth:`drop`."""
+        self.run(
+            host, f"ip address add {self._with_length(host, version)} dev wan{' nodad' * (version == 6)}"
+        )
+
+    def _with_length(self, host: str, version: int) -> str:
+        return f"{self.address[host]}/24" if version == 4 else f"{self.address6[host]}/64"
+
     def carry(self, host: str, home: str, address: str) -> None:
         """A public host is carried into the network of a home, where it has the private `address`."""
         self.run(host, "ip link del wan")
@@ -176,6 +207,8 @@ class World:
             self._namespace(host)
             self._plug(host, f"{_PUBLIC}.{number}", "internet", f"p-{number}")
             self.address[host] = self.seen_as[host] = f"{_PUBLIC}.{number}"
+            self.address6[host] = f"{_PUBLIC6}:{number}"
+            self.restore(host, 6)
             self._line[host] = ((host, "wan"), ("internet", f"p-{number}"))
         for number, (name, home) in enumerate(self.homes.items()):
             self._build_router(number, name, home)
@@ -209,8 +242,11 @@ class World:
             self.run(router, "iptables -A FORWARD -o wan -p udp -j REJECT")
 
     def _namespace(self, name: str) -> None:
+        mounts, bind = ["--mount"] * bool(self._names), ""
+        if self._names:
+            bind = f"mount --bind {self._hosts_file()} /etc/hosts && "
         holder = subprocess.Popen(
-            ["unshare", "--net", "--", "sh", "-c", "echo; exec cat"],
+            ["unshare", "--net", *mounts, "--", "sh", "-c", f"{bind}echo; exec cat"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -224,6 +260,17 @@ class World:
         holder.stdout.readline()  # it is in its namespace
         self._holders[name] = holder
         self.run(name, "ip link set lo up")
+
+    def _hosts_file(self) -> Path:
+        """As /etc/hosts, with the names of this world."""
+        folder = self._stack.enter_context(TemporaryDirectory())
+        lines = ["127.0.0.1 localhost", "::1 localhost"]
+        for name, host in self._names.items():
+            number = self.public.index(host) + 1
+            lines += [f"{_PUBLIC}.{number} {name}", f"{_PUBLIC6}:{number} {name}"]
+        file = Path(folder, "hosts")
+        file.write_text("\n".join(lines) + "\n")
+        return file
 
     def _plug(self, host: str, address: str, switch: str, port: str, device: str = "wan") -> None:
         """Connect `host` to the bridge of `switch` by a cable with the ends `device` and `port`."""

@@ -75,12 +75,23 @@ def test_nodes_behind_the_coordinators_own_relay_share_the_uplink_that_its_opera
         ("relayed", "dial", Dialer.DOWNSTREAM),
         ("dial", "relayed", Dialer.UPSTREAM),
         ("open", "dial", Dialer.DOWNSTREAM),
+        ("ipv4", "ipv6", Dialer.DOWNSTREAM),
+        ("ipv6", "ipv4", Dialer.UPSTREAM),
+        ("open", "ipv6", Dialer.UPSTREAM),
+        ("relayed", "ipv6", Dialer.UPSTREAM),
+        ("ipv4", "relayed", Dialer.DOWNSTREAM),
     ],
 )
 def test_no_link_goes_through_a_relay_that_can_go_without(
     upstream: str, downstream: str, dialer: Dialer
 ) -> None:
-    kinds = {"open": ("open.example:1", False), "relayed": (AT_RELAY, True), "dial": ("", False)}
+    kinds = {
+        "open": ("open.example:1", False),
+        "relayed": (AT_RELAY, True),
+        "dial": ("", False),
+        "ipv4": ("192.0.2.1:1", False),
+        "ipv6": ("[2001:db8::1]:1", False),
+    }
     members = [
         Member(PeerId(str(i)), StageRange(i, i + 1), *kinds[kind])
         for i, kind in enumerate((upstream, downstream))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from ipaddress import ip_interface
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import pytest
 
@@ -14,7 +16,7 @@ from node.net.addresses import ClaimedPorts
 from node.net.coordinator_client import CoordinatorClient
 from node.net.enrollment import enroll
 from node.net.membership import RunView
-from node.net.own_address import AddressWatch, Change
+from node.net.own_address import AddressWatch, Change, SourceWatch
 from node.net.sources import AcceptedSources
 from node.security.identity import open_identity
 from protocol.errors import ErrorCode, HetnodeError
@@ -26,6 +28,7 @@ from tests.virtual.loop import run
 
 OLD, NEW, OTHER = "192.0.2.1", "2001:db8::7", "192.0.2.9"
 A, B = PeerId("a"), PeerId("b")
+T = TypeVar("T")
 
 
 @dataclass
@@ -113,6 +116,38 @@ def test_peers_that_call_from_another_source_have_moved() -> None:
     assert not moved(a=(OLD,), b=(OTHER,))
     assert moved(a=(OLD, OTHER), b=(OTHER,)) == {A}
     assert not moved(a=(OTHER, OLD), b=(OTHER,))
+
+
+class Sources:
+    """The view of a member whose calls come from `seen`."""
+
+    def __init__(self) -> None:
+        self.seen: tuple[str, ...] = ()
+
+    async def until(self, ready: Callable[[RunView], T | None]) -> T:
+        while (found := ready(RunView(sources={A: self.seen}))) is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+        return found
+
+
+@pytest.mark.parametrize(
+    ("seen", "is_news"),
+    [((OLD, OTHER), True), ((OLD, "2001:db8::/64"), False), (("2001:db8::/64", OLD, OTHER), True)],
+)
+def test_another_source_is_news_unless_it_is_the_first_of_its_version(
+    seen: tuple[str, ...], is_news: bool
+) -> None:
+    async def main() -> bool:
+        sources = Sources()
+        watch = SourceWatch(cast(Any, sources), A)
+        changing = asyncio.create_task(watch.change())
+        for until in range(1, len(seen) + 1):
+            sources.seen = seen[:until]
+            await asyncio.sleep(1)
+        changing.cancel()
+        return changing.done()
+
+    assert run(main()) is is_news
 
 
 async def test_a_new_connection_ends_the_calls_of_the_former_one(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import NoReturn, TypeVar
 
@@ -226,13 +226,15 @@ class Membership:
 
         Connections do not show it: their other end may be silent for long before they fail.
         """
-        moves = self._moves
+        moves, sources = self._moves, self.run_view.sources.get(neighbour, ())
 
         def why(run_view: RunView) -> str | None:
             if neighbour in run_view.banned:
                 return f"The operator has banned the neighbour {neighbour} from the run"
             if run_view.has_given_up(neighbour):
                 return f"The neighbour {neighbour} has given up its assignment"
+            if has_moved(sources, run_view.sources.get(neighbour, ())):
+                return f"The neighbour {neighbour} has another address"
             return "This machine has another address" if self._moves > moves else None
 
         return HetnodeError(
@@ -359,6 +361,15 @@ def _with_new(
         others = [source for source in sources.get(each.peer, ()) if source != each.source]
         sources[each.peer] = (*others, each.source)[-_SOURCES_OF_PEER:]
     return sources
+
+
+def has_moved(before: Collection[str], now: Collection[str]) -> bool:
+    """Whether calls that came from the sources `before` come from another one `now`.
+
+    The first source of IPv4 or IPv6 is no news: a machine may use both.
+    """
+    versions = {":" in source for source in before}
+    return any((":" in source) in versions for source in now if source not in before)
 
 
 def jittered(seconds: float) -> float:

@@ -17,7 +17,7 @@ from node.net.addresses import ClaimedPorts
 from node.net.admission import local_address_towards
 from node.net.coordinator_client import CoordinatorClient
 from node.net.directory import Directory
-from node.net.membership import Membership, RunView, jittered
+from node.net.membership import Membership, RunView, has_moved, jittered
 from node.transport.interfaces import interface_addresses
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.reachability import Addresses
@@ -88,10 +88,7 @@ class AddressWatch:
 
 
 class SourceWatch:
-    """Notices that calls of peer `me` arrive from another source: a router in between has another address.
-
-    The first source of IPv4 or IPv6 is no news: a machine may use both.
-    """
+    """Notices that calls of peer `me` arrive from another source: a router in between has another address."""
 
     def __init__(self, membership: Membership, me: PeerId) -> None:
         self._membership, self._me = membership, me
@@ -106,8 +103,8 @@ class SourceWatch:
         """Wait for the next change."""
         while True:
             found = await self._membership.until(self._unknown)
-            is_known = {_version(each) for each in found} <= {_version(each) for each in self._known}
-            is_news = is_known and asyncio.get_running_loop().time() > self._expected_until
+            is_expected = asyncio.get_running_loop().time() <= self._expected_until
+            is_news = has_moved(self._known, found) and not is_expected
             self._known |= found
             if is_news:
                 what = f"the coordinator sees this node at {', '.join(sorted(found))} now"
@@ -115,10 +112,6 @@ class SourceWatch:
 
     def _unknown(self, run_view: RunView) -> Set[str] | None:
         return set(run_view.sources.get(self._me, ())) - self._known or None
-
-
-def _version(source: str) -> int:
-    return 6 if ":" in source else 4
 
 
 class Relayed(Protocol):

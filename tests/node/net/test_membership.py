@@ -367,6 +367,20 @@ def test_the_link_to_a_neighbour_ends_when_it_gives_up_and_not_when_it_is_replac
     play(scenario)
 
 
+def test_a_link_ends_when_the_neighbour_calls_from_another_address() -> None:
+    """Its last frames may be lost, although it has trained its round to the end and does not give up."""
+
+    async def scenario(coordinator: Coordinator, membership: Membership) -> None:
+        await hears(coordinator, membership, news(sources=(MemberSource(OTHER, "192.0.2.1"),)))
+        waiting = asyncio.create_task(membership.link_over(OTHER))
+        await hears(coordinator, membership, news(sources=(MemberSource(OTHER, "2001:db8::/64"),)))
+        assert not waiting.done(), "it may use IPv4 and IPv6"
+        await hears(coordinator, membership, news(sources=(MemberSource(OTHER, "192.0.2.2"),)))
+        assert "has another address" in str(await waiting)
+
+    play(scenario)
+
+
 def test_links_end_when_this_machine_has_another_address() -> None:
     async def scenario(coordinator: Coordinator, membership: Membership) -> None:
         waiting = asyncio.create_task(membership.link_over(OTHER))

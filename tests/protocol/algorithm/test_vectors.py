@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from node.model.stage import Stage, next_token_loss
+from node.optimizer.adamw import AdamW
 from protocol.algorithm.outer_optimizer import Sgd
 from protocol.algorithm.outer_step import apply_update
 from protocol.algorithm.subspace import (
@@ -232,13 +233,14 @@ def _inner_phase(replica: int, mode: str, anchor: dict[str, Tensor]) -> dict[str
     stages = _tiny_stages(anchor)
     link = _tiny_link(mode, anchor["emb"])
     local = parameters_of(stages)
-    decayed = [value for name, value in local.items() if value.dim() == 2 and name != "emb"]
-    plain = [value for name, value in local.items() if value.dim() == 1 or name == "emb"]
-    optimizer = torch.optim.AdamW(
+    decayed = [item for item in local.items() if item[1].dim() == 2 and item[0] != "emb"]
+    plain = [item for item in local.items() if item[1].dim() == 1 or item[0] == "emb"]
+    optimizer = AdamW(
         [
             {"params": decayed, "weight_decay": options["weight_decay"]},
             {"params": plain, "weight_decay": 0.0},
         ],
+        lr=options["lr"][0],
         betas=tuple(options["betas"]),
         eps=options["adam_eps"],
     )

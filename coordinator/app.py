@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Protocol
@@ -42,9 +42,11 @@ from coordinator.storage.metrics import MetricsFile
 from coordinator.storage.store import SqliteStore, Store
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
+from protocol.relay.destinations import Destinations
 from protocol.spec.run import RunSpec
 from protocol.status import RunPhase
-from protocol.types import PeerId
+from protocol.trust.names import COORDINATOR_NAME, ENROLLMENT_NAME
+from protocol.types import PeerId, RelayAddress
 
 log = logging.getLogger(__name__)
 
@@ -132,15 +134,20 @@ async def run_coordinator(
         bootstrap = await start_bootstrap(run)
         stack.push_async_callback(bootstrap.close)
         command_loop, serving = _start_command_loop(stack, spec, store, state, metrics)
-        relay = own_relay(ports.relay, identity.peer, authority) if ports.relay else None
         sources = MemberSources()
         parts = command_loop, sources, metrics, authority, identity, bootstrap, dial_back
-        servers = _public_servers(*parts, ports, relay)
+        servers = _public_servers(*parts, ports)
+        relay = None
+        if ports.relay:
+            destinations = _destinations(command_loop, sources, bootstrap)
+            relay = own_relay(ports.relay, identity.peer, authority, destinations, _sharing(ports, servers))
         # Before the first call: silence and deadlines of the stored state count from now.
         await command_loop.execute(Start())
         await command_loop.execute(AppointArbiter(identity.peer if bootstrap.arbiter else None))
         if relay and addresses.relay:
             await command_loop.execute(TellOwnRelay(relay.address.endpoint, addresses.relay.uplink))
+        if ports.is_shared:
+            stack.push_async_callback(ports.api.close)
         await _start_serving(stack, command_loop, servers, relay)
         write_operator(authority, folder)
         stack.callback(asyncio.create_task(_renew_certificates(authority, folder, identity.peer)).cancel)
@@ -170,7 +177,6 @@ def _public_servers(
     bootstrap: Bootstrap,
     dial_back: DialBack | None,
     ports: PublicPorts,
-    relay: OwnRelay | None,
 ) -> tuple[PublicServer, PublicServer]:
     """The servers of the API and of enrollment, not started yet, at their gateways and addresses."""
     gateway, newcomers_gateway = ports.api, ports.enrollment
@@ -185,7 +191,7 @@ def _public_servers(
         identity.sign,
         bootstrap.addresses,
         dial_back or TlsDialBack(authority.pem, gateway.source_of),
-        relay.address if relay else None,
+        RelayAddress(identity.peer, ports.relay.address) if ports.relay else None,
     )
     operator = AdminService(command_loop, access, authority.pin, *ports.advertised)
     newcomers = EnrollmentService(
@@ -207,9 +213,28 @@ def _public_servers(
         pb_grpc.add_EnrollmentServicer_to_server(newcomers, server)
         return server
 
+    own_gateways = (None, None) if ports.is_shared else (gateway, newcomers_gateway)
     return (
-        public_server(gateway, api, certificate, authority, clients=True),
-        public_server(newcomers_gateway, enrolling, certificate, authority, clients=False),
+        public_server(own_gateways[0], api, certificate, authority, clients=True),
+        public_server(own_gateways[1], enrolling, certificate, authority, clients=False),
+    )
+
+
+def _sharing(
+    ports: PublicPorts, servers: tuple[PublicServer, PublicServer]
+) -> Mapping[str, Callable[[], Awaitable[int]]]:
+    """The servers behind the relay's port, by TLS name."""
+    names = (COORDINATOR_NAME, ENROLLMENT_NAME) if ports.is_shared else ()
+    return {name: each.server.port for name, each in zip(names, servers, strict=False)}
+
+
+def _destinations(command_loop: CommandLoop, sources: MemberSources, bootstrap: Bootstrap) -> Destinations:
+    """The members' machines, and the coordinator's own DHT peer."""
+    places = [each.split("/") for each in bootstrap.addresses]  # /ip4/44.10.0.1/tcp/7701/p2p/...
+    return Destinations(
+        lambda: sources.without(command_loop.state.excluded),
+        {each[2] for each in places if len(each) > 4},
+        {int(each[4]) for each in places if len(each) > 4},
     )
 
 

@@ -31,7 +31,14 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
-from protocol.trust.names import COORDINATOR_NAME, COORDINATOR_URI, OPERATOR_URI, peer_uri, tls_name
+from protocol.trust.names import (
+    COORDINATOR_NAME,
+    COORDINATOR_URI,
+    ENROLLMENT_NAME,
+    OPERATOR_URI,
+    peer_uri,
+    tls_name,
+)
 from protocol.trust.private_file import write_private
 from protocol.trust.run_id import run_id_of
 from protocol.trust.tls import AUTHORITY_EXTENSION, pin_of
@@ -77,28 +84,28 @@ class Authority:
 
     def for_peer(self, peer: PeerId, key: EllipticCurvePublicKey) -> bytes:
         """PEM certificate that binds the TLS key `key` to `peer`, at both ends of a connection."""
-        return self._issue(key, peer_uri(peer), tls_name(peer), (_CLIENT, _SERVER))
+        return self._issue(key, peer_uri(peer), (tls_name(peer),), (_CLIENT, _SERVER))
 
     def for_coordinator(self, key: EllipticCurvePublicKey) -> bytes:
         """PEM certificate for the coordinator's servers; it carries the authority's along."""
-        return self._issue(key, COORDINATOR_URI, COORDINATOR_NAME, (_SERVER,), carries_authority=True)
+        names = COORDINATOR_NAME, ENROLLMENT_NAME
+        return self._issue(key, COORDINATOR_URI, names, (_SERVER,), carries_authority=True)
 
     def for_operator(self, key: EllipticCurvePublicKey) -> bytes:
         """PEM certificate for the operator's tools."""
-        return self._issue(key, OPERATOR_URI, None, (_CLIENT,))
+        return self._issue(key, OPERATOR_URI, (), (_CLIENT,))
 
     def _issue(
         self,
         key: EllipticCurvePublicKey,
         uri: str,
-        dns: str | None,
+        dns: tuple[str, ...],
         usages: tuple[x509.ObjectIdentifier, ...],
         carries_authority: bool = False,
     ) -> bytes:
         now = datetime.fromtimestamp(self.clock(), UTC)
         names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(uri)]
-        if dns is not None:
-            names.append(x509.DNSName(dns))
+        names += map(x509.DNSName, dns)
         # The critical name is the identity: every program of a run reads the holder from its URI.
         own_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
         builder = (

@@ -132,8 +132,23 @@ class _Joined:
 
     @property
     def newest_record(self) -> PeerRecord:
-        """The record with the endpoint at which others open links to this node by now."""
-        return replace(self.record, endpoint=self.relayed.ports.endpoint)
+        """The record with the addresses at which others reach this node by now."""
+        ports = self.relayed.ports
+        return replace(self.record, endpoint=ports.endpoint, dht=ports.dht)
+
+    def services(self, worker: WorkerClient, transport: LastingTransport, directory: Directory) -> Services:
+        return Services(
+            self.coordinator.credentials.run,
+            self.spec,
+            self.identity,
+            worker,
+            transport,
+            self.coordinator,
+            self.link_server,
+            self.membership,
+            directory,
+            self.relayed.tunnels.through,
+        )
 
 
 async def _enter(
@@ -276,6 +291,7 @@ async def _enter_dht(node: _Joined, processes: AsyncExitStack) -> LastingTranspo
         admission, credentials = node.admission(), node.coordinator.credentials
         await node.sources.resolve_coordinator(credentials.api, admission.dht_peers)
         sources, ports = node.sources.of(node.membership.run_view), node.relayed.ports
+        first_peers = await node.relayed.first_peers(admission.dht_peers)
         node.relayed.admit(sources)
         ports.release()  # hivemind listens there from now on
         advertise, advertise_port = node.relayed.dht_place()
@@ -284,13 +300,14 @@ async def _enter_dht(node: _Joined, processes: AsyncExitStack) -> LastingTranspo
             certificate=credentials.certificate_file,
             authority=credentials.authority_file,
             run=credentials.run,
-            initial_peers=admission.dht_peers,
+            initial_peers=first_peers,
             listen_host=ports.host,
             listen_port=ports.dht_port or port,
             advertise=advertise,
             advertise_port=advertise_port,
             client_mode=node.relayed.exposure is None and not ports.reached.dht,
-            stays_connected=node.own_address.has_moved,  # the others may not find this node at once
+            # After a move the others may not find this node at once; and where tunnels lead to them.
+            stays_connected=node.own_address.has_moved or node.relayed.tunnels.is_needed,
             sources=sources,
             members=member_peers(node.membership.run_view) | {credentials.coordinator},
             clock_offset=admission.clock_offset,
@@ -313,6 +330,7 @@ async def _train_assignment(
         async def admit(peers: Set[PeerId], run_view: RunView) -> None:
             # The coordinator's peer fetches the payloads that too few peers report as held.
             peers |= {node.coordinator.credentials.coordinator}
+            node.relayed.tunnels.want(peers)
             sources = node.sources.of(run_view)
             node.relayed.admit(sources)
             await transport.admit(peers, run_view.banned, sources, peers | member_peers(run_view))
@@ -322,7 +340,7 @@ async def _train_assignment(
         await membership.attach(admit)
         directory = Directory(transport, node.newest_record, membership.estimates)
         background.append(group.create_task(directory.keep()))
-        for told in (node.relayed, node.forwarded, node.own_address):
+        for told in (node.relayed, node.forwarded, node.own_address, node.relayed.tunnels):
             background.append(group.create_task(told.keep(transport, directory)))
         if options.measure:
             prober = LinkProber(
@@ -330,21 +348,13 @@ async def _train_assignment(
                 membership,
                 directory,
                 node.coordinator,
-                lambda at, peer: probe_peer(at, peer, node.coordinator.credentials.tls),
+                lambda at, peer: probe_peer(
+                    at, peer, node.coordinator.credentials.tls, node.relayed.tunnels.through
+                ),
                 joins_pipelines=POLICIES[node.admission().role].joins_pipelines,
             )
             background.append(group.create_task(prober.keep()))
-        services = Services(
-            node.coordinator.credentials.run,
-            node.spec,
-            identity,
-            worker,
-            transport,
-            node.coordinator,
-            node.link_server,
-            membership,
-            directory,
-        )
+        services = node.services(worker, transport, directory)
         search_paths = [options.folder.absolute()]
         if options.initial_folder is not None:
             search_paths.append(options.initial_folder)

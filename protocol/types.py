@@ -405,7 +405,10 @@ class Frame:
 
 @dataclass(frozen=True)
 class PeerRecord:
-    """What a peer publishes about itself in the DHT, signed with its identity."""
+    """What a peer publishes about itself in the DHT, signed with its identity.
+
+    `endpoint` is where it accepts links, `dht` where its DHT peer is reached: ``host:port``, or "".
+    """
 
     peer: PeerId
     protocol_version: int
@@ -413,3 +416,4 @@ class PeerRecord:
     capacity: Capacity
     endpoint: str
     stages: StageRange | None
+    dht: str = ""

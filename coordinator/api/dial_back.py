@@ -16,12 +16,18 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Protocol
 
-from coordinator.membership.reachability import address_obstacle, check_claims, port_obstacle, reached
+from coordinator.membership.reachability import check_claims, reached
 from protocol.server.admission import rate_limited
 from protocol.server.limits import FairShare, source_of_host
 from protocol.trust.endpoints import check_address, split_endpoint
 from protocol.trust.names import tls_name
-from protocol.trust.reachability import DIAL_BACK_SECONDS, Addresses, Reached
+from protocol.trust.reachability import (
+    DIAL_BACK_SECONDS,
+    Addresses,
+    Reached,
+    address_obstacle,
+    port_obstacle,
+)
 from protocol.types import PeerId
 
 _AT_ONCE, _AT_ONCE_OF_A_SOURCE = 64, 16

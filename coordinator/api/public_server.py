@@ -14,23 +14,25 @@ from protocol.server.renewed_server import RenewedServer, ServerTls
 
 @dataclass(frozen=True)
 class PublicServer:
-    """A gateway and the servers behind it."""
+    """A gateway and the servers behind it. None: another one shares its port with them."""
 
-    gateway: Gateway
+    gateway: Gateway | None
     server: RenewedServer
 
     async def start(self) -> None:
         await self.server.start("127.0.0.1")
-        self.gateway.start(self.server.port)
+        if self.gateway is not None:
+            self.gateway.start(self.server.port)
 
     async def stop(self, grace: float) -> None:
         """End calls that go on for more than `grace` seconds, and close all connections."""
         await self.server.stop(grace)
-        await self.gateway.close()
+        if self.gateway is not None:
+            await self.gateway.close()
 
 
 def public_server(
-    gateway: Gateway,
+    gateway: Gateway | None,
     new_server: Callable[..., grpc.aio.Server],
     certificate: ServerCertificate,
     authority: Authority,

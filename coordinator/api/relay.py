@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from coordinator.api.public_ports import RelayPorts
 from coordinator.authority import Authority, ServerCertificate
 from coordinator.command_loop import RUN_TOPIC, CommandLoop, Stopped
 from coordinator.state.state import State
+from protocol.relay.destinations import Destinations
 from protocol.relay.server import RelayLimits, RelayServer
 from protocol.server.renewed_server import ServerTls
 from protocol.types import PeerId, RelayAddress
@@ -41,18 +43,20 @@ class OwnRelay:
                 self.server.refuse(known)
 
 
-def own_relay(ports: RelayPorts, peer: PeerId, authority: Authority) -> OwnRelay:
-    """The relay of the coordinator, which is `peer`. Not started yet."""
+def own_relay(
+    ports: RelayPorts,
+    peer: PeerId,
+    authority: Authority,
+    destinations: Destinations,
+    sharing: Mapping[str, Callable[[], Awaitable[int]]],
+) -> OwnRelay:
+    """The relay of the coordinator, which is `peer`. Not started yet. See RelayServer for the arguments."""
     certificate = ServerCertificate(authority, peer)
 
     def tls() -> ServerTls:
         return ServerTls(*certificate.pair(), authority.pem)
 
-    usual = RelayLimits()
-    limits = replace(
-        usual,
-        connections=replace(usual.connections, open_in_all=ports.most_connections),
-        streams=ports.most_connections // 2,  # each takes a second connection, by which the node dials back
-    )
-    server = RelayServer(ports.listener, peer, tls, ports.dht, limits)
+    # Each stream takes a second connection, by which the node dials back.
+    limits = RelayLimits(ports.gateway.limits, streams=ports.gateway.limits.open_in_all // 2)
+    server = RelayServer(ports.gateway, peer, tls, ports.dht, limits, sharing, destinations)
     return OwnRelay(server, RelayAddress(peer, ports.address))

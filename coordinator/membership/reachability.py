@@ -6,18 +6,15 @@ at ports that nodes use, and private ones only for a caller from a private netwo
 
 from __future__ import annotations
 
-from ipaddress import ip_address
-
 from coordinator.membership.validation import bad_request, live_peer
 from coordinator.state.commands import ReportLink, UpdateAddresses
 from coordinator.state.events import AddressesChanged, LinkFailed
 from coordinator.state.transaction import Transaction
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.trust.endpoints import check_endpoint, split_endpoint
+from protocol.trust.endpoints import check_endpoint
 from protocol.trust.reachability import Addresses, Reached
 from protocol.types import Reachability
 
-_LEAST_PORT, _HTTPS = 1024, 443
 _REMEDY = (
     "To be reached, let the router and the firewall forward two fixed ports to this machine, and give "
     "--listen 0.0.0.0:PORT, --dht-port PORT and --advertise with the public name or address. --dial-only "
@@ -36,27 +33,6 @@ def check_claims(*addresses: str) -> None:
                 f"The coordinator refuses the endpoint {address}: {error}.",
                 "Give --advertise HOST, a name or address under which the other nodes reach this machine.",
             ) from None
-
-
-def port_obstacle(address: str) -> str:
-    """Why the port of ``host:port`` is not dialled; "" if it may be."""
-    _, port = split_endpoint(address)
-    usual = port >= _LEAST_PORT or port == _HTTPS
-    return "" if usual else f"ports below {_LEAST_PORT} are not dialled, except {_HTTPS}"
-
-
-def address_obstacle(address: str, source: str) -> str:
-    """Why an IP address is not dialled for a caller from `source`; "" if it may be."""
-    if ip_address(address).is_global or not _is_global(source):
-        return ""
-    return f"{address} is an address of a private network, and this node calls from {source}"
-
-
-def _is_global(source: str) -> bool:
-    try:
-        return ip_address(source.partition("/")[0]).is_global
-    except ValueError:
-        return True  # nothing is known of it
 
 
 def reached(addresses: Addresses, endpoint_problem: str, dht_problem: str) -> Reached:

@@ -57,6 +57,10 @@ RelayUplink = Annotated[
         min=0.0,
     ),
 ]
+OnePort = Annotated[
+    bool,
+    network("Enrollment and relay share the API's port, for homes that let out port 443 only."),
+]
 Folder = Annotated[
     Path | None,
     option("Where the commit log, the run's authority and metrics are kept; the same folder resumes."),
@@ -77,6 +81,7 @@ def coordinator(
         ),
     ] = True,
     relay_listen: RelayListen = None,
+    one_port: OnePort = False,
     relay_ports: RelayPortRange = None,
     relay_uplink: RelayUplink = 0.0,
     certificate_life: Annotated[str, network("Life of a node's certificate; nodes renew theirs.")] = "24h",
@@ -99,6 +104,11 @@ def coordinator(
     advertise = command_runner.bare_host(advertise, "--advertise")
     if relay_listen is not None:
         command_runner.split_address(relay_listen, "--relay-listen")
+    if one_port and (enrollment_port is not None or relay_listen is not None or not relay):
+        raise bad_option(
+            "--one-port puts enrollment and the relay on the port of --listen.",
+            "Leave out --enrolment-port, --relay-listen and --no-relay.",
+        )
     life = seconds_of(certificate_life, "--certificate-life")
     folder = folder or user_data_path("hetnode") / "runs" / spec.name / "coordinator"
     make_usable(folder, mode=0o700)  # it holds the private keys of the authority and of the operator
@@ -118,7 +128,7 @@ def coordinator(
     own_relay = None
     if relay:
         own_relay = RelayOptions(relay_listen or "", port_range(relay_ports), relay_uplink * MEGABIT)
-    addresses = ListenAddresses(listen, enrollment_address, advertise or host, own_relay)
+    addresses = ListenAddresses(listen, enrollment_address, advertise or host, own_relay, one_port)
     announce = _CoordinatorFolder(folder, spec).announce
     running = run_coordinator(spec, folder, addresses, identity, bootstrap.start, announce, life)
     command_runner.run(running, lifeline)

@@ -127,6 +127,13 @@ class Disconnect(HiveRequest[None]):
 
 
 @dataclass(frozen=True)
+class Contact(HiveRequest[None]):
+    """Dial each of these peers at this multiaddress, to stay connected to those that Admit names."""
+
+    addresses: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Exchange(HiveRequest[ExchangeResult]):
     """See :meth:`node.transport.transport.Transport.exchange`.
 

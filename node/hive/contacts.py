@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import NoReturn
 
 from hivemind.p2p import P2P, PeerID
+from hivemind.utils.multiaddr import Multiaddr
 
 from node.transport.backoff import pause_after
 from node.transport.payload_exchange import own_order
@@ -34,6 +35,7 @@ class Contacts:
         self._p2p, self._me = p2p, p2p.peer_id.to_base58()
         self._wanted: frozenset[PeerId] = frozenset()
         self._failures: dict[PeerId, tuple[int, float]] = {}  # how many in a row, and when to try again
+        self._addresses: dict[str, str] = {}
         self._changed = asyncio.Event()
         self._dials = asyncio.Semaphore(_DIALS_AT_ONCE)
 
@@ -41,7 +43,16 @@ class Contacts:
         """Change the peers that are wanted. Of more than MOST_CONTACTS every peer chooses others."""
         self._wanted = self._wanted.difference(removed).union(added) - {self._me}
         self._failures = {peer: each for peer, each in self._failures.items() if peer in self._wanted}
+        self._addresses = {peer: each for peer, each in self._addresses.items() if peer in self._wanted}
         self._changed.set()
+
+    def note_addresses(self, addresses: Mapping[str, str]) -> None:
+        """Dial those of these peers that are wanted at this multiaddress, and at once if it is new."""
+        for peer in self._wanted & addresses.keys():
+            if self._addresses.get(peer) != addresses[peer]:
+                self._addresses[peer] = addresses[peer]
+                self._failures.pop(peer, None)
+                self._changed.set()
 
     async def keep(self) -> NoReturn:
         """Open what is missing, until cancelled. A peer that cannot be reached is tried ever more seldom."""
@@ -70,7 +81,8 @@ class Contacts:
         async with self._dials:
             try:
                 # Without addresses p2pd asks the other peers where this one is.
-                connecting = self._p2p._client.connect(PeerID.from_base58(peer), ())
+                known = [Multiaddr(self._addresses[peer])] if peer in self._addresses else ()
+                connecting = self._p2p._client.connect(PeerID.from_base58(peer), known)
                 await asyncio.wait_for(connecting, _DIAL_SECONDS)
             except Exception as error:  # as above
                 failed = self._failures.get(peer, (0, 0.0))[0] + 1

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import socket
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -118,6 +118,12 @@ class HostedDHT(DHT):  # type: ignore[misc]  # hivemind has no type information
         if self._stays_connected:
             self._send_difference(_change_contacts, then, before, deadline)
 
+    def contact(self, addresses: Mapping[str, str], deadline: float) -> None:
+        """Dial each of these peers at this multiaddress; it must be one that stays connected to others."""
+        for some in _parts(addresses):
+            known = {peer: addresses[peer] for peer in some}
+            self._call(partial(_note_addresses, addresses=known), deadline)
+
     def disconnect(self, peers: Collection[PeerId], deadline: float) -> None:
         """Close the connections to `peers`."""
         for some in _parts(peers):
@@ -201,6 +207,10 @@ async def _change_contacts(
     dht: HostedDHT, _: DHTNode, *, added: Sequence[PeerId], removed: Sequence[PeerId]
 ) -> None:
     dht._contacts.change(added, removed)
+
+
+async def _note_addresses(dht: HostedDHT, _: DHTNode, *, addresses: Mapping[str, str]) -> None:
+    dht._contacts.note_addresses(addresses)
 
 
 async def _disconnect(_: DHT, node: DHTNode, *, peers: Sequence[str]) -> None:

@@ -34,6 +34,7 @@ from node.hive.calls import (
     AVERAGER_REQUESTS,
     Admit,
     ArbitratePayload,
+    Contact,
     DhtJoined,
     Disconnect,
     ForgetPayloads,
@@ -233,6 +234,10 @@ class Host:
         with _dht_answers():
             self._dht.disconnect(request.peers, request.deadline)
 
+    def contact(self, request: Contact) -> None:
+        with _dht_answers():
+            self._dht.contact(request.addresses, request.deadline)
+
     def handlers(self) -> Mapping[str, Handler]:
         """For :func:`node.ipc.channel.serve`. The answers of averagers are forwarded without decoding."""
         return {
@@ -245,6 +250,7 @@ class Host:
             **handler(Lookup, self.lookup),
             **handler(Admit, self.admit),
             **handler(Disconnect, self.disconnect),
+            **handler(Contact, self.contact),
             **{name_of(request): self._forward(name_of(request)) for request in AVERAGER_REQUESTS},
         }
 

@@ -127,6 +127,10 @@ class LastingTransport(Transport):
         """See :meth:`HivemindTransport.disconnect`."""
         await self._call(lambda current: current.disconnect(peers), ErrorCode.DHT_UNREACHABLE)
 
+    async def contact(self, addresses: Mapping[str, str]) -> None:
+        """See :meth:`HivemindTransport.contact`. Processes that are started again must be told again."""
+        await self._call(lambda current: current.contact(addresses), ErrorCode.DHT_UNREACHABLE)
+
     async def publish(self, record: PeerRecord, ttl: float) -> None:
         self._published = (record, self._loop.time() + ttl)
         await self._call(lambda current: current.publish(record, ttl), ErrorCode.DHT_UNREACHABLE)

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from node.hive.calls import (
     Admit,
     ArbitratePayload,
+    Contact,
     Disconnect,
     Exchange,
     FetchCheckpoint,
@@ -209,6 +210,10 @@ class HivemindTransport(Transport):
     async def disconnect(self, peers: Collection[PeerId]) -> None:
         """Close the connections to `peers`, which are dead: the next calls open new ones."""
         await self._call(Disconnect(tuple(sorted(peers)), deadline=_LOCAL_SECONDS))
+
+    async def contact(self, addresses: Mapping[str, str]) -> None:
+        """Dial each of these peers at this multiaddress; only with `stays_connected`."""
+        await self._call(Contact(addresses, deadline=_LOCAL_SECONDS))
 
     async def publish(self, record: PeerRecord, ttl: float) -> None:
         expires = coordinator_time(self._clock_offset) + ttl

@@ -88,6 +88,11 @@ class ClaimedPorts:
         return self.addresses.endpoint if self.reached.endpoint else ""
 
     @property
+    def dht(self) -> str:
+        """Where others reach this node's DHT peer; "" if they cannot."""
+        return self.addresses.dht if self.reached.dht else ""
+
+    @property
     def reached(self) -> Reached:
         return self._reached
 

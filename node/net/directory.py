@@ -11,7 +11,7 @@ from typing import NoReturn
 from node.net.live_estimates import LiveEstimates
 from node.transport.transport import Transport
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.types import PeerRecord, StageRange
+from protocol.types import PeerId, PeerRecord, StageRange
 
 log = logging.getLogger(__name__)
 
@@ -38,9 +38,9 @@ class Directory:
             await self._publish()
             await asyncio.sleep(_RECORD_SECONDS / 3)  # two attempts may fail before the record expires
 
-    async def move(self, endpoint: str) -> None:
-        """Publish where others open links to this node from now on."""
-        self._record = replace(self._record, endpoint=endpoint)
+    async def move(self, endpoint: str, dht: str) -> None:
+        """Publish where others open links to this node from now on, and where its DHT peer is."""
+        self._record = replace(self._record, endpoint=endpoint, dht=dht)
         await self._publish()
 
     async def take_stages(self, stages: StageRange) -> None:
@@ -50,12 +50,18 @@ class Directory:
 
     async def endpoints(self) -> Mapping[str, str]:
         """host:port by peer id, from the records of the peers; empty if the DHT does not answer."""
+        return {peer: record.endpoint for peer, record in (await self._records()).items() if record.endpoint}
+
+    async def dht_addresses(self) -> Mapping[str, str]:
+        """host:port of the DHT peers of others; empty if the DHT does not answer."""
+        return {peer: record.dht for peer, record in (await self._records()).items() if record.dht}
+
+    async def _records(self) -> Mapping[PeerId, PeerRecord]:
         try:
-            records = await self._transport.lookup()
+            return await self._transport.lookup()
         except HetnodeError as error:
             log.warning("no records from the DHT, using the plan's endpoints: %s", error)
             return {}
-        return {peer: record.endpoint for peer, record in records.items() if record.endpoint}
 
     async def _publish(self) -> None:
         if self._estimates is not None:

@@ -19,7 +19,7 @@ from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.trust.envelope import enrollment_message, public_key_of
 from protocol.trust.host_port import split_host_port
 from protocol.trust.invite import Invite
-from protocol.trust.names import COORDINATOR_NAME, wrong_authority
+from protocol.trust.names import COORDINATOR_NAME, ENROLLMENT_NAME, wrong_authority
 from protocol.trust.run_id import names_authority
 from protocol.trust.tls import authority_of, certified_peer
 from protocol.types import PROTOCOL_VERSION, PeerId
@@ -88,7 +88,9 @@ async def _shown_certificate(address: str) -> bytes:
     host, port = split_host_port(address)
     while True:
         try:
-            _, writer = await asyncio.open_connection(host, port, ssl=context)
+            _, writer = await asyncio.open_connection(
+                host, port, ssl=context, server_hostname=ENROLLMENT_NAME
+            )
         except ssl.SSLError as error:
             why = f"does not speak TLS as a coordinator does: {error}"
             raise wrong_authority(f"What answers at {address} {why}.") from None
@@ -116,8 +118,10 @@ async def _enroll(invite: Invite, identity: Identity, tls: Credentials) -> pb.En
         tls_public_key=public_key,
         proof=identity.sign(enrollment_message(invite.pin, public_key, invite.id)),
     )
+    # Behind one port the name tells the two services apart.
+    name = ENROLLMENT_NAME if invite.enrollment == invite.api else COORDINATOR_NAME
     options = (
-        ("grpc.ssl_target_name_override", COORDINATOR_NAME),
+        ("grpc.ssl_target_name_override", name),
         ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     )
     channel = grpc.aio.secure_channel(

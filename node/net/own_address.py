@@ -216,4 +216,4 @@ class OwnAddress:
         await telling
         if announcing is not None:
             await announcing.restart()
-        await directory.move(self._relayed.ports.endpoint)
+        await directory.move(self._relayed.ports.endpoint, self._relayed.ports.dht)

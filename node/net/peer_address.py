@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from ipaddress import ip_address
 
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.endpoints import check_address, check_endpoint, split_endpoint
 from protocol.trust.host_port import host_port
+
+Through = Callable[[str], Awaitable[str]]
+"""The ``host:port`` to dial instead of that of a peer; see node.relay.tunnels."""
+
+
+async def directly(endpoint: str) -> str:
+    """The `endpoint` itself."""
+    return endpoint
 
 
 async def target_of(endpoint: str, peer: str) -> str:

@@ -18,7 +18,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from node import hooks
-from node.net.peer_address import target_of
+from node.net.peer_address import Through, directly, target_of
 from node.net.streams import STREAM_ERRORS, is_cancelled, status_of, text_of
 from node.security.channels import open_channel, tls_failure
 from node.security.credentials import Credentials
@@ -189,8 +189,10 @@ async def probe_over(call: Any, unreachable: Callable[[grpc.RpcError], HetnodeEr
 
 
 @asynccontextmanager
-async def probe_peer(endpoint: str, peer: PeerId, credentials: Credentials) -> AsyncIterator[Probe]:
-    """A probe of the connection to `peer`, which listens at `endpoint`.
+async def probe_peer(
+    endpoint: str, peer: PeerId, credentials: Credentials, through: Through = directly
+) -> AsyncIterator[Probe]:
+    """A probe of the connection to `peer`, which listens at `endpoint`, where `through` leads.
 
     Raises HetnodeError as :func:`probe_over`; CERTIFICATE_REFUSED if another peer answers at `endpoint`;
     NEIGHBOUR_UNREACHABLE, also if no peer may have the endpoint.
@@ -207,7 +209,7 @@ async def probe_peer(endpoint: str, peer: PeerId, credentials: Credentials) -> A
 
     hooks.current().before_contact(peer)
     try:
-        target = await target_of(endpoint, peer)
+        target = await target_of(await through(endpoint), peer)
     except OSError as error:
         raise _unreachable(endpoint, peer, str(error)) from None
     channel = open_channel(target, credentials, tls_name(peer), ())

@@ -74,7 +74,11 @@ class AcceptedSources:
         return frozenset(peer for peer, now in self._known.items() if peer in before and now - before[peer])
 
     def of(self, run_view: RunView) -> frozenset[str]:
-        return member_sources(run_view) | self._coordinator | set(private_networks())
+        return self.of_members(run_view) | set(private_networks())
+
+    def of_members(self, run_view: RunView) -> frozenset[str]:
+        """Those of the members and of the coordinator alone."""
+        return member_sources(run_view) | self._coordinator
 
 
 async def _sources_of(host: str) -> set[str]:

@@ -33,6 +33,9 @@ _RETRY_SECONDS, _MOST_RETRY_SECONDS = 0.5, 2.0
 _RENEWAL_SECONDS = 10.0
 """How often a changed certificate is looked for."""
 _MOST_CONNECTIONS = 256
+_DIALS_AT_ONCE = 2
+"""A relay serves four calls of a peer at once, of which two may be to expose it."""
+_DIAL_SECONDS = 10.0
 """More than a relay carries for one peer: one that asks for more is faulty."""
 _LAST_PORT = 65535
 _OPTIONS = (
@@ -75,6 +78,9 @@ class RelayAgent:
         self._away_since: float | None = asyncio.get_running_loop().time()
         self._carrying: dict[asyncio.Task[None], str | None] = {}  # the source of those to the DHT peer
         self._admitted = AdmittedSources(EVERYONE)
+        self._dials = asyncio.Semaphore(_DIALS_AT_ONCE)
+        self._stub: pb_grpc.RelayStub | None = None  # while there is a channel
+        self._place: tuple[str, int] = ("", 0)
 
     @property
     def away(self) -> float:
@@ -97,6 +103,25 @@ class RelayAgent:
         async with self._changed:
             await self._changed.wait_for(lambda: self._away_since is None)
         return self.dht_port
+
+    async def dial(self, address: str) -> End:
+        """A connection to ``host:port`` that the relay opens. Names are resolved here.
+
+        Raises HetnodeError: NEIGHBOUR_UNREACHABLE, or a refusal of the relay; OSError; TimeoutError.
+        """
+        place = host_port(*await address_of(address, "another peer"))
+        async with self._dials:
+            if self._stub is None:
+                raise ConnectionRefusedError("the relay is away")
+            try:
+                request = pb.DialRequest(peer=self._peer, address=place)
+                reply = await self._stub.Dial(request, timeout=_DIAL_SECONDS)
+            except grpc.aio.AioRpcError as error:
+                raise self._error_of(error) from None
+        end = End()
+        await asyncio.get_running_loop().create_connection(lambda: end, *self._place)
+        end.write(dial_back(reply.token))
+        return end
 
     async def keep(self) -> NoReturn:
         """Keep connected until cancelled. A relay that is away or refuses is only logged."""
@@ -124,7 +149,8 @@ class RelayAgent:
         host, port = await address_of(self.relay.endpoint, f"the relay {self.relay.peer}")
         async with open_channel(host_port(host, port), shown, tls_name(self.relay.peer), _OPTIONS) as channel:
             request = pb.ExposeRequest(peer=self._peer, dht_port=self.dht_port)
-            call = pb_grpc.RelayStub(channel).Expose(request)
+            self._stub, self._place = pb_grpc.RelayStub(channel), (host, port)
+            call = self._stub.Expose(request)
             reading = asyncio.create_task(self._read(call, (host, port)))
             try:
                 while not reading.done() and self._credentials() == shown:
@@ -132,6 +158,7 @@ class RelayAgent:
                 if reading.done():
                     reading.result()
             finally:
+                self._stub = None
                 reading.cancel()
                 call.cancel()
 

@@ -17,6 +17,7 @@ from node.security.credentials import Credentials
 from protocol.errors import HetnodeError
 from protocol.relay.exposed import Service
 from protocol.server.admitted_sources import EVERYONE, AdmittedSources
+from protocol.server.splice import End
 from protocol.trust.endpoints import split_endpoint
 from protocol.trust.host_port import host_port
 from protocol.types import PeerId, RelayAddress
@@ -110,6 +111,12 @@ class RelayKeeper:
             if known != (now, self._agent.connections):
                 known = now, self._agent.connections
                 await changed(now)
+
+    async def dial(self, address: str) -> End:
+        """As :meth:`RelayAgent.dial`, through the relay that is taken now."""
+        if self._agent is None:
+            raise ConnectionRefusedError("no relay is taken")
+        return await self._agent.dial(address)
 
     def close(self) -> None:
         """Give the relay up. May be called again."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
@@ -12,16 +12,19 @@ from typing import NoReturn
 from node.measure.hardware import available_threads, measure_capacity
 from node.measure.measure import measure_coordinator
 from node.net.admission import join_run, leave_run, local_address_towards, obtain_credentials
-from node.net.coordinator_client import CoordinatorClient
+from node.net.coordinator_client import Admission, CoordinatorClient
 from node.net.live_estimates import LiveEstimates
 from node.net.membership import Membership, RunView
+from node.net.sources import AcceptedSources
 from node.net.waiting import CoordinatorWait
 from node.security.channels import server_tls
 from node.security.identity import Identity
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.relay.destinations import Destinations
+from protocol.relay.ports import ports_after
 from protocol.relay.server import RelayLimits, RelayServer
 from protocol.server.descriptors import raise_descriptor_limit
-from protocol.server.gateway import listen_on
+from protocol.server.gateway import Gateway, listen_on
 from protocol.trust.host_port import host_port
 from protocol.trust.invite import Invite
 from protocol.trust.reachability import Addresses
@@ -30,7 +33,6 @@ from protocol.types import PeerId, Role
 log = logging.getLogger(__name__)
 
 _JOIN_SECONDS = 15.0
-_DHT_PORTS = 100
 
 
 @dataclass(frozen=True)
@@ -63,14 +65,18 @@ async def run_relay(options: RelayOptions, identity: Identity) -> None:
         credentials = await obtain_credentials(options.invite, options.run, identity, wait)
         coordinator = CoordinatorClient(credentials, identity)
         stack.push_async_callback(coordinator.close)
-        relay = _relay_server(options, identity.peer, coordinator)
+        members: set[str] = set()
+        relay = _relay_server(options, identity.peer, coordinator, members)
         stack.push_async_callback(relay.stop)
         await relay.start()
         host = options.advertise or await _local_address(credentials.api, wait)
         endpoint = host_port(host, relay.port)
         estimates = LiveEstimates(measure_capacity("cpu", available_threads()))
 
+        joined: Admission
+
         async def join(seconds: float = _JOIN_SECONDS) -> float:
+            nonlocal joined
             capacity = estimates.capacity
             joined = await join_run(coordinator, Role.RELAY, capacity, Addresses(endpoint), "", seconds)
             return joined.spec.timing.heartbeat
@@ -85,6 +91,7 @@ async def run_relay(options: RelayOptions, identity: Identity) -> None:
             asyncio.create_task(membership.keep()),
             asyncio.create_task(coordinator.keep_renewed()),
             asyncio.create_task(_keep_refusing(membership, relay)),
+            asyncio.create_task(_keep_sources(membership, joined.dht_peers, credentials.api, members)),
             asyncio.create_task(membership.until(lambda view: True if view.finished else None)),
         ]
         # Not before the join: nodes may wait for a relay. The next heartbeat tells the result.
@@ -103,7 +110,9 @@ async def _local_address(coordinator: str, wait: CoordinatorWait) -> str:
     return await wait.answer(lambda _: local_address_towards(coordinator))
 
 
-def _relay_server(options: RelayOptions, peer: PeerId, coordinator: CoordinatorClient) -> RelayServer:
+def _relay_server(
+    options: RelayOptions, peer: PeerId, coordinator: CoordinatorClient, members: Set[str]
+) -> RelayServer:
     at = host_port(options.listen_host, options.listen_port)
     try:
         listener = listen_on(options.listen_host, options.listen_port)
@@ -113,9 +122,17 @@ def _relay_server(options: RelayOptions, peer: PeerId, coordinator: CoordinatorC
             f"The relay cannot listen on {at}: {error.strerror}.",
             "Give another --listen HOST:PORT; port 0 takes a free one.",
         ) from None
-    port = int(listener.getsockname()[1])
-    ports = options.dht_ports or range(port + 1, min(port + 1 + _DHT_PORTS, 65536))
-    return RelayServer(listener, peer, lambda: server_tls(coordinator.credentials.tls), ports, options.limits)
+    ports = options.dht_ports or ports_after(int(listener.getsockname()[1]))
+    gateway = Gateway(listener, options.limits.connections)
+    hosts = (options.advertise,) if options.advertise else ()
+    return RelayServer(
+        gateway,
+        peer,
+        lambda: server_tls(coordinator.credentials.tls),
+        ports,
+        options.limits,
+        destinations=Destinations(lambda: members, hosts),
+    )
 
 
 async def _keep_refusing(membership: Membership, relay: RelayServer) -> NoReturn:
@@ -128,6 +145,23 @@ async def _keep_refusing(membership: Membership, relay: RelayServer) -> NoReturn
     while True:
         known = await membership.until(changed)
         relay.refuse(known)
+
+
+async def _keep_sources(
+    membership: Membership, dht_peers: Sequence[str], api: str, known: set[str]
+) -> NoReturn:
+    """Keep in `known` the sources of members and coordinator, to which the relay connects."""
+    accepted = AcceptedSources()
+
+    def changed(run_view: RunView) -> Set[str] | None:
+        now = accepted.of_members(run_view)
+        return None if now == known else now
+
+    while True:
+        await accepted.resolve_coordinator(api, dht_peers)
+        now = await membership.until(changed)
+        known.clear()
+        known.update(now)
 
 
 def with_rate(limits: RelayLimits, bytes_per_second: float) -> RelayLimits:

@@ -15,6 +15,7 @@ from node.net.directory import Directory
 from node.net.link_server import LinkServer
 from node.net.membership import jittered, until_answered
 from node.relay.keeper import Exposure, RelayKeeper
+from node.relay.tunnels import Tunnels
 from node.transport.interfaces import own_sources
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.relay.exposed import Service
@@ -44,6 +45,7 @@ class RelayedNode:
         ports: the local ports to which a relay's connections go, and the addresses that this node claims.
         is_needed: nobody reached this node otherwise, at its start or after a change of its address.
         exposure: where others reach this node; None while they do not.
+        tunnels: what this node opens through its relay.
     """
 
     def __init__(
@@ -65,6 +67,9 @@ class RelayedNode:
         self._links: tuple[str, int] | None = None
         servers = {Service.LINK: lambda: self._links, Service.DHT: self._dht_peer}
         self._keeper = RelayKeeper(peer, lambda: coordinator.credentials.tls, servers, self._candidates)
+        self.tunnels = Tunnels(
+            self._keeper.dial, lambda: self.exposure.relay.endpoint if self.exposure else ""
+        )
 
     async def take(self) -> None:
         """If nobody reaches this node by now: take the nearest relay, and accept what comes from there.
@@ -102,9 +107,18 @@ class RelayedNode:
                 log.warning("the coordinator does not take the address of the relay: %s", error)
             if former != exposure:
                 await transport.restart()
-                await directory.move(exposure.endpoint)
+                await directory.move(exposure.endpoint, exposure.dht)
 
         await self._keeper.keep(self.exposure, tell)
+
+    async def first_peers(self, dht_peers: Sequence[str]) -> tuple[str, ...]:
+        """The multiaddresses at which this node reaches the first `dht_peers` by now.
+
+        If nothing answers at theirs, it dials through its relay from now on.
+        """
+        if self.exposure is not None:
+            await self.tunnels.look(dht_peers)
+        return await self.tunnels.first_peers(dht_peers)
 
     def dht_place(self) -> tuple[str, int]:
         """Host and port under which others reach this node's DHT peer; port 0 is that on which it listens."""
@@ -125,6 +139,7 @@ class RelayedNode:
         self.is_needed = True
         self._warn_of_unknown_choice()
         self._stack.callback(self._keeper.close)
+        self._stack.callback(self.tunnels.close)
         if not self.ports.dht_port:
             self.ports = ClaimedPorts(_LOOPBACK, _LOOPBACK, 0)
             await self.ports.hold(self._coordinator.credentials)

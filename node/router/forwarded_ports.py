@@ -108,7 +108,7 @@ class ForwardedPorts:
             return
         self._ports.note_reached(reached)
         await transport.restart()
-        await directory.move(self._ports.endpoint)
+        await directory.move(self._ports.endpoint, self._ports.dht)
 
     async def release(self) -> None:
         """Let the router forward nothing any more. May be called again."""

@@ -55,7 +55,8 @@ async def open_links(
             address = members[other].endpoint or endpoints.get(there.peer, "")
             shown, received = services.coordinator.credentials.tls, services.membership.estimates.received
             line, on_silence = services.link_server.line, partial(report, there.peer, address)
-            link = await dial(address, here, there, limits, seconds, shown, received, line, on_silence)
+            place = await services.through(address)
+            link = await dial(place, here, there, limits, seconds, shown, received, line, on_silence)
         else:
             link = await services.link_server.accept(here, there, limits, seconds)
         stack.push_async_callback(link.close)

@@ -9,6 +9,7 @@ from node.net.coordinator_client import CoordinatorClient
 from node.net.directory import Directory
 from node.net.link_server import LinkServer
 from node.net.membership import Membership
+from node.net.peer_address import Through, directly
 from node.security.identity import Identity
 from node.transport.transport import Transport
 from protocol.spec.run import RunSpec
@@ -17,6 +18,8 @@ from protocol.spec.run import RunSpec
 @dataclass(frozen=True)
 class Services:
     """The run of a joined node, its processes and its connections.
+
+    `through` gives the address to dial instead of that of another peer.
 
     A move to other stages replaces worker, transport and directory.
     """
@@ -30,3 +33,4 @@ class Services:
     link_server: LinkServer
     membership: Membership
     directory: Directory
+    through: Through = directly

@@ -6,6 +6,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class DialRequest(_message.Message):
+    __slots__ = ("peer", "address")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    address: str
+    def __init__(self, peer: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+
+class DialReply(_message.Message):
+    __slots__ = ("token",)
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    token: bytes
+    def __init__(self, token: _Optional[bytes] = ...) -> None: ...
+
 class ExposeRequest(_message.Message):
     __slots__ = ("peer", "dht_port")
     PEER_FIELD_NUMBER: _ClassVar[int]
@@ -95,20 +109,22 @@ class ProbeMessage(_message.Message):
     def __init__(self, hello: _Optional[str] = ..., echo: _Optional[int] = ..., data: _Optional[bytes] = ..., tally: _Optional[int] = ..., fill: _Optional[float] = ...) -> None: ...
 
 class PeerRecord(_message.Message):
-    __slots__ = ("peer", "protocol_version", "role", "capacity", "endpoint", "stages")
+    __slots__ = ("peer", "protocol_version", "role", "capacity", "endpoint", "stages", "dht")
     PEER_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
+    DHT_FIELD_NUMBER: _ClassVar[int]
     peer: str
     protocol_version: int
     role: str
     capacity: Capacity
     endpoint: str
     stages: StageRange
-    def __init__(self, peer: _Optional[str] = ..., protocol_version: _Optional[int] = ..., role: _Optional[str] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., endpoint: _Optional[str] = ..., stages: _Optional[_Union[StageRange, _Mapping]] = ...) -> None: ...
+    dht: str
+    def __init__(self, peer: _Optional[str] = ..., protocol_version: _Optional[int] = ..., role: _Optional[str] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., endpoint: _Optional[str] = ..., stages: _Optional[_Union[StageRange, _Mapping]] = ..., dht: _Optional[str] = ...) -> None: ...
 
 class SignedRecord(_message.Message):
     __slots__ = ("record", "signature", "expires", "certificate")

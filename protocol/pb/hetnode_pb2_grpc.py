@@ -1358,6 +1358,11 @@ class RelayStub:
                 request_serializer=protocol_dot_pb_dot_hetnode__pb2.ExposeRequest.SerializeToString,
                 response_deserializer=protocol_dot_pb_dot_hetnode__pb2.ExposeReply.FromString,
                 _registered_method=True)
+        self.Dial = channel.unary_unary(
+                '/hetnode.v1.Relay/Dial',
+                request_serializer=protocol_dot_pb_dot_hetnode__pb2.DialRequest.SerializeToString,
+                response_deserializer=protocol_dot_pb_dot_hetnode__pb2.DialReply.FromString,
+                _registered_method=True)
 
 
 class RelayServicer:
@@ -1372,6 +1377,14 @@ class RelayServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Dial(self, request, context):
+        """Connects the relay to an address of the run, for a caller that is reachable here. The caller gets that
+        connection when it dials the relay with the token, as for a connection that waits.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RelayServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -1379,6 +1392,11 @@ def add_RelayServicer_to_server(servicer, server):
                     servicer.Expose,
                     request_deserializer=protocol_dot_pb_dot_hetnode__pb2.ExposeRequest.FromString,
                     response_serializer=protocol_dot_pb_dot_hetnode__pb2.ExposeReply.SerializeToString,
+            ),
+            'Dial': grpc.unary_unary_rpc_method_handler(
+                    servicer.Dial,
+                    request_deserializer=protocol_dot_pb_dot_hetnode__pb2.DialRequest.FromString,
+                    response_serializer=protocol_dot_pb_dot_hetnode__pb2.DialReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1410,6 +1428,33 @@ class Relay:
             '/hetnode.v1.Relay/Expose',
             protocol_dot_pb_dot_hetnode__pb2.ExposeRequest.SerializeToString,
             protocol_dot_pb_dot_hetnode__pb2.ExposeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Dial(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hetnode.v1.Relay/Dial',
+            protocol_dot_pb_dot_hetnode__pb2.DialRequest.SerializeToString,
+            protocol_dot_pb_dot_hetnode__pb2.DialReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -13,13 +13,16 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.relay.greeting import GREETING_SECONDS, TOKEN_BYTES
 from protocol.relay.ports import PeerPorts
 from protocol.server.gateway import ConnectionLimits, Gateway
-from protocol.server.limits import FairShare
+from protocol.server.limits import FairShare, source_of_host
 from protocol.server.splice import End, carry
 from protocol.trust.names import tls_name
 from protocol.trust.rate_limit import ByteRate, RateLimit
 from protocol.types import PeerId
 
 log = logging.getLogger(__name__)
+
+_CONNECT_SECONDS = 5.0
+"""For the connections that a relay opens."""
 
 
 class Service(StrEnum):
@@ -103,9 +106,15 @@ class ExposedPeers:
         self._by_name: dict[str, _Exposed] = {}
         self._waiting: dict[bytes, asyncio.Future[End]] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self._dialled: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
         return len(self._by_name)
+
+    @property
+    def ports(self) -> frozenset[int]:
+        """Those of this machine that belong to the DHT peers behind the relay."""
+        return frozenset(each.gateway.port for each in self._by_name.values())
 
     async def expose(
         self, peer: PeerId, seconds: float, wanted_port: int
@@ -151,6 +160,32 @@ class ExposedPeers:
             raise ConnectionRefusedError("nobody of that name is here")
         await self._carry(exposed, Service.LINK, client)
 
+    async def dial(self, peer: PeerId, host: str, port: int) -> bytes:
+        """Connect to `host`, an address, for a peer that is exposed here. Returns a token for it.
+
+        Raises ConnectionRefusedError; OSError or TimeoutError if nothing answers there.
+        """
+        exposed = self._by_name.get(tls_name(peer))
+        if exposed is None:
+            raise ConnectionRefusedError("only a peer that is reachable here may dial")
+        there = End(source_of_host(host))
+        self._take(exposed, there.source)
+        try:
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                await asyncio.get_running_loop().create_connection(lambda: there, host, port)
+            if self._by_name.get(tls_name(peer)) is not exposed:
+                raise ConnectionRefusedError("that peer was removed meanwhile")
+        except BaseException:
+            there.abort()
+            self._release(exposed, there.source)
+            raise
+        exposed.ends.add(there)
+        token = secrets.token_bytes(TOKEN_BYTES)
+        task = asyncio.create_task(self._join(exposed, there, token))
+        self._dialled.add(task)
+        task.add_done_callback(self._dialled.discard)
+        return token
+
     async def answer(self, token: bytes, end: End) -> None:
         """Join `end` to the connection that waits with this token, and wait until it is closed.
 
@@ -165,8 +200,8 @@ class ExposedPeers:
     async def close(self) -> None:
         for exposed in list(self._by_name.values()):
             self._remove(exposed)
-        if self._closing:
-            await asyncio.wait(self._closing)
+        if ending := self._closing | self._dialled:
+            await asyncio.wait(ending)
 
     def _add(self, peer: PeerId, wanted_port: int) -> _Exposed:
         try:
@@ -216,32 +251,43 @@ class ExposedPeers:
         log.info("peer %s is no longer reachable through this relay", exposed.peer)
 
     async def _carry(self, exposed: _Exposed, service: Service, client: End) -> None:
-        loop = asyncio.get_running_loop()
         if exposed.session is None:
             raise ConnectionRefusedError("that peer is away")
-        if not self._streams.take(exposed.peer):
-            raise ConnectionRefusedError("this relay has enough connections")
-        if not exposed.take_stream(client.source, loop.time()):
-            self._streams.release(exposed.peer)
-            raise ConnectionRefusedError("that peer has enough connections")
+        self._take(exposed, client.source)
         token = secrets.token_bytes(TOKEN_BYTES)
-        answer: asyncio.Future[End] = loop.create_future()
+        exposed.session.put_nowait(Waiting(token, service, client.source))
+        await self._join(exposed, client, token)
+
+    async def _join(self, exposed: _Exposed, waiting: End, token: bytes) -> None:
+        """Carry `waiting`, whose stream is taken, once the peer has dialled back with the token."""
+        answer: asyncio.Future[End] = asyncio.get_running_loop().create_future()
         self._waiting[token] = answer
-        exposed.ends.add(client)
+        exposed.ends.add(waiting)
         try:
-            exposed.session.put_nowait(Waiting(token, service, client.source))
             await asyncio.wait(
-                (answer, client.lost), timeout=GREETING_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                (answer, waiting.lost), timeout=GREETING_SECONDS, return_when=asyncio.FIRST_COMPLETED
             )
             if answer.done():
                 back = answer.result()
-                client.rate = back.rate = exposed.rate
-                await carry(client, back)
+                waiting.rate = back.rate = exposed.rate
+                await carry(waiting, back)
         finally:
+            waiting.abort()
             self._waiting.pop(token, None)
-            exposed.ends.discard(client)
-            exposed.release_stream(client.source)
-            self._streams.release(exposed.peer)
+            exposed.ends.discard(waiting)
+            self._release(exposed, waiting.source)
             if answer.done():
                 answer.result().abort()
             answer.cancel()
+
+    def _take(self, exposed: _Exposed, source: str) -> None:
+        """Take a stream of that peer. Raises ConnectionRefusedError if it has enough, or this relay has."""
+        if not self._streams.take(exposed.peer):
+            raise ConnectionRefusedError("this relay has enough connections")
+        if not exposed.take_stream(source, asyncio.get_running_loop().time()):
+            self._streams.release(exposed.peer)
+            raise ConnectionRefusedError("that peer has enough connections")
+
+    def _release(self, exposed: _Exposed, source: str) -> None:
+        exposed.release_stream(source)
+        self._streams.release(exposed.peer)

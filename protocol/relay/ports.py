@@ -9,6 +9,18 @@ from collections.abc import Iterator
 from protocol.server.gateway import listen_on
 from protocol.types import PeerId
 
+_NUMBER = 100
+_LEAST, _INSTEAD = 1024, 7801
+
+
+def ports_after(port: int) -> range:
+    """The usual ports of a relay that listens on `port`: the hundred after it, or 7801 to 7900 for port 443.
+
+    The coordinator dials no lower ports.
+    """
+    first = port + 1 if port >= _LEAST else _INSTEAD
+    return range(first, min(first + _NUMBER, 65536))
+
 
 class PeerPorts:
     """Listens on a port of `ports` for each peer, if possible on the same one again.

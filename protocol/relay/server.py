@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import time
-from collections.abc import AsyncGenerator, Callable, Set
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Set
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -19,6 +18,7 @@ from cryptography import x509
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
+from protocol.relay.destinations import Destinations
 from protocol.relay.exposed import ExposedPeers, PeerLimits, Service
 from protocol.relay.greeting import GREETING_SECONDS, BadGreeting, DialBack, Greeting, greeting_in
 from protocol.relay.ports import PeerPorts
@@ -64,24 +64,30 @@ class RelayServer:
     """The relay of `peer`.
 
     Args:
-        listener: its public port (:func:`protocol.server.gateway.listen_on`); closed with the relay.
+        gateway: its public port, not started yet; closed with the relay, unless it is shared.
         tls: the certificate of `peer`, and the authority of the peers that it serves.
         ports: for DHT peers, on the same host; range(0) takes any free ones.
+        sharing: other servers behind the public port: their TLS names, and their loopback ports as in
+            :meth:`Gateway.start`.
+        destinations: where it connects to for the peers behind it; None for nowhere.
     """
 
     def __init__(
         self,
-        listener: socket.socket,
+        gateway: Gateway,
         peer: PeerId,
         tls: Callable[[], ServerTls],
         ports: range = range(0),
         limits: RelayLimits | None = None,
+        sharing: Mapping[str, Callable[[], Awaitable[int]]] | None = None,
+        destinations: Destinations | None = None,
     ) -> None:
+        self._destinations = destinations or Destinations(members=tuple)
+        self._sharing = sharing or {}
         self._name = tls_name(peer)
         self._limits = limits or RelayLimits()
-        self._gateway = Gateway(listener, self._limits.connections)
-        host = str(listener.getsockname()[0])
-        self.exposed = ExposedPeers(PeerPorts(host, ports), self._limits.peer, self._limits.streams)
+        self._gateway = gateway
+        self.exposed = ExposedPeers(PeerPorts(gateway.host, ports), self._limits.peer, self._limits.streams)
         self._greetings = FairShare(self._limits.greetings_of_source, self._limits.greetings)
         self._banned: Set[PeerId] = frozenset()
         self._refusals = RefusalLog(log)
@@ -107,10 +113,11 @@ class RelayServer:
         self._gateway.start_routing(self._route)
 
     async def stop(self) -> None:
-        """End all connections and close all ports."""
+        """End all connections, and close all ports but one that is shared."""
         await self.exposed.close()
         await self._server.stop(grace=0.0)
-        await self._gateway.close()
+        if not self._sharing:
+            await self._gateway.close()
 
     def refuse(self, banned: Set[PeerId]) -> None:
         """Serve none of the `banned` peers from now on, and end what is carried for them."""
@@ -125,6 +132,8 @@ class RelayServer:
                     return None
                 case greeting if greeting.name == self._name:
                     return await self._server.port()
+                case greeting if greeting.name in self._sharing:
+                    return await self._sharing[greeting.name]()
                 case greeting:
                     await self.exposed.carry_for(greeting.name, client)
                     return None
@@ -168,25 +177,42 @@ class RelayServer:
                 ("grpc.http2.min_ping_interval_without_data_ms", int(500 * PING_SECONDS)),
             ),
         )
-        pb_grpc.add_RelayServicer_to_server(RelayService(self.exposed), server)
+        pb_grpc.add_RelayServicer_to_server(RelayService(self.exposed, self._dial), server)
         return server
+
+    async def _dial(self, peer: PeerId, address: str, caller: str) -> bytes:
+        """See :meth:`ExposedPeers.dial`, for gRPC's name of a client."""
+        own_ports = {self.port, *self.exposed.ports}
+        host, port = await self._destinations.place(address, self._gateway.source_of(caller), own_ports)
+        return await self.exposed.dial(peer, host, port)
+
+
+Dial = Callable[[PeerId, str, str], Awaitable[bytes]]
+"""Given a peer, ``host:port`` and gRPC's name of the client: the token of the connection there."""
 
 
 class RelayService(pb_grpc.RelayServicer):
-    """Makes the callers reachable."""
+    """Makes the callers reachable, and connects for them."""
 
-    def __init__(self, exposed: ExposedPeers) -> None:
-        self._exposed = exposed
+    def __init__(self, exposed: ExposedPeers, dial: Dial) -> None:
+        self._exposed, self._dial = exposed, dial
+
+    async def Dial(self, request: pb.DialRequest, context: Context) -> pb.DialReply:
+        _check_caller(request.peer, context)
+        try:
+            token = await self._dial(PeerId(request.peer), request.address, context.peer())
+        except (OSError, TimeoutError) as error:
+            raise HetnodeError(
+                ErrorCode.NEIGHBOUR_UNREACHABLE,
+                f"The relay does not connect to {request.address[:64]!r}: {error or 'no answer'}.",
+                "No action is needed: the caller tries again.",
+            ) from None
+        return pb.DialReply(token=token)
 
     async def Expose(
         self, request: pb.ExposeRequest, context: Context
     ) -> AsyncGenerator[pb.ExposeReply, None]:
-        if not request.peer or identity_of(context) != peer_uri(request.peer):
-            raise HetnodeError(
-                ErrorCode.CERTIFICATE_REFUSED,
-                f"A call in the name of {request.peer[:64]!r} came with another certificate.",
-                "Use the certificate that this run has issued to the caller.",
-            )
+        _check_caller(request.peer, context)
         seconds = _seconds_left(context)
         wanted = request.dht_port if request.dht_port < 65536 else 0
         async with aclosing(self._exposed.expose(PeerId(request.peer), seconds, wanted)) as told:
@@ -197,6 +223,15 @@ class RelayService(pb_grpc.RelayServicer):
                     is_dht = each.service is Service.DHT
                     waiting = pb.WaitingConnection(token=each.token, dht=is_dht, source=each.source)
                     yield pb.ExposeReply(waiting=waiting)
+
+
+def _check_caller(peer: str, context: Context) -> None:
+    if not peer or identity_of(context) != peer_uri(peer):
+        raise HetnodeError(
+            ErrorCode.CERTIFICATE_REFUSED,
+            f"A call in the name of {peer[:64]!r} came with another certificate.",
+            "Use the certificate that this run has issued to the caller.",
+        )
 
 
 def _seconds_left(context: Context) -> float:

@@ -123,6 +123,11 @@ class Gateway:
         return int(self._listener.getsockname()[1])
 
     @property
+    def host(self) -> str:
+        """The address on which it listens."""
+        return str(self._listener.getsockname()[0])
+
+    @property
     def connections(self) -> int:
         """How many are open, those that wait included."""
         return len(self._open)

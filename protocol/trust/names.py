@@ -14,6 +14,8 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import PeerId
 
 COORDINATOR_NAME = "coordinator.hetnode"
+ENROLLMENT_NAME = "enrollment.hetnode"
+"""Of the same server certificate, where enrollment has the port of the API."""
 COORDINATOR_URI = "hetnode:coordinator"
 OPERATOR_URI = "hetnode:operator"
 _PEER_URI = "hetnode:peer:"

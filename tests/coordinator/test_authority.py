@@ -19,6 +19,7 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.names import (
     COORDINATOR_NAME,
     COORDINATOR_URI,
+    ENROLLMENT_NAME,
     OPERATOR_URI,
     identity_of,
     peer_of,
@@ -86,7 +87,10 @@ def test_an_authority_that_is_damaged_is_refused(tmp_path: Path, damage: str) ->
 def test_each_certificate_names_only_its_holder(authority: Authority) -> None:
     key = new_key().public_key()
     assert names_of(authority.for_peer(A.peer, key)) == ([tls_name(A.peer)], [peer_uri(A.peer)])
-    assert names_of(authority.for_coordinator(key)) == ([COORDINATOR_NAME], [COORDINATOR_URI])
+    assert names_of(authority.for_coordinator(key)) == (
+        [COORDINATOR_NAME, ENROLLMENT_NAME],
+        [COORDINATOR_URI],
+    )
     assert names_of(authority.for_operator(key)) == ([], [OPERATOR_URI])
 
 

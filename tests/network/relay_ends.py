@@ -26,7 +26,7 @@ from node.security.credentials import Credentials
 from protocol.errors import HetnodeError
 from protocol.relay.exposed import Service
 from protocol.relay.server import RelayServer
-from protocol.server.gateway import listen_on
+from protocol.server.gateway import Gateway, listen_on
 from protocol.types import DType, Frame, FrameId, FrameKind, PeerId, RelayAddress, TensorHeader
 from tests.support.certificates import authority, credentials
 
@@ -71,8 +71,8 @@ async def _relay(folder: Path, listen: str, ports: str) -> None:
     host, _, port = listen.rpartition(":")
     first, last = map(int, ports.split("-"))
     own = _read(folder, RELAY)
-    listener = listen_on(host, int(port))
-    relay = RelayServer(listener, PeerId(RELAY), lambda: server_tls(own), range(first, last + 1))
+    gateway = Gateway(listen_on(host, int(port)))
+    relay = RelayServer(gateway, PeerId(RELAY), lambda: server_tls(own), range(first, last + 1))
     await relay.start()
     _tell(ready=relay.port)
     await asyncio.Event().wait()

@@ -41,7 +41,7 @@ class NetworkSwarm(ProcessSwarm):
     def host_command(self, name: str) -> list[str]:
         return self._world.command(HOST if name == COORDINATOR else name, ())
 
-    def start_relay(self, name: str) -> None:
+    def start_relay(self, name: str, port: int = 7800) -> None:
         """Start `hetnode relay` on the host `name`, again at the same address; return when nodes find it."""
         where = [str(folder_of(self.folder / name / "identity.key", self.run_id))]
         if name not in self.started:
@@ -49,7 +49,7 @@ class NetworkSwarm(ProcessSwarm):
             self.ask("invite", "create", "--role", "relay", "--folder", str(self.run), "--out", str(invite))
             where = ["--invite-file", str(invite)]
         key = self.folder / name / "identity.key"
-        self._spawn(name, ("relay", *where, "--identity", str(key), "--listen", "0.0.0.0:7800"), {})
+        self._spawn(name, ("relay", *where, "--identity", str(key), "--listen", f"0.0.0.0:{port}"), {})
         joined = self.log(name).count("relay of run")
         self.wait_until(lambda: self.log(name).count("relay of run") > joined, 120, f"the relay {name}")
 

@@ -106,7 +106,8 @@ class ProcessSwarm:
             COORDINATOR,
             (
                 *("coordinator", "--config", str(file), "--folder", str(self.run)),
-                *("--listen", self._address, "--enrolment-port", "0", "--dht-port", str(self._dht_port)),
+                *("--listen", self._address, "--dht-port", str(self._dht_port)),
+                *(() if "--one-port" in options else ("--enrolment-port", "0")),
                 *options,
             ),
             {},

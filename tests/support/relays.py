@@ -12,7 +12,7 @@ from node.security.channels import server_tls
 from node.security.credentials import Credentials
 from protocol.relay.exposed import Service
 from protocol.relay.server import RelayLimits, RelayServer
-from protocol.server.gateway import listen_on
+from protocol.server.gateway import Gateway, listen_on
 from protocol.types import PeerId, RelayAddress
 from tests.support.certificates import credentials
 
@@ -24,7 +24,9 @@ async def relaying(
     limits: RelayLimits | None = None, port: int = 0, ports: range = range(0)
 ) -> AsyncIterator[RelayServer]:
     shown = credentials(RELAY)
-    relay = RelayServer(listen_on("127.0.0.1", port), RELAY, lambda: server_tls(shown), ports, limits)
+    limits = limits or RelayLimits()
+    gateway = Gateway(listen_on("127.0.0.1", port), limits.connections)
+    relay = RelayServer(gateway, RELAY, lambda: server_tls(shown), ports, limits)
     await relay.start()
     try:
         yield relay

@@ -101,6 +101,7 @@ PEER_RECORD = Record(
     {
         "capacity": CAPACITY,
         "endpoint": DIALABLE,
+        "dht": DIALABLE,
         "stages": Field(STAGE_RANGE.read, STAGE_RANGE.write, optional=True),
     },
 )

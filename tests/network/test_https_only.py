@@ -1,0 +1,58 @@
+"""Homes whose routers let out nothing but HTTPS take part in a run: all that they open goes to port 443."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from protocol.types import Role
+from tests.builders import spec_of
+from tests.network.swarm import HOST, NetworkSwarm
+from tests.network.world import Home, Nat, World
+
+HTTPS = 443
+ROUNDS = 4
+ENDLESS = 10_000
+"""Rounds of a swarm that the test ends."""
+
+
+def test_two_homes_on_port_443_are_one_pipeline_beside_a_full_replica(tmp_path: Path) -> None:
+    homes = {"h1": Home(ports=(HTTPS,)), "h2": Home(Nat.RANDOM, ports=(HTTPS,))}
+    members = {"dc": (Role.REPLICA, ()), "h1": (Role.STAGE, ()), "h2": (Role.STAGE, ())}
+    spec = spec_of(stages=2, replicas=1, pipelines=1, rounds=ROUNDS)
+    with (
+        World([HOST, "dc"], homes) as world,
+        NetworkSwarm(spec, tmp_path, world, members, HTTPS) as swarm,
+    ):
+        swarm.start_coordinator("--one-port")
+        for name in members:
+            swarm.start_node(name)
+        swarm.wait_over(240)
+        assert len(swarm.decisions()) == ROUNDS * spec.swarm.stages
+        assert swarm.aborted == 0
+        assert not any(map(swarm.times_lost, members))
+        for home in homes:
+            assert swarm.contributions(home) == set(range(1, ROUNDS + 1))
+            swarm.wait_log(home, "goes through the relay")
+
+
+def test_replicas_on_port_443_behind_several_relays_and_a_late_joiner(tmp_path: Path) -> None:
+    """All payloads and checkpoints go between homes that let out nothing else. A relay is away for a while."""
+    homes = {name: Home(Nat.RANDOM, "192.168.1.10", (HTTPS,)) for name in ("h1", "h2", "late")}
+    with World([HOST, "r1"], homes) as world:
+        apart = ("--relay", f"{world.address['r1']}:{HTTPS}")
+        members = {"h1": (Role.REPLICA, ()), "h2": (Role.REPLICA, apart), "late": (Role.REPLICA, ())}
+        spec = spec_of(replicas=2, rounds=ENDLESS)
+        with NetworkSwarm(spec, tmp_path, world, members, HTTPS) as swarm:
+            swarm.start_coordinator("--one-port")
+            swarm.start_relay("r1", HTTPS)
+            for name in ("h1", "h2"):
+                swarm.start_node(name)
+            swarm.wait_contributions("h1", "h2")
+            assert f"others reach this node at {world.address['r1']}:{HTTPS}" in swarm.log("h2")
+            swarm.start_node("late")
+            swarm.wait_contributions("h1", "h2", "late")
+            swarm.kill("r1")
+            swarm.start_relay("r1", HTTPS)
+            swarm.wait_log("h2", "reachable through the relay", count=2)
+            swarm.wait_contributions("h1", "h2", "late")
+            assert not any(map(swarm.times_lost, members))

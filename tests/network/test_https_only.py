@@ -36,7 +36,7 @@ def test_two_homes_on_port_443_are_one_pipeline_beside_a_full_replica(tmp_path: 
 
 
 def test_replicas_on_port_443_behind_several_relays_and_a_late_joiner(tmp_path: Path) -> None:
-    """All payloads and checkpoints go between homes that let out nothing else. A relay is away for a while."""
+    """All payloads and checkpoints go between homes that let out nothing else. A relay starts again."""
     homes = {name: Home(Nat.RANDOM, "192.168.1.10", (HTTPS,)) for name in ("h1", "h2", "late")}
     with World([HOST, "r1"], homes) as world:
         apart = ("--relay", f"{world.address['r1']}:{HTTPS}")

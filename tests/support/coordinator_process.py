@@ -178,6 +178,7 @@ async def running(
     listen: str = "127.0.0.1:0",
     certificate_seconds: float = CERTIFICATE_SECONDS,
     relay: RelayOptions | None = None,
+    one_port: bool = False,
     dial_back: DialBack | None = believe,
 ) -> AsyncIterator[Running]:
     """`dial_back` None dials the addresses of joining peers over the network."""
@@ -191,7 +192,7 @@ async def running(
         app.run_coordinator(
             spec,
             folder,
-            ListenAddresses(listen, enrollment="127.0.0.1:0", relay=relay),
+            ListenAddresses(listen, enrollment="127.0.0.1:0", relay=relay, one_port=one_port),
             COORDINATOR,
             start_bootstrap,
             lambda run, *addresses: ready.set_result(addresses),

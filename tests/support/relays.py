@@ -10,6 +10,7 @@ from typing import Any
 from node.relay.agent import RelayAgent
 from node.security.channels import server_tls
 from node.security.credentials import Credentials
+from protocol.relay.destinations import Destinations
 from protocol.relay.exposed import Service
 from protocol.relay.server import RelayLimits, RelayServer
 from protocol.server.gateway import Gateway, listen_on
@@ -21,12 +22,15 @@ RELAY = PeerId("the-relay")
 
 @asynccontextmanager
 async def relaying(
-    limits: RelayLimits | None = None, port: int = 0, ports: range = range(0)
+    limits: RelayLimits | None = None,
+    port: int = 0,
+    ports: range = range(0),
+    destinations: Destinations | None = None,
 ) -> AsyncIterator[RelayServer]:
     shown = credentials(RELAY)
     limits = limits or RelayLimits()
     gateway = Gateway(listen_on("127.0.0.1", port), limits.connections)
-    relay = RelayServer(gateway, RELAY, lambda: server_tls(shown), ports, limits)
+    relay = RelayServer(gateway, RELAY, lambda: server_tls(shown), ports, limits, None, destinations)
     await relay.start()
     try:
         yield relay

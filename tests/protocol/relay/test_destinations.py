@@ -37,8 +37,8 @@ async def test_members_and_the_ports_of_the_relay_are_dialled(address: str, call
         ("169.254.169.254:80", "metadata"),
         ("member.example:7711", "does not appear to be"),
         (f"{MEMBER}:0", "port 0"),
-        ("", ""),
-        ("[::1", ""),
+        ("", "is not host:port"),
+        ("[::1", "is not host:port"),
     ],
 )
 async def test_no_other_machine_is_dialled(address: str, why: str) -> None:

@@ -137,10 +137,7 @@ async def run_coordinator(
         sources = MemberSources()
         parts = command_loop, sources, metrics, authority, identity, bootstrap, dial_back
         servers = _public_servers(*parts, ports)
-        relay = None
-        if ports.relay:
-            destinations = _destinations(command_loop, sources, bootstrap)
-            relay = own_relay(ports.relay, identity.peer, authority, destinations, _sharing(ports, servers))
+        relay = _own_relay(ports, servers, command_loop, sources, bootstrap, identity.peer, authority)
         # Before the first call: silence and deadlines of the stored state count from now.
         await command_loop.execute(Start())
         await command_loop.execute(AppointArbiter(identity.peer if bootstrap.arbiter else None))
@@ -226,6 +223,22 @@ def _sharing(
     """The servers behind the relay's port, by TLS name."""
     names = (COORDINATOR_NAME, ENROLLMENT_NAME) if ports.is_shared else ()
     return {name: each.server.port for name, each in zip(names, servers, strict=False)}
+
+
+def _own_relay(
+    ports: PublicPorts,
+    servers: tuple[PublicServer, PublicServer],
+    command_loop: CommandLoop,
+    sources: MemberSources,
+    bootstrap: Bootstrap,
+    peer: PeerId,
+    authority: Authority,
+) -> OwnRelay | None:
+    """The coordinator's relay, not started yet; None without one."""
+    if ports.relay is None:
+        return None
+    destinations = _destinations(command_loop, sources, bootstrap)
+    return own_relay(ports.relay, peer, authority, destinations, _sharing(ports, servers))
 
 
 def _destinations(command_loop: CommandLoop, sources: MemberSources, bootstrap: Bootstrap) -> Destinations:

@@ -54,7 +54,7 @@ class Peer:
     async def restart(self) -> None:
         self.restarts += 1
 
-    async def move(self, _: str) -> None:
+    async def move(self, _: str, dht: str) -> None:
         self.moved.set()
 
 

@@ -45,6 +45,7 @@ from coordinator.state.events import PeerSeen
 from coordinator.state.state import State
 from protocol.errors import HetnodeError
 from protocol.pb import hetnode_pb2 as pb
+from protocol.relay.destinations import Destinations
 from protocol.relay.server import RelayService
 from protocol.status import Measurement, fields_of
 from protocol.trust.envelope import enrollment_message, renewal_message
@@ -122,6 +123,11 @@ def _record(_: float, measurement: Measurement) -> None:
     json.dumps(fields_of(measurement))
 
 
+async def _dial(_: PeerId, address: str, caller: str) -> bytes:
+    await Destinations(tuple).place(address, caller, ())
+    return bytes(32)
+
+
 async def _dial_back(peer: PeerId, caller: str, addresses: Addresses) -> Reached:
     check_claims(addresses.endpoint, addresses.dht)
     return reached(addresses, "", "")
@@ -146,7 +152,7 @@ class _Server:
             "Coordinator": coordinator,
             "Enrollment": EnrollmentService(self.loop, AUTHORITY, _COORDINATOR, _ADDRESS, lambda _: _SOURCE),
             "Admin": AdminService(self.loop, access, AUTHORITY.pin, _ADDRESS, _ADDRESS),
-            "Relay": RelayService(exposed),
+            "Relay": RelayService(exposed, _dial),
         }
 
     async def call(self, service: str, method: str, request: Message) -> None:
@@ -272,6 +278,7 @@ def _requests() -> Mapping[type[Message], Message]:
         pb.BanRequest(reason="r", revoke_invites=True),
         pb.UnbanRequest(),
         pb.ExposeRequest(dht_port=7701),
+        pb.DialRequest(address="127.0.0.1:7701"),
     )  # fmt: skip
     for request in requests:
         if "peer" in request.DESCRIPTOR.fields_by_name:

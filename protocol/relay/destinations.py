@@ -36,6 +36,8 @@ class Destinations:
         try:
             host, port = split_endpoint(address)
             check_address(ip_address(host))
+            if "%" in host:
+                raise ValueError(f"{host!r} names an interface of this machine")
         except ValueError as error:
             raise ConnectionRefusedError(str(error)) from None
         source = source_of_host(host)

@@ -21,7 +21,7 @@ def test_two_homes_on_port_443_are_one_pipeline_beside_a_full_replica(tmp_path: 
     spec = spec_of(stages=2, replicas=1, pipelines=1, rounds=ROUNDS)
     with (
         World([HOST, "dc"], homes) as world,
-        NetworkSwarm(spec, tmp_path, world, members, HTTPS) as swarm,
+        NetworkSwarm(spec, tmp_path, world, members, f"{world.address[HOST]}:{HTTPS}") as swarm,
     ):
         swarm.start_coordinator("--one-port")
         for name in members:
@@ -42,7 +42,7 @@ def test_a_late_joiner_on_port_443_catches_up_from_a_donor_on_port_443(tmp_path:
         apart = ("--relay", f"{world.address['r1']}:{HTTPS}")
         members = {"h1": (Role.REPLICA, ()), "late": (Role.REPLICA, apart)}
         spec = spec_of(replicas=1, rounds=ENDLESS)
-        with NetworkSwarm(spec, tmp_path, world, members, HTTPS) as swarm:
+        with NetworkSwarm(spec, tmp_path, world, members, f"{world.address[HOST]}:{HTTPS}") as swarm:
             swarm.start_coordinator("--one-port")
             swarm.start_relay("r1", HTTPS)
             swarm.start_node("h1")

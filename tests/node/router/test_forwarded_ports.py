@@ -38,7 +38,7 @@ class Others:
     async def restart(self) -> None:
         self.told.append("restarted")
 
-    async def move(self, endpoint: str) -> None:
+    async def move(self, endpoint: str, dht: str) -> None:
         self.told.append(endpoint)
 
 

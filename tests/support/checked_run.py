@@ -87,7 +87,10 @@ class CheckedRun(Run):
         assert total == len(plan.replicas) * self.spec.inner.microbatches
         for replica in newest.replicas:
             members = [member.peer for member in replica.members]
-            could_stay = all(p not in absent and before.peers[p].is_staying for p in members)
+            # A peer with a new role has a reservation elsewhere.
+            places = [before.reservations.get(p) for p in members]
+            keep_theirs = all(place is not None and place.replica == replica.index for place in places)
+            could_stay = keep_theirs and all(p not in absent and before.peers[p].is_staying for p in members)
             assert not could_stay or set(members) <= set(seated) or "takes the place of" in plan.reason
         assert plan.reason
 

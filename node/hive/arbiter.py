@@ -12,6 +12,7 @@ from hivemind import DHT
 from hivemind.p2p import P2P
 
 from node.hive.payload_peer import PayloadPeer
+from node.hive.stream_calls import Guard, GuardedStreams
 from node.model.shapes import parameter_shapes
 from node.transport.allow_list import AllowList
 from node.transport.arbiter import KEEP_ROUNDS, Arbiter, StagePayloads
@@ -23,11 +24,14 @@ from protocol.wire.payload_codec import PayloadLayout
 T = TypeVar("T")
 
 
-async def serve_arbiter(p2p: P2P, run: str, spec: RunSpec, folder: Path, allow_list: AllowList) -> Arbiter:
+async def serve_arbiter(
+    p2p: P2P, run: str, spec: RunSpec, folder: Path, allow_list: AllowList, guard: Guard = GuardedStreams
+) -> Arbiter:
     """An arbiter that fetches through `p2p`, and serves the peers of the allow list from now on.
 
     Args:
         folder: keeps the payloads, also over a restart. Created if necessary.
+        guard: lets in the streams of other peers.
     """
     stages = {}
     for stage in range(spec.swarm.stages):
@@ -35,7 +39,7 @@ async def serve_arbiter(p2p: P2P, run: str, spec: RunSpec, folder: Path, allow_l
         store = PayloadStore(folder / f"stage-{stage:02d}", KEEP_ROUNDS)
         # It has no checkpoints: the folder stays empty.
         peer = PayloadPeer(p2p, run, stage, layout.nbytes, store, folder / "checkpoints")
-        await peer.serve(allow_list)
+        await peer.serve(allow_list, guard)
         stages[stage] = StagePayloads(layout, store, peer)
     return Arbiter(stages)
 

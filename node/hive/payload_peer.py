@@ -14,7 +14,7 @@ from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 from node import hooks
 from node.hive.access import AllowedCalls
 from node.hive.records import stage_prefix
-from node.hive.stream_calls import GuardedStreams
+from node.hive.stream_calls import Guard, GuardedStreams
 from node.transport.allow_list import AllowList
 from node.transport.checkpoint_transfer import CheckpointServer, fetch_checkpoint
 from node.transport.line import UNLIMITED, Line
@@ -79,10 +79,10 @@ class PayloadPeer(ServicerBase, PayloadCalls):  # type: ignore[misc]  # hivemind
         self._checkpoints = CheckpointServer(checkpoints)
         self.payloads = PayloadExchange(self._me, stage, capacity, store, self)
 
-    async def serve(self, allow_list: AllowList) -> None:
-        """Answer the peers of the allow list from now on."""
+    async def serve(self, allow_list: AllowList, guard: Guard = GuardedStreams) -> None:
+        """Answer the peers of the allow list from now on, over the streams that `guard` lets in."""
         await self.add_p2p_handlers(
-            GuardedStreams(self._p2p, allow_list),
+            guard(self._p2p, allow_list),
             AllowedCalls(self, allow_list),
             namespace=stage_prefix(self._run, self._stage),
         )

@@ -27,6 +27,9 @@ STREAMS_OF_ONE, STREAMS_IN_ALL = 64, 512
 
 _Handler = Callable[[StreamInfo, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
+Guard = Callable[[P2P, AllowList], Any]
+"""What a peer registers its calls with, in place of its P2P."""
+
 
 class GuardedStreams:
     """`p2p` as hivemind's ``add_p2p_handlers`` uses it; only peers of the allow list get a stream."""

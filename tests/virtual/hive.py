@@ -58,6 +58,11 @@ class Dht:
     """The peers that search for a group for a (stage, round) without the coordinator."""
 
 
+def unguarded(p2p: Any, _: AllowList) -> Any:
+    """The virtual network hands over whole messages: it has no streams of bytes to bound."""
+    return p2p
+
+
 class VirtualP2P:
     """The part of hivemind's P2P that servicers and stubs use."""
 
@@ -168,7 +173,7 @@ class VirtualTransport(Transport):
             store = PayloadStore(payload_folder / f"stage-{stage:02d}", keep_rounds)
             peer = PayloadPeer(self._p2p, self._run, stage, capacity, store, checkpoint_folder)  # type: ignore[arg-type]
             if not self._client_mode:
-                await peer.serve(self._allow_list)
+                await peer.serve(self._allow_list, unguarded)
             self._stages[stage] = peer
 
     async def admit(
@@ -284,7 +289,8 @@ class VirtualArbiter:
     ) -> VirtualArbiter:
         p2p, allow_list = VirtualP2P(rpc, dht, peer), AllowList()
         await p2p.listen()
-        return cls(allow_list, await serve_arbiter(p2p, run, spec, folder, allow_list))  # type: ignore[arg-type]
+        arbiter = await serve_arbiter(p2p, run, spec, folder, allow_list, unguarded)  # type: ignore[arg-type]
+        return cls(allow_list, arbiter)
 
     @property
     def arbiter(self) -> VirtualArbiter:

@@ -275,8 +275,6 @@ class VirtualSwarm:
             # Else a busy machine, or a new interface on it, looks like an address that has changed.
             patch("node.net.own_address.wall_clock", self.loop.time),
             patch("node.net.own_address.interface_addresses", frozenset),
-            # It bounds what is read of real streams; the virtual network hands over whole messages.
-            patch("node.hive.payload_peer.GuardedStreams", lambda p2p, _: p2p),
             patch("node.runtime.start_child", start_child),
             patch("node.runtime.HivemindTransport", Transport),
             patch("node.net.addresses.ClaimedPorts.hold", no_port),

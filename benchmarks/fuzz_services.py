@@ -124,7 +124,7 @@ def _record(_: float, measurement: Measurement) -> None:
 
 
 async def _dial(_: PeerId, address: str, caller: str) -> bytes:
-    await Destinations(tuple).place(address, caller, ())
+    await Destinations(tuple).place(address, caller, own_ports=(7701,))
     return bytes(32)
 
 

@@ -24,6 +24,8 @@ from protocol.server.limits import FairShare
 REQUEST_BOUNDS = MessageBounds(16 << 10, 10.0)
 CHUNK_BOUNDS = MessageBounds(2 * CHUNK_BYTES, 10.0)
 STREAMS_OF_ONE, STREAMS_IN_ALL = 64, 512
+_REFUSALS_OF_ONE, _REFUSALS_IN_ALL = 4, 64
+_REFUSED_SECONDS, _DROPPED_BYTES = 10.0, 4096
 
 _Handler = Callable[[StreamInfo, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -40,6 +42,7 @@ class GuardedStreams:
     def __init__(self, p2p: P2P, allow_list: AllowList) -> None:
         self._p2p, self._allow_list = p2p, allow_list
         self._places = FairShare(STREAMS_OF_ONE, STREAMS_IN_ALL)
+        self._refusals = FairShare(_REFUSALS_OF_ONE, _REFUSALS_IN_ALL)
         self._bounds: dict[str, MessageBounds] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -61,9 +64,7 @@ class GuardedStreams:
             try:
                 self._allow_list.check(caller, name)
             except NotAdmitted as refusal:
-                with suppress(OSError):
-                    await P2P.send_protobuf(RPCError(message=str(refusal)), writer)
-                writer.close()
+                await self._refuse(caller, str(refusal), reader, writer)
                 return
             if not self._places.take(caller):
                 writer.transport.abort()
@@ -75,3 +76,21 @@ class GuardedStreams:
                 self._places.release(caller)
 
         await self._p2p.add_binary_stream_handler(name, guarded, **options)
+
+    async def _refuse(
+        self, caller: str, reason: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Tell `caller` why its stream ends, if few of its streams are refused at the moment."""
+        if not self._refusals.take(caller):
+            writer.transport.abort()
+            return
+        try:
+            with suppress(OSError, TimeoutError):
+                async with asyncio.timeout(_REFUSED_SECONDS):
+                    await P2P.send_protobuf(RPCError(message=reason), writer)
+                    # p2pd resets a stream that is closed here first: the caller would lose the reason.
+                    while await reader.read(_DROPPED_BYTES):
+                        pass
+            writer.close()
+        finally:
+            self._refusals.release(caller)

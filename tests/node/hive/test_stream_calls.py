@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
+from unittest.mock import Mock
 
 import pytest
-from hivemind.p2p import P2P
+from hivemind.p2p import P2P, PeerID
+from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
+from hivemind.utils.multiaddr import Multiaddr
 
 from node.hive.access import limit_messages
 from node.hive.payload_peer import PayloadPeer
-from node.hive.stream_calls import CHUNK_BOUNDS, REQUEST_BOUNDS, STREAMS_OF_ONE
+from node.hive.stream_calls import CHUNK_BOUNDS, REQUEST_BOUNDS, STREAMS_OF_ONE, GuardedStreams
 from node.transport.allow_list import AllowList
 from node.transport.payload_store import PayloadStore
 from protocol.pb.payload_pb2 import StateRequest
+from tests.builders import keyed
 
 PATIENT = 30.0
 PREFIX = "run-stage-0::PayloadPeer"
@@ -90,15 +95,48 @@ async def test_a_message_above_the_bound_of_its_call_is_closed_unread(
     writer.close()
 
 
-async def test_unfinished_calls_of_a_member_take_no_more_than_their_places(callers: Callers) -> None:
-    held = [await callers.open(callers.member, "rpc_state") for _ in range(STREAMS_OF_ONE)]
-    for _, writer in held:
-        writer.write(began(1000))
-    reader, writer = await callers.open(callers.member, "rpc_state")
-    assert await rest(reader) == b""
-    writer.close()
-    for _, each in held:
-        each.close()
+class OneCall:
+    """The part of a P2P that a server of one call uses, and that call."""
+
+    peer_id = PeerID.from_base58(keyed(0).peer)
+    call: Callable[..., Awaitable[None]]
+
+    async def add_binary_stream_handler(
+        self, _: str, handler: Callable[..., Awaitable[None]], **__: object
+    ) -> None:
+        self.call = handler
+
+
+async def test_unfinished_calls_of_a_member_take_no_more_than_their_places() -> None:
+    member, other = (PeerID.from_base58(keyed(number).peer) for number in (1, 2))
+    p2p = OneCall()
+    guarded = GuardedStreams(cast(P2P, p2p), AllowList([member.to_base58(), other.to_base58()]))
+    await guarded.add_protobuf_handler("call", None, StateRequest, stream_input=False, stream_output=True)
+    tasks = []
+
+    def begin(caller: PeerID) -> tuple[asyncio.Task[None], asyncio.StreamReader, Mock]:
+        """A call of which nothing comes."""
+        reader, writer = asyncio.StreamReader(), Mock()
+        info = StreamInfo(caller, Multiaddr("/ip4/127.0.0.1/tcp/1"), "call")
+        tasks.append(asyncio.ensure_future(p2p.call(info, reader, writer)))
+        return tasks[-1], reader, writer
+
+    calls = [begin(member) for _ in range(STREAMS_OF_ONE)]
+    first, reader, _ = calls[0]
+    above, _, refused = begin(member)
+    await above
+    refused.transport.abort.assert_called_once()
+    begin(other)
+    reader.feed_eof()
+    await first
+    begin(member)
+    refused_again, _, _ = begin(member)
+    await refused_again
+    held = [task for task in tasks if not task.done()]
+    assert len(held) == STREAMS_OF_ONE + 1
+    for task in held:
+        task.cancel()
+    await asyncio.wait(held)
 
 
 async def test_a_member_is_answered(callers: Callers) -> None:

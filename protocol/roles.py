@@ -65,7 +65,7 @@ POLICIES: Mapping[Role, RolePolicy] = {
     ),
     Role.RELAY: RolePolicy(
         noun="relay",
-        summary="no stage: it carries connections to peers that nobody can dial",
+        summary="no stage: it carries connections to peers that no other peer can dial",
         peers_needed=lambda spec: 0,
         joins_pipelines=False,
         trains=False,

@@ -77,7 +77,7 @@ def coordinator(
     relay: Annotated[
         bool,
         network(
-            "Carry connections to nodes that nobody can dial; see 'hetnode relay'.", "--relay/--no-relay"
+            "Carry connections to nodes that others cannot dial; see 'hetnode relay'.", "--relay/--no-relay"
         ),
     ] = True,
     relay_listen: RelayListen = None,

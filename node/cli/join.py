@@ -108,7 +108,7 @@ class JoinOptions:
     relay: Annotated[
         str,
         network(
-            "How others reach this node if nobody can dial it: 'auto' takes the nearest relay of the run, "
+            "How others reach this node if they cannot dial it: 'auto' takes the nearest relay of the run, "
             "HOST:PORT one of them, 'none' only dials."
         ),
     ] = "auto"

@@ -86,7 +86,7 @@ COMMANDS = {
     "relay": LazyCommand(
         "relay",
         "relay",
-        "Carry connections to nodes that nobody can dial, such as those in homes behind a router.",
+        "Carry connections to nodes that others cannot dial, such as those in homes behind a router.",
     ),
     "status": LazyCommand(
         "status", "status", "Show what a run is doing, who takes part, and how the loss goes."

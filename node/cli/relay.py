@@ -1,4 +1,4 @@
-"""``hetnode relay``: carries connections to nodes that nobody can dial."""
+"""``hetnode relay``: carries connections to nodes that others cannot dial."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def relay(
     verbose: Verbose = False,
     lifeline: HiddenLifeline = None,
 ) -> None:
-    """Carry connections to nodes that nobody can dial, such as those in homes behind a router.
+    """Carry connections to nodes that others cannot dial, such as those in homes behind a router.
 
     Needs a public address and an invite for this role: 'hetnode invite create --role relay'. Nodes find the
     relay through the coordinator and take the nearest. All that passes is encrypted from end to end. Ends

@@ -125,7 +125,7 @@ def _listen(folder: Path) -> socket.socket:
     try:
         with _in(folder):
             listening.bind(_SOCKET)
-        (folder / _SOCKET).chmod(0o600)  # before `listen`: until then nobody can connect
+        (folder / _SOCKET).chmod(0o600)  # before `listen`: until then no process can connect
         listening.listen()
         return listening
     except OSError:

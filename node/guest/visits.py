@@ -77,7 +77,7 @@ async def _end_visit(
         await asyncio.wait({asked, resting}, return_when=_FIRST)
         departing.set()
         if (rest := guest.rest) is None or leaving.is_set():
-            return  # whoever asks the process to end sees to its time
+            return  # who asked the process to end also limits its time
         log.warning("this node leaves the run for now, because %s", rest.reason)
         await _wait_patiently(guest, visiting, rest)
         visiting.cancel()

@@ -1,6 +1,6 @@
 """Keeps a peer that accepts no connections connected to those that may ask it for something.
 
-Calls travel in both directions of a connection, whoever opened it. Runs in the DHT process.
+Calls travel in both directions of a connection, whichever end opened it. Runs in the DHT process.
 """
 
 from __future__ import annotations

@@ -115,12 +115,12 @@ class SourceWatch:
 
 
 class Relayed(Protocol):
-    """Makes this node reachable through a relay, where nobody reaches the addresses that its ports claim."""
+    """Makes this node reachable through a relay, if no other node reaches the addresses of its ports."""
 
     ports: ClaimedPorts
 
     async def take(self) -> None:
-        """If nobody reaches this node by now: take a relay, and tell the coordinator. May be called again."""
+        """If no other node reaches this one: take a relay, and tell the coordinator. May be called again."""
 
 
 class OwnAddress:
@@ -179,7 +179,7 @@ class OwnAddress:
         await call_over_both_versions(coordinator.address, coordinator.credentials.tls, self._me)
 
     async def _change(self) -> Change:
-        """The next change, whoever notices it."""
+        """The next change, noticed by this node or by the coordinator."""
         waiting = [asyncio.create_task(each.change()) for each in (self._here, self._outside)]
         try:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""The public address of a node that nobody can dial: that of a relay, told to the coordinator."""
+"""The public address of a node that no other node can dial: that of a relay, told to the coordinator."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RelayedNode:
     Attributes:
         relays: called for each choice; all relays of the run.
         ports: the local ports to which a relay's connections go, and the addresses that this node claims.
-        is_needed: nobody reached this node otherwise, at its start or after a change of its address.
+        is_needed: no other node reached this one directly, at its start or after a change of its address.
         exposure: where others reach this node; None while they do not.
         tunnels: what this node opens through its relay.
     """
@@ -72,7 +72,7 @@ class RelayedNode:
         )
 
     async def take(self) -> None:
-        """If nobody reaches this node by now: take the nearest relay, and accept what comes from there.
+        """If no other node reaches this one: take the nearest relay, and accept what comes from there.
 
         A node that only dials listens on this machine alone. May be called again.
         """
@@ -90,7 +90,7 @@ class RelayedNode:
     async def keep(self, transport: LastingTransport, directory: Directory) -> None:
         """Tell coordinator and peers each new address, until cancelled. Returns if no relay is wanted.
 
-        Takes a relay as soon as nobody reaches this node otherwise.
+        Takes a relay as soon as no other node reaches this one directly.
         """
         if self._chosen == NONE:
             return

@@ -191,7 +191,7 @@ async def _forward_all(router: Router, ports: Sequence[int]) -> PortMapping:
 
 
 def address_problem(external: str) -> str:
-    """Why nobody on the internet reaches a router at its own address `external`; "" if that is public."""
+    """Why the internet does not reach a router at its own address `external`; "" if that is public."""
     try:
         address = ip_address(external)
     except ValueError:

@@ -85,7 +85,7 @@ class UpnpRouter:
 
     async def _call(self, function: Callable[[Any], _Result]) -> _Result:
         def call() -> _Result:
-            with self._one_call:  # one that nobody waits for any more may still run
+            with self._one_call:  # an abandoned call may still run
                 return function(self._library)
 
         try:

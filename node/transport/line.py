@@ -91,7 +91,7 @@ class Line:
 
     @classmethod
     def create(cls, limits: LineLimits, file: Path) -> Self:
-        """A new account in `file`, which nobody else uses any more. Without limits there is no file."""
+        """A new account in `file`, which no other process uses. Without limits there is no file."""
         if limits == LineLimits():
             return cls()
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

@@ -119,7 +119,7 @@ class ExposedPeers:
     async def expose(
         self, peer: PeerId, seconds: float, wanted_port: int
     ) -> AsyncGenerator[int | Waiting, None]:
-        """Make `peer` reachable for so many seconds: first its port for libp2p, then each connection for it.
+        """Make `peer` reachable for `seconds`: first its port for libp2p, then each connection for it.
 
         A later call of the same peer ends this one, and keeps port and connections. When no call follows,
         the connections end: at once after `seconds`, after `absence_seconds` where the caller is gone.
@@ -157,7 +157,7 @@ class ExposedPeers:
         """Carry a link of `client` to the peer with this TLS name. Raises ConnectionRefusedError."""
         exposed = self._by_name.get(name)
         if exposed is None:
-            raise ConnectionRefusedError("nobody of that name is here")
+            raise ConnectionRefusedError("no peer of that name is here")
         await self._carry(exposed, Service.LINK, client)
 
     async def dial(self, peer: PeerId, host: str, port: int) -> bytes:

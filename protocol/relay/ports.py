@@ -1,4 +1,4 @@
-"""The TCP ports of a relay for libp2p: one for each peer, whose first bytes name nobody."""
+"""The TCP ports of a relay for libp2p: one for each peer, whose first bytes name no peer."""
 
 from __future__ import annotations
 

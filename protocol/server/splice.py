@@ -42,7 +42,7 @@ class End(asyncio.Protocol):
         return int(address[1]) if address else 0
 
     async def more(self, than: int = 0) -> None:
-        """Wait until `first` has more than so many bytes. Raises ConnectionResetError if it is closed."""
+        """Wait until `first` has more than `than` bytes. Raises ConnectionResetError if it is closed."""
         while not self.lost.done():
             if len(self.first) > than:
                 return

@@ -1,4 +1,4 @@
-"""Links through a relay between homes that nobody can dial."""
+"""Links through a relay between homes that others cannot dial."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node that nobody can dial: who reaches it through a relay, and that the coordinator is told."""
+"""A node that others cannot dial: who reaches it through a relay, and that the coordinator is told."""
 
 from __future__ import annotations
 

@@ -67,7 +67,8 @@ def nest() -> None:
 
 
 def nest_sleep() -> None:
-    process = own_template().fork("tests.support.forked_process", ["sleep"])
+    """Fork a sleeper from a template of its own, and print when that is known here."""
+    process = own_template().fork("tests.support.forked_process", ["sleep"], stdout=2)
     print(process.pid, flush=True)
     time.sleep(600)
 

@@ -43,6 +43,8 @@ class CheckedRun(Run):
             decision = event.decision
             assert (decision.stage, decision.round_number) not in before.decisions
             assert decision.next_epoch == self.state.plan_for(decision.round_number + 1).epoch
+            # Afterwards the state may have forgotten who was absent.
+            self._has_more_than_half(before, decision)
         if isinstance(event, PlanAdopted) and before.plans:
             self._is_sound(before, event.plan)
         if isinstance(event, AssignmentReserved):
@@ -50,6 +52,21 @@ class CheckedRun(Run):
         self.had |= {
             (place.peer, place.replica, place.position) for place in self.state.reservations.values()
         }
+
+    def _has_more_than_half(self, state: State, decision: Decision) -> None:
+        """By weight, no minority of the replicas that might have contributed decides a round."""
+        number = decision.round_number
+        owners = {entry.descriptor.owner for entry in decision.entries}
+        withheld = state.round_of(decision.stage, number).withheld
+        hosts = {each.host_of(decision.stage).peer: each.weight for each in state.complete_replicas(number)}
+        missing = sum(weight for peer, weight in hosts.items() if peer not in owners | withheld)
+        present = sum(
+            state.assignment(entry.descriptor.owner, number).replica.weight for entry in decision.entries
+        )
+        # Half is enough if the others have offered as well, and their payloads cannot count.
+        group = state.round_of(decision.stage, number).group
+        lacking = {d.owner for d in group.descriptors if d.owner in hosts} - owners if group else set()
+        assert not owners or present > missing or (present == missing and lacking)
 
     def _has_room(self, place: ReservedAssignment) -> None:
         """A peer returns to its former place also if its memory is now too small."""
@@ -135,7 +152,6 @@ class CheckedMachine(RuleBasedStateMachine):
             e.descriptor.owner for e in decision.entries
         )
         assert len({e.descriptor.anchor_digest for e in decision.entries}) <= 1
-        self._has_more_than_half(decision)
         for entry in decision.entries:
             assert entry.descriptor in offered
             assignment = state.assignment(entry.descriptor.owner, number)
@@ -150,21 +166,6 @@ class CheckedMachine(RuleBasedStateMachine):
             if ARBITER.peer in entry.holders:
                 assert contest is not None
                 assert contest.verdicts[owner].finding is Finding.HELD
-
-    def _has_more_than_half(self, decision: Decision) -> None:
-        """By weight, no minority of the replicas that might have contributed decides a round."""
-        state, number = self.run.state, decision.round_number
-        owners = {entry.descriptor.owner for entry in decision.entries}
-        withheld = state.round_of(decision.stage, number).withheld
-        hosts = {each.host_of(decision.stage).peer: each.weight for each in state.complete_replicas(number)}
-        missing = sum(weight for peer, weight in hosts.items() if peer not in owners | withheld)
-        present = sum(
-            state.assignment(entry.descriptor.owner, number).replica.weight for entry in decision.entries
-        )
-        # Half is enough if the others have offered as well, and their payloads cannot count.
-        group = state.round_of(decision.stage, number).group
-        lacking = {d.owner for d in group.descriptors if d.owner in hosts} - owners if group else set()
-        assert not owners or present > missing or (present == missing and lacking)
 
     @invariant()
     def a_place_has_one_peer_and_a_seat_its_place(self) -> None:

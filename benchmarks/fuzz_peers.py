@@ -168,7 +168,7 @@ def _is_address(source: str) -> bool:
 @cache
 def _averager() -> PayloadPeer:
     """Holds its own payload of round 1, and awaits none."""
-    payload_exchange.TURN_SECONDS = 0.0  # nobody takes turns with one peer
+    payload_exchange.TURN_SECONDS = 0.0  # one peer has no turns to take
     folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
     store = PayloadStore(folder / "payloads", 4)
     store.put(1, hashlib.sha256(_PAYLOAD).hexdigest(), _PAYLOAD)

@@ -45,6 +45,7 @@ from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.relay.destinations import Destinations
 from protocol.spec.run import RunSpec
 from protocol.status import RunPhase
+from protocol.trust.multiaddress import tcp_place
 from protocol.trust.names import COORDINATOR_NAME, ENROLLMENT_NAME
 from protocol.types import PeerId, RelayAddress
 
@@ -243,11 +244,11 @@ def _own_relay(
 
 def _destinations(command_loop: CommandLoop, sources: MemberSources, bootstrap: Bootstrap) -> Destinations:
     """The members' machines, and the coordinator's own DHT peer."""
-    places = [each.split("/") for each in bootstrap.addresses]  # /ip4/44.10.0.1/tcp/7701/p2p/...
+    places = [place for place in map(tcp_place, bootstrap.addresses) if place]
     return Destinations(
         lambda: sources.without(command_loop.state.excluded),
-        {each[2] for each in places if len(each) > 4},
-        {int(each[4]) for each in places if len(each) > 4},
+        hosts={host for host, _ in places},
+        ports={port for _, port in places},
     )
 
 

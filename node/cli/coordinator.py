@@ -104,19 +104,25 @@ def coordinator(
     advertise = command_runner.bare_host(advertise, "--advertise")
     if relay_listen is not None:
         command_runner.split_address(relay_listen, "--relay-listen")
+    relay_range = port_range(relay_ports)
+    if not relay and (relay_listen is not None or relay_range is not None or relay_uplink):
+        raise bad_option(
+            "--no-relay runs no relay, and other options say how it is to run.",
+            "Leave out --relay-listen, --relay-ports and --relay-uplink, or --no-relay.",
+        )
     if one_port and (enrollment_port is not None or relay_listen is not None or not relay):
         raise bad_option(
             "--one-port puts enrollment and the relay on the port of --listen.",
             "Leave out --enrolment-port, --relay-listen and --no-relay.",
         )
     life = seconds_of(certificate_life, "--certificate-life")
-    folder = folder or user_data_path("hetnode") / "runs" / spec.name / "coordinator"
-    make_usable(folder, mode=0o700)  # it holds the private keys of the authority and of the operator
     if host in ("0.0.0.0", "::") and advertise is None:
         raise bad_option(
             f"--listen {listen} accepts other machines, but no host is given that they can reach.",
             "Give --advertise HOST, the name or address under which they reach this machine.",
         )
+    folder = folder or user_data_path("hetnode") / "runs" / spec.name / "coordinator"
+    make_usable(folder, mode=0o700)  # it holds the private keys of the authority and of the operator
     identity = _open_identity(folder)
     own_template()  # imports hivemind while this process imports the coordinator
 
@@ -125,9 +131,7 @@ def coordinator(
 
     bootstrap = _BootstrapPeer(folder, identity, spec, host, dht_port, advertise or host)
     enrollment_address = None if enrollment_port is None else host_port(host, enrollment_port)
-    own_relay = None
-    if relay:
-        own_relay = RelayOptions(relay_listen or "", port_range(relay_ports), relay_uplink * MEGABIT)
+    own_relay = RelayOptions(relay_listen or "", relay_range, relay_uplink * MEGABIT) if relay else None
     addresses = ListenAddresses(listen, enrollment_address, advertise or host, own_relay, one_port)
     announce = _CoordinatorFolder(folder, spec).announce
     running = run_coordinator(spec, folder, addresses, identity, bootstrap.start, announce, life)

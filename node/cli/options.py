@@ -35,7 +35,8 @@ Verbose = Annotated[bool, option("Log details.", "--verbose", "-v")]
 RelayPortRange = Annotated[
     str | None,
     network(
-        "TCP ports FIRST-LAST of a relay, one for each node behind it. Default: the hundred after its own."
+        "TCP ports FIRST-LAST of a relay, one for each node behind it. Default: the hundred after its own, "
+        "7801-7900 for port 443."
     ),
 ]
 HiddenLifeline = Annotated[int | None, typer.Option("--lifeline", hidden=True)]

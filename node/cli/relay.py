@@ -24,9 +24,7 @@ def relay(
     identity: Annotated[
         Path | None, option("Key file of this relay. Default: the first that no live node uses.")
     ] = None,
-    listen: Annotated[str, network("HOST:PORT of the relay. Port 443 lets the most homes out.")] = (
-        "[::]:7800"
-    ),
+    listen: Annotated[str, network("HOST:PORT of the relay. Most homes reach port 443.")] = ("[::]:7800"),
     advertise: Annotated[
         str | None,
         network("Host that nodes are told. Default: this machine's address towards the coordinator."),

@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerInfo
 
+from protocol.trust.multiaddress import tcp_place
+
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.05
@@ -51,5 +53,5 @@ class ConnectedPeers:
 
 def _port_of(peer: PeerInfo) -> int:
     """The TCP port of the other end of a connection; 0 if it has none."""
-    parts = str(peer.addrs[0]).split("/") if peer.addrs else []  # /ip4/127.0.0.1/tcp/4001
-    return int(parts[4]) if len(parts) > 4 and parts[3] == "tcp" else 0
+    place = tcp_place(str(peer.addrs[0])) if peer.addrs else None
+    return place[1] if place else 0

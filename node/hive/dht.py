@@ -20,7 +20,8 @@ from hivemind.utils.multiaddr import Multiaddr
 from node.hive.authorizer import CertificateAuthorizer
 from node.hive.contacts import Contacts
 from node.hive.lifetime import end_with_parent
-from node.hive.public_port import LOOPBACK, PublicPort, multiaddress, reserve_loopback_port
+from node.hive.public_port import LOOPBACK, PublicPort, reserve_loopback_port
+from protocol.trust.multiaddress import multiaddress
 from protocol.types import PeerId
 
 log = logging.getLogger(__name__)

@@ -16,6 +16,7 @@ from node.transport.transport import CheckpointDownload, ExchangeResult, Transpo
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.server.admitted_sources import EVERYONE
 from protocol.spec.run import RunSpec
+from protocol.trust.multiaddress import tcp_place
 from protocol.types import ExchangeGroup, ManifestEntry, PayloadDescriptor, PeerId, PeerRecord, Verdict
 
 T = TypeVar("T")
@@ -255,4 +256,4 @@ class LastingTransport(Transport):
 
 def _port_of(addresses: Collection[str]) -> int:
     """The TCP port in a multiaddress of this peer; 0 if it has none."""
-    return next((int(address.split("/tcp/")[1].split("/")[0]) for address in addresses), 0)
+    return next((place[1] for place in map(tcp_place, addresses) if place), 0)

@@ -24,7 +24,8 @@ from protocol.server.gateway import ConnectionLimits, Gateway, listen_on
 from protocol.server.limits import FairShare
 from protocol.server.refusal_log import RefusalLog
 from protocol.server.splice import End, carry
-from protocol.trust.host_port import bare_host, host_port
+from protocol.trust.host_port import host_port
+from protocol.trust.multiaddress import multiaddress
 
 log = logging.getLogger(__name__)
 
@@ -186,7 +187,7 @@ def announced_addresses(
 
     Args:
         advertise: a host name or an address. An address of this machine is announced with its public ones of
-            the other version of IP, which nobody has tried. None takes the address on which `listener`
+            the other version of IP, which no peer has tried. None takes the address on which `listener`
             listens, or those of all interfaces; loopback addresses only if there are no others.
         advertise_port: 0 takes the port on which `listener` listens.
     """
@@ -209,12 +210,3 @@ def _of_other_version(advertise: str, listener: socket.socket) -> list[str]:
     if given is None or listener.getsockname()[0] != "::":
         return []
     return [str(each) for each in own if each.version != given.version and each.is_global]
-
-
-def multiaddress(host: str, port: int) -> str:
-    """libp2p's form of ``host:port``."""
-    host = bare_host(host)
-    try:
-        return f"/ip{ipaddress.ip_address(host).version}/{host}/tcp/{port}"
-    except ValueError:
-        return f"/dns/{host}/tcp/{port}"

@@ -11,6 +11,7 @@ from node.net.membership import RunView
 from node.transport.interfaces import private_networks
 from protocol.server.limits import source_of_host
 from protocol.trust.endpoints import split_endpoint
+from protocol.trust.multiaddress import tcp_place
 from protocol.types import PeerId
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ class AcceptedSources:
 
         Names that do not resolve now leave what was found before.
         """
-        hosts = {split_endpoint(api)[0], *(each.split("/")[2] for each in dht_peers if each.count("/") > 2)}
+        hosts = {split_endpoint(api)[0], *(place[0] for place in map(tcp_place, dht_peers) if place)}
         found: set[str] = set()
         for host in hosts:
             try:

@@ -40,8 +40,8 @@ class RelayOptions:
     """What a relay chooses for itself.
 
     With `invite`, it enrols first; otherwise it has credentials for `run` from before. `advertise` None takes
-    the address that this machine uses towards the coordinator. `dht_ports` None takes the hundred after the
-    relay's own.
+    the address that this machine uses towards the coordinator. `dht_ports` None takes
+    :func:`ports_after` the relay's own.
     """
 
     invite: Invite | None

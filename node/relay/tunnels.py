@@ -18,6 +18,7 @@ from node.net.peer_address import address_of
 from protocol.errors import HetnodeError
 from protocol.server.splice import End, carry
 from protocol.trust.host_port import host_port
+from protocol.trust.multiaddress import multiaddress, tcp_place
 from protocol.types import PeerId
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class Tunnels:
 
     async def look(self, dht_peers: Sequence[str]) -> None:
         """Find out whether tunnels are needed: nothing answers at any multiaddress of the first DHT peers."""
-        places = [place for place in map(_place_of, dht_peers) if place]
+        places = [host_port(*place) for place in map(tcp_place, dht_peers) if place]
         answers = await asyncio.gather(*map(_answers, places))
         self.is_needed = bool(places) and not any(answers)
         if self.is_needed:
@@ -67,9 +68,9 @@ class Tunnels:
         """The multiaddresses to dial instead of `dht_peers`."""
         if not self.is_needed:
             return tuple(dht_peers)
-        peers = [each.rpartition("/p2p/")[2] for each in dht_peers]
-        places = [await self._multiaddress(_place_of(each)) for each in dht_peers]
-        return tuple(f"{place}/p2p/{peer}" for place, peer in zip(places, peers, strict=True))
+        places = {each.rpartition("/p2p/")[2]: tcp_place(each) for each in dht_peers}
+        found = [(peer, host_port(*place)) for peer, place in places.items() if place]
+        return tuple([f"{await self._multiaddress(at)}/p2p/{peer}" for peer, at in found])
 
     def want(self, peers: Set[PeerId]) -> None:
         """Keep this node's DHT peer connected to those of `peers` from now on."""
@@ -97,7 +98,7 @@ class Tunnels:
             task.cancel()
 
     async def _multiaddress(self, address: str) -> str:
-        return f"/ip4/{_LOOPBACK}/tcp/{await self._port(address)}"
+        return multiaddress(_LOOPBACK, await self._port(address))
 
     async def _port(self, address: str) -> int:
         """The local port for `address`."""
@@ -132,12 +133,6 @@ class Tunnels:
             inner.abort()
             if outer is not None:
                 outer.abort()
-
-
-def _place_of(multiaddress: str) -> str:
-    """``host:port`` of a multiaddress like /ip4/44.10.0.1/tcp/7701/p2p/...; "" for another kind."""
-    parts = multiaddress.split("/")
-    return host_port(parts[2], int(parts[4])) if len(parts) > 4 and parts[3] == "tcp" else ""
 
 
 async def _answers(place: str) -> bool:

@@ -1343,7 +1343,7 @@ class StageLink:
 
 
 class RelayStub:
-    """Carries connections to peers that nobody can dial, on the relay's public port under the relay's own server
+    """Carries connections to peers that no other peer can dial, on the relay's public port under the relay's own server
     name. Both ends show certificates of the run.
     """
 
@@ -1366,7 +1366,7 @@ class RelayStub:
 
 
 class RelayServicer:
-    """Carries connections to peers that nobody can dial, on the relay's public port under the relay's own server
+    """Carries connections to peers that no other peer can dial, on the relay's public port under the relay's own server
     name. Both ends show certificates of the run.
     """
 
@@ -1407,7 +1407,7 @@ def add_RelayServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Relay:
-    """Carries connections to peers that nobody can dial, on the relay's public port under the relay's own server
+    """Carries connections to peers that no other peer can dial, on the relay's public port under the relay's own server
     name. Both ends show certificates of the run.
     """
 

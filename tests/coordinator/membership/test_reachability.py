@@ -83,7 +83,7 @@ class TestFailedLinks:
         full, upper, lower = A, B, C
         (event,) = run.accept(report(run, upper, lower))
         assert isinstance(event, LinkFailed)
-        # The full replica weighs one half, and its round is decided at once: nobody waits for the pipeline.
+        # The full replica weighs one half, and its round is decided at once, without the pipeline.
         for stage in (0, 1):
             offer(run, full, full.payload(run.spec, stage, 1))
             assert run.state.round_of(stage, 1).group is not None

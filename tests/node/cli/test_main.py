@@ -184,3 +184,23 @@ def test_the_folder_of_a_new_coordinator_is_its_owners_alone(busy_port: int, tmp
 def test_a_relay_that_is_no_address_is_refused_before_anything_else(tmp_path: Path) -> None:
     result = hetnode("join", "a-run-not-known-here", "--relay", "::1:7703", folder=tmp_path)
     check(result, 4, "bad-address", "--relay", "::1:7703")
+
+
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [
+        (("--no-relay", "--relay-listen", "127.0.0.1:0"), "--relay-listen"),
+        (("--no-relay", "--relay-ports", "7803-7900"), "--relay-ports"),
+        (("--no-relay", "--relay-uplink", "200"), "--relay-uplink"),
+        (("--one-port", "--no-relay"), "--one-port"),
+        (("--one-port", "--relay-listen", "127.0.0.1:0"), "--one-port"),
+        (("--one-port", "--enrolment-port", "7701"), "--one-port"),
+        (("--listen", "0.0.0.0:7700"), "--advertise"),
+    ],
+)
+def test_options_that_exclude_each_other_make_no_folder(
+    tmp_path: Path, options: tuple[str, ...], wrong: str
+) -> None:
+    result = hetnode("coordinator", *options, "--folder", str(tmp_path / "run"))
+    check(result, 2, "bad-option", wrong)
+    assert not (tmp_path / "run").exists()

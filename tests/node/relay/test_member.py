@@ -51,9 +51,9 @@ async def member(run: Running, identity: Identity) -> AsyncIterator[CoordinatorC
 
 
 async def relays_of(client: CoordinatorClient, count: int) -> tuple[RelayAddress, ...]:
-    """What a member learns by watching, as soon as it has learned of so many."""
+    """What a member learns by watching, as soon as it knows of so many."""
     async for update in client.watch():
-        if len(update.relays) >= count:
+        if len(update.relays) == count:
             return update.relays
     raise AssertionError("the run is over")
 
@@ -74,10 +74,10 @@ async def test_nodes_learn_of_the_relays_of_a_run(tmp_path: Path) -> None:
                     keeping = asyncio.create_task(agent.keep())
                     assert await agent.connected()
                     keeping.cancel()
+            assert await relays_of(client, 1) == (own,)
             status = await run.status()
             assert [peer.role for peer in status.peers if peer.lifecycle != "gone"] == ["replica"]
             assert status.sentence.startswith("waiting for 1 more full replica")
-            assert own in await relays_of(client, 1)
 
 
 async def test_an_excluded_peer_loses_its_relay(tmp_path: Path) -> None:

@@ -53,8 +53,11 @@ def destination(text: str | None, invite_file: Path | None) -> Destination:
     return Destination(None, text)
 
 
-def identity_for(wanted: Destination, given: Path | None) -> Identity:
+def identity_for(wanted: Destination, given: Path | None, relays: bool = False) -> Identity:
     """The identity with which to join: `given`, or one of this machine's that no live node uses.
+
+    With an invite, one that is already in the run comes first: it needs no use of the invite. `relays`: it is
+    for a relay, which takes no identity of a node, nor a node one of a relay.
 
     Raises HetnodeError: NO_CREDENTIALS, ALREADY_ACTIVE.
     """
@@ -65,7 +68,7 @@ def identity_for(wanted: Destination, given: Path | None) -> Identity:
     if given is not None:
         return open_identity(given)
     if wanted.invite is not None:
-        return open_free_identity(user_config_path("hetnode"))
+        return open_free_identity(user_config_path("hetnode"), _let_in(wanted.invite.pin, relays))
     known = list(_identities_in(wanted.run))
     for path in known:
         try:
@@ -145,6 +148,16 @@ def _identities_in(run: str) -> Iterator[Path]:
     for path in sorted(user_config_path("hetnode").glob("peer-*.key")):
         if credentials.exist(credentials.folder_of(path, run)):
             yield path
+
+
+def _let_in(pin: bytes, relays: bool) -> list[Path]:
+    """The key files of this user with credentials for the run of this authority; first those in date."""
+    now, expires = time.time(), {}
+    for path in sorted(user_config_path("hetnode").glob("peer-*.key")):
+        known = credentials.of_authority(path, pin)
+        if known is not None and known.is_of_relay is relays:
+            expires[path] = known.tls.expires
+    return sorted(expires, key=lambda path: expires[path] <= now)
 
 
 def _first_bytes(file: Path) -> str:

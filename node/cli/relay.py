@@ -51,7 +51,7 @@ def relay(
     advertise = command_runner.bare_host(advertise, "--advertise")
     ports = port_range(relay_ports)
     destination = known_runs.destination(run, invite_file)
-    key = known_runs.identity_for(destination, identity)
+    key = known_runs.identity_for(destination, identity, relays=True)
 
     from node.relay.member import RelayOptions, run_relay, with_rate  # noqa: PLC0415
     from protocol.relay.server import RelayLimits  # noqa: PLC0415

@@ -6,13 +6,16 @@ import asyncio
 import logging
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
+from node.net.coordinator_channel import fetch_status
 from node.net.coordinator_client import Admission, CoordinatorClient
 from node.net.enrollment import enroll, is_unknown_name, unknown_address
 from node.net.membership import Membership, jittered
 from node.net.waiting import CoordinatorWait
-from node.security.credentials import RunCredentials, check_in_date, folder_of, load
+from node.security.credentials import RunCredentials, check_in_date, folder_of, load, of_authority
 from node.security.identity import Identity
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.roles import POLICIES, RoleWish
@@ -28,16 +31,46 @@ _FORMER_SECONDS = 30.0  # until the coordinator takes a former process of this n
 
 
 async def obtain_credentials(
-    invite: Invite | None, run: str, identity: Identity, wait: CoordinatorWait
+    invite: Invite | None, run: str, identity: Identity, wait: CoordinatorWait, relays: bool = False
 ) -> RunCredentials:
-    """Trade `invite` for credentials; without one, load those for `run` that lie next to the identity."""
+    """Trade `invite` for credentials; without one, load those for `run` that lie next to the identity.
+
+    An invite is not used where the identity holds credentials in date for its run: of a relay if `relays`,
+    else of a node.
+    """
     if invite is None:
         credentials = load(folder_of(identity.path, run))
         check_in_date(credentials, time.time())
         return credentials
+    known = of_authority(identity.path, invite.pin)
+    if known is not None and known.is_of_relay is relays and time.time() < known.tls.expires:
+        log.info("already in run %s: the credentials in %s are used, not the invite", known.run, known.folder)
+        if known.api == invite.api:
+            return known
+        api = await wait.answer(partial(_answering_address, known, (known.api, invite.api)))
+        return known.moved(api)
     credentials = await wait.answer(lambda seconds: enroll(invite, identity, seconds))
     log.info("enrolled in run %s; its credentials are in %s", credentials.run, credentials.folder)
     return credentials
+
+
+async def _answering_address(known: RunCredentials, addresses: Sequence[str], seconds: float) -> str:
+    """The first of `addresses` at which the coordinator of the run answers.
+
+    The coordinator may have moved, and neither address tells when it was valid. The authority proves who
+    answers. Raises HetnodeError COORDINATOR_UNREACHABLE; WRONG_AUTHORITY if others answer at all of them.
+    """
+    failures = []
+    for address in addresses:
+        try:
+            await fetch_status(address, known.tls, seconds / len(addresses))
+        except HetnodeError as error:
+            if error.code not in (ErrorCode.COORDINATOR_UNREACHABLE, ErrorCode.WRONG_AUTHORITY):
+                return address  # a refusal is an answer, which the join repeats
+            failures.append(error)
+        else:
+            return address
+    raise next((each for each in failures if each.code is ErrorCode.COORDINATOR_UNREACHABLE), failures[0])
 
 
 def wanted_role(chosen: RoleWish | None, credentials: RunCredentials) -> Role | None:

@@ -62,7 +62,7 @@ async def run_relay(options: RelayOptions, identity: Identity) -> None:
     raise_descriptor_limit()
     async with AsyncExitStack() as stack:
         wait = CoordinatorWait(options.join_seconds)
-        credentials = await obtain_credentials(options.invite, options.run, identity, wait)
+        credentials = await obtain_credentials(options.invite, options.run, identity, wait, relays=True)
         coordinator = CoordinatorClient(credentials, identity)
         stack.push_async_callback(coordinator.close)
         members: set[str] = set()

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from ssl import PEM_cert_to_DER_cert
 
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.private_file import write_private
+from protocol.trust.run_id import names_authority
 from protocol.types import PeerId, Role
 
 _LEAST_WAIT = 1.0  # seconds between two attempts to renew
@@ -96,6 +98,16 @@ class RunCredentials:
         """Store the role that this node's owner wants, for its next start; None: the coordinator chooses."""
         replace(self, role=role)._save_run()
 
+    def moved(self, api: str) -> RunCredentials:
+        """These credentials with another address of the coordinator, which is stored in the folder."""
+        moved = replace(self, api=api)
+        moved._save_run()
+        return moved
+
+    @property
+    def is_of_relay(self) -> bool:
+        return self.role is Role.RELAY
+
     @property
     def certificate_file(self) -> Path:
         return self.folder / _CERTIFICATE
@@ -143,6 +155,20 @@ def load(folder: Path) -> RunCredentials:
             f"There are no usable credentials in {folder}: {error}.",
             "Ask the run's operator for an invite and type 'hetnode join INVITE'.",
         ) from None
+
+
+def of_authority(identity: Path, pin: bytes) -> RunCredentials | None:
+    """What the identity file `identity` holds for the run of the authority with this pin, in date or not.
+
+    None where there is nothing, or it is damaged.
+    """
+    for folder in sorted(identity.with_suffix(".runs").glob("*")):
+        if names_authority(folder.name, pin) and exist(folder):
+            with suppress(HetnodeError):
+                found = load(folder)
+                if found.tls.pin == pin:
+                    return found
+    return None
 
 
 def exist(folder: Path) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
-from itertools import count
+from collections.abc import Iterable
+from itertools import chain, count
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -47,9 +48,13 @@ def open_identity(path: Path) -> Identity:
     return identity
 
 
-def open_free_identity(folder: Path) -> Identity:
-    """The first ``peer-N.key`` of `folder` that no live process uses, so that nodes can share a machine."""
-    opened = (_try_open(folder / f"peer-{i}.key") for i in count())
+def open_free_identity(folder: Path, preferred: Iterable[Path] = ()) -> Identity:
+    """The first of `preferred` that no live process uses, else the first such ``peer-N.key`` of `folder`.
+
+    So nodes can share a machine.
+    """
+    paths = chain(preferred, (folder / f"peer-{i}.key" for i in count()))
+    opened = (_try_open(path) for path in paths)
     return next(identity for identity in opened if identity is not None)
 
 

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from node.cli import known_runs
+from node.cli.known_runs import Destination
+from node.security.identity import open_identity
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.trust.invite import Invite
+from protocol.types import Role
+from tests.builders import spec_of
+from tests.support.certificates import authority, credentials, enrolled
 
 
 def test_the_remedy_for_a_missing_destination_fits_join_and_relay() -> None:
@@ -14,3 +24,44 @@ def test_the_remedy_for_a_missing_destination_fits_join_and_relay() -> None:
     assert caught.value.code is ErrorCode.BAD_OPTION
     assert "--invite-file" in str(caught.value)
     assert "hetnode join" not in str(caught.value)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where this user's identities are: four that nobody uses."""
+    monkeypatch.setattr(known_runs, "user_config_path", lambda _: tmp_path)
+    for number in range(4):
+        (tmp_path / f"peer-{number}.key").touch()
+    return tmp_path
+
+
+def let_in(home: Path, number: int, role: Role | None = None, ended: bool = False, name: str = "a") -> None:
+    """Give an identity credentials for the run of an authority."""
+    identity, issuer = open_identity(home / f"peer-{number}.key"), authority(name)
+    tls = credentials(identity.peer, issuer, ended)
+    run = issuer.run_id(spec_of())
+    replace(enrolled(identity, run, issuer=issuer), role=role, tls=tls).save()
+    os.close(identity.lock)
+
+
+def test_an_invite_takes_a_free_identity_that_is_already_in_the_run(home: Path) -> None:
+    let_in(home, 0, name="another run")
+    let_in(home, 1, ended=True)
+    let_in(home, 2, role=Role.STAGE)
+    let_in(home, 3, role=Role.RELAY)
+    invite = Destination(Invite("h:1", "h:2", authority("a").pin, "00" * 6, bytes(16)))
+    taken = [known_runs.identity_for(invite, None) for _ in range(5)]
+    assert [each.path.stem for each in taken] == [f"peer-{number}" for number in (2, 1, 0, 3, 4)]
+
+
+def test_a_relay_takes_the_identity_that_was_a_relay(home: Path) -> None:
+    let_in(home, 1)
+    let_in(home, 2, role=Role.RELAY)
+    invite = Destination(Invite("h:1", "h:2", authority("a").pin, "00" * 6, bytes(16)))
+    assert known_runs.identity_for(invite, None, relays=True).path.stem == "peer-2"
+
+
+def test_a_given_identity_decides(home: Path) -> None:
+    let_in(home, 1)
+    invite = Destination(Invite("h:1", "h:2", authority("a").pin, "00" * 6, bytes(16)))
+    assert known_runs.identity_for(invite, home / "peer-0.key").path.stem == "peer-0"

@@ -17,7 +17,7 @@ from coordinator.api.admin import AdminService
 from coordinator.api.admission import AdmittingPeer, keep_admitted, tell_sources
 from coordinator.api.dial_back import DialBack, TlsDialBack
 from coordinator.api.enrollment import EnrollmentService
-from coordinator.api.public_ports import ListenAddresses, PublicPorts, open_ports
+from coordinator.api.public_ports import ListenAddresses, PublicPorts, RelayOptions, open_ports
 from coordinator.api.public_server import PublicServer, public_server
 from coordinator.api.relay import OwnRelay, own_relay
 from coordinator.api.service import CoordinatorService
@@ -102,8 +102,10 @@ async def run_coordinator(
     on_ready: Callable[[str, str, str], None],
     certificate_seconds: float = CERTIFICATE_SECONDS,
     dial_back: DialBack | None = None,
-) -> None:
+) -> bool:
     """Serve the run until it is finished and its peers have left, or until cancelled.
+
+    Returns False at once if the run in `folder` was finished before: then there is nothing to serve.
 
     A folder that holds a run continues that run. On cancellation, waiting calls end with UNAVAILABLE, and
     everything is closed within a few seconds. Acknowledged commands are durable, however the process ends.
@@ -129,7 +131,9 @@ async def run_coordinator(
         stack.callback(store.close)
         authority = open_authority(folder, spec.name, certificate_seconds)
         run = authority.run_id(spec)
-        state = _restore_unfinished(store, spec, run, folder)
+        state = restore(store, spec, run)
+        if state.phase is RunPhase.FINISHED:
+            return False
         metrics = stack.enter_context(MetricsFile(folder / "metrics.jsonl"))
         write_bootstrap(authority, folder, identity.peer)  # the DHT peer reads it at its start
         bootstrap = await start_bootstrap(run)
@@ -139,11 +143,7 @@ async def run_coordinator(
         parts = command_loop, sources, metrics, authority, identity, bootstrap, dial_back
         servers = _public_servers(*parts, ports)
         relay = _own_relay(ports, servers, command_loop, sources, bootstrap, identity.peer, authority)
-        # Before the first call: silence and deadlines of the stored state count from now.
-        await command_loop.execute(Start())
-        await command_loop.execute(AppointArbiter(identity.peer if bootstrap.arbiter else None))
-        if relay and addresses.relay:
-            await command_loop.execute(TellOwnRelay(relay.address.endpoint, addresses.relay.uplink))
+        await _begin(command_loop, identity.peer if bootstrap.arbiter else None, relay, addresses.relay)
         if ports.is_shared:
             stack.push_async_callback(ports.api.close)
         await _start_serving(stack, command_loop, servers, relay)
@@ -152,6 +152,17 @@ async def run_coordinator(
         _start_admission(stack, command_loop, bootstrap, sources)
         on_ready(run, *ports.advertised)
         await _tick_until_over(command_loop, serving)
+    return True
+
+
+async def _begin(
+    command_loop: CommandLoop, arbiter: PeerId | None, relay: OwnRelay | None, options: RelayOptions | None
+) -> None:
+    # Before the first call: silence and deadlines of the stored state count from now.
+    await command_loop.execute(Start())
+    await command_loop.execute(AppointArbiter(arbiter))
+    if relay and options:
+        await command_loop.execute(TellOwnRelay(relay.address.endpoint, options.uplink))
 
 
 async def _start_serving(
@@ -279,17 +290,6 @@ def _start_command_loop(
     stack.push_async_callback(asyncio.wait, {serving})
     stack.callback(command_loop.stop)
     return command_loop, serving
-
-
-def _restore_unfinished(store: Store, spec: RunSpec, run: str, folder: Path) -> State:
-    state = restore(store, spec, run)
-    if state.phase is RunPhase.FINISHED:
-        raise HetnodeError(
-            ErrorCode.RUN_FOLDER_IN_USE,
-            f"The run in {folder} is finished.",
-            "Give another --folder for a new run, or remove this folder.",
-        )
-    return state
 
 
 def restore(store: Store, spec: RunSpec, run: str) -> State:

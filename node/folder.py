@@ -21,7 +21,7 @@ from protocol.types import StageRange
 log = logging.getLogger(__name__)
 
 _KEPT = ("checkpoint", "payloads")
-_LOCK, _RUN, _STAGES, _NOTE = "lock", "run", "stages", "node-folder"
+_LOCK, _RUN, _STAGES, _NOTE, _FINISHED = "lock", "run", "stages", "node-folder", "finished"
 _KEPT_ASIDE = 2
 # The C structure of a POSIX lock: start, length, process, kind, whence; elsewhere kind and whence come first.
 _FLOCK, _KIND, _PROCESS = (
@@ -95,6 +95,23 @@ def node_folder_of(credentials: Path) -> Path | None:
     """Where the node with these credentials was last; None where it never ran."""
     note = credentials / _NOTE
     return Path(note.read_text()) if note.exists() else None
+
+
+def remember_finished(credentials: Path, finished: bool) -> None:
+    """Note next to a node's credentials whether their run was finished while the node took part.
+
+    A join that succeeds takes it back: the operator may have restored an older folder of the coordinator.
+    """
+    note = credentials / _FINISHED
+    if finished:
+        note.touch()
+    else:
+        note.unlink(missing_ok=True)
+
+
+def was_finished(credentials: Path) -> bool:
+    """Whether the run of these credentials was finished when the node left it."""
+    return (credentials / _FINISHED).exists()
 
 
 def run_in(folder: Path) -> str:

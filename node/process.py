@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from node.folder import keep_only_run, lock_folder, remember_node_folder
+from node.folder import keep_only_run, lock_folder, remember_finished, remember_node_folder
 from node.guest.control import answer_commands
 from node.guest.guest import Guest
 from node.guest.visits import Visit, take_turns
@@ -17,6 +17,7 @@ from node.net.admission import obtain_credentials
 from node.net.coordinator_client import CoordinatorClient
 from node.net.waiting import CoordinatorWait, until_run_is_over
 from node.runtime import take_part
+from node.security.credentials import folder_of
 from node.security.identity import Identity
 from node.train.options import NodeOptions
 
@@ -59,6 +60,7 @@ class _Visitor:
     async def take_part(self, leaving: asyncio.Event) -> Visit:
         visit = await take_part(self._options, self._identity, leaving, self._enrolled)
         self._kept = visit.kept or self._kept
+        self._remember(visit.is_over)
         return visit
 
     async def rest(self) -> Visit:
@@ -81,9 +83,14 @@ class _Visitor:
             renewing.cancel()
             ending.cancel()
             await coordinator.close()
+        self._remember(finished=True)
         log.info("the run has ended while this node rested, so what it has of the model is older")
         log.info("the run is finished; this node's part of the model is in %s", self._kept)
         return Visit(is_over=True, kept=self._kept)
 
     def _enrolled(self, run: str) -> None:
         self._options = replace(self._options, invite=None, run=run)
+
+    def _remember(self, finished: bool) -> None:
+        if self._options.run:  # else it has left before it was enrolled
+            remember_finished(folder_of(self._identity.path, self._options.run), finished)

@@ -128,6 +128,7 @@ def coordinator(
 
     from coordinator.api.public_ports import ListenAddresses, RelayOptions  # noqa: PLC0415
     from coordinator.app import run_coordinator  # noqa: PLC0415
+    from node.cli import finished  # noqa: PLC0415
 
     bootstrap = _BootstrapPeer(folder, identity, spec, host, dht_port, advertise or host)
     enrollment_address = None if enrollment_port is None else host_port(host, enrollment_port)
@@ -135,7 +136,8 @@ def coordinator(
     addresses = ListenAddresses(listen, enrollment_address, advertise or host, own_relay, one_port)
     announce = _CoordinatorFolder(folder, spec).announce
     running = run_coordinator(spec, folder, addresses, identity, bootstrap.start, announce, life)
-    command_runner.run(running, lifeline)
+    if not command_runner.run(running, lifeline):
+        Console(highlight=False, soft_wrap=True).print(finished.coordinator_text(folder), markup=False)
 
 
 class _CoordinatorFolder:

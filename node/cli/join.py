@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 from platformdirs import user_data_path
+from rich.console import Console
 
 from node import command_runner
 from node.cli import known_runs
@@ -182,6 +183,11 @@ def join(chosen: JoinOptions, verbose: Verbose = False, lifeline: HiddenLifeline
     _check_data(chosen.data)
     rules = _rules(chosen)
     key = known_runs.identity_for(destination, chosen.identity)
+    from node.cli import finished  # noqa: PLC0415
+
+    if text := finished.text_for(destination, key.path):
+        Console(highlight=False, soft_wrap=True).print(text, markup=False)
+        return
     own_template()  # imports torch and hivemind while this process imports the rest
 
     from node.process import run_node  # noqa: PLC0415
@@ -214,13 +220,17 @@ def join(chosen: JoinOptions, verbose: Verbose = False, lifeline: HiddenLifeline
         spec_hash=_expected_spec(chosen),
     )
     leaving, allowed = asyncio.Event(), Guest(options.folder, rules, chosen.drain_seconds)
-    message = (
-        f"asked to end: this node finishes its round first, in at most {chosen.drain_seconds:g} s; "
-        "asked again, it leaves at once"
-    )
-    drain = command_runner.Drain(leaving.set, chosen.drain_seconds, message)
+    drain = _drain(leaving, chosen.drain_seconds)
     if command_runner.run(run_node(options, key, leaving, allowed), lifeline, drain) is None:
         raise command_runner.Interrupted
+
+
+def _drain(leaving: asyncio.Event, seconds: float) -> command_runner.Drain:
+    message = (
+        f"asked to end: this node finishes its round first, in at most {seconds:g} s; "
+        "asked again, it leaves at once"
+    )
+    return command_runner.Drain(leaving.set, seconds, message)
 
 
 def _rules(chosen: JoinOptions) -> tuple[Rule, ...]:

@@ -13,7 +13,7 @@ from platformdirs import user_config_path, user_data_path
 
 from node.command_runner import bad_option
 from node.security import credentials
-from node.security.credentials import Credentials
+from node.security.credentials import Credentials, RunCredentials
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust import invite
 from protocol.trust.invite import Invite
@@ -104,11 +104,26 @@ def operator_or_member(text: str | None) -> tuple[str, Credentials]:
 
 def member(run: str) -> tuple[str, Credentials] | None:
     """API address of a run and credentials of a peer of this machine; None if there are none here."""
+    known = next(memberships(run), None)
+    return None if known is None else (known.api, known.tls)
+
+
+def memberships(run: str) -> Iterator[RunCredentials]:
+    """What the peers of this machine hold for a run: that in the folder `run`, then all for that name."""
     for folder in (Path(run), *(credentials.folder_of(path, run) for path in _identities_in(run))):
         if credentials.exist(folder):
-            known = credentials.load(folder)
-            return known.api, known.tls
-    return None
+            yield credentials.load(folder)
+
+
+def coordinator_folders(run: str | None) -> Iterator[Path]:
+    """Where the coordinator of `run` may have its folder, as :func:`operator_or_member` reads it."""
+    if run is None:
+        found = [path.parent for path in _coordinators().glob("*/coordinator/operator.pem")]
+        yield from found if len(found) == 1 else ()
+        return
+    for folder in (Path(run), *(_coordinators() / name / "coordinator" for name in (run, spec_name_in(run)))):
+        if (folder / "operator.pem").exists():
+            yield folder
 
 
 def runs_here() -> list[str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from node import command_runner
 from node.cli import known_runs
@@ -53,6 +54,11 @@ def relay(
     destination = known_runs.destination(run, invite_file)
     key = known_runs.identity_for(destination, identity, relays=True)
 
+    from node.cli import finished  # noqa: PLC0415
+
+    if text := finished.text_for(destination, key.path):
+        Console(highlight=False, soft_wrap=True).print(text, markup=False)
+        return
     from node.relay.member import RelayOptions, run_relay, with_rate  # noqa: PLC0415
     from protocol.relay.server import RelayLimits  # noqa: PLC0415
 

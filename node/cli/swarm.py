@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from node import command_runner
 from node.cli.options import network, option, records_as_options
@@ -54,6 +55,11 @@ def swarm_up(
         )
     else:
         spec, folder = _prepare_resumed_run(resume, initial), resume
+        from node.cli import finished  # noqa: PLC0415
+
+        if finished.has_finished(folder):
+            Console(highlight=False, soft_wrap=True).print(finished.coordinator_text(folder), markup=False)
+            return
 
     from node.views.swarm import SwarmView  # noqa: PLC0415
 

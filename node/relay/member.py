@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
+from node.folder import remember_finished
 from node.measure.hardware import available_threads, measure_capacity
 from node.measure.measure import measure_coordinator
 from node.net.admission import join_run, leave_run, local_address_towards, obtain_credentials
@@ -85,6 +86,7 @@ async def run_relay(options: RelayOptions, identity: Identity) -> None:
         stack.push_async_callback(leave_run, coordinator, "the relay has ended")
         estimates.joined()
         credentials.remember(Role.RELAY)
+        remember_finished(credentials.folder, False)
         log.info("relay of run %s at %s, peer %s", credentials.run, endpoint, identity.peer)
         membership = Membership(coordinator, join, heartbeat, estimates)
         background = [
@@ -103,6 +105,7 @@ async def run_relay(options: RelayOptions, identity: Identity) -> None:
         finally:
             for each in (*background, measuring):
                 each.cancel()
+        remember_finished(credentials.folder, True)
         log.info("the run is finished")
 
 

@@ -1,0 +1,96 @@
+"""What commands say about a run that is finished: nothing has failed, and there is nothing to wait for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from node import command_runner
+from node.cli import known_runs
+from node.cli.known_runs import Destination
+from node.folder import node_folder_of, run_in, was_finished
+from node.net.coordinator_channel import fetch_status
+from node.security import credentials
+from node.security.credentials import RunCredentials
+from node.views.run_history import history_of, read_events
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.status import RunPhase
+
+_ANSWER_SECONDS = 3.0
+_AWAY = (ErrorCode.COORDINATOR_UNREACHABLE, ErrorCode.WRONG_AUTHORITY)
+_EXPORT = (
+    "'hetnode export FOLDER DIR' writes it for transformers. If each node has only some of the stages, "
+    "'hetnode checkpoint assemble' first puts their parts together."
+)
+
+
+def coordinator_text(folder: Path) -> str:
+    """Of the finished run whose coordinator has `folder`: how it ended, and how to go on."""
+    events = read_events(folder / "metrics.jsonl")
+    rounds = max((event["round"] for event in events if event["event"] == "decision"), default=0)
+    lines = [f"The run in {folder} is finished{f': {rounds} rounds are decided' if rounds else ''}."]
+    if losses := ", ".join(f"{each.last:.4f} (replica {each.index})" for each in history_of(events).replicas):
+        lines.append(f"The last validation loss is {losses}.")
+    lines.append(f"The model is in the folders of the run's nodes. {_EXPORT}")
+    lines.append("To start another run, give another --folder, and the options of that run.")
+    return "\n".join(lines)
+
+
+def has_finished(folder: Path) -> bool:
+    """Whether `folder` is that of a coordinator whose run is finished, as far as its metrics tell."""
+    return any(event["event"] == "finished" for event in read_events(folder / "metrics.jsonl"))
+
+
+def node_text(known: RunCredentials) -> str | None:
+    """What a node or a relay of this machine remembers of a run that was finished while it took part.
+
+    None if it remembers nothing, or if its folder has been given to another run.
+    """
+    if not was_finished(known.folder):
+        return None
+    folder = node_folder_of(known.folder)
+    if folder is None:
+        return f"The run {known.run} is finished, and needs no relay any more."
+    if run_in(folder) != known.run:
+        return None
+    return f"The run {known.run} is finished. This node's part of the model is in {folder}.\n{_EXPORT}"
+
+
+def text_for(wanted: Destination, identity: Path) -> str | None:
+    """What to say instead of joining: the run was finished, and no coordinator serves it any more.
+
+    None where there is something to join, or where this machine does not know.
+    """
+    known, addresses = _known(wanted, identity)
+    text = None if known is None else node_text(known)
+    if known is None or text is None or not command_runner.run(_is_over(known, addresses)):
+        return None
+    return text
+
+
+def _known(wanted: Destination, identity: Path) -> tuple[RunCredentials | None, list[str]]:
+    """What the identity file holds for the run, in date or not, and where its coordinator may be."""
+    if wanted.invite is not None:
+        known = credentials.of_authority(identity, wanted.invite.pin)
+        return known, sorted({wanted.invite.api} | ({known.api} if known else set()))
+    folder = credentials.folder_of(identity, wanted.run)
+    known = credentials.load(folder) if credentials.exist(folder) else None
+    return known, [known.api] if known else []
+
+
+async def _is_over(known: RunCredentials, addresses: list[str]) -> bool:
+    for address in addresses:
+        try:
+            return (await fetch_status(address, known.tls, _ANSWER_SECONDS)).phase is RunPhase.FINISHED
+        except HetnodeError as error:
+            if error.code not in _AWAY:
+                return False  # it refuses this node: the join says why
+    return True
+
+
+def text_of(run: str | None) -> str | None:
+    """What ``hetnode status RUN`` says when nothing answers; None unless the run is known to be finished."""
+    for folder in known_runs.coordinator_folders(run):
+        if has_finished(folder):
+            return coordinator_text(folder)
+    texts = (node_text(known) for known in known_runs.memberships(run or ""))
+    return next((text for text in texts if text is not None), None)

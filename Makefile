@@ -7,7 +7,7 @@ QUICK = benchmarks/reproduction/quick.toml
 # The many processes of the tests share compiled files, also where an environment says to write none.
 COMPILED = PYTHONDONTWRITEBYTECODE=
 
-.PHONY: swarm test test-slow test-network hostile check bench reproduce reproduce-quick install
+.PHONY: swarm test test-slow test-network hostile check package bench reproduce reproduce-quick
 
 swarm: $(VENV)/installed
 	$(VENV)/bin/hetnode swarm up
@@ -34,18 +34,22 @@ check: $(VENV)/installed-test
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
+# Wheel and sdist, built, and used in a fresh environment outside the checkout: two minutes.
+package: $(VENV)/installed-test
+	PYTHON=$(VENV)/bin/python .ci/package
+
 # Below 10 minutes. BENCH="--write docs/performance.md" replaces the generated section there.
 bench: $(VENV)/installed-test
 	$(VENV)/bin/python -m benchmarks $(BENCH)
 
 # The paper's tables in small, docs/reproduction.md: about three hours. Interrupted, the same command goes on.
-reproduce: $(VENV)/installed
+reproduce: $(VENV)/installed-hf
 	$(VENV)/bin/hetnode experiment run $(SMALL) --out runs/reproduction
 	$(VENV)/bin/hetnode experiment report $(SMALL) --results runs/reproduction/results.jsonl \
 	    --write docs/reproduction.md --figures docs/reproduction
 
 # Its orderings on a short schedule, in a quarter of an hour at most.
-reproduce-quick: $(VENV)/installed
+reproduce-quick: $(VENV)/installed-hf
 	$(VENV)/bin/hetnode experiment run $(QUICK) --out runs/reproduction-quick
 	$(VENV)/bin/hetnode experiment report $(QUICK) --results runs/reproduction-quick/results.jsonl \
 	    --write runs/reproduction-quick/page.md --figures runs/reproduction-quick/figures
@@ -54,7 +58,11 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/installed: $(VENV)/bin/python pyproject.toml
-	$(VENV)/bin/python -m pip install --quiet --editable .
+	$(VENV)/bin/python -m pip install --quiet --editable '.[plots]'
+	touch $@
+
+$(VENV)/installed-hf: $(VENV)/installed
+	$(VENV)/bin/python -m pip install --quiet --editable '.[hf,plots]'
 	touch $@
 
 $(VENV)/installed-test: $(VENV)/installed

@@ -25,6 +25,7 @@ from node.net.admission import (
     leave_run,
     local_address_towards,
     obtain_credentials,
+    require_libraries,
     wanted_role,
 )
 from node.net.coordinator_client import Admission, CoordinatorClient
@@ -159,18 +160,18 @@ async def _enter(
     stack: AsyncExitStack,
     processes: AsyncExitStack,
 ) -> tuple[_Joined, WorkerClient]:
-    """Start a worker and join the run. `stack` and `processes` end what is started here."""
+    """Join once it is clear that this node can train. `stack` and `processes` end what is started here."""
     worker = await _start_worker(options, processes)
-    # Before other nodes count on this one, it must be clear that it can compute.
     compute, capacity = await own_capacity(worker, options.compute, options.threads)
     options = replace(options, device=compute.device, precision=compute.precision)
     estimates = LiveEstimates(capacity, Line.create(options.line, options.folder / "line"))
     credentials = await obtain_credentials(options.invite, options.run, identity, wait)
     wanted = wanted_role(options.role, credentials)
+    await require_libraries(credentials, options.source, options.tokenizer, wait)
     coordinator = CoordinatorClient(credentials, identity)
     stack.push_async_callback(coordinator.close)
     server = LinkServer(lambda: coordinator.credentials.tls, estimates.received, line=estimates.line)
-    here = await _local_address(credentials.api, wait)
+    here = await wait.answer(lambda _: local_address_towards(credentials.api))
     ports, forwarded = await _open_ports(options, wanted, coordinator, server, here, stack)
     if options.measure:
         await measure_before_join(coordinator, estimates, options.folder, compute, options.threads)
@@ -240,10 +241,6 @@ def _log_admission(admission: Admission, run: str, peer: PeerId, ports: ClaimedP
     ports.note_reached(admission.reached)
     if abs(admission.clock_offset) > _CLOCK_SECONDS:
         log.warning("this machine's clock is wrong by %.0f s", -admission.clock_offset)
-
-
-async def _local_address(coordinator: str, wait: CoordinatorWait) -> str:
-    return await wait.answer(lambda _: local_address_towards(coordinator))
 
 
 async def _train(node: _Joined, worker: WorkerClient, processes: AsyncExitStack) -> tuple[End, Path]:

@@ -97,6 +97,7 @@ class ErrorCode(Enum):
     NO_CREDENTIALS = ("no-credentials", ExitCode.STATE)
     NODE_NOT_RUNNING = ("node-not-running", ExitCode.STATE)
     SERVICE_FAILED = ("service-failed", ExitCode.STATE)
+    MISSING_EXTRA = ("missing-extra", ExitCode.STATE)
 
     def __init__(self, label: str, exit_code: ExitCode) -> None:
         self.label = label

@@ -120,7 +120,7 @@ async def examine(settings: NodeSettings, text: str | None, invite_file: Path | 
         findings += [checks.problem("coordinator", error), checks.check_listening(settings)]
         await check_compute(resolve(settings.preset), me)
         return findings
-    findings += seen
+    findings += seen + checks.check_libraries(status.spec)
     if me:
         findings += await check_reach(address, tls, PeerId(me), status, settings)
     else:

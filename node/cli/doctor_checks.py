@@ -16,6 +16,7 @@ from platformdirs import user_data_path
 
 from coordinator.placement.cost_model import memory_needed, stage_parameters
 from node import command_runner
+from node.extras import require_for_data
 from node.ipc.channel import start_child
 from node.ipc.worker_calls import CheckDevice, ComputeOptions
 from node.ipc.worker_client import WorkerClient
@@ -250,6 +251,15 @@ async def check_coordinator(address: str, tls: Credentials) -> tuple[RunStatus, 
         return status, [answer, ok("clock", text)]
     remedy = "A node allows for it, certificates do not for more than an hour: set the clock."
     return status, [answer, warning("clock", text, remedy)]
+
+
+def check_libraries(spec: RunSpec) -> list[Finding]:
+    """A warning if a library is missing that reads the data of the run: this machine may have other data."""
+    try:
+        require_for_data(spec.data)
+    except HetnodeError as error:
+        return [warning("data", error.cause, error.remedy)]
+    return []
 
 
 async def check_connections(address: str, tls: Credentials, me: str, status: RunStatus) -> list[Finding]:

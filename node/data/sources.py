@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
+from node.extras import Extra, needed
 from protocol.errors import ErrorCode, HetnodeError
 
 _NOT_CORPUS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
@@ -41,7 +42,7 @@ class Source:
     """A source of documents. `documents` starts a new pass over them, always in the same order.
 
     A `streamed` source may exceed the memory and is only read forward; others are loaded completely. Reading
-    raises DATA_UNREADABLE.
+    raises DATA_UNREADABLE; MISSING_EXTRA if the library for this source is not installed.
     """
 
     name: str
@@ -188,10 +189,13 @@ def _hub(location: str, text_field: str) -> Iterator[Document]:
 
 
 def hub_records(location: str) -> Iterator[object]:
-    """Records of the ``train`` split. They are fetched while they are read."""
+    """Records of the ``train`` split. They are fetched while they are read.
+
+    Raises HetnodeError DATA_UNREADABLE; MISSING_EXTRA.
+    """
     name, config = _hub_name(location)
-    # Importing datasets takes a second, and only this source needs it.
-    from datasets import load_dataset  # type: ignore[import-untyped]  # noqa: PLC0415
+    with needed(Extra.HF):  # which takes a second, and only this source needs it
+        from datasets import load_dataset  # type: ignore[import-untyped]  # noqa: PLC0415
 
     try:
         yield from load_dataset(name, config, split="train", streaming=True)

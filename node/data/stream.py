@@ -66,7 +66,8 @@ def open_stream(spec: RunSpec, source: str | None = None, tokenizer: str | None 
         tokenizer: the path of the run's tokenizer.json on this node; None: ``spec.data.tokenizer``.
 
     Raises:
-        HetnodeError: DATA_UNREADABLE, DATA_TOO_SMALL, TOKENIZER_UNREADABLE or TOKENIZER_MISMATCH.
+        HetnodeError: DATA_UNREADABLE, DATA_TOO_SMALL, TOKENIZER_UNREADABLE, TOKENIZER_MISMATCH or
+            MISSING_EXTRA.
     """
     encoder = check_tokenizer(spec, tokenizer)
     origin = open_source(source or spec.data.source, spec.data.text_field)

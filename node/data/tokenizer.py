@@ -6,14 +6,17 @@ import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import tokenizers
 
+from node.extras import Extra, needed
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.spec.sections import DataSpec
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
 
 Tokens = np.ndarray[tuple[int], np.dtype[np.int32]]
 
@@ -85,7 +88,7 @@ class FileTokenizer:
     Its end-of-text token separates documents if it has one with a usual name, else its encoding of a newline.
     Truncation and padding are switched off.
 
-    Raises ValueError if the library does not accept `definition`.
+    Raises ValueError if the library does not accept `definition`; HetnodeError MISSING_EXTRA without it.
 
     Attributes:
         definition: the bytes of the file.
@@ -93,8 +96,10 @@ class FileTokenizer:
     """
 
     def __init__(self, definition: bytes) -> None:
+        with needed(Extra.HF):
+            from tokenizers import Tokenizer  # noqa: PLC0415
         try:
-            self._inner = tokenizers.Tokenizer.from_str(definition.decode())
+            self._inner = Tokenizer.from_str(definition.decode())
         except Exception as error:  # the library raises bare Exception
             raise ValueError(str(error)) from None
         self._inner.no_truncation()
@@ -133,7 +138,7 @@ class FileTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._inner.decode(list(ids), skip_special_tokens=False))
 
-    def _encoding(self, text: str) -> tokenizers.Encoding:
+    def _encoding(self, text: str) -> Encoding:
         well_formed = text.encode(errors="replace").decode()
         return self._inner.encode(well_formed, add_special_tokens=False)
 
@@ -146,7 +151,7 @@ def load_tokenizer(data: DataSpec, path: str | None = None) -> Tokenizer:
         path: the ``tokenizer.json`` on this node, if its path differs from the spec.
 
     Raises:
-        HetnodeError: TOKENIZER_UNREADABLE.
+        HetnodeError: TOKENIZER_UNREADABLE; MISSING_EXTRA.
     """
     where = path or data.tokenizer
     if where == "byte":
@@ -191,7 +196,7 @@ def check_tokenizer(spec: RunSpec, path: str | None = None) -> Tokenizer:
     """Load the tokenizer and check its hash, and that the model has a row for every id.
 
     Raises:
-        HetnodeError: TOKENIZER_UNREADABLE or TOKENIZER_MISMATCH.
+        HetnodeError: TOKENIZER_UNREADABLE, TOKENIZER_MISMATCH or MISSING_EXTRA.
     """
     tokenizer = load_tokenizer(spec.data, path)
     name = path or spec.data.tokenizer

@@ -13,6 +13,7 @@ from node.experiment.comparison import MEAN, deltas_of, losses_of
 from node.experiment.matrix import Matrix, Row, Table, fraction_of
 from node.experiment.results import Result, mean
 from node.experiment.trial import Mode
+from node.extras import pyplot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,7 +44,10 @@ Draw = Callable[["Axes", Table, Sequence[int], Mapping[str, Result]], bool]
 
 
 def draw_figures(matrix: Matrix, results: Mapping[str, Result], folder: Path) -> list[Figure]:
-    """Draw the figures for which there are results into `folder`: PNG files below 60 kB."""
+    """Draw the figures for which there are results into `folder`: PNG files below 60 kB.
+
+    Raises HetnodeError MISSING_EXTRA.
+    """
     figures: list[Figure] = []
 
     def draw(table: Table, name: str, caption: str, content: Draw, height: float = 4.2) -> None:
@@ -64,13 +68,10 @@ def draw_figures(matrix: Matrix, results: Mapping[str, Result], folder: Path) ->
 
 def _written(path: Path, height: float, draw: Callable[[Axes], bool]) -> bool:
     """Write the figure to `path`. If there is nothing to draw, remove the file and return False."""
-    import matplotlib  # noqa: PLC0415 - it takes a second, which other commands save
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot  # noqa: PLC0415
+    plots = pyplot()
     from PIL import Image  # noqa: PLC0415 - a dependency of matplotlib
 
-    figure, axes = pyplot.subplots(figsize=(7.2, height), layout="constrained", facecolor="white")
+    figure, axes = plots.subplots(figsize=(7.2, height), layout="constrained", facecolor="white")
     try:
         if not draw(axes):
             path.unlink(missing_ok=True)
@@ -79,7 +80,7 @@ def _written(path: Path, height: float, draw: Callable[[Axes], bool]) -> bool:
         drawn = io.BytesIO()
         figure.savefig(drawn, dpi=100)
     finally:
-        pyplot.close(figure)
+        plots.close(figure)
     # A palette takes a third of the bytes. Without date and version, equal results give equal files.
     Image.open(drawn).convert("RGB").quantize(64).save(path, optimize=True)
     return True

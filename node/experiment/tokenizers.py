@@ -6,11 +6,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
-
 from node.data.sources import open_source
 from node.data.tokenizer import FileTokenizer
+from node.extras import Extra, needed
 from protocol.errors import ErrorCode, HetnodeError
 
 END_OF_TEXT = "<|endoftext|>"
@@ -26,7 +24,7 @@ class TokenizerFile:
 
 
 def tokenizer_file(path: Path) -> TokenizerFile:
-    """The tokenizer in the existing file `path`. Raises TOKENIZER_UNREADABLE."""
+    """The tokenizer in the existing file `path`. Raises TOKENIZER_UNREADABLE or MISSING_EXTRA."""
     try:
         tokenizer = FileTokenizer(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -45,10 +43,12 @@ def train_bpe(path: Path, vocabulary: int, source: str, text_field: str) -> Toke
     The same text gives the same file.
 
     Raises:
-        HetnodeError: DATA_UNREADABLE; BAD_MATRIX if the text is too short for this many ids.
+        HetnodeError: DATA_UNREADABLE; MISSING_EXTRA; BAD_MATRIX if the text is too short for this many ids.
         OSError: the file cannot be written.
     """
-    inner = tokenizers.Tokenizer(models.BPE())
+    with needed(Extra.HF):
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: PLC0415
+    inner = Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(

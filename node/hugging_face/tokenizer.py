@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
 from node.data.tokenizer import ByteTokenizer, FileTokenizer
+from node.extras import Extra, needed
 
 TokenizerFiles = dict[str, str]
 
@@ -15,12 +14,32 @@ TokenizerFiles = dict[str, str]
 def byte_definition() -> str:
     """The ``tokenizer.json`` that is equal to ByteTokenizer: the ids are the UTF-8 bytes of the text.
 
-    It is a byte-level BPE without merges and without special tokens.
+    It is a byte-level BPE without merges and without special tokens, written as the library writes it.
     """
-    tokenizer = Tokenizer(models.BPE(vocab={mark: byte for byte, mark in _marks().items()}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return str(tokenizer.to_str(pretty=True))
+    level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+    definition: dict[str, Any] = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": level | {"add_prefix_space": False, "use_regex": False},
+        "post_processor": None,
+        "decoder": level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": {mark: byte for byte, mark in sorted(_marks().items())},
+            "merges": [],
+        },
+    }
+    return json.dumps(definition, ensure_ascii=False, indent=2)
 
 
 def tokenizer_files(tokenizer: ByteTokenizer | FileTokenizer, context: int) -> TokenizerFiles:
@@ -49,6 +68,8 @@ def tokenizer_files(tokenizer: ByteTokenizer | FileTokenizer, context: int) -> T
 
 def _without_additions(definition: str) -> str:
     """`definition` without padding, truncation and special tokens around a text."""
+    with needed(Extra.HF):
+        from tokenizers import Tokenizer  # noqa: PLC0415
     tree = json.loads(definition)
     adds = Tokenizer.from_str(definition).num_special_tokens_to_add(is_pair=False) > 0
     unwanted = [name for name in ("padding", "truncation") if tree.get(name)]

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
+from node.extras import can_read_all_data, require_for_data
 from node.net.coordinator_channel import fetch_status
 from node.net.coordinator_client import Admission, CoordinatorClient
 from node.net.enrollment import enroll, is_unknown_name, unknown_address
@@ -22,6 +23,7 @@ from protocol.roles import POLICIES, RoleWish
 from protocol.trust.host_port import split_host_port
 from protocol.trust.invite import Invite
 from protocol.trust.reachability import Addresses
+from protocol.trust.run_id import check_run_id
 from protocol.types import Capacity, Role
 
 log = logging.getLogger(__name__)
@@ -83,6 +85,26 @@ def wanted_role(chosen: RoleWish | None, credentials: RunCredentials) -> Role | 
         remedy = "Type 'hetnode relay', or ask the operator for another invite."
         raise HetnodeError(ErrorCode.BAD_OPTION, "This invite is for a relay, which does not train.", remedy)
     return role
+
+
+async def require_libraries(
+    credentials: RunCredentials, source: str | None, tokenizer: str | None, wait: CoordinatorWait
+) -> None:
+    """Raise MISSING_EXTRA if this machine lacks a library that reads the data of the run.
+
+    The node has not joined yet, so no other node counts on it. The coordinator is asked only where a library
+    is missing.
+    """
+    if can_read_all_data():
+        return
+    try:
+        status = await wait.answer(lambda seconds: fetch_status(credentials.api, credentials.tls, seconds))
+    except HetnodeError as error:
+        if error.code not in (ErrorCode.BAD_SPEC, ErrorCode.BAD_REQUEST):
+            raise
+        return  # the coordinator is of another version, and says so when the node joins
+    check_run_id(credentials.run, status.spec, credentials.tls.pin)
+    require_for_data(status.spec.data, source, tokenizer)
 
 
 async def join_run(

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from coordinator.forecast.forecast import Forecast, Proposal, ReplicaForecast
 from coordinator.forecast.sweeps import ScalingPoint, UtilizationPoint
+from node.extras import pyplot
 from node.model.shapes import parameter_shapes
 from node.views import run_history
 from protocol.spec.run import RunSpec
@@ -169,10 +170,13 @@ def _percent(shares: Sequence[float]) -> str:
 def write_utilization(
     points: Sequence[UtilizationPoint], width: int, folder: Path, name: str, title: str
 ) -> tuple[Path, Path]:
-    """``NAME.csv`` and ``NAME.png`` of utilization against bandwidth, one line for every k of `width`."""
+    """``NAME.csv`` and ``NAME.png`` of utilization against bandwidth, one line for every k of `width`.
+
+    Raises HetnodeError MISSING_EXTRA; nothing is written then.
+    """
     table, chart = folder / f"{name}.csv", folder / f"{name}.png"
+    figure, axes, plots = _chart()
     _write_csv(table, points)
-    figure, axes, pyplot = _chart()
     for k in dict.fromkeys(point.k for point in points):
         line = [point for point in points if point.k == k]
         axes.plot(
@@ -190,15 +194,18 @@ def write_utilization(
     axes.grid(alpha=0.3, which="both")
     axes.legend()
     figure.savefig(chart, dpi=120)
-    pyplot.close(figure)
+    plots.close(figure)
     return table, chart
 
 
 def write_scaling(points: Sequence[ScalingPoint], folder: Path, title: str) -> tuple[Path, Path]:
-    """``scaling.csv`` and ``scaling.png``: tokens per second and efficiency against nodes."""
+    """``scaling.csv`` and ``scaling.png``: tokens per second and efficiency against nodes.
+
+    Raises HetnodeError MISSING_EXTRA; nothing is written then.
+    """
     table, chart = folder / "scaling.csv", folder / "scaling.png"
+    figure, (left, right), plots = _chart(2)
     _write_csv(table, points)
-    figure, (left, right), pyplot = _chart(2)
     for kind in dict.fromkeys(point.kind for point in points):
         line = [point for point in points if point.kind == kind]
         nodes = [point.nodes for point in line]
@@ -218,17 +225,13 @@ def write_scaling(points: Sequence[ScalingPoint], folder: Path, title: str) -> t
     left.legend()
     right.legend(loc="upper left", bbox_to_anchor=(1, 1))
     figure.savefig(chart, dpi=120)
-    pyplot.close(figure)
+    plots.close(figure)
     return table, chart
 
 
 def _chart(columns: int = 1) -> tuple[Any, Any, Any]:
-    import matplotlib  # noqa: PLC0415 (a second of start-up that other commands need not pay)
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot  # noqa: PLC0415
-
-    return *pyplot.subplots(1, columns, figsize=(8 + 3 * (columns - 1), 5), layout="constrained"), pyplot
+    plots = pyplot()
+    return *plots.subplots(1, columns, figsize=(8 + 3 * (columns - 1), 5), layout="constrained"), plots
 
 
 def _ratio(k: int, width: int) -> str:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from node.extras import pyplot
+
 
 @dataclass(frozen=True)
 class ReplicaHistory:
@@ -84,13 +86,9 @@ def history_of(events: Iterable[Mapping[str, Any]]) -> History:
 
 
 def plot_losses(history: History, title: str, path: Path) -> None:
-    """Write a PNG of every replica's validation loss by round."""
-    import matplotlib  # noqa: PLC0415 (it takes a second, which other commands need not)
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot  # noqa: PLC0415
-
-    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
+    """Write a PNG of every replica's validation loss by round. Raises HetnodeError MISSING_EXTRA."""
+    plots = pyplot()
+    figure, axes = plots.subplots(figsize=(8, 5), layout="constrained")
     for replica in history.replicas:
         rounds, losses = zip(*replica.losses, strict=True)
         axes.plot(rounds, losses, marker=".", label=f"replica {replica.index}")
@@ -98,7 +96,7 @@ def plot_losses(history: History, title: str, path: Path) -> None:
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    plots.close(figure)
 
 
 def ratio(dense: int, sent: int) -> str:

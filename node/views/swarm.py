@@ -27,6 +27,7 @@ from node.local_swarm import run_swarm
 from node.views import run_history
 from node.views.spec import spec_view
 from node.views.status import replica_table
+from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.status import RunStatus
 
@@ -34,7 +35,8 @@ from protocol.status import RunStatus
 class SwarmView:
     """Runs a local swarm with live progress, and completes the run folder.
 
-    The folder then holds run.toml, metrics.jsonl, loss.png, checkpoint/, logs/ and nodes/.
+    The folder then holds run.toml, metrics.jsonl, checkpoint/, logs/, nodes/, and loss.png if matplotlib is
+    installed.
     """
 
     def __init__(self, spec: RunSpec, folder: Path) -> None:
@@ -79,7 +81,7 @@ class SwarmView:
         finally:
             history = run_history.history_of(run_history.read_events(self.folder / "metrics.jsonl"))
             if history.replicas:
-                run_history.plot_losses(history, f"run {self.spec.name}", self.folder / "loss.png")
+                self._plot(history)
         parts = sorted(self.folder.glob(f"nodes/*/checkpoint/{round_folder(self.spec.rounds)}"))
         # In a process of the template, because this one has not imported torch.
         command = ["checkpoint", "assemble", *map(str, parts), "--out", str(self.folder / "checkpoint")]
@@ -88,6 +90,15 @@ class SwarmView:
         if status:
             raise SystemExit(status)  # the process has printed the reason
         self._summarise(history, time.monotonic() - began)
+
+    def _plot(self, history: run_history.History) -> None:
+        """Write loss.png. Without matplotlib the run is complete but for this file."""
+        try:
+            run_history.plot_losses(history, f"run {self.spec.name}", self.folder / "loss.png")
+        except HetnodeError as error:
+            if error.code is not ErrorCode.MISSING_EXTRA:
+                raise
+            self._console.print(f"There is no loss.png: {error.cause} {error.remedy}", markup=False)
 
     def _update(self, live: Live, status: RunStatus) -> None:
         self._progress.update(self._task, completed=status.steps_done)

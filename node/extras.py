@@ -1,0 +1,81 @@
+"""Libraries that only some uses of hetnode need: the extras of the package, such as ``hetnode[hf]``.
+
+Modules import them where they use them, inside :func:`needed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from importlib.util import find_spec
+from typing import Any
+
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec.sections import DataSpec
+
+
+class Extra(Enum):
+    """An extra of the package: its name, and what it is for."""
+
+    HF = ("hf", "data of the Hugging Face Hub and tokenizer files")
+    PLOTS = ("plots", "plots and figures")
+
+    def __init__(self, label: str, purpose: str) -> None:
+        self.label = label
+        self.purpose = purpose
+
+
+@contextmanager
+def needed(extra: Extra) -> Iterator[None]:
+    """Around the import of a library of `extra`. Raises HetnodeError MISSING_EXTRA if it is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise _missing(str(error.name), extra) from None
+
+
+def require(library: str, extra: Extra) -> None:
+    """Raise HetnodeError MISSING_EXTRA if `library` of `extra` is not installed. Imports nothing."""
+    if not _is_installed(library):
+        raise _missing(library, extra)
+
+
+def pyplot() -> Any:
+    """matplotlib.pyplot for files, without a display. Raises HetnodeError MISSING_EXTRA."""
+    with needed(Extra.PLOTS):
+        import matplotlib  # noqa: PLC0415 - a second, which most commands need not wait
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as for_files  # noqa: PLC0415
+
+    return for_files
+
+
+def can_read_all_data() -> bool:
+    """Whether the libraries for every source of data and every tokenizer are installed."""
+    return _is_installed("datasets") and _is_installed("tokenizers")
+
+
+def require_for_data(data: DataSpec, source: str | None = None, tokenizer: str | None = None) -> None:
+    """Raise HetnodeError MISSING_EXTRA if this machine lacks a library that reads the data of a run.
+
+    Args:
+        source: the location of the same data on this node; None: ``data.source``.
+        tokenizer: the path of the run's tokenizer.json on this node; None: ``data.tokenizer``.
+    """
+    if (source or data.source).startswith("hf:"):
+        require("datasets", Extra.HF)
+    if (tokenizer or data.tokenizer) != "byte":
+        require("tokenizers", Extra.HF)
+
+
+def _is_installed(library: str) -> bool:
+    return find_spec(library) is not None
+
+
+def _missing(library: str, extra: Extra) -> HetnodeError:
+    return HetnodeError(
+        ErrorCode.MISSING_EXTRA,
+        f"The library {library} is not installed on this machine; {extra.purpose} need it.",
+        f"Install it: pip install 'hetnode[{extra.label}]'.",
+    )

@@ -9,12 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from node.folder import keep_only_run, lock_folder, remember_finished, remember_node_folder
-from node.guest.control import answer_commands
+from node.guest.control import Contact, answer_commands
 from node.guest.guest import Guest
 from node.guest.visits import Visit, take_turns
 from node.ipc.template import close_own_template
 from node.net.admission import obtain_credentials
 from node.net.coordinator_client import CoordinatorClient
+from node.net.membership import Membership
 from node.net.waiting import CoordinatorWait, until_run_is_over
 from node.runtime import take_part
 from node.security.credentials import folder_of
@@ -44,8 +45,8 @@ async def run_node(
     guest = guest or Guest(options.folder)
     async with AsyncExitStack() as stack:
         stack.enter_context(lock_folder(options.folder))
-        await stack.enter_async_context(answer_commands(options.folder, guest))
         visitor = _Visitor(options, identity)
+        await stack.enter_async_context(answer_commands(options.folder, guest, visitor.contact))
         visit = await take_turns(guest, leaving or asyncio.Event(), visitor.take_part, visitor.rest)
         return options.folder if visit is None else visit.kept
 
@@ -56,9 +57,22 @@ class _Visitor:
     def __init__(self, options: NodeOptions, identity: Identity) -> None:
         self._options, self._identity = options, identity
         self._kept = options.folder  # with the newest checkpoint
+        self._membership: Membership | None = None  # of this visit, once it has joined
+        self._began = asyncio.get_running_loop().time()
+
+    def contact(self) -> Contact:
+        """How this node stands with its coordinator."""
+        joined = self._membership
+        if joined is None:
+            return Contact(silent_seconds=asyncio.get_running_loop().time() - self._began)
+        return Contact(True, joined.away, joined.run_view.round_number)
 
     async def take_part(self, leaving: asyncio.Event) -> Visit:
-        visit = await take_part(self._options, self._identity, leaving, self._enrolled)
+        self._began = asyncio.get_running_loop().time()
+        try:
+            visit = await take_part(self._options, self._identity, leaving, self._joined)
+        finally:
+            self._membership = None
         self._kept = visit.kept or self._kept
         self._remember(visit.is_over)
         return visit
@@ -87,6 +101,10 @@ class _Visitor:
         log.info("the run has ended while this node rested, so what it has of the model is older")
         log.info("the run is finished; this node's part of the model is in %s", self._kept)
         return Visit(is_over=True, kept=self._kept)
+
+    def _joined(self, membership: Membership) -> None:
+        self._enrolled(membership.run)
+        self._membership = membership
 
     def _enrolled(self, run: str) -> None:
         self._options = replace(self._options, invite=None, run=run)

@@ -62,11 +62,11 @@ _TEMPORARY = frozenset((ErrorCode.DHT_UNREACHABLE, ErrorCode.PORT_IN_USE, ErrorC
 
 
 async def take_part(
-    options: NodeOptions, identity: Identity, leaving: asyncio.Event, enrolled: Callable[[str], None]
+    options: NodeOptions, identity: Identity, leaving: asyncio.Event, joined: Callable[[Membership], None]
 ) -> Visit:
     """Join the run, and train until its last round is over or this node leaves.
 
-    See :func:`node.process.run_node`. Calls `enrolled` with the run's id once there are credentials for it.
+    See :func:`node.process.run_node`. Calls `joined` once it is a member.
     """
     async with AsyncExitStack() as stack:
         # The processes that are replaced when this node gets other stages.
@@ -81,7 +81,7 @@ async def take_part(
                 return Visit(is_over=False, kept=None)
             log.info("left before it took part")
             return Visit(is_over=False, kept=options.folder)
-        enrolled(node.coordinator.credentials.run)
+        joined(node.membership)
         end, kept = await _stay(node, worker, processes)
         return Visit(end is End.FINISHED, kept)
 

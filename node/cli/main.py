@@ -88,6 +88,7 @@ COMMANDS = {
         "relay",
         "Carry connections to nodes that others cannot dial, such as those in homes behind a router.",
     ),
+    "health": LazyCommand("health", "health", "Say whether a node or a coordinator of this machine is well."),
     "status": LazyCommand(
         "status", "status", "Show what a run is doing, who takes part, and how the loss goes."
     ),

@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, chdir, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -39,22 +39,49 @@ class Ask(StrEnum):
 
 @dataclass(frozen=True)
 class GuestState:
-    """`is_here`: the node takes part. `reason`: why it has to rest, as the end of a sentence, or ""."""
+    """What a command learns of a node.
+
+    Attributes:
+        is_here: the node takes part.
+        reason: why it has to rest, as the end of a sentence, or "".
+        has_joined: the coordinator has let it in since it began to take part.
+        silent_seconds: for how long the coordinator has not answered it, beyond what is usual.
+        round_number: the open round; 0 before the first, and where it is not known.
+    """
 
     is_here: bool
     reason: str
+    has_joined: bool = False
+    silent_seconds: float = 0.0
+    round_number: int = 0
+
+
+@dataclass(frozen=True)
+class Contact:
+    """The part of :class:`GuestState` that is about the coordinator."""
+
+    has_joined: bool = False
+    silent_seconds: float = 0.0
+    round_number: int = 0
 
 
 @asynccontextmanager
-async def answer_commands(folder: Path, guest: Guest) -> AsyncIterator[None]:
-    """Answer commands inside the block. The caller holds the lock of `folder`."""
+async def answer_commands(
+    folder: Path, guest: Guest, contact: Callable[[], Contact] = Contact
+) -> AsyncIterator[None]:
+    """Answer commands inside the block. The caller holds the lock of `folder`.
+
+    `contact` tells how the node stands with its coordinator.
+    """
     try:
         listening = _listen(folder)
     except OSError as error:  # such as a network file system
         log.warning("'hetnode pause' cannot reach this node: no socket in %s: %s", folder, error)
         yield
         return
-    server = await asyncio.start_unix_server(partial(_answer, guest), sock=listening, limit=_MOST_BYTES)
+    server = await asyncio.start_unix_server(
+        partial(_answer, guest, contact), sock=listening, limit=_MOST_BYTES
+    )
     try:
         yield
     finally:
@@ -90,11 +117,13 @@ def ask(folder: Path, question: Ask) -> GuestState:
     return GuestState(**answer)
 
 
-async def _answer(guest: Guest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _answer(
+    guest: Guest, contact: Callable[[], Contact], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
     try:
         async with asyncio.timeout(_SECONDS):
             question = Ask(json.loads(await reader.readline()))
-            writer.write(json.dumps(_reply(guest, question)).encode() + b"\n")
+            writer.write(json.dumps(_reply(guest, contact, question)).encode() + b"\n")
             await writer.drain()
     except (OSError, ValueError, TimeoutError) as error:
         log.debug("a command was not understood: %r", error)
@@ -102,7 +131,7 @@ async def _answer(guest: Guest, reader: asyncio.StreamReader, writer: asyncio.St
         writer.close()
 
 
-def _reply(guest: Guest, question: Ask) -> dict[str, object]:
+def _reply(guest: Guest, contact: Callable[[], Contact], question: Ask) -> dict[str, object]:
     try:
         match question:
             case Ask.PAUSE:
@@ -115,7 +144,8 @@ def _reply(guest: Guest, question: Ask) -> dict[str, object]:
                 pass
     except HetnodeError as error:
         return {"refusal": (error.code.label, error.cause, error.remedy)}
-    return asdict(GuestState(guest.is_here, "" if guest.rest is None else guest.rest.reason))
+    reason = "" if guest.rest is None else guest.rest.reason
+    return asdict(GuestState(guest.is_here, reason, **asdict(contact())))
 
 
 def _listen(folder: Path) -> socket.socket:

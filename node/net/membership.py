@@ -156,6 +156,10 @@ class Membership:
         self.progress = (0, 0)
 
     @property
+    def run(self) -> str:
+        return self._coordinator.credentials.run
+
+    @property
     def away(self) -> float:
         """Seconds since the last answer of the coordinator, less two heartbeats; at least 0."""
         return max(0.0, self._now() - self._answered - 2 * self._heartbeat)

@@ -266,7 +266,7 @@ class VirtualSwarm:
             patch("os.fsync", lambda descriptor: None),
             # SIGKILL releases a lock, but here one real process runs the node again.
             patch("node.process.lock_folder", lambda folder: nullcontext()),
-            patch("node.process.answer_commands", lambda folder, guest: nullcontext()),
+            patch("node.process.answer_commands", lambda folder, guest, contact: nullcontext()),
             patch(
                 "node.measure.measure.measure_capacity",
                 lambda device, threads, _: Capacity(device, 2**30, threads),

@@ -12,6 +12,7 @@ LIGHT_COMMANDS = [
     ["--help"],
     ["--version"],
     ["status", "--help"],
+    ["health", "--help"],
     ["invite", "create", "--help"],
     ["swarm", "up", "--help"],
 ]

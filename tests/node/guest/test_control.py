@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from node.guest.control import Ask, GuestState, answer_commands, ask
+from node.guest.control import Ask, Contact, GuestState, answer_commands, ask
 from node.guest.guest import BY_HAND, Guest
 from protocol.errors import ErrorCode, ExitCode, HetnodeError
 
@@ -93,3 +93,9 @@ async def test_a_pause_that_cannot_be_noted_is_refused(folder: Path, monkeypatch
             await asyncio.to_thread(ask, folder, Ask.PAUSE)
     assert refused.value.code is ErrorCode.DISK_FULL
     assert guest.rest is None
+
+
+async def test_a_command_learns_how_the_node_stands_with_its_coordinator(folder: Path) -> None:
+    async with answer_commands(folder, Guest(folder), lambda: Contact(True, 4.5, 7)):
+        state = await asyncio.to_thread(ask, folder, Ask.STATE)
+    assert state == GuestState(False, "", has_joined=True, silent_seconds=4.5, round_number=7)

@@ -32,8 +32,8 @@ def health(
 ) -> None:
     """Say whether a node or a coordinator of this machine is well.
 
-    It ends with status 0 if it is. A node is well if it answers, and its coordinator has answered it not long ago, or it rests on purpose. A
-    coordinator is well if its API answers within 5 seconds.
+    It ends with status 0 if it is. A node is well if it answers, and its coordinator has answered it not long
+    ago, or it rests on purpose. A coordinator is well if its API answers within 5 seconds.
     """
     if run is not None and (Path(run) / "operator.pem").exists():
         typer.echo(_coordinator_health(Path(run)))

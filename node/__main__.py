@@ -2,8 +2,11 @@
 
 import signal
 
+from node.ipc.init_process import continue_below_init
+
 
 def main() -> None:
+    continue_below_init()
     # Until the command has its own handlers, Ctrl-C ends the process at once. A KeyboardInterrupt in the
     # middle of an import would print a useless traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -141,7 +141,7 @@ class _Server:
         sources = MemberSources()
         sources.admitted = (1, 0)  # all that are to come
         access = Access(self.loop, sources, lambda _: _SOURCE)
-        metrics: Any = SimpleNamespace(record_measurement=_record)
+        metrics: Any = SimpleNamespace(record_measurement=_record, newest={})
         sign_here = partial(sign, number=2)
         coordinator = CoordinatorService(
             self.loop, metrics, access, sources, AUTHORITY, sign_here, (), _dial_back

@@ -32,6 +32,7 @@ from coordinator.authority import (
 )
 from coordinator.command_loop import CommandLoop, Stopped
 from coordinator.membership.sources import MemberSources
+from coordinator.monitoring.run_metrics import RunMetrics
 from coordinator.state import events
 from coordinator.state.apply import replay
 from coordinator.state.commands import AppointArbiter, Start, TellOwnRelay
@@ -43,6 +44,7 @@ from coordinator.storage.store import SqliteStore, Store
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.relay.destinations import Destinations
+from protocol.server.metrics_endpoint import MetricsEndpoint
 from protocol.spec.run import RunSpec
 from protocol.status import RunPhase
 from protocol.trust.multiaddress import tcp_place
@@ -124,7 +126,7 @@ async def run_coordinator(
     """
     async with AsyncExitStack() as stack:
         # Before anything is written: a wrong address must not leave a folder behind.
-        ports = open_ports(addresses, stack)
+        ports, endpoint = open_ports(addresses, stack), _metrics_endpoint(addresses, stack)
         folder.mkdir(parents=True, exist_ok=True)
         # Locks the folder for this process.
         store = SqliteStore(folder / "coordinator.sqlite", identity.peer, identity.sign)
@@ -144,9 +146,9 @@ async def run_coordinator(
         servers = _public_servers(*parts, ports)
         relay = _own_relay(ports, servers, command_loop, sources, bootstrap, identity.peer, authority)
         await _begin(command_loop, identity.peer if bootstrap.arbiter else None, relay, addresses.relay)
-        if ports.is_shared:
-            stack.push_async_callback(ports.api.close)
-        await _start_serving(stack, command_loop, servers, relay)
+        await _start_serving(stack, command_loop, ports, servers, relay)
+        if endpoint is not None:
+            await endpoint.start(RunMetrics(store.files, command_loop, metrics, servers).read)
         write_operator(authority, folder)
         stack.callback(asyncio.create_task(_renew_certificates(authority, folder, identity.peer)).cancel)
         _start_admission(stack, command_loop, bootstrap, sources)
@@ -165,9 +167,23 @@ async def _begin(
         await command_loop.execute(TellOwnRelay(relay.address.endpoint, options.uplink))
 
 
+def _metrics_endpoint(addresses: ListenAddresses, stack: AsyncExitStack) -> MetricsEndpoint | None:
+    if addresses.metrics is None:
+        return None
+    endpoint = MetricsEndpoint(addresses.metrics)
+    stack.push_async_callback(endpoint.close)
+    return endpoint
+
+
 async def _start_serving(
-    stack: AsyncExitStack, command_loop: CommandLoop, servers: Sequence[PublicServer], relay: OwnRelay | None
+    stack: AsyncExitStack,
+    command_loop: CommandLoop,
+    ports: PublicPorts,
+    servers: Sequence[PublicServer],
+    relay: OwnRelay | None,
 ) -> None:
+    if ports.is_shared:
+        stack.push_async_callback(ports.api.close)
     for server in servers:
         await server.start()
         stack.push_async_callback(server.stop, STOP_SECONDS)
@@ -224,8 +240,8 @@ def _public_servers(
 
     own_gateways = (None, None) if ports.is_shared else (gateway, newcomers_gateway)
     return (
-        public_server(own_gateways[0], api, certificate, authority, clients=True),
-        public_server(own_gateways[1], enrolling, certificate, authority, clients=False),
+        public_server(own_gateways[0], api, certificate, authority, True, api_admission.refused),
+        public_server(own_gateways[1], enrolling, certificate, authority, False, newcomers_admission.refused),
     )
 
 

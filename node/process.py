@@ -13,6 +13,8 @@ from node.guest.control import Contact, answer_commands
 from node.guest.guest import Guest
 from node.guest.visits import Visit, take_turns
 from node.ipc.template import close_own_template
+from node.monitoring.figures import Activity, NodeFigures
+from node.monitoring.node_metrics import NodeMetrics
 from node.net.admission import obtain_credentials
 from node.net.coordinator_client import CoordinatorClient
 from node.net.membership import Membership
@@ -21,6 +23,7 @@ from node.runtime import take_part
 from node.security.credentials import folder_of
 from node.security.identity import Identity
 from node.train.options import NodeOptions
+from protocol.server.metrics_endpoint import MetricsEndpoint
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +49,10 @@ async def run_node(
     async with AsyncExitStack() as stack:
         stack.enter_context(lock_folder(options.folder))
         visitor = _Visitor(options, identity)
+        if options.metrics is not None:
+            endpoint = MetricsEndpoint(options.metrics)
+            stack.push_async_callback(endpoint.close)
+            await endpoint.start(NodeMetrics(visitor.figures, options.folder).read)
         await stack.enter_async_context(answer_commands(options.folder, guest, visitor.contact))
         visit = await take_turns(guest, leaving or asyncio.Event(), visitor.take_part, visitor.rest)
         return options.folder if visit is None else visit.kept
@@ -57,28 +64,30 @@ class _Visitor:
     def __init__(self, options: NodeOptions, identity: Identity) -> None:
         self._options, self._identity = options, identity
         self._kept = options.folder  # with the newest checkpoint
-        self._membership: Membership | None = None  # of this visit, once it has joined
         self._began = asyncio.get_running_loop().time()
+        self.figures = NodeFigures()
 
     def contact(self) -> Contact:
         """How this node stands with its coordinator."""
-        joined = self._membership
+        joined = self.figures.membership
         if joined is None:
             return Contact(silent_seconds=asyncio.get_running_loop().time() - self._began)
         return Contact(True, joined.away, joined.run_view.round_number)
 
     async def take_part(self, leaving: asyncio.Event) -> Visit:
         self._began = asyncio.get_running_loop().time()
+        self.figures.activity = Activity.STARTING
         try:
-            visit = await take_part(self._options, self._identity, leaving, self._joined)
+            visit = await take_part(self._options, self._identity, leaving, self._joined, self.figures)
         finally:
-            self._membership = None
+            self.figures.membership = None
         self._kept = visit.kept or self._kept
         self._remember(visit.is_over)
         return visit
 
     async def rest(self) -> Visit:
         """Keep the node's place until the run is over: its invite and its certificate would expire."""
+        self.figures.activity = Activity.RESTING
         close_own_template()  # it holds the memory of what it has imported
         options, wait = self._options, CoordinatorWait(self._options.join_seconds)
         credentials = await obtain_credentials(options.invite, options.run, self._identity, wait)
@@ -104,7 +113,7 @@ class _Visitor:
 
     def _joined(self, membership: Membership) -> None:
         self._enrolled(membership.run)
-        self._membership = membership
+        self.figures.joined(self._identity.peer, membership)
 
     def _enrolled(self, run: str) -> None:
         self._options = replace(self._options, invite=None, run=run)

@@ -18,12 +18,14 @@ from node.ipc.channel import start_child
 from node.ipc.worker_calls import LocalData, RequireInitial
 from node.ipc.worker_client import WorkerClient
 from node.measure.measure import LinkProber, measure_before_join, measure_speed, own_capacity
+from node.monitoring.figures import NodeFigures
 from node.net.addresses import ClaimedPorts
 from node.net.admission import (
     announce_leaving,
     join_run,
     leave_run,
     local_address_towards,
+    log_admission,
     obtain_credentials,
     require_libraries,
     wanted_role,
@@ -54,7 +56,6 @@ from protocol.types import PROTOCOL_VERSION, PeerId, PeerRecord, Role
 log = logging.getLogger(__name__)
 
 _CLOSE_SECONDS = 3.0
-_CLOCK_SECONDS = 2.0
 _JOIN_SECONDS = 15.0
 _RETRY_SECONDS, _MOST_RETRY_SECONDS = 2.0, 60.0
 _TEMPORARY = frozenset((ErrorCode.DHT_UNREACHABLE, ErrorCode.PORT_IN_USE, ErrorCode.HIVEMIND_DIED))
@@ -62,11 +63,15 @@ _TEMPORARY = frozenset((ErrorCode.DHT_UNREACHABLE, ErrorCode.PORT_IN_USE, ErrorC
 
 
 async def take_part(
-    options: NodeOptions, identity: Identity, leaving: asyncio.Event, joined: Callable[[Membership], None]
+    options: NodeOptions,
+    identity: Identity,
+    leaving: asyncio.Event,
+    joined: Callable[[Membership], None],
+    figures: NodeFigures,
 ) -> Visit:
     """Join the run, and train until its last round is over or this node leaves.
 
-    See :func:`node.process.run_node`. Calls `joined` once it is a member.
+    See :func:`node.process.run_node`. Calls `joined` once it is a member, and keeps `figures` up to date.
     """
     async with AsyncExitStack() as stack:
         # The processes that are replaced when this node gets other stages.
@@ -82,7 +87,7 @@ async def take_part(
             log.info("left before it took part")
             return Visit(is_over=False, kept=options.folder)
         joined(node.membership)
-        end, kept = await _stay(node, worker, processes)
+        end, kept = await _stay(replace(node, figures=figures), worker, processes)
         return Visit(end is End.FINISHED, kept)
 
 
@@ -130,6 +135,7 @@ class _Joined:
     own_address: OwnAddress
     leaving: asyncio.Event
     sources: AcceptedSources = field(default_factory=AcceptedSources)
+    figures: NodeFigures = field(default_factory=NodeFigures)
 
     @property
     def newest_record(self) -> PeerRecord:
@@ -149,6 +155,7 @@ class _Joined:
             self.membership,
             directory,
             self.relayed.tunnels.through,
+            self.figures,
         )
 
 
@@ -191,7 +198,7 @@ async def _enter(
     remember_node_folder(credentials.folder, options.folder)
     if (spec := admission.spec).initial is not None:
         await worker.call(RequireInitial(spec, options.initial_folder))
-    _log_admission(admission, credentials.run, identity.peer, ports)
+    log_admission(admission, credentials.run, identity.peer, ports)
     membership = Membership(coordinator, join, spec.timing.heartbeat, estimates)
     relayed.relays = lambda: membership.run_view.relays or admission.relays
     await relayed.take()
@@ -231,16 +238,6 @@ async def _open_ports(
         await ports.open(server, role, options.listen_port, coordinator.credentials, stack)
         await forwarded.open(here, stack)
     return ports, forwarded
-
-
-def _log_admission(admission: Admission, run: str, peer: PeerId, ports: ClaimedPorts) -> None:
-    """Tell the volunteer the role of this node, who reaches it, and whether its clock is wrong."""
-    log.info("joined run %s, peer %s, spec %s", run, peer, admission.spec.hash)
-    policy, why = POLICIES[admission.role], admission.role_reason
-    log.info("this node is a %s: %s%s", policy.noun, policy.summary, why and f"; {why}")
-    ports.note_reached(admission.reached)
-    if abs(admission.clock_offset) > _CLOCK_SECONDS:
-        log.warning("this machine's clock is wrong by %.0f s", -admission.clock_offset)
 
 
 async def _train(node: _Joined, worker: WorkerClient, processes: AsyncExitStack) -> tuple[End, Path]:

@@ -33,6 +33,7 @@ LAYERS = (
     "coordinator.authority coordinator.storage",
     "coordinator.command_loop",
     "coordinator.api coordinator.arbiter",
+    "coordinator.monitoring",
     "coordinator.app",
     # a node: pure rooms, then IO, then training, then its composition root
     "node.hooks node.security node.model node.extras",
@@ -41,7 +42,7 @@ LAYERS = (
     "node.generate node.transport node.folder",
     "node.hive",
     "node.net",
-    "node.guest node.measure node.worker",
+    "node.guest node.measure node.monitoring node.worker",
     "node.relay node.router",
     "node.train node.experiment",
     "node.runtime node.hugging_face",

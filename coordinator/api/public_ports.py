@@ -43,7 +43,7 @@ class ListenAddresses:
 
     Port 0 takes a free port. `enrollment` None takes the port after that of `api`. `advertise` None
     advertises the host of `api`. `relay` None runs no relay. `one_port` lets enrollment and relay share the
-    port of `api`.
+    port of `api`. `metrics` None serves none.
     """
 
     api: str
@@ -51,6 +51,7 @@ class ListenAddresses:
     advertise: str | None = None
     relay: RelayOptions | None = None
     one_port: bool = False
+    metrics: str | None = None
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,6 @@ from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.server.admission import Admission, AdmissionInterceptor, Context
 from protocol.server.limits import FairShare
 from protocol.spec.run import RunSpec
-from protocol.status import Measurement
 from protocol.trust.envelope import Signer, spec_message
 from protocol.trust.names import identity_of, peer_of
 from protocol.trust.reachability import Addresses
@@ -129,7 +128,6 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._dht_peers, self._dial_back = tuple(dht_peers), dial_back
         self._spec_signature = sign(spec_message(self._run, self._spec.canonical_json))
         self._announcements = Announcements(self._run, sign, sources, relay)
-        self._measurements: dict[PeerId, Measurement] = {}
         self._closing_time = ClosingTime()
         self._probes = ProbeDoor(_PROBES_AT_ONCE, command_loop.now)
 
@@ -346,18 +344,14 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         # The status would show it as the measurement of another replica.
         if (request.replica, request.position) != (assignment.replica.index, assignment.position):
             raise bad_request(f"{peer} measured another place than its own in round {request.round}")
-        former = self._measurements.get(peer)
-        # A repeated call adds no second line for the same round.
-        if former is None or former.round_number < request.round:
-            measurement = self._measurements[peer] = measurement_from_pb(request)
-            self._metrics.record_measurement(self._command_loop.now(), measurement)
+        self._metrics.record_measurement(self._command_loop.now(), measurement_from_pb(request))
         return pb.MeasureReply()
 
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusReply:
         self._access.check_member(context)
         loop, resting = self._command_loop, self._announcements.resting
         now = loop.now(), time.time()
-        return status_to_pb(run_status(loop.state, self._measurements.values(), *now, resting))
+        return status_to_pb(run_status(loop.state, self._metrics.newest.values(), *now, resting))
 
 
 def _printable(reason: str) -> str:

@@ -118,6 +118,7 @@ def decide(state: State, at: float, decision: Decision) -> State:
         state,
         decisions={**state.decisions, (decision.stage, round_number): decision},
         committed=state.committed + decision.committed,
+        committed_at=at if decision.committed else state.committed_at,
         opened_at=at if state.opened_at is None else state.opened_at,
         silences=_silences(state, decision),
     )

@@ -242,7 +242,7 @@ class State:
         strikes: by peer, the rounds for which it got a strike.
         digests: by (stage, round, part) and peer.
         digest_changes: how often a peer has replaced its digest, by (stage, round, part) and peer.
-        committed: decisions that committed payloads.
+        committed, committed_at: decisions that committed payloads, and when the newest of them was made.
         diverged: (peer, stage, round, part) whose anchor differed, until the peer attests the right digest.
         enrolled: the peers that may have certificates, with the last invite of each.
         banned: the peers that the operator excludes, with the reasons.
@@ -287,6 +287,7 @@ class State:
     digests: Mapping[tuple[int, int, str], Mapping[PeerId, str]] = field(default_factory=dict)
     digest_changes: Mapping[tuple[int, int, str], Mapping[PeerId, int]] = field(default_factory=dict)
     committed: int = 0
+    committed_at: float = 0.0
     diverged: frozenset[tuple[PeerId, int, int, str]] = frozenset()
     invitations: Mapping[str, Invitation] = field(default_factory=dict)
     enrolled: Mapping[PeerId, str] = field(default_factory=dict)

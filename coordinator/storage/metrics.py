@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -12,15 +13,25 @@ from typing import Any
 from coordinator.state import events
 from coordinator.state.events import Event
 from protocol.status import Measurement, fields_of
+from protocol.types import PeerId
+
+PEER_CHANGES = ("joined", "role", "left", "lost", "retreated", "banned", "strike", "quarantined")
+"""What a line about a peer may say."""
 
 
 class MetricsFile(AbstractContextManager["MetricsFile"]):
     """Appends to the file at `path`; every line is flushed. Use as a context manager.
 
     If a killed process has left an incomplete last line, that line is removed.
+
+    Attributes:
+        newest: the newest measurement of each member, of those that were recorded here.
+        peer_changes: lines about peers that were recorded here, by change.
     """
 
     def __init__(self, path: Path) -> None:
+        self.newest: dict[PeerId, Measurement] = {}
+        self.peer_changes: Counter[str] = Counter()
         self._file = path.open("a", encoding="utf-8")
         whole = path.read_bytes().rfind(b"\n") + 1
         self._file.truncate(whole)
@@ -38,14 +49,20 @@ class MetricsFile(AbstractContextManager["MetricsFile"]):
         self._file.flush()
 
     def record_measurement(self, at: float, measurement: Measurement) -> None:
-        """Add a line with the fields of `measurement`."""
-        self.write(at, "measurement", fields_of(measurement))
+        """Add a line with the fields of `measurement`, unless its peer has measured that round before."""
+        former = self.newest.get(measurement.peer)
+        if former is None or former.round_number < measurement.round_number:
+            self.newest[measurement.peer] = measurement
+            self.write(at, "measurement", fields_of(measurement))
 
     def record(self, event: Event) -> None:
         """Add a line for `event`, unless its kind has none."""
-        line = _peer_line(event) or _run_line(event)
+        line = _peer_line(event)
         if line is not None:
-            self.write(event.at, *line)
+            self.peer_changes[line[1]["change"]] += 1
+        elif (line := _run_line(event)) is None:
+            return
+        self.write(event.at, *line)
 
 
 def _peer_line(event: Event) -> tuple[str, dict[str, Any]] | None:

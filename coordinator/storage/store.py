@@ -146,6 +146,11 @@ class SqliteStore:
             self._db.close()  # releases the lock, so that the file can be repaired
             raise
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Where the log is on disk: the file, and what SQLite has not moved into it yet."""
+        return self.path, self.path.with_name(f"{self.path.name}-wal")
+
     def load(self) -> tuple[str | None, tuple[Event, ...]]:
         with self._reporting():
             (verdict,) = self._db.execute("PRAGMA quick_check(1)").fetchone()

@@ -14,6 +14,7 @@ from node import command_runner
 from node.cli.options import (
     MEGABIT,
     HiddenLifeline,
+    Metrics,
     RelayPortRange,
     Verbose,
     network,
@@ -85,6 +86,7 @@ def coordinator(
     relay_ports: RelayPortRange = None,
     relay_uplink: RelayUplink = 0.0,
     certificate_life: Annotated[str, network("Life of a node's certificate; nodes renew theirs.")] = "24h",
+    metrics: Metrics = None,
     folder: Folder = None,
     verbose: Verbose = False,
     lifeline: HiddenLifeline = None,
@@ -102,8 +104,9 @@ def coordinator(
     spec = pinned(options.spec(), options.config)
     host, _ = command_runner.split_address(listen, "--listen")
     advertise = command_runner.bare_host(advertise, "--advertise")
-    if relay_listen is not None:
-        command_runner.split_address(relay_listen, "--relay-listen")
+    for address, name in ((relay_listen, "--relay-listen"), (metrics, "--metrics")):
+        if address is not None:
+            command_runner.split_address(address, name)
     relay_range = port_range(relay_ports)
     if not relay and (relay_listen is not None or relay_range is not None or relay_uplink):
         raise bad_option(
@@ -133,7 +136,7 @@ def coordinator(
     bootstrap = _BootstrapPeer(folder, identity, spec, host, dht_port, advertise or host)
     enrollment_address = None if enrollment_port is None else host_port(host, enrollment_port)
     own_relay = RelayOptions(relay_listen or "", relay_range, relay_uplink * MEGABIT) if relay else None
-    addresses = ListenAddresses(listen, enrollment_address, advertise or host, own_relay, one_port)
+    addresses = ListenAddresses(listen, enrollment_address, advertise or host, own_relay, one_port, metrics)
     announce = _CoordinatorFolder(folder, spec).announce
     running = run_coordinator(spec, folder, addresses, identity, bootstrap.start, announce, life)
     if not command_runner.run(running, lifeline):

@@ -18,6 +18,7 @@ from node.cli.options import (
     MEGABIT,
     Device,
     HiddenLifeline,
+    Metrics,
     Threads,
     Verbose,
     guest,
@@ -121,6 +122,7 @@ class JoinOptions:
         ),
     ] = True
     dial_only: Annotated[bool, network("Accept no connections: every link is dialled from here.")] = False
+    metrics: Metrics = None
     join_seconds: Annotated[
         float | None,
         network("How many seconds to wait for a coordinator that does not answer. Default: without end."),
@@ -177,8 +179,7 @@ def join(chosen: JoinOptions, verbose: Verbose = False, lifeline: HiddenLifeline
         make_usable(chosen.folder)
     host, port = command_runner.split_address(chosen.listen, "--listen")
     advertise = command_runner.bare_host(chosen.advertise, "--advertise")
-    if chosen.relay not in ("auto", "none"):
-        command_runner.split_address(chosen.relay, "--relay")
+    _check_addresses(chosen)
     destination = known_runs.destination(chosen.run, chosen.invite_file)
     _check_data(chosen.data)
     rules = _rules(chosen)
@@ -214,6 +215,7 @@ def join(chosen: JoinOptions, verbose: Verbose = False, lifeline: HiddenLifeline
         tokenizer=str(chosen.tokenizer) if chosen.tokenizer else None,
         initial=str(chosen.initial.absolute()) if chosen.initial else None,
         join_seconds=chosen.join_seconds,
+        metrics=chosen.metrics,
         measure=chosen.measure,
         memory_limit=round(chosen.memory_limit * 1e9),
         line=LineLimits(chosen.upload_limit * MEGABIT, chosen.download_limit * MEGABIT),
@@ -231,6 +233,14 @@ def _drain(leaving: asyncio.Event, seconds: float) -> command_runner.Drain:
         "asked again, it leaves at once"
     )
     return command_runner.Drain(leaving.set, seconds, message)
+
+
+def _check_addresses(chosen: JoinOptions) -> None:
+    """Raise BAD_ADDRESS naming the option whose value is not ``HOST:PORT``."""
+    if chosen.relay not in ("auto", "none"):
+        command_runner.split_address(chosen.relay, "--relay")
+    if chosen.metrics is not None:
+        command_runner.split_address(chosen.metrics, "--metrics")
 
 
 def _rules(chosen: JoinOptions) -> tuple[Rule, ...]:

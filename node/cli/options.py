@@ -39,6 +39,13 @@ RelayPortRange = Annotated[
         "7801-7900 for port 443."
     ),
 ]
+Metrics = Annotated[
+    str | None,
+    network(
+        "HOST:PORT at which Prometheus reads metrics, http://HOST:PORT/metrics; port 0 takes a free one. Who "
+        "reaches the port can read them. Default: none are served."
+    ),
+]
 HiddenLifeline = Annotated[int | None, typer.Option("--lifeline", hidden=True)]
 """Descriptor of a pipe that the parent holds open: the command ends when it closes."""
 

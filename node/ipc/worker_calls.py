@@ -105,10 +105,11 @@ class InnerResult:
 
 @dataclass(frozen=True)
 class InnerReport:
-    """The result of an inner phase, and the seconds of computing since it began."""
+    """The result of an inner phase, the seconds of computing since it began, and the memory in use."""
 
     result: InnerResult
     compute_seconds: float
+    memory_bytes: int = 0  # of the device, by this process
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import partial
 
 from node.extras import can_read_all_data, require_for_data
+from node.net.addresses import ClaimedPorts
 from node.net.coordinator_channel import fetch_status
 from node.net.coordinator_client import Admission, CoordinatorClient
 from node.net.enrollment import enroll, is_unknown_name, unknown_address
@@ -24,11 +25,12 @@ from protocol.trust.host_port import split_host_port
 from protocol.trust.invite import Invite
 from protocol.trust.reachability import Addresses
 from protocol.trust.run_id import check_run_id
-from protocol.types import Capacity, Role
+from protocol.types import Capacity, PeerId, Role
 
 log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 2.0
+_CLOCK_SECONDS = 2.0
 _FORMER_SECONDS = 30.0  # until the coordinator takes a former process of this node for lost
 
 
@@ -131,6 +133,16 @@ async def join_run(
         pause = jittered(1.0)
         await asyncio.sleep(pause)
         waited += pause
+
+
+def log_admission(admission: Admission, run: str, peer: PeerId, ports: ClaimedPorts) -> None:
+    """Tell the volunteer the role of this node, who reaches it, and whether its clock is wrong."""
+    log.info("joined run %s, peer %s, spec %s", run, peer, admission.spec.hash)
+    policy, why = POLICIES[admission.role], admission.role_reason
+    log.info("this node is a %s: %s%s", policy.noun, policy.summary, why and f"; {why}")
+    ports.note_reached(admission.reached)
+    if abs(admission.clock_offset) > _CLOCK_SECONDS:
+        log.warning("this machine's clock is wrong by %.0f s", -admission.clock_offset)
 
 
 async def announce_leaving(

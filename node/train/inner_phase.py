@@ -89,7 +89,7 @@ class InnerLoop:
         """End the phase. Returns what was measured of it, with everything else at 0."""
         spec, replica = self._spec, self._assignment.replica
         report = await self._services.worker.call(EndInnerPhase())
-        result = report.result
+        result, self._services.figures.memory_bytes = report.result, report.memory_bytes
         if result.skipped_steps:
             skipped = result.skipped_steps
             log.warning("round %d: %d steps had gradients that are not finite", self.round_number, skipped)
@@ -112,6 +112,7 @@ class InnerLoop:
     async def _step(self, round_number: int, step: int) -> None:
         async with self._between_steps:
             await self._pipeline.inner_step(round_number, step)
+        self._services.figures.inner_steps += 1
         self._microbatches += self._spec.microbatches_of(self._assignment.replica)
 
     def _has_time(self) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 from node.checkpoint.layout import round_folder
 from node.folder import keep_only_stages
 from node.ipc.worker_calls import Abandon, Build, LocalData, WriteCheckpoint
+from node.monitoring.figures import Activity, Wait
 from node.net.membership import Assignment, RunView, jittered, until_answered
 from node.train.cancellation import LeaveRequested, cancel_when, cancel_when_leaving
 from node.train.outer_exchange import OuterExchange, run_is_over
@@ -118,7 +119,8 @@ class NodeLoop:
         """Build the stages that are reserved for this node, and load their anchors."""
         spec, services = self._spec, self._services
         peer = services.identity.peer
-        reservation = await services.membership.until(lambda run_view: _reservation_in(run_view, peer))
+        with services.figures.waits.on(Wait.ASSIGNMENT):
+            reservation = await services.membership.until(lambda run_view: _reservation_in(run_view, peer))
         self._stages = stages = reservation.stages
         keep_only_stages(self._folder, stages)
         log.info("this node is reserved for replica-%d, %s", reservation.replica, _text_of(stages))
@@ -135,6 +137,7 @@ class NodeLoop:
     async def _follow_until_assigned(self) -> bool:
         """Apply decisions until a plan assigns this node to a replica; False where the run is over before."""
         membership, exchange = self._services.membership, self._exchange
+        self._services.figures.activity = Activity.FOLLOWING
         await self._recovery.catch_up()
         attested_round = -1
         while exchange.position < self._spec.rounds:
@@ -190,7 +193,8 @@ class NodeLoop:
         assigned = asyncio.create_task(self._services.membership.until(assignment_in))
         decided = asyncio.create_task(self._exchange.decision(self._stages.first, round_number))
         try:
-            await asyncio.wait({assigned, decided}, return_when=asyncio.FIRST_COMPLETED)
+            with self._services.figures.waits.on(Wait.ASSIGNMENT):
+                await asyncio.wait({assigned, decided}, return_when=asyncio.FIRST_COMPLETED)
             if decided.done():
                 decided.result()  # raises where waiting for it has failed
                 return None
@@ -210,6 +214,7 @@ class NodeLoop:
             "%s: %s, %s, from round %d",
             *(assignment.plan.reason, assignment.replica.name, _text_of(self._stages), first_round),
         )
+        self._services.figures.activity = Activity.TRAINING
         session = ReplicaSession(
             self._services, assignment, self._exchange, self._leaving, self._write_checkpoint_if_due
         )

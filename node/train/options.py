@@ -19,7 +19,7 @@ class NodeOptions:
     With `invite`, the node enrols first; otherwise it has credentials for `run` from before. `role` None
     takes the last choice, or the role of the invite, or else the coordinator chooses. `advertise` None takes
     the address that this machine uses towards the coordinator. `source` and `tokenizer` override where this
-    node reads the run's data and tokenizer.json.
+    node reads the run's data and tokenizer.json. `metrics` is ``host:port``; None serves none.
     """
 
     invite: Invite | None
@@ -43,6 +43,7 @@ class NodeOptions:
     initial: str | None = None
     spec_hash: str = ""
     join_seconds: float | None = None
+    metrics: str | None = None
     measure: bool = False
     memory_limit: int = 0
     line: LineLimits = field(default_factory=LineLimits)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from node.ipc.worker_calls import Abort, Commit, CommitEmbedding, Digests, Propose, ResetError, StageInfo
+from node.monitoring.figures import Wait
 from node.net.membership import until_answered
 from node.train.round_payloads import RoundPayloads
 from node.train.services import Services
@@ -76,7 +77,7 @@ class OuterExchange:
         self.between_steps = asyncio.Lock()
         self._spec, self._peer, self._worker = services.spec, services.identity.peer, services.worker
         self._transport, self._coordinator = services.transport, services.coordinator
-        self._membership = services.membership
+        self._membership, self._waits = services.membership, services.figures.waits
         self._payloads = RoundPayloads(services, stage_info)
         # Round and digest of each anchor; of the embedding also where it is a part of the hosted stage 0.
         self._anchors: dict[tuple[int, Part], tuple[int, str]] = {}
@@ -161,18 +162,21 @@ class OuterExchange:
         anchor_digest = self._anchors[stage, Part.STAGE][1]
         own = self._payloads.describe(plan, stage, round_number, share, anchor_digest, payload)
         self._pending[stage] = own
-        group = await self._match(own)
+        with self._waits.on(Wait.GROUP):
+            group = await self._match(own)
         seconds = (group.seconds if group else 0.0) or self._spec.timing.fetch
-        gathered = await self._transport.exchange(
-            payload, own, group, expected=len(plan.replicas), deadline=seconds
-        )
+        with self._waits.on(Wait.PAYLOADS):
+            gathered = await self._transport.exchange(
+                payload, own, group, expected=len(plan.replicas), deadline=seconds
+            )
         valid, rejected = await self._payloads.check(plan, own, payload, gathered.held)
         held = [descriptor for descriptor in gathered.held if descriptor in valid]
         all_rejected = sorted((*gathered.rejected, *rejected), key=lambda each: each.descriptor.owner)
         deadline = self._spec.timing.decide + _ANSWER_SECONDS
-        decision = await self._retry_while_away(
-            lambda: self._coordinator.report(stage, round_number, held, all_rejected, deadline)
-        )
+        with self._waits.on(Wait.DECISION):
+            decision = await self._retry_while_away(
+                lambda: self._coordinator.report(stage, round_number, held, all_rejected, deadline)
+            )
         await self._apply(decision, Part.STAGE, valid, overlap)
         return decision, len(payload)
 
@@ -249,7 +253,8 @@ class OuterExchange:
         `known` are payloads that were gathered in the exchange.
         """
         stage, round_number = decision.stage, decision.round_number
-        payloads = await self._payloads.collect(decision, known)
+        with self._waits.on(Wait.PAYLOADS):
+            payloads = await self._payloads.collect(decision, known)
         if overlap is not None:
             await overlap.trained.wait()
         # Never cancelled halfway: the worker and this object must agree on which rounds are applied.

@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager
 
 from node.ipc.worker_calls import Apply, Backward, EndValidation, Evaluate, Forward, Message, SquaredNorm
 from node.ipc.worker_client import QueuedCall, WorkerClient
+from node.monitoring.figures import Wait, Waits
 from node.net.link import Link
 from protocol.algorithm.microbatch_order import Op, OpKind, one_forward_one_backward
 from protocol.errors import ErrorCode, HetnodeError
@@ -37,6 +38,7 @@ class Pipeline:
         position: this member's index in `replica`.
         worker: the process that computes.
         upstream, downstream: the links to both neighbours, None at the ends.
+        waits: notes how long this member waits for its neighbours.
 
     Every method raises HetnodeError (NEIGHBOUR_LOST, FRAME_CORRUPT, WORKER_DIED, ...) on failure, and may be
     cancelled. Discard the object then: its neighbours are at another frame. No task of it is left. The worker
@@ -52,8 +54,9 @@ class Pipeline:
         worker: WorkerClient,
         upstream: Link | None,
         downstream: Link | None,
+        waits: Waits | None = None,
     ) -> None:
-        self._spec, self._position = spec, position
+        self._spec, self._position, self._waits = spec, position, waits or Waits()
         self._worker, self._upstream, self._downstream = worker, upstream, downstream
         self._order: tuple[Op, ...]
         self._samples_per_round: int
@@ -102,7 +105,7 @@ class Pipeline:
             # The first member can be in an exchange before these steps.
             after_exchange = step in (0, self._spec.outer.overlap) or step >= self._spec.inner.steps
             patience = self._round_seconds if after_exchange else self._frame_seconds
-            wanted = _decision_of(await self._upstream.take(frame_id, patience))
+            wanted = _decision_of(await self._received(self._upstream, frame_id, patience))
         if self._downstream is not None:
             await self._downstream.send(_scalar_frame(frame_id, float(wanted)), self._frame_seconds)
         return wanted
@@ -152,7 +155,11 @@ class Pipeline:
             return None
         # The validation follows an exchange, in which the neighbour can still be.
         first = frame_id.kind is FrameKind.EVALUATE and frame_id.microbatch == 0
-        return await link.take(frame_id, self._round_seconds if first else self._frame_seconds)
+        return await self._received(link, frame_id, self._round_seconds if first else self._frame_seconds)
+
+    async def _received(self, link: Link, frame_id: FrameId, patience: float) -> Frame:
+        with self._waits.on(Wait.NEIGHBOUR):
+            return await link.take(frame_id, patience)
 
     async def _pass_on(
         self,
@@ -174,12 +181,12 @@ class Pipeline:
         norm_id = self._id(round_number, step, 0, FrameKind.NORM)
         step_id = self._id(round_number, step, 0, FrameKind.STEP)
         if self._downstream is not None:
-            squares += _scalar_of(await self._downstream.take(norm_id, self._frame_seconds))
+            squares += _scalar_of(await self._received(self._downstream, norm_id, self._frame_seconds))
         if self._upstream is None:
             norm = math.sqrt(squares) if squares >= 0 else math.nan
         else:
             await self._upstream.send(_scalar_frame(norm_id, squares), self._frame_seconds)
-            norm = _scalar_of(await self._upstream.take(step_id, self._frame_seconds))
+            norm = _scalar_of(await self._received(self._upstream, step_id, self._frame_seconds))
         if self._downstream is not None:
             await self._downstream.send(_scalar_frame(step_id, norm), self._frame_seconds)
         return norm

@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 
 from node.ipc.worker_calls import LoadInitial, LoadPart, ResetError, Restore
+from node.monitoring.figures import Wait
 from node.train.outer_exchange import OuterExchange
 from node.train.services import Services
 from node.transport.transport import CheckpointDownload
@@ -31,6 +32,7 @@ class Recovery:
         self._recovery, self._peer = services.spec.recovery, services.identity.peer
         self._worker, self._transport = services.worker, services.transport
         self._coordinator, self._membership = services.coordinator, services.membership
+        self._waits = services.figures.waits
         self._tried_round = 0  # of the own checkpoint that replace_anchors has loaded before
 
     async def load_at_start(self) -> None:
@@ -129,7 +131,8 @@ class Recovery:
             *(record.part.value, record.stage, record.round_number, info.nbytes, len(donors)),
         )
         download = CheckpointDownload(record, donors, info.nbytes, info.header, file)
-        await self._transport.fetch_checkpoint(download, _DOWNLOAD_SECONDS)
+        with self._waits.on(Wait.CHECKPOINT):
+            await self._transport.fetch_checkpoint(download, _DOWNLOAD_SECONDS)
         await self._worker.call(LoadPart(record.stage, record.part, record.round_number, file))
         for leftover in folder.glob(f"{file.name}*"):
             leftover.unlink()

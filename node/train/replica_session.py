@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from node.ipc.worker_calls import Connect, KeepTraining
+from node.monitoring.figures import Wait
 from node.net.membership import Assignment, RunView
 from node.train.cancellation import cancel_when, cancel_when_failed
 from node.train.inner_phase import InnerLoop, empty_measurement
@@ -70,13 +71,15 @@ class ReplicaSession:
         spec, assignment, peer = self._spec, self.assignment, self._services.identity.peer
         first = self._exchange.position + 1
         async with AsyncExitStack() as stack:
-            opening = open_links(self._services, assignment, first, stack)
-            upstream, downstream = await self._cancel_when_superseded(opening, first, is_opening=True)
-            await self._connect()
-            worker = self._services.worker
-            pipeline = Pipeline(
-                spec, assignment.plan, assignment.replica, assignment.position, worker, upstream, downstream
+            opening, waits = (
+                open_links(self._services, assignment, first, stack),
+                self._services.figures.waits,
             )
+            with waits.on(Wait.LINKS):
+                links = await self._cancel_when_superseded(opening, first, is_opening=True)
+            await self._connect()
+            own = assignment.plan, assignment.replica, assignment.position, self._services.worker
+            pipeline = Pipeline(spec, *own, *links, waits)
             if first == 1:
                 before = empty_measurement(assignment, 0)
                 await self._measure(replace(before, validation_loss=await pipeline.validate(0)))
@@ -136,7 +139,8 @@ class ReplicaSession:
                 raise Superseded(f"plan {epoch} was replaced before this node heard of it")
             return run_view.plans.get(epoch)
 
-        return await self._services.membership.until(known)
+        with self._services.figures.waits.on(Wait.PLAN):
+            return await self._services.membership.until(known)
 
     async def _cancel_when_superseded(
         self, work: Awaitable[T], round_number: int, is_opening: bool = False
@@ -261,6 +265,7 @@ class ReplicaSession:
 
     async def _measure(self, measured: Measurement) -> None:
         """Tell the coordinator. A lost measurement does not stop the training."""
+        self._services.figures.measured(measured)
         try:
             await self._services.coordinator.measure(measured)
         except HetnodeError as error:

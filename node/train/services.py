@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from node.ipc.worker_client import WorkerClient
+from node.monitoring.figures import NodeFigures
 from node.net.coordinator_client import CoordinatorClient
 from node.net.directory import Directory
 from node.net.link_server import LinkServer
@@ -19,7 +20,7 @@ from protocol.spec.run import RunSpec
 class Services:
     """The run of a joined node, its processes and its connections.
 
-    `through` gives the address to dial instead of that of another peer.
+    `through` gives the address to dial instead of that of another peer. Training keeps `figures` up to date.
 
     A move to other stages replaces worker, transport and directory.
     """
@@ -34,3 +35,4 @@ class Services:
     membership: Membership
     directory: Directory
     through: Through = directly
+    figures: NodeFigures = field(default_factory=NodeFigures)

@@ -38,14 +38,19 @@ class LineLimits:
 
 
 class Direction:
-    """One direction of a line: at most `rate` bytes per second; 0 is no limit."""
+    """One direction of a line: at most `rate` bytes per second; 0 is no limit.
+
+    `passed` counts the bytes of this process.
+    """
 
     def __init__(self, rate: float = 0.0, file: int = -1, offset: int = 0) -> None:
         self.rate, self._file, self._offset = rate, file, offset
+        self.passed = 0
         self.piece_bytes = int(min(max(rate * _PIECE_SECONDS, _LEAST_PIECE), _MOST_PIECE)) if rate else 0
 
     async def take(self, nbytes: int) -> None:
         """Wait until `nbytes` more may pass. Others get their turn meanwhile."""
+        self.passed += nbytes
         while self.rate and nbytes > 0:
             piece = min(nbytes, self.piece_bytes)
             nbytes -= piece

@@ -10,6 +10,7 @@ import logging
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
+import psutil
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -116,6 +117,15 @@ def _described(compute: Compute) -> DeviceInfo:
     elif device.type == "mps":
         free_bytes = torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
     return DeviceInfo(compute.device, name, chosen_precision(device, compute.precision), int(free_bytes))
+
+
+def memory_in_use(device: torch.device) -> int:
+    """Bytes of the device's memory that this process holds; of main memory if the device is a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.memory_reserved(device)
+    if device.type == "mps":
+        return torch.mps.driver_allocated_memory()
+    return int(psutil.Process().memory_info().rss)
 
 
 @cache

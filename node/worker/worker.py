@@ -23,7 +23,7 @@ from node.ipc import worker_calls as calls
 from node.ipc.channel import serve
 from node.ipc.typed_calls import handlers
 from node.model.shapes import embedding_shapes, parameter_count, parameter_shapes
-from node.worker.compute import Compute, check_device
+from node.worker.compute import Compute, check_device, memory_in_use
 from node.worker.factories import TrainerFactories
 from node.worker.speed import layer_speed
 from node.worker.trainer import Trainer
@@ -119,7 +119,8 @@ class Worker:
             self.trainer.apply(call.step, call.norm)
 
     def end_inner_phase(self, _: calls.EndInnerPhase) -> calls.InnerReport:
-        return calls.InnerReport(self.trainer.end_inner_phase(), self._computed)
+        memory = memory_in_use(self.trainer.device)
+        return calls.InnerReport(self.trainer.end_inner_phase(), self._computed, memory)
 
     def end_validation(self, _: calls.EndValidation) -> float:
         return self.trainer.end_validation()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -73,10 +74,13 @@ class AdmissionInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     A HetnodeError of a handler becomes the error of the call. Bytes that are not a valid message, and a first
     message that does not arrive in time, are refused with BAD_REQUEST. A connection of which very many calls
     are refused is closed.
+
+    Attributes:
+        refused: how many calls were refused, by code.
     """
 
     def __init__(self, admission: Admission) -> None:
-        self._admission = admission
+        self._admission, self.refused = admission, Counter[ErrorCode]()
         self._refusals = RefusalLog(admission.log)
         self._patience = RateLimit(_REFUSALS_AT_ONCE, _REFUSALS_PER_SECOND)
 
@@ -148,6 +152,7 @@ class AdmissionInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             raise _bad(f"the bytes of a call of {method} are not a message of that call") from None
 
     async def _refuse(self, context: Context, caller: str, error: HetnodeError) -> NoReturn:
+        self.refused[error.code] += 1
         if error.code in _SUSPICIOUS:
             source = self._admission.source_of(context.peer())
             self._refusals.record(caller if caller == source else f"{caller[:96]} at {source}", error)

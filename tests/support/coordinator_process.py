@@ -180,6 +180,7 @@ async def running(
     relay: RelayOptions | None = None,
     one_port: bool = False,
     dial_back: DialBack | None = believe,
+    metrics: str | None = None,
 ) -> AsyncIterator[Running]:
     """`dial_back` None dials the addresses of joining peers over the network."""
     dht = NoDht()
@@ -192,7 +193,9 @@ async def running(
         app.run_coordinator(
             spec,
             folder,
-            ListenAddresses(listen, enrollment="127.0.0.1:0", relay=relay, one_port=one_port),
+            ListenAddresses(
+                listen, enrollment="127.0.0.1:0", relay=relay, one_port=one_port, metrics=metrics
+            ),
             COORDINATOR,
             start_bootstrap,
             lambda run, *addresses: ready.set_result(addresses),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -174,6 +175,7 @@ class TestCertificates:
             ServerCertificate(authority),
             authority,
             clients=False,
+            refused=Counter(),
         )
         await server.start()
         port = server.gateway.port

@@ -145,10 +145,10 @@ async def run_coordinator(
         parts = command_loop, sources, metrics, authority, identity, bootstrap, dial_back
         servers = _public_servers(*parts, ports)
         relay = _own_relay(ports, servers, command_loop, sources, bootstrap, identity.peer, authority)
-        await _begin(command_loop, identity.peer if bootstrap.arbiter else None, relay, addresses.relay)
-        await _start_serving(stack, command_loop, ports, servers, relay)
         if endpoint is not None:
             await endpoint.start(RunMetrics(store.files, command_loop, metrics, servers).read)
+        await _begin(command_loop, identity.peer if bootstrap.arbiter else None, relay, addresses.relay)
+        await _start_serving(stack, command_loop, ports, servers, relay)
         write_operator(authority, folder)
         stack.callback(asyncio.create_task(_renew_certificates(authority, folder, identity.peer)).cancel)
         _start_admission(stack, command_loop, bootstrap, sources)

@@ -46,7 +46,7 @@ ROUND_BEGAN = Metric(
 )
 ROUND_SECONDS = Metric(
     "hetnode_round_seconds",
-    "Seconds of the newest measured round, inner phase and exchange, of the slowest replica.",
+    "Seconds from the begin of a round to the payload of the slowest replica of the newest plan.",
 )
 STALLED = Metric("hetnode_run_stalled", "1 while the run cannot go on before a peer joins or returns.")
 AGREE = Metric("hetnode_anchors_agree", "1 while all live peers have equal anchors, else 0.")
@@ -115,7 +115,7 @@ METRICS = (
 
 
 class RunMetrics:
-    """Reads the figures of one run.
+    """Reads the figures of one run. Create it before the run goes on: it reads all decisions once.
 
     Args:
         log_files: those of the event log; one that is not there has 0 bytes.
@@ -131,6 +131,7 @@ class RunMetrics:
     ) -> None:
         self._log_files, self._command_loop, self._metrics = log_files, command_loop, metrics
         self._servers, self._tokens, self._version = servers, CommittedTokens(), version("hetnode")
+        self._tokens.of(command_loop.state)  # of a long run this takes seconds
 
     def read(self) -> Iterator[Figure]:
         """The figures as they are now."""
@@ -183,6 +184,9 @@ def _replicas(status: RunStatus, state: State) -> Iterator[Figure]:
     yield REPLICAS.of(len(planned))
     yield COMPLETE.of(len(state.complete_replicas(state.current_round)))
     yield MEMBERS, {(str(index),): len(replica.members) for index, replica in planned.items()}
+    phases = {index: state.phase_seconds.get(index, ()) for index in planned}
+    if seconds := [planned[index].weight * known[-1] for index, known in phases.items() if known]:
+        yield ROUND_SECONDS.of(max(seconds))
     measured = {str(each.index): each for each in status.replicas if each.index in planned}
     yield MEASURED_ROUND, {(index,): each.round_number for index, each in measured.items()}
     yield VALIDATION_LOSS, {(index,): each.validation_loss for index, each in measured.items()}
@@ -207,8 +211,6 @@ def _replicas(status: RunStatus, state: State) -> Iterator[Figure]:
             )
         },
     )
-    if last:
-        yield ROUND_SECONDS.of(max(each.inner_seconds + each.outer_seconds for each in last.values()))
 
 
 def _round_of(measurement: Measurement) -> int:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from coordinator.state.state import State
-from protocol.types import Decision, PeerId, Plan, Replica
+from protocol.types import Decision, PeerId, Replica
 
 
 class CommittedTokens:
@@ -16,7 +14,7 @@ class CommittedTokens:
 
     def __init__(self) -> None:
         self._round, self._tokens = 0, 0
-        self._replicas = lru_cache(maxsize=2)(_replicas)  # plans follow each other
+        self._epoch, self._replicas = 0, dict[PeerId, Replica]()  # of the plan that was looked up last
 
     def of(self, state: State) -> int:
         """The tokens up to the newest decision of stage 0."""
@@ -30,13 +28,11 @@ class CommittedTokens:
         for descriptor in (entry.descriptor for entry in decision.entries):
             # Payloads in logs of version 2 name no plan.
             plan = state.plans[descriptor.epoch - 1] if descriptor.epoch else state.plan_for(self._round)
-            replica = self._replicas(plan).get(descriptor.owner)
-            if replica is not None:
+            if plan.epoch != self._epoch:
+                self._epoch = plan.epoch
+                self._replicas = {member.peer: each for each in plan.replicas for member in each.members}
+            if (replica := self._replicas.get(descriptor.owner)) is not None:
                 # A replica that did a part of its inner phase has that part of its weight.
                 samples = spec.samples_per_round(spec.microbatches_of(replica))
                 tokens += round(descriptor.weight / replica.weight * samples * spec.model.context)
         return tokens
-
-
-def _replicas(plan: Plan) -> dict[PeerId, Replica]:
-    return {member.peer: replica for replica in plan.replicas for member in replica.members}

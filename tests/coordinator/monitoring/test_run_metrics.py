@@ -92,22 +92,24 @@ async def test_every_declared_metric_is_shown_with_its_value(tmp_path: Path, add
         assert found("hetnode_replica_phase_seconds", replica="0", phase="outer") == 2
         assert found("hetnode_replica_link_bytes", replica="0") == 11
         assert found("hetnode_replica_payload_bytes", replica="0") == 22
-        assert found("hetnode_round_seconds") == 5
+        assert 0 < found("hetnode_round_seconds") < time.time() - began + 1
         assert found("hetnode_event_log_bytes") > 1000
         assert found("hetnode_disk_free_bytes") > 0
         # No name of a peer is a label.
         assert not any(peer.peer.encode() in found.page for peer in (A, B, C))
 
 
-async def test_totals_of_the_run_survive_a_restart(tmp_path: Path, address: str) -> None:
+async def test_figures_of_the_run_survive_a_restart(tmp_path: Path, address: str) -> None:
     async with running(spec_of(), tmp_path, metrics=address) as first:
         await first.join(A)
         await first.join(B)
         await first.settle(0, 1, A, B)
         before = await scrape(address)
+        assert before("hetnode_round_seconds") > 0
     async with running(spec_of(), tmp_path, metrics=address):
         after = await scrape(address)
-    for name in ("hetnode_stage_rounds_committed_total", "hetnode_tokens_committed_total"):
+    totals = "hetnode_stage_rounds_committed_total", "hetnode_tokens_committed_total"
+    for name in (*totals, "hetnode_round_seconds"):
         assert after(name) == before(name) > 0
     name = "hetnode_last_commit_timestamp_seconds"
     assert after(name) == pytest.approx(before(name), abs=0.5)

@@ -144,6 +144,7 @@ def test_prometheus_reads_a_swarm_and_sees_a_node_die(tmp_path: Path) -> None:
         assert prometheus.query('hetnode_node_activity{activity="training"} == 1').keys() == set(NODES)
         assert prometheus.query("hetnode_node_coordinator_connected == 1").keys() == set(NODES)
         assert prometheus.query("hetnode_node_device_memory_bytes > 1e6").keys() == set(NODES)
+        assert prometheus.query("hetnode_node_tokens_total > 0").keys() == set(NODES)
         for figure in ("link_sent_bytes", "link_received_bytes"):
             assert prometheus.query(f"hetnode_node_{figure}_total > 0").keys() == {"lower", "upper"}
         assert prometheus.query("hetnode_tokens_committed_total > 0").keys() == {COORDINATOR}

@@ -64,6 +64,22 @@ def test_a_port_in_use(busy_port: int, tmp_path: Path) -> None:
     check(result, 4, "port-in-use", str(busy_port))
 
 
+def test_a_metrics_port_in_use(busy_port: int, tmp_path: Path) -> None:
+    """It is refused before a connection is opened, and it is named."""
+    taken = ("--metrics", f"127.0.0.1:{busy_port}")
+    result = hetnode("coordinator", *taken, "--listen", "127.0.0.1:0", "--folder", str(tmp_path / "run"))
+    check(result, 4, "port-in-use", str(busy_port), "--metrics")
+    invite = Invite("127.0.0.1:1", "127.0.0.1:1", bytes(32), "00" * 6, bytes(16)).encode()
+    own = ("--identity", str(tmp_path / "key"), "--folder", str(tmp_path / "node"))
+    check(hetnode("join", invite, *taken, *own), 4, "port-in-use", str(busy_port), "--metrics")
+
+
+def test_a_metrics_address_that_is_none(tmp_path: Path) -> None:
+    for command in (("coordinator", "--folder"), ("join", "a-run", "--folder")):
+        result = hetnode(*command, str(tmp_path), "--metrics", "7790")
+        check(result, 4, "bad-address", "--metrics", "7790")
+
+
 def test_an_address_that_is_none(tmp_path: Path) -> None:
     result = hetnode("coordinator", "--listen", "localhost", "--folder", str(tmp_path))
     check(result, 4, "bad-address", "localhost")

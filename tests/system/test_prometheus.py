@@ -17,6 +17,7 @@ import pytest
 from protocol.trust.host_port import split_host_port
 from protocol.types import Role
 from tests.builders import spec_of
+from tests.support.commands import hetnode
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.processes import COORDINATOR, ProcessSwarm
@@ -116,7 +117,7 @@ def lint(address: str) -> str:
     return (done.stdout + done.stderr).decode()
 
 
-def test_prometheus_reads_a_swarm_and_sees_a_node_die(tmp_path: Path) -> None:
+def test_prometheus_reads_a_swarm_and_sees_what_happens_to_it(tmp_path: Path) -> None:
     spec = spec_of(2, 1, 1, rounds=1000, timing__lost_after=6.0)
     everyone = {COORDINATOR, *NODES}
     with ExitStack() as stack:
@@ -162,3 +163,18 @@ def test_prometheus_reads_a_swarm_and_sees_a_node_die(tmp_path: Path) -> None:
         swarm.start_node("upper")
         prometheus.wait_for("hetnode_replicas_complete == 2", {COORDINATOR})
         prometheus.wait_for('hetnode_node_activity{activity="training"} == 1', set(NODES))
+
+        # A paused node shows that it rests, and says nothing of its coordinator.
+        hetnode("pause", str(swarm.folder / "full"), check=True)
+        prometheus.wait_for('hetnode_node_activity{activity="resting"} == 1', {"full"})
+        prometheus.wait_for("hetnode_node_coordinator_connected", {"lower", "upper"})
+        hetnode("resume", str(swarm.folder / "full"), check=True)
+        prometheus.wait_for('hetnode_node_activity{activity="training"} == 1', set(NODES))
+
+        # Nodes show that their coordinator is away; its totals go on after its restart.
+        swarm.kill(COORDINATOR)
+        prometheus.wait_for("hetnode_node_coordinator_connected == 0", set(NODES))
+        total = prometheus.query("last_over_time(hetnode_tokens_committed_total[10m])")[COORDINATOR]
+        swarm.start_coordinator("--metrics", swarm.endpoints[COORDINATOR])
+        prometheus.wait_for("hetnode_node_coordinator_connected == 1", set(NODES))
+        prometheus.wait_for(f"hetnode_tokens_committed_total >= {total}", {COORDINATOR})

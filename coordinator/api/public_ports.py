@@ -27,7 +27,8 @@ class RelayOptions:
     """Where the coordinator's own relay listens.
 
     Attributes:
-        listen: ``host:port``; "" takes the port after that of enrollment, or a free one if that is taken.
+        listen: ``host:port``; "" takes the port after those of enrollment and the DHT peer, or a free one if
+            that is taken.
         dht: the ports for the DHT peers of nodes; None takes :func:`ports_after` the relay's own.
         uplink: bytes per second that it can send for all nodes together; 0 if that is not known.
     """
@@ -43,7 +44,8 @@ class ListenAddresses:
 
     Port 0 takes a free port. `enrollment` None takes the port after that of `api`. `advertise` None
     advertises the host of `api`. `relay` None runs no relay. `one_port` lets enrollment and relay share the
-    port of `api`. `metrics` None serves none.
+    port of `api`. `metrics` None serves none. `dht_port` is left to the DHT peer, which starts later; 0 takes
+    a free one.
     """
 
     api: str
@@ -52,6 +54,7 @@ class ListenAddresses:
     relay: RelayOptions | None = None
     one_port: bool = False
     metrics: str | None = None
+    dht_port: int = 0
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,10 @@ def _relay_ports(
     if options.listen:
         listener = _listener(options.listen)
     else:
-        listener = _listener_near(host, enrollment_port + 1 if api_port else 0)
+        after = enrollment_port + 1
+        if after == addresses.dht_port:
+            after += 1
+        listener = _listener_near(host, after if api_port else 0)
     stack.callback(listener.close)
     port = int(listener.getsockname()[1])
     limits = replace(RelayLimits().connections, open_in_all=most_connections)

@@ -136,7 +136,9 @@ def coordinator(
     bootstrap = _BootstrapPeer(folder, identity, spec, host, dht_port, advertise or host)
     enrollment_address = None if enrollment_port is None else host_port(host, enrollment_port)
     own_relay = RelayOptions(relay_listen or "", relay_range, relay_uplink * MEGABIT) if relay else None
-    addresses = ListenAddresses(listen, enrollment_address, advertise or host, own_relay, one_port, metrics)
+    addresses = ListenAddresses(
+        listen, enrollment_address, advertise or host, own_relay, one_port, metrics, dht_port
+    )
     announce = _CoordinatorFolder(folder, spec).announce
     running = run_coordinator(spec, folder, addresses, identity, bootstrap.start, announce, life)
     if not command_runner.run(running, lifeline):

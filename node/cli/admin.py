@@ -16,12 +16,15 @@ from node import command_runner
 from node.cli.known_runs import only_coordinator
 from node.cli.options import option, seconds_of
 from node.security.credentials import load_operator
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.trust.invite import decode
 from protocol.trust.private_file import write_private
 from protocol.types import Role
 
 if TYPE_CHECKING:
     from node.net.admin_client import AdminClient
     from protocol.pb import hetnode_pb2 as pb
+    from protocol.trust.invite import Invite
 
 T = TypeVar("T")
 
@@ -57,6 +60,31 @@ def invite_create(
         Console().print(f"invite {name} is in {out}", highlight=False, markup=False)
 
 
+@invite_app.command("ensure")
+def invite_ensure(
+    out: Annotated[Path, option("File of the invite.")],
+    uses: Annotated[int, option("How many peers a new one lets in.", min=1)] = 1000,
+    expires: Annotated[str, option("How long a new one lets them in: 90s, 15m, 24h, 7d.")] = "366d",
+    role: Annotated[Role | None, option("The only role for those who come with it. Default: any.")] = None,
+    folder: Folder = None,
+) -> None:
+    """Wait for the coordinator, and leave an invite in the file --out that lets nodes in.
+
+    An invite that is there stays if it still lets nodes in at the coordinator's address. For scripts that
+    start a swarm again and again. Where the run is finished, this says so and makes no invite.
+    """
+    command_runner.configure_logging()
+    seconds = seconds_of(expires, "--expires")
+    console = Console(highlight=False, soft_wrap=True)
+
+    async def ensured() -> str:
+        from node.net.waiting import CoordinatorWait  # noqa: PLC0415
+
+        return await CoordinatorWait(None).answer(lambda _: _ensure(folder, out, uses, seconds, role))
+
+    console.print(command_runner.run(ensured()), markup=False)
+
+
 @invite_app.command("list")
 def invite_list(folder: Folder = None) -> None:
     """Show the invites that were made, by name. Their secrets are kept nowhere."""
@@ -66,7 +94,7 @@ def invite_list(folder: Folder = None) -> None:
             invite.id,
             f"{len(invite.peers)} of {invite.uses}",
             invite.role or "any",
-            _state(invite.revoked, len(invite.peers) >= invite.uses, invite.expires_in_seconds),
+            _state(invite),
             "\n".join(invite.peers),
         )
     Console().print(table)
@@ -117,6 +145,40 @@ def peers_unban(
     _asking(folder, lambda client: client.unban(peer))
 
 
+async def _ensure(folder: Path | None, out: Path, uses: int, seconds: float, role: Role | None) -> str:
+    """Make an invite unless that in `out` is good, and say what was done.
+
+    Raises COORDINATOR_UNREACHABLE also while there is no coordinator in `folder` yet.
+    """
+    from node.cli.finished import has_finished  # noqa: PLC0415
+    from node.net.admin_client import AdminClient  # noqa: PLC0415
+
+    try:
+        folder = folder or only_coordinator()
+        if has_finished(folder):
+            return f"the run in {folder} is finished: no node needs an invite"
+        address, operator = load_operator(folder)
+    except HetnodeError as error:
+        raise HetnodeError(ErrorCode.COORDINATOR_UNREACHABLE, error.cause, error.remedy) from None
+    async with AdminClient(address, operator) as client:
+        kept = _invite_in(out)
+        if kept is not None and kept.api == address:
+            for known in await client.list_invites():
+                if known.id == kept.id and _lets_in(known):
+                    return f"invite {kept.id} in {out} is still good"
+        text, name = await client.create_invite(uses, seconds, role)
+    write_private(out, f"{text}\n".encode())
+    return f"invite {name} is in {out}"
+
+
+def _invite_in(file: Path) -> Invite | None:
+    """The invite in `file`; None if there is no file, or another content."""
+    try:
+        return decode(file.read_text(errors="replace")) if file.exists() else None
+    except HetnodeError:
+        return None
+
+
 def _fate_of(invite: pb.InviteStatus, folder: Path | None) -> str:
     """What the operator must know about an invite of a peer that was just banned."""
     if invite.revoked:
@@ -149,9 +211,14 @@ def _run_view(peer: pb.EnrolledPeer) -> str:
     return peer.lifecycle or "never joined"
 
 
-def _state(revoked: bool, used_up: bool, seconds: float) -> str:
-    if revoked:
+def _state(invite: pb.InviteStatus) -> str:
+    if invite.revoked:
         return "revoked"
-    if seconds <= 0:
+    if invite.expires_in_seconds <= 0:
         return "expired"
-    return "used up" if used_up else f"good for {seconds / 3600:.1f} h"
+    return f"good for {invite.expires_in_seconds / 3600:.1f} h" if _lets_in(invite) else "used up"
+
+
+def _lets_in(invite: pb.InviteStatus) -> bool:
+    """Whether a new peer may come with it."""
+    return not invite.revoked and invite.expires_in_seconds > 0 and len(invite.peers) < invite.uses

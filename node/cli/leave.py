@@ -105,6 +105,8 @@ def chosen(wanted: str | None, known: list[Node]) -> Node:
             return next(own, Node(run, None, folder.absolute()))
     candidates = [node for node in known if wanted in (None, node.run)]
     running = [node for node in candidates if node.pid is not None]
+    # Where nodes of several containers share a volume, the one of this container is meant.
+    running = [node for node in running if node.pid] or running
     if len(running) == 1 or (wanted is not None and not running and len(candidates) == 1):
         return (running or candidates)[0]
     names = ", ".join(str(node) for node in running or candidates)

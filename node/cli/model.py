@@ -17,9 +17,12 @@ import typer
 from rich.console import Console
 
 from node import command_runner
+from node.cli import known_runs
 from node.cli.options import Device, option, records_as_options
 from node.cli.spec import SpecOptions, pinned
 from node.command_runner import bad_option
+from node.folder import node_folder_of, run_in
+from node.security import credentials
 from node.views import run_history
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.resolve import resolve
@@ -36,7 +39,24 @@ if TYPE_CHECKING:
 
 checkpoint_app = typer.Typer(help="Checkpoints of the global model.", no_args_is_help=True)
 
-Run = Annotated[Path, typer.Argument(help="Run folder, node folder or checkpoint folder.")]
+
+def _place_of(run: Path) -> Path:
+    """`run`; for the name of a run, or the folder of its credentials, that of this machine's node in it.
+
+    Raises HetnodeError BAD_OPTION if several nodes of this machine are in it.
+    """
+    if run.exists() and not credentials.exist(run):
+        return run
+    noted = {node_folder_of(known.folder): known.run for known in known_runs.memberships(str(run))}
+    found = [folder for folder, name in noted.items() if folder is not None and run_in(folder) == name]
+    if len(found) > 1:
+        names = ", ".join(map(str, found))
+        raise bad_option(f"Several nodes of this machine are in {run}: {names}.", "Name the folder of one.")
+    return found[0] if found else run
+
+
+_PLACES = "Run folder, node folder, checkpoint folder, or the name of a run that a node of this machine is in"
+Run = Annotated[Path, typer.Argument(help=f"{_PLACES}.", callback=_place_of)]
 OwnTokenizer = Annotated[Path | None, option("The run's tokenizer.json, if it is elsewhere on this machine.")]
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
@@ -65,9 +85,7 @@ def generate(
 
 
 def evaluate(
-    run: Annotated[
-        Path, typer.Argument(help="Run folder, node folder, checkpoint folder or Hugging Face folder.")
-    ],
+    run: Annotated[Path, typer.Argument(help=f"{_PLACES}; or a Hugging Face folder.", callback=_place_of)],
     data: Annotated[
         str | None, option("builtin, text:PATH, jsonl:PATH or hf:NAME\\[/CONFIG]. Default: the run's own.")
     ] = None,

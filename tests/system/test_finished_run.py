@@ -43,6 +43,7 @@ def test_a_finished_run_says_so_at_every_start(tmp_path: Path) -> None:
             assert f"This node's part of the model is in {tmp_path / 'a'}." in out
         for asked in (swarm.run, known):
             assert "is finished" in hetnode("status", str(asked), check=True).stdout
+        assert "after round 2" in hetnode("export", str(known), str(tmp_path / "model"), check=True).stdout
         (swarm.run / "metrics.jsonl").unlink()
         out = hetnode("coordinator", *options, "--folder", str(swarm.run), check=True).stdout
         assert f"The run in {swarm.run} is finished." in out

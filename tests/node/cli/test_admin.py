@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import stat
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 
 from node.cli.options import seconds_of
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.trust.invite import decode
+from protocol.trust.invite import Invite, decode
 from protocol.types import Role
 from tests.builders import keyed, spec_of
 from tests.support import commands
@@ -134,3 +136,57 @@ def test_anything_else_is_no_duration(text: str) -> None:
     with pytest.raises(HetnodeError) as error:
         seconds_of(text, "--expires")
     assert error.value.code is ErrorCode.BAD_OPTION
+
+
+async def test_an_invite_in_a_file_is_made_once_and_again_when_it_is_of_no_use(
+    run: Running, tmp_path: Path
+) -> None:
+    file = tmp_path / "invite"
+    ensure = ("invite", "ensure", "--folder", str(run.folder), "--out", str(file), "--uses", "1")
+
+    async def ensured() -> Invite:
+        status, out, errors = await hetnode(*ensure)
+        assert status == 0, errors
+        found = decode(file.read_text())
+        assert found.id in out
+        return found
+
+    first = await ensured()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert await ensured() == first
+    await run.enroll(A, first)  # it lets no other peer in
+    second = await ensured()
+    assert second.id != first.id
+    file.write_text("no invite")
+    third = await ensured()
+    await hetnode("invite", "revoke", third.id, "--folder", str(run.folder))
+    fourth = await ensured()
+    assert len({each.id for each in (first, second, third, fourth)}) == 4
+    moved = dataclasses.replace(fourth, api="192.0.2.1:7700")
+    file.write_text(moved.encode())
+    assert (await ensured()).api == run.address
+
+
+async def test_an_invite_waits_for_its_coordinator(run: Running, tmp_path: Path) -> None:
+    (run.folder / "address").rename(run.folder / "later")
+    file = tmp_path / "invite"
+    command = ("invite", "ensure", "--folder", str(run.folder), "--out", str(file))
+    waiting = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "node", *command), stderr=asyncio.subprocess.PIPE
+    )
+    assert waiting.stderr is not None
+    while b"coordinator" not in (line := await waiting.stderr.readline()):
+        assert line, "it has ended"
+    assert not file.exists()
+    (run.folder / "later").rename(run.folder / "address")
+    await waiting.communicate()
+    assert waiting.returncode == 0
+    assert decode(file.read_text()).api == run.address
+
+
+async def test_no_invite_is_made_for_a_finished_run(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"event": "finished"}\n')
+    file = tmp_path / "invite"
+    status, out, _ = await hetnode("invite", "ensure", "--folder", str(tmp_path), "--out", str(file))
+    assert (status, file.exists()) == (0, False)
+    assert "finished" in out

@@ -7,7 +7,7 @@ QUICK = benchmarks/reproduction/quick.toml
 # The many processes of the tests share compiled files, also where an environment says to write none.
 COMPILED = PYTHONDONTWRITEBYTECODE=
 
-.PHONY: swarm test test-slow test-network hostile check package bench reproduce reproduce-quick
+.PHONY: swarm test test-slow test-network test-containers hostile check package bench reproduce reproduce-quick
 
 swarm: $(VENV)/installed
 	$(VENV)/bin/hetnode swarm up
@@ -24,6 +24,10 @@ test-slow: $(VENV)/installed-test
 # Homes behind NAT, in network namespaces: needs root, iproute2 and iptables, and is skipped with a reason elsewhere.
 test-network: $(VENV)/installed-test
 	$(VENV)/bin/python -m pytest -m network -rs tests/network
+
+# Swarms of containers: needs a container engine with Compose 2, and is skipped with a reason elsewhere.
+test-containers: $(VENV)/installed-test
+	$(VENV)/bin/python -m pytest -m containers -rs tests/containers
 
 # Attacks of independent peers on honest swarms: below 15 minutes.
 hostile: $(VENV)/installed-test

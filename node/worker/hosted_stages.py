@@ -13,7 +13,7 @@ from torch import Tensor
 
 from node.data.stream import Samples
 from node.ipc.worker_calls import Message
-from node.model.stage import Stage, next_token_loss
+from node.model.stage import Stage, backward_from, next_token_loss
 from node.worker.compute import Compute
 from node.worker.factories import TrainerFactories
 from protocol.algorithm.subspace import ReceivingEnd, SendingEnd
@@ -113,7 +113,7 @@ class HostedStages:
         else:
             assert self.downstream is not None, "a gradient arrived at the last member"
             gradient = self.downstream.expand_backward(self._unpack("gradient", received, self.downstream))
-            torch.autograd.backward(work.output, gradient.to(work.output.dtype))
+            backward_from(work.output, gradient.to(work.output.dtype))
         if work.received is None:
             return None
         assert self.upstream is not None

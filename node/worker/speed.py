@@ -9,6 +9,7 @@ import torch
 
 from node.model.llama import Block, rotary_tables
 from node.model.shapes import block_shapes
+from node.model.stage import backward_from
 from node.worker.compute import Compute, device_unavailable
 from protocol.algorithm.flops import layer_flops
 from protocol.spec.run import RunSpec
@@ -50,7 +51,7 @@ def _measured(spec: RunSpec, compute: Compute, device: torch.device, seconds: fl
             output_bld = x_bld
             for each in blocks:
                 output_bld = each(output_bld, *tables)
-        torch.autograd.backward(output_bld, gradient_bld.to(output_bld.dtype))
+        backward_from(output_bld, gradient_bld.to(output_bld.dtype))
         elapsed = _clock(device) - began
         if microbatch > 0:  # the first pass includes one-time costs, such as memory allocation
             took.append(elapsed)

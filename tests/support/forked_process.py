@@ -44,6 +44,33 @@ def compute() -> None:
     print(float(torch.ones(512, 512).matmul(torch.ones(512, 512)).sum()), torch.get_num_threads(), flush=True)
 
 
+def first_step() -> None:
+    """Train the first inner step of a pipeline of two members, as workers do; print what that imported."""
+    from node.data.stream import open_stream  # noqa: PLC0415
+    from node.worker.compute import Compute  # noqa: PLC0415
+    from node.worker.speed import layer_speed  # noqa: PLC0415
+    from node.worker.trainer import Trainer  # noqa: PLC0415
+    from protocol.spec.resolve import resolve  # noqa: PLC0415
+    from protocol.types import StageRange  # noqa: PLC0415
+
+    spec = resolve(preset="nano")
+    imported = set(sys.modules)
+    layer_speed(spec, Compute(), 0.0)
+    first, last = Trainer(spec, StageRange(0, 1), stream=open_stream(spec)), Trainer(spec, StageRange(1, 2))
+    first.connect(None, spec.link.k)
+    last.connect(spec.link.k, None)
+    for member in (first, last):
+        member.begin_round(1, range(spec.inner.microbatch_size * spec.inner.steps))
+    last.forward(0, 0, first.forward(0, 0, None))
+    first.backward(0, last.backward(0, None))
+    for member in (first, last):
+        member.apply(0, member.inner.squared_gradient_norm() ** 0.5)
+        member.end_inner_phase()
+        for stage in member.stages:
+            member.outer.propose(stage)
+    print(*sorted({name.partition(".")[0] for name in set(sys.modules) - imported}), flush=True)
+
+
 def end_with(status: str) -> None:
     sys.exit(int(status))
 
@@ -73,8 +100,9 @@ def nest_sleep() -> None:
     time.sleep(600)
 
 
+ACTIONS = (report, compute, first_step, end_with, fail, sleep, nest, nest_sleep)
+
+
 def main() -> None:
     what, *arguments = sys.argv[1:]
-    {each.__name__: each for each in (report, compute, end_with, fail, sleep, nest, nest_sleep)}[what](
-        *arguments
-    )
+    {each.__name__: each for each in ACTIONS}[what](*arguments)

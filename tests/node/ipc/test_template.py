@@ -88,6 +88,10 @@ def test_a_forked_process_has_torch_and_can_still_use_it(template: Template) -> 
     assert output_of(template, "compute").split() == [str(512.0**3), "2"]
 
 
+def test_the_first_step_of_a_pipeline_imports_nothing_while_the_round_waits(template: Template) -> None:
+    assert output_of(template, "first_step").split() == []
+
+
 @pytest.mark.parametrize(("chosen", "policy"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
 def test_threads_of_torch_sleep_while_they_wait_unless_the_user_says_otherwise(
     monkeypatch: pytest.MonkeyPatch, chosen: str | None, policy: str

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from node.model.init import initial_parameters
 from node.model.shapes import parameter_count, parameter_shapes
-from node.model.stage import Stage, next_token_loss
+from node.model.stage import Stage, backward_from, next_token_loss
 from protocol.algorithm.outer_step import anchor_digest
 from protocol.algorithm.subspace import (
     ReceivingEnd,
@@ -213,3 +213,24 @@ def test_a_fresh_model_predicts_nothing_yet() -> None:
     loss, _, _ = chain_step([stages], [], *batch())
     assert float(loss) == pytest.approx(math.log(SPEC.model.vocabulary), abs=0.05)
     assert parameters_of(stages)["emb"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_backward_pass_from_a_gradient_has_the_bits_of_torch(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(2)
+    x, gradient, weight = (
+        (4 * torch.randn(size, generator=generator)).to(dtype) for size in ((3, 8, 16), (3, 8, 16), (16, 16))
+    )
+    weight.requires_grad_()
+    output = torch.tanh(x @ weight).transpose(1, 2)
+    torch.autograd.backward(output, gradient.transpose(1, 2), retain_graph=True)
+    expected, weight.grad = weight.grad, None
+    backward_from(output, gradient.transpose(1, 2))
+    assert weight.grad is not None
+    assert expected is not None
+    assert weight.grad.equal(expected)
+
+
+def test_a_gradient_of_another_size_is_refused() -> None:
+    with pytest.raises(RuntimeError):
+        backward_from(torch.ones(2, 3, requires_grad=True), torch.ones(1, 3))

@@ -66,6 +66,9 @@ def invite_ensure(
     uses: Annotated[int, option("How many peers a new one lets in.", min=1)] = 1000,
     expires: Annotated[str, option("How long a new one lets them in: 90s, 15m, 24h, 7d.")] = "366d",
     role: Annotated[Role | None, option("The only role for those who come with it. Default: any.")] = None,
+    wait: Annotated[
+        str | None, option("How long to wait for the coordinator: 90s, 15m. Default: without end.")
+    ] = None,
     folder: Folder = None,
 ) -> None:
     """Wait for the coordinator, and leave an invite in the file --out that lets nodes in.
@@ -75,12 +78,13 @@ def invite_ensure(
     """
     command_runner.configure_logging()
     seconds = seconds_of(expires, "--expires")
+    most = None if wait is None else seconds_of(wait, "--wait")
     console = Console(highlight=False, soft_wrap=True)
 
     async def ensured() -> str:
         from node.net.waiting import CoordinatorWait  # noqa: PLC0415
 
-        return await CoordinatorWait(None).answer(lambda _: _ensure(folder, out, uses, seconds, role))
+        return await CoordinatorWait(most).answer(lambda _: _ensure(folder, out, uses, seconds, role))
 
     console.print(command_runner.run(ensured()), markup=False)
 

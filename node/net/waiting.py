@@ -92,5 +92,5 @@ def span(seconds: float) -> str:
 
 
 def _report(error: HetnodeError, waited: float) -> None:
-    remedy = f"{error.remedy} This node goes on by itself when the coordinator answers; Ctrl-C ends it."
+    remedy = f"{error.remedy} This command goes on by itself when the coordinator answers; Ctrl-C ends it."
     log.warning("waiting for the coordinator, %s so far: %s %s", span(waited), error.cause, remedy)

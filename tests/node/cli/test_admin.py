@@ -184,6 +184,14 @@ async def test_an_invite_waits_for_its_coordinator(run: Running, tmp_path: Path)
     assert decode(file.read_text()).api == run.address
 
 
+async def test_an_invite_waits_no_longer_than_it_may(tmp_path: Path) -> None:
+    ensure = ("invite", "ensure", "--folder", str(tmp_path), "--out", str(tmp_path / "invite"))
+    status, _, errors = await hetnode(*ensure, "--wait", "1s")
+    assert status != 0
+    assert "coordinator-unreachable" in errors
+    assert "--folder" in errors, "what the user can do"
+
+
 async def test_no_invite_is_made_for_a_finished_run(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"event": "finished"}\n')
     file = tmp_path / "invite"

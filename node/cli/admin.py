@@ -157,13 +157,17 @@ async def _ensure(folder: Path | None, out: Path, uses: int, seconds: float, rol
     from node.cli.finished import has_finished  # noqa: PLC0415
     from node.net.admin_client import AdminClient  # noqa: PLC0415
 
+    folder = folder or only_coordinator()
+    if has_finished(folder):
+        return f"the run in {folder} is finished: no node needs an invite"
     try:
-        folder = folder or only_coordinator()
-        if has_finished(folder):
-            return f"the run in {folder} is finished: no node needs an invite"
         address, operator = load_operator(folder)
-    except HetnodeError as error:
-        raise HetnodeError(ErrorCode.COORDINATOR_UNREACHABLE, error.cause, error.remedy) from None
+    except HetnodeError:
+        raise HetnodeError(
+            ErrorCode.COORDINATOR_UNREACHABLE,
+            f"No coordinator has started in {folder} yet.",
+            "Start 'hetnode coordinator' with that --folder, and look at what it says.",
+        ) from None
     async with AdminClient(address, operator) as client:
         kept = _invite_in(out)
         if kept is not None and kept.api == address:

@@ -15,6 +15,8 @@ from rich.table import Table
 from node import command_runner
 from node.cli.known_runs import only_coordinator
 from node.cli.options import option, seconds_of
+from node.command_runner import bad_option
+from node.folder import disk_errors_reported, make_usable
 from node.security.credentials import load_operator
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.invite import decode
@@ -52,11 +54,12 @@ def invite_create(
     Join with 'hetnode join INVITE', or with 'hetnode join --invite-file FILE' where others can see what runs.
     """
     seconds = seconds_of(expires, "--expires")
+    _check_writable(out)
     text, name = _asking(folder, lambda client: client.create_invite(uses, seconds, role))
     if out is None:
         sys.stdout.write(f"{text}\n")
     else:
-        write_private(out, f"{text}\n".encode())
+        _write_invite(out, text)
         Console().print(f"invite {name} is in {out}", highlight=False, markup=False)
 
 
@@ -73,10 +76,12 @@ def invite_ensure(
 ) -> None:
     """Wait for the coordinator, and leave an invite in the file --out that lets nodes in.
 
-    An invite that is there stays if it still lets nodes in at the coordinator's address. For scripts that
-    start a swarm again and again. Where the run is finished, this says so and makes no invite.
+    An invite that is there stays if it still lets nodes in, for this role, at the coordinator's address. For
+    scripts that start a swarm again and again. Where the run is finished, this says so and makes no invite.
     """
     command_runner.configure_logging()
+    _check_writable(out)
+    coordinator = folder or only_coordinator()
     seconds = seconds_of(expires, "--expires")
     most = None if wait is None else seconds_of(wait, "--wait")
     console = Console(highlight=False, soft_wrap=True)
@@ -84,7 +89,7 @@ def invite_ensure(
     async def ensured() -> str:
         from node.net.waiting import CoordinatorWait  # noqa: PLC0415
 
-        return await CoordinatorWait(most).answer(lambda _: _ensure(folder, out, uses, seconds, role))
+        return await CoordinatorWait(most).answer(lambda _: _ensure(coordinator, out, uses, seconds, role))
 
     console.print(command_runner.run(ensured()), markup=False)
 
@@ -149,7 +154,7 @@ def peers_unban(
     _asking(folder, lambda client: client.unban(peer))
 
 
-async def _ensure(folder: Path | None, out: Path, uses: int, seconds: float, role: Role | None) -> str:
+async def _ensure(folder: Path, out: Path, uses: int, seconds: float, role: Role | None) -> str:
     """Make an invite unless that in `out` is good, and say what was done.
 
     Raises COORDINATOR_UNREACHABLE also while there is no coordinator in `folder` yet.
@@ -157,7 +162,6 @@ async def _ensure(folder: Path | None, out: Path, uses: int, seconds: float, rol
     from node.cli.finished import has_finished  # noqa: PLC0415
     from node.net.admin_client import AdminClient  # noqa: PLC0415
 
-    folder = folder or only_coordinator()
     if has_finished(folder):
         return f"the run in {folder} is finished: no node needs an invite"
     try:
@@ -169,14 +173,28 @@ async def _ensure(folder: Path | None, out: Path, uses: int, seconds: float, rol
             "Start 'hetnode coordinator' with that --folder, and look at what it says.",
         ) from None
     async with AdminClient(address, operator) as client:
-        kept = _invite_in(out)
+        kept, wanted = _invite_in(out), role.value if role else ""
         if kept is not None and kept.api == address:
             for known in await client.list_invites():
-                if known.id == kept.id and _lets_in(known):
+                if known.id == kept.id and _lets_in(known) and known.role == wanted:
                     return f"invite {kept.id} in {out} is still good"
         text, name = await client.create_invite(uses, seconds, role)
-    write_private(out, f"{text}\n".encode())
+    _write_invite(out, text)
     return f"invite {name} is in {out}"
+
+
+def _check_writable(out: Path | None) -> None:
+    """Raise BAD_OPTION unless an invite can be written to `out`: one that is made and lost lets nodes in."""
+    if out is None:
+        return
+    if out.is_dir():
+        raise bad_option(f"--out {out} is a folder.", "Name a file.")
+    make_usable(out.parent, "--out: the folder")
+
+
+def _write_invite(out: Path, text: str) -> None:
+    with disk_errors_reported(out):
+        write_private(out, f"{text}\n".encode())
 
 
 def _invite_in(file: Path) -> Invite | None:

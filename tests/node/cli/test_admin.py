@@ -198,3 +198,27 @@ async def test_no_invite_is_made_for_a_finished_run(tmp_path: Path) -> None:
     status, out, _ = await hetnode("invite", "ensure", "--folder", str(tmp_path), "--out", str(file))
     assert (status, file.exists()) == (0, False)
     assert "finished" in out
+
+
+async def test_an_invite_in_a_file_of_another_role_is_replaced(run: Running, tmp_path: Path) -> None:
+    file = tmp_path / "invite"
+    ensure = ("invite", "ensure", "--folder", str(run.folder), "--out", str(file))
+    found = set()
+    for role in ("stage", "stage", "replica"):
+        assert (await hetnode(*ensure, "--role", role))[0] == 0
+        found.add(decode(file.read_text()).id)
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize("command", ["create", "ensure"])
+@pytest.mark.parametrize("place", ["a-file/invite", "."])
+async def test_no_invite_is_made_that_cannot_be_kept(
+    run: Running, tmp_path: Path, command: str, place: str
+) -> None:
+    (tmp_path / "a-file").touch()
+    out = ("--out", str(tmp_path / place))
+    status, _, errors = await hetnode("invite", command, "--folder", str(run.folder), *out)
+    assert status == 2
+    assert "[bad-option]" in errors
+    assert "--out" in errors
+    assert "good for" not in (await hetnode("invite", "list", "--folder", str(run.folder)))[1]

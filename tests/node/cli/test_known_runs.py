@@ -28,7 +28,7 @@ def test_the_remedy_for_a_missing_destination_fits_join_and_relay() -> None:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where this user's identities are: four that nobody uses."""
+    """Where this user's identities are: four that no process uses."""
     monkeypatch.setattr(known_runs, "user_config_path", lambda _: tmp_path)
     for number in range(4):
         (tmp_path / f"peer-{number}.key").touch()

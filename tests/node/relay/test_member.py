@@ -51,7 +51,7 @@ async def member(run: Running, identity: Identity) -> AsyncIterator[CoordinatorC
 
 
 async def relays_of(client: CoordinatorClient, count: int) -> tuple[RelayAddress, ...]:
-    """What a member learns by watching, as soon as it knows of so many."""
+    """The relays of the run, once the member knows of exactly `count`."""
     async for update in client.watch():
         if len(update.relays) == count:
             return update.relays

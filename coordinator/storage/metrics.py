@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from coordinator.state import events
 from coordinator.state.events import Event
-from protocol.status import Measurement, fields_of
+from protocol.status import Measurement, PayloadAgreement, fields_of
 from protocol.types import PeerId
 
 PEER_CHANGES = ("joined", "role", "left", "lost", "retreated", "banned", "strike", "quarantined")
@@ -25,16 +27,20 @@ class MetricsFile(AbstractContextManager["MetricsFile"]):
     If a killed process has left an incomplete last line, that line is removed.
 
     Attributes:
+        path, size: of the file; the size is in bytes.
+        on_measurement: called with each measurement that was recorded, its time, and `size` after it.
         newest: the newest measurement of each member, of those that were recorded here.
         peer_changes: lines about peers that were recorded here, by change.
     """
 
     def __init__(self, path: Path) -> None:
+        self.on_measurement: Callable[[float, Measurement, int], None] = lambda *_: None
         self.newest: dict[PeerId, Measurement] = {}
         self.peer_changes: Counter[str] = Counter()
+        self.path = path
         self._file = path.open("a", encoding="utf-8")
-        whole = path.read_bytes().rfind(b"\n") + 1
-        self._file.truncate(whole)
+        self.size = path.read_bytes().rfind(b"\n") + 1
+        self._file.truncate(self.size)
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
@@ -45,15 +51,19 @@ class MetricsFile(AbstractContextManager["MetricsFile"]):
             key: None if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in fields.items()
         }
-        self._file.write(json.dumps({"time": round(at, 3), "event": event, **finite}) + "\n")
+        line = json.dumps({"time": round(at, 3), "event": event, **finite}) + "\n"
+        self._file.write(line)
         self._file.flush()
+        self.size += len(line)  # of ASCII letters alone
 
     def record_measurement(self, at: float, measurement: Measurement) -> None:
         """Add a line with the fields of `measurement`, unless its peer has measured that round before."""
         former = self.newest.get(measurement.peer)
         if former is None or former.round_number < measurement.round_number:
-            self.newest[measurement.peer] = measurement
+            # What is told of others' payloads would make a status grow with stages times peers.
+            self.newest[measurement.peer] = replace(measurement, agreements=())
             self.write(at, "measurement", fields_of(measurement))
+            self.on_measurement(at, measurement, self.size)
 
     def record(self, event: Event) -> None:
         """Add a line for `event`, unless its kind has none."""
@@ -63,6 +73,34 @@ class MetricsFile(AbstractContextManager["MetricsFile"]):
         elif (line := _run_line(event)) is None:
             return
         self.write(event.at, *line)
+
+
+def read_measurements(path: Path, begin: int, end: int) -> Iterator[tuple[float, Measurement, int]]:
+    """Time and measurement of each such line between two positions in the file, and where its line ends.
+
+    A line that is no measurement of this version is left out. Raises OSError.
+    """
+    with path.open("rb") as file:
+        file.seek(begin)
+        while begin < end and (line := file.readline()).endswith(b"\n"):
+            begin += len(line)
+            if b'"event": "measurement"' in line and (found := _measurement(line)) is not None:
+                yield *found, begin
+
+
+def _measurement(line: bytes) -> tuple[float, Measurement] | None:
+    try:
+        fields = json.loads(line)
+        known: dict[str, Any] = {
+            # What is not finite was written as null.
+            field.name: math.nan if value is None else value
+            for field in dataclasses.fields(Measurement)
+            if (value := fields.get(field.name.removesuffix("_number"), field.default)) != field.default
+        }
+        known["agreements"] = tuple(PayloadAgreement(**each) for each in known.get("agreements", ()))
+        return float(fields["time"]), Measurement(**known)
+    except (ValueError, TypeError, KeyError):
+        return None
 
 
 def _peer_line(event: Event) -> tuple[str, dict[str, Any]] | None:
@@ -89,7 +127,7 @@ def _peer_line(event: Event) -> tuple[str, dict[str, Any]] | None:
     return "peer", {"peer": event.peer, **fields}
 
 
-def _run_line(event: Event) -> tuple[str, dict[str, Any]] | None:
+def _run_line(event: Event) -> tuple[str, dict[str, Any]] | None:  # noqa: PLR0911
     """The name of the line and its fields, for all other events that have a line."""
     match event:
         case events.AssignmentReserved(reservation=reservation):
@@ -128,6 +166,12 @@ def _run_line(event: Event) -> tuple[str, dict[str, Any]] | None:
                 "part": event.part,
                 "digest": event.digest,
                 "expected": event.expected,
+            }
+        case events.AlarmRaised():
+            return "alarm", {
+                "round": event.round_number,
+                "last_healthy": event.last_healthy,
+                "reason": event.reason,
             }
         case events.RunFinished():
             return "finished", {}

@@ -11,13 +11,14 @@ import logging
 import os
 import sqlite3
 import struct
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
 from coordinator.state.event_chain import first_hash, next_hash
-from coordinator.state.event_codec import decode, encode
+from coordinator.state.event_codec import STORED_KINDS, decode, encode
 from coordinator.state.events import Event
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.envelope import Signer, is_signed_by, log_head_message
@@ -44,6 +45,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "BEGIN SELECT RAISE(ABORT, 'append-only'); END",
     ),
 )
+_ROWS_AT_ONCE = 500
+"""Rows of the log that are read before an append gets its turn."""
 _CHAINED = 2
 """The first version in which every row has a row hash."""
 
@@ -56,6 +59,10 @@ class Store(Protocol):
 
     blocks: bool
 
+    @property
+    def end(self) -> tuple[int, bytes]:
+        """The number of rows and the newest row hash, after `load`, `begin` or `append`."""
+
     def load(self) -> tuple[str | None, tuple[Event, ...]]:
         """The spec (None before `begin`) and all events, in order."""
 
@@ -64,6 +71,13 @@ class Store(Protocol):
 
     def append(self, events: Sequence[Event]) -> None:
         """Add `events` to a run that has begun, all or none; they are durable when this returns."""
+
+    def read(self, first: int, last: int, kinds: Collection[type[Event]] = ()) -> list[tuple[int, Event]]:
+        """The events `first` to `last` with their numbers, those of `kinds` alone if there are any.
+
+        The first event of a log has number 1. Safe in another thread than `append`, which waits for a part of
+        the reading at most.
+        """
 
     def close(self) -> None:
         """Release the log. Nothing else may be called afterwards."""
@@ -133,8 +147,10 @@ class SqliteStore:
     blocks = True
 
     def __init__(self, path: Path, coordinator: PeerId, sign: Signer) -> None:
-        self.path = path
+        self.path, self.end = path, (0, b"")
         self.head = LogHead(path.with_suffix(".head"), coordinator, sign)
+        # The lock on the file admits one connection, so who reads while the run goes on shares this one.
+        self._turn = threading.Lock()
         with self._reporting():
             # No waiting for a lock: another coordinator holds it until it ends. Autocommit, because
             # `_transaction` begins and ends transactions. Appends come from worker threads, one at a time.
@@ -166,6 +182,7 @@ class SqliteStore:
             return None, ()
         hashes = self._verified(spec[0], rows)
         self._check_head(hashes)
+        self.end = len(rows), hashes[-1]
         events = []
         for sequence, kind, body, _ in rows:
             try:
@@ -179,10 +196,11 @@ class SqliteStore:
             self._db.execute("INSERT INTO run VALUES (1, ?)", (spec_json,))
             # Before the commit: from then on, a log without a head has lost it.
             self.head.create(0, first_hash(spec_json))
+        self.end = 0, first_hash(spec_json)
 
     def append(self, events: Sequence[Event]) -> None:
         encoded = [encode(event) for event in events]
-        with self._reporting():
+        with self._turn, self._reporting():
             with self._transaction():
                 length, row_hash = self._end()
                 rows = []
@@ -192,9 +210,30 @@ class SqliteStore:
                 self._db.executemany("INSERT INTO events (kind, body, row_hash) VALUES (?, ?, ?)", rows)
             # After the commit: a head ahead of its log would accuse an honest log of a missing row.
             self.head.write(length + len(rows), row_hash)
+            self.end = length + len(rows), row_hash
+
+    def row_hash(self, sequence: int) -> bytes | None:
+        """The row hash of a row; None if there is no such row."""
+        with self._reporting():
+            row = self._db.execute("SELECT row_hash FROM events WHERE sequence = ?", (sequence,)).fetchone()
+        return None if row is None else bytes(row[0])
+
+    def read(self, first: int, last: int, kinds: Collection[type[Event]] = ()) -> list[tuple[int, Event]]:
+        query = "SELECT sequence, kind, body FROM events WHERE sequence BETWEEN ? AND ?"
+        names = [STORED_KINDS[kind] for kind in kinds]
+        if names:
+            query += f" AND kind IN ({', '.join('?' * len(names))})"
+        found = []
+        for start in range(first, last + 1, _ROWS_AT_ONCE):
+            end = min(last, start + _ROWS_AT_ONCE - 1)
+            with self._turn, self._reporting():
+                rows = self._db.execute(f"{query} ORDER BY sequence", (start, end, *names)).fetchall()
+            found += [(sequence, decode(kind, body)) for sequence, kind, body in rows]
+        return found
 
     def close(self) -> None:
-        self._db.close()
+        with self._turn:  # a thread may read yet
+            self._db.close()
 
     def _open(self) -> None:
         run = self._db.execute

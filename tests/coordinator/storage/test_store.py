@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -83,6 +84,17 @@ class TestContract:
         store.append([RunFinished(3.0)])
         assert store.load() == ("{}", (*first, RunFinished(3.0)))
 
+    def test_a_part_of_the_log_is_read_with_the_numbers_of_its_events(self, store: Store) -> None:
+        store.begin("{}")
+        lost = [PeerLost(float(number), PeerId("a"), 15.0) for number in range(2, 1200)]
+        store.append([CoordinatorStarted(1.0), *lost, RunFinished(1200.0)])
+        assert store.read(1, 2) == [(1, CoordinatorStarted(1.0)), (2, lost[0])]
+        assert [number for number, _ in store.read(400, 1100)] == list(range(400, 1101))
+        ends = [(1, CoordinatorStarted(1.0)), (1200, RunFinished(1200.0))]
+        assert store.read(1, 1200, (CoordinatorStarted, RunFinished)) == ends
+        assert store.read(1200, 9999) == ends[1:]
+        assert store.read(5, 4) == store.read(2000, 3000) == []
+
     def test_the_spec_is_set_once(self, store: Store) -> None:
         store.begin("one")
         with pytest.raises(HetnodeError):
@@ -97,6 +109,26 @@ class TestContract:
 
 
 class TestSqlite:
+    def test_a_thread_may_read_while_another_appends(self, tmp_path: Path) -> None:
+        store = opened(tmp_path / "log.sqlite")
+        store.begin("{}")
+        store.append([CoordinatorStarted(1.0)])
+        found: list[int] = []
+
+        def read_on() -> None:
+            while not found or found[-1] < 100:
+                numbers = [number for number, _ in store.read(1, 1000)]
+                assert numbers == list(range(1, len(numbers) + 1))
+                found.append(len(numbers))
+
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(read_on)
+            for number in range(2, 101):
+                store.append([PeerLost(float(number), PeerId("a"), 15.0)])
+            reading.result(60)
+        assert found == sorted(found)
+        store.close()
+
     def test_another_process_finds_what_was_appended(self, tmp_path: Path) -> None:
         path = tmp_path / "log.sqlite"
         first = opened(path)

@@ -1,0 +1,143 @@
+"""The last status of a run, and answers about it, from the folder of its coordinator, which need not run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Collection, Iterable
+from contextlib import closing, suppress
+from dataclasses import fields, replace
+from math import nan
+from pathlib import Path
+from typing import Any
+
+from cryptography.x509 import load_pem_x509_certificate
+
+from coordinator.explain.explain import answer, prepare
+from coordinator.explain.log_index import LogIndex
+from coordinator.state.apply import replay
+from coordinator.state.event_codec import decode
+from coordinator.state.events import Event
+from coordinator.state.state import State
+from coordinator.status.run_status import run_status
+from coordinator.status.tokens import CommittedTokens
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec.run import RunSpec
+from protocol.status import Explanation, Measurement, RunStatus
+from protocol.trust.run_id import run_id_of
+from protocol.trust.tls import pin_of
+from protocol.types import PeerId
+
+LOG_FILE = "coordinator.sqlite"
+_LOSSES = ("train_loss", "validation_loss", "gradient_norm")
+
+
+def has_log(folder: Path) -> bool:
+    """Whether `folder` is that of a coordinator whose run has begun."""
+    return (folder / LOG_FILE).exists()
+
+
+def last_status(folder: Path) -> RunStatus:
+    """The status as of the newest event in the log of `folder`; `time` is that of the event.
+
+    Nothing in `folder` is written or locked, so a coordinator may start meanwhile. Heartbeats are not stored:
+    the round of each peer is that of its newest measurement.
+
+    Raises HetnodeError STORE_CORRUPT.
+    """
+    state, _ = _last_state(folder)
+    newest = newest_measurements(folder / "metrics.jsonl")
+    at = state.latest_at
+    status = run_status(state, newest.values(), at, at, (), CommittedTokens(state).of(state))
+    peers = (
+        replace(each, round_number=newest[each.peer].round_number if each.peer in newest else 0)
+        for each in status.peers
+    )
+    return replace(status, peers=tuple(peers))
+
+
+def last_explanation(folder: Path, question: str) -> Explanation:
+    """The answer to `question` (:mod:`coordinator.explain.questions`) as of the newest event in the log.
+
+    Raises HetnodeError STORE_CORRUPT, BAD_OPTION.
+    """
+    state, log = _last_state(folder)
+    index = LogIndex(state.stages)
+    for event in log:
+        index.note(event)
+
+    def read(first: int, last: int, kinds: Collection[type[Event]] = ()) -> list[tuple[int, Event]]:
+        found = enumerate(log[first - 1 : last], start=first)
+        return [each for each in found if not kinds or type(each[1]) in kinds]
+
+    newest = newest_measurements(folder / "metrics.jsonl")
+    return answer(prepare(question, state, index, newest.values(), state.latest_at), read)
+
+
+def _last_state(folder: Path) -> tuple[State, tuple[Event, ...]]:
+    """The state after the log in `folder`, and its events."""
+    spec, log = read_log(folder)
+    try:
+        certificate = load_pem_x509_certificate((folder / "authority.pem").read_bytes())
+        run = run_id_of(spec, pin_of(certificate))
+    except (OSError, ValueError):
+        run = spec.name  # the log alone was copied
+    return replay(State(spec, run), log), log
+
+
+def read_log(folder: Path) -> tuple[RunSpec, tuple[Event, ...]]:
+    """The specification and the events of the log in `folder`, from a copy. Raises STORE_CORRUPT.
+
+    SQLite would write to the folder, and a coordinator that starts at that moment would find it in use.
+    """
+    path = folder / LOG_FILE
+    try:
+        with tempfile.TemporaryDirectory(prefix="hetnode-") as copies:
+            for name in (LOG_FILE, f"{LOG_FILE}-wal"):
+                with suppress(FileNotFoundError):
+                    shutil.copyfile(folder / name, Path(copies) / name)
+            with closing(sqlite3.connect(Path(copies) / LOG_FILE)) as copy:
+                spec = copy.execute("SELECT spec FROM run").fetchone()
+                rows = copy.execute("SELECT kind, body FROM events ORDER BY sequence").fetchall()
+        if spec is None:
+            raise ValueError("its run has not begun")
+        return RunSpec.from_json(spec[0]), tuple(decode(kind, body) for kind, body in rows)
+    except (OSError, sqlite3.Error, ValueError) as error:
+        raise HetnodeError(
+            ErrorCode.STORE_CORRUPT,
+            f"The event log {path} cannot be read: {error}.",
+            "Name the folder of a coordinator. If it is starting at this moment, try again.",
+        ) from None
+
+
+def newest_measurements(path: Path) -> dict[PeerId, Measurement]:
+    """The newest measurement of each member in a metrics file. Lines that hold none are left out."""
+    newest: dict[PeerId, Measurement] = {}
+    for measurement in _measurements(path):
+        newest[measurement.peer] = measurement
+    return newest
+
+
+def _measurements(path: Path) -> Iterable[Measurement]:
+    try:
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                with suppress(ValueError, TypeError, KeyError):
+                    event = json.loads(line)
+                    if event["event"] == "measurement":
+                        yield _measurement(event)
+    except OSError:
+        return
+
+
+def _measurement(event: dict[str, Any]) -> Measurement:
+    """Of a line, which has null for a number that is not finite. Raises TypeError, KeyError."""
+    # Nobody shows what a member has told of the payloads of others.
+    names = [field.name for field in fields(Measurement) if field.name != "agreements"]
+    values = {
+        name: event[name.removesuffix("_number")] for name in names if name.removesuffix("_number") in event
+    }
+    values.update({name: nan for name in _LOSSES if name in values and values[name] is None})
+    return Measurement(**values)

@@ -1,0 +1,93 @@
+"""Reads the event log of a coordinator's folder from a copy, also while a coordinator writes it."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from coordinator.state.events import Event
+from coordinator.storage.store import SqliteStore
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.types import PeerId
+
+_ATTEMPTS = 5
+NAME = "coordinator.sqlite"
+
+
+def read_copy(
+    folder: Path, coordinator: PeerId, copy: Callable[[Path, Path], object] = shutil.copyfile
+) -> tuple[str, tuple[Event, ...]]:
+    """The specification, as JSON, and all events of the log in `folder`, which may be in use.
+
+    The coordinator holds its database exclusively, so this copies its files and opens the copy. The hash
+    chain and the signed head show whether the copy is whole: if the coordinator has moved its newest rows
+    from one file to the other meanwhile, this copies again. Nothing is written below `folder`.
+
+    Args:
+        coordinator: its peer id; the head of the log has its signature.
+        copy: copies a file.
+
+    Raises:
+        HetnodeError: STORE_CORRUPT if there is no log, it is damaged, or its run has not begun.
+    """
+    spec, log, _ = _read(folder, coordinator, copy, 0)
+    return spec, log
+
+
+def read_copy_at(folder: Path, coordinator: PeerId, row: int) -> tuple[str, tuple[Event, ...], bytes | None]:
+    """As :func:`read_copy`, with the row hash of `row`; None if the log has no such row."""
+    return _read(folder, coordinator, shutil.copyfile, row)
+
+
+def _read(
+    folder: Path, coordinator: PeerId, copy: Callable[[Path, Path], object], row: int
+) -> tuple[str, tuple[Event, ...], bytes | None]:
+    if not (folder / NAME).is_file():
+        raise _no_log(folder, "there is none")
+    for attempt in range(_ATTEMPTS):
+        try:
+            with tempfile.TemporaryDirectory(prefix="hetnode-log-") as target:
+                return _read_once(folder, Path(target), coordinator, copy, row)
+        except HetnodeError:
+            if attempt == _ATTEMPTS - 1:
+                raise
+        except OSError as error:
+            raise _no_log(folder, str(error)) from None
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _read_once(
+    folder: Path, target: Path, coordinator: PeerId, copy: Callable[[Path, Path], object], row: int
+) -> tuple[str, tuple[Event, ...], bytes | None]:
+    # The head first: it must not be ahead of the rows that are copied.
+    for name in (f"{Path(NAME).stem}.head", NAME, f"{NAME}-wal"):
+        if (folder / name).exists():
+            copy(folder / name, target / name)
+    store = SqliteStore(target / NAME, coordinator, _sign_nothing)
+    try:
+        spec, log = store.load()
+        row_hash = store.row_hash(row)
+    finally:
+        store.close()
+    if spec is None:  # also if the files do not belong together
+        raise _no_log(folder, "its run has not begun")
+    return spec, log, row_hash
+
+
+def _sign_nothing(_: bytes) -> bytes:
+    """Only the log of a version without a hash chain gets a new head when it is opened."""
+    raise HetnodeError(
+        ErrorCode.STORE_CORRUPT,
+        "The event log is of an earlier version, which gave it no signed head.",
+        "Start the coordinator of this version with the folder once, and try again.",
+    )
+
+
+def _no_log(folder: Path, why: str) -> HetnodeError:
+    return HetnodeError(
+        ErrorCode.STORE_CORRUPT,
+        f"The event log of {folder} cannot be read: {why}.",
+        "Name the folder of a coordinator that has begun its run.",
+    )

@@ -1,0 +1,146 @@
+"""Histories for tests: written from events without a thread, dumped, and recounted from the events alone."""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from coordinator.history.ledger import Ledger
+from coordinator.history.records import Page
+from coordinator.history.row_builder import RowBuilder
+from coordinator.history.rows import milliseconds
+from coordinator.state.events import Event, PeerSeen, PlanAdopted, RoundAborted, RoundCommitted
+from coordinator.status.tokens import CommittedTokens
+from coordinator.storage.history import SqliteHistory
+from coordinator.storage.history_database import HistoryDatabase
+from protocol.spec.run import RunSpec
+from protocol.status import Measurement
+from protocol.types import PeerId
+from tests.support.coordinator_run import Run
+
+Counts = tuple[int, int, int]
+"""Stage tokens, stage rounds, payload bytes."""
+
+
+def stored(events: Iterable[Event]) -> list[Event]:
+    """The events that a log would hold."""
+    return [event for event in events if not isinstance(event, PeerSeen)]
+
+
+def write_history(
+    path: Path,
+    spec: RunSpec,
+    events: Sequence[Event],
+    measurements: Sequence[tuple[float, Measurement]] = (),
+    batch: int = 100,
+) -> SqliteHistory:
+    """Add to the file at `path` what it lacks of `events`, in the order of their log, then `measurements`."""
+    builder, rows = RowBuilder(spec), []
+    with HistoryDatabase(path, spec, spec.name) as database:
+        former = database.sequence
+        for sequence, event in enumerate(events, start=1):
+            made = builder.of_event(sequence, event)
+            if sequence > former:
+                rows += made
+            if sequence % batch == 0 or sequence == len(events):
+                database.write(rows, sequence, milliseconds(event.at))
+                rows = []
+        for at, measurement in measurements:
+            database.write(builder.of_measurement(at, measurement))
+    return SqliteHistory(path)
+
+
+def dump(path: Path) -> dict[str, list[tuple[Any, ...]]]:
+    """All rows of all tables, sorted; but for how much of the metrics file was read."""
+    with closing(sqlite3.connect(path)) as db:
+        tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        db.execute("UPDATE run SET measured = 0")
+        return {name: sorted(db.execute(f"SELECT * FROM {name}"), key=repr) for name in tables}
+
+
+def recount(spec: RunSpec, events: Iterable[Event]) -> dict[PeerId, Counts]:
+    """What each peer is credited with, from the decisions and plans alone, in the simplest way."""
+    plans, found = {}, defaultdict(lambda: (0, 0, 0))
+    for event in events:
+        if isinstance(event, PlanAdopted):
+            plans[event.plan.epoch] = event.plan
+        elif isinstance(event, RoundCommitted):
+            for entry in event.decision.entries:
+                payload = entry.descriptor
+                replica = plans[payload.epoch].replica_of(payload.owner)
+                microbatches = (replica.microbatches or spec.inner.microbatches) if replica else 0
+                samples = spec.inner.steps * microbatches * spec.inner.microbatch_size
+                share = payload.weight / replica.weight if replica else 0.0
+                tokens, rounds, nbytes = found[payload.owner]
+                tokens += round(share * samples * spec.model.context)
+                found[payload.owner] = tokens, rounds + 1, nbytes + payload.nbytes
+    return dict(found)
+
+
+def credited(history: SqliteHistory) -> dict[PeerId, Counts]:
+    """What the history credits to the peers that have any credit."""
+    found = history.credits(page=Page(most=1000)).credits
+    return {
+        each.peer: (each.stage_tokens, each.stage_rounds, each.payload_bytes)
+        for each in found
+        if each.stage_rounds
+    }
+
+
+def check_history(run: Run, restarts: Iterable[int] = ()) -> None:
+    """The history of `run`, whose coordinator was killed after so many events, agrees with its events.
+
+    It is the same when it is written in one go.
+    """
+    events = stored(run.events)
+    with tempfile.TemporaryDirectory() as folder:
+        grown, whole = Path(folder, "grown.sqlite"), Path(folder, "whole.sqlite")
+        for length in (*restarts, len(events)):
+            history = write_history(grown, run.spec, events[:length], batch=7)
+        write_history(whole, run.spec, events)
+        assert dump(grown) == dump(whole)
+        credits, summary = history.credits(), history.summary()
+        assert credited(history) == recount(run.spec, events)
+        assert credits.tokens == summary.tokens == CommittedTokens().of(run.state)
+        assert credits.stage_tokens == summary.stage_tokens == sum(n for n, *_ in credited(history).values())
+        decisions = [each.decision for each in events if isinstance(each, RoundCommitted | RoundAborted)]
+        committed = [each for each in decisions if each.committed]
+        assert credits.stage_rounds == sum(len(decision.entries) for decision in committed)
+        assert summary.stage_rounds_committed == len(committed)
+        assert summary.stage_rounds_aborted == len(decisions) - len(committed)
+        assert summary.rounds_decided == run.state.rounds_decided
+        assert summary.sequence == len(events)
+        ledger = Ledger(run.spec)
+        for event in events:
+            ledger.record(event)
+        for counted in (ledger, Ledger.resumed(run.state, len(events))):
+            earned = {peer: counted.of(peer) for peer in recount(run.spec, events)}
+            found = {
+                peer: (each.stage_tokens, each.stage_rounds, each.payload_bytes)
+                for peer, each in earned.items()
+            }
+            assert found == credited(history), "a receipt says something else"
+        _check_rounds(run, history)
+
+
+def _check_rounds(run: Run, history: SqliteHistory) -> None:
+    """Each decision is there, and says the same about each payload."""
+    for (stage, round_number), decision in run.state.decisions.items():
+        detail = history.round(round_number)
+        assert detail is not None
+        found = next(each for each in detail.stages if each.summary.stage == stage)
+        counted = {each.peer for each in found.contributions if each.standing == "counted"}
+        assert counted == {entry.descriptor.owner for entry in decision.entries}
+        assert found.summary.counted == len(counted)
+        assert found.summary.tokens == sum(each.tokens for each in found.contributions)
+        assert found.summary.outcome == ("committed" if decision.committed else "aborted")
+        standings = {each.standing for each in found.contributions}
+        assert "offered" not in standings
+        assert all(each.reason for each in found.contributions if each.standing in ("left out", "missing"))
+        hosts = {replica.host_of(stage).peer for replica in run.state.plan_for(round_number).replicas}
+        assert hosts <= {each.peer for each in found.contributions}

@@ -20,7 +20,8 @@ FINISHED = "finished"
 def heartbeat(transaction: Transaction, command: Heartbeat) -> None:
     """Note that the peer is live, and store its new measurements. Raises UNKNOWN_PEER."""
     live_peer(transaction.state, command.peer)
-    transaction.add(events.PeerSeen(transaction.now, command.peer, command.round_number, command.inner_step))
+    seen = command.peer, command.round_number, command.inner_step, command.waits, command.kept
+    transaction.add(events.PeerSeen(transaction.now, *seen))
     if command.estimates is not None:
         _record_estimates(transaction, command.peer, command.estimates)
 

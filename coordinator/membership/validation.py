@@ -106,6 +106,5 @@ def check_descriptor(state: State, descriptor: PayloadDescriptor) -> None:
 def max_payload_bytes(spec: RunSpec) -> int:
     """An upper bound: each parameter of the whole model as a float32 value with an int32 index."""
     model = spec.model
-    per_layer = 4 * model.width**2 + 3 * model.width * model.feed_forward + 2 * model.width
-    parameters = 2 * model.vocabulary * model.width + model.layers * per_layer + model.width
+    parameters = 2 * model.vocabulary * model.width + model.layers * model.layer_parameters + model.width
     return 8 * parameters + 2**20  # headers

@@ -1,0 +1,155 @@
+"""``hetnode receipt``: what a peer has done for a run, signed by the coordinator, for anybody to verify."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from node import command_runner
+from node.cli import known_runs
+from node.cli.options import option
+from node.command_runner import bad_option
+from node.folder import disk_errors_reported
+from protocol.errors import ErrorCode, HetnodeError
+
+if TYPE_CHECKING:
+    from node.security.credentials import RunCredentials
+    from protocol.trust.receipt import Receipt
+
+receipt_app = typer.Typer(
+    help="Receipts: what a peer has done for a run, signed by its coordinator.", no_args_is_help=True
+)
+File = Annotated[Path, typer.Argument(help="The file of the receipt.")]
+
+
+@receipt_app.command("get")
+def get(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN|FOLDER",
+            help="A run that this machine is or was in, or the folder of a node's credentials. Default: the "
+            "only one.",
+        ),
+    ] = None,
+    out: Annotated[Path | None, option("Write the receipt to this file, not to standard output.")] = None,
+) -> None:
+    """Ask the coordinator for a receipt of what this machine's node has done so far.
+
+    The node need not run. When it leaves in order, it keeps a receipt by itself, in the folder 'receipts'
+    below its own.
+    """
+    from node.net.receipts import fetch_receipt  # noqa: PLC0415
+    from node.views.receipt import receipt_text  # noqa: PLC0415
+    from protocol.types import PeerId  # noqa: PLC0415
+
+    credentials = _membership(run)
+    receipt, data = command_runner.run(fetch_receipt(credentials, PeerId(_peer_of(credentials))))
+    if out is None:
+        sys.stdout.write(data.decode())
+        return
+    with disk_errors_reported(out):
+        out.write_bytes(data)
+    _print(f"{receipt_text(receipt)}\n\nthe receipt is in {out}; 'hetnode receipt verify' reads it anywhere")
+
+
+@receipt_app.command("verify")
+def verify(
+    file: File,
+    coordinator: Annotated[
+        str, option("Peer id of the coordinator that must have signed it, from the run's operator.")
+    ] = "",
+) -> None:
+    """Verify a receipt offline: no network and no folder of the run is needed.
+
+    Ends with status 0 if the signature is valid, and the coordinator is the given one; else with 3.
+    """
+    from node.views.receipt import proof_text, receipt_text  # noqa: PLC0415
+
+    receipt = _opened(file)
+    if coordinator and coordinator != receipt.coordinator:
+        raise HetnodeError(
+            ErrorCode.RECEIPT_MISMATCH,
+            f"The receipt is signed by {receipt.coordinator}, not by {coordinator:.64}.",
+            "Compare both ids with the one that the run's operator has told you.",
+        )
+    _print(f"{receipt_text(receipt)}\n{proof_text(receipt, bool(coordinator))}")
+
+
+@receipt_app.command("check")
+def check(
+    file: File,
+    log: Annotated[
+        Path, option("Folder with the coordinator's event log, or a copy: coordinator.sqlite and its .head.")
+    ],
+) -> None:
+    """Count a receipt again from the event log of its run.
+
+    Ends with status 0 if the log gives the same figures at the receipt's row; with 3 if not.
+    """
+    from coordinator.history.receipts import check_receipt, mismatch  # noqa: PLC0415
+    from coordinator.state.text import counted  # noqa: PLC0415
+    from coordinator.storage.log_copy import read_copy_at  # noqa: PLC0415
+    from node.views.receipt import receipt_text  # noqa: PLC0415
+    from protocol.spec.run import RunSpec  # noqa: PLC0415
+    from protocol.types import PeerId  # noqa: PLC0415
+
+    receipt = _opened(file)
+    spec, events, row_hash = read_copy_at(log, PeerId(receipt.coordinator), receipt.log_row)
+    if row_hash is None:
+        raise mismatch(f"it counts up to row {receipt.log_row}, and the log has {len(events)} rows")
+    check_receipt(receipt, RunSpec.from_json(spec), events, row_hash)
+    newer = f"it has {counted(len(events) - receipt.log_row, 'newer row')}"
+    _print(f"{receipt_text(receipt)}\n\nthe log gives the same figures at that row; {newer}")
+
+
+def _opened(file: Path) -> Receipt:
+    """The receipt in `file`. Raises RECEIPT_UNREADABLE, RECEIPT_FORGED."""
+    from node.net.receipts import read_bounded  # noqa: PLC0415
+    from protocol.trust.receipt import open_receipt  # noqa: PLC0415
+
+    try:
+        data = read_bounded(file)
+    except OSError as error:
+        raise HetnodeError(
+            ErrorCode.RECEIPT_UNREADABLE,
+            f"{file} cannot be read: {error.strerror or error}.",
+            "Name the file that 'hetnode receipt get' has written.",
+        ) from None
+    return open_receipt(data)
+
+
+def _membership(run: str | None) -> RunCredentials:
+    """The one node of this machine that is meant. Raises NO_CREDENTIALS, BAD_OPTION."""
+    runs = [run] if run is not None else known_runs.runs_here()
+    found = [each for name in runs for each in known_runs.memberships(name)]
+    if len(found) == 1 or (run is not None and found and Path(run) == found[0].folder):
+        return found[0]
+    if not found:
+        raise HetnodeError(
+            ErrorCode.NO_CREDENTIALS,
+            f"This machine was let into no run {run!r:.80}." if run else "This machine was in no run.",
+            "Name a run that a node of this user was in, or the folder of its credentials.",
+        )
+    names = ", ".join(str(each.folder) for each in found)
+    raise bad_option(f"Several nodes of this machine are meant: {names}.", "Name the folder of one.")
+
+
+def _peer_of(credentials: RunCredentials) -> str:
+    """The peer in a certificate. The key file may be locked by the node that runs."""
+    from ssl import PEM_cert_to_DER_cert  # noqa: PLC0415
+
+    from cryptography.x509 import load_pem_x509_certificate  # noqa: PLC0415
+
+    from protocol.trust.tls import certified_peer  # noqa: PLC0415
+
+    certificate = PEM_cert_to_DER_cert(credentials.tls.certificate.decode())
+    return certified_peer(certificate, load_pem_x509_certificate(credentials.tls.authority)).peer
+
+
+def _print(text: str) -> None:
+    Console(highlight=False).print(text, markup=False, soft_wrap=False)

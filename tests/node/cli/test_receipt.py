@@ -1,0 +1,113 @@
+"""``hetnode receipt``, as it is typed: to get one, to verify it offline, to count it again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from node.net.receipts import fetch_receipt, keep_receipt, store_receipt
+from node.security.credentials import Credentials, RunCredentials
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.trust.receipt import encode_receipt, open_receipt, sign_receipt
+from tests.builders import keyed, spec_of
+from tests.support import commands
+from tests.support.coordinator_process import COORDINATOR, Running, certificate_of, running
+
+A, B = keyed(0), keyed(1)
+
+
+async def hetnode(*arguments: object) -> tuple[int, str, str]:
+    result = await asyncio.to_thread(commands.hetnode, "receipt", *map(str, arguments))
+    return result.returncode, result.stdout, result.stderr
+
+
+@pytest.fixture
+async def run(tmp_path: Path) -> AsyncIterator[Running]:
+    """One round is committed. A is called José."""
+    async with running(spec_of(stages=1), tmp_path / "run") as coordinator:
+        await coordinator.join(A, name="José")
+        await coordinator.join(B)
+        await coordinator.settle(0, 1, A, B)
+        yield coordinator
+
+
+def credentials(run: Running, folder: Path) -> RunCredentials:
+    key, certificate = certificate_of(run.authority, A)
+    tls = Credentials(run.authority.pem, certificate, key)
+    found = RunCredentials(folder, run.run, run.address, COORDINATOR.peer, None, tls)
+    found.save()
+    return found
+
+
+async def test_a_receipt_from_its_making_to_the_check_by_others(run: Running, tmp_path: Path) -> None:
+    folder, file = credentials(run, tmp_path / "credentials").folder, tmp_path / "receipt.json"
+    status, out, errors = await hetnode("get", folder, "--out", file)
+    assert (status, errors) == (0, "")
+    assert f"José (..{A.peer[-8:]})" in out
+    assert (await hetnode("get", folder))[1].splitlines()[:2] == ["{", '  "hetnode_receipt": 1,']
+    status, out, errors = await hetnode("check", file, "--log", run.folder)
+    assert (status, errors) == (0, "")
+    assert "the log gives the same figures" in out
+    await run.stop()
+    status, out, errors = await hetnode("verify", file)
+    assert (status, errors) == (0, "")
+    for part in (A.peer, COORDINATOR.peer, run.run, "José", "valid:", "Not proved", "--coordinator"):
+        assert part in out
+    status, out, _ = await hetnode("verify", file, "--coordinator", COORDINATOR.peer)
+    assert status == 0
+    assert "which you meant" in out
+
+
+async def test_each_failure_of_a_receipt_has_its_code(run: Running, tmp_path: Path) -> None:
+    receipt, data = await fetch_receipt(credentials(run, tmp_path / "credentials"), A.peer)
+    file = tmp_path / "receipt.json"
+
+    async def refusal(content: bytes, *arguments: object) -> str:
+        file.write_bytes(content)
+        status, out, errors = await hetnode(*(arguments or ("verify", file)))
+        assert (status, out) == (3, "")
+        return errors
+
+    changed = json.loads(data) | {"stage_tokens": receipt.stage_tokens + 1}
+    assert "[receipt-forged]" in await refusal(json.dumps(changed).encode())
+    assert "[receipt-unreadable]" in await refusal(b"\x1b[31m" * 10**6)
+    assert "[receipt-unreadable]" in await refusal(data, "verify", tmp_path)
+    assert "[receipt-mismatch]" in await refusal(data, "verify", file, "--coordinator", B.peer)
+    lie = sign_receipt(replace(receipt, stage_rounds=99), COORDINATOR.sign)
+    errors = await refusal(encode_receipt(lie), "check", file, "--log", run.folder)
+    assert "[receipt-mismatch]" in errors
+    assert "99" in errors
+    later = sign_receipt(replace(receipt, log_row=10**6), COORDINATOR.sign)
+    assert "[receipt-mismatch]" in await refusal(encode_receipt(later), "check", file, "--log", run.folder)
+
+
+async def test_a_node_keeps_the_newest_receipt_when_it_leaves(run: Running, tmp_path: Path) -> None:
+    held = credentials(run, tmp_path / "credentials")
+    await keep_receipt(held, A.peer, tmp_path)
+    kept = tmp_path / "receipts" / f"{run.run}.json"
+    first = open_receipt(kept.read_bytes())
+    await run.settle(0, 2, A, B)
+    await keep_receipt(held, A.peer, tmp_path)
+    second = open_receipt(kept.read_bytes())
+    assert second.stage_tokens == 2 * first.stage_tokens
+    # The operator has restored an older log: the receipt of the newer one stays.
+    store_receipt(tmp_path, first, encode_receipt(first))
+    former = kept.with_name(f"{run.run}.row-{second.log_row}.json")
+    assert open_receipt(former.read_bytes()) == second
+    assert open_receipt(kept.read_bytes()) == first
+
+
+async def test_a_receipt_that_cannot_be_had_keeps_nobody_from_leaving(run: Running, tmp_path: Path) -> None:
+    held = credentials(run, tmp_path / "credentials")
+    (tmp_path / "receipts").write_text("not a folder")
+    await keep_receipt(held, A.peer, tmp_path)
+    with pytest.raises(HetnodeError) as refused:
+        await fetch_receipt(replace(held, coordinator=B.peer), A.peer)
+    assert refused.value.code is ErrorCode.WRONG_AUTHORITY
+    await run.stop()
+    await keep_receipt(held, A.peer, tmp_path)

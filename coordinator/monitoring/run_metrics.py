@@ -13,12 +13,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 from coordinator.api.public_server import PublicServer
+from coordinator.api.run_records import RunRecords
 from coordinator.command_loop import CommandLoop
 from coordinator.state.state import State
 from coordinator.status.messages import stall_message
 from coordinator.status.run_status import run_status
-from coordinator.status.tokens import CommittedTokens
-from coordinator.storage.metrics import PEER_CHANGES, MetricsFile
+from coordinator.storage.metrics import PEER_CHANGES
 from protocol.errors import ErrorCode
 from protocol.server.metrics import Figure, Metric, disk_free
 from protocol.status import Measurement, RunPhase, RunStatus
@@ -32,7 +32,7 @@ RUN = Metric(
 PHASE = Metric(
     "hetnode_run_phase", "1 for the phase of the run: gathering, training or finished.", ("phase",)
 )
-PLANNED = Metric("hetnode_run_rounds", "Rounds of the run from its begin to its end.")
+PLANNED = Metric("hetnode_run_rounds", "Rounds that the whole run has.")
 DECIDED = Metric("hetnode_rounds_decided_total", "Rounds that are decided at every stage.")
 COMMITTED = Metric("hetnode_stage_rounds_committed_total", "Decisions of one stage that committed payloads.")
 ABORTED = Metric("hetnode_stage_rounds_aborted_total", "Decisions of one stage that aborted its round.")
@@ -46,9 +46,10 @@ ROUND_BEGAN = Metric(
 )
 ROUND_SECONDS = Metric(
     "hetnode_round_seconds",
-    "Seconds from the begin of a round to the payload of the slowest replica of the newest plan.",
+    "Seconds from the start of a round to the payload of the slowest replica of the newest plan.",
 )
 STALLED = Metric("hetnode_run_stalled", "1 while the run cannot go on before a peer joins or returns.")
+PAUSED = Metric("hetnode_run_paused", "1 while the run is paused by its operator or by an alarm.")
 AGREE = Metric("hetnode_anchors_agree", "1 while all live peers have equal anchors, else 0.")
 
 PEERS = Metric(
@@ -104,18 +105,50 @@ PAYLOAD_BYTES = Metric(
     "Bytes of the payloads of each replica in the newest measured round.",
     ("replica",),
 )
+HEALTH_ROUND = Metric("hetnode_health_round", "The newest round whose training was judged.")
+COSINE = Metric(
+    "hetnode_payload_cosine",
+    "Cosine of a payload with the mean of the others of its round, by stage: the median and the least.",
+    ("stage", "statistic"),
+)
+PAIR_COSINE = Metric(
+    "hetnode_payload_pair_cosine",
+    "Mean cosine of two payloads of a round, of the same kind of replica or of different kinds.",
+    ("stage", "kinds"),
+)
+NORM = Metric("hetnode_payload_norm", "Median L2 norm of the payloads of a round.", ("stage",))
+MEAN_NORM = Metric("hetnode_committed_norm", "L2 norm of the committed mean of a round.", ("stage",))
+ERROR_SHARE = Metric(
+    "hetnode_error_feedback_ratio", "Median part of error feedback in what members propose, from 0 to 1."
+)
+FINDINGS = Metric("hetnode_health_findings", "What is unusual in the newest round that was judged.")
+ALARM = Metric("hetnode_training_alarm", "1 while an alarm about the training is open, else 0.")
 LOG_BYTES = Metric("hetnode_event_log_bytes", "Size of the event log on disk.")
 
 METRICS = (
     *(RUN, PHASE, PLANNED, DECIDED, COMMITTED, ABORTED, TOKENS, LAST_COMMIT, ROUND_BEGAN, ROUND_SECONDS),
-    *(STALLED, AGREE, PEERS, QUARANTINED, BANNED, CHANGES, REFUSALS, EPOCH, REPLICAS, COMPLETE, MEMBERS),
+    *(
+        STALLED,
+        PAUSED,
+        AGREE,
+        PEERS,
+        QUARANTINED,
+        BANNED,
+        CHANGES,
+        REFUSALS,
+        EPOCH,
+        REPLICAS,
+        COMPLETE,
+        MEMBERS,
+    ),
     *(MEASURED_ROUND, VALIDATION_LOSS, TRAIN_LOSS, SPEED, PHASE_SECONDS, LINK_BYTES, PAYLOAD_BYTES),
+    *(HEALTH_ROUND, COSINE, PAIR_COSINE, NORM, MEAN_NORM, ERROR_SHARE, FINDINGS, ALARM),
     LOG_BYTES,
 )
 
 
 class RunMetrics:
-    """Reads the figures of one run. Create it before the run goes on: it reads all decisions once.
+    """Reads the figures of one run.
 
     Args:
         log_files: those of the event log; one that is not there has 0 bytes.
@@ -126,30 +159,31 @@ class RunMetrics:
         self,
         log_files: Sequence[Path],
         command_loop: CommandLoop,
-        metrics: MetricsFile,
         servers: Sequence[PublicServer],
+        records: RunRecords,
     ) -> None:
-        self._log_files, self._command_loop, self._metrics = log_files, command_loop, metrics
-        self._servers, self._tokens, self._version = servers, CommittedTokens(), version("hetnode")
-        self._tokens.of(command_loop.state)  # of a long run this takes seconds
+        self._log_files, self._command_loop, self._servers = log_files, command_loop, servers
+        self._records, self._version = records, version("hetnode")
 
     def read(self) -> Iterator[Figure]:
         """The figures as they are now."""
         state, now, unix = self._command_loop.state, self._command_loop.now(), time.time()
-        status = run_status(state, self._metrics.newest.values(), now, unix)
+        health = self._records.health.latest
+        status = run_status(state, self._records.metrics.newest.values(), now, unix, health=health)
         yield RUN, {(status.run, status.spec.hash, self._version): 1.0}
         yield from _run(status, state)
-        yield TOKENS.of(self._tokens.of(state))
+        yield TOKENS.of(self._records.tokens.of(state))
         # The clock of events may differ from that of the machine, with which Prometheus compares.
         if state.committed:
             yield LAST_COMMIT.of(unix - now + state.committed_at)
         if state.phase is RunPhase.TRAINING:
             yield ROUND_BEGAN.of(unix - now + state.began_at)
         yield from _peers(status, state)
-        yield CHANGES, {(change,): self._metrics.peer_changes[change] for change in PEER_CHANGES}
+        yield CHANGES, {(change,): self._records.metrics.peer_changes[change] for change in PEER_CHANGES}
         refused = sum((server.refused for server in self._servers), Counter[ErrorCode]())
         yield REFUSALS, {(code.label,): count for code, count in sorted(refused.items(), key=_by_label)}
         yield from _replicas(status, state)
+        yield from _health(status)
         yield LOG_BYTES.of(sum(file.stat().st_size for file in self._log_files if file.exists()))
         yield from disk_free(self._log_files[0].parent)
 
@@ -165,6 +199,7 @@ def _run(status: RunStatus, state: State) -> Iterator[Figure]:
     yield COMMITTED.of(status.stage_rounds_committed)
     yield ABORTED.of(status.stage_rounds_aborted)
     yield STALLED.of(bool(stall_message(state)))
+    yield PAUSED.of(status.pause is not None)
     yield AGREE.of(status.anchors_agree)
 
 
@@ -211,6 +246,33 @@ def _replicas(status: RunStatus, state: State) -> Iterator[Figure]:
             )
         },
     )
+
+
+def _health(status: RunStatus) -> Iterator[Figure]:
+    """Of the newest round that was judged: labels are bounded by the stages of the run."""
+    yield ALARM.of(bool(status.alarm))
+    health = status.health
+    if health is None:
+        return
+    yield HEALTH_ROUND.of(health.round_number)
+    yield FINDINGS.of(len(health.findings))
+    if health.error_share is not None:
+        yield ERROR_SHARE.of(health.error_share)
+    stages = [(str(each.stage), each) for each in health.stages]
+    cosines = {
+        (stage, statistic): value
+        for stage, each in stages
+        for statistic, value in (("median", each.cosine), ("min", each.least_cosine))
+    }
+    pairs = {
+        (stage, kinds): value
+        for stage, each in stages
+        for kinds, value in (("same", each.alike), ("different", each.unlike))
+    }
+    yield COSINE, {labels: value for labels, value in cosines.items() if value is not None}
+    yield PAIR_COSINE, {labels: value for labels, value in pairs.items() if value is not None}
+    yield NORM, {(stage,): each.norm for stage, each in stages}
+    yield MEAN_NORM, {(stage,): each.mean_norm for stage, each in stages}
 
 
 def _round_of(measurement: Measurement) -> int:

@@ -8,7 +8,7 @@ from typing import TypeAlias
 from coordinator.membership.validation import bad_request, live_peer
 from coordinator.state.commands import Attest
 from coordinator.state.events import AnchorDiverged, DigestAttested
-from coordinator.state.state import State
+from coordinator.state.state import KEPT_CHECKPOINTS, KEPT_ROUNDS, State
 from coordinator.state.transaction import Transaction
 from protocol.types import Member, Part, PeerId, StateRecord
 
@@ -70,7 +70,12 @@ def _is_known(state: State, peer: PeerId, key: AnchorKey, digest: str) -> bool:
 
 
 def expected_digest(state: State, stage: int, round_number: int, part: str) -> str | None:
-    """The digest that most peers attested, on a tie the first of them; None if no peer has attested."""
+    """The digest that most peers attested, on a tie the first of them; None if no peer has attested.
+
+    After a rollback it is that of the restored anchor.
+    """
+    if (restored := state.restored_digests.get((stage, round_number, part))) is not None:
+        return restored
     digests = state.digests.get((stage, round_number, part))
     return Counter(digests.values()).most_common(1)[0][0] if digests else None
 
@@ -79,8 +84,11 @@ def settled_digest(state: State, stage: int, round_number: int, part: str) -> st
     """The digest of the majority; on a tie None until all members that take part have attested.
 
     Then the digest attested first stands. With two replicas of which one has a broken memory, it is
-    impossible to tell which one; the run continues with equal anchors.
+    impossible to tell which one; the run continues with equal anchors. After a rollback it is that of the
+    restored anchor, whatever peers attest.
     """
+    if (restored := state.restored_digests.get((stage, round_number, part))) is not None:
+        return restored
     digests = state.digests.get((stage, round_number, part))
     if not digests:
         return None
@@ -116,20 +124,38 @@ def locate(state: State, stage: int, part: Part) -> tuple[StateRecord, ...]:
     """The checkpoints of `stage` that peers can download, newest first.
 
     A round counts if every node writes a checkpoint after it, and if two peers attested the digest (or the
-    only peer that attested any). Holders are the live peers among them.
+    only peer that attested any). Holders are the live peers among them. Anchors that are kept for a rollback
+    alone are left out: no honest peer is so far behind that they help it.
     """
+    every, oldest = state.spec.recovery.checkpoint_every, state.current_round - KEPT_ROUNDS
     found = []
-    for (its_stage, round_number, its_part), digests in state.digests.items():
-        is_written = round_number > 0 and round_number % state.spec.recovery.checkpoint_every == 0
-        if (its_stage, its_part) != (stage, part) or not is_written:
+    for its_stage, round_number, its_part in state.digests:
+        is_due = round_number % every == 0
+        is_written = round_number > 0 and (is_due or round_number in state.restored)
+        is_recent = round_number >= min(oldest, state.rounds_decided + 1 - KEPT_CHECKPOINTS * every)
+        if (its_stage, its_part) != (stage, part) or not (is_written and is_recent):
             continue
-        expected = Counter(digests.values()).most_common(1)[0][0]
-        agreeing = [peer for peer, digest in digests.items() if digest == expected]
-        holders = tuple(sorted(peer for peer in agreeing if state.peers[peer].is_live))
-        # The receiver verifies every byte against this digest, so one faulty peer must not choose it.
-        if holders and len(agreeing) >= min(2, len(digests)):
-            found.append(StateRecord(state.run, stage, part, round_number, expected, holders))
+        record = record_of(state, stage, part, round_number)
+        if record is not None and record.holders:
+            found.append(record)
     return tuple(sorted(found, key=lambda record: -record.round_number))
+
+
+def record_of(state: State, stage: int, part: Part, round_number: int) -> StateRecord | None:
+    """The anchor after `round_number`, with the live peers that have attested it; None if its digest is
+    not known for sure, because only one of several peers has attested it.
+    """
+    digests = state.digests.get((stage, round_number, part), {})
+    expected = expected_digest(state, stage, round_number, part)
+    if expected is None:
+        return None
+    agreeing = [peer for peer, digest in digests.items() if digest == expected]
+    holders = tuple(sorted(peer for peer in agreeing if state.peers[peer].is_live))
+    is_restored = (stage, round_number, part) in state.restored_digests
+    # The receiver verifies every byte against this digest, so one faulty peer must not choose it.
+    if not is_restored and len(agreeing) < min(2, len(digests)):
+        return None
+    return StateRecord(state.run, stage, part, round_number, expected, holders)
 
 
 def unconfirmed(state: State) -> list[PeerId]:

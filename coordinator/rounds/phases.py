@@ -49,7 +49,14 @@ def earliest(state: State, descriptor: PayloadDescriptor) -> float:
 
 
 def check_not_early(state: State, descriptor: PayloadDescriptor, now: float) -> None:
-    """Raises OFFER_TOO_EARLY before :func:`earliest`."""
+    """Raises OFFER_TOO_EARLY before :func:`earliest`, and while the run is paused before this round."""
+    if state.is_held:
+        raise HetnodeError(
+            ErrorCode.OFFER_TOO_EARLY,
+            f"The run is paused, and {descriptor.owner} offers a payload of round {descriptor.round_number}, "
+            "which has not begun.",
+            "Offer it again when the run goes on; a node does so by itself, and no step of it is lost.",
+        )
     at = earliest(state, descriptor)
     if now >= at:
         return

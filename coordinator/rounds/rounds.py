@@ -146,7 +146,8 @@ def report(transaction: Transaction, command: Report) -> None:
     if (stage, round_number) in transaction.state.decisions:
         return
     check_host(transaction.state, sender, stage, round_number)
-    round_state = transaction.state.round_of(stage, round_number)
+    state = transaction.state
+    round_state = state.round_of(stage, round_number)
     if len({descriptor.owner for descriptor in held}) != len(held):
         raise bad_request(f"{sender} reports two payloads of one owner")
     # All checks come before all changes: a refused report must not leave half of its payloads behind.
@@ -164,6 +165,7 @@ def report(transaction: Transaction, command: Report) -> None:
         elif (
             offered is None
             and round_state.group is None
+            and not state.is_held
             and transaction.now >= earliest(transaction.state, descriptor)
         ):
             _admit(transaction, descriptor)
@@ -185,7 +187,7 @@ def advance(transaction: Transaction, stage: int) -> None:
     state = transaction.state
     round_number = state.current_round
     is_decided = (stage, round_number) in state.decisions
-    if not 1 <= round_number <= state.spec.rounds or is_decided or is_stalled(state):
+    if not 1 <= round_number <= state.spec.rounds or is_decided or state.is_held or is_stalled(state):
         return
     round_state = state.round_of(stage, round_number)
     if round_state.group is None:
@@ -197,7 +199,7 @@ def advance(transaction: Transaction, stage: int) -> None:
             # Other stages have payloads, and the next round needs a decision of every stage.
             late = "no peer offered a payload before the round closed"
             why = "no replica had a payload to offer" if all_have_answered else late
-            _conclude(transaction, stage, (), why)
+            conclude(transaction, stage, (), why)
             return
         _close_group(transaction, stage, round_number)
     round_state = transaction.state.round_of(stage, round_number)
@@ -302,7 +304,7 @@ def _decide(transaction: Transaction, stage: int, round_state: Round, group: Exc
     else:
         reason = f"all {len(entries)} payloads are held by at least {peers}"
     judge(transaction, state.current_round, round_state)
-    _conclude(transaction, stage, tuple(entries), reason)
+    conclude(transaction, stage, tuple(entries), reason)
 
 
 def _lacks_weight(state: State, stage: int, group: ExchangeGroup, entries: Sequence[ManifestEntry]) -> str:
@@ -331,15 +333,16 @@ def _lacks_weight(state: State, stage: int, group: ExchangeGroup, entries: Seque
     return f"replicas that weigh {weight:g} of {live_weight:g} contribute, and more than half must"
 
 
-def _conclude(transaction: Transaction, stage: int, entries: tuple[ManifestEntry, ...], reason: str) -> None:
+def conclude(transaction: Transaction, stage: int, entries: tuple[ManifestEntry, ...], reason: str) -> None:
+    """Decide the current round of `stage`: committed if there are `entries`, else aborted."""
     round_number = transaction.state.current_round
-    next_epoch = _next_epoch(transaction, round_number)
-    decision = Decision(stage, round_number, bool(entries), entries, next_epoch, reason)
+    epoch = next_epoch(transaction, round_number)
+    decision = Decision(stage, round_number, bool(entries), entries, epoch, reason)
     kind = events.RoundCommitted if entries else events.RoundAborted
     transaction.add(kind(transaction.now, decision))
 
 
-def _next_epoch(transaction: Transaction, round_number: int) -> int:
+def next_epoch(transaction: Transaction, round_number: int) -> int:
     """The epoch of the plan for the next round. The first decision of a round fixes it for all stages.
 
     So all members change plans at the same step without a vote.

@@ -11,8 +11,8 @@ def microbatch_flops(spec: RunSpec, stages: Iterable[int]) -> float:
     """Floating-point operations of one microbatch's forward and backward pass through `stages`.
 
     A weight of a matrix takes two operations per token forward and four backward; attention is counted over
-    the whole context, 12 L d per token and layer. The lookup of the embedding, the norms and the projections
-    of links are left out.
+    the whole context, 12 L times the width of all queries per token and layer. The lookup of the embedding,
+    the norms and the projections of links are left out.
     """
     hosted = set(stages)
     layers = sum(len(spec.layers_of(stage)) for stage in hosted)
@@ -23,8 +23,8 @@ def microbatch_flops(spec: RunSpec, stages: Iterable[int]) -> float:
 def layer_flops(spec: RunSpec, layers: int) -> float:
     """As :func:`microbatch_flops`, for `layers` layers without the head."""
     model = spec.model
-    weights = 4 * model.width**2 + 3 * model.width * model.feed_forward
-    return (6.0 * weights + 12.0 * model.context * model.width) * layers * tokens_of_microbatch(spec)
+    attention = 12.0 * model.context * model.query_width
+    return (6.0 * model.layer_matrices + attention) * layers * tokens_of_microbatch(spec)
 
 
 def tokens_of_microbatch(spec: RunSpec) -> int:

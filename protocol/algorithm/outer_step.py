@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -55,11 +55,18 @@ def tensor_bytes(name: str, tensor: Tensor) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
+def factors_of(payloads: Sequence[Mapping[str, SparseTensor]], weights: Sequence[float]) -> list[float]:
+    """What each payload of a manifest is multiplied with in the sum: its weight and its clipping scale."""
+    scales = clipping_scales([payload_norm(payload) for payload in payloads])
+    return [weight * scale for weight, scale in zip(weights, scales, strict=True)]
+
+
 def apply_update(
     committed: Mapping[str, Tensor],
     payloads: Sequence[Mapping[str, SparseTensor]],
     weights: Sequence[float],
     optimizer: OuterOptimizer,
+    meter: Callable[[str, Tensor], None] | None = None,
 ) -> dict[str, Tensor]:
     """What is committed after a round: parameters and optimizer state, by name (algorithm eq 2).
 
@@ -71,6 +78,7 @@ def apply_update(
     Args:
         committed: some or all parameters of a stage, each with its optimizer state (:func:`state_name`).
         payloads: all tensors of the stage, also where `committed` holds fewer: the norm is that of the whole.
+        meter: called with the name of each parameter and its weighted sum, flat, which it must not change.
 
     Returns:
         New tensors; `committed` keeps its values.
@@ -83,13 +91,14 @@ def apply_update(
         raise ValueError(f"a round needs contributors with positive finite weights, not {list(weights)}")
     # fsum is exact: the order of the weights does not matter.
     total_weight = math.fsum(weights)
-    scales = clipping_scales([payload_norm(payload) for payload in payloads])
-    factors = [weight * scale for weight, scale in zip(weights, scales, strict=True)]
+    factors = factors_of(payloads, weights)
     moved = {}
     for name, parameter in parameters_of(committed).items():
         total = torch.zeros_like(parameter).view(-1)
         for payload, factor in zip(payloads, factors, strict=True):
             payload[name].add_to(total, factor)
+        if meter is not None:
+            meter(name, total)
         # Plain operations in sequence: a fused alpha= would round once where other machines round twice.
         gradient = total.div_(total_weight).view_as(parameter)
         state: State = {slot: committed[state_name(name, slot)] for slot in optimizer.slots}

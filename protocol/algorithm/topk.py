@@ -88,13 +88,18 @@ class SparseTensor:
         Product and sum are rounded separately, in the dtype of `flat`: a fused multiply-add would give other
         bits on some machines.
         """
+        for at, values in self.blocks():
+            addend = values.to(flat.device, flat.dtype) * factor
+            if isinstance(at, slice):
+                flat[at].add_(addend)
+            else:
+                flat.index_add_(0, at.to(flat.device), addend)
+
+    def blocks(self) -> Iterator[tuple[slice | Tensor, Tensor]]:
+        """The values block by block, each with its place in the flattened tensor."""
         for start in range(0, len(self.codes_s), BLOCK):
             part = slice(start, start + BLOCK)
-            addend = self._values(part).to(flat.device, flat.dtype) * factor
-            if self.indices_s is None:
-                flat[part].add_(addend)
-            else:
-                flat.index_add_(0, self.indices_s[part].to(flat.device), addend)
+            yield part if self.indices_s is None else self.indices_s[part], self._values(part)
 
     @cached_property
     def squares(self) -> float:

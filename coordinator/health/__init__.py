@@ -1,0 +1,1 @@
+"""Health of the training: whether payloads agree, losses stay where they were, and norms are in line."""

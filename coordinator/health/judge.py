@@ -1,0 +1,24 @@
+"""Judges a round by the rounds before it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from coordinator.health.agreement import judge_agreement
+from coordinator.health.losses import judge_losses, last_calm
+from coordinator.health.records import Judgement, RoundFigures
+
+WINDOW = 16
+"""Rounds with which a round is compared."""
+SIGMAS = 6.0
+"""A figure so many robust standard deviations from what is usual is unusual."""
+
+
+def judge(rounds: Sequence[RoundFigures], most_sigmas: float = SIGMAS) -> Judgement:
+    """The health of the last of `rounds`, in ascending order. Never raises, whatever the figures are."""
+    *before, now = rounds
+    window = before[-WINDOW:]
+    findings = (*judge_losses(window, now, most_sigmas), *judge_agreement(window, now, most_sigmas))
+    is_alarm = any(each.raises_alarm for each in findings)
+    last_healthy = last_calm(window, now, most_sigmas) if is_alarm else now.round_number
+    return Judgement(now.round_number, findings, last_healthy)

@@ -1,0 +1,97 @@
+"""What is judged: the figures of one round, as far as members have measured them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from protocol.types import PeerId
+
+
+@dataclass(frozen=True)
+class PayloadFigures:
+    """One payload of a (stage, round), measured by a peer that does not own it (PayloadAgreement).
+
+    `is_full` tells the kind of its replica; None if it is not known.
+    """
+
+    stage: int
+    owner: PeerId
+    is_full: bool | None
+    cosine: float | None
+    norm: float
+    mean_norm: float
+    alike: float | None = None
+    unlike: float | None = None
+
+
+@dataclass(frozen=True)
+class RoundFigures:
+    """All figures of one round.
+
+    Attributes:
+        weights: of the replicas of the plan, by index.
+        losses: validation loss of each replica that has measured it; any float.
+        payloads: those that were measured.
+        error_shares: of each member (Measurement.error_share).
+    """
+
+    round_number: int
+    weights: Mapping[int, float] = field(default_factory=dict)
+    losses: Mapping[int, float] = field(default_factory=dict)
+    payloads: tuple[PayloadFigures, ...] = ()
+    error_shares: tuple[float, ...] = ()
+
+
+class Sign(StrEnum):
+    """What a finding is about."""
+
+    LOSS = "loss"
+    AGREEMENT = "agreement"
+    NORM = "norm"
+    ERROR_FEEDBACK = "error feedback"
+    KINDS = "kinds"
+
+
+@dataclass(frozen=True)
+class HealthFinding:
+    """Something unusual in a round, as a sentence with its figures.
+
+    Attributes:
+        of_run: whether it concerns most of the run, and not only single peers or replicas.
+        raises_alarm: whether it alone is a reason to stop.
+        peers: those that it names.
+    """
+
+    sign: Sign
+    sentence: str
+    of_run: bool = False
+    raises_alarm: bool = False
+    peers: tuple[PeerId, ...] = ()
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The health of the run in one round.
+
+    Attributes:
+        last_healthy: the newest earlier round in which nothing pointed to the alarm yet; 0 without one.
+        news: findings that the round before did not have.
+    """
+
+    round_number: int
+    findings: tuple[HealthFinding, ...]
+    last_healthy: int
+    news: tuple[HealthFinding, ...] = ()
+
+    @property
+    def alarm(self) -> str:
+        """The sentences that raise the alarm; "" without one."""
+        return " ".join(each.sentence for each in self.findings if each.raises_alarm)
+
+    @property
+    def without_alarm(self) -> Judgement:
+        """The same findings; none raises an alarm."""
+        findings = tuple(replace(each, raises_alarm=False) for each in self.findings)
+        return replace(self, findings=findings)

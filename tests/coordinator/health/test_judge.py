@@ -1,0 +1,164 @@
+"""What is unusual is found, named and told apart from noise; no figures make judging raise."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.health.judge import SIGMAS, judge
+from coordinator.health.records import Judgement, PayloadFigures, RoundFigures, Sign
+from protocol.types import PeerId
+from tests.coordinator.health.rounds import PEERS, healthy, with_losses, with_payloads
+from tests.support.paths import ROOT
+
+
+def judged(rounds: list[RoundFigures], most_sigmas: float = SIGMAS) -> list[Judgement]:
+    return [judge(rounds[:count], most_sigmas) for count in range(1, len(rounds) + 1)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_healthy_run_has_no_findings(seed: int) -> None:
+    assert not [each.findings for each in judged(healthy(30, seed)) if each.findings]
+
+
+def test_no_recorded_run_raises_an_alarm() -> None:
+    """The losses of 64 trials of docs/reproduction, 300 rounds in ten of them."""
+    lines = (ROOT / "docs" / "reproduction" / "results.jsonl").read_text().splitlines()
+    for trial in map(json.loads, lines):
+        losses = trial["train"]
+        rounds = [RoundFigures(number + 1, {0: 1.0}, {0: loss}) for number, loss in enumerate(losses)]
+        alarms = [each.alarm for each in judged(rounds) if each.alarm]
+        assert not alarms, trial["name"]
+
+
+def test_noise_of_one_replica_is_a_finding_that_names_it_and_no_alarm() -> None:
+    def noise(payload: PayloadFigures) -> PayloadFigures:
+        return replace(payload, cosine=0.001) if payload.owner == PEERS[1] else payload
+
+    found = judged(with_payloads(healthy(12), 6, noise))
+    assert not any(each.findings for each in found[:6])
+    assert {finding.peers for finding in found[9].findings} == {(PEERS[1],)}
+    assert {finding.sign for finding in found[9].findings} == {Sign.AGREEMENT}
+    assert "stage 0: the payloads of ..peer-1 agree with the others 0." in found[9].findings[0].sentence
+    assert not any(each.alarm for each in found)
+
+
+def test_two_payloads_alone_name_nobody() -> None:
+    """Each is the mean of the others for the other one."""
+    rounds = [
+        replace(each, payloads=tuple(one for one in each.payloads if one.owner in PEERS[:2]))
+        for each in healthy(10)
+    ]
+
+    def noise(payload: PayloadFigures) -> PayloadFigures:
+        return replace(payload, cosine=0.0)
+
+    assert not any(each.findings for each in judged(with_payloads(rounds, 6, noise)))
+
+
+@pytest.mark.parametrize("loss", [9.0, math.nan, math.inf, 1e9])
+def test_a_loss_that_explodes_on_most_replicas_is_an_alarm_with_the_last_healthy_round(loss: float) -> None:
+    rounds = with_losses(healthy(12), 10, {0: loss, 1: loss, 2: loss})
+    found = judged(rounds)
+    assert not any(each.alarm for each in found[:9])
+    assert found[9].alarm.startswith("Round 10: the validation loss of replica-0, replica-1, replica-2 ")
+    assert found[9].alarm.endswith("; 3 replicas of 4.")
+    assert found[9].last_healthy == 9
+
+
+def test_a_round_in_which_the_loss_began_to_rise_is_not_offered() -> None:
+    rounds = with_losses(healthy(12), 9, dict.fromkeys(range(4), 4.7))
+    rounds = with_losses(rounds, 10, dict.fromkeys(range(4), 9.0))
+    assert judge(rounds[:9]).alarm == ""
+    assert judge(rounds[:10]).last_healthy == 8
+
+
+@pytest.mark.parametrize("loss", [9.0, math.nan])
+def test_the_loss_of_one_replica_is_a_finding_about_it(loss: float) -> None:
+    found = judged(with_losses(healthy(12), 10, {2: loss}))
+    assert [finding.sign for finding in found[9].findings] == [Sign.LOSS]
+    assert "replica-2" in found[9].findings[0].sentence
+    assert not any(each.alarm for each in found)
+
+
+def test_one_replica_of_most_of_the_weight_raises_no_alarm_alone() -> None:
+    rounds = [replace(each, weights={0: 10.0, 1: 1.0, 2: 1.0}) for each in healthy(12)]
+    assert not any(each.alarm for each in judged(with_losses(rounds, 10, {0: 9.0})))
+
+
+def test_a_run_of_one_replica_can_raise_an_alarm() -> None:
+    rounds = [replace(each, weights={0: 1.0}, losses={0: each.losses[0]}) for each in healthy(12)]
+    assert judge(with_losses(rounds, 12, {0: math.nan})).alarm
+
+
+def test_the_first_rounds_are_compared_with_nothing() -> None:
+    assert not any(each.findings for each in judged(with_losses(healthy(5), 4, dict.fromkeys(range(4), 9.0))))
+
+
+def test_agreement_that_is_gone_for_two_rounds_is_an_alarm() -> None:
+    def none(payload: PayloadFigures) -> PayloadFigures:
+        return replace(payload, cosine=0.0)
+
+    found = judged(with_payloads(healthy(14), 12, none))
+    assert not any(each.alarm for each in found[:12])
+    assert "the payloads hardly agree any more" in found[12].alarm
+
+
+def test_norms_and_error_feedback_that_jump_are_findings() -> None:
+    def great(payload: PayloadFigures) -> PayloadFigures:
+        return replace(payload, norm=100.0)
+
+    def one_great(payload: PayloadFigures) -> PayloadFigures:
+        return great(payload) if payload.owner == PEERS[3] else payload
+
+    all_great = judge(with_payloads(healthy(12), 12, great)).findings
+    assert [(each.sign, each.of_run, each.raises_alarm) for each in all_great] == [
+        (Sign.NORM, True, False)
+    ] * 2
+    assert {each.peers for each in judge(with_payloads(healthy(12), 12, one_great)).findings} == {(PEERS[3],)}
+    rounds = [replace(each, error_shares=(0.3,) * 4) for each in healthy(12)]
+    rounds[-1] = replace(rounds[-1], error_shares=(0.9,) * 4)
+    assert [each.sign for each in judge(rounds).findings] == [Sign.ERROR_FEEDBACK]
+
+
+def test_kinds_of_replicas_that_pull_against_each_other_are_a_finding() -> None:
+    def apart(payload: PayloadFigures) -> PayloadFigures:
+        return replace(payload, unlike=-0.08)
+
+    found = judge(with_payloads(healthy(12), 1, apart)).findings
+    assert {each.sign for each in found} == {Sign.KINDS}
+    assert "full and pipeline replicas pull against each other" in found[0].sentence
+
+
+ANY = st.floats(allow_nan=True, allow_infinity=True)
+COSINES = st.none() | st.floats(-1, 1)
+PAYLOADS = st.builds(
+    PayloadFigures,
+    stage=st.integers(0, 2),
+    owner=st.sampled_from([PeerId("a"), PeerId("b"), PeerId("c")]),
+    is_full=st.none() | st.booleans(),
+    cosine=COSINES | ANY,
+    norm=ANY,
+    mean_norm=ANY,
+    alike=COSINES | ANY,
+    unlike=COSINES | ANY,
+)
+ROUNDS = st.builds(
+    RoundFigures,
+    round_number=st.integers(0, 10**9),
+    weights=st.dictionaries(st.integers(0, 4), st.floats(0, 1e300), max_size=5),
+    losses=st.dictionaries(st.integers(0, 4), ANY, max_size=5),
+    payloads=st.lists(PAYLOADS, max_size=9).map(tuple),
+    error_shares=st.lists(ANY, max_size=5).map(tuple),
+)
+
+
+@given(st.lists(ROUNDS, min_size=1, max_size=12), st.floats(3, 100))
+def test_no_figures_make_judging_raise(rounds: list[RoundFigures], most_sigmas: float) -> None:
+    found = judge(rounds, most_sigmas)
+    assert all(each.sentence.isprintable() and len(each.sentence) < 1000 for each in found.findings)

@@ -1,0 +1,66 @@
+"""Answers questions about the run while it goes on, in a thread, one at a time.
+
+The command loop goes on meanwhile: an answer is made from a snapshot of the state and reads its events
+between appends (:meth:`coordinator.storage.store.Store.read`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from coordinator.command_loop import CommandLoop
+from coordinator.explain.explain import answer, prepare
+from coordinator.explain.log_index import LogIndex
+from coordinator.storage.metrics import MetricsFile
+from coordinator.storage.store import Store
+from protocol.server.admission import rate_limited
+from protocol.server.limits import FairShare
+from protocol.status import Explanation
+from protocol.trust.rate_limit import RateLimit
+
+_QUESTIONS_OF_ONE, _QUESTIONS = 2, 16
+"""Questions that wait for their turn, of one caller and of all."""
+_AT_ONCE, _PER_SECOND = 20, 0.5
+"""Questions of one caller."""
+
+
+class Explainer:
+    """Answers questions about one run.
+
+    Args:
+        store: of the events of `command_loop`.
+        index: of the same events; it is fed with every stored event.
+    """
+
+    def __init__(
+        self, command_loop: CommandLoop, store: Store, index: LogIndex, metrics: MetricsFile
+    ) -> None:
+        self._command_loop, self._store, self._index = command_loop, store, index
+        self._metrics = metrics
+        self._turn = asyncio.Lock()
+        self._places = FairShare(_QUESTIONS_OF_ONE, _QUESTIONS)
+        self._rate = RateLimit(_AT_ONCE, _PER_SECOND)
+
+    async def explain(self, caller: str, question: str) -> Explanation:
+        """The answer to a question (:func:`coordinator.explain.questions.question_of`).
+
+        Raises:
+            HetnodeError: RATE_LIMITED if `caller`, or all together, ask too much; BAD_OPTION; STORE_CORRUPT.
+        """
+        if not self._rate.allows(caller, self._command_loop.now()):
+            raise rate_limited(f"{caller[:96]} asks too often for explanations")
+        if not self._places.take(caller):
+            raise rate_limited("Too many questions wait for an explanation")
+        # A caller that goes away does not end its thread, so its place and its turn last as long.
+        return await asyncio.shield(asyncio.ensure_future(self._in_turn(caller, question)))
+
+    async def _in_turn(self, caller: str, question: str) -> Explanation:
+        try:
+            async with self._turn:
+                loop, newest = self._command_loop, self._metrics.newest.values()
+                prepared = prepare(question, loop.state, self._index, newest, loop.now())
+                if self._store.blocks:
+                    return await asyncio.to_thread(answer, prepared, self._store.read)
+                return answer(prepared, self._store.read)
+        finally:
+            self._places.release(caller)

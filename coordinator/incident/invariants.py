@@ -1,0 +1,274 @@
+"""What holds in every run, whatever its peers do: checked event by event, on a log or in a test.
+
+The checks read events and states alone, so they serve the random runs of the tests, the virtual swarm and the
+replay of a recorded log.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from coordinator.placement.cost_model import memory_needed
+from coordinator.rounds.attestation import settled_digest
+from coordinator.state.events import (
+    AssignmentReserved,
+    Event,
+    GroupClosed,
+    HoldingsReported,
+    PayloadOffered,
+    PlanAdopted,
+    RoundAborted,
+    RoundCommitted,
+)
+from coordinator.state.state import KEPT_ROUNDS, State
+from coordinator.status.messages import run_message
+from protocol.algorithm.sampling import sample_range
+from protocol.spec.run import RunSpec
+from protocol.status import RunPhase
+from protocol.types import (
+    Decision,
+    Finding,
+    Part,
+    PayloadDescriptor,
+    PeerId,
+    Plan,
+    Replica,
+    ReservedAssignment,
+)
+
+
+class InvariantBroken(Exception):
+    """An invariant does not hold. The text is a sentence that names it with the values."""
+
+
+class Invariants:
+    """Checks one run. Call :meth:`check_event` for each event, and :meth:`check_state` after each command.
+
+    Both raise InvariantBroken. In between the events of one command, the state may be incomplete.
+    """
+
+    def __init__(self, spec: RunSpec) -> None:
+        self._spec, self._stages = spec, spec.swarm.stages
+        self._had: set[tuple[PeerId, int, int]] = set()
+        self._decisions: dict[tuple[int, int], Decision] = {}
+        self._offered: dict[tuple[int, int], set[PayloadDescriptor]] = {}
+        self._held: dict[tuple[int, int], dict[PeerId, frozenset[PeerId]]] = {}
+        self._unfounded: list[Decision] = []
+        self._plans: list[Plan] = []
+        self._tiled, self._next_sample = 0, 0
+
+    def check_event(self, before: State, event: Event, after: State) -> None:
+        """`event` has changed `before` to `after`."""
+        _require(after.current_round >= before.current_round, "the current round went back")
+        of_round = isinstance(event, PayloadOffered | GroupClosed | RoundCommitted | RoundAborted)
+        is_rollback = isinstance(event, RoundAborted) and event.decision.round_number in before.restored
+        goes_on = of_round and not is_rollback
+        _require(not (before.is_held and goes_on), "a round goes on although the run is paused before it")
+        match event:
+            case PayloadOffered(descriptor=descriptor):
+                key = descriptor.stage, descriptor.round_number
+                self._offered.setdefault(key, set()).add(descriptor)
+            case HoldingsReported():
+                held = self._held.setdefault((event.stage, event.round_number), {})
+                held[event.peer] = held.get(event.peer, frozenset()) | frozenset(event.owners)
+            case RoundCommitted() | RoundAborted():
+                self._check_decision(before, event.decision, after)
+            case PlanAdopted():
+                if before.plans:
+                    self._check_plan(before, event.plan)
+                self._plans.append(event.plan)
+                if event.plan.from_round <= self._tiled:
+                    self._tiled, self._next_sample = 0, 0
+            case AssignmentReserved():
+                self._check_memory(after, event.reservation)
+            case _:
+                pass
+        self._had |= {(each.peer, each.replica, each.position) for each in after.reservations.values()}
+
+    def check_state(self, state: State) -> None:
+        """`state` is that after all events of one command."""
+        banned = [peer for peer in state.banned if peer in state.peers and state.peers[peer].is_live]
+        _require(not banned, f"the banned peers {banned} take part")
+        _require(len(state.decisions) == len(self._decisions), "a decision was lost")
+        for decision in self._unfounded:
+            self._check_founded(state, decision)
+            self._check_rollback(state, decision.round_number)
+        self._unfounded.clear()
+        self._check_slots(state)
+        _require(state.plans == tuple(self._plans), "the plans are not those that were adopted")
+        self._check_tiling(state)
+        _require(bool(run_message(state)), "there is no sentence about what the run does")
+        if state.phase is RunPhase.FINISHED:
+            all_decided = len(state.decisions) == self._stages * self._spec.rounds
+            _require(all_decided, "the run is finished, and not all of its rounds are decided")
+
+    def _check_rollback(self, state: State, round_number: int) -> None:
+        """All stages go back to the same round, or none; their anchors are expected to be those after it."""
+        restored = state.restored.get(round_number)
+        decisions = [state.decisions.get((stage, round_number)) for stage in range(self._stages)]
+        found = {each.restore_round for each in decisions if each is not None}
+        _require(
+            found == {restored}, f"the decisions of round {round_number} restore {found}, not {restored}"
+        )
+        if restored is None:
+            return
+        _require(None not in decisions, f"round {round_number} is a rollback of some stages alone")
+        _require(restored < round_number, f"round {round_number} restores the later round {restored}")
+        for stage in range(self._stages):
+            now = settled_digest(state, stage, round_number, Part.STAGE)
+            then = settled_digest(state, stage, restored, Part.STAGE)
+            where = f"stage {stage} after round {round_number}"
+            _require(
+                now is not None and then in (now, None), f"the anchor of {where} is not the restored one"
+            )
+
+    def _check_decision(self, before: State, decision: Decision, after: State) -> None:
+        key = decision.stage, decision.round_number
+        where = _where(decision)
+        _require(key not in before.decisions and key not in self._decisions, f"{where} was decided twice")
+        _require(after.decisions.get(key) == decision, f"{where}: another decision is kept")
+        epoch = after.plan_for(decision.round_number + 1).epoch
+        _require(decision.next_epoch == epoch, f"{where} names plan {decision.next_epoch}, not {epoch}")
+        # Afterwards the state may have forgotten who was absent.
+        self._check_more_than_half(before, decision)
+        self._decisions[key] = decision
+        self._unfounded.append(decision)
+        oldest = decision.round_number - KEPT_ROUNDS
+        self._offered = {each: found for each, found in self._offered.items() if each[1] >= oldest}
+        self._held = {each: found for each, found in self._held.items() if each[1] >= oldest}
+
+    def _check_more_than_half(self, state: State, decision: Decision) -> None:
+        """By weight, no minority of the replicas that might have contributed decides a round."""
+        number = decision.round_number
+        owners = {entry.descriptor.owner for entry in decision.entries}
+        withheld = state.round_of(decision.stage, number).withheld
+        hosts = {each.host_of(decision.stage).peer: each.weight for each in state.complete_replicas(number)}
+        missing = sum(weight for peer, weight in hosts.items() if peer not in owners | withheld)
+        assigned = [state.assignment(owner, number) for owner in owners]
+        present = sum(each.replica.weight for each in assigned if each is not None)
+        # Half is enough if the others have offered as well, and their payloads cannot count.
+        group = state.round_of(decision.stage, number).group
+        lacking = {d.owner for d in group.descriptors if d.owner in hosts} - owners if group else set()
+        holds = not owners or present > missing or (present == missing and bool(lacking))
+        _require(holds, f"{_where(decision)}: weight {present:g} decides against {missing:g}")
+
+    def _check_founded(self, state: State, decision: Decision) -> None:
+        """Every payload that counts was offered, is on one anchor, and has enough holders."""
+        where, key = _where(decision), (decision.stage, decision.round_number)
+        _require(decision.committed == bool(decision.entries), f"{where}: committed without payloads")
+        _require(bool(decision.reason), f"{where} has no reason")
+        owners = [entry.descriptor.owner for entry in decision.entries]
+        _require(owners == sorted(owners), f"{where}: its payloads are not in the order of their owners")
+        anchors = {entry.descriptor.anchor_digest for entry in decision.entries}
+        _require(len(anchors) <= 1, f"{where}: its payloads start from {len(anchors)} anchors")
+        need = max(1, min(2, len(state.complete_replicas(decision.round_number))))
+        contest = state.round_of(*key).contest
+        for entry in decision.entries:
+            owner, holders = entry.descriptor.owner, set(entry.holders)
+            whose = f"{where}: the payload of {owner}"
+            _require(entry.descriptor in self._offered.get(key, ()), f"{whose} was not offered")
+            assignment = state.assignment(owner, decision.round_number)
+            hosts = assignment is not None and decision.stage in assignment.member.stages
+            _require(hosts, f"{whose} comes from a peer that does not host the stage")
+            # Payloads that were no part of a contest had enough holders when it began.
+            had_enough = contest is not None and owner not in {*contest.owners, *contest.left_out}
+            is_arbitrated = state.arbiter in holders
+            enough = len(holders) >= need or had_enough or is_arbitrated
+            _require(enough, f"{whose} has {len(holders)} holders, and {need} must hold it")
+            reports = self._held.get(key, {})
+            for holder in holders - {state.arbiter}:
+                _require(owner in reports.get(holder, ()), f"{whose}: {holder} has not reported it")
+            if is_arbitrated:
+                verdict = contest.verdicts.get(owner) if contest is not None else None
+                found = verdict is not None and verdict.finding is Finding.HELD
+                _require(found, f"{whose}: the arbiter does not hold it")
+
+    def _check_memory(self, state: State, reserved: ReservedAssignment) -> None:
+        """A peer returns to its former slot also if its memory is now too small."""
+        memory = state.peers[reserved.peer].capacity.memory_bytes * (1 - self._spec.grouping.reserve)
+        members_left = len(state.layout(reserved.replica)) - reserved.position
+        needed = memory_needed(self._spec, reserved.stages, members_left, "cpu")
+        had = (reserved.peer, reserved.replica, reserved.position) in self._had
+        fits = had or not memory or needed <= memory or len(reserved.stages) == self._stages
+        _require(fits, f"{reserved.peer} gets stages {reserved.stages}, which need {needed} bytes")
+
+    def _check_plan(self, before: State, plan: Plan) -> None:
+        newest, what = before.plans[-1], f"plan {plan.epoch}"
+        _require(plan.epoch == newest.epoch + 1, f"{what} follows plan {newest.epoch}")
+        _require(plan.from_round >= newest.from_round, f"{what} begins before the plan before it")
+        absent = before.absent.get(newest.epoch, frozenset())
+        former = {replica.index: replica for replica in newest.replicas}
+        assigned = [member.peer for replica in plan.replicas for member in replica.members]
+        _require(len(set(assigned)) == len(assigned), f"{what} assigns a peer twice")
+        for replica in plan.replicas:
+            members = [member.peer for member in replica.members]
+            same = former.get(replica.index)
+            stands = same is not None and members == [m.peer for m in same.members]
+            self._check_chain(what, before, replica)
+            if not stands or absent.intersection(members):
+                self._check_members(what, before, plan, replica)
+        total = sum(map(self._spec.microbatches_of, plan.replicas))
+        all_shared = total == len(plan.replicas) * self._spec.inner.microbatches
+        _require(all_shared, f"{what} divides {total} microbatches")
+        for replica in newest.replicas:
+            members = [member.peer for member in replica.members]
+            # A peer with a new role has a reservation elsewhere.
+            kept = [before.reservations.get(peer) for peer in members]
+            keep_theirs = all(each is not None and each.replica == replica.index for each in kept)
+            could_stay = keep_theirs and all(p not in absent and before.peers[p].is_staying for p in members)
+            stays = set(members) <= set(assigned) or "takes the place of" in plan.reason
+            _require(not could_stay or stays, f"{what} drops members of {replica.name}")
+        _require(bool(plan.reason), f"{what} has no reason")
+
+    def _check_chain(self, what: str, before: State, replica: Replica) -> None:
+        stages = [stage for member in replica.members for stage in member.stages]
+        _require(stages == list(range(self._stages)), f"{what}: {replica.name} has the stages {stages}")
+        linked = all(one.endpoint or other.endpoint for one, other in pairwise(replica.members))
+        _require(linked, f"{what}: two neighbours of {replica.name} can only dial")
+        share = self._spec.microbatches_of(replica) / self._spec.inner.microbatches
+        _require(replica.weight == share, f"{what}: {replica.name} weighs {replica.weight}, not {share}")
+        gone = [member.peer for member in replica.members if not before.peers[member.peer].is_live]
+        _require(not gone, f"{what} assigns {gone}, which are gone")
+
+    def _check_members(self, what: str, before: State, plan: Plan, replica: Replica) -> None:
+        """Members of a chain that is new or was broken have followed the rounds."""
+        for position, member in enumerate(replica.members):
+            known, reserved = before.peers[member.peer], before.reservations.get(member.peer)
+            _require(known.is_staying, f"{what} assigns {member.peer}, which does not stay")
+            fits = reserved is not None and reserved.stages == member.stages
+            _require(fits, f"{what} gives {member.peer} other stages than were reserved for it")
+            self._check_memory(
+                before, ReservedAssignment(member.peer, replica.index, position, member.stages)
+            )
+            rounds = before.synced.get(member.peer, {})
+            behind = [s for s in member.stages if rounds.get(s, -1) < max(0, plan.from_round - 2)]
+            _require(not behind, f"{what} assigns {member.peer}, which is behind at the stages {behind}")
+
+    def _check_slots(self, state: State) -> None:
+        slots = [reserved.slot for reserved in state.reservations.values()]
+        _require(len(set(slots)) == len(slots), "a slot is reserved for two peers")
+        for peer, assignment in state.assignments[len(state.plans)].items() if state.plans else ():
+            if state.takes_part(peer, state.plans[-1].from_round) and state.peers[peer].is_staying:
+                slot = assignment.replica.index, assignment.position
+                _require(state.reservations[peer].slot == slot, f"{peer} has another slot reserved")
+
+    def _check_tiling(self, state: State) -> None:
+        """The samples of all rounds up to the current one: none is assigned twice, none is left out."""
+        tiled, start = self._tiled, self._next_sample
+        for number in range(tiled + 1, state.current_round + 1):
+            plan = state.plan_for(number)
+            for replica in plan.replicas:
+                part = sample_range(plan, self._spec, number, replica.index)
+                _require(part.start == start, f"round {number}: {replica.name} begins at {part.start}")
+                start = part.stop
+            if number < state.current_round:  # the samples of the current round may still be divided anew
+                self._tiled, self._next_sample = number, start
+
+
+def _where(decision: Decision) -> str:
+    return f"round {decision.round_number} of stage {decision.stage}"
+
+
+def _require(holds: bool, sentence: str) -> None:
+    if not holds:
+        raise InvariantBroken(sentence)

@@ -1,0 +1,128 @@
+"""``hetnode incident``: a run's event log as a file without names and addresses, and its replay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from node.cli import known_runs
+from node.cli.options import option
+from node.command_runner import bad_option
+from protocol.errors import ErrorCode, HetnodeError
+
+if TYPE_CHECKING:
+    from coordinator.incident.file import Incident
+    from coordinator.incident.replay import Replay
+
+incident_app = typer.Typer(
+    help="Event logs of runs as files that can be shared, and replayed as tests.", no_args_is_help=True
+)
+
+
+@incident_app.command("export")
+def export(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN|FOLDER",
+            help="A run whose coordinator is on this machine, or the folder of that coordinator, which may "
+            "be running. Default: the only coordinator here.",
+        ),
+    ] = None,
+    out: Annotated[Path, option("The file to write.")] = Path("incident.jsonl.xz"),
+    why: Annotated[str, option("A sentence about the incident. It is in the file as you write it.")] = "",
+    to_round: Annotated[int, option("The last round of the log to export; 0 exports all.", min=0)] = 0,
+) -> None:
+    """Write the event log of a run without peer ids, addresses, invites, names and texts of peers.
+
+    Times, speeds, names of devices and the sizes of the run stay: its decisions follow from them.
+    'xzcat FILE' shows what is in the file.
+    """
+    from coordinator.incident.file import to_bytes  # noqa: PLC0415
+
+    incident = _recorded(_coordinator_folder(run), why, to_round)
+    content = to_bytes(incident)
+    try:
+        out.write_bytes(content)
+    except OSError as error:
+        raise bad_option(
+            f"The file {out} cannot be written: {error.strerror}.", "Give another --out."
+        ) from None
+    _say(f"{out} has {len(incident.events)} events, {len(content) / 1000:.1f} kB.")
+
+
+@incident_app.command("replay")
+def replay(
+    file: Annotated[Path, typer.Argument(help="What 'hetnode incident export' has written.")],
+    timeline: Annotated[bool, option("Print what happened.")] = True,
+) -> None:
+    """Play a recorded incident through the rules of this version.
+
+    It ends with status 0 if this version decides the same at the same times and all invariants hold, else
+    with status 3: then the first event that differs is named.
+    """
+    from coordinator.incident.file import MOST_FILE_BYTES, from_bytes  # noqa: PLC0415
+    from coordinator.incident.replay import replay_incident  # noqa: PLC0415
+    from node.views.incident import timeline_lines, verdict_lines  # noqa: PLC0415
+
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(MOST_FILE_BYTES + 1)
+    except OSError as error:
+        raise bad_option(f"The file {file} cannot be read: {error.strerror}.", "Name another file.") from None
+    incident = from_bytes(content)
+    found = replay_incident(incident)
+    for line in (*(timeline_lines(incident, found.log) if timeline else ()), *verdict_lines(found)):
+        _say(line)
+    if not found.is_equal:
+        raise _differs(found)
+
+
+def _coordinator_folder(run: str | None) -> Path:
+    """Raises BAD_OPTION, NO_CREDENTIALS."""
+    from coordinator.storage.log_copy import NAME  # noqa: PLC0415
+
+    if run is None:
+        return known_runs.only_coordinator()
+    if (Path(run) / NAME).exists():
+        return Path(run)
+    found = next((each for each in known_runs.coordinator_folders(run) if (each / NAME).exists()), None)
+    if found is None:
+        raise bad_option(
+            f"No coordinator of {run} has its folder on this machine.",
+            "Name the folder of a coordinator, on the machine on which it runs.",
+        )
+    return found
+
+
+def _recorded(folder: Path, why: str, to_round: int) -> Incident:
+    from importlib.metadata import version  # noqa: PLC0415
+
+    from coordinator.incident.file import Incident, up_to_round  # noqa: PLC0415
+    from coordinator.incident.redaction import redacted_log, redacted_spec  # noqa: PLC0415
+    from coordinator.storage.log_copy import read_copy  # noqa: PLC0415
+    from node.security.identity import peer_in  # noqa: PLC0415
+    from protocol.spec.run import RunSpec  # noqa: PLC0415
+
+    spec, log = read_copy(folder, peer_in(folder / "identity.key"))
+    log = up_to_round(log, to_round) if to_round else log
+    return Incident(redacted_spec(RunSpec.from_json(spec)), redacted_log(log), version("hetnode"), why)
+
+
+def _differs(found: Replay) -> HetnodeError:
+    cause = f"An invariant does not hold: {found.broken}."
+    if found.differences:
+        cause = f"This version does not decide like the log, first at event {found.differences[0].number}."
+    return HetnodeError(
+        ErrorCode.INCIDENT_DIFFERS,
+        cause,
+        "If a rule was changed on purpose, record the incident again; docs/development.md says how.",
+    )
+
+
+def _say(line: str) -> None:
+    # Texts of the file are shown as they are, not as markup.
+    Console().print(line, highlight=False, markup=False, soft_wrap=True)

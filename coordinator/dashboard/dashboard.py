@@ -1,0 +1,54 @@
+"""The dashboard as the coordinator sees it: it listens before anything is written, and serves at last."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from coordinator.command_loop import CommandLoop
+from coordinator.dashboard.feed import Feed
+from coordinator.dashboard.past import Past
+from coordinator.dashboard.port import DashboardPort, dashboard_listener
+from coordinator.dashboard.server import DashboardServer
+from coordinator.dashboard.source import Source
+from coordinator.storage.history import SqliteHistory
+from coordinator.storage.history_schema import HISTORY_FILE
+from coordinator.storage.metrics import MetricsFile
+from protocol.types import PeerId
+
+
+class Dashboard:
+    """It listens from its creation on, unless `address` is None, until `stack` unwinds.
+
+    Args:
+        or_near: one of the next ports will do if that of `address` is taken.
+
+    Attributes:
+        feed: gets the events of the run.
+        resting: gets the peers whose processes rest, with the number of their calls.
+
+    Raises:
+        HetnodeError: BAD_ADDRESS, and PORT_IN_USE without `or_near`.
+    """
+
+    def __init__(self, address: str | None, or_near: bool, stack: AsyncExitStack) -> None:
+        self.feed, self.resting = Feed(), Counter[PeerId]()
+        self._listener, self._stack = dashboard_listener(address, or_near, stack), stack
+
+    def serve(
+        self, folder: Path, command_loop: CommandLoop, metrics: MetricsFile, problem: Callable[[], str]
+    ) -> None:
+        """Show the run in `folder` from now on, until the stack unwinds.
+
+        Args:
+            problem: why the history in `folder` is not complete; "" if all is well.
+        """
+        if self._listener is None:
+            return
+        source = Source(command_loop, metrics, self.feed, self.resting)
+        past = Past(SqliteHistory(folder / HISTORY_FILE, problem), lambda: command_loop.state.names)
+        server = DashboardServer(DashboardPort(self._listener, folder), source, past)
+        self._stack.push_async_callback(server.close)
+        server.start()

@@ -1,0 +1,101 @@
+"""Where the dashboard listens, and who may read it there.
+
+On loopback everybody on this machine may. Elsewhere a reader needs the token of the run, which lies in the
+coordinator's folder.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import logging
+import socket
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+
+from coordinator.dashboard.folder import forget_url, token_of, write_url
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.server.gateway import listen_on
+from protocol.trust.host_port import host_port, split_host_port
+
+log = logging.getLogger(__name__)
+
+_TRIES = 100
+"""Ports after the usual one that are tried when it is taken."""
+
+
+class DashboardPort:
+    """The socket of the dashboard: it listens from its creation on.
+
+    Attributes:
+        url: such as ``http://127.0.0.1:7780/``.
+        token: that readers need; "" on loopback.
+    """
+
+    def __init__(self, listener: socket.socket, folder: Path) -> None:
+        self.socket = listener
+        host, port = listener.getsockname()[:2]
+        address = ipaddress.ip_address(host.partition("%")[0])
+        mapped = getattr(address, "ipv4_mapped", None)
+        is_loopback = address.is_loopback or bool(mapped and mapped.is_loopback)
+        if address.is_unspecified:
+            host = "127.0.0.1"  # one of its addresses
+        self.url = f"http://{host_port(host, port)}/"
+        self._folder = folder
+        self.token = "" if is_loopback else token_of(folder)
+        write_url(folder, self.url, bool(self.token))
+
+    def close(self) -> None:
+        """Stop listening, and forget the address."""
+        self.socket.close()
+        with suppress(OSError):
+            forget_url(self._folder)
+
+
+def dashboard_listener(address: str | None, or_near: bool, stack: AsyncExitStack) -> socket.socket | None:
+    """The socket for the dashboard, which `stack` closes; None if there is to be none.
+
+    `or_near` takes one of the next ports if that of `address` is taken; if none is free there is none.
+
+    Raises HetnodeError: BAD_ADDRESS, and PORT_IN_USE without `or_near`.
+    """
+    listener = address and (listen_near if or_near else listen)(address)
+    if not listener:
+        return None
+    stack.callback(listener.close)
+    return listener
+
+
+def listen(address: str) -> socket.socket:
+    """A socket that listens at `address`. Raises HetnodeError BAD_ADDRESS, PORT_IN_USE."""
+    try:
+        return listen_on(*split_host_port(address))
+    except (ValueError, OSError) as error:
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            raise HetnodeError(
+                ErrorCode.PORT_IN_USE,
+                f"Another program already listens on {address}, so the dashboard cannot be served there.",
+                "Stop it, or give --dashboard another HOST:PORT; port 0 takes a free port.",
+            ) from None
+        why = (isinstance(error, OSError) and error.strerror) or str(error)
+        raise HetnodeError(
+            ErrorCode.BAD_ADDRESS,
+            f"The dashboard cannot be served on '{address}': {why}.",
+            "Give --dashboard an address of this machine, like 127.0.0.1:7780.",
+        ) from None
+
+
+def listen_near(address: str) -> socket.socket | None:
+    """As :func:`listen`, on one of the next ports if that is taken. None, with a line in the log, if none is
+    free: the run can do without a dashboard.
+    """
+    host, port = split_host_port(address)
+    for next_port in range(port, port + _TRIES):
+        try:
+            return listen(host_port(host, next_port))
+        except HetnodeError as error:
+            if error.code is not ErrorCode.PORT_IN_USE:
+                log.warning("there is no dashboard: %s", error.cause)
+                return None
+    log.warning("there is no dashboard: the ports %d to %d are taken", port, port + _TRIES - 1)
+    return None

@@ -1,0 +1,59 @@
+"""Questions to the history: in threads, each at most once at a time, and not too many at once."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+
+from coordinator.dashboard.run_record import Record
+from protocol.errors import ErrorCode, HetnodeError
+
+Query = Callable[[Mapping[str, str]], Record]
+
+_KEPT_SECONDS = 2.0
+_MOST_KEPT, _MOST_WAITING = 64, 32
+_MOST_OPTIONS = 4
+_MOST_LETTERS = 400
+
+
+class Queries:
+    """Answers for all readers. An answer serves everybody who asks the same within two seconds."""
+
+    def __init__(self, threads: Executor) -> None:
+        self._threads = threads
+        self._kept: OrderedDict[object, tuple[float, asyncio.Future[bytes]]] = OrderedDict()
+        self._waiting = 0
+
+    async def answer(self, query: Query, options: Mapping[str, str]) -> bytes:
+        """JSON, compressed. Raises HetnodeError: that of the query; RATE_LIMITED if too many wait."""
+        given = {key[:_MOST_LETTERS]: options[key][:_MOST_LETTERS] for key in [*options][:_MOST_OPTIONS]}
+        key = (query, tuple(sorted(given.items())))
+        made_at, future = self._kept.get(key, (0.0, None))
+        if future is None or (future.done() and time.monotonic() - made_at > _KEPT_SECONDS):
+            if self._waiting >= _MOST_WAITING:
+                raise HetnodeError(
+                    ErrorCode.RATE_LIMITED, "Too many pages ask for the history.", "Try again."
+                )
+            self._waiting += 1
+            future = asyncio.ensure_future(self._ask(query, given))
+            self._kept[key] = time.monotonic(), future
+            self._kept.move_to_end(key)
+            while len(self._kept) > _MOST_KEPT:
+                self._kept.popitem(last=False)
+        # A reader that leaves must not take the answer from the others.
+        return await asyncio.shield(future)
+
+    async def _ask(self, query: Query, options: Mapping[str, str]) -> bytes:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, _packed, query, options)
+        finally:
+            self._waiting -= 1
+
+
+def _packed(query: Query, options: Mapping[str, str]) -> bytes:
+    return gzip.compress(json.dumps(query(options), allow_nan=False, separators=(",", ":")).encode(), 4)

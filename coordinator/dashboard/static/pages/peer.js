@@ -1,0 +1,103 @@
+// One peer: what it does now, what it has done, and what was held against it.
+import { Chart } from "../chart.js";
+import { badge, card, el, meter, show, table, tile, told } from "../dom.js";
+import * as f from "../format.js";
+import { get, now, onRun } from "../live.js";
+import { dot, state, waits } from "../peers.js";
+
+const peer = decodeURIComponent(location.pathname.split("/").pop());
+const page = document.getElementById("page");
+const head = el("div");
+const lists = el("div", { class: "stack" });
+const body = el("div", { class: "chart small", "data-own": "" });
+const speedCard = card("Measured speed", body);
+speedCard.hidden = true;
+page.append(head, speedCard, lists);
+const chart = new Chart(body);
+const REASONS = { offered: "wait", counted: "good", "left out": "bad", withheld: "wait", missing: "bad" };
+
+function hero(is, past) {
+  const summary = past?.summary;
+  const what = is ? state(is) : summary ? [summary.is_here ? "here" : "gone", summary.is_here ? "good" : "bad"] : ["not known", "bad"];
+  return card("",
+    el("div", { class: "hero-head" }, el("h1", {}, dot(is), is?.name || f.short(peer)), badge(...what)),
+    el("p", { class: "quiet mono" }, peer),
+    is && el("p", { class: "hero-message" }, [
+      is.assignment || `role ${is.role}`, is.waits.length ? `waits for ${waits(is)}` : "", `heard of ${f.ago(is.seen, now())}`,
+    ].filter(Boolean).join(" · ")),
+    !is && !summary && el("p", { class: "quiet" }, "No peer of this name has joined this run."),
+    is?.excluded && el("p", { class: "why" }, f.sentence(is.excluded)),
+    is?.problem && el("p", { class: "why" }, f.sentence(is.problem)),
+    is?.why && el("p", {}, f.sentence(is.why)),
+    is?.role_reason && el("p", { class: "quiet" }, `Role ${is.role}, chosen by the coordinator: ${is.role_reason}`));
+}
+
+function tiles(found) {
+  const is = found.peer;
+  const credit = found.past?.summary?.credit;
+  return el("div", { class: "tiles" },
+    credit && tile("Tokens", f.scaled(credit.stage_tokens), "committed, per stage"),
+    credit && tile("Stage rounds", f.count(credit.stage_rounds), credit.stage_rounds ? `rounds ${f.count(credit.first_round)} to ${f.count(credit.last_round)}` : "that counted"),
+    credit && tile("Payloads", f.bytes(credit.payload_bytes), `and ${f.bytes(credit.link_bytes)} on links`),
+    is && tile("Computes", f.flops(is.flops), is.device),
+    is && tile("Up / down", `${f.rate(is.uplink)} / ${f.rate(is.downlink)}`, is.round_trip ? `${f.milliseconds(is.round_trip)} to the coordinator` : `reached: ${is.reached}`),
+    is && tile("Busy", f.percent(is.busy), "of its last inner phase"),
+    is && tile("Strikes", f.count(found.past?.summary?.strikes ?? is.strikes), `${f.count(found.past?.summary?.failures ?? is.failures)} failures`, is.strikes ? "bad" : ""));
+}
+
+function contributions(rows) {
+  return rows.length > 0 && card("Contributions", table([
+    { title: "round", kind: "id", cell: (row) => el("a", { href: `/round/${row.round_number}` }, f.count(row.round_number)) },
+    { title: "stage", cell: (row) => row.stage },
+    { title: "payload", cell: (row) => badge(row.standing, REASONS[row.standing]) },
+    { title: "tokens", kind: "number wide", cell: (row) => f.scaled(row.tokens) },
+    { title: "bytes", kind: "number wide", cell: (row) => f.bytes(row.nbytes) },
+    { title: "why not", cell: (row) => told(f.sentence(row.reason)) },
+  ], rows, (row) => `${row.round_number} ${row.stage}`));
+}
+
+function measured(rows) {
+  return rows.length > 0 && card("Its rounds", table([
+    { title: "round", kind: "id", cell: (row) => el("a", { href: `/round/${row.round_number}` }, f.count(row.round_number)) },
+    { title: "place", kind: "wide", cell: (row) => `replica ${row.replica}, member ${row.position + 1}` },
+    { title: "inner", kind: "number", cell: (row) => f.duration(row.inner_seconds) },
+    { title: "busy", cell: (row) => meter(row.inner_seconds ? row.compute_seconds / row.inner_seconds : 0) },
+    { title: "exchange", kind: "number", cell: (row) => f.duration(row.outer_seconds) },
+    { title: "on links", kind: "number wide", cell: (row) => f.bytes(row.traffic.link_bytes) },
+    { title: "loss", kind: "number wide", cell: (row) => f.loss(row.validation_loss) },
+  ], rows.filter((row) => row.round_number > 0), (row) => String(row.round_number)));
+}
+
+function changes(rows) {
+  return rows.length > 0 && card("History", el("ol", { class: "events" }, rows.map((each) => el("li", { "data-key": String(each.sequence), class: /strike|lost|quarantin|banned|retreat/.test(each.kind) ? "warning" : "" },
+    el("time", { title: f.full(each.at) }, f.clock(each.at, now())), el("span", {}, told(f.sentence(each.text)))))));
+}
+
+function draw(found) {
+  show(head, hero(found.peer, found.past), tiles(found));
+  const past = found.past;
+  show(lists, past ? [el("div", { class: "two" }, changes(past.changes), measured(past.figures)), contributions(past.contributions)]
+    : found.problem && el("p", { class: "quiet" }, `Its past is not shown: ${found.problem}`));
+  const points = past?.estimates.filter((each) => each.flops > 0) || [];
+  speedCard.hidden = points.length < 2;
+  if (points.length > 1) {
+    chart.update({
+      series: [{ name: "FLOP/s", x: points.map((each) => new Date(1000 * each.at)), y: points.map((each) => each.flops), hover: "%{y:.3s}FLOP/s" }],
+      x: { type: "date" }, y: { tickformat: "~s", ticksuffix: "FLOP/s", rangemode: "tozero" },
+    });
+  }
+}
+
+let asking = false;
+onRun(async () => {
+  document.title = `Peer ${f.short(peer)}`;
+  if (asking) return;
+  asking = true;
+  try {
+    draw(await get(`/api/peer?peer=${encodeURIComponent(peer)}`));
+  } catch (error) {
+    if (!head.children.length) show(head, card("", el("p", {}, `The peer cannot be shown: ${error.message}`)));
+  } finally {
+    setTimeout(() => { asking = false; }, 2500);
+  }
+});

@@ -1,0 +1,81 @@
+"""The dashboard of a real swarm in a real browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coordinator.dashboard.folder import token_of, url_for_readers, url_in
+from protocol.types import Role
+from tests.builders import spec_of
+from tests.support.browser import Browser
+from tests.support.processes import COORDINATOR, ProcessSwarm
+
+pytestmark = [pytest.mark.browser, pytest.mark.swarm]
+
+MEMBERS = {"full": Role.REPLICA, "first": Role.STAGE, "last": Role.STAGE}
+SPEC = spec_of(replicas=1, pipelines=1, rounds=100_000)
+
+
+def test_a_killed_node_is_said_without_a_reload(tmp_path: Path, browser: Browser) -> None:
+    with ProcessSwarm(SPEC, tmp_path, MEMBERS) as swarm:
+        swarm.start_coordinator("--dashboard", "127.0.0.1:0")
+        url = url_in(swarm.run)
+        assert url is not None
+        browser.open(url)
+        browser.wait_for("h1", "Gathering peers")
+        browser.run("window.isSamePage = true")
+        for name in MEMBERS:
+            swarm.start_node(name)
+        browser.wait_for("h1", "Round ")
+        browser.wait_for(".live", "live")
+        browser.wait_for(".js-plotly-plot .scatterlayer .trace", "")  # the losses of a round
+        browser.wait_for(".legend", "replica 1")
+
+        every = ("/", "/swarm", "/rounds", "/round/1", "/network", "/leaderboard")
+        for path in every:
+            browser.open(url.rstrip("/") + path)
+            browser.wait_for(".live.on")
+            browser.wait_for("#page .card, #page .tile")
+            for scheme, width in (("light", 1280), ("dark", 360)):
+                browser.prefer(scheme)
+                browser.resize(width, 800)
+                assert not browser.is_too_wide, (path, width)
+            browser.resize(1280, 1000)
+        browser.open(f"{url}swarm")
+        browser.wait_for(".member a")
+        member = browser.run("return document.querySelector('.member a').href")
+        browser.open(member)
+        browser.wait_for(".badge", "trains")
+        assert browser.complaints() == []
+
+        browser.open(f"{url}swarm")
+        browser.wait_for(".chain-card .badge", "train")
+        browser.run("window.isSamePage = true")
+        swarm.kill("last")
+        browser.wait_for(".member.gone .badge", "gone")
+        browser.wait_for(".chain-card.broken .badge", "cannot train")
+        browser.wait_for(".groups", "1 gone")
+        assert browser.run("return window.isSamePage") is True, "it was not loaded again"
+
+        swarm.kill(COORDINATOR)
+        browser.wait_for("#lost", "Connection lost")
+        swarm.start_coordinator("--dashboard", url.removeprefix("http://").rstrip("/"))
+        browser.wait_for(".live.on", "live")
+        assert browser.run("return window.isSamePage") is True
+
+
+def test_the_address_with_the_token_signs_in(tmp_path: Path, browser: Browser) -> None:
+    with ProcessSwarm(SPEC, tmp_path, {}) as swarm:
+        swarm.start_coordinator("--dashboard", "0.0.0.0:0")
+        plain, readers = url_in(swarm.run), url_for_readers(swarm.run)
+        assert plain is not None
+        assert readers is not None
+        browser.open(plain)
+        browser.wait_for("h1", "Sign in")
+        browser.open("about:blank")
+        browser.open(readers)
+        browser.wait_for("h1", "Gathering peers")
+        assert token_of(swarm.run) not in browser.run("return location.href + document.cookie")
+        assert browser.complaints() == []

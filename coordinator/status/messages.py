@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import assert_never
 
 from coordinator.placement.initial_placement import initial_plan, measuring, missing
@@ -12,22 +13,49 @@ from coordinator.rounds.attestation import unattested, unconfirmed
 from coordinator.rounds.rounds import is_stalled, missing_offers, missing_reports
 from coordinator.state import events
 from coordinator.state.events import Event
-from coordinator.state.state import State
+from coordinator.state.state import Alarm, State
 from coordinator.state.text import Waiting, counted, listed, short, stages_of
 from protocol.roles import POLICIES
 from protocol.status import RunPhase
-from protocol.types import PeerId, ReservedAssignment
+from protocol.trust.public_name import name_as_text
+from protocol.types import Pause, PausedBy, PeerId, ReservedAssignment
 
 
 def run_message(state: State) -> str:
     """What the run does or waits for, such as "training: round 7 of 30, waiting for replica-1 at stage 0"."""
     match state.phase:
         case RunPhase.GATHERING:
-            return _gathering(state)
+            return f"{_gathering(state)}{_then_paused(state)}"
+        case RunPhase.TRAINING if state.pause is not None and _is_quiet(state):
+            return (
+                f"PAUSED before round {state.current_round} of {state.spec.rounds}{why_paused(state.pause)}"
+            )
         case RunPhase.TRAINING:
-            return _training(state)
+            return f"{_training(state)}{_then_paused(state)}"
         case RunPhase.FINISHED:
             return f"finished: {state.spec.rounds} rounds, {state.committed} commits, {state.aborted} aborts"
+
+
+def pause_message(state: State) -> str:
+    """That the run is paused, by whom and why, for those who take part; "" if it is not."""
+    if state.pause is None or state.phase is RunPhase.FINISHED:
+        return ""
+    return f"the run is paused before round {state.pause.from_round}{why_paused(state.pause)}"
+
+
+def why_paused(pause: Pause) -> str:
+    """Such as " by an alarm: the loss has risen"."""
+    who = {PausedBy.OPERATOR: "its operator", PausedBy.ALARM: "an alarm"}[pause.by]
+    return f" by {who}{': ' if pause.reason else ''}{pause.reason}"
+
+
+def _is_quiet(state: State) -> bool:
+    """Whether the replicas only wait for the end of the pause."""
+    return state.is_held and state.current_round <= state.spec.rounds and not is_stalled(state)
+
+
+def _then_paused(state: State) -> str:
+    return f"; then PAUSED{why_paused(state.pause)}" if state.pause is not None else ""
 
 
 def _gathering(state: State) -> str:
@@ -68,6 +96,16 @@ def _training(state: State) -> str:  # noqa: PLR0911
     return doing
 
 
+def alarm_message(alarm: Alarm | None) -> str:
+    """What was seen, and what the operator may do; "" without an alarm."""
+    if alarm is None:
+        return ""
+    back = f"{alarm.reason} The last healthy round was {alarm.last_healthy}"
+    # Anchors are kept of some rounds only.
+    offer = "'hetnode rollback' lists the rounds to which the run can go back."
+    return f"{back}. {offer}" if alarm.last_healthy else back
+
+
 def stall_message(state: State) -> str:
     """What the run waits for, if it cannot go on before a peer joins or returns; "" otherwise."""
     is_waiting = state.phase is RunPhase.GATHERING or is_stalled(state)
@@ -83,8 +121,11 @@ def failed_links_of(state: State, peer: PeerId) -> list[str]:
     ]
 
 
-def peer_message(state: State, peer: PeerId) -> str:
-    """Why `peer`, which has joined, does not train while the run trains; "" if it trains."""
+def peer_message(state: State, peer: PeerId, lacks: Mapping[int, str] | None = None) -> str:
+    """Why `peer`, which has joined, does not train while the run trains; "" if it trains.
+
+    `lacks`: the obstacles of the current round, for a caller that asks about many peers.
+    """
     if state.phase is not RunPhase.TRAINING:
         return ""
     failed = failed_links_of(state, peer)
@@ -98,7 +139,7 @@ def peer_message(state: State, peer: PeerId) -> str:
         )
     if reservation is None or not known.is_staying:
         return ""
-    lacks = obstacles(state, state.current_round)
+    lacks = obstacles(state, state.current_round) if lacks is None else lacks
     why = lacks.get(reservation.replica) or _why_not_yet(state, reservation)
     return f"following the rounds of {stages_of(reservation)}: {why}"
 
@@ -120,18 +161,14 @@ def event_message(event: Event) -> str:  # noqa: PLR0911
         return _exchange_message(event)
     if isinstance(event, events.ArbitrationEvent):
         return _arbitration_message(event)
+    if isinstance(event, events.RunEvent):
+        return _run_event_message(event)
     match event:
-        case events.CoordinatorStarted():
-            return "the coordinator listens"
-        case events.OwnRelayTold():
-            most = f"{8e-6 * event.uplink:.1f} Mb/s" if event.uplink else "an unknown number of Mb/s"
-            return f"the coordinator's relay at {event.endpoint} sends {most} for all nodes together"
         case events.AssignmentReserved(reservation=reserved):
             return f"replica-{reserved.replica}, {stages_of(reserved)} is reserved for {reserved.peer}"
-        case events.PlanAdopted(plan=plan):
-            return f"plan {plan.epoch} from round {plan.from_round} on: {plan.reason}"
         case events.RoundCommitted(decision=decision) | events.RoundAborted(decision=decision):
-            outcome = "committed" if decision.committed else "aborted"
+            restores = decision.restore_round is not None
+            outcome = "committed" if decision.committed else "a rollback" if restores else "aborted"
             return f"round {decision.round_number} of stage {decision.stage} is {outcome}: {decision.reason}"
         case events.DigestAttested():
             where = f"{event.part} {event.stage} after round {event.round_number}"
@@ -141,10 +178,32 @@ def event_message(event: Event) -> str:  # noqa: PLR0911
             return (
                 f"{event.peer} DIVERGED: its digest of {where} is {event.digest}, expected {event.expected}"
             )
-        case events.RunFinished():
-            return "the run is finished"
         case _:
             return _peer_event_message(event)
+
+
+def _run_event_message(event: events.RunEvent) -> str:  # noqa: PLR0911
+    match event:
+        case events.AlarmRaised():
+            alarm = Alarm(event.round_number, event.last_healthy, event.reason)
+            return f"ALARM: {alarm_message(alarm)}"
+        case events.CoordinatorStarted():
+            return "the coordinator listens"
+        case events.OwnRelayTold():
+            most = f"{8e-6 * event.uplink:.1f} Mb/s" if event.uplink else "an unknown number of Mb/s"
+            return f"the coordinator's relay at {event.endpoint} sends {most} for all nodes together"
+        case events.PlanAdopted(plan=plan):
+            return f"plan {plan.epoch} from round {plan.from_round} on: {plan.reason}"
+        case events.RunPaused():
+            why = why_paused(Pause(event.from_round, event.by, event.reason))
+            return f"the run is PAUSED before round {event.from_round}{why}"
+        case events.RunResumed():
+            return "the run goes on"
+        case events.RunRolledBack():
+            why = f"{': ' if event.reason else ''}{event.reason}"
+            return f"round {event.round_number} is a ROLLBACK to round {event.restore_round}{why}"
+        case events.RunFinished():
+            return "the run is finished"
 
 
 def _invite_message(event: events.InviteEvent) -> str:
@@ -207,6 +266,9 @@ def _peer_event_message(event: events.PeerEvent) -> str:  # noqa: PLR0911, PLR09
     match event:
         case events.PeerJoined() | events.AddressesChanged() | events.LinkFailed():
             return _address_message(event)
+        case events.PeerNamed():
+            what = f"is called {name_as_text(event.name)}" if event.name else "has no public name any more"
+            return f"{event.peer} {'may have no public name' if event.refused else what}"
         case events.RoleChanged():
             return f"{event.peer} is a {POLICIES[event.role].noun} now: {event.reason}"
         case events.PeerSeen():

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from coordinator.placement.eligibility import is_synced
+from coordinator.placement.replan import obstacles
 from coordinator.state.state import Peer, State
 from coordinator.state.text import stages_of
-from coordinator.status.messages import failed_links_of, run_message
-from protocol.status import Measurement, PeerStatus, RunStatus
+from coordinator.status.messages import alarm_message, failed_links_of, peer_message, run_message
+from coordinator.status.progress import expected_round_seconds, remaining_seconds
+from protocol.status import Measurement, PeerStatus, RunPhase, RunStatus, TrainingHealth
 from protocol.types import Lifecycle, PeerId
 
 
@@ -18,6 +20,8 @@ def run_status(
     now: float,
     time: float,
     resting: Collection[PeerId] = (),
+    tokens: int = 0,
+    health: TrainingHealth | None = None,
 ) -> RunStatus:
     """The status at `now`.
 
@@ -26,7 +30,12 @@ def run_status(
         now: seconds on the clock of the events.
         time: Unix time, with which a reader compares its own clock.
         resting: the peers whose processes rest.
+        tokens: whose training is committed (coordinator.status.tokens).
+        health: of the newest round that was judged (coordinator.health).
     """
+    is_open = state.phase is RunPhase.TRAINING and state.rounds_decided < state.spec.rounds
+    # Once for all peers: of a large swarm they take long.
+    lacks = obstacles(state, state.current_round) if is_open else {}
     return RunStatus(
         run=state.run,
         spec=state.spec,
@@ -35,15 +44,25 @@ def run_status(
         rounds_decided=state.rounds_decided,
         stage_rounds_committed=state.committed,
         stage_rounds_aborted=state.aborted,
-        peers=tuple(_peer_status(state, peer, now, peer.peer in resting) for peer in state.peers.values()),
+        peers=tuple(
+            _peer_status(state, peer, now, peer.peer in resting, lacks) for peer in state.peers.values()
+        ),
         measurements=tuple(measurements),
         plan=state.plans[-1] if state.plans else None,
         anchors_agree=not any(state.peers[peer].is_live for peer, *_ in state.diverged),
         time=time,
+        round_number=state.current_round,
+        round_seconds=max(0.0, now - state.began_at) if is_open else 0.0,
+        expected_round_seconds=expected_round_seconds(state) if is_open else None,
+        remaining_seconds=remaining_seconds(state, now),
+        tokens_committed=tokens,
+        pause=state.pause,
+        health=health,
+        alarm=alarm_message(state.open_alarm),
     )
 
 
-def _peer_status(state: State, peer: Peer, now: float, rests: bool) -> PeerStatus:
+def _peer_status(state: State, peer: Peer, now: float, rests: bool, lacks: Mapping[int, str]) -> PeerStatus:
     last_seen = state.last_seen[peer.peer]
     assignment = state.assignment(peer.peer, state.current_round)
     reserved = state.reservations.get(peer.peer)
@@ -66,4 +85,7 @@ def _peer_status(state: State, peer: Peer, now: float, rests: bool) -> PeerStatu
         problem=". ".join(filter(None, (peer.problem, *failed_links_of(state, peer.peer)))),
         role_reason=peer.role_reason,
         rests=rests and not peer.is_live,
+        message=peer_message(state, peer.peer, lacks) if peer.is_live else "",
+        waits=last_seen.waits if peer.is_live else (),
+        name=state.name_of(peer.peer),
     )

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 from coordinator.state.state import State
+from protocol.spec.run import RunSpec
 from protocol.types import Decision, PeerId, Replica
+
+
+def payload_tokens(spec: RunSpec, replica: Replica, weight: float) -> int:
+    """The tokens that a payload of this weight stands for, by a member of `replica`."""
+    # A replica that did a part of its inner phase has that part of its weight.
+    samples = spec.samples_per_round(spec.microbatches_of(replica))
+    return round(weight / replica.weight * samples * spec.model.context)
 
 
 class CommittedTokens:
     """The tokens whose training is committed: those of the payloads in the decisions of stage 0.
 
     Decisions never change, so each is read once. One object serves one run.
+
+    Args:
+        state: its decisions are read now: for those of a long run that takes seconds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, state: State | None = None) -> None:
         self._round, self._tokens = 0, 0
         self._epoch, self._replicas = 0, dict[PeerId, Replica]()  # of the plan that was looked up last
+        if state is not None:
+            self.of(state)
 
     def of(self, state: State) -> int:
         """The tokens up to the newest decision of stage 0."""
@@ -24,7 +40,7 @@ class CommittedTokens:
         return self._tokens
 
     def _of_decision(self, state: State, decision: Decision) -> int:
-        spec, tokens = state.spec, 0
+        tokens = 0
         for descriptor in (entry.descriptor for entry in decision.entries):
             # Payloads in logs of version 2 name no plan.
             plan = state.plans[descriptor.epoch - 1] if descriptor.epoch else state.plan_for(self._round)
@@ -32,7 +48,15 @@ class CommittedTokens:
                 self._epoch = plan.epoch
                 self._replicas = {member.peer: each for each in plan.replicas for member in each.members}
             if (replica := self._replicas.get(descriptor.owner)) is not None:
-                # A replica that did a part of its inner phase has that part of its weight.
-                samples = spec.samples_per_round(spec.microbatches_of(replica))
-                tokens += round(descriptor.weight / replica.weight * samples * spec.model.context)
+                tokens += payload_tokens(state.spec, replica, descriptor.weight)
         return tokens
+
+
+def tokens_after(state: State, rounds: Iterable[int]) -> dict[int, int]:
+    """For each of `rounds`, the tokens that later rounds have committed. Reads all decisions."""
+    counter, totals = CommittedTokens(), dict[int, int]()
+    newest = counter.of(state)
+    for round_number in rounds:
+        until = {key: each for key, each in state.decisions.items() if key[1] <= round_number}
+        totals[round_number] = newest - CommittedTokens().of(replace(state, decisions=until))
+    return totals

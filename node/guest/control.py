@@ -10,12 +10,14 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, chdir, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from node.guest.guest import Guest
 from protocol.errors import ErrorCode, HetnodeError
@@ -23,7 +25,7 @@ from protocol.errors import ErrorCode, HetnodeError
 log = logging.getLogger(__name__)
 
 _SOCKET = "control"
-_MOST_BYTES = 4096
+_MOST_BYTES, _MOST_ANSWER_BYTES = 4096, 1 << 20
 _SECONDS = 5.0
 _PATIENCE_AT_ONCE = 1.0  # enough to tell the coordinator, so that it is no failure of this node
 
@@ -35,6 +37,8 @@ class Ask(StrEnum):
     PAUSE_AT_ONCE = "pause at once"
     RESUME = "resume"
     STATE = "state"
+    REPORT = "report"
+    LOG = "log"
 
 
 @dataclass(frozen=True)
@@ -65,13 +69,20 @@ class Contact:
     round_number: int = 0
 
 
+Answers = Mapping[Ask, Callable[[], Any]]
+"""What else a node tells: for a question, a function that returns plain data for JSON."""
+
+
 @asynccontextmanager
 async def answer_commands(
-    folder: Path, guest: Guest, contact: Callable[[], Contact] = Contact
+    folder: Path,
+    guest: Guest,
+    contact: Callable[[], Contact] = Contact,
+    answers: Answers = MappingProxyType({}),
 ) -> AsyncIterator[None]:
     """Answer commands inside the block. The caller holds the lock of `folder`.
 
-    `contact` tells how the node stands with its coordinator.
+    `contact` tells how the node stands with its coordinator. `answers` are those to further questions.
     """
     try:
         listening = _listen(folder)
@@ -80,7 +91,7 @@ async def answer_commands(
         yield
         return
     server = await asyncio.start_unix_server(
-        partial(_answer, guest, contact), sock=listening, limit=_MOST_BYTES
+        partial(_answer, guest, contact, answers), sock=listening, limit=_MOST_BYTES
     )
     try:
         yield
@@ -91,9 +102,15 @@ async def answer_commands(
 
 
 def ask(folder: Path, question: Ask) -> GuestState:
-    """The state of the node in `folder` after it has done what it was asked.
+    """The state of the node in `folder` after it has done what it was asked. Raises as :func:`ask_for`."""
+    return GuestState(**ask_for(folder, question))
 
-    Raises HetnodeError: NODE_NOT_RUNNING; BAD_OPTION if it is another user's; the node's own refusal.
+
+def ask_for(folder: Path, question: Ask) -> Any:
+    """The answer of the node in `folder`, as plain data.
+
+    Raises HetnodeError: NODE_NOT_RUNNING, also for a question that a node of a former version does not know;
+    BAD_OPTION if it is another user's; the node's own refusal.
     """
     try:
         with socket.socket(socket.AF_UNIX) as connection, _in(folder):
@@ -101,7 +118,7 @@ def ask(folder: Path, question: Ask) -> GuestState:
             connection.connect(_SOCKET)
             connection.sendall(json.dumps(question.value).encode() + b"\n")
             with connection.makefile("rb") as stream:
-                answer = json.loads(stream.readline(_MOST_BYTES))
+                answer = json.loads(stream.readline(_MOST_ANSWER_BYTES))
     except PermissionError:
         cause = f"The node that keeps {folder} is another user's."
         raise HetnodeError(ErrorCode.BAD_OPTION, cause, "Ask as that user.") from None
@@ -111,19 +128,24 @@ def ask(folder: Path, question: Ask) -> GuestState:
             f"No node answers in {folder} ({error}).",
             "Start it with 'hetnode join', or name another with its folder.",
         ) from None
-    if "refusal" in answer:
+    if isinstance(answer, dict) and "refusal" in answer:
         code, cause, remedy = answer["refusal"]
         raise HetnodeError(ErrorCode.from_label(code), cause, remedy)
-    return GuestState(**answer)
+    return answer
 
 
 async def _answer(
-    guest: Guest, contact: Callable[[], Contact], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    guest: Guest,
+    contact: Callable[[], Contact],
+    answers: Answers,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
 ) -> None:
     try:
         async with asyncio.timeout(_SECONDS):
             question = Ask(json.loads(await reader.readline()))
-            writer.write(json.dumps(_reply(guest, contact, question)).encode() + b"\n")
+            found = answers[question]() if question in answers else _reply(guest, contact, question)
+            writer.write(json.dumps(found).encode() + b"\n")
             await writer.drain()
     except (OSError, ValueError, TimeoutError) as error:
         log.debug("a command was not understood: %r", error)
@@ -140,7 +162,7 @@ def _reply(guest: Guest, contact: Callable[[], Contact], question: Ask) -> dict[
                 guest.pause(_PATIENCE_AT_ONCE)
             case Ask.RESUME:
                 guest.resume()
-            case Ask.STATE:
+            case _:
                 pass
     except HetnodeError as error:
         return {"refusal": (error.code.label, error.cause, error.remedy)}

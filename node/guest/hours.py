@@ -35,7 +35,7 @@ class Hours:
     """Ranges of the day. A time is looked up as the clock on the wall shows it.
 
     No duration is ever computed, so a change to or from summer time needs no rule: a range begins when the
-    clock shows its begin, and lasts an hour less or more in that night.
+    clock shows its start, and lasts an hour less or more in that night.
     """
 
     ranges: tuple[Range, ...]

@@ -49,19 +49,19 @@ def gpu_share(monitored: str, own: set[int]) -> float:
 
 def _at_keyboard() -> bool | None:
     if sys.platform == "darwin":
-        described = _said("ioreg", "-c", "IOHIDSystem", "-d", "4")
+        described = said("ioreg", "-c", "IOHIDSystem", "-d", "4")
         idle = None if described is None else idle_seconds_of_mac(described)
         return None if idle is None else idle < _IDLE_SECONDS
-    if (idle_ms := _said("xprintidle")) is not None and idle_ms.strip().isdigit():
+    if (idle_ms := said("xprintidle")) is not None and idle_ms.strip().isdigit():
         return int(idle_ms) < 1000 * _IDLE_SECONDS
-    listed = _said("loginctl", "list-sessions", "--no-legend")
+    listed = said("loginctl", "list-sessions", "--no-legend")
     if listed is None:
         return None
     names = [line.split()[0] for line in listed.splitlines() if line.strip()]
     if not names:
         return False
     facts = ("Class", "Remote", "Active", "IdleHint")
-    described = _said("loginctl", "show-session", *names, *(f"--property={fact}" for fact in facts))
+    described = said("loginctl", "show-session", *names, *(f"--property={fact}" for fact in facts))
     return None if described is None else sessions_in_use(described)
 
 
@@ -75,7 +75,7 @@ def _cpu_of_others() -> float | None:
 
 
 def _gpu_of_others() -> float | None:
-    monitored = _said("nvidia-smi", "pmon", "-c", "1", "-s", "u")
+    monitored = said("nvidia-smi", "pmon", "-c", "1", "-s", "u")
     return None if monitored is None else gpu_share(monitored, {each.pid for each in _own_processes()})
 
 
@@ -96,7 +96,7 @@ def _seconds_of(processes: list[psutil.Process]) -> dict[int, float]:
     return seconds
 
 
-def _said(*command: str) -> str | None:
+def said(*command: str) -> str | None:
     """The output of a tool; None where it is not installed, or fails."""
     if shutil.which(command[0]) is None:
         return None

@@ -10,7 +10,8 @@ from enum import StrEnum
 
 from node.net.membership import Membership
 from node.transport.line import Line
-from protocol.status import Measurement
+from protocol.spec.run import RunSpec
+from protocol.status import Measurement, Wait
 from protocol.types import PeerId
 
 
@@ -21,27 +22,6 @@ class Activity(StrEnum):
     FOLLOWING = "following"
     TRAINING = "training"
     RESTING = "resting"
-
-
-class Wait(StrEnum):
-    """What a node waits for."""
-
-    ASSIGNMENT = "assignment"
-    """A place in the run, of which the plan or the next one makes use."""
-    PLAN = "plan"
-    """The plan of the next round."""
-    LINKS = "links"
-    """The links to its neighbours, while they are opened."""
-    NEIGHBOUR = "neighbour"
-    """The next frame of a neighbour."""
-    GROUP = "group"
-    """The offers of the other replicas."""
-    PAYLOADS = "payloads"
-    """The payloads of the other replicas."""
-    DECISION = "decision"
-    """The reports of the others, and the coordinator's decision on the round."""
-    CHECKPOINT = "checkpoint"
-    """A checkpoint of other peers."""
 
 
 class Waits:
@@ -72,6 +52,11 @@ class Waits:
     def is_waiting(self, what: Wait) -> bool:
         return self._waiting[what] > 0
 
+    @property
+    def now(self) -> tuple[Wait, ...]:
+        """All that it waits for now."""
+        return tuple(what for what in Wait if self.is_waiting(what))
+
     def seconds(self, what: Wait) -> float:
         """How long the node has waited for it, up to now."""
         since = self._since.get(what)
@@ -88,6 +73,8 @@ class NodeFigures:
         rounds, tokens, payload_bytes, phase_seconds: sums over the rounds that this node has measured;
             `tokens` are those of its replica.
         newest: the newest measurement.
+        line: what this node may send and receive; it counts the bytes of the present visit.
+        spec: of the run; None before the node has joined.
         memory_bytes: that the worker held on its device at the end of the last inner phase.
     """
 
@@ -96,7 +83,8 @@ class NodeFigures:
         self.waits = Waits()
         self.run, self.peer, self.device = "", "", ""
         self.membership: Membership | None = None
-        self._line, self._sent, self._received = Line(), 0, 0
+        self.spec: RunSpec | None = None
+        self.line, self._sent, self._received = Line(), 0, 0
         self.inner_steps = self.rounds = self.tokens = self.payload_bytes = self.memory_bytes = 0
         self.phase_seconds: defaultdict[str, float] = defaultdict(float)
         self.newest: Measurement | None = None
@@ -105,18 +93,19 @@ class NodeFigures:
         """Note that a visit has begun."""
         self.run, self.peer, self.device = membership.run, peer, membership.estimates.capacity.device
         self.membership = membership
+        membership.waits = lambda: self.waits.now
         self._sent, self._received = self.sent_bytes, self.received_bytes
-        self._line = membership.estimates.line
+        self.line = membership.estimates.line
 
     @property
     def sent_bytes(self) -> int:
         """Sent over links and in probes."""
-        return self._sent + self._line.up.passed
+        return self._sent + self.line.up.passed
 
     @property
     def received_bytes(self) -> int:
         """Received over links and in probes."""
-        return self._received + self._line.down.passed
+        return self._received + self.line.down.passed
 
     def measured(self, measurement: Measurement) -> None:
         """Note what this member measured in a round. Round 0 is the model before the first round."""

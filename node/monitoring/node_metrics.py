@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-from node.monitoring.figures import Activity, NodeFigures, Wait
+from node.monitoring.figures import Activity, NodeFigures
 from protocol.server.metrics import Figure, Metric, disk_free
+from protocol.status import Wait
 
 NODE = Metric(
     "hetnode_node_info",

@@ -1,53 +1,156 @@
-"""The status of a run as tables."""
+"""The status of a run as tables, as wide as the terminal."""
 
 from __future__ import annotations
 
-from rich.console import Group, RenderableType
+import time
+from collections.abc import Iterator, Sequence
+from math import isfinite
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
+from rich.text import Text
 
+from node.views.health import alarm_line, health_view
 from node.views.run_history import ratio, size
-from protocol.status import RunStatus
-from protocol.types import Estimates
+from node.views.text import as_text, bar, count, duration, plain, short_id
+from protocol.status import PeerStatus, RunPhase, RunStatus
+from protocol.types import Estimates, Lifecycle
+
+_WIDE = 110
+"""Columns from which measured speeds and connections have their own columns."""
+_MOST_NOTES = 12
+"""Sentences about peers. More would push the run off the screen."""
+
+STATE_STYLES = {
+    Lifecycle.TRAINING: "green",
+    Lifecycle.READY: "cyan",
+    Lifecycle.SYNCING: "yellow",
+    Lifecycle.DRAINING: "yellow",
+    Lifecycle.GONE: "bright_black",
+}
 
 
-def status_view(status: RunStatus) -> RenderableType:
-    """The peers, the replicas, and the state of the run."""
-    columns = (
-        "peer",
-        "role",
-        "state",
-        "assignment",
-        "round",
-        "step",
-        "seen",
-        "computes",
-        "reached",
-        "connection",
+def as_of_note(status: RunStatus, now: float) -> Text:
+    """What to say above a status that was read from a folder. `now` is Unix time."""
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(status.time))
+    ago = duration(max(0.0, now - status.time))
+    return Text(f"The coordinator is not running. This is as of {when}, {ago} ago.", "bold yellow")
+
+
+def status_view(status: RunStatus, live: bool = True, notes: Sequence[RenderableType] = ()) -> RenderableType:
+    """The run, its replicas and its peers. `notes` stand above all. `live`: as for :class:`PeerTable`."""
+    return Group(
+        *notes,
+        as_text(f"run {status.run}", "bold"),
+        as_text(status.message),
+        *alarm_line(status),
+        progress_line(status),
+        Text(rounds_line(status), "" if status.anchors_agree else "bold red"),
+        "",
+        replica_table(status),
+        *(["", *found] if (found := list(health_view(status.health))) else ()),
+        "",
+        PeerTable(status, live),
+        *(["", *found] if (found := list(peer_notes(status.peers))) else ()),
     )
-    peers = Table(*columns, title=f"run {status.run}")
-    for peer in status.peers:
-        peers.add_row(
-            peer.peer[-12:],
-            f"{peer.role.value}{' (auto)' if peer.role_reason else ''}",
-            "paused" if peer.rests else peer.lifecycle.value,
-            peer.assignment,
-            str(peer.round_number),
-            f"{peer.inner_step}/{status.spec.inner.steps}",
-            f"{peer.seconds_since_seen:.0f} s ago",
-            _speed(peer.estimates),
-            peer.reachability.value,
-            _connection(peer.estimates),
+
+
+def progress_line(status: RunStatus, width: int = 12) -> Text:
+    """Rounds, the time of the open round, and the time to the end of the run."""
+    total, decided = status.spec.rounds, status.rounds_decided
+    line = Text(f"{decided}/{total} rounds ").append_text(bar(decided / total, width))
+    parts = []
+    if status.phase is RunPhase.TRAINING and status.round_number <= total:
+        expected = status.expected_round_seconds
+        of = "" if expected is None else f" of about {duration(expected)}"
+        parts.append(f"this round {duration(status.round_seconds)}{of}")
+    if status.phase is not RunPhase.FINISHED:
+        end = status.remaining_seconds
+        parts.append("end unknown" if end is None else f"end in {duration(end)}")
+    return line.append(f" {', '.join(parts)}")
+
+
+def rounds_line(status: RunStatus) -> str:
+    """How the rounds went, the tokens of those that are committed, and the speed."""
+    parts = [status.rounds_message]
+    if status.tokens_committed:
+        parts.append(f"{count(status.tokens_committed)} tokens")
+    if (speed := status.tokens_per_second) and isfinite(speed):
+        parts.append(f"{count(speed)} tokens/s")
+    return ", ".join(parts)
+
+
+def peer_notes(peers: Sequence[PeerStatus]) -> Iterator[Text]:
+    """A line for each thing to know about a peer; problems first."""
+    notes = [(peer, peer.problem, "red") for peer in peers if peer.problem]
+    notes += [(peer, peer.message, "yellow") for peer in peers if peer.message]
+    notes += [(peer, f"is called {peer.name}", "") for peer in peers if peer.name]
+    notes += [(peer, f"{peer.role}, {peer.role_reason}", "") for peer in peers if peer.role_reason]
+    for peer, sentence, style in notes[:_MOST_NOTES]:
+        yield Text.assemble((short_id(peer.peer), "bold"), " ", (plain(sentence), style))
+    if len(notes) > _MOST_NOTES:
+        yield Text(f"and {len(notes) - _MOST_NOTES} more: 'hetnode status --json' has all", "bright_black")
+
+
+class PeerTable:
+    """One row per peer; speeds and connections only where there is room for them.
+
+    Args:
+        live: heartbeats are known, as they are while the coordinator runs.
+    """
+
+    def __init__(self, status: RunStatus, live: bool = True) -> None:
+        self._status, self._live = status, live
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        wide = options.max_width >= _WIDE
+        table = _table(*(("peer", 8), ("role", 8), ("state", 8), ("place", 15)))
+        table.add_column("round", justify="right", no_wrap=True)
+        if self._live:
+            table.add_column("step", justify="right", no_wrap=True)
+            table.add_column("seen", justify="right", no_wrap=True)
+        # It gets what the others leave, and they keep their widths.
+        table.add_column(
+            "waits for" if self._live else "", ratio=1, min_width=9, no_wrap=True, overflow="ellipsis"
         )
-    roles = [
-        f"{peer.peer[-12:]}: {peer.role}, {peer.role_reason}" for peer in status.peers if peer.role_reason
-    ]
-    problems = [f"{peer.peer[-12:]}: {peer.problem}" for peer in status.peers if peer.problem]
-    return Group(peers, replica_table(status), *roles, *problems, status.message, status.rounds_message)
+        table.expand = True
+        if wide:
+            table.add_column("computes", no_wrap=True)
+            table.add_column("reached", no_wrap=True)
+            table.add_column("connection", ratio=2)
+        for peer in self._status.peers:
+            table.add_row(*self._row(peer, wide))
+        yield table
+
+    def _row(self, peer: PeerStatus, wide: bool) -> Iterator[RenderableType]:
+        yield Text(short_id(peer.peer))
+        yield f"{peer.role.value}{'*' if peer.role_reason else ''}"
+        state = "paused" if peer.rests else peer.lifecycle.value
+        yield Text(state, STATE_STYLES.get(peer.lifecycle, ""))
+        yield as_text(place_of(peer.assignment))
+        yield str(peer.round_number)
+        if self._live:
+            yield f"{peer.inner_step}/{self._status.spec.inner.steps}"
+            yield duration(peer.seconds_since_seen)
+        yield Text(", ".join(peer.waits))
+        if wide:
+            yield _speed(peer.estimates)
+            yield peer.reachability.value
+            yield Text(_connection(peer.estimates))
+
+
+def place_of(assignment: str) -> str:
+    """The assignment in few characters: "replica-1, stages 0-3" as "r1 stages 0-3"."""
+    return assignment.replace("replica-", "r", 1).replace(",", "", 1)
 
 
 def replica_table(status: RunStatus) -> Table:
     """One row per replica, from the newest measurements of its members."""
-    table = Table("replica", "round", "validation loss", "tokens/s", "link per round", "payload per round")
+    table = _table(("replica", 12))
+    for name in ("round", "val. loss", "tokens/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("links per round", no_wrap=True)
+    table.add_column("payloads per round", no_wrap=True)
     for replica in status.replicas:
         members = "full" if replica.members == 1 else f"{replica.members} members"
         table.add_row(
@@ -58,6 +161,13 @@ def replica_table(status: RunStatus) -> Table:
             _traffic(replica.link_bytes_sent, replica.link_bytes_dense) or "no link",
             _traffic(replica.payload_bytes, replica.payload_bytes_dense),
         )
+    return table
+
+
+def _table(*columns: tuple[str, int]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold underline")
+    for name, width in columns:
+        table.add_column(name, min_width=width, no_wrap=True, overflow="ellipsis")
     return table
 
 
@@ -85,5 +195,5 @@ def _connection(estimates: Estimates) -> str:
     for link in estimates.links:
         if rate := link.incoming or link.bandwidth:
             direction = "from" if link.incoming else "to"
-            lines.append(f"{rate * 8e-6:,.1f} Mb/s {direction} {link.peer[-6:]}")
+            lines.append(f"{rate * 8e-6:,.1f} Mb/s {direction} {plain(link.peer[-6:])}")
     return "\n".join(lines)

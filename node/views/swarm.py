@@ -20,6 +20,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from coordinator.dashboard.folder import url_in
 from node import command_runner
 from node.checkpoint.layout import round_folder
 from node.ipc.template import own_template
@@ -51,7 +52,7 @@ class SwarmView:
             console=self._console,
         )
         self._task = self._progress.add_task("inner steps", total=spec.total_steps)
-        self._shown_round = -1
+        self._shown_round, self._has_begun = -1, False
 
     def run(self, listen: str) -> None:
         """Train to the end. Raises as :func:`node.local_swarm.run_swarm`, after writing the plot."""
@@ -101,6 +102,10 @@ class SwarmView:
             self._console.print(f"There is no loss.png: {error.cause} {error.remedy}", markup=False)
 
     def _update(self, live: Live, status: RunStatus) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            if (dashboard := url_in(self.folder)) is not None:
+                self._console.print(f"dashboard {dashboard}", markup=False)
         self._progress.update(self._task, completed=status.steps_done)
         live.update(Group(replica_table(status), status.message, self._progress))
         if not self._console.is_terminal:

@@ -19,6 +19,7 @@ from google.protobuf.message import Message
 
 from protocol.errors import ErrorCode, faulty_peer
 from protocol.trust.endpoints import check_endpoint, split_endpoint
+from protocol.trust.public_name import name_as_text, public_name
 from protocol.types import Part, PeerId, Role
 
 MAX_NAME = 128
@@ -142,6 +143,11 @@ PART: Field[Part] = Field(Part)
 SENTENCE = Field(lambda value: printable(value, MAX_SENTENCE, empty=True), shortened)
 """A sentence for people, or ""."""
 
+PUBLIC_NAME = Field(public_name)
+"""The public name that a peer chooses, or ""."""
+SHOWN_NAME = Field(name_as_text)
+"""A public name as the coordinator tells it: it has checked it, perhaps by a newer Unicode."""
+
 
 def between(least: float, most: float) -> Field[Any]:
     """A number of which `least` <= number <= `most`. NaN is none."""
@@ -178,6 +184,7 @@ def several(field: Field[T], limit: int, least: int = 0, key: str = "") -> Field
 
 name_from_pb, sentence_from_pb, peer_from_pb = NAME.from_pb, SENTENCE.from_pb, PEER.from_pb
 endpoint_from_pb, role_from_pb, part_from_pb = ENDPOINT.from_pb, ROLE.from_pb, PART.from_pb
+public_name_from_pb = PUBLIC_NAME.from_pb
 
 
 def banned_from_pb(values: Sequence[str]) -> frozenset[PeerId]:

@@ -64,6 +64,9 @@ def _check_decision(decision: Decision) -> None:
         raise ValueError(f"committed is {decision.committed} with {len(decision.entries)} payloads")
     descriptors = [entry.descriptor for entry in decision.entries]
     _check_canonical(descriptors)
+    restored = decision.restore_round
+    if restored is not None and (decision.committed or restored >= decision.round_number):
+        raise ValueError(f"round {decision.round_number} cannot restore round {restored}")
     if any((d.stage, d.round_number) != (decision.stage, decision.round_number) for d in descriptors):
         raise ValueError("a decision over payloads of another stage or round")
 
@@ -78,7 +81,12 @@ GROUP = Record(
 DECISION = Record(
     Decision,
     pb.DecisionReply,
-    {"stage": STAGE, "entries": several(_MANIFEST_ENTRY, MAX_REPLICAS), "reason": SENTENCE},
+    {
+        "stage": STAGE,
+        "entries": several(_MANIFEST_ENTRY, MAX_REPLICAS),
+        "reason": SENTENCE,
+        "restore_round": Field(int, optional=True),
+    },
     _check_decision,
 )
 

@@ -11,11 +11,14 @@ from protocol.types import (
     Link,
     LinkEstimate,
     Member,
+    Pause,
     PeerRecord,
     Plan,
+    Reachability,
     RelayAddress,
     Replica,
     ReservedAssignment,
+    Rollback,
     StageRange,
 )
 from protocol.wire.convert.fields import (
@@ -64,6 +67,10 @@ def _measured(least: float, most: float) -> Field[float]:
 _RATE = _measured(1, 1e21)
 """Bytes or operations per second. The bounds keep the cost model's sums and quotients finite."""
 _SECONDS = _measured(1e-9, 1e6)
+
+_ROLLBACK = Record(Rollback, pb.Rollback, {})
+
+PAUSE = Record(Pause, pb.Pause, {"from_round": _FROM_1, "reason": SENTENCE})
 
 CAPACITY = Record(
     Capacity,
@@ -173,9 +180,20 @@ capacity_to_pb, capacity_from_pb = CAPACITY.to_pb, CAPACITY.from_pb
 estimates_to_pb, estimates_from_pb = ESTIMATES.to_pb, ESTIMATES.from_pb
 peer_record_to_pb, peer_record_from_pb = PEER_RECORD.to_pb, PEER_RECORD.from_pb
 plan_to_pb, plan_from_pb = PLAN.to_pb, PLAN.from_pb
+rollback_to_pb, rollback_from_pb = _ROLLBACK.to_pb, _ROLLBACK.from_pb
+pause_to_pb, pause_from_pb = PAUSE.to_pb, PAUSE.from_pb
 place_to_pb = _RESERVED_ASSIGNMENT.to_pb
 relay_to_pb = _RELAY.to_pb
 relays_from_pb = several(_RELAY, MAX_RELAYS, key="peer").from_pb
 source_to_pb = _MEMBER_SOURCE.to_pb
 sources_from_pb = several(_MEMBER_SOURCE, MAX_SOURCES).from_pb
 places_from_pb = several(_RESERVED_ASSIGNMENT, MAX_RESERVED, key="peer").from_pb
+
+
+def answered(reply: pb.JoinReply | pb.UpdateAddressesReply, addresses: Addresses) -> Reached:
+    """What answered at `addresses`; a coordinator that does not dial back believes them."""
+    if reply.HasField("reached"):
+        return reached_from_pb(reply.reached)
+    has_any = addresses.endpoint or addresses.dht
+    kind = Reachability.OPEN if has_any else Reachability.DIAL_ONLY
+    return Reached(kind, bool(addresses.endpoint), bool(addresses.dht))

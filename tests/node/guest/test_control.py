@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from node.guest.control import Ask, Contact, GuestState, answer_commands, ask
+from node.guest.control import Ask, Contact, GuestState, answer_commands, ask, ask_for
 from node.guest.guest import BY_HAND, Guest
 from protocol.errors import ErrorCode, ExitCode, HetnodeError
 
@@ -99,3 +99,11 @@ async def test_a_command_learns_how_the_node_stands_with_its_coordinator(folder:
     async with answer_commands(folder, Guest(folder), lambda: Contact(True, 4.5, 7)):
         state = await asyncio.to_thread(ask, folder, Ask.STATE)
     assert state == GuestState(False, "", has_joined=True, silent_seconds=4.5, round_number=7)
+
+
+async def test_a_node_tells_more_where_it_is_asked(folder: Path) -> None:
+    lines = [f"line {i} " + "x" * 500 for i in range(300)]  # longer than a request may be
+    async with answer_commands(folder, Guest(folder), answers={Ask.LOG: lambda: lines}):
+        assert await asyncio.to_thread(ask_for, folder, Ask.LOG) == lines
+        # What this node does not know is no error of it: it tells its state, as before.
+        assert "is_here" in await asyncio.to_thread(ask_for, folder, Ask.REPORT)

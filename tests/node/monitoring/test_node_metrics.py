@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from node.monitoring.figures import Activity, NodeFigures, Wait, Waits
+from node.monitoring.figures import Activity, NodeFigures, Waits
 from node.monitoring.node_metrics import METRICS, NodeMetrics
 from node.transport.line import Line
 from protocol.server.metrics import SHARED
 from protocol.server.metrics_endpoint import MetricsEndpoint
-from protocol.status import Measurement
+from protocol.status import Measurement, Wait
 from protocol.types import Capacity
 from tests.builders import keyed
 from tests.support.scrape import scrape

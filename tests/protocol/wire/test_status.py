@@ -8,9 +8,36 @@ import pytest
 
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
-from protocol.status import Measurement
-from protocol.types import Capacity, Estimates, LinkEstimate, Member, PeerId, Plan, Replica, StageRange
-from protocol.wire.status import measurement_from_pb, measurement_to_pb, status_from_pb, status_to_pb
+from protocol.status import (
+    Explanation,
+    Measurement,
+    PayloadAgreement,
+    Sentence,
+    StageHealth,
+    TrainingHealth,
+    Wait,
+)
+from protocol.types import (
+    Capacity,
+    Estimates,
+    LinkEstimate,
+    Member,
+    Pause,
+    PausedBy,
+    PeerId,
+    Plan,
+    Replica,
+    StageRange,
+)
+from protocol.wire.status import (
+    explanation_from_pb,
+    explanation_to_pb,
+    measurement_from_pb,
+    measurement_to_pb,
+    status_from_pb,
+    status_to_pb,
+    waits_from_pb,
+)
 from tests.builders import keyed, status_of
 
 PEER = keyed(0).peer
@@ -38,10 +65,42 @@ MEASUREMENT = Measurement(
 PLAN = Plan(1, 1, 0, (Replica(0, (Member(PEER, StageRange(0, 2), ""),), ()),), "the first plan")
 STATUS = replace(
     status_of(estimates=Estimates(Capacity("cpu", 2**30, 2), 0.5, (LinkEstimate(keyed(1).peer, 0.1, 1e6),))),
-    measurements=(MEASUREMENT,),
+    measurements=(
+        replace(
+            MEASUREMENT,
+            progress_norm=1.5,
+            error_norm=0.5,
+            agreements=(
+                PayloadAgreement(0, PEER, cosine=0.25, norm=2.0, mean_norm=1.0),
+                PayloadAgreement(1, PEER, None, 0.0, 0.5, alike=-0.25, unlike=0.125),
+            ),
+        ),
+    ),
     plan=PLAN,
+    pause=Pause(3, PausedBy.ALARM, "the loss has risen"),
 )
-STATUS = replace(STATUS, peers=tuple(replace(peer, rests=True) for peer in STATUS.peers))
+STATUS = replace(
+    STATUS,
+    peers=tuple(
+        replace(peer, rests=True, name="José", message="waits as a spare", waits=(Wait.GROUP, Wait.PAYLOADS))
+        for peer in STATUS.peers
+    ),
+    round_number=2,
+    round_seconds=1.5,
+    expected_round_seconds=4.0,
+    remaining_seconds=6.5,
+    tokens_committed=4096,
+    health=TrainingHealth(
+        1,
+        (
+            StageHealth(0, 3, 0.125, -0.25, 0.25, 0.5, 0.75, -0.5, 2.0, 1.0),
+            StageHealth(1, 1, None, None, None, None, None, None, 0.0, 0.0),
+        ),
+        0.5,
+        ("Round 1: a sentence.",),
+    ),
+    alarm="Round 1: another sentence.",
+)
 
 
 def test_the_bytes_stay_as_they_are() -> None:
@@ -53,7 +112,7 @@ def test_the_bytes_stay_as_they_are() -> None:
     )
     peer = status_to_pb(STATUS).peers[0]
     peer.peer = "P"
-    for later in ("estimates", "reachability", "problem", "role_reason", "rests"):
+    for later in ("estimates", "reachability", "problem", "role_reason", "rests", "message", "waits", "name"):
         peer.ClearField(later)
     assert peer.SerializeToString(deterministic=True).hex() == (
         "0a015012077265706c6963611a08747261696e696e672002280131000000000000f83f"
@@ -78,6 +137,28 @@ def test_a_status_comes_back_as_it_was(plan: Plan | None) -> None:
     assert status_from_pb(pb.StatusReply.FromString(data)) == status
 
 
+def test_what_is_not_known_yet_comes_back_as_unknown() -> None:
+    status = replace(STATUS, expected_round_seconds=None, remaining_seconds=None)
+    assert status_from_pb(status_to_pb(status)) == status
+    # Seconds that are known to be 0 are another thing.
+    status = replace(STATUS, remaining_seconds=0.0)
+    assert status_from_pb(status_to_pb(status)).remaining_seconds == 0.0
+
+
+def test_waits_that_a_later_version_knows_are_left_out() -> None:
+    message = status_to_pb(STATUS)
+    message.peers[0].waits.append("tea")
+    assert status_from_pb(message).peers[0].waits == (Wait.GROUP, Wait.PAYLOADS)
+    assert waits_from_pb(["tea", "plan"]) == (Wait.PLAN,)
+
+
+@pytest.mark.parametrize("waits", [["plan"] * 33, ["x" * 200], ["\x1b[31m"]])
+def test_waits_are_bounded(waits: list[str]) -> None:
+    with pytest.raises(HetnodeError) as error:
+        waits_from_pb(waits)
+    assert error.value.code is ErrorCode.BAD_REQUEST
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"phase": "asleep"}, {"spec_json": "{"}, {"peers": [pb.PeerStatus(peer="x", lifecycle="undead")]}],
@@ -90,3 +171,16 @@ def test_a_message_without_a_valid_status_is_refused(changes: dict[str, object])
     with pytest.raises(HetnodeError) as error:
         status_from_pb(message)
     assert error.value.code in (ErrorCode.BAD_REQUEST, ErrorCode.BAD_SPEC)
+
+
+def test_a_measurement_of_too_many_payloads_is_refused_before_it_is_read() -> None:
+    message = measurement_to_pb(MEASUREMENT)
+    message.agreements.extend([pb.PayloadAgreement(owner="\n")] * 600)
+    with pytest.raises(HetnodeError, match="600 elements") as refused:
+        measurement_from_pb(message)
+    assert refused.value.code is ErrorCode.BAD_REQUEST
+
+
+def test_an_explanation_survives_the_wire() -> None:
+    explanation = Explanation("Round 1", (Sentence("It was slow.", (3, 2**40)), Sentence("No event.")))
+    assert explanation_from_pb(explanation_to_pb(explanation)) == explanation

@@ -30,7 +30,7 @@ from hivemind.utils import get_dht_time
 from node.hive.access import AllowedCalls
 from node.hive.calls import Admit, Exchange, FetchCheckpoint, FetchPayload
 from node.hive.lifetime import end_with_parent
-from node.hive.matchmaking import WINDOW_SECONDS, RoundMatchmaking, RoundStep
+from node.hive.matchmaking import RoundMatchmaking, RoundStep, SearchTimes
 from node.hive.payload_peer import PayloadPeer
 from node.hive.records import stage_prefix
 from node.hive.stream_calls import GuardedStreams
@@ -50,7 +50,6 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 _CALL_THREADS = 64
-_REQUEST_SECONDS = 1.5  # wait for the answer to a request to join a group; must be below WINDOW_SECONDS
 
 
 @dataclass(frozen=True)
@@ -88,8 +87,6 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
             dht,
             start=False,
             prefix=stage_prefix(run, stage),
-            min_matchmaking_time=WINDOW_SECONDS,
-            request_timeout=_REQUEST_SECONDS,
             allow_state_sharing=False,
         )
         # The run id contains the hash of the spec, thus of model and codec: peers of other runs are refused.
@@ -189,12 +186,12 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
 
     async def _step_with(self, request: Exchange) -> ExchangeResult:
         own, group = request.descriptor, request.group
-        self._matchmaking.prepare(
-            own.round_number, request.expected, None if group is None else _group_info(group, own.run)
-        )
+        matched = None if group is None else _group_info(group, own.run)
+        times = SearchTimes.of_exchange(request.deadline)
+        self._matchmaking.prepare(own.round_number, request.expected, matched, times)
         step = RoundStep(
-            scheduled_time=get_dht_time() + WINDOW_SECONDS,
-            deadline=get_dht_time() + request.deadline / 2,  # of matchmaking; the rest is for the payloads
+            scheduled_time=get_dht_time() + times.window,
+            deadline=get_dht_time() + times.search,
             allow_retries=False,  # a second group in the same round could hold other members
             weight=own.weight,
             data_for_gather=descriptor_to_bytes(own),

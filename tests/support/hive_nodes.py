@@ -37,6 +37,8 @@ REFUSED = Path("/dev/null/payloads")
 """A folder that cannot be made, not even by root."""
 PATIENT = 30.0
 """Deadline of a call that must succeed."""
+UNHURRIED = 120.0
+"""Deadline of a search that must find every peer, on a loaded machine, too."""
 BRIEF = 2.0
 """Deadline of a call that must reach its deadline."""
 

@@ -18,6 +18,7 @@ from tests.support.hive_nodes import (
     CAPACITY,
     KEEP_ROUNDS,
     PATIENT,
+    UNHURRIED,
     canonical,
     describe,
     start_node,
@@ -157,7 +158,7 @@ async def test_without_a_coordinator_one_group_of_the_known_size_forms_through_t
         ]
         held = await asyncio.gather(
             *(
-                node.exchange(payload, own, None, expected=3)
+                node.exchange(payload, own, None, UNHURRIED, expected=3)
                 for node, payload, own in zip(nodes, payloads, descriptors, strict=True)
             )
         )
@@ -176,8 +177,8 @@ async def test_a_misfit_payload_is_left_out_of_a_group_found_through_the_dht(
     else:
         theirs = replace(theirs, weight=5.0)
     held, _ = await asyncio.gather(
-        network.alice.exchange(b"payload", own, None, expected=2),
-        network.bob.exchange(b"payload", theirs, None, expected=2),
+        network.alice.exchange(b"payload", own, None, UNHURRIED, expected=2),
+        network.bob.exchange(b"payload", theirs, None, UNHURRIED, expected=2),
     )
     assert held == (own,)
 

@@ -7,7 +7,7 @@ QUICK = benchmarks/reproduction/quick.toml
 # The many processes of the tests share compiled files, also where an environment says to write none.
 COMPILED = PYTHONDONTWRITEBYTECODE=
 
-.PHONY: swarm test test-slow test-network test-containers hostile check package bench reproduce reproduce-quick
+.PHONY: swarm test test-slow test-network test-containers test-browser hostile check package bench reproduce reproduce-quick
 
 swarm: $(VENV)/installed
 	$(VENV)/bin/hetnode swarm up
@@ -28,6 +28,10 @@ test-network: $(VENV)/installed-test
 # Swarms of containers: needs a container engine with Compose 2, and is skipped with a reason elsewhere.
 test-containers: $(VENV)/installed-test
 	$(VENV)/bin/python -m pytest -m containers -rs tests/containers
+
+# The dashboard in a real browser: needs chromium and chromedriver, and is skipped with a reason elsewhere.
+test-browser: $(VENV)/installed-test
+	$(COMPILED) $(VENV)/bin/python -m pytest -m browser -rs tests/browser
 
 # Attacks of independent peers on honest swarms: below 15 minutes.
 hostile: $(VENV)/installed-test
@@ -62,11 +66,11 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/installed: $(VENV)/bin/python pyproject.toml
-	$(VENV)/bin/python -m pip install --quiet --editable '.[plots]'
+	$(VENV)/bin/python -m pip install --quiet --editable '.[dashboard,plots]'
 	touch $@
 
 $(VENV)/installed-hf: $(VENV)/installed
-	$(VENV)/bin/python -m pip install --quiet --editable '.[hf,plots]'
+	$(VENV)/bin/python -m pip install --quiet --editable '.[dashboard,hf,plots]'
 	touch $@
 
 $(VENV)/installed-test: $(VENV)/installed

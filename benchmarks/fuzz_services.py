@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from functools import cache, partial
@@ -34,20 +35,25 @@ from benchmarks.fuzz_seeds import (
 from coordinator.api.access import Access
 from coordinator.api.admin import AdminService
 from coordinator.api.enrollment import EnrollmentService
+from coordinator.api.run_records import RunRecords
 from coordinator.api.service import CoordinatorService
 from coordinator.command_loop import Stopped
 from coordinator.decide import decide
+from coordinator.explain.explain import prepare
+from coordinator.explain.log_index import LogIndex
+from coordinator.health.monitor import HealthMonitor
 from coordinator.membership.reachability import check_claims, reached
 from coordinator.membership.sources import MemberSources
 from coordinator.state import commands, event_codec
 from coordinator.state.apply import replay
 from coordinator.state.events import PeerSeen
 from coordinator.state.state import State
+from coordinator.status.tokens import CommittedTokens
 from protocol.errors import HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.relay.destinations import Destinations
 from protocol.relay.server import RelayService
-from protocol.status import Measurement, fields_of
+from protocol.status import Explanation, Measurement, fields_of
 from protocol.trust.envelope import enrollment_message, renewal_message
 from protocol.trust.names import OPERATOR_URI, peer_uri
 from protocol.trust.reachability import Addresses, Reached
@@ -61,6 +67,7 @@ from protocol.wire.status import status_from_pb
 _SOURCE, _SECRET, _INVITE = "203.0.113.7", b"s" * 16, "0" * 12
 _ADDRESS = "203.0.113.7:7700"
 _COORDINATOR = PEERS[2]
+_ABOUT_OTHERS = pb.BanRequest | pb.UnbanRequest | pb.UnnameRequest
 _SERVICES = ("Coordinator", "Enrollment", "Admin", "Relay")
 
 
@@ -143,8 +150,17 @@ class _Server:
         access = Access(self.loop, sources, lambda _: _SOURCE)
         metrics: Any = SimpleNamespace(record_measurement=_record, newest={})
         sign_here = partial(sign, number=2)
+        receipts: Any = SimpleNamespace(of=lambda peer, _: peer.encode())
+        index = LogIndex(state.spec.swarm.stages)
+
+        async def explain(_: str, question: str) -> Explanation:
+            prepare(question, state, index, (), 0.0)
+            return Explanation("t", ())
+
+        explainer: Any = SimpleNamespace(explain=explain)
+        records = RunRecords(metrics, CommittedTokens(), receipts, HealthMonitor(state), explainer, Counter())
         coordinator = CoordinatorService(
-            self.loop, metrics, access, sources, AUTHORITY, sign_here, (), _dial_back
+            self.loop, records, access, sources, AUTHORITY, sign_here, (), _dial_back
         )
         exposed: Any = _Exposed()
         self._access = access
@@ -208,6 +224,7 @@ def _training() -> State:
             commands.Attest(PeerId(peer), stage, 0, "stage", "a" * 64)
             for peer, stage in ((PEER, 0), (PEERS[1], 1), (PEERS[2], 0), (PEERS[2], 1))
         ),
+        commands.Attest(PeerId(PEERS[1]), 0, 0, "embedding", "b" * 64),
     )
     for command in begin:
         asyncio.run(loop.execute(command))
@@ -249,7 +266,7 @@ def _requests() -> Mapping[type[Message], Message]:
     requests = (
         pb.JoinRequest(
             protocol_version=PROTOCOL_VERSION, role="stage", capacity=CONTRIBUTION.capacity,
-            endpoint=_ADDRESS, spec_hash=SPEC.hash, addresses=addresses,
+            endpoint=_ADDRESS, spec_hash=SPEC.hash, addresses=addresses, name="José",
         ),
         pb.UpdateAddressesRequest(addresses=addresses),
         pb.TryAddressesRequest(addresses=addresses),
@@ -265,8 +282,10 @@ def _requests() -> Mapping[type[Message], Message]:
         pb.AttestRequest(stage=0, round=0, part="stage", digest="b" * 64),
         pb.LocateRequest(stage=0, part="stage"),
         measurement,
+        pb.ReceiptRequest(),
         pb.RenewRequest(tls_public_key=key, proof=sign(new)),
         pb.StatusRequest(),
+        pb.ExplainRequest(question="now"),
         pb.EnrollRequest(
             protocol_version=PROTOCOL_VERSION, invite_id=_INVITE, secret=_SECRET,
             tls_public_key=key, proof=sign(proof),
@@ -277,12 +296,17 @@ def _requests() -> Mapping[type[Message], Message]:
         pb.ListPeersRequest(),
         pb.BanRequest(reason="r", revoke_invites=True),
         pb.UnbanRequest(),
+        pb.UnnameRequest(),
+        pb.PauseRunRequest(reason="r"),
+        pb.ResumeRunRequest(),
+        pb.RollBackRequest(restore_round=0, reason="r"),
+        pb.ListRollbacksRequest(),
         pb.ExposeRequest(dht_port=7701),
         pb.DialRequest(address="127.0.0.1:7701"),
     )  # fmt: skip
     for request in requests:
         if "peer" in request.DESCRIPTOR.fields_by_name:
-            request.peer = PEERS[2] if isinstance(request, pb.BanRequest | pb.UnbanRequest) else PEER
+            request.peer = PEERS[2] if isinstance(request, _ABOUT_OTHERS) else PEER
     return {type(request): request for request in requests}
 
 

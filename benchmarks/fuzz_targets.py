@@ -40,7 +40,7 @@ from protocol.pb import payload_pb2
 from protocol.spec.quantizers import LINK_QUANTIZERS
 from protocol.spec.run import RunSpec
 from protocol.spec.sections import OuterSpec
-from protocol.trust import envelope, invite, tls
+from protocol.trust import envelope, invite, receipt, tls
 from protocol.types import DType, TensorHeader
 from protocol.wire import activation_codec, payload_codec, records, rpc_errors
 from protocol.wire.convert.fields import (
@@ -49,6 +49,7 @@ from protocol.wire.convert.fields import (
     name_from_pb,
     part_from_pb,
     peer_from_pb,
+    public_name_from_pb,
     role_from_pb,
     sentence_from_pb,
 )
@@ -64,15 +65,23 @@ from protocol.wire.convert.plans import (
     addresses_from_pb,
     capacity_from_pb,
     estimates_from_pb,
+    pause_from_pb,
     peer_record_from_pb,
     places_from_pb,
     plan_from_pb,
     reached_from_pb,
     relays_from_pb,
+    rollback_from_pb,
     sources_from_pb,
 )
 from protocol.wire.framing import frame_header_from_pb
-from protocol.wire.status import measurement_from_pb, status_from_pb
+from protocol.wire.status import (
+    explanation_from_pb,
+    kept_from_pb,
+    measurement_from_pb,
+    status_from_pb,
+    waits_from_pb,
+)
 
 _SHAPES = {"emb": (19, 16), "0.wq": (16, 16), "0.norm": (16,)}
 _CODECS = {
@@ -205,6 +214,18 @@ def _messages() -> list[Target]:
         _message("estimates", estimates, estimates_from_pb),
         _message("peer record", CONTRIBUTION, peer_record_from_pb),
         _message("plan", PLAN, plan_from_pb),
+        _message("pause", pb.Pause(from_round=1, by="operator", reason="r"), pause_from_pb),
+        _message("rollback", pb.Rollback(round=3, restore_round=1), rollback_from_pb),
+        _message(
+            "heartbeat",
+            pb.HeartbeatRequest(waits=["group"], kept=[1, 10]),
+            lambda message: (waits_from_pb(message.waits), kept_from_pb(message.kept)),
+        ),
+        _message(
+            "explanation",
+            pb.ExplainReply(title="t", sentences=[pb.ExplainReply.Sentence(text="s", events=[1])]),
+            explanation_from_pb,
+        ),
         _message(
             "update",
             pb.PlanUpdate(banned=[PEER], followers=[PLACE], relays=[relay], sources=[source]),
@@ -239,8 +260,20 @@ def _messages() -> list[Target]:
 
 def _decode_text(data: bytes) -> None:
     """A field of text, by the first byte."""
-    readers = (name_from_pb, sentence_from_pb, peer_from_pb, endpoint_from_pb, role_from_pb, part_from_pb)
+    readers = (
+        *(name_from_pb, sentence_from_pb, peer_from_pb, endpoint_from_pb, role_from_pb, part_from_pb),
+        public_name_from_pb,
+    )
     readers[(data[0] if data else 0) % len(readers)](data[1:].decode(errors="replace"))
+
+
+def _signed_receipt() -> bytes:
+    hashes = {"spec_hash": SPEC.hash, "log_hash": "b" * 64}
+    figures = {"stage_tokens": 5, "stage_rounds": 1, "payload_bytes": 9, "first_round": 1, "last_round": 1}
+    unsigned = receipt.Receipt(
+        run=SPEC.name, peer=PEER, name="José", log_row=7, time=1, coordinator=PEER, **hashes, **figures
+    )
+    return receipt.encode_receipt(receipt.sign_receipt(unsigned, sign))
 
 
 def _others() -> list[Target]:
@@ -282,10 +315,13 @@ def _others() -> list[Target]:
             (der(AUTHORITY.for_coordinator(TLS_KEY)),),
         ),
         Target("TLS key", tls.tls_key_from_der, (key,)),
+        Target("receipt", receipt.open_receipt, (_signed_receipt(),)),
         Target("invite", _latin(invite.decode), (invitation.encode(),)),
         Target("specification", _latin(RunSpec.from_json), (SPEC.canonical_json.encode(),)),
         Target("refusal", _decode_refusal, (b"bad-request\nwhy%20not",)),
-        Target("text", _decode_text, (b"\0name", b"\2" + PEER.encode(), b"\3[::1]:7700", b"\4stage")),
+        Target("text", _decode_text, (
+            b"\0name", b"\2" + PEER.encode(), b"\3[::1]:7700", b"\4stage", "\6José".encode()
+        )),
         Target("event", _decode_event, (b"\0{}", b'\0{"at":1.0}')),
     ]  # fmt: skip
 

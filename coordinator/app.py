@@ -6,20 +6,23 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import grpc
 
-from coordinator.api import enrollment, service
+from coordinator.api import enrollment, member_server
 from coordinator.api.access import Access
 from coordinator.api.admin import AdminService
 from coordinator.api.admission import AdmittingPeer, keep_admitted, tell_sources
 from coordinator.api.dial_back import DialBack, TlsDialBack
 from coordinator.api.enrollment import EnrollmentService
+from coordinator.api.explaining import Explainer
 from coordinator.api.public_ports import ListenAddresses, PublicPorts, RelayOptions, open_ports
 from coordinator.api.public_server import PublicServer, public_server
 from coordinator.api.relay import OwnRelay, own_relay
+from coordinator.api.run_records import RunRecords
 from coordinator.api.service import CoordinatorService
 from coordinator.arbiter import Arbiter, arbitrate_contested
 from coordinator.authority import (
@@ -27,26 +30,35 @@ from coordinator.authority import (
     Authority,
     ServerCertificate,
     open_authority,
+    renew_certificates,
     write_bootstrap,
     write_operator,
 )
 from coordinator.command_loop import CommandLoop, Stopped
+from coordinator.dashboard.dashboard import Dashboard
+from coordinator.explain.log_index import LogIndex
+from coordinator.health.alarm import AlarmOptions
+from coordinator.health.monitor import HealthMonitor
+from coordinator.history.receipts import Receipts
 from coordinator.membership.sources import MemberSources
+from coordinator.monitoring.health import judge_health
 from coordinator.monitoring.run_metrics import RunMetrics
-from coordinator.state import events
-from coordinator.state.apply import replay
 from coordinator.state.commands import AppointArbiter, Start, TellOwnRelay
 from coordinator.state.events import Event
 from coordinator.state.state import State
+from coordinator.status.event_levels import log_level
 from coordinator.status.messages import event_message
+from coordinator.status.tokens import CommittedTokens
+from coordinator.storage.history_schema import HISTORY_FILE
+from coordinator.storage.history_writer import HistoryWriter
 from coordinator.storage.metrics import MetricsFile
+from coordinator.storage.restore import restore
 from coordinator.storage.store import SqliteStore, Store
-from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.relay.destinations import Destinations
 from protocol.server.metrics_endpoint import MetricsEndpoint
 from protocol.spec.run import RunSpec
-from protocol.status import RunPhase
+from protocol.status import AlarmMode, RunPhase
 from protocol.trust.multiaddress import tcp_place
 from protocol.trust.names import COORDINATOR_NAME, ENROLLMENT_NAME
 from protocol.types import PeerId, RelayAddress
@@ -57,20 +69,6 @@ TICK_SECONDS = 0.2
 LINGER_SECONDS = 30.0
 """How long the coordinator still serves a finished run if some peers do not leave."""
 STOP_SECONDS = 2.0
-
-_WARNINGS = (
-    events.AnchorDiverged,
-    events.LinkFailed,
-    events.PayloadArbitrated,
-    events.PayloadRejected,
-    events.PeerBanned,
-    events.PeerLost,
-    events.PeerQuarantined,
-    events.PeerRetreated,
-    events.PeerStruck,
-    events.RoundAborted,
-)
-_DETAILS = (events.PayloadOffered, events.PayloadWithheld, events.HoldingsReported, events.DigestAttested)
 
 
 class Bootstrap(AdmittingPeer, Protocol):
@@ -104,21 +102,22 @@ async def run_coordinator(
     on_ready: Callable[[str, str, str], None],
     certificate_seconds: float = CERTIFICATE_SECONDS,
     dial_back: DialBack | None = None,
+    alarm: AlarmOptions = AlarmOptions(),  # noqa: B008  frozen
 ) -> bool:
     """Serve the run until it is finished and its peers have left, or until cancelled.
 
     Returns False at once if the run in `folder` was finished before: then there is nothing to serve.
-
     A folder that holds a run continues that run. On cancellation, waiting calls end with UNAVAILABLE, and
     everything is closed within a few seconds. Acknowledged commands are durable, however the process ends.
 
     Args:
         spec: must equal the spec of the run that has begun in `folder`, if there is one.
-        folder: gets coordinator.sqlite and .head, metrics.jsonl, and the files of coordinator.authority.
+        folder: gets coordinator.sqlite, .head, metrics.jsonl, history.sqlite, files of coordinator.authority.
         start_bootstrap: starts the DHT peer of the run with this id; the peer is closed here.
         on_ready: called with the run's id and the advertised addresses of API and enrollment, at last.
         certificate_seconds: life of the issued certificates.
         dial_back: tries what peers claim; None dials over the network.
+        alarm: what happens if the training looks unhealthy.
 
     Raises:
         HetnodeError: BAD_ADDRESS, PORT_IN_USE, RUN_FOLDER_IN_USE, STORE_CORRUPT, SPEC_MISMATCH with both
@@ -127,34 +126,46 @@ async def run_coordinator(
     async with AsyncExitStack() as stack:
         # Before anything is written: a wrong address must not leave a folder behind.
         ports, endpoint = open_ports(addresses, stack), _metrics_endpoint(addresses, stack)
-        folder.mkdir(parents=True, exist_ok=True)
-        # Locks the folder for this process.
-        store = SqliteStore(folder / "coordinator.sqlite", identity.peer, identity.sign)
-        stack.callback(store.close)
+        dashboard = Dashboard(addresses.dashboard, addresses.near_dashboard, stack)
+        store = _open_store(folder, identity, stack)
         authority = open_authority(folder, spec.name, certificate_seconds)
-        run = authority.run_id(spec)
-        state = restore(store, spec, run)
-        if state.phase is RunPhase.FINISHED:
+        restored = _restored(stack, store, spec, run := authority.run_id(spec), folder)
+        if restored.state.phase is RunPhase.FINISHED:
+            await asyncio.to_thread(restored.history.complete)
             return False
-        metrics = stack.enter_context(MetricsFile(folder / "metrics.jsonl"))
         write_bootstrap(authority, folder, identity.peer)  # the DHT peer reads it at its start
-        bootstrap = await start_bootstrap(run)
-        stack.push_async_callback(bootstrap.close)
-        command_loop, serving = _start_command_loop(stack, spec, store, state, metrics)
+        bootstrap = await _opened(stack, start_bootstrap(run))
+        command_loop, serving, records = _start_run(stack, store, restored, identity, dashboard, alarm)
         sources = MemberSources()
-        parts = command_loop, sources, metrics, authority, identity, bootstrap, dial_back
-        servers = _public_servers(*parts, ports)
+        servers = _public_servers(
+            command_loop, records, sources, authority, identity, bootstrap, dial_back, ports
+        )
         relay = _own_relay(ports, servers, command_loop, sources, bootstrap, identity.peer, authority)
-        if endpoint is not None:
-            await endpoint.start(RunMetrics(store.files, command_loop, metrics, servers).read)
         await _begin(command_loop, identity.peer if bootstrap.arbiter else None, relay, addresses.relay)
+        if endpoint is not None:
+            await endpoint.start(RunMetrics(store.files, command_loop, servers, records).read)
         await _start_serving(stack, command_loop, ports, servers, relay)
         write_operator(authority, folder)
-        stack.callback(asyncio.create_task(_renew_certificates(authority, folder, identity.peer)).cancel)
-        _start_admission(stack, command_loop, bootstrap, sources)
+        _start_work(stack, command_loop, bootstrap, sources)
+        stack.callback(asyncio.create_task(renew_certificates(authority, folder, identity.peer)).cancel)
+        dashboard.serve(folder, command_loop, records.metrics, lambda: restored.history.problem)
         on_ready(run, *ports.advertised)
-        await _tick_until_over(command_loop, serving)
+        await _tick_until_over(command_loop, serving, records.health, alarm.mode)
     return True
+
+
+def _open_store(folder: Path, identity: Identity, stack: AsyncExitStack) -> SqliteStore:
+    """The event log of the run in `folder`, which it locks for this process until `stack` unwinds."""
+    folder.mkdir(parents=True, exist_ok=True)
+    store = SqliteStore(folder / "coordinator.sqlite", identity.peer, identity.sign)
+    stack.callback(store.close)
+    return store
+
+
+async def _opened(stack: AsyncExitStack, starting: Awaitable[Bootstrap]) -> Bootstrap:
+    bootstrap = await starting
+    stack.push_async_callback(bootstrap.close)
+    return bootstrap
 
 
 async def _begin(
@@ -195,8 +206,8 @@ async def _start_serving(
 
 def _public_servers(
     command_loop: CommandLoop,
+    records: RunRecords,
     sources: MemberSources,
-    metrics: MetricsFile,
     authority: Authority,
     identity: Identity,
     bootstrap: Bootstrap,
@@ -209,7 +220,7 @@ def _public_servers(
     certificate = ServerCertificate(authority)
     members = CoordinatorService(
         command_loop,
-        metrics,
+        records,
         access,
         sources,
         authority,
@@ -222,13 +233,15 @@ def _public_servers(
     newcomers = EnrollmentService(
         command_loop, authority, identity.peer, ports.advertised[0], newcomers_gateway.source_of
     )
-    api_admission = service.admission(access, command_loop.spec, gateway.source_of, gateway.close_connection)
+    api_admission = member_server.admission(
+        access, command_loop.spec, gateway.source_of, gateway.close_connection
+    )
     newcomers_admission = enrollment.admission(
         newcomers_gateway.source_of, newcomers_gateway.close_connection
     )
 
     def api(*options: tuple[str, int]) -> grpc.aio.Server:
-        server = service.new_server(api_admission, command_loop.spec, *options)
+        server = member_server.new_server(api_admission, command_loop.spec, *options)
         pb_grpc.add_CoordinatorServicer_to_server(members, server)
         pb_grpc.add_AdminServicer_to_server(operator, server)
         return server
@@ -279,8 +292,11 @@ def _destinations(command_loop: CommandLoop, sources: MemberSources, bootstrap: 
     )
 
 
-def _start_admission(
-    stack: AsyncExitStack, command_loop: CommandLoop, bootstrap: Bootstrap, sources: MemberSources
+def _start_work(
+    stack: AsyncExitStack,
+    command_loop: CommandLoop,
+    bootstrap: Bootstrap,
+    sources: MemberSources,
 ) -> None:
     """Tell the DHT peer and the members who is admitted, and arbitrate payloads; `stack` ends all three."""
     for work in (
@@ -291,14 +307,59 @@ def _start_admission(
         stack.callback(asyncio.create_task(work).cancel)
 
 
+@dataclass(frozen=True)
+class _Restored:
+    """A run as its folder has it. `history` is not started: it begins with what its file lacks of the log."""
+
+    state: State
+    index: LogIndex
+    metrics: MetricsFile
+    history: HistoryWriter
+
+
+def _restored(stack: AsyncExitStack, store: Store, spec: RunSpec, run: str, folder: Path) -> _Restored:
+    """The run in `folder`. `stack` ends its metrics file and its history, which alone keeps the events."""
+    state, stored = restore(store, spec, run)
+    index = LogIndex(spec.swarm.stages)
+    for event in stored:
+        index.note(event)
+    metrics = stack.enter_context(MetricsFile(folder / "metrics.jsonl"))
+    history = HistoryWriter(folder / HISTORY_FILE, spec, run, stored, metrics.path, metrics.size)
+    metrics.on_measurement = history.record_measurement
+    stack.push_async_callback(asyncio.to_thread, history.close)
+    return _Restored(state, index, metrics, history)
+
+
+def _start_run(
+    stack: AsyncExitStack,
+    store: Store,
+    restored: _Restored,
+    identity: Identity,
+    dashboard: Dashboard,
+    alarm: AlarmOptions,
+) -> tuple[CommandLoop, asyncio.Task[None], RunRecords]:
+    """The running command loop, and the records that follow its events."""
+    state, index, metrics = restored.state, restored.index, restored.metrics
+    restored.history.start()
+    receipts = Receipts(state, lambda: store.end, identity.peer, identity.sign)
+    health = HealthMonitor(state, alarm.most_sigmas)
+    tables = index.note, metrics.record, restored.history.record
+    observers = *tables, receipts.record, health.note, dashboard.feed.note
+    command_loop, serving = _start_command_loop(stack, store, state, observers)
+    explainer = Explainer(command_loop, store, index, metrics)
+    tokens = CommittedTokens(state)
+    return command_loop, serving, RunRecords(metrics, tokens, receipts, health, explainer, dashboard.resting)
+
+
 def _start_command_loop(
-    stack: AsyncExitStack, spec: RunSpec, store: Store, state: State, metrics: MetricsFile
+    stack: AsyncExitStack, store: Store, state: State, observers: Sequence[Callable[[Event], None]]
 ) -> tuple[CommandLoop, asyncio.Task[None]]:
-    """The running command loop, which logs and measures every event; `stack` stops it."""
+    """The running command loop, which logs every event and shows it to `observers`; `stack` stops it."""
 
     def observe(event: Event, _: State) -> None:
-        metrics.record(event)
-        _log(event)
+        for each in observers:
+            each(event)
+        log.log(log_level(event), "%s", event_message(event))
 
     command_loop = CommandLoop(store, state, observe, lambda message: log.info("%s", message))
     serving = asyncio.create_task(command_loop.run())
@@ -308,49 +369,13 @@ def _start_command_loop(
     return command_loop, serving
 
 
-def restore(store: Store, spec: RunSpec, run: str) -> State:
-    """The state after the events of `store`. An empty store gets `spec` and begins a new run.
-
-    Raises:
-        HetnodeError: SPEC_MISMATCH if `store` holds a run of another spec; STORE_CORRUPT, also if its
-            payloads are signed for another run than `run`.
-    """
-    stored_json, stored_events = store.load()
-    if stored_json is None:
-        store.begin(spec.canonical_json)
-    elif (stored := RunSpec.from_json(stored_json)).hash != spec.hash:
-        raise HetnodeError(
-            ErrorCode.SPEC_MISMATCH,
-            f"The folder holds a run of the specification {stored.hash}, but {spec.hash} was given.",
-            "Give the options of the stored run, or another folder.",
-        )
-    offered = (each.descriptor.run for each in stored_events if isinstance(each, events.PayloadOffered))
-    if (signed_for := next(offered, run)) != run:
-        raise HetnodeError(
-            ErrorCode.STORE_CORRUPT,
-            f"The payloads in this folder are signed for run {signed_for}; its authority makes it {run}.",
-            "Restore authority.key and authority.pem. If an earlier version of hetnode began the run, end it "
-            "with that version.",
-        )
-    return replay(State(spec, run), stored_events)
-
-
-async def _renew_certificates(authority: Authority, folder: Path, peer: PeerId) -> None:
-    """Renew the certificates of the operator and of the DHT peer until cancelled."""
-    while True:
-        # A failed renewal is repeated once before the certificate expires.
-        await asyncio.sleep(authority.seconds / 3)
-        try:
-            write_operator(authority, folder)
-            write_bootstrap(authority, folder, peer)
-        except HetnodeError as error:
-            log.error("%s", error)
-
-
-async def _tick_until_over(command_loop: CommandLoop, serving: asyncio.Task[None]) -> None:
+async def _tick_until_over(
+    command_loop: CommandLoop, serving: asyncio.Task[None], health: HealthMonitor, mode: AlarmMode
+) -> None:
     while not _is_over(command_loop):
         try:
             await command_loop.tick()
+            await judge_health(command_loop, health, mode)
         except Stopped:
             await asyncio.wait({serving})
             serving.result()  # raises the error of the store
@@ -365,12 +390,3 @@ def _is_over(command_loop: CommandLoop) -> bool:
     all_left = not any(peer.is_live for peer in state.peers.values())
     # A coordinator that continues in its last seconds still gives its peers time to leave.
     return all_left or command_loop.now() - max(state.finished_at, state.started_at) > LINGER_SECONDS
-
-
-def _log(event: Event) -> None:
-    level = logging.INFO
-    if isinstance(event, _WARNINGS):
-        level = logging.WARNING
-    elif isinstance(event, _DETAILS):
-        level = logging.DEBUG
-    log.log(level, "%s", event_message(event))

@@ -6,6 +6,8 @@ key to its peer id.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,6 +45,8 @@ from protocol.trust.private_file import write_private
 from protocol.trust.run_id import run_id_of
 from protocol.trust.tls import AUTHORITY_EXTENSION, pin_of
 from protocol.types import PeerId
+
+log = logging.getLogger(__name__)
 
 CERTIFICATE_SECONDS = 86400.0
 """Life of every certificate but the authority's own. Holders renew well before its end."""
@@ -261,3 +265,15 @@ def _self_signed(key: EllipticCurvePrivateKey, run: str, now: datetime) -> x509.
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
+
+
+async def renew_certificates(authority: Authority, folder: Path, peer: PeerId) -> None:
+    """Renew the certificates of the operator and of the DHT peer `peer` until cancelled."""
+    while True:
+        # A failed renewal is repeated once before the certificate expires.
+        await asyncio.sleep(authority.seconds / 3)
+        try:
+            write_operator(authority, folder)
+            write_bootstrap(authority, folder, peer)
+        except HetnodeError as error:
+            log.error("%s", error)

@@ -38,6 +38,9 @@ ADMISSION_TOPIC: Topic = ("admission", 0, 0)
 _RUN_EVENTS = (
     events.PlanAdopted,
     events.RunFinished,
+    events.RunPaused,
+    events.RunResumed,
+    events.RunRolledBack,
     events.PeerBanned,
     events.PeerQuarantined,
     events.PeerUnbanned,

@@ -9,10 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import assert_never
 
-from coordinator.membership import invites, presence, reachability
+from coordinator.health.alarm import raise_alarm
+from coordinator.membership import invites, naming, presence, reachability
 from coordinator.membership.joining import SPEED_SECONDS, join, start_run
 from coordinator.placement.vacancies import reserve_assignments
+from coordinator.rounds import pausing
 from coordinator.rounds.attestation import attest, unattested, unconfirmed
+from coordinator.rounds.rollback import roll_back
 from coordinator.rounds.rounds import advance, arbitrate, offer, report, resume, withhold
 from coordinator.state import commands, events
 from coordinator.state.commands import Command
@@ -21,6 +24,7 @@ from coordinator.state.state import State
 from coordinator.state.transaction import Transaction
 from protocol.errors import HetnodeError
 from protocol.status import RunPhase
+from protocol.types import PausedBy
 
 _MEMBERSHIP_EVENTS = {
     events.PeerJoined,
@@ -60,14 +64,23 @@ def _apply_rule(transaction: Transaction, command: Command) -> None:  # noqa: PL
                 {command.endpoint: command.uplink} if command.uplink else {}
             ):
                 transaction.add(events.OwnRelayTold(transaction.now, command.endpoint, command.uplink))
-        case commands.CreateInvite():
-            invites.create(transaction, command)
-        case commands.RevokeInvite():
-            invites.revoke(transaction, command)
+        case (
+            commands.CreateInvite()
+            | commands.RevokeInvite()
+            | commands.Ban()
+            | commands.Unban()
+            | commands.Unname()
+            | commands.PauseRun()
+            | commands.ResumeRun()
+            | commands.RollBack()
+        ):
+            _apply_operator_rule(transaction, command)
         case commands.Enroll():
             invites.enroll(transaction, command)
         case commands.Join():
+            naming.check_name(command.name)
             join(transaction, command)
+            naming.take_name(transaction, command.peer, command.name)
         case commands.Heartbeat():
             presence.heartbeat(transaction, command)
         case commands.UpdateAddresses():
@@ -80,10 +93,6 @@ def _apply_rule(transaction: Transaction, command: Command) -> None:  # noqa: PL
             presence.drain(transaction, command)
         case commands.Retreat():
             presence.retreat(transaction, command)
-        case commands.Ban():
-            presence.ban(transaction, command)
-        case commands.Unban():
-            presence.unban(transaction, command)
         case commands.Offer():
             offer(transaction, command)
         case commands.Await():
@@ -97,10 +106,33 @@ def _apply_rule(transaction: Transaction, command: Command) -> None:  # noqa: PL
                 transaction.add(events.ArbiterAppointed(transaction.now, command.peer))
         case commands.Arbitrate():
             arbitrate(transaction, command)
+        case commands.RaiseAlarm():
+            if raise_alarm(transaction, command) and command.pauses:
+                pausing.pause(transaction, commands.PauseRun(PausedBy.ALARM, command.reason))
         case commands.Tick():
             _tick(transaction)
         case _:
             assert_never(command)
+
+
+def _apply_operator_rule(transaction: Transaction, command: commands.OperatorCommand) -> None:
+    match command:
+        case commands.CreateInvite():
+            invites.create(transaction, command)
+        case commands.RevokeInvite():
+            invites.revoke(transaction, command)
+        case commands.Ban():
+            presence.ban(transaction, command)
+        case commands.Unban():
+            presence.unban(transaction, command)
+        case commands.Unname():
+            naming.unname(transaction, command)
+        case commands.PauseRun():
+            pausing.pause(transaction, command)
+        case commands.ResumeRun():
+            pausing.resume(transaction)
+        case commands.RollBack():
+            roll_back(transaction, command)
 
 
 def _tick(transaction: Transaction) -> None:

@@ -142,14 +142,19 @@ def show_error(error: HetnodeError) -> None:
     console.print(f"{error.cause} {error.remedy}".strip(), markup=False)
 
 
-def configure_logging(verbose: bool = False) -> None:
-    """Log to standard error: for people on a terminal, one plain line per record elsewhere."""
+def configure_logging(verbose: bool = False, plain: bool = False) -> Console | None:
+    """Log to standard error: for people on a terminal, one plain line per record elsewhere or if `plain`.
+
+    Returns the console of a terminal on which more than the log can be shown; else None.
+    """
+    console = None
     level = logging.DEBUG if verbose else logging.INFO
     handler: logging.Handler
-    if sys.stderr.isatty():
+    if sys.stderr.isatty() and not plain:
         from rich.logging import RichHandler  # noqa: PLC0415
 
-        handler = RichHandler(console=Console(stderr=True), show_path=False, markup=False)
+        console = Console(stderr=True)
+        handler = RichHandler(console=console, show_path=False, markup=False)
         handler.setFormatter(logging.Formatter("%(message)s", "%H:%M:%S"))
     else:
         handler = logging.StreamHandler()
@@ -157,6 +162,9 @@ def configure_logging(verbose: bool = False) -> None:
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for noisy in ("asyncio", "grpc", "hivemind", "matplotlib", "datasets", "httpx", "filelock"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    if console is None or console.is_dumb_terminal or not console.encoding.startswith("utf"):
+        return None
+    return console
 
 
 def bad_option(cause: str, remedy: str) -> HetnodeError:

@@ -18,6 +18,7 @@ from protocol.spec.sections import DataSpec
 class Extra(Enum):
     """An extra of the package: its name, and what it is for."""
 
+    DASHBOARD = ("dashboard", "the pages of the coordinator's dashboard")
     HF = ("hf", "data of the Hugging Face Hub and tokenizer files")
     PLOTS = ("plots", "plots and figures")
 
@@ -49,6 +50,20 @@ def pyplot() -> Any:
     from matplotlib import pyplot as for_files  # noqa: PLC0415
 
     return for_files
+
+
+_OF_DASHBOARD = ("jinja2", "plotly", "starlette", "uvicorn")
+
+
+def can_serve_dashboard() -> bool:
+    """Whether the libraries of the dashboard are installed."""
+    return all(map(_is_installed, _OF_DASHBOARD))
+
+
+def require_for_dashboard() -> None:
+    """Raise HetnodeError MISSING_EXTRA if this machine lacks a library of the dashboard."""
+    for library in _OF_DASHBOARD:
+        require(library, Extra.DASHBOARD)
 
 
 def can_read_all_data() -> bool:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from node.folder import keep_only_run, lock_folder, remember_finished, remember_node_folder
-from node.guest.control import Contact, answer_commands
+from node.guest.control import Ask, Contact, answer_commands
 from node.guest.guest import Guest
 from node.guest.visits import Visit, take_turns
 from node.ipc.template import close_own_template
 from node.monitoring.figures import Activity, NodeFigures
 from node.monitoring.node_metrics import NodeMetrics
+from node.monitoring.recent_log import RecentLog
+from node.monitoring.report import report_of
 from node.net.admission import obtain_credentials
 from node.net.coordinator_client import CoordinatorClient
 from node.net.membership import Membership
@@ -33,6 +35,7 @@ async def run_node(
     identity: Identity,
     leaving: asyncio.Event | None = None,
     guest: Guest | None = None,
+    figures: NodeFigures | None = None,
 ) -> Path | None:
     """Join the run, train until its last round is over, and return the folder of this node's checkpoints.
 
@@ -43,17 +46,21 @@ async def run_node(
     the same way, keeps no process but this one, and joins again afterwards. When it is cancelled, it leaves
     in order and without delay. In all cases the coordinator is told and every child process ends.
 
+    Keeps `figures` up to date, which others may read meanwhile.
+
     Raises HetnodeError (alone or in an ExceptionGroup) for every failure that is not a bug.
     """
     guest = guest or Guest(options.folder)
     async with AsyncExitStack() as stack:
         stack.enter_context(lock_folder(options.folder))
-        visitor = _Visitor(options, identity)
+        visitor = _Visitor(options, identity, figures or NodeFigures())
+        recent = stack.enter_context(RecentLog())
         if options.metrics is not None:
             endpoint = MetricsEndpoint(options.metrics)
             stack.push_async_callback(endpoint.close)
             await endpoint.start(NodeMetrics(visitor.figures, options.folder).read)
-        await stack.enter_async_context(answer_commands(options.folder, guest, visitor.contact))
+        answers = {Ask.REPORT: lambda: asdict(report_of(visitor.figures)), Ask.LOG: lambda: recent.lines}
+        await stack.enter_async_context(answer_commands(options.folder, guest, visitor.contact, answers))
         visit = await take_turns(guest, leaving or asyncio.Event(), visitor.take_part, visitor.rest)
         return options.folder if visit is None else visit.kept
 
@@ -61,11 +68,11 @@ async def run_node(
 class _Visitor:
     """The node of `options` in one visit after the other. It enrols once."""
 
-    def __init__(self, options: NodeOptions, identity: Identity) -> None:
+    def __init__(self, options: NodeOptions, identity: Identity, figures: NodeFigures) -> None:
         self._options, self._identity = options, identity
         self._kept = options.folder  # with the newest checkpoint
         self._began = asyncio.get_running_loop().time()
-        self.figures = NodeFigures()
+        self.figures = figures
 
     def contact(self) -> Contact:
         """How this node stands with its coordinator."""

@@ -28,6 +28,7 @@ from node.net.admission import (
     log_admission,
     obtain_credentials,
     require_libraries,
+    wanted_name,
     wanted_role,
 )
 from node.net.coordinator_client import Admission, CoordinatorClient
@@ -37,6 +38,7 @@ from node.net.live_estimates import LiveEstimates
 from node.net.membership import Membership, RunView, jittered
 from node.net.own_address import OwnAddress
 from node.net.probe import probe_peer
+from node.net.receipts import keep_receipt
 from node.net.sources import AcceptedSources, member_peers
 from node.net.waiting import CoordinatorWait
 from node.relay.relayed import RelayedNode
@@ -86,6 +88,7 @@ async def take_part(
                 return Visit(is_over=False, kept=None)
             log.info("left before it took part")
             return Visit(is_over=False, kept=options.folder)
+        figures.spec = node.spec
         joined(node.membership)
         end, kept = await _stay(replace(node, figures=figures), worker, processes)
         return Visit(end is End.FINISHED, kept)
@@ -108,6 +111,7 @@ async def _stay(node: _Joined, worker: WorkerClient, processes: AsyncExitStack) 
         end, kept = await _train(node, worker, processes)
         for task in background:
             task.cancel()
+    await keep_receipt(node.coordinator.credentials, node.identity.peer, options.folder)
     await leave_run(node.coordinator, end.value)
     what = "the run is finished" if end is End.FINISHED else "left the run in order"
     log.info("%s; this node's part of the model is in %s", what, kept)
@@ -173,7 +177,7 @@ async def _enter(
     options = replace(options, device=compute.device, precision=compute.precision)
     estimates = LiveEstimates(capacity, Line.create(options.line, options.folder / "line"))
     credentials = await obtain_credentials(options.invite, options.run, identity, wait)
-    wanted = wanted_role(options.role, credentials)
+    wanted, name = wanted_role(options.role, credentials), wanted_name(options.name, credentials)
     await require_libraries(credentials, options.source, options.tokenizer, wait)
     coordinator = CoordinatorClient(credentials, identity)
     stack.push_async_callback(coordinator.close)
@@ -188,13 +192,13 @@ async def _enter(
     async def join(seconds: float = _JOIN_SECONDS) -> None:
         nonlocal admission
         me = wanted, estimates.capacity, relayed.ports.addresses, options.spec_hash
-        admission = await join_run(coordinator, *me, seconds)
+        admission = await join_run(coordinator, *me, seconds, name)
         relayed.ports.reached = admission.reached
 
     await wait.answer(join)
     stack.push_async_callback(leave_run, coordinator, "stopped before the end")
     estimates.joined()
-    credentials.remember(wanted)
+    credentials.remember(wanted, name)
     remember_node_folder(credentials.folder, options.folder)
     if (spec := admission.spec).initial is not None:
         await worker.call(RequireInitial(spec, options.initial_folder))

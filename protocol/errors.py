@@ -48,6 +48,11 @@ class ErrorCode(Enum):
     UNSUPPORTED_MODEL = ("unsupported-model", ExitCode.DATA)
     INITIAL_UNAVAILABLE = ("initial-unavailable", ExitCode.DATA)
     RESULTS_UNREADABLE = ("results-unreadable", ExitCode.DATA)
+    RECEIPT_UNREADABLE = ("receipt-unreadable", ExitCode.DATA)
+    RECEIPT_FORGED = ("receipt-forged", ExitCode.DATA)
+    RECEIPT_MISMATCH = ("receipt-mismatch", ExitCode.DATA)
+    INCIDENT_UNREADABLE = ("incident-unreadable", ExitCode.DATA)
+    INCIDENT_DIFFERS = ("incident-differs", ExitCode.DATA)
 
     # The network.
     COORDINATOR_UNREACHABLE = ("coordinator-unreachable", ExitCode.NETWORK)
@@ -75,6 +80,8 @@ class ErrorCode(Enum):
     RATE_LIMITED = ("rate-limited", ExitCode.REFUSED)
     SEAT_LOST = ("seat-lost", ExitCode.REFUSED)
     OFFER_TOO_EARLY = ("offer-too-early", ExitCode.REFUSED)
+    NO_CREDIT = ("no-credit", ExitCode.REFUSED)
+    NO_ROLLBACK = ("no-rollback", ExitCode.REFUSED)
 
     # Another peer failed, or sent invalid data.
     NEIGHBOUR_LOST = ("neighbour-lost", ExitCode.PEER)
@@ -98,6 +105,7 @@ class ErrorCode(Enum):
     NODE_NOT_RUNNING = ("node-not-running", ExitCode.STATE)
     SERVICE_FAILED = ("service-failed", ExitCode.STATE)
     MISSING_EXTRA = ("missing-extra", ExitCode.STATE)
+    NO_HISTORY = ("no-history", ExitCode.STATE)
 
     def __init__(self, label: str, exit_code: ExitCode) -> None:
         self.label = label

@@ -6,13 +6,14 @@ the messages StatusReply and Measurement (protocol.wire.status).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
 from protocol.spec.run import RunSpec
-from protocol.types import Estimates, Lifecycle, PeerId, Plan, Reachability, Role
+from protocol.types import Estimates, Lifecycle, Pause, PeerId, Plan, Reachability, Role
 
 
 class RunPhase(StrEnum):
@@ -21,6 +22,60 @@ class RunPhase(StrEnum):
     GATHERING = "gathering"
     TRAINING = "training"
     FINISHED = "finished"
+
+
+class Wait(StrEnum):
+    """What a node waits for."""
+
+    ASSIGNMENT = "assignment"
+    """A place in the run, of which the plan or the next one makes use."""
+    PLAN = "plan"
+    """The plan of the next round."""
+    LINKS = "links"
+    """The links to its neighbours, while they are opened."""
+    NEIGHBOUR = "neighbour"
+    """The next frame of a neighbour."""
+    GROUP = "group"
+    """The offers of the other replicas."""
+    PAYLOADS = "payloads"
+    """The payloads of the other replicas."""
+    DECISION = "decision"
+    """The reports of the others, and the coordinator's decision on the round."""
+    CHECKPOINT = "checkpoint"
+    """A checkpoint of other peers."""
+    PAUSE = "pause"
+    """The end of a pause of the run."""
+
+
+class AlarmMode(StrEnum):
+    """What an alarm about the training does: it pauses the run, only warns, or is not raised."""
+
+    PAUSE = "pause"
+    WARN = "warn"
+    OFF = "off"
+
+
+@dataclass(frozen=True)
+class PayloadAgreement:
+    """What a host of a stage measured of the payload of another host (protocol.algorithm.agreement).
+
+    A cosine is None if it cannot be told.
+
+    Attributes:
+        cosine: with the weighted mean of the other payloads that count in the round.
+        norm: L2 norm of the payload.
+        mean_norm: L2 norm of the committed mean of all payloads.
+        alike, unlike: the cosine with one other payload of the same kind of replica (full or pipeline), and
+            with one of the other kind.
+    """
+
+    stage: int
+    owner: PeerId
+    cosine: float | None = None
+    norm: float = 0.0
+    mean_norm: float = 0.0
+    alike: float | None = None
+    unlike: float | None = None
 
 
 @dataclass(frozen=True)
@@ -39,6 +94,10 @@ class Measurement:
         extra_steps: inner steps that were trained while the coordinator was away.
         microbatches: of each inner step.
         compute_seconds: of the inner phase in which this member computed.
+        progress_norm: L2 norm of what this member's stages learned in the round: anchor - local.
+        error_norm: L2 norm of the error feedback that its payloads add to this; both before compression, 0
+            if no payload of this member counts.
+        agreements: one for each hosted stage in which this member contributes.
     """
 
     peer: PeerId
@@ -60,6 +119,18 @@ class Measurement:
     extra_steps: int = 0
     microbatches: int = 0
     compute_seconds: float = 0.0
+    progress_norm: float = 0.0
+    error_norm: float = 0.0
+    agreements: tuple[PayloadAgreement, ...] = ()
+
+    @property
+    def error_share(self) -> float | None:
+        """The part of error feedback in what is proposed, from 0 to 1; None without a payload.
+
+        |beta e| / (|beta e| + |anchor - local|): the norm of their sum may be smaller than either.
+        """
+        both = self.error_norm + self.progress_norm
+        return self.error_norm / both if 0 < both < math.inf else None
 
 
 @dataclass(frozen=True)
@@ -73,6 +144,9 @@ class PeerStatus:
         problem: a sentence: what does not answer at its addresses, or the link that it cannot open; or "".
         role_reason: a sentence: why the coordinator has chosen this role; "" for a role that binds.
         rests: it is gone, but its process rests and may come back.
+        message: a sentence: why it does not train while the run trains; "" if it trains.
+        waits: what it waited for when it sent its last heartbeat.
+        name: public, or "".
     """
 
     peer: PeerId
@@ -87,6 +161,25 @@ class PeerStatus:
     problem: str = ""
     role_reason: str = ""
     rests: bool = False
+    message: str = ""
+    waits: tuple[Wait, ...] = ()
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A sentence of an explanation, and the numbers in the event log of the events that it follows from."""
+
+    text: str
+    events: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The answer to one question about a run: its sentences, the most important first."""
+
+    title: str
+    sentences: tuple[Sentence, ...]
 
 
 _BYTE_COUNTS = ("link_bytes_sent", "link_bytes_dense", "payload_bytes", "payload_bytes_dense")
@@ -108,6 +201,46 @@ class ReplicaStatus:
 
 
 @dataclass(frozen=True)
+class StageHealth:
+    """How far the payloads of one stage agree in a round (PayloadAgreement). None: it cannot be told.
+
+    Attributes:
+        payloads: that were measured.
+        cosine, least_cosine: the median and the least of their cosines with the mean of the others.
+        full_cosine, pipeline_cosine: the means over the payloads of full and of pipeline replicas.
+        alike, unlike: mean cosine of two payloads of the same kind of replica, and of different kinds.
+        norm: their median norm.
+        mean_norm: norm of the committed mean.
+    """
+
+    stage: int
+    payloads: int
+    cosine: float | None
+    least_cosine: float | None
+    full_cosine: float | None
+    pipeline_cosine: float | None
+    alike: float | None
+    unlike: float | None
+    norm: float
+    mean_norm: float
+
+
+@dataclass(frozen=True)
+class TrainingHealth:
+    """The health of the training in the newest round that was judged (coordinator.health).
+
+    Attributes:
+        error_share: median part of error feedback in what members propose, from 0 to 1.
+        findings: sentences about what is unusual.
+    """
+
+    round_number: int
+    stages: tuple[StageHealth, ...]
+    error_share: float | None
+    findings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class RunStatus:
     """The whole status of one run.
 
@@ -120,6 +253,15 @@ class RunStatus:
         plan: the newest; None before the run has started.
         anchors_agree: whether no live peer has an anchor that differs from that of the others.
         time: Unix time of the coordinator's clock.
+        round_number: the open round; 0 before the run has started, the number of rounds + 1 after the last.
+        round_seconds: since the open round began; 0 while none is open.
+        expected_round_seconds: of the open round as a whole, from the last ones; None while nothing tells.
+        remaining_seconds: until the run is finished, if it goes on as in its last rounds; None while nothing
+            tells, or while it cannot go on.
+        tokens_committed: tokens whose training is committed.
+        pause: None while the run is not paused.
+        health: None before a round was judged.
+        alarm: what an alarm has seen, and what the operator may do; "" without one.
     """
 
     run: str
@@ -134,6 +276,14 @@ class RunStatus:
     plan: Plan | None
     anchors_agree: bool
     time: float
+    round_number: int = 0
+    round_seconds: float = 0.0
+    expected_round_seconds: float | None = None
+    remaining_seconds: float | None = None
+    tokens_committed: int = 0
+    pause: Pause | None = None
+    health: TrainingHealth | None = None
+    alarm: str = ""
 
     @property
     def rounds_message(self) -> str:
@@ -154,6 +304,12 @@ class RunStatus:
             by_replica.setdefault(measurement.replica, []).append(measurement)
         found = (_replica_status(index, members) for index, members in sorted(by_replica.items()))
         return tuple(status for status in found if status is not None)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all replicas of the newest plan together, each in the newest round that it has measured."""
+        planned = {replica.index for replica in self.plan.replicas} if self.plan else set()
+        return sum(each.tokens_per_second for each in self.replicas if each.index in planned)
 
     @property
     def steps_done(self) -> int:

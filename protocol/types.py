@@ -179,6 +179,11 @@ class Replica:
     def name(self) -> str:
         return f"replica-{self.index}"
 
+    @property
+    def is_full(self) -> bool:
+        """Whether one peer hosts all stages."""
+        return len(self.members) == 1
+
     def host_of(self, stage: int) -> Member:
         """The member that hosts `stage`. Raises ValueError if the replica does not cover it."""
         for member in self.members:
@@ -286,6 +291,8 @@ class Decision:
     Committed: every replica applies exactly the payloads of `entries`, in canonical order (by owner).
     Aborted: there are no entries, and no replica applies anything. `reason` is a sentence for people.
     `next_epoch` names the plan of the next round.
+    Rolled back, if `restore_round` is set: there are no entries, and the anchor after this round is that
+    after `restore_round`. The decisions of all stages say so, or none.
     """
 
     stage: int
@@ -294,6 +301,15 @@ class Decision:
     entries: tuple[ManifestEntry, ...]
     next_epoch: int
     reason: str
+    restore_round: int | None = None
+
+
+@dataclass(frozen=True)
+class Rollback:
+    """The anchors after `round_number` are those after `restore_round`, bit for bit."""
+
+    round_number: int
+    restore_round: int
 
 
 class Finding(StrEnum):
@@ -316,6 +332,29 @@ class Verdict:
     finding: Finding
     reason: str = ""
     refuted: tuple[PeerId, ...] = ()
+
+
+class PausedBy(StrEnum):
+    """Who has paused a run: its operator, or an alarm of the coordinator."""
+
+    OPERATOR = "operator"
+    ALARM = "alarm"
+
+
+@dataclass(frozen=True)
+class Pause:
+    """The run is paused: no inner phase of `from_round` or a later round begins before it is resumed.
+
+    The round before it, if it is open, still ends. `reason` is a sentence for people, or "".
+    """
+
+    from_round: int
+    by: PausedBy
+    reason: str
+
+    def holds(self, round_number: int) -> bool:
+        """Whether no inner phase of this round may begin."""
+        return round_number >= self.from_round
 
 
 class Part(StrEnum):

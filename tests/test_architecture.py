@@ -28,12 +28,14 @@ LAYERS = (
     "coordinator.state",
     "coordinator.placement",
     "coordinator.membership",
-    "coordinator.forecast coordinator.rounds",
+    "coordinator.forecast coordinator.health coordinator.rounds",
     "coordinator.decide coordinator.status",
+    "coordinator.explain coordinator.history coordinator.incident",
     "coordinator.authority coordinator.storage",
     "coordinator.command_loop",
     "coordinator.api coordinator.arbiter",
     "coordinator.monitoring",
+    "coordinator.dashboard",
     "coordinator.app",
     # a node: pure rooms, then IO, then training, then its composition root
     "node.hooks node.security node.model node.extras",
@@ -50,6 +52,7 @@ LAYERS = (
     # faces: they alone see both sides
     "node.command_runner node.local_swarm",
     "node.views",
+    "node.watch",
     "node.cli",
     "node.__main__",
 )
@@ -69,13 +72,17 @@ PURE = [
     "coordinator.placement",
     "coordinator.rounds",
     "coordinator.forecast",
+    "coordinator.health",
     "coordinator.decide",
     "coordinator.status",
+    "coordinator.explain",
+    "coordinator.history",
+    "coordinator.incident",
     "node.model",
     "node.optimizer",
 ]
 IMPURE = {"asyncio", "grpc", "time", "random", "socket", "subprocess", "threading"}
-FACES = ("node.command_runner", "node.local_swarm", "node.views", "node.cli", "node.__main__")
+FACES = ("node.command_runner", "node.local_swarm", "node.views", "node.watch", "node.cli", "node.__main__")
 MOST_LOOSE_FILES = {"node": 9, "coordinator": 6, "protocol": 4}
 
 
@@ -274,6 +281,7 @@ PRIVATE_NAMES_IN_TESTS = {
         "_client",
     ): "hivemind dials only initial peers, and fails without them",
     ("support/hive_recording_host.py", "_step"): "the test is that hivemind's step itself runs",
+    ("node/watch/test_app.py", "_compositor"): "textual shows no one else the characters on its screen",
     ("node/worker/test_compute.py", "_dynamo"): "torch._dynamo is the public name of a module of torch",
 }
 

@@ -1,4 +1,4 @@
-"""The API for the operator: invites, the list of peers, and bans."""
+"""The API for the operator: invites, the list of peers, bans, and pauses of the run."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ import secrets
 from coordinator.api.access import Access
 from coordinator.command_loop import CommandLoop
 from coordinator.membership.invites import open_invites_of
+from coordinator.rounds.rollback import restorable_rounds
 from coordinator.state import commands
 from coordinator.state.invitation import Invitation
 from coordinator.state.state import State
+from coordinator.status.tokens import tokens_after
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.server.admission import Context
 from protocol.trust.invite import ID_BYTES, SECRET_BYTES, Invite
-from protocol.types import PeerId
+from protocol.types import PausedBy, PeerId
 from protocol.wire.convert.fields import name_from_pb, peer_from_pb, role_from_pb, sentence_from_pb
+from protocol.wire.convert.plans import pause_to_pb
 
 
 class AdminService(pb_grpc.AdminServicer):
@@ -87,6 +90,58 @@ class AdminService(pb_grpc.AdminServicer):
         await self._command_loop.execute(commands.Unban(peer_from_pb(request.peer)))
         return pb.UnbanReply()
 
+    async def PauseRun(self, request: pb.PauseRunRequest, context: Context) -> pb.PauseRunReply:
+        self._access.check_operator(context)
+        reason = sentence_from_pb(request.reason, "the reason")
+        before = self._command_loop.state.pause
+        await self._command_loop.execute(commands.PauseRun(PausedBy.OPERATOR, reason))
+        state = self._command_loop.state
+        pause = state.pause
+        return pb.PauseRunReply(
+            changed=before is None,
+            pause=None if pause is None else pause_to_pb(pause),
+            round=0 if state.is_held else state.current_round,
+        )
+
+    async def ResumeRun(self, request: pb.ResumeRunRequest, context: Context) -> pb.ResumeRunReply:
+        self._access.check_operator(context)
+        was_paused = self._command_loop.state.pause is not None
+        await self._command_loop.execute(commands.ResumeRun())
+        return pb.ResumeRunReply(changed=was_paused)
+
+    async def Unname(self, request: pb.UnnameRequest, context: Context) -> pb.UnnameReply:
+        self._access.check_operator(context)
+        peer = peer_from_pb(request.peer)
+        former = self._command_loop.state.name_of(peer)
+        await self._command_loop.execute(commands.Unname(peer, request.allow))
+        return pb.UnnameReply(name=former)
+
+    async def RollBack(self, request: pb.RollBackRequest, context: Context) -> pb.RollBackReply:
+        self._access.check_operator(context)
+        reason = sentence_from_pb(request.reason, "the reason")
+        before = len(self._command_loop.state.restored)
+        await self._command_loop.execute(commands.RollBack(request.restore_round, reason))
+        restored = self._command_loop.state.restored
+        assert len(restored) > before, "an accepted rollback is decided"
+        return pb.RollBackReply(round=max(restored))
+
+    async def ListRollbacks(
+        self, request: pb.ListRollbacksRequest, context: Context
+    ) -> pb.ListRollbacksReply:
+        self._access.check_operator(context)
+        state = self._command_loop.state
+        rounds = restorable_rounds(state)
+        tokens = tokens_after(state, [each.round_number for each in rounds])
+        return pb.ListRollbacksReply(
+            rounds=[
+                pb.RestorableRound(
+                    round=each.round_number, problem=each.problem, tokens=tokens[each.round_number]
+                )
+                for each in rounds
+            ],
+            round=state.current_round,
+        )
+
 
 def _invite_status(invitation: Invitation, now: float) -> pb.InviteStatus:
     return pb.InviteStatus(
@@ -109,4 +164,5 @@ def _enrolled_peer(state: State, peer: PeerId) -> pb.EnrolledPeer:
         banned=peer in state.banned,
         reason=state.banned.get(peer, ""),
         quarantined=peer in state.quarantined,
+        name=state.name_of(peer),
     )

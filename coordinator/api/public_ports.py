@@ -45,7 +45,7 @@ class ListenAddresses:
     Port 0 takes a free port. `enrollment` None takes the port after that of `api`. `advertise` None
     advertises the host of `api`. `relay` None runs no relay. `one_port` lets enrollment and relay share the
     port of `api`. `metrics` None serves none. `dht_port` is left to the DHT peer, which starts later; 0 takes
-    a free one.
+    a free one. `dashboard` None serves none; `near_dashboard` takes one of the next ports if that is taken.
     """
 
     api: str
@@ -55,6 +55,8 @@ class ListenAddresses:
     one_port: bool = False
     metrics: str | None = None
     dht_port: int = 0
+    dashboard: str | None = None
+    near_dashboard: bool = False
 
 
 @dataclass(frozen=True)

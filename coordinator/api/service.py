@@ -2,6 +2,8 @@
 
 Waiting calls (Match, Report, AwaitDecision, Watch) hold only a future in the command loop. The end of a
 waiting call changes nothing, and every call may be repeated.
+
+One file because it mirrors one service, call by call.
 """
 
 from __future__ import annotations
@@ -18,31 +20,29 @@ import grpc
 from coordinator.api.access import Access
 from coordinator.api.dial_back import DialBack
 from coordinator.api.enrollment import renew
+from coordinator.api.run_records import RunRecords
 from coordinator.api.watch import Announcements, Watcher
 from coordinator.authority import Authority
 from coordinator.command_loop import (
     ADMISSION_TOPIC,
     RUN_TOPIC,
     CommandLoop,
-    Stopped,
     Topic,
     decision_topic,
     group_topic,
 )
+from coordinator.health.intake import believed, check_place
 from coordinator.membership.joining import check_compatible
 from coordinator.membership.sources import MemberSources
-from coordinator.membership.validation import bad_request, check_not_excluded, live_peer
-from coordinator.rounds.attestation import locate, settled_digest
+from coordinator.membership.validation import check_not_excluded, live_peer
+from coordinator.rounds.attestation import locate, record_of, settled_digest
 from coordinator.rounds.deadlines import ClosingTime
 from coordinator.state import commands
 from coordinator.state.state import State
 from coordinator.status.run_status import run_status
-from coordinator.storage.metrics import MetricsFile
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
-from protocol.server.admission import Admission, AdmissionInterceptor, Context
-from protocol.server.limits import FairShare
-from protocol.spec.run import RunSpec
+from protocol.server.admission import Context
 from protocol.trust.envelope import Signer, spec_message
 from protocol.trust.names import identity_of, peer_of
 from protocol.trust.reachability import Addresses
@@ -52,6 +52,7 @@ from protocol.wire.convert.fields import (
     name_from_pb,
     part_from_pb,
     peer_from_pb,
+    public_name_from_pb,
     role_from_pb,
     shortened,
 )
@@ -71,21 +72,17 @@ from protocol.wire.convert.plans import (
 )
 from protocol.wire.probing import MAX_PROBE_SECONDS, ProbeDoor, answer_all, limited
 from protocol.wire.records import seal_state
-from protocol.wire.status import measurement_from_pb, status_to_pb
+from protocol.wire.status import (
+    explanation_to_pb,
+    kept_from_pb,
+    measurement_from_pb,
+    status_to_pb,
+    waits_from_pb,
+)
 
 log = logging.getLogger(__name__)
-
 T = TypeVar("T")
 
-MAX_MESSAGE_BYTES = 4 << 20
-MAX_CALLS = 16_384
-"""Concurrent calls: every member keeps a Watch open, and a few waiting calls for each stage."""
-# A host waits with one call for each of its stages, and may repeat a call whose answer was lost.
-SPARE_CALLS = 32
-CALLS_PER_STAGE = 4
-HANDSHAKE_MS = 10_000
-_IDLE_MS = 600_000
-"""A connection without calls for so long is closed. Members always have a call open, by which they watch."""
 _PROBES_AT_ONCE = 4
 _ADMISSION_SECONDS = 2.0
 """How long a join waits until the DHT peer accepts the node's source; nodes dial it again in any case."""
@@ -96,7 +93,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     Args:
         command_loop: owns the state; it is running.
-        metrics: where measurements go.
+        records: of the run, filled and read here.
         access: checks who calls.
         sources: of the members, which all of them are told.
         authority: issues certificates.
@@ -109,7 +106,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     def __init__(
         self,
         command_loop: CommandLoop,
-        metrics: MetricsFile,
+        records: RunRecords,
         access: Access,
         sources: MemberSources,
         authority: Authority,
@@ -120,14 +117,14 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     ) -> None:
         self._command_loop = command_loop
         self._spec, self._run = command_loop.spec, command_loop.state.run
-        self._metrics = metrics
+        self._records = records
         self._access = access
         self._sources = sources
         self._authority = authority
         self._sign = sign
         self._dht_peers, self._dial_back = tuple(dht_peers), dial_back
         self._spec_signature = sign(spec_message(self._run, self._spec.canonical_json))
-        self._announcements = Announcements(self._run, sign, sources, relay)
+        self._announcements = Announcements(self._run, sign, sources, relay, records.resting)
         self._closing_time = ClosingTime()
         self._probes = ProbeDoor(_PROBES_AT_ONCE, command_loop.now)
 
@@ -151,6 +148,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 reachability=found.reachability if request.HasField("addresses") else None,
                 claimed=claims.endpoint,
                 problem=found.reason,
+                name=public_name_from_pb(request.name),
             )
         )
         await self._until_admitted()
@@ -166,6 +164,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             reached=reached_to_pb(found),
             role=joined.role,
             role_reason=shortened(joined.role_reason),
+            name=self._command_loop.state.name_of(peer),
         )
 
     async def UpdateAddresses(
@@ -203,6 +202,12 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             async with asyncio.timeout(_ADMISSION_SECONDS):
                 await self._command_loop.until(ADMISSION_TOPIC, are_admitted)
 
+    async def Receipt(self, request: pb.ReceiptRequest, context: Context) -> pb.ReceiptReply:
+        """Open to every enrolled peer for its own credit, also when it is not live."""
+        peer = self._access.peer(context, request.peer)
+        self._access.check_receipt_rate(peer)
+        return pb.ReceiptReply(receipt=self._records.receipts.of(peer, time.time()))
+
     async def Renew(self, request: pb.RenewRequest, context: Context) -> pb.RenewReply:
         self._access.peer(context, request.peer)
         return renew(self._authority, request)
@@ -221,8 +226,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatReply:
         peer = self._access.peer(context, request.peer)
         estimates = estimates_from_pb(request.estimates) if request.HasField("estimates") else None
+        waits, kept = waits_from_pb(request.waits), kept_from_pb(request.kept)
         await self._command_loop.execute(
-            commands.Heartbeat(peer, request.round, request.inner_step, estimates)
+            commands.Heartbeat(peer, request.round, request.inner_step, estimates, waits, kept)
         )
         state = self._command_loop.state
         closes = self._closing_time.of(state)
@@ -326,69 +332,39 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         peer = self._access.peer(context, request.peer)
         state = self._command_loop.state
         live_peer(state, peer)
-        records = locate(state, request.stage, part_from_pb(request.part))
+        part = part_from_pb(request.part)
+        records = locate(state, request.stage, part)
+        if request.HasField("round"):
+            wanted = record_of(state, request.stage, part, request.round)
+            records = () if wanted is None else (wanted,)
         sealed = [seal_state(record, self._sign) for record in records]
         return pb.LocateReply(
             states=[pb.SignedState(record=record, signature=signature) for record, signature in sealed]
         )
 
     async def Measure(self, request: pb.Measurement, context: Context) -> pb.MeasureReply:
-        claimed = self._access.peer(context, request.peer)
-        state = self._command_loop.state
-        peer = live_peer(state, claimed).peer
-        # Round 0 is the model before its first round.
-        in_run = request.round <= state.current_round
-        assignment = state.assignment(peer, max(1, request.round)) if in_run else None
-        if assignment is None:
-            raise bad_request(f"{peer} measured round {request.round}, in which it has no place")
-        # The status would show it as the measurement of another replica.
-        if (request.replica, request.position) != (assignment.replica.index, assignment.position):
-            raise bad_request(f"{peer} measured another place than its own in round {request.round}")
-        self._metrics.record_measurement(self._command_loop.now(), measurement_from_pb(request))
+        live_peer(self._command_loop.state, self._access.peer(context, request.peer))
+        measurement = measurement_from_pb(request)
+        check_place(self._command_loop.state, measurement)
+        measurement = believed(self._command_loop.state, measurement)
+        self._records.metrics.record_measurement(self._command_loop.now(), measurement)
+        self._records.health.record(measurement)
         return pb.MeasureReply()
 
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusReply:
         self._access.check_member(context)
-        loop, resting = self._command_loop, self._announcements.resting
-        now = loop.now(), time.time()
-        return status_to_pb(run_status(loop.state, self._metrics.newest.values(), *now, resting))
+        loop, records = self._command_loop, self._records
+        now, tokens = (loop.now(), time.time()), records.tokens.of(loop.state)
+        newest, health = records.metrics.newest.values(), records.health.latest
+        return status_to_pb(run_status(loop.state, newest, *now, records.resting, tokens, health))
+
+    async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainReply:
+        self._access.check_member(context)
+        return explanation_to_pb(
+            await self._records.explainer.explain(identity_of(context), request.question)
+        )
 
 
 def _printable(reason: str) -> str:
     """Make a reason printable. It is never refused, because a peer must always be able to leave."""
     return "".join(letter if letter.isprintable() else " " for letter in reason[:200])
-
-
-def calls_of_one(spec: RunSpec) -> int:
-    """How many calls one caller may have open."""
-    return SPARE_CALLS + CALLS_PER_STAGE * spec.swarm.stages
-
-
-def admission(
-    access: Access, spec: RunSpec, source_of: Callable[[str], str], drop: Callable[[str], None]
-) -> AdmissionInterceptor:
-    """Counts calls by certificate. `source_of` and `drop` a connection, by gRPC's name of the client."""
-    calls = FairShare(calls_of_one(spec), MAX_CALLS)
-    return AdmissionInterceptor(Admission(identity_of, source_of, drop, access.check, calls, Stopped, log))
-
-
-def new_server(admission: AdmissionInterceptor, spec: RunSpec, *options: tuple[str, int]) -> grpc.aio.Server:
-    """A server with bounded messages and calls, with neither port nor services yet."""
-    return grpc.aio.server(
-        interceptors=(admission,),
-        options=(
-            *options,
-            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-            # More than one caller may have open, so that it is told about its limit. Not many more: each call
-            # takes 14 kB until it is refused.
-            ("grpc.max_concurrent_streams", 2 * calls_of_one(spec)),
-            ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
-            ("grpc.max_connection_idle_ms", _IDLE_MS),
-            # A client that is gone without a word keeps neither its connection nor its calls.
-            ("grpc.keepalive_time_ms", 60_000),
-            ("grpc.keepalive_timeout_ms", 20_000),
-            # Members send keepalives: routers forget connections without traffic.
-            ("grpc.keepalive_permit_without_calls", 1),
-            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-        ),
-    )

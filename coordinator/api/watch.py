@@ -1,4 +1,4 @@
-"""Updates for peers that watch the run: plans, followers, excluded peers, sources, why it waits, its end."""
+"""Updates for peers that watch the run: plans, followers, excluded peers, sources, pauses, its end."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Self
 
 from coordinator.membership.sources import NOTHING, MemberSources
 from coordinator.state.state import State
-from coordinator.status.messages import peer_message, run_message, stall_message
+from coordinator.status.messages import pause_message, peer_message, run_message, stall_message
 from protocol.pb import hetnode_pb2 as pb
 from protocol.status import RunPhase
 from protocol.trust.envelope import Signer
-from protocol.types import Lifecycle, PeerId, Plan, RelayAddress
+from protocol.types import Lifecycle, Pause, PeerId, Plan, RelayAddress, Rollback
 from protocol.wire.convert.fields import MAX_RELAYS
-from protocol.wire.convert.plans import place_to_pb, relay_to_pb, source_to_pb
+from protocol.wire.convert.plans import pause_to_pb, place_to_pb, relay_to_pb, rollback_to_pb, source_to_pb
 from protocol.wire.records import seal_plan
 
 _FOLLOWING = (Lifecycle.SYNCING, Lifecycle.READY)
@@ -29,10 +29,18 @@ class Announcement:
     followers: tuple[pb.Place, ...]
     banned: tuple[PeerId, ...]
     relays: tuple[RelayAddress, ...]
+    pause: Pause | None
+    rollback: Rollback | None
+
+
+def _newest_rollback(state: State) -> Rollback | None:
+    newest = max(state.restored, default=0)
+    return Rollback(newest, state.restored[newest]) if newest else None
 
 
 def _lists(announcement: Announcement) -> tuple[object, ...]:
-    return announcement.followers, announcement.banned, announcement.relays
+    lists = announcement.followers, announcement.banned, announcement.relays
+    return *lists, announcement.pause, announcement.rollback
 
 
 class Announcements:
@@ -45,19 +53,24 @@ class Announcements:
     """
 
     def __init__(
-        self, run: str, sign: Signer, sources: MemberSources, own_relay: RelayAddress | None = None
+        self,
+        run: str,
+        sign: Signer,
+        sources: MemberSources,
+        own_relay: RelayAddress | None = None,
+        resting: Counter[PeerId] | None = None,
     ) -> None:
         self._run, self._sign, self.sources = run, sign, sources
         self._own_relays = () if own_relay is None else (own_relay,)
         self._sealed_plans: dict[int, tuple[bytes, bytes]] = {}
         self._newest: Announcement | None = None
-        self.resting: Counter[PeerId] = Counter()
+        self.resting: Counter[PeerId] = Counter() if resting is None else resting
 
     def of(self, state: State) -> Announcement:
         # Identity is enough: states are immutable, and a comparison would cost more than an announcement.
         if self._newest is None or self._newest.state is not state:
             finished = state.phase is RunPhase.FINISHED
-            waiting = run_message(state) if finished else stall_message(state)
+            waiting = run_message(state) if finished else stall_message(state) or pause_message(state)
             followers = [
                 reservation
                 for peer, reservation in sorted(state.reservations.items())
@@ -65,7 +78,9 @@ class Announcements:
             ]
             excluded = tuple(sorted(state.excluded))
             places = tuple(map(place_to_pb, followers))
-            self._newest = Announcement(state, waiting, places, excluded, self.relays(state))
+            self._newest = Announcement(
+                *(state, waiting, places, excluded, self.relays(state), state.pause), _newest_rollback(state)
+            )
         return self._newest
 
     def relays(self, state: State) -> tuple[RelayAddress, ...]:
@@ -120,6 +135,8 @@ class Watcher:
             round=max(0, state.current_round),
             relays=map(relay_to_pb, announcement.relays),
             sources=map(source_to_pb, sources.since(self._sources)),
+            pause=pause_to_pb(announcement.pause) if announcement.pause else None,
+            rollback=rollback_to_pb(announcement.rollback) if announcement.rollback else None,
         )
         newer = state.plans[self._epoch :]  # epochs count from 1, so the plan of epoch e is at index e - 1
         if newer:

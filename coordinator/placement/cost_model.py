@@ -145,12 +145,14 @@ class Survey:
 def stage_parameters(spec: RunSpec, stage: int) -> int:
     """Scalars in the parameters of `stage`; ValueError for an unknown one."""
     model = spec.model
-    # Four projections of the attention, three of SwiGLU, two norms.
-    block = 4 * model.width**2 + 3 * model.width * model.feed_forward + 2 * model.width
     table = model.vocabulary * model.width
     is_last = stage == spec.swarm.stages - 1
     # The first stage has the embedding; the last one the head and its norm.
-    return len(spec.layers_of(stage)) * block + (stage == 0) * table + is_last * (table + model.width)
+    return (
+        len(spec.layers_of(stage)) * model.layer_parameters
+        + (stage == 0) * table
+        + is_last * (table + model.width)
+    )
 
 
 def memory_needed(spec: RunSpec, stages: StageRange, members_left: int, device: str = "") -> int:
@@ -165,7 +167,8 @@ def memory_needed(spec: RunSpec, stages: StageRange, members_left: int, device: 
     tokens = spec.inner.microbatch_size * model.context
     layers = sum(len(spec.layers_of(stage)) for stage in stages)
     in_flight = max(0, most_in_flight(members_left))
-    activations = in_flight * 4 * tokens * layers * (10 * model.width + 4 * model.feed_forward)
+    attention = 3 * model.query_width + 3 * model.key_width
+    activations = in_flight * 4 * tokens * layers * (4 * model.width + attention + 4 * model.feed_forward)
     logits = 3 * 4 * tokens * model.vocabulary if stages.stop == spec.swarm.stages else 0
     table = 4 * model.vocabulary * model.width
     has_link = stages.first > 0 or stages.stop < spec.swarm.stages

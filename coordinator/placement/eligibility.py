@@ -22,13 +22,18 @@ def is_synced(state: State, holder: ReservedAssignment | Member, from_round: int
     """
     if any(peer == holder.peer for peer, *_ in state.diverged):
         return False
-    rounds, least = state.synced.get(holder.peer, {}), max(0, from_round - 2)
-    peer = state.peers[holder.peer]
+    rounds, least = state.synced.get(holder.peer, {}), least_synced(state, holder, from_round)
+    return all(rounds.get(stage, -1) >= least for stage in holder.stages)
+
+
+def least_synced(state: State, holder: ReservedAssignment | Member, from_round: int) -> int:
+    """The round after which the peer of `holder` must have attested the anchors of its stages."""
+    least, peer = max(0, from_round - 2), state.peers[holder.peer]
     if peer.role_changes and peer.policy.joins_pipelines and from_round > state.current_round:
         # A full replica still attests the round in which it became a stage peer, before it builds its stages.
         # While no round ends, there is no later one that it could attest.
         least = max(least, state.moved_at.get(holder.peer, -1) + 1)
-    return all(rounds.get(stage, -1) >= least for stage in holder.stages)
+    return least
 
 
 def replica_rests_until(state: State, index: int) -> int:
@@ -53,12 +58,14 @@ def may_be_neighbours(
 
     `is_lenient`: a failed link may be tried again at once.
     """
+    return can_be_neighbours(one, other) and (is_lenient or not apart_until(state, one, other))
+
+
+def apart_until(state: State, one: Peer | Member, other: Peer | Member) -> int:
+    """The round in which two peers may be neighbours again after their link has failed; 0 if it has not."""
     failed = (state.failed_links.get(ends) for ends in ((one.peer, other.peer), (other.peer, one.peer)))
-    apart = any(
-        link and not link.is_moved and state.current_round < link.round_number + _APART_ROUNDS
-        for link in failed
-    )
-    return can_be_neighbours(one, other) and (is_lenient or not apart)
+    rounds = (link.round_number + _APART_ROUNDS for link in failed if link and not link.is_moved)
+    return max((until for until in rounds if state.current_round < until), default=0)
 
 
 def fits(state: State, peer: PeerId, stages: StageRange, members_left: int) -> bool:
@@ -66,8 +73,13 @@ def fits(state: State, peer: PeerId, stages: StageRange, members_left: int) -> b
 
     True where the memory is not known, and for a full replica, which is never refused for its memory.
     """
+    needed, budget = memory_for(state, peer, stages, members_left)
+    return len(stages) == state.stages or needed <= budget
+
+
+def memory_for(state: State, peer: PeerId, stages: StageRange, members_left: int) -> tuple[float, float]:
+    """Bytes that `peer` needs for `stages`, and the bytes of its memory that may be planned with."""
     declared, measured = state.peers[peer].capacity, state.estimates[peer].capacity
     known = replace(declared, memory_bytes=declared.memory_bytes or measured.memory_bytes)
-    return len(stages) == state.stages or (
-        memory_needed(state.spec, stages, members_left, declared.device) <= memory_budget(state.spec, known)
-    )
+    needed = memory_needed(state.spec, stages, members_left, declared.device)
+    return needed, memory_budget(state.spec, known)

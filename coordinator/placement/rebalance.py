@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from coordinator.placement.cost_model import Survey, bounded_seconds, seconds_per_microbatch
+from coordinator.placement.cost_model import bounded_seconds, seconds_per_microbatch
 from coordinator.placement.eligibility import fits, is_synced, may_be_neighbours, peer_rests_until
 from coordinator.placement.links import fit_k, member_of
 from coordinator.placement.member_exchange import MemberExchange
-from coordinator.placement.relays import relay_uplinks, with_relays
+from coordinator.placement.relays import survey_of
 from coordinator.placement.shares import delivered_weights, share_limits, share_out
 from coordinator.state.state import State, peers_of
 from coordinator.state.text import listed
@@ -28,9 +28,7 @@ class Rebalance:
 
     def __init__(self, state: State, from_round: int) -> None:
         self._state, self._spec, self._from_round = state, state.spec, from_round
-        capacities = {peer.peer: peer.capacity for peer in state.peers.values()}
-        survey = Survey.of(state.estimates, capacities)
-        self._survey = with_relays(survey, state.peers.values(), relay_uplinks(state))
+        self._survey = survey_of(state)
         # A report before the first decision of a round may still be about the round before it. So a measured
         # time counts only for chains that are in both plans.
         earlier, newest = state.plan_for(max(1, from_round - 2)), state.plans[-1]

@@ -23,6 +23,13 @@ def relay_uplinks(state: State) -> Mapping[str, float]:
     return uplinks
 
 
+def survey_of(state: State) -> Survey:
+    """What the peers of a run have measured, and what their relays can carry."""
+    peers = state.peers
+    survey = Survey.of(state.estimates, {peer.peer: peer.capacity for peer in peers.values()})
+    return with_relays(survey, peers.values(), relay_uplinks(state))
+
+
 def with_relays(survey: Survey, peers: Iterable[Peer], uplinks: Mapping[str, float]) -> Survey:
     """`survey` with the share of each of the relayed `peers` in the uplink of its relay."""
     live = [peer for peer in peers if peer.is_live]

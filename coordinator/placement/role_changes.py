@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from coordinator.placement.cost_model import Survey, compute_seconds, seconds_per_microbatch
+from coordinator.placement.cost_model import compute_seconds, seconds_per_microbatch
 from coordinator.placement.eligibility import is_synced, peer_rests_until
 from coordinator.placement.links import member_of
-from coordinator.placement.relays import relay_uplinks, with_relays
+from coordinator.placement.relays import survey_of
 from coordinator.placement.replan import filled_replicas, next_plan
 from coordinator.placement.roles import whole_model_obstacle
 from coordinator.placement.vacancies import Vacancies, Vacancy
@@ -130,8 +130,7 @@ def _holes(
 
 def _is_worth_it(state: State, peer: Peer, hole: Vacancy, partners: Sequence[ReservedAssignment]) -> bool:
     """Whether the chain with `peer` is not slower than `peer` alone, as far as that is known."""
-    survey = Survey.of(state.estimates, {each.peer: each.capacity for each in state.peers.values()})
-    survey = with_relays(survey, state.peers.values(), relay_uplinks(state))
+    survey = survey_of(state)
     chain = sorted([*partners, hole.reserved_for(peer.peer)], key=lambda each: each.position)
     members = [member_of(state.peers[each.peer], each.stages) for each in chain]
     together = seconds_per_microbatch(state.spec, survey, members, [state.spec.link.k] * (len(members) - 1))

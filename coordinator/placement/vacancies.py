@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from coordinator.placement.eligibility import fits, may_be_neighbours
+from coordinator.placement.eligibility import apart_until, fits, may_be_neighbours, memory_for
+from coordinator.placement.links import can_be_neighbours
 from coordinator.state.events import AssignmentReserved
 from coordinator.state.state import Peer, State
+from coordinator.state.text import short, stages_of
 from coordinator.state.transaction import Transaction
 from protocol.types import PeerId, ReservedAssignment, StageRange
 
@@ -92,8 +94,7 @@ class Vacancies:
         - Else one in a new replica, or for a stage peer in a new pipeline. There is no new pipeline while the
           pipelines that wait for their first plan outnumber those that have been in one.
         """
-        is_alone = peer.policy.is_alone(self._spec)
-        vacant = [each for each in self.vacant if (len(self._layouts[each.replica]) == 1) == is_alone]
+        vacant = self._of_its_role(peer)
         if former is not None and any(
             each.reserved_for(peer.peer) == former and self._can_connect(each, peer) for each in vacant
         ):
@@ -101,10 +102,7 @@ class Vacancies:
         for each in vacant:
             if self.suits(each, peer):
                 return each.reserved_for(peer.peer)
-        assigned = self._state.assigned_replicas
-        # Without this bound, peers that do not fit together would found one pipeline each.
-        waiting = {each.replica for each in vacant} - assigned
-        if not is_alone and len(waiting) > sum(len(self._layouts[index]) > 1 for index in assigned):
+        if self._waiting_pipelines(peer):
             return None
         founded = 1 + max(self._layouts)
         layout = self._founded_by(peer, founded)
@@ -112,6 +110,58 @@ class Vacancies:
             if self._fits(peer.peer, stages, len(layout) - position):
                 return ReservedAssignment(peer.peer, founded, position, stages)
         return None
+
+    def _of_its_role(self, peer: Peer) -> list[Vacancy]:
+        is_alone = peer.policy.is_alone(self._spec)
+        return [each for each in self.vacant if (len(self._layouts[each.replica]) == 1) == is_alone]
+
+    def _waiting_pipelines(self, peer: Peer) -> int:
+        """The pipelines that wait for their first plan, if they keep `peer` from founding another; else 0."""
+        # Without this bound, peers that do not fit together would found one pipeline each.
+        assigned = self._state.assigned_replicas
+        waiting = {each.replica for each in self._of_its_role(peer)} - assigned
+        is_bound = not peer.policy.is_alone(self._spec)
+        trained = sum(len(self._layouts[index]) > 1 for index in assigned)
+        return len(waiting) if is_bound and len(waiting) > trained else 0
+
+    def obstacles(self, peer: Peer) -> list[str]:
+        """Why nothing can be reserved for `peer`: a phrase for each vacancy, and for a new pipeline.
+
+        Empty if there is something to reserve.
+        """
+        if self.reservation_for(peer) is not None:
+            return []
+        found = [
+            f"the vacancy at {stages_of(each)} of replica-{each.replica}: {self._obstacle(each, peer)}"
+            for each in self._of_its_role(peer)
+        ]
+        if waiting := self._waiting_pipelines(peer):
+            have = "pipeline waits" if waiting == 1 else "pipelines wait"
+            found.append(f"a new pipeline: {waiting} {have} already for the peers that they lack")
+        else:
+            founded = 1 + max(self._layouts)
+            layout = self._founded_by(peer, founded)
+            new = (Vacancy(founded, at, stages) for at, stages in enumerate(layout))
+            why = [self._memory(peer, each, len(layout) - each.position) for each in new]
+            found += [f"a new pipeline: {each}" for each in why[-1:]]  # its end needs the fewest microbatches
+        return found
+
+    def _obstacle(self, vacancy: Vacancy, peer: Peer) -> str:
+        """Why `peer` does not suit `vacancy`; "" if it does."""
+        left = len(self._layouts[vacancy.replica]) - vacancy.position
+        if not self._fits(peer.peer, vacancy.stages, left):
+            return self._memory(peer, vacancy, left)
+        for each in self._neighbours(vacancy):
+            if not can_be_neighbours(peer, each):
+                return f"neither it nor its neighbour {short(each.peer)} has an endpoint"
+            if until := apart_until(self._state, peer, each):
+                return f"its link to {short(each.peer)} has failed; it is tried again from round {until} on"
+        return ""
+
+    def _memory(self, peer: Peer, vacancy: Vacancy, members_left: int) -> str:
+        needed, budget = memory_for(self._state, peer.peer, vacancy.stages, members_left)
+        may = f"{budget / 1e6:,.1f} MB of its memory may be used"
+        return f"{stages_of(vacancy)} would need {needed / 1e6:,.1f} MB, and {may}"
 
     def _founded_by(self, peer: Peer, replica: int) -> tuple[StageRange, ...]:
         is_alone = peer.policy.is_alone(self._spec)
@@ -133,10 +183,13 @@ class Vacancies:
         return self._fits(peer.peer, vacancy.stages, left) and self._can_connect(vacancy, peer)
 
     def _can_connect(self, vacancy: Vacancy, peer: Peer) -> bool:
+        return all(may_be_neighbours(self._state, peer, each) for each in self._neighbours(vacancy))
+
+    def _neighbours(self, vacancy: Vacancy) -> list[Peer]:
         slots = ((vacancy.replica, vacancy.position + by) for by in (-1, 1))
         neighbours = [self._state.peers[self._holders[slot]] for slot in slots if slot in self._holders]
         # A neighbour that is gone or drains will be replaced.
-        return all(may_be_neighbours(self._state, peer, each) for each in neighbours if each.is_staying)
+        return [each for each in neighbours if each.is_staying]
 
 
 def _order(vacancy: Vacancy) -> tuple[bool, Slot]:

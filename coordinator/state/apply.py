@@ -12,8 +12,9 @@ from typing import assert_never
 
 from coordinator.state import apply_peers, apply_plans, apply_rounds, events
 from coordinator.state.events import Event
-from coordinator.state.state import LastSeen, State
+from coordinator.state.state import Alarm, LastSeen, State
 from protocol.status import RunPhase
+from protocol.types import Pause
 
 
 def replay(state: State, events: Iterable[Event]) -> State:
@@ -30,9 +31,9 @@ def apply(state: State, event: Event) -> State:
 
 
 def _changed(state: State, event: Event) -> State:  # noqa: PLR0911, PLR0912
+    if isinstance(event, events.RunEvent):
+        return _change_run(state, event)
     match event:
-        case events.CoordinatorStarted() | events.OwnRelayTold():
-            return _start(state, event)
         case events.PeerJoined():
             return apply_peers.join(state, event)
         case events.RoleChanged():
@@ -41,7 +42,7 @@ def _changed(state: State, event: Event) -> State:  # noqa: PLR0911, PLR0912
             return apply_peers.change_connection(state, event)
         case events.PeerSeen():
             # `last_seen` is the one part of the state that a restart loses.
-            seen = LastSeen(event.at, event.round_number, event.inner_step, has_sent_heartbeat=True)
+            seen = LastSeen(event.at, event.round_number, event.inner_step, True, event.waits, event.kept)
             return replace(state, last_seen={**state.last_seen, event.peer: seen})
         case events.PeerMeasured():
             return apply_peers.measure(state, event)
@@ -49,12 +50,12 @@ def _changed(state: State, event: Event) -> State:  # noqa: PLR0911, PLR0912
             return apply_peers.drain(state, event.peer)
         case events.PeerLeft() | events.PeerLost():
             return apply_peers.leave(state, event.peer, isinstance(event, events.PeerLeft) and event.finished)
+        case events.PeerNamed():
+            return apply_peers.rename(state, event)
         case events.PeerRetreated():
             return apply_peers.retreat(state, event)
-        case events.PeerBanned():  # a PeerLeft event follows for a live peer
-            return replace(state, banned={**state.banned, event.peer: event.reason})
-        case events.PeerUnbanned():
-            return apply_peers.unban(state, event.peer)
+        case events.PeerBanned() | events.PeerUnbanned():
+            return apply_peers.change_ban(state, event)
         case events.PeerStruck():
             rounds = (*state.strikes.get(event.peer, ()), event.round_number)
             return replace(state, strikes={**state.strikes, event.peer: rounds})
@@ -65,8 +66,6 @@ def _changed(state: State, event: Event) -> State:  # noqa: PLR0911, PLR0912
             return apply_peers.change_invitation(state, event)
         case events.AssignmentReserved():
             return apply_plans.reserve(state, event.reservation)
-        case events.PlanAdopted():
-            return apply_plans.adopt(state, event.plan, event.at)
         case events.PayloadOffered():
             return apply_rounds.offer(state, event)
         case events.PayloadWithheld():
@@ -85,13 +84,46 @@ def _changed(state: State, event: Event) -> State:  # noqa: PLR0911, PLR0912
             return apply_rounds.attest(state, event)
         case events.AnchorDiverged():
             return apply_rounds.diverge(state, event)
-        case events.RunFinished():
-            return replace(state, phase=RunPhase.FINISHED, finished_at=event.at)
         case _:
             assert_never(event)
 
 
-def _start(state: State, event: events.CoordinatorStarted | events.OwnRelayTold) -> State:
-    if isinstance(event, events.CoordinatorStarted):
-        return replace(state, started_at=event.at)
-    return replace(state, own_uplinks={event.endpoint: event.uplink} if event.uplink else {})
+def _change_run(state: State, event: events.RunEvent) -> State:  # noqa: PLR0911
+    match event:
+        case events.CoordinatorStarted():
+            return replace(state, started_at=event.at)
+        case events.OwnRelayTold():
+            return replace(state, own_uplinks={event.endpoint: event.uplink} if event.uplink else {})
+        case events.PlanAdopted():
+            return apply_plans.adopt(state, event.plan, event.at)
+        case events.AlarmRaised():
+            return replace(state, alarm=Alarm(event.round_number, event.last_healthy, event.reason))
+        case events.RunPaused():
+            return replace(state, pause=Pause(event.from_round, event.by, event.reason))
+        case events.RunResumed():
+            return _resume(state, event.at)
+        case events.RunRolledBack():
+            return _roll_back(state, event)
+        case events.RunFinished():
+            return replace(state, phase=RunPhase.FINISHED, finished_at=event.at)
+
+
+def _resume(state: State, at: float) -> State:
+    """Nobody could answer during the pause, so neither phases nor silences contain it."""
+    if state.is_held:
+        state = replace(state, began_at=at, answered={})
+    # Who resumes a run has seen its alarm.
+    alarm = None if state.alarm is None else replace(state.alarm, is_over=True)
+    return replace(state, pause=None, silences={}, alarm=alarm)
+
+
+def _roll_back(state: State, event: events.RunRolledBack) -> State:
+    """The replicas of this round train nothing that counts, so their silence says nothing."""
+    round_number = event.round_number
+    digests = {(each.stage, round_number, each.part): each.digest for each in event.digests}
+    return replace(
+        state,
+        restored={**state.restored, round_number: event.restore_round},
+        restored_digests={**state.restored_digests, **digests},
+        silences={},
+    )

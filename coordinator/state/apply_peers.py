@@ -179,7 +179,18 @@ def follow(state: State, peer: PeerId) -> State:
     return replace(state, peers={**state.peers, peer: waiting})
 
 
-def unban(state: State, peer: PeerId) -> State:
+def rename(state: State, event: events.PeerNamed) -> State:
+    return replace(state, names={**state.names, event.peer: None if event.refused else event.name})
+
+
+def change_ban(state: State, event: events.PeerBanned | events.PeerUnbanned) -> State:
+    """A peer is banned, for which a PeerLeft event follows if it is live; or it may come back."""
+    if isinstance(event, events.PeerBanned):
+        return replace(state, banned={**state.banned, event.peer: event.reason})
+    return _unban(state, event.peer)
+
+
+def _unban(state: State, peer: PeerId) -> State:
     """The peer may come back. Its quarantine ends, too, and its strikes no longer count."""
     banned = {each: reason for each, reason in state.banned.items() if each != peer}
     strikes = {each: rounds for each, rounds in state.strikes.items() if each != peer}

@@ -71,6 +71,9 @@ def adopt(state: State, plan: Plan, at: float) -> State:
         # Offers of the former plan are void: its samples were divided among other replicas.
         rounds = {key: round_state for key, round_state in state.rounds.items() if key[1] != round_number}
         state = replace(state, began_at=at, opened_at=None, answered={}, rounds=rounds)
+        if state.pause is not None:  # a round that starts anew would be a new inner phase
+            pause = replace(state.pause, from_round=min(round_number, state.pause.from_round))
+            state = replace(state, pause=pause)
     running = state.plan_for(round_number).epoch
     oldest = state.plan_for(round_number - KEPT_ROUNDS).epoch
     return replace(

@@ -8,7 +8,7 @@ from math import inf
 from coordinator.state import events
 from coordinator.state.apply_peers import follow, mark_absent
 from coordinator.state.apply_plans import with_lifecycles
-from coordinator.state.state import KEPT_PHASES, KEPT_ROUNDS, Contest, Round, Silence, State
+from coordinator.state.state import KEPT_DURATIONS, KEPT_PHASES, KEPT_ROUNDS, Contest, Round, Silence, State
 from protocol.types import Decision, ExchangeGroup, Finding, Part, PeerId
 
 
@@ -120,7 +120,7 @@ def decide(state: State, at: float, decision: Decision) -> State:
         committed=state.committed + decision.committed,
         committed_at=at if decision.committed else state.committed_at,
         opened_at=at if state.opened_at is None else state.opened_at,
-        silences=_silences(state, decision),
+        silences=_silences(state, decision) if decision.restore_round is None else {},
     )
     if state.retreats or state.failures:
         state = _forgive_failures(state, decision)
@@ -131,6 +131,7 @@ def decide(state: State, at: float, decision: Decision) -> State:
         state,
         current_round=round_number + 1,
         began_at=at,
+        round_durations=_durations(state, at),
         opened_at=None,
         answered={},
         rounds={key: round_state for key, round_state in state.rounds.items() if key[1] >= oldest},
@@ -143,6 +144,13 @@ def decide(state: State, at: float, decision: Decision) -> State:
         assignments = state.assignments[newest.epoch]
         state = replace(state, peers=with_lifecycles(state, frozenset(), assignments.keys()))
     return replace(state, digests=digests, digest_changes=changes)
+
+
+def _durations(state: State, at: float) -> tuple[float, ...]:
+    """With that of the round which ends now, unless the coordinator was away in it."""
+    if state.began_at < state.started_at:
+        return state.round_durations
+    return (*state.round_durations, at - state.began_at)[-KEPT_DURATIONS:]
 
 
 def _silences(state: State, decision: Decision) -> dict[PeerId, Silence]:

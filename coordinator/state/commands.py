@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from protocol.status import Wait
 from protocol.types import (
     Capacity,
     Estimates,
+    PausedBy,
     PayloadDescriptor,
     PeerId,
     Reachability,
@@ -24,9 +26,9 @@ class Start:
 
 @dataclass(frozen=True)
 class Join:
-    """`endpoint` answered as this peer, or is "". For the last three fields see events.PeerJoined.
+    """`endpoint` answered as this peer, or is "". For the three fields after it see events.PeerJoined.
 
-    `role` None: the coordinator chooses.
+    `role` None: the coordinator chooses. `name` is public, or "".
     """
 
     protocol_version: int
@@ -38,6 +40,7 @@ class Join:
     reachability: Reachability | None = None
     claimed: str = ""
     problem: str = ""
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,35 @@ class Unban:
 
 
 @dataclass(frozen=True)
+class PauseRun:
+    """The round that is open ends, and no other begins. `reason`: a sentence for people, or ""."""
+
+    by: PausedBy
+    reason: str
+
+
+@dataclass(frozen=True)
+class ResumeRun:
+    """A paused run goes on."""
+
+
+@dataclass(frozen=True)
+class Unname:
+    """Take the public name of `peer` and refuse it any; `allow`: it may have one again at its next join."""
+
+    peer: PeerId
+    allow: bool = False
+
+
+@dataclass(frozen=True)
+class RollBack:
+    """The next round restores the anchors after `restore_round`, and the run is paused."""
+
+    restore_round: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class Leave:
     peer: PeerId
     reason: str
@@ -126,12 +158,17 @@ class Retreat:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """`estimates` is None if they have not changed."""
+    """`estimates` is None if they have not changed. `waits`: what the peer waits for.
+
+    `kept`: the rounds whose anchors the peer has on its disk, for all its stages.
+    """
 
     peer: PeerId
     round_number: int
     inner_step: int
     estimates: Estimates | None = None
+    waits: tuple[Wait, ...] = ()
+    kept: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -204,13 +241,28 @@ class Attest:
 
 
 @dataclass(frozen=True)
+class RaiseAlarm:
+    """The training looks unhealthy (coordinator.health). Fields as in events.AlarmRaised.
+
+    No call of the API makes it.
+    """
+
+    round_number: int
+    last_healthy: int
+    reason: str
+    pauses: bool
+
+
+@dataclass(frozen=True)
 class Tick:
     """Time has passed: silent peers are lost, groups are closed, rounds are decided."""
 
 
-OperatorCommand: TypeAlias = CreateInvite | RevokeInvite | Ban | Unban
+OperatorCommand: TypeAlias = (
+    CreateInvite | RevokeInvite | Ban | Unban | PauseRun | ResumeRun | RollBack | Unname
+)
 PeerCommand: TypeAlias = Enroll | Join | UpdateAddresses | Heartbeat | ReportLink | Retreat | Drain | Leave
 RoundCommand: TypeAlias = Offer | Await | Report | Attest
 ArbiterCommand: TypeAlias = AppointArbiter | Arbitrate
-RunCommand: TypeAlias = Start | TellOwnRelay | Tick
+RunCommand: TypeAlias = Start | TellOwnRelay | RaiseAlarm | Tick
 Command: TypeAlias = RunCommand | ArbiterCommand | OperatorCommand | PeerCommand | RoundCommand

@@ -8,10 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from protocol.status import Wait
 from protocol.types import (
     Capacity,
     Decision,
     Estimates,
+    PausedBy,
     PayloadDescriptor,
     PeerId,
     Plan,
@@ -93,6 +95,8 @@ class PeerSeen(_Event):
     peer: PeerId
     round_number: int
     inner_step: int
+    waits: tuple[Wait, ...] = ()
+    kept: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,15 @@ class PeerDraining(_Event):
 
     peer: PeerId
     reason: str
+
+
+@dataclass(frozen=True)
+class PeerNamed(_Event):
+    """`peer` has the public name `name` from now on, or none. `refused`: the operator allows it none."""
+
+    peer: PeerId
+    name: str
+    refused: bool = False
 
 
 @dataclass(frozen=True)
@@ -297,13 +310,70 @@ class AnchorDiverged(StageEvent):
 
 
 @dataclass(frozen=True)
+class AlarmRaised(_Event):
+    """Most of the run looked unhealthy in that round, and was healthy in `last_healthy`; 0: not known.
+
+    `reason` is what was seen, in sentences with figures.
+    """
+
+    round_number: int
+    last_healthy: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class RunPaused(_Event):
+    """No inner phase of `from_round` or a later one begins before RunResumed. `reason`: a sentence, or ""."""
+
+    from_round: int
+    by: PausedBy
+    reason: str
+
+
+@dataclass(frozen=True)
+class RunResumed(_Event):
+    """The run goes on after RunPaused."""
+
+
+@dataclass(frozen=True)
+class AnchorDigest:
+    """The digest of one part of a stage."""
+
+    stage: int
+    part: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class RunRolledBack(_Event):
+    """The decisions of `round_number` restore the anchors after `restore_round`, whose digests are these.
+
+    RoundAborted with a decision that says so follows for each stage, in the same transaction.
+    """
+
+    round_number: int
+    restore_round: int
+    reason: str
+    digests: tuple[AnchorDigest, ...]
+
+
+@dataclass(frozen=True)
 class RunFinished(_Event):
     """All rounds are decided, and the last anchors are confirmed."""
 
 
-RunEvent: TypeAlias = CoordinatorStarted | OwnRelayTold | PlanAdopted | RunFinished
+RunEvent: TypeAlias = (
+    CoordinatorStarted
+    | OwnRelayTold
+    | PlanAdopted
+    | AlarmRaised
+    | RunPaused
+    | RunResumed
+    | RunRolledBack
+    | RunFinished
+)
 PresenceEvent: TypeAlias = (
-    PeerJoined | RoleChanged | PeerSeen | PeerMeasured | PeerDraining | PeerLeft | PeerLost
+    PeerJoined | PeerNamed | RoleChanged | PeerSeen | PeerMeasured | PeerDraining | PeerLeft | PeerLost
 )
 ConnectionEvent: TypeAlias = AddressesChanged | LinkFailed
 ExclusionEvent: TypeAlias = PeerRetreated | PeerStruck | PeerQuarantined | PeerBanned | PeerUnbanned

@@ -2,6 +2,8 @@
 
 Nothing here reads a clock or does IO. A replay of the stored events (coordinator.state.apply) gives the same
 state, except for `State.last_seen`: heartbeats change it and are not stored.
+
+One file because the state is one record, and its queries explain its fields.
 """
 
 from __future__ import annotations
@@ -12,9 +14,10 @@ from dataclasses import dataclass, field
 
 from coordinator.state.invitation import Invitation
 from coordinator.state.text import stages_of
+from protocol.algorithm.retention import is_kept
 from protocol.roles import POLICIES, RolePolicy
 from protocol.spec.run import RunSpec
-from protocol.status import RunPhase
+from protocol.status import RunPhase, Wait
 from protocol.types import (
     Capacity,
     Decision,
@@ -22,6 +25,7 @@ from protocol.types import (
     ExchangeGroup,
     Lifecycle,
     Member,
+    Pause,
     PayloadDescriptor,
     PeerId,
     Plan,
@@ -36,10 +40,12 @@ from protocol.types import (
 
 KEPT_ROUNDS = 8
 """Rounds whose offers, reports and digests are kept for late callers. All plans and decisions are kept."""
+ALARM_ROUNDS = 16
+"""An alarm is shown for so many rounds."""
 KEPT_CHECKPOINTS = 3
 """Checkpoint rounds before those whose digests are kept."""
-KEPT_PHASES = 3
-"""Inner phases of a replica whose durations are kept: few, since machines become faster and slower."""
+KEPT_PHASES, KEPT_DURATIONS = 3, 5
+"""Inner phases of a replica, and rounds, whose durations are kept: few, since machines change their speed."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class LastSeen:
-    """When a peer gave its last sign of life, and the progress in its last heartbeat.
+    """When a peer gave its last sign of life, and what its last heartbeat said.
 
     `has_sent_heartbeat` is false from the join until the first heartbeat.
     """
@@ -104,6 +110,8 @@ class LastSeen:
     round_number: int = 0
     inner_step: int = 0
     has_sent_heartbeat: bool = False
+    waits: tuple[Wait, ...] = ()
+    kept: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -131,8 +139,7 @@ class Contest:
 
     Attributes:
         at, seconds: when the arbiter was asked for them, and how long the decision waits for it.
-        owners: of the payloads that the arbiter is asked for.
-        left_out: owners of other payloads that cannot count.
+        owners, left_out: of the payloads that it is asked for, and of others that cannot count.
         verdicts: of the arbiter so far, by owner.
     """
 
@@ -161,6 +168,16 @@ class FailedLink:
     address: str
     reason: str
     is_moved: bool = False
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """The newest alarm (events.AlarmRaised). `is_over`: the operator has resumed the run since."""
+
+    round_number: int
+    last_healthy: int
+    reason: str
+    is_over: bool = False
 
 
 @dataclass(frozen=True)
@@ -232,23 +249,27 @@ class State:
         current_round: the first round that is not decided at every stage; 0 before the run starts,
             ``spec.rounds + 1`` after its last decision.
         began_at: when the current round began, or its plan was replaced.
+        round_durations: seconds of the last rounds from begin to end, the oldest first.
         opened_at: when the first payload of the current round was offered or its first stage decided.
         answered: by replica, when its first payload of the current round was offered or withheld.
-        phase_seconds: by replica, the seconds per weight of its last inner phases, the oldest first. They
-            count from the beginning of the round to the first answer of the replica.
+        phase_seconds: by replica, the seconds per weight of its last inner phases, the oldest first: from the
+            beginning of the round to its first answer.
         silences: by peer, the rounds without its answer, for peers that lacked in one of the last rounds.
-        rounds: by (stage, round).
-        decisions: by (stage, round).
+        rounds, decisions: by (stage, round).
         strikes: by peer, the rounds for which it got a strike.
-        digests: by (stage, round, part) and peer.
-        digest_changes: how often a peer has replaced its digest, by (stage, round, part) and peer.
+        digests, digest_changes: by (stage, round, part) and peer; how often the peer has replaced its digest.
         committed, committed_at: decisions that committed payloads, and when the newest of them was made.
         diverged: (peer, stage, round, part) whose anchor differed, until the peer attests the right digest.
         enrolled: the peers that may have certificates, with the last invite of each.
         banned: the peers that the operator excludes, with the reasons.
+        names: public names that peers have chosen; None where the operator refuses the peer any.
         arbiter: the coordinator's own peer, which fetches contested payloads; None if no peer does.
         own_uplinks: bytes per second that the coordinator's own relay can send, by its endpoint, if known.
         unfound: by owner, the last round in which the arbiter could not fetch its payload.
+        pause: None while the run is not paused.
+        alarm: the newest that was raised; None before any.
+        restored: by round whose decisions are a rollback, the round whose anchors it restores.
+        restored_digests: by (stage, round, part), the digests of the anchors after these rounds.
     """
 
     spec: RunSpec
@@ -276,6 +297,7 @@ class State:
     rebalanced_at: int = 0
     current_round: int = 0
     began_at: float = 0.0
+    round_durations: tuple[float, ...] = ()
     opened_at: float | None = None
     answered: Mapping[int, float] = field(default_factory=dict)
     phase_seconds: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
@@ -292,9 +314,14 @@ class State:
     invitations: Mapping[str, Invitation] = field(default_factory=dict)
     enrolled: Mapping[PeerId, str] = field(default_factory=dict)
     banned: Mapping[PeerId, str] = field(default_factory=dict)
+    names: Mapping[PeerId, str | None] = field(default_factory=dict)
     arbiter: PeerId | None = None
     own_uplinks: Mapping[str, float] = field(default_factory=dict)
     unfound: Mapping[PeerId, int] = field(default_factory=dict)
+    pause: Pause | None = None
+    alarm: Alarm | None = None
+    restored: Mapping[int, int] = field(default_factory=dict)
+    restored_digests: Mapping[tuple[int, int, str], str] = field(default_factory=dict)
 
     @property
     def stages(self) -> int:
@@ -305,10 +332,27 @@ class State:
     def aborted(self) -> int:
         return len(self.decisions) - self.committed
 
+    def name_of(self, peer: PeerId) -> str:
+        """The public name of `peer`, or ""."""
+        return self.names.get(peer) or ""
+
     @property
     def rounds_decided(self) -> int:
         """Rounds that are decided at every stage."""
         return max(0, self.current_round - 1)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the run is paused and the current round has not begun: its replicas wait."""
+        return self.pause is not None and self.pause.holds(self.current_round)
+
+    @property
+    def open_alarm(self) -> Alarm | None:
+        """The newest alarm, while it is new: the operator may have decided to go on."""
+        alarm = self.alarm
+        if alarm is None or alarm.is_over or self.current_round > alarm.round_number + ALARM_ROUNDS:
+            return None
+        return alarm
 
     @property
     def excluded(self) -> frozenset[PeerId]:
@@ -394,7 +438,10 @@ class State:
         # Peers that come back download checkpoints, and need their digests for longer.
         every = self.spec.recovery.checkpoint_every
         oldest = self.rounds_decided - KEPT_CHECKPOINTS * every
-        return round_number % every == 0 and round_number > oldest
+        if round_number % every == 0 and round_number > oldest:
+            return True
+        # A rollback needs those of the anchors that nodes keep for it, and of the initial parameters.
+        return round_number == 0 or is_kept(round_number, self.rounds_decided, every)
 
 
 _NOTHING_YET = Round()

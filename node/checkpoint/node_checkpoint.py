@@ -16,7 +16,8 @@ from node.checkpoint import global_model, private_state
 from node.checkpoint.files import Parameters
 from node.checkpoint.private_state import StageState
 from node.optimizer.outer_state import embedding_of
-from protocol.errors import HetnodeError
+from protocol.algorithm.retention import is_kept
+from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.types import StageRange
 
@@ -49,7 +50,10 @@ def write(
     private: Mapping[int, StageState],
     keep: int = KEEP,
 ) -> None:
-    """Write the checkpoint after `round_number`, then remove all but the newest `keep` checkpoints.
+    """Write the checkpoint after `round_number`, then remove older ones but the newest `keep` in all.
+
+    Of those before them, some anchors stay for rollbacks (protocol.algorithm.retention), without private
+    state. Where the disk is full, the new checkpoint takes their place.
 
     `folder` is named ``round-NNNNNN``. `stages` and `embedding` are those of :class:`Restored`.
 
@@ -60,11 +64,29 @@ def write(
     def beside(partial: Path) -> None:
         private_state.write(partial, spec, round_number, private)
 
-    global_model.write(folder, spec, round_number, stages, embedding, beside)
+    try:
+        global_model.write(folder, spec, round_number, stages, embedding, beside)
+    except HetnodeError as error:
+        spare = _older(folder, round_number, keep + 1)  # a failed write must leave `keep` checkpoints
+        if error.code is not ErrorCode.DISK_FULL or not spare:
+            raise
+        log.warning("the disk is full: removing %d anchors that were kept for a rollback", len(spare))
+        for path in spare.values():
+            shutil.rmtree(path, ignore_errors=True)
+        global_model.write(folder, spec, round_number, stages, embedding, beside)
     # Remove old ones only now: a failed write must leave the older checkpoints.
+    for each, path in _older(folder, round_number, keep).items():
+        if is_kept(each, round_number, spec.recovery.checkpoint_every):
+            private_state.remove(path)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _older(folder: Path, round_number: int, keep: int) -> dict[int, Path]:
+    """The checkpoints beside `folder` before the newest `keep`, of which `folder` is the first."""
     found = global_model.rounds_below(folder.parent)
-    for path in [found[each] for each in found if each < round_number][keep - 1 :]:
-        shutil.rmtree(path, ignore_errors=True)
+    older = [each for each in found if each < round_number][keep - 1 :]
+    return {each: found[each] for each in older}
 
 
 def newest(root: Path, spec: RunSpec, stages: StageRange) -> Restored | None:

@@ -13,11 +13,12 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
-from node.checkpoint.layout import EMBEDDING_FILE, EMBEDDING_TENSOR, round_folder, stage_file
+from node.checkpoint.layout import EMBEDDING_FILE, EMBEDDING_TENSOR, round_folder, rounds_below, stage_file
 from protocol.algorithm.digest import chunk_count, chunk_range
 from protocol.types import Part
 
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 
 _LENGTH_BYTES = 8
 _HEADER_LIMIT = 1 << 20
+MOST_ROUNDS = 64
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,13 @@ def find(folder: Path, stage: int, part: Part, round_number: int) -> StoredPart 
         return None
     # A host of stage 0 has the embedding in the middle of that stage's file.
     return _open(whole, EMBEDDING_TENSOR) or _open(checkpoint / EMBEDDING_FILE, EMBEDDING_TENSOR)
+
+
+def rounds_with(folder: Path, stages: Iterable[int]) -> tuple[int, ...]:
+    """The newest rounds below `folder`, at most MOST_ROUNDS, whose checkpoints have `stages` and TE."""
+    wanted = [*((stage, Part.STAGE) for stage in stages), (0, Part.EMBEDDING)]
+    found = (each for each in rounds_below(folder) if all(find(folder, *part, each) for part in wanted))
+    return tuple(islice(found, MOST_ROUNDS))
 
 
 def pieces(part: StoredPart, wanted: range, size: int) -> Iterator[bytes]:

@@ -11,6 +11,7 @@ without it.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +88,11 @@ def write(folder: Path, spec: RunSpec, round_number: int, stages: Mapping[int, S
     entries = {stage: _save(place / stage_file(stage), state) for stage, state in stages.items()}
     record = _Private(spec_hash=spec.hash, round_number=round_number, stages=entries)
     write_text(place / _RECORD, record.sealed().text)
+
+
+def remove(folder: Path) -> None:
+    """Leave the anchors in `folder` alone."""
+    shutil.rmtree(folder / _FOLDER, ignore_errors=True)
 
 
 def read(folder: Path, spec: RunSpec, round_number: int, stages: Iterable[int]) -> dict[int, StageState]:

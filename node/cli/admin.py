@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from node import command_runner
 from node.cli.known_runs import only_coordinator
@@ -21,6 +22,7 @@ from node.security.credentials import load_operator
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.invite import decode
 from protocol.trust.private_file import write_private
+from protocol.trust.public_name import name_as_text
 from protocol.types import Role
 
 if TYPE_CHECKING:
@@ -121,9 +123,9 @@ def invite_revoke(
 @peers_app.command("list")
 def peers_list(folder: Folder = None) -> None:
     """Show every peer that was let in, has joined, or is banned."""
-    table = Table("peer", "invite", "role", "state")
+    table = Table("peer", "name", "invite", "role", "state")
     for peer in _asking(folder, lambda client: client.list_peers()):
-        table.add_row(peer.peer, peer.invite, peer.role, _run_view(peer))
+        table.add_row(peer.peer, Text(name_as_text(peer.name)), peer.invite, peer.role, _run_view(peer))
     Console().print(table)
 
 
@@ -143,6 +145,21 @@ def peers_ban(
     invites = _asking(folder, lambda client: client.ban(peer, reason, revoke_invite))
     lines = [f"{peer} is banned", *(_fate_of(invite, folder) for invite in invites)]
     Console().print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+
+
+@peers_app.command("unname")
+def peers_unname(
+    peer: Annotated[str, typer.Argument(help="Peer id, as 'hetnode peers list' shows it.")],
+    allow: Annotated[bool, option("Let it have a name again, from its next join on.", "--allow")] = False,
+    folder: Folder = None,
+) -> None:
+    """Take the public name of a peer, and refuse it any other.
+
+    The event log keeps the name, as it keeps everything.
+    """
+    former = _asking(folder, lambda client: client.unname(peer, allow))
+    text = f"{peer} may have a public name" if allow else _unnamed(peer, former)
+    Console().print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 @peers_app.command("unban")
@@ -227,6 +244,11 @@ def _asking(folder: Path | None, ask: Callable[[AdminClient], Awaitable[T]]) -> 
             return await ask(client)
 
     return command_runner.run(call())
+
+
+def _unnamed(peer: str, former: str) -> str:
+    what = f"is not called {name_as_text(former)} any more, and" if former else "had no public name, and"
+    return f"{peer} {what} may have none"
 
 
 def _run_view(peer: pb.EnrolledPeer) -> str:

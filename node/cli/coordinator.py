@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from platformdirs import user_data_path
 from rich.console import Console
 
+from coordinator.dashboard.folder import forget_url, url_in
 from node import command_runner
 from node.cli.options import (
     MEGABIT,
@@ -19,16 +21,19 @@ from node.cli.options import (
     Verbose,
     network,
     option,
+    panel,
     port_range,
     records_as_options,
     seconds_of,
 )
 from node.cli.spec import SpecOptions, pinned
 from node.command_runner import bad_option
+from node.extras import can_serve_dashboard, require_for_dashboard
 from node.folder import make_usable
 from node.ipc.template import own_template
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
+from protocol.status import AlarmMode
 from protocol.trust.host_port import host_port
 
 if TYPE_CHECKING:
@@ -36,6 +41,11 @@ if TYPE_CHECKING:
     from node.hive.transport import HivemindTransport
     from node.security.identity import Identity
 
+log = logging.getLogger(__name__)
+
+_DASHBOARD = "127.0.0.1:7780"
+
+health = panel("Health of the training")
 Listen = Annotated[str, network("HOST:PORT of the API. 0.0.0.0 accepts other machines, [::] also over IPv6.")]
 EnrollmentPort = Annotated[
     int | None,
@@ -58,10 +68,31 @@ RelayUplink = Annotated[
         min=0.0,
     ),
 ]
+Alarm = Annotated[
+    AlarmMode,
+    health(
+        "What happens if the training of most of the run looks unhealthy, for example if the loss jumps: "
+        "pause the run until the operator resumes it or rolls it back, only warn, or off."
+    ),
+]
+AlarmSigma = Annotated[
+    float,
+    health(
+        "How unusual a figure must be, in robust standard deviations of the rounds before.", min=3, max=100
+    ),
+]
 OnePort = Annotated[
     bool,
     network("Enrollment and relay share the API's port, for homes that let out port 443 only."),
 ]
+Dashboard = Annotated[
+    str | None,
+    network(
+        "HOST:PORT of the web dashboard; port 0 takes a free one. Beyond loopback its readers need a token: "
+        "see 'hetnode dashboard'. Default: 127.0.0.1:7780, or the next free port."
+    ),
+]
+NoDashboard = Annotated[bool, network("Serve no dashboard.", "--no-dashboard")]
 Folder = Annotated[
     Path | None,
     option("Where the commit log, the run's authority and metrics are kept; the same folder resumes."),
@@ -87,6 +118,10 @@ def coordinator(
     relay_uplink: RelayUplink = 0.0,
     certificate_life: Annotated[str, network("Life of a node's certificate; nodes renew theirs.")] = "24h",
     metrics: Metrics = None,
+    dashboard: Dashboard = None,
+    no_dashboard: NoDashboard = False,
+    alarm: Alarm = AlarmMode.WARN,
+    alarm_sigma: AlarmSigma = 6.0,
     folder: Folder = None,
     verbose: Verbose = False,
     lifeline: HiddenLifeline = None,
@@ -104,7 +139,8 @@ def coordinator(
     spec = pinned(options.spec(), options.config)
     host, _ = command_runner.split_address(listen, "--listen")
     advertise = command_runner.bare_host(advertise, "--advertise")
-    for address, name in ((relay_listen, "--relay-listen"), (metrics, "--metrics")):
+    given = {"--relay-listen": relay_listen, "--metrics": metrics, "--dashboard": dashboard}
+    for name, address in given.items():
         if address is not None:
             command_runner.split_address(address, name)
     relay_range = port_range(relay_ports)
@@ -131,6 +167,7 @@ def coordinator(
 
     from coordinator.api.public_ports import ListenAddresses, RelayOptions  # noqa: PLC0415
     from coordinator.app import run_coordinator  # noqa: PLC0415
+    from coordinator.health.alarm import AlarmOptions  # noqa: PLC0415
     from node.cli import finished  # noqa: PLC0415
 
     bootstrap = _BootstrapPeer(folder, identity, spec, host, dht_port, advertise or host)
@@ -139,10 +176,34 @@ def coordinator(
     addresses = ListenAddresses(
         listen, enrollment_address, advertise or host, own_relay, one_port, metrics, dht_port
     )
+    addresses = replace(addresses, **_dashboard(dashboard, no_dashboard))
     announce = _CoordinatorFolder(folder, spec).announce
-    running = run_coordinator(spec, folder, addresses, identity, bootstrap.start, announce, life)
+    running = run_coordinator(
+        *(spec, folder, addresses, identity, bootstrap.start, announce, life),
+        alarm=AlarmOptions(alarm, alarm_sigma),
+    )
     if not command_runner.run(running, lifeline):
         Console(highlight=False, soft_wrap=True).print(finished.coordinator_text(folder), markup=False)
+
+
+def _dashboard(given: str | None, none_wanted: bool) -> dict[str, Any]:
+    """The fields of ListenAddresses for the dashboard: by default it is served where there is a port for it.
+
+    Raises HetnodeError: BAD_OPTION; MISSING_EXTRA if one is asked for that this machine cannot serve.
+    """
+    if given is not None:
+        if none_wanted:
+            raise bad_option(
+                "--no-dashboard serves none, and --dashboard says where.", "Leave out one of them."
+            )
+        require_for_dashboard()
+        return {"dashboard": given}
+    if none_wanted:
+        return {}
+    if not can_serve_dashboard():
+        log.info("there is no dashboard: its libraries come with pip install 'hetnode[dashboard]'")
+        return {}
+    return {"dashboard": _DASHBOARD, "near_dashboard": True}
 
 
 class _CoordinatorFolder:
@@ -152,6 +213,7 @@ class _CoordinatorFolder:
         self._folder, self._spec = folder, spec
         address = folder / "address"
         self._former = address.read_text() if address.exists() else ""
+        forget_url(folder)
         address.unlink(missing_ok=True)  # a process that waits for the address must get the new one
 
     def announce(self, run: str, address: str, enrollment: str) -> None:
@@ -165,6 +227,8 @@ class _CoordinatorFolder:
         console.print(f"run  {run}\nspec {spec.hash}")
         console.print(spec.model_dump_json(indent=2), markup=False)
         console.print(f"API {address}, enrollment {enrollment}", markup=False)
+        if (url := url_in(folder)) is not None:
+            console.print(f"dashboard {url}", markup=False)
         if self._former not in ("", address):
             console.print(f"[yellow]the peers of this run look for it at {self._former}[/]")
         console.print(f"let nodes in with: hetnode invite create --folder {folder}", markup=False)

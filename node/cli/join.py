@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from platformdirs import user_data_path
@@ -19,8 +21,11 @@ from node.cli.options import (
     Device,
     HiddenLifeline,
     Metrics,
+    Plain,
+    PublicName,
     Threads,
     Verbose,
+    chosen_name,
     guest,
     network,
     option,
@@ -34,6 +39,10 @@ from node.measure.hardware import available_threads
 from node.transport.line import LineLimits
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.roles import POLICIES, RoleWish
+
+if TYPE_CHECKING:
+    from node.monitoring.figures import NodeFigures
+    from node.monitoring.report import NodeReport
 
 _ROLES = " ".join(f"'{role}': {policy.summary}." for role, policy in POLICIES.items() if policy.trains)
 
@@ -77,6 +86,7 @@ class JoinOptions:
     initial: Annotated[
         Path | None, option("Of a run that starts from an imported model: what 'hetnode import' has written.")
     ] = None
+    name: PublicName = None
     device: Device = AUTO_DEVICE
     precision: Annotated[
         Precision, option("Of matrix products. 'auto': bf16 on a GPU that computes in it, else fp32.")
@@ -166,7 +176,9 @@ class JoinOptions:
 
 
 @records_as_options()
-def join(chosen: JoinOptions, verbose: Verbose = False, lifeline: HiddenLifeline = None) -> None:
+def join(
+    chosen: JoinOptions, verbose: Verbose = False, plain: Plain = False, lifeline: HiddenLifeline = None
+) -> None:
     """Take part in a run: train, exchange pseudo-gradients, and keep this node's part of the model.
 
     An invite is traded once for a certificate, which the node keeps and renews; afterwards the name of the
@@ -174,8 +186,8 @@ def join(chosen: JoinOptions, verbose: Verbose = False, lifeline: HiddenLifeline
     neighbours. It ends by itself when the run is finished. Ctrl-C lets it finish its round and leave in
     order, a second one saves the progress and leaves at once, a third one ends the process.
     """
-    command_runner.configure_logging(verbose)
-    if chosen.folder is not None:
+    console = command_runner.configure_logging(verbose, plain)
+    if chosen.folder:
         make_usable(chosen.folder)
     host, port = command_runner.split_address(chosen.listen, "--listen")
     advertise = command_runner.bare_host(chosen.advertise, "--advertise")
@@ -198,6 +210,7 @@ def join(chosen: JoinOptions, verbose: Verbose = False, lifeline: HiddenLifeline
         invite=destination.invite,
         run=destination.run,
         role=chosen.role,
+        name=chosen_name(chosen.name),
         folder=make_usable(chosen.folder or user_data_path("hetnode") / "nodes" / key.peer),
         listen_host=host,
         listen_port=port,
@@ -223,8 +236,29 @@ def join(chosen: JoinOptions, verbose: Verbose = False, lifeline: HiddenLifeline
     )
     leaving, allowed = asyncio.Event(), Guest(options.folder, rules, chosen.drain_seconds)
     drain = _drain(leaving, chosen.drain_seconds)
-    if command_runner.run(run_node(options, key, leaving, allowed), lifeline, drain) is None:
+    node = _shown(partial(run_node, options, key, leaving, allowed), console, allowed)
+    if command_runner.run(node, lifeline, drain) is None:
         raise command_runner.Interrupted
+
+
+async def _shown(
+    main: Callable[[NodeFigures], Awaitable[Path | None]], console: Console | None, allowed: Guest
+) -> Path | None:
+    """Run `main`; on a terminal with a line below its log that says what the node does."""
+    from node.monitoring.figures import NodeFigures  # noqa: PLC0415
+
+    figures = NodeFigures()
+    if console is None:
+        return await main(figures)
+    from node.monitoring.report import report_of  # noqa: PLC0415
+    from node.views.live_line import LiveLine  # noqa: PLC0415
+
+    def look() -> tuple[NodeReport, str]:
+        reason = "" if allowed.rest is None or allowed.is_here else allowed.rest.reason
+        return report_of(figures), reason
+
+    async with LiveLine(console, look):
+        return await main(figures)
 
 
 def _drain(leaving: asyncio.Event, seconds: float) -> command_runner.Drain:

@@ -87,6 +87,29 @@ def operator_or_member(text: str | None) -> tuple[str, Credentials]:
     """
     if text is None:
         return credentials.load_operator(only_coordinator())
+    known = _operator(text) or member(text)
+    if known is None:
+        raise _unknown(text)
+    return known
+
+
+def operator_of(text: str | None) -> tuple[str, Credentials]:
+    """API address of a run, and its operator's credentials, by `text` as :func:`operator_or_member` reads it.
+
+    Raises HetnodeError: BAD_OPTION, NO_CREDENTIALS.
+    """
+    known = credentials.load_operator(only_coordinator()) if text is None else _operator(text)
+    if known is None:
+        raise HetnodeError(
+            ErrorCode.NO_CREDENTIALS,
+            f"The folder of the coordinator of {text!r:.80} is not on this machine.",
+            "Only the operator may do this: give the folder of the coordinator, as the user who started it.",
+        )
+    return known
+
+
+def _operator(text: str) -> tuple[str, Credentials] | None:
+    """As :func:`operator_of`; None if no coordinator of that run has its folder here."""
     for folder in (Path(text), _coordinators() / text / "coordinator"):
         if (folder / "operator.pem").exists():
             return credentials.load_operator(folder)
@@ -96,10 +119,7 @@ def operator_or_member(text: str | None) -> tuple[str, Credentials]:
         address, operator = credentials.load_operator(usual)
         if names_authority(text, operator.pin):
             return address, operator
-    known = member(text)
-    if known is None:
-        raise _unknown(text)
-    return known
+    return None
 
 
 def member(run: str) -> tuple[str, Credentials] | None:

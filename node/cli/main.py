@@ -92,11 +92,37 @@ COMMANDS = {
     "status": LazyCommand(
         "status", "status", "Show what a run is doing, who takes part, and how the loss goes."
     ),
+    "dashboard": LazyCommand(
+        "dashboard", "dashboard", "Print the address of a run's web dashboard, to be opened in a browser."
+    ),
+    "credit": LazyCommand(
+        "credit", "credit", "Show what each peer has contributed: stage tokens, stage rounds and bytes."
+    ),
+    "watch": LazyCommand(
+        "watch", "watch", "Watch a run and this machine's node live in the terminal; '?' shows the keys."
+    ),
+    "explain": LazyCommand(
+        "explain", "explain", "Say why a round was slow, why a peer does not train, or what would be faster."
+    ),
     "swarm": LazyCommand("swarm", "swarm_app", "A whole swarm of real processes on this machine."),
     "spec": LazyCommand("spec", "spec_app", "Run specifications."),
+    "run": LazyCommand("run", "run_app", "A whole run, by its operator: pause it, and let it go on."),
+    "rollback": LazyCommand(
+        "run",
+        "rollback",
+        "Let a run go back to the model after a former round. It is paused then, until 'hetnode run resume'.",
+    ),
     "checkpoint": LazyCommand("model", "checkpoint_app", "Checkpoints of the global model."),
     "invite": LazyCommand("admin", "invite_app", "Invites: who may come into a run."),
     "peers": LazyCommand("admin", "peers_app", "Peers that were let in or are kept out."),
+    "incident": LazyCommand(
+        "incident",
+        "incident_app",
+        "Event logs of runs as files that can be shared, and replayed as tests.",
+    ),
+    "receipt": LazyCommand(
+        "receipt", "receipt_app", "Receipts: what a peer has done for a run, signed by its coordinator."
+    ),
     "plan": LazyCommand(
         "plan",
         "plan_app",

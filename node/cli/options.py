@@ -12,6 +12,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from node.command_runner import bad_option
+from protocol.trust.public_name import public_name
 
 MEGABIT = 1e6 / 8
 """In bytes."""
@@ -45,6 +46,16 @@ Metrics = Annotated[
         "HOST:PORT at which Prometheus reads metrics, http://HOST:PORT/metrics; port 0 takes a free one. Who "
         "reaches the port can read them. Default: none are served."
     ),
+]
+PublicName = Annotated[
+    str | None,
+    option(
+        "Public name of this machine. Everybody who sees the run sees it, with the end of the peer id, and "
+        "the log of the run keeps it. '' takes it back. Default: that of the last time; at first none."
+    ),
+]
+Plain = Annotated[
+    bool, option("On a terminal, too, log plain lines without colours, and show no live line.", "--plain")
 ]
 HiddenLifeline = Annotated[int | None, typer.Option("--lifeline", hidden=True)]
 """Descriptor of a pipe that the parent holds open: the command ends when it closes."""
@@ -104,6 +115,17 @@ def seconds_of(text: str, option: str) -> float:
     if match is None or not float(match[1]):
         raise bad_option(f"{option} '{text}' is not a duration.", "Write it like 90s, 15m, 24h or 7d.")
     return float(match[1]) * _UNITS[match[2]]
+
+
+def chosen_name(given: str | None) -> str | None:
+    """`given` as other peers see it; None stays None. Raises HetnodeError BAD_OPTION."""
+    try:
+        return given and public_name(given)
+    except ValueError as error:
+        raise bad_option(
+            f"This --name cannot be used: {error}.",
+            "Take 1 to 32 letters, digits and spaces; quotes, brackets and < > & are not allowed.",
+        ) from None
 
 
 def port_range(text: str | None) -> range | None:

@@ -10,7 +10,17 @@ from rich.console import Console
 
 from node import command_runner
 from node.cli import known_runs
-from node.cli.options import MEGABIT, HiddenLifeline, RelayPortRange, Verbose, network, option, port_range
+from node.cli.options import (
+    MEGABIT,
+    HiddenLifeline,
+    PublicName,
+    RelayPortRange,
+    Verbose,
+    chosen_name,
+    network,
+    option,
+    port_range,
+)
 
 
 def relay(
@@ -39,6 +49,7 @@ def relay(
         network("How many seconds to wait for a coordinator that does not answer. Default: without end."),
     ] = None,
     verbose: Verbose = False,
+    name: PublicName = None,
     lifeline: HiddenLifeline = None,
 ) -> None:
     """Carry connections to nodes that others cannot dial, such as those in homes behind a router.
@@ -71,5 +82,6 @@ def relay(
         dht_ports=ports,
         limits=with_rate(RelayLimits(), node_limit * MEGABIT),
         join_seconds=join_seconds,
+        name=chosen_name(name),
     )
     command_runner.run(run_relay(options, key), lifeline)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,7 +12,9 @@ from rich.console import Console
 
 from node import command_runner
 from node.cli import known_runs
-from protocol.errors import HetnodeError
+from node.cli.options import option
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.status import RunStatus
 
 Run = Annotated[
     str | None,
@@ -20,19 +25,61 @@ Run = Annotated[
     ),
 ]
 
+AWAY = (ErrorCode.COORDINATOR_UNREACHABLE, ErrorCode.WRONG_AUTHORITY, ErrorCode.NO_CREDENTIALS)
+"""Then the folder tells more than nothing. Other errors are refusals, or the user's own."""
 
-def status(run: Run = None) -> None:
-    """Show what a run is doing, who takes part, and how the loss goes."""
+
+def status(
+    run: Run = None,
+    as_json: Annotated[
+        bool, option("Print one JSON object instead, for programs; docs/terminal.md describes it.", "--json")
+    ] = False,
+) -> None:
+    """Show what a run is doing, who takes part, and how the loss goes.
+
+    While the coordinator does not run, this reads its folder, if that is on this machine.
+    """
     from node.cli import finished  # noqa: PLC0415
     from node.net.coordinator_channel import fetch_status  # noqa: PLC0415
-    from node.views.status import status_view  # noqa: PLC0415
 
     try:
         address, credentials = known_runs.operator_or_member(run)
         found = command_runner.run(fetch_status(address, credentials))
-    except HetnodeError:
-        if (text := finished.text_of(run)) is None:
+    except HetnodeError as error:
+        stored = stored_status(run) if error.code in AWAY else None
+        text = None if as_json and stored else finished.text_of(run)
+        if text is not None and not as_json:
+            Console(highlight=False, soft_wrap=True).print(text, markup=False)
+        elif stored is not None:
+            _show(stored, as_json, live=False)
+        else:
             raise
-        Console(highlight=False, soft_wrap=True).print(text, markup=False)
     else:
-        Console().print(status_view(found))
+        _show(found, as_json, live=True)
+
+
+def stored_status(run: str | None) -> RunStatus | None:
+    """The last status of `run` from the folder of its coordinator; None where there is none."""
+    from coordinator.storage.last_status import last_status  # noqa: PLC0415
+
+    folder = stored_run(run)
+    return None if folder is None else last_status(folder)
+
+
+def stored_run(run: str | None) -> Path | None:
+    """The folder of the coordinator of `run` on this machine, with its log; None where there is none."""
+    from coordinator.storage.last_status import has_log  # noqa: PLC0415
+
+    folders = [*known_runs.coordinator_folders(run), *([Path(run)] if run else [])]
+    return next((folder for folder in folders if has_log(folder)), None)
+
+
+def _show(status: RunStatus, as_json: bool, live: bool) -> None:
+    from node.views.status import as_of_note, status_view  # noqa: PLC0415
+    from protocol.wire.status_json import status_data  # noqa: PLC0415
+
+    if as_json:
+        typer.echo(json.dumps({"live": live, **status_data(status)}, allow_nan=False))
+        return
+    notes = [] if live else [as_of_note(status, time.time())]
+    Console(highlight=False).print(status_view(status, live, notes))

@@ -23,7 +23,7 @@ from node.checkpoint.files import publish, write_text
 from node.checkpoint.global_model import Checkpoint
 from node.data.tokenizer import TOKENIZER_FILE, FileTokenizer
 from node.folder import disk_errors_reported
-from node.hugging_face.llama import model_of, published_name, unsupported
+from node.hugging_face.architecture import model_of, published_name, unsupported
 from node.hugging_face.tokenizer import byte_definition
 from node.hugging_face.weights import Weights, read_json
 from node.model.shapes import parameter_shapes

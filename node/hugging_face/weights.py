@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from node.checkpoint.files import Shapes
-from node.hugging_face.llama import unsupported
+from node.hugging_face.architecture import unsupported
 from protocol.errors import ErrorCode, HetnodeError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -160,9 +160,7 @@ class Weights:
             return
         dtype, shape = part.get_dtype(), tuple(part.get_shape())
         if name not in shapes:
-            raise unsupported(
-                self._folder, f"it has a tensor {name!r:.80}, which is not part of a plain Llama"
-            )
+            raise unsupported(self._folder, f"it has a tensor {name!r:.80}, which is not part of this model")
         if name in self._file_of:
             raise unsupported(self._folder, f"it has {name} twice")
         if dtype not in _READABLE or shape != shapes[name]:

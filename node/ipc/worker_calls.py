@@ -12,6 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from node.ipc.typed_calls import Request
+from protocol.algorithm.comparison import Agreement, Comparison
 from protocol.spec.run import RunSpec
 from protocol.types import Part, StageRange, TensorHeader
 
@@ -114,10 +115,18 @@ class InnerReport:
 
 @dataclass(frozen=True)
 class CommitResult:
-    """Digests after a commit; that of the embedding only where the stage is stage 0."""
+    """Digests after a commit; that of the embedding only where the stage is stage 0.
+
+    Attributes:
+        agreement: of the payload that the call asks for; None if it cannot be told.
+        progress_norm, error_norm: of the own payload, see OuterStage; 0 if it is not included.
+    """
 
     digest: str
     embedding_digest: str | None
+    agreement: Agreement | None = None
+    progress_norm: float = 0.0
+    error_norm: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -258,6 +267,7 @@ class Commit(Request[CommitResult]):
     payloads: tuple[bytes, ...]
     weights: tuple[float, ...]
     mine_included: bool
+    comparison: Comparison | None = None
 
 
 @dataclass(frozen=True)
@@ -286,6 +296,15 @@ class Digests(Request[Mapping[tuple[int, Part], tuple[int, str]]]):
 @dataclass(frozen=True)
 class LoadInitial(Request[None]):
     pass
+
+
+@dataclass(frozen=True)
+class LoadInitialPart(Request[str]):
+    """The initial parameters as the anchor after `round_number`. Answers the digest."""
+
+    stage: int
+    part: Part
+    round_number: int
 
 
 @dataclass(frozen=True)

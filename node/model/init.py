@@ -17,13 +17,15 @@ InitialParameters = Callable[[RunSpec, int], dict[str, Tensor]]
 """The parameters of a stage before round 1, float32 on the CPU."""
 _STD = 0.02
 _INTO_RESIDUAL = (".wo", ".w_down")
+_BIASES = (".bq", ".bk", ".bv")
 
 
 def initial_parameters(spec: RunSpec, stage: int) -> dict[str, Tensor]:
     """The parameters of `stage` before round 1: float32 on the CPU, equal in every bit on every machine.
 
     Matrices are uniform with standard deviation 0.02. Matrices that write into the residual stream have
-    0.02 / sqrt(2 layers), so that its variance does not grow with the depth. Norms are 1.
+    0.02 / sqrt(2 layers), so that its variance does not grow with the depth. Norms are 1, biases
+    are 0.
 
     Raises HetnodeError INITIAL_UNAVAILABLE if the run starts from given parameters (node.checkpoint.initial).
     """
@@ -32,7 +34,7 @@ def initial_parameters(spec: RunSpec, stage: int) -> dict[str, Tensor]:
     parameters: dict[str, Tensor] = {}
     for index, (name, shape) in enumerate(parameter_shapes(spec, stage).items()):
         if len(shape) == 1:
-            parameters[name] = torch.ones(shape)
+            parameters[name] = torch.zeros(shape) if name.endswith(_BIASES) else torch.ones(shape)
             continue
         std = _STD / math.sqrt(2 * spec.model.layers) if name.endswith(_INTO_RESIDUAL) else _STD
         # One stream per tensor: a member draws its own stages without those before them.

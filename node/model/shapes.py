@@ -16,13 +16,17 @@ EMBEDDING = "emb"
 
 def block_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Names and shapes of one block's parameters, in canonical order."""
-    d, f = model.width, model.feed_forward
+    d, f, q, k = model.width, model.feed_forward, model.query_width, model.key_width
+    biases = {"bq": (q,), "bk": (k,), "bv": (k,)} if model.qkv_bias else {}
+    norms = {"norm_q": (model.head_width,), "norm_k": (model.head_width,)} if model.qk_norm else {}
     return {
         "norm1": (d,),
-        "wq": (d, d),
-        "wk": (d, d),
-        "wv": (d, d),
-        "wo": (d, d),
+        "wq": (q, d),
+        "wk": (k, d),
+        "wv": (k, d),
+        **biases,
+        **norms,
+        "wo": (d, q),
         "norm2": (d,),
         "w_gate": (f, d),
         "w_up": (f, d),

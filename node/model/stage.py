@@ -59,7 +59,7 @@ class Stage(nn.Module):
         if self.is_first:
             x = F.embedding(x, self.emb)
         model = self.spec.model
-        tables = rotary_tables(x.shape[1], model.head_width, model.rope_base, x.dtype, x.device)
+        tables = rotary_tables(model, x.shape[1], x.dtype, x.device)
         for block in self.blocks:
             x = self.run_block(block, x, *tables)
         if self.is_last:

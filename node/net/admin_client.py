@@ -1,8 +1,8 @@
-"""The operator's calls to a coordinator: invites, and the list of peers with their bans."""
+"""The operator's calls to a coordinator: invites, the list of peers with their bans, pauses of the run."""
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import grpc
 
@@ -56,6 +56,30 @@ class AdminClient:
 
     async def unban(self, peer: str) -> None:
         await self._call(self._stub.Unban, pb.UnbanRequest(peer=peer))
+
+    async def pause_run(self, reason: str) -> pb.PauseRunReply:
+        return cast(
+            pb.PauseRunReply, await self._call(self._stub.PauseRun, pb.PauseRunRequest(reason=reason))
+        )
+
+    async def resume_run(self) -> bool:
+        """Returns whether the run was paused."""
+        return bool((await self._call(self._stub.ResumeRun, pb.ResumeRunRequest())).changed)
+
+    async def unname(self, peer: str, allow: bool = False) -> str:
+        """Take the public name of `peer`, or allow it one again. Returns the name that it had, or ""."""
+        request = pb.UnnameRequest(peer=peer, allow=allow)
+        return str((await self._call(self._stub.Unname, request)).name)
+
+    async def list_rollbacks(self) -> pb.ListRollbacksReply:
+        """The former rounds whose anchors peers may keep, and the open round."""
+        reply = await self._call(self._stub.ListRollbacks, pb.ListRollbacksRequest())
+        return cast(pb.ListRollbacksReply, reply)
+
+    async def roll_back(self, restore_round: int, reason: str) -> int:
+        """Returns the round whose decision is the rollback. Raises NO_ROLLBACK as well."""
+        request = pb.RollBackRequest(restore_round=restore_round, reason=reason)
+        return int((await self._call(self._stub.RollBack, request)).round)
 
     async def _call(self, method: Any, request: Any) -> Any:
         try:

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 from node.extras import can_read_all_data, require_for_data
@@ -55,7 +56,7 @@ async def obtain_credentials(
         return known.moved(api)
     credentials = await wait.answer(lambda seconds: enroll(invite, identity, seconds))
     log.info("enrolled in run %s; its credentials are in %s", credentials.run, credentials.folder)
-    return credentials
+    return credentials if known is None else replace(credentials, name=known.name)
 
 
 async def _answering_address(known: RunCredentials, addresses: Sequence[str], seconds: float) -> str:
@@ -89,6 +90,11 @@ def wanted_role(chosen: RoleWish | None, credentials: RunCredentials) -> Role | 
     return role
 
 
+def wanted_name(chosen: str | None, credentials: RunCredentials) -> str:
+    """The public name of this peer, or "": `chosen`, else the last one."""
+    return credentials.name if chosen is None else chosen
+
+
 async def require_libraries(
     credentials: RunCredentials, source: str | None, tokenizer: str | None, wait: CoordinatorWait
 ) -> None:
@@ -116,6 +122,7 @@ async def join_run(
     addresses: Addresses,
     spec_hash: str,
     join_seconds: float,
+    name: str = "",
 ) -> Admission:
     """Join. Waits while the coordinator still believes that a former process of this node is alive.
 
@@ -125,7 +132,7 @@ async def join_run(
     while True:
         check_in_date(coordinator.credentials, time.time())  # this may be called again and again, for days
         try:
-            return await coordinator.join(role, capacity, addresses, spec_hash, join_seconds)
+            return await coordinator.join(role, capacity, addresses, spec_hash, join_seconds, name)
         except HetnodeError as error:
             if error.code is not ErrorCode.ALREADY_ACTIVE or waited > _FORMER_SECONDS:
                 raise

@@ -21,10 +21,10 @@ from node.security.credentials import Credentials
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
-from protocol.status import RunStatus
+from protocol.status import Explanation, RunStatus
 from protocol.trust.names import COORDINATOR_NAME, wrong_authority
 from protocol.wire.rpc_errors import error_from_rpc
-from protocol.wire.status import status_from_pb
+from protocol.wire.status import explanation_from_pb, status_from_pb
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["Coordinator"]
 # A user waits for Join and Status, and must see at once why TLS fails. A probe that gRPC delays for another
@@ -120,6 +120,15 @@ class CoordinatorChannel:
     async def _close_if_idle(self) -> None:
         if self._retired and not self._calls:
             await self._channel.close()
+
+
+async def fetch_explanation(
+    address: str, tls: Credentials, question: str, deadline: float = 30.0
+) -> Explanation:
+    """The coordinator's answer. Raises as :meth:`CoordinatorChannel.error_of`; BAD_OPTION; RATE_LIMITED."""
+    async with CoordinatorChannel(address, tls) as channel, channel.call() as stub:
+        reply = await stub.Explain(pb.ExplainRequest(question=question), timeout=deadline)
+        return explanation_from_pb(reply)
 
 
 async def fetch_status(address: str, tls: Credentials, deadline: float = 5.0) -> RunStatus:

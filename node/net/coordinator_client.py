@@ -2,6 +2,8 @@
 
 The coordinator may safely receive any request twice. Every call raises COORDINATOR_UNREACHABLE, or the
 HetnodeError with which the coordinator refuses it.
+
+One file because it mirrors one service, call by call.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from node.security.identity import Identity
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.spec.run import RunSpec
-from protocol.status import Measurement
+from protocol.status import Measurement, Wait
 from protocol.trust.envelope import is_signed_by, renewal_message, spec_message
 from protocol.trust.names import wrong_authority
 from protocol.trust.reachability import DIAL_BACK_SECONDS, NOT_REACHED, Addresses, Reached
@@ -40,25 +42,28 @@ from protocol.types import (
     Estimates,
     ExchangeGroup,
     Part,
+    Pause,
     PayloadDescriptor,
     PeerId,
     Plan,
-    Reachability,
     Rejection,
     RelayAddress,
     ReservedAssignment,
     Role,
+    Rollback,
     StateRecord,
 )
 from protocol.wire.convert.fields import banned_from_pb, role_from_pb, sentence_from_pb
 from protocol.wire.convert.payloads import decision_from_pb, descriptor_to_pb, group_from_pb, rejection_to_pb
 from protocol.wire.convert.plans import (
     addresses_to_pb,
+    answered,
     capacity_to_pb,
     estimates_to_pb,
+    pause_from_pb,
     places_from_pb,
-    reached_from_pb,
     relays_from_pb,
+    rollback_from_pb,
     sources_from_pb,
 )
 from protocol.wire.records import open_plan, open_state
@@ -105,6 +110,7 @@ class PlanUpdate:
 
     `banned` are all banned peers, `followers` the reserved assignments of peers that are in no plan yet,
     `relays` all relays of the run, `sources` those of members that no former message of this stream had.
+    `pause` is None while the run is not paused.
     """
 
     plan: Plan | None
@@ -115,6 +121,8 @@ class PlanUpdate:
     round_number: int = 0
     relays: tuple[RelayAddress, ...] = ()
     sources: tuple[MemberSource, ...] = ()
+    pause: Pause | None = None
+    rollback: Rollback | None = None
 
 
 class CoordinatorClient:
@@ -137,6 +145,7 @@ class CoordinatorClient:
         addresses: Addresses,
         spec_hash: str,
         deadline: float,
+        name: str = "",
     ) -> Admission:
         """Join the run; wait up to `deadline` seconds for any answer.
 
@@ -151,6 +160,7 @@ class CoordinatorClient:
             endpoint=addresses.endpoint,
             spec_hash=spec_hash,
             addresses=addresses_to_pb(addresses),
+            name=name,
         )
         asked = hooks.current().time()
         # Before it answers, the coordinator dials back.
@@ -170,7 +180,7 @@ class CoordinatorClient:
             )
         for run in (reply.run, self.credentials.run):
             check_run_id(run, spec, self.credentials.tls.pin)
-        reached = _reached(reply, addresses)
+        reached = answered(reply, addresses)
         endpoint = addresses.endpoint if reached.endpoint else ""
         relays = relays_from_pb(reply.relays)
         as_role = role_from_pb(reply.role) if reply.role else role or _FORMER_DEFAULT
@@ -182,7 +192,7 @@ class CoordinatorClient:
         """Tell where others reach this node from now on; returns what answered there."""
         request = pb.UpdateAddressesRequest(peer=self._peer, addresses=addresses_to_pb(addresses))
         reply = await self._call("UpdateAddresses", request, _CALL_SECONDS + DIAL_BACK_SECONDS)
-        return _reached(reply, addresses)
+        return answered(reply, addresses)
 
     async def _first_call(self, request: pb.JoinRequest, deadline: float) -> pb.JoinReply:
         """Join; try again until the coordinator answers. A TLS failure or a refusal ends the attempts."""
@@ -273,17 +283,31 @@ class CoordinatorClient:
             plan = open_plan(update.signed_plan, update.signature, run, coordinator)
         banned, followers = banned_from_pb(update.banned), places_from_pb(update.followers)
         relays, sources = relays_from_pb(update.relays), sources_from_pb(update.sources)
-        return PlanUpdate(
-            plan, update.waiting, update.finished, banned, followers, update.round, relays, sources
-        )
+        pause = pause_from_pb(update.pause) if update.HasField("pause") else None
+        rollback = rollback_from_pb(update.rollback) if update.HasField("rollback") else None
+        lists = banned, followers, update.round, relays, sources
+        return PlanUpdate(plan, update.waiting, update.finished, *lists, pause, rollback)
 
     async def heartbeat(
-        self, round_number: int, inner_step: int, estimates: Estimates | None = None
+        self,
+        round_number: int,
+        inner_step: int,
+        estimates: Estimates | None = None,
+        waits: Sequence[Wait] = (),
+        kept: Sequence[int] = (),
     ) -> HeartbeatReply:
-        """Report this node's progress, and its measurements if they have changed."""
+        """Report this node's progress, its measurements if they have changed, and what it waits for.
+
+        `kept`: the rounds whose anchors are on its disk.
+        """
         changed = None if estimates is None else estimates_to_pb(estimates)
         request = pb.HeartbeatRequest(
-            peer=self._peer, round=round_number, inner_step=inner_step, estimates=changed
+            peer=self._peer,
+            round=round_number,
+            inner_step=inner_step,
+            estimates=changed,
+            waits=waits,
+            kept=kept,
         )
         reply = await self._call("Heartbeat", request)
         return HeartbeatReply(reply.round, reply.closes_seconds if reply.closing else None)
@@ -313,12 +337,14 @@ class CoordinatorClient:
         """Report that this peer's replica cannot continue under plan `epoch`. A later plan may include it."""
         await self._call("Retreat", pb.RetreatRequest(peer=self._peer, epoch=epoch, reason=reason[:200]))
 
-    async def locate(self, stage: int, part: Part) -> tuple[StateRecord, ...]:
-        """The checkpoints of `part` of `stage` that peers hold, newest first.
+    async def locate(
+        self, stage: int, part: Part, round_number: int | None = None
+    ) -> tuple[StateRecord, ...]:
+        """The checkpoints of `part` of `stage` that peers hold, newest first; or only that of `round_number`.
 
         Raises HetnodeError: WRONG_AUTHORITY if a record is not signed with the coordinator's key.
         """
-        request = pb.LocateRequest(peer=self._peer, stage=stage, part=part.value)
+        request = pb.LocateRequest(peer=self._peer, stage=stage, part=part.value, round=round_number)
         reply = await self._call("Locate", request)
         run, coordinator = self.credentials.run, self.credentials.coordinator
         records = (open_state(each.record, each.signature, run, coordinator) for each in reply.states)
@@ -384,12 +410,3 @@ class CoordinatorClient:
             reply = await getattr(stub, method)(request, timeout=deadline, wait_for_ready=True)
         await hooks.current().after_coordinator_call(method, request)
         return reply
-
-
-def _reached(reply: pb.JoinReply | pb.UpdateAddressesReply, addresses: Addresses) -> Reached:
-    """What answered at `addresses`; a coordinator that does not dial back believes them."""
-    if reply.HasField("reached"):
-        return reached_from_pb(reply.reached)
-    has_any = addresses.endpoint or addresses.dht
-    kind = Reachability.OPEN if has_any else Reachability.DIAL_ONLY
-    return Reached(kind, bool(addresses.endpoint), bool(addresses.dht))

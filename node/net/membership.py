@@ -1,4 +1,7 @@
-"""A node's membership in its run: its heartbeats, and the plans, reservations and bans that it receives."""
+"""A node's membership in its run: its heartbeats, and the plans, reservations and bans that it receives.
+
+One file because the view has no other source than the tasks that keep it here.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,17 @@ from typing import NoReturn, TypeVar
 from node.net.coordinator_client import CoordinatorClient, PlanUpdate
 from node.net.live_estimates import LiveEstimates
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.status import Wait
 from protocol.trust.sources import MemberSource
 from protocol.types import (
     Capacity,
+    Pause,
     PeerId,
     Plan,
     RelayAddress,
     Replica,
     ReservedAssignment,
+    Rollback,
     StageRange,
 )
 
@@ -29,10 +35,8 @@ T = TypeVar("T")
 Admit = Callable[[Set[PeerId], "RunView"], Awaitable[None]]
 """Called with the peers that have an assignment or a reserved one, and with the view that says so."""
 
-_RETRY_SECONDS = 1.0
-_POLL_SECONDS = 0.2
-_SOURCES_OF_PEER = 4
-"""As many as the coordinator remembers."""
+_RETRY_SECONDS, _POLL_SECONDS = 1.0, 0.2
+_SOURCES_OF_PEER = 4  # as many as the coordinator remembers
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,8 @@ class RunView:
     reserved assignment and are not in the newest plan. `followed` gives for each peer the epoch of the newest
     plan in which it was a follower: its assignments in plans up to that one are not valid. `relays` are those
     of the run. `sources` are the newest ones of each peer that has called the coordinator, also of banned
-    peers.
+    peers. `pause` is None while the run is not paused. `rollback` is the newest one,
+    if there was any.
     """
 
     session: int = 1
@@ -72,6 +77,8 @@ class RunView:
     round_number: int = 0
     finished: bool = False
     relays: tuple[RelayAddress, ...] = ()
+    pause: Pause | None = None
+    rollback: Rollback | None = None
 
     @property
     def newest(self) -> Plan | None:
@@ -89,6 +96,11 @@ class RunView:
         if plan is None or replica is None or plan.epoch <= self.followed.get(peer, 0):
             return None
         return Assignment(plan, replica, replica.position_of(peer))
+
+    def is_held(self, round_number: int) -> bool:
+        """Whether the run is paused and no inner phase of this round, which is not decided, may begin."""
+        is_decided = self.round_number > round_number
+        return self.pause is not None and self.pause.holds(round_number) and not is_decided
 
     def trains(self, peer: PeerId) -> bool:
         """Whether `peer` has an assignment in the open round."""
@@ -131,7 +143,8 @@ class Membership:
         heartbeat: seconds between two heartbeats. They report `estimates` that have changed.
 
     Attributes:
-        progress: (round number, inner step) that heartbeats report.
+        progress, waits, kept: (round number, inner step), what this node waits for, and the rounds whose
+            anchors are on its disk; heartbeats report them.
     """
 
     def __init__(
@@ -154,6 +167,8 @@ class Membership:
         self.run_view = RunView()
         self.estimates = estimates or LiveEstimates(Capacity("", 0, 0))
         self.progress = (0, 0)
+        self.waits: Callable[[], tuple[Wait, ...]] = tuple
+        self.kept: tuple[int, ...] = ()
 
     @property
     def run(self) -> str:
@@ -207,7 +222,7 @@ class Membership:
             await until_answered(self._join, _RETRY_SECONDS)
             self.estimates.joined()
             self._answered = self._now()
-            # The known plans belong to the former session; a new stream sends everything again.
+            # The known plans belong to the former session; a new stream sends all again.
             async with self._adopting:
                 now = self.run_view
                 await self._replace_view(RunView(session + 1, banned=now.banned, sources=now.sources))
@@ -295,7 +310,11 @@ class Membership:
                 round_number=max(now.round_number, update.round_number),
                 finished=now.finished or update.finished,
                 relays=update.relays,
+                pause=update.pause,
+                rollback=update.rollback or now.rollback,
             )
+            if now.pause is not None and then.pause is None and not then.finished:
+                log.info("the run is no longer paused")
             for peer in then.banned - now.banned:
                 log.warning("peer %s is banned from the run", peer)
             if _admission_of(then) != _admission_of(now):
@@ -325,7 +344,7 @@ class Membership:
             session = self.run_view.session
             try:
                 changed = self.estimates.due(self._now())
-                reply = await self._coordinator.heartbeat(*self.progress, changed)
+                reply = await self._coordinator.heartbeat(*self.progress, changed, self.waits(), self.kept)
                 self._answered = self._now()
                 if changed is not None:
                     self.estimates.reported(changed, self._answered)

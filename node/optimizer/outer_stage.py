@@ -20,7 +20,9 @@ import torch
 from torch import Tensor
 
 from node.model.shapes import EMBEDDING, parameter_shapes
+from protocol.algorithm.agreement import AgreementMeter
 from protocol.algorithm.clipping import clipping_scales, outliers, payload_norm
+from protocol.algorithm.comparison import Agreement, Comparison
 from protocol.algorithm.outer_optimizer import initial_state, outer_optimizer
 from protocol.algorithm.outer_step import anchor_digest, apply_update
 from protocol.algorithm.topk import sparsify_blocks
@@ -70,6 +72,10 @@ class OuterStage:
             never changed in place.
         error: error feedback e, by canonical name.
         pending: the proposal of the round that is not decided yet.
+        progress_norm, error_norm: L2 norms |anchor - local| and |beta e| of the two parts of the last
+            proposal, before compression; each with a relative error below 1e-5.
+        comparison: which payload the next commits measure; None measures nothing.
+        agreement: what the last commit has measured; None if nothing, or if it was not finite.
     """
 
     def __init__(self, spec: RunSpec, stage: int, parameters: Mapping[str, Tensor]) -> None:
@@ -79,6 +85,10 @@ class OuterStage:
         self.optimizer_state = initial_state(self.anchor, self._optimizer.slots)
         self.error = {name: torch.zeros_like(tensor) for name, tensor in self.anchor.items()}
         self.pending: Proposal | None = None
+        self._squares = [0.0, 0.0]  # of progress and error feedback, while a proposal is made
+        self.progress_norm = self.error_norm = 0.0
+        self.comparison: Comparison | None = None
+        self.agreement: Agreement | None = None
 
     @property
     def committed(self) -> dict[str, Tensor]:
@@ -123,6 +133,7 @@ class OuterStage:
         decided, call :meth:`remember` first; otherwise a commit loses the changes.
         """
         self.abort()
+        self._squares = [0.0, 0.0]
         parts, error = [], {}
         try:
             for name, layout in self.layout.tensors.items():
@@ -134,6 +145,7 @@ class OuterStage:
         except FloatingPointError:
             return None  # nothing is pending: a round never sees half a stage
         payload = join(self.layout, parts)
+        self.progress_norm, self.error_norm = map(math.sqrt, self._squares)
         self.pending = {"payload": payload, "error": error, "covered": None}
         return payload
 
@@ -149,7 +161,10 @@ class OuterStage:
             # On the CPU the block is computed directly in `kept`, which saves one copy.
             in_place = kept[run] if device == kept.device else None
             learned = torch.sub(anchor[run].to(device), local[run], out=in_place)
-            learned.add_(error[run].to(device), alpha=self._outer.error_decay)
+            sent_later = error[run].to(device)
+            self._squares[0] += float(learned.dot(learned))
+            self._squares[1] += float(sent_later.dot(sent_later)) * self._outer.error_decay**2
+            learned.add_(sent_later, alpha=self._outer.error_decay)
             # The sum is a cheap first test. Finite values can overflow it, so then test each element.
             if not math.isfinite(learned.sum()) and not learned.isfinite().all():
                 raise FloatingPointError(name)
@@ -205,7 +220,11 @@ class OuterStage:
         # Everything that can fail comes first; only then the state changes.
         decoded = [decode(self.layout, data) for data, _ in payloads]
         weights = [weight for _, weight in payloads]
-        committed = apply_update(self.committed, decoded, weights, self._optimizer)
+        meter = AgreementMeter(self.comparison, decoded, weights) if self.comparison else None
+        committed = apply_update(
+            self.committed, decoded, weights, self._optimizer, meter.add if meter else None
+        )
+        self.agreement = meter.result() if meter else None
         for name, anchor in self.anchor.items():
             if pending is None:
                 # anchor - local stays the same, so the next proposal still contains this progress.

@@ -12,7 +12,13 @@ from typing import NoReturn
 from node.folder import remember_finished
 from node.measure.hardware import available_threads, measure_capacity
 from node.measure.measure import measure_coordinator
-from node.net.admission import join_run, leave_run, local_address_towards, obtain_credentials
+from node.net.admission import (
+    join_run,
+    leave_run,
+    local_address_towards,
+    obtain_credentials,
+    wanted_name,
+)
 from node.net.coordinator_client import Admission, CoordinatorClient
 from node.net.live_estimates import LiveEstimates
 from node.net.membership import Membership, RunView
@@ -42,7 +48,7 @@ class RelayOptions:
 
     With `invite`, it enrols first; otherwise it has credentials for `run` from before. `advertise` None takes
     the address that this machine uses towards the coordinator. `dht_ports` None takes
-    :func:`ports_after` the relay's own.
+    :func:`ports_after` the relay's own. `name` is public; None takes the last choice, "" is none.
     """
 
     invite: Invite | None
@@ -53,6 +59,7 @@ class RelayOptions:
     dht_ports: range | None = None
     limits: RelayLimits = field(default_factory=RelayLimits)
     join_seconds: float | None = None
+    name: str | None = None
 
 
 async def run_relay(options: RelayOptions, identity: Identity) -> None:
@@ -74,18 +81,20 @@ async def run_relay(options: RelayOptions, identity: Identity) -> None:
         endpoint = host_port(host, relay.port)
         estimates = LiveEstimates(measure_capacity("cpu", available_threads()))
 
+        name = wanted_name(options.name, credentials)
         joined: Admission
 
         async def join(seconds: float = _JOIN_SECONDS) -> float:
             nonlocal joined
             capacity = estimates.capacity
-            joined = await join_run(coordinator, Role.RELAY, capacity, Addresses(endpoint), "", seconds)
+            me = Role.RELAY, capacity, Addresses(endpoint), ""
+            joined = await join_run(coordinator, *me, seconds, name)
             return joined.spec.timing.heartbeat
 
         heartbeat = await wait.answer(join)
         stack.push_async_callback(leave_run, coordinator, "the relay has ended")
         estimates.joined()
-        credentials.remember(Role.RELAY)
+        credentials.remember(Role.RELAY, name)
         remember_finished(credentials.folder, False)
         log.info("relay of run %s at %s, peer %s", credentials.run, endpoint, identity.peer)
         membership = Membership(coordinator, join, heartbeat, estimates)

@@ -72,6 +72,7 @@ class RunCredentials:
         api: ``host:port`` of the coordinator's API.
         coordinator: peer id of the key that must sign specs and plans.
         role: the last role that the node's owner chose, or the only one that its invite allows, or None.
+        name: the public name that the node's owner chose last, or "".
     """
 
     folder: Path
@@ -80,6 +81,7 @@ class RunCredentials:
     coordinator: PeerId
     role: Role | None
     tls: Credentials
+    name: str = ""
 
     def save(self) -> None:
         """Write all files. Only their owner can read them."""
@@ -92,11 +94,12 @@ class RunCredentials:
 
     def _save_run(self) -> None:
         body = {"run": self.run, "api": self.api, "coordinator": self.coordinator, "role": self.role}
+        body |= {"name": self.name} if self.name else {}
         write_private(self.folder / _RUN, json.dumps(body, indent=2).encode())
 
-    def remember(self, role: Role | None) -> None:
-        """Store the role that this node's owner wants, for its next start; None: the coordinator chooses."""
-        replace(self, role=role)._save_run()
+    def remember(self, role: Role | None, name: str = "") -> None:
+        """Store what this node's owner wants, for its next start. `role` None: the coordinator chooses."""
+        replace(self, role=role, name=name)._save_run()
 
     def moved(self, api: str) -> RunCredentials:
         """These credentials with another address of the coordinator, which is stored in the folder."""
@@ -148,7 +151,8 @@ def load(folder: Path) -> RunCredentials:
         _ = tls.expires, tls.public_key  # reading them raises ValueError if a file is damaged
         role = Role(body["role"]) if body["role"] else None
         coordinator = PeerId(body["coordinator"])
-        return RunCredentials(folder, str(body["run"]), str(body["api"]), coordinator, role, tls)
+        name = str(body.get("name", ""))
+        return RunCredentials(folder, str(body["run"]), str(body["api"]), coordinator, role, tls, name)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise HetnodeError(
             ErrorCode.NO_CREDENTIALS,

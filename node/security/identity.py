@@ -48,6 +48,17 @@ def open_identity(path: Path) -> Identity:
     return identity
 
 
+def peer_in(path: Path) -> PeerId:
+    """The peer id of the key at `path`, which another process may use. Raises BAD_OPTION."""
+    try:
+        key = _parse(path.read_bytes()[:1024])
+    except OSError as error:
+        raise _unreadable(path, str(error)) from None
+    if key is None:
+        raise _unreadable(path, "it does not hold an ed25519 key in libp2p form")
+    return peer_id_of(_public_bytes(key))
+
+
 def open_free_identity(folder: Path, preferred: Iterable[Path] = ()) -> Identity:
     """The first of `preferred` that no live process uses, else the first such ``peer-N.key`` of `folder`.
 

@@ -12,10 +12,11 @@ from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 
+from node.checkpoint import parts
 from node.checkpoint.layout import round_folder
 from node.folder import keep_only_stages
 from node.ipc.worker_calls import Abandon, Build, LocalData, WriteCheckpoint
-from node.monitoring.figures import Activity, Wait
+from node.monitoring.figures import Activity
 from node.net.membership import Assignment, RunView, jittered, until_answered
 from node.train.cancellation import LeaveRequested, cancel_when, cancel_when_leaving
 from node.train.outer_exchange import OuterExchange, run_is_over
@@ -24,6 +25,7 @@ from node.train.remedies import Remedy, code_of, is_final_after_the_run, remedy_
 from node.train.replica_session import ReplicaSession, Superseded
 from node.train.services import Services
 from protocol.errors import ErrorCode, HetnodeError, first_error
+from protocol.status import Wait
 from protocol.types import PeerId, ReservedAssignment, StageRange
 
 log = logging.getLogger(__name__)
@@ -129,8 +131,9 @@ class NodeLoop:
         keep_rounds = spec.recovery.keep_rounds
         await services.transport.host_stages(capacities, self._payloads, self._checkpoints, keep_rounds)
         await services.directory.take_stages(stages)
-        self._exchange = OuterExchange(services, stages, stage_info)
+        self._exchange = OuterExchange(services, stages, stage_info, self._checkpoints)
         self._recovery = Recovery(services, self._exchange, self._checkpoints)
+        await self._note_kept()
         await self._recovery.load_at_start()
         self._is_built = True
 
@@ -141,6 +144,8 @@ class NodeLoop:
         await self._recovery.catch_up()
         attested_round = -1
         while exchange.position < self._spec.rounds:
+            if await self._recovery.roll_back():
+                await self._write_checkpoint_if_due(exchange.position)
             next_round = exchange.position + 1
             is_caught_up = exchange.position >= membership.run_view.round_number - 1
             if is_caught_up and attested_round < exchange.position and self._has_own_reservation:
@@ -275,8 +280,12 @@ class NodeLoop:
         """Write a checkpoint where one is due. A full disk costs the checkpoint, not the run."""
         every = self._spec.recovery.checkpoint_every
         # A node that replays old rounds to catch up needs no checkpoints of them.
-        is_old = round_number <= self._services.membership.run_view.round_number - 2 * every
-        if round_number % every or is_old or not self._exchange.is_even:
+        run_view = self._services.membership.run_view
+        is_old = round_number <= run_view.round_number - 2 * every
+        rollback = run_view.rollback
+        # Peers that are away now have no other checkpoint from which they could go on after a rollback.
+        is_due = round_number % every == 0 or (rollback is not None and rollback.round_number == round_number)
+        if not is_due or is_old or not self._exchange.is_even:
             return
         try:
             await self._write_checkpoint(round_number)
@@ -291,6 +300,12 @@ class NodeLoop:
         async with self._exchange.between_steps:
             await self._services.worker.call(WriteCheckpoint(folder, round_number))
         self.newest_checkpoint = folder
+        await self._note_kept()
+
+    async def _note_kept(self) -> None:
+        """Let heartbeats tell which anchors are on the disk."""
+        kept = await asyncio.to_thread(parts.rounds_with, self._checkpoints, self._stages)
+        self._services.membership.kept = kept
 
 
 def _text_of(stages: StageRange) -> str:

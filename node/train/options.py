@@ -17,7 +17,8 @@ class NodeOptions:
     """What a node chooses for itself; nothing here is part of the run's spec. See node.cli.join.JoinOptions.
 
     With `invite`, the node enrols first; otherwise it has credentials for `run` from before. `role` None
-    takes the last choice, or the role of the invite, or else the coordinator chooses. `advertise` None takes
+    takes the last choice, or the role of the invite, or else the coordinator chooses. `name` is public; None
+    takes the last choice, "" is none. `advertise` None takes
     the address that this machine uses towards the coordinator. `source` and `tokenizer` override where this
     node reads the run's data and tokenizer.json. `metrics` is ``host:port``; None serves none.
     """
@@ -47,6 +48,7 @@ class NodeOptions:
     measure: bool = False
     memory_limit: int = 0
     line: LineLimits = field(default_factory=LineLimits)
+    name: str | None = None
 
     @property
     def compute(self) -> ComputeOptions:

@@ -7,23 +7,40 @@ back or was cut off applies the decisions that it has missed, one after the othe
 All stages do this at the same time, each in a transaction of its own. A member that does not host stage 0
 also follows the decisions on stage 0, because the committed embedding must reach every member of every
 replica.
+
+One file because what a member applies, and in which order, is decided in one place.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TypeVar
 
-from node.ipc.worker_calls import Abort, Commit, CommitEmbedding, Digests, Propose, ResetError, StageInfo
-from node.monitoring.figures import Wait
+from node.ipc.worker_calls import (
+    Abort,
+    Commit,
+    CommitEmbedding,
+    CommitResult,
+    Digests,
+    LoadInitialPart,
+    LoadPart,
+    Propose,
+    ResetError,
+    StageInfo,
+)
 from node.net.membership import until_answered
+from node.train.anchor_files import AnchorFiles
 from node.train.round_payloads import RoundPayloads
 from node.train.services import Services
+from protocol.algorithm.comparison import Comparison, measured_position, next_of_kind
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.types import Decision, ExchangeGroup, Part, PayloadDescriptor, Plan, StageRange
+from protocol.status import PayloadAgreement, Wait
+from protocol.types import Decision, ExchangeGroup, Part, PayloadDescriptor, Plan, Rollback, StageRange
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -36,10 +53,16 @@ _ATTESTED_ROUNDS = 2  # the older anchors than this need no attestation
 
 @dataclass(frozen=True)
 class RoundOutcome:
-    """The result of a round on this member: the epoch of the next round's plan, bytes of own payloads."""
+    """The result of a round on this member: the epoch of the next round's plan, bytes of own payloads.
+
+    For the other fields see protocol.status.Measurement.
+    """
 
     next_epoch: int
     payload_bytes: int
+    progress_norm: float = 0.0
+    error_norm: float = 0.0
+    agreements: tuple[PayloadAgreement, ...] = ()
 
 
 class Overlap:
@@ -66,13 +89,18 @@ class OuterExchange:
 
     On any error nothing was applied to the stage concerned, and the same round may be tried again.
 
+    Args:
+        folder: of this node's checkpoints.
+
     Attributes:
         stages: those for which this member proposes.
+        anchor_files: where it gets anchors of other rounds.
         parts: what this member holds: its stages, and the embedding where it does not host stage 0.
         between_steps: a lock to hold while parameters change, and while an inner step computes.
     """
 
-    def __init__(self, services: Services, stages: StageRange, stage_info: StageInfo) -> None:
+    def __init__(self, services: Services, stages: StageRange, stage_info: StageInfo, folder: Path) -> None:
+        self.anchor_files = AnchorFiles(services, stage_info, folder)
         self.stages, self.stage_info, self.parts = stages, stage_info, list(stage_info.parts)
         self.between_steps = asyncio.Lock()
         self._spec, self._peer, self._worker = services.spec, services.identity.peer, services.worker
@@ -82,6 +110,8 @@ class OuterExchange:
         # Round and digest of each anchor; of the embedding also where it is a part of the hosted stage 0.
         self._anchors: dict[tuple[int, Part], tuple[int, str]] = {}
         self._pending: dict[int, PayloadDescriptor] = {}
+        # The round and result of the last commit of each stage, and what was measured of another's payload.
+        self._measured: dict[int, tuple[int, CommitResult, PayloadAgreement | None]] = {}
 
     @property
     def position(self) -> int:
@@ -119,7 +149,14 @@ class OuterExchange:
             if (0, Part.EMBEDDING) in self.parts:
                 group.create_task(self._follow_part(0, Part.EMBEDDING, round_number, overlap=overlap))
         decisions, nbytes = zip(*(task.result() for task in tasks), strict=True)
-        return RoundOutcome(decisions[0].next_epoch, payload_bytes=sum(nbytes))
+        results = [each for each in self._measured.values() if each[0] == round_number]
+        return RoundOutcome(
+            decisions[0].next_epoch,
+            payload_bytes=sum(nbytes),
+            progress_norm=math.hypot(*(result.progress_norm for _, result, _ in results)),
+            error_norm=math.hypot(*(result.error_norm for _, result, _ in results)),
+            agreements=tuple(agreement for _, _, agreement in results if agreement is not None),
+        )
 
     async def follow(self, round_number: int) -> None:
         """Apply the decisions of a round to everything that this member holds, without a contribution.
@@ -130,6 +167,16 @@ class OuterExchange:
             for stage, part in self.parts:
                 if self.round_of(stage, part) < round_number:
                     group.create_task(self._follow_part(stage, part, round_number))
+
+    async def restore(self, rollback: Rollback) -> None:
+        """Bring everything that this member holds, and that is before a rollback, to the round after it.
+
+        Raises HetnodeError as :meth:`contribute`, and STATE_UNAVAILABLE.
+        """
+        async with asyncio.TaskGroup() as group:
+            for stage, part in self.parts:
+                if self.round_of(stage, part) < rollback.round_number:
+                    group.create_task(self._restore(stage, part, rollback, None))
 
     async def attest_all(self) -> None:
         """Tell the coordinator the digests of everything that this member holds.
@@ -253,15 +300,51 @@ class OuterExchange:
         `known` are payloads that were gathered in the exchange.
         """
         stage, round_number = decision.stage, decision.round_number
+        if decision.restore_round is not None:
+            await self._restore(stage, part, Rollback(round_number, decision.restore_round), overlap)
+            return
         with self._waits.on(Wait.PAYLOADS):
             payloads = await self._payloads.collect(decision, known)
         if overlap is not None:
             await overlap.trained.wait()
         # Never cancelled halfway: the worker and this object must agree on which rounds are applied.
         await asyncio.shield(asyncio.create_task(self._apply_once(decision, part, payloads)))
+        await self._attest_if_recent(stage, part, round_number)
+
+    async def _attest_if_recent(self, stage: int, part: Part, round_number: int) -> None:
         if round_number >= self._membership.run_view.round_number - _ATTESTED_ROUNDS:
             for changed in _parts_changed_with(stage, part):
                 await self._attest(stage, changed)
+
+    async def _restore(self, stage: int, part: Part, rollback: Rollback, overlap: Overlap | None) -> None:
+        """Load the restored anchor of one part when `overlap` is over, and attest it."""
+        file: Path | None = None
+        if rollback.restore_round:  # every worker makes the initial parameters itself
+            wanted = stage, part, rollback.restore_round
+            file = await self._retry_while_away(lambda: self.anchor_files.of_round(*wanted))
+        if overlap is not None:
+            await overlap.trained.wait()
+        await asyncio.shield(asyncio.create_task(self._restore_once(stage, part, rollback, file)))
+        await self._attest_if_recent(stage, part, rollback.round_number)
+
+    async def _restore_once(self, stage: int, part: Part, rollback: Rollback, file: Path | None) -> None:
+        async with self.between_steps:
+            if self.round_of(stage, part) < rollback.round_number:
+                log.warning(
+                    "round %d: %s %d goes back to round %d",
+                    *(rollback.round_number, part.value, stage, rollback.restore_round),
+                )
+                await self._worker.call(
+                    LoadInitialPart(stage, part, rollback.round_number)
+                    if file is None
+                    else LoadPart(stage, part, rollback.round_number, file)
+                )
+                self._pending.pop(stage, None)
+                now = await self._worker.call(Digests())
+                for changed in _parts_changed_with(stage, part):
+                    self._anchors[stage, changed] = now[stage, changed]
+        if file is not None:
+            await asyncio.to_thread(self.anchor_files.remove, file)
 
     async def _apply_once(self, decision: Decision, part: Part, payloads: Sequence[bytes]) -> None:
         """Apply a decision to one part, unless this was done already."""
@@ -286,7 +369,15 @@ class OuterExchange:
         descriptors = [entry.descriptor for entry in decision.entries]
         mine_included = self._pending.get(stage) in descriptors
         weights = tuple(descriptor.weight for descriptor in descriptors)
-        result = await self._worker.call(Commit(stage, round_number, payloads, weights, mine_included))
+        comparison = self._comparison(decision)
+        result = await self._worker.call(
+            Commit(stage, round_number, payloads, weights, mine_included, comparison)
+        )
+        found = None
+        if comparison is not None and result.agreement is not None:
+            owner = descriptors[comparison.position].owner
+            found = PayloadAgreement(stage, owner, **asdict(result.agreement))
+        self._measured[stage] = round_number, result, found
         self._pending.pop(stage, None)
         if not mine_included and any(descriptor.owner == self._peer for descriptor in descriptors):
             # A payload that this node sent before its restart is in the anchor now. The restored error
@@ -296,6 +387,16 @@ class OuterExchange:
         if result.embedding_digest is not None:
             digests[Part.EMBEDDING] = result.embedding_digest
         return digests
+
+    def _comparison(self, decision: Decision) -> Comparison | None:
+        """What this member measures of a decision; None if no payload of its own counts."""
+        owners = [entry.descriptor.owner for entry in decision.entries]
+        if (position := measured_position(owners, self._peer)) is None:
+            return None
+        plan = self._membership.run_view.plan_for(decision.round_number)
+        replicas = [plan.replica_of(owner) if plan else None for owner in owners]
+        is_full = [None if replica is None else replica.is_full for replica in replicas]
+        return Comparison(position, *(next_of_kind(is_full, position, alike) for alike in (True, False)))
 
     async def _apply_to_embedding(self, decision: Decision, payloads: tuple[bytes, ...]) -> dict[Part, str]:
         # An aborted round has no entries: then the embedding stays as it is.

@@ -18,11 +18,12 @@ from contextlib import asynccontextmanager
 
 from node.ipc.worker_calls import Apply, Backward, EndValidation, Evaluate, Forward, Message, SquaredNorm
 from node.ipc.worker_client import QueuedCall, WorkerClient
-from node.monitoring.figures import Wait, Waits
+from node.monitoring.figures import Waits
 from node.net.link import Link
 from protocol.algorithm.microbatch_order import Op, OpKind, one_forward_one_backward
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
+from protocol.status import Wait
 from protocol.types import DType, Frame, FrameId, FrameKind, Plan, Replica, TensorHeader
 
 _SCALAR = struct.Struct("<d")

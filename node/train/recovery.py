@@ -7,16 +7,13 @@ import logging
 from pathlib import Path
 
 from node.ipc.worker_calls import LoadInitial, LoadPart, ResetError, Restore
-from node.monitoring.figures import Wait
 from node.train.outer_exchange import OuterExchange
 from node.train.services import Services
-from node.transport.transport import CheckpointDownload
-from protocol.errors import ErrorCode, HetnodeError
+from protocol.errors import ErrorCode, HetnodeError, first_error
 from protocol.types import Part, StateRecord
 
 log = logging.getLogger(__name__)
 
-_DOWNLOAD_SECONDS = 3600.0
 _UNAVAILABLE = (ErrorCode.STATE_UNAVAILABLE, ErrorCode.COORDINATOR_UNREACHABLE, ErrorCode.UNKNOWN_PEER)
 
 
@@ -32,7 +29,6 @@ class Recovery:
         self._recovery, self._peer = services.spec.recovery, services.identity.peer
         self._worker, self._transport = services.worker, services.transport
         self._coordinator, self._membership = services.coordinator, services.membership
-        self._waits = services.figures.waits
         self._tried_round = 0  # of the own checkpoint that replace_anchors has loaded before
 
     async def load_at_start(self) -> None:
@@ -63,6 +59,27 @@ class Recovery:
                 if error.code not in _UNAVAILABLE:
                     raise
                 log.warning("following the rounds from %d on: %s", self._exchange.position, error)
+
+    async def roll_back(self) -> bool:
+        """Load the anchors of the newest rollback, unless those here are later ones. Returns whether it did.
+
+        The rounds before it need not be applied: what they have led to does not count any more.
+
+        Raises HetnodeError: STATE_UNAVAILABLE where neither this node nor a peer that is here has them, and
+        no peer has later ones.
+        """
+        rollback = self._membership.run_view.rollback
+        if rollback is None or self._exchange.position >= rollback.round_number:
+            return False
+        try:
+            await self._exchange.restore(rollback)
+        except (HetnodeError, BaseExceptionGroup) as error:  # several parts may fail
+            failure = first_error(error)
+            if not isinstance(failure, HetnodeError) or failure.code is not ErrorCode.STATE_UNAVAILABLE:
+                raise
+            if not await self.jump_forward():
+                raise
+        return True
 
     async def jump_forward(self) -> bool:
         """Load the newest checkpoints of other peers that are ahead of the anchors here.
@@ -119,20 +136,6 @@ class Recovery:
                 log.warning("trying the checkpoint before: %s", error)
 
     async def _load(self, record: StateRecord) -> None:
-        hosts = self._membership.run_view.hosts()
-        holders = set(record.holders) & hosts.keys() - {self._peer}
-        donors = {peer: hosts[peer].first for peer in holders}
-        info = self._exchange.stage_info.parts[record.stage, record.part]
-        folder = self._folder / "incoming"
-        folder.mkdir(parents=True, exist_ok=True)
-        file = folder / f"{record.part.value}-{record.stage:02d}-{record.round_number:06d}"
-        log.info(
-            "loading %s %d of round %d (%d bytes) from %d peers",
-            *(record.part.value, record.stage, record.round_number, info.nbytes, len(donors)),
-        )
-        download = CheckpointDownload(record, donors, info.nbytes, info.header, file)
-        with self._waits.on(Wait.CHECKPOINT):
-            await self._transport.fetch_checkpoint(download, _DOWNLOAD_SECONDS)
+        file = await self._exchange.anchor_files.download(record)
         await self._worker.call(LoadPart(record.stage, record.part, record.round_number, file))
-        for leftover in folder.glob(f"{file.name}*"):
-            leftover.unlink()
+        self._exchange.anchor_files.remove(file)

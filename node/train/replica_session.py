@@ -14,16 +14,15 @@ from dataclasses import replace
 from typing import TypeVar
 
 from node.ipc.worker_calls import Connect, KeepTraining
-from node.monitoring.figures import Wait
 from node.net.membership import Assignment, RunView
-from node.train.cancellation import cancel_when, cancel_when_failed
+from node.train.cancellation import LeaveRequested, cancel_when, cancel_when_failed, cancel_when_leaving
 from node.train.inner_phase import InnerLoop, empty_measurement
 from node.train.outer_exchange import OuterExchange, Overlap, RoundOutcome
 from node.train.pipeline import Pipeline
 from node.train.replica_links import have_same_links, open_links
 from node.train.services import Services
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.status import Measurement
+from protocol.status import Measurement, Wait
 from protocol.types import Plan
 
 log = logging.getLogger(__name__)
@@ -85,6 +84,10 @@ class ReplicaSession:
                 await self._measure(replace(before, validation_loss=await pipeline.validate(0)))
             inner = InnerLoop(self._services, pipeline, self._exchange.between_steps)
             for round_number in range(first, spec.rounds + 1):
+                may_begin = self._until_not_held(round_number)
+                if not await self._cancel_when_superseded(may_begin, round_number):
+                    await pipeline.part(_PARTING_SECONDS)
+                    return
                 outcome = await self._cancel_when_superseded(
                     self._train_round(pipeline, inner, round_number), round_number
                 )
@@ -104,6 +107,23 @@ class ReplicaSession:
                     return
                 await self._adopt(Assignment(plan, replica, assignment.position), pipeline)
             await pipeline.part()
+
+    async def _until_not_held(self, round_number: int) -> bool:
+        """Wait for the end of a pause of the run. False where this node has to leave before that.
+
+        A round that is decided during the pause is held no longer: only its decision remains to be applied.
+        """
+        membership = self._services.membership
+        if not membership.run_view.is_held(round_number):
+            return True
+        log.info("waiting for the end of the pause before round %d", round_number)
+        membership.progress = (round_number, 0)
+        released = membership.until(lambda run_view: None if run_view.is_held(round_number) else True)
+        with self._services.figures.waits.on(Wait.PAUSE):
+            try:
+                return await cancel_when_leaving(self._leaving, released)
+            except LeaveRequested:
+                return False
 
     def _last_round(self, inner: InnerLoop, round_number: int) -> int:
         """The round after which this node leaves although the next plan counts on it."""
@@ -182,6 +202,9 @@ class ReplicaSession:
                 measured,
                 payload_bytes=outcome.payload_bytes,
                 payload_bytes_dense=4 * sum(self._exchange.stage_info.parameters.values()),
+                progress_norm=outcome.progress_norm,
+                error_norm=outcome.error_norm,
+                agreements=outcome.agreements,
                 validation_loss=validation_loss,
             )
         )

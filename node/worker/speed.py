@@ -40,7 +40,7 @@ def _measured(spec: RunSpec, compute: Compute, device: torch.device, seconds: fl
         Block(model, {name: torch.empty(shapes[name]).uniform_(-0.03, 0.03) for name in shapes}).to(device)
         for _ in spec.layers_of(0)
     ]
-    tables = rotary_tables(model.context, model.head_width, model.rope_base, torch.float32, device)
+    tables = rotary_tables(model, model.context, torch.float32, device)
     size = (spec.inner.microbatch_size, model.context, model.width)
     x_bld = torch.randn(size, generator=generator).to(device).requires_grad_()
     gradient_bld = torch.randn(size, generator=generator).to(device)

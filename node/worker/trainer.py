@@ -213,6 +213,11 @@ class Trainer:
             self.outer.load_embedding(0, self._factories.initial(self.spec, 0))
         self._refresh_link()
 
+    def load_initial_part(self, stage: int, part: Part, round_number: int) -> str:
+        """As :meth:`load_part`, from the initial parameters."""
+        initial = self._factories.initial(self.spec, stage)
+        return self._take_part(stage, part, round_number, initial)
+
     def load_part(self, stage: int, part: Part, round_number: int, file: Path) -> str:
         """Copy a part of the committed state after `round_number`. Returns its digest.
 
@@ -223,7 +228,12 @@ class Trainer:
         """
         is_stage = part is Part.STAGE
         shapes = parameter_shapes(self.spec, stage) if is_stage else embedding_shapes(self.spec)
-        committed = read_part(file, committed_shapes(shapes, self.spec.outer))
+        return self._take_part(
+            stage, part, round_number, read_part(file, committed_shapes(shapes, self.spec.outer))
+        )
+
+    def _take_part(self, stage: int, part: Part, round_number: int, committed: Mapping[str, Tensor]) -> str:
+        is_stage = part is Part.STAGE
         if is_stage:
             self._load_stage(stage, round_number, committed)
         else:

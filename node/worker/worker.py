@@ -141,8 +141,13 @@ class Worker:
         Raises HetnodeError PAYLOAD_CORRUPT; nothing has changed.
         """
         weighted = list(zip(call.payloads, call.weights, strict=True))
+        outer = self.trainer.outer
+        stage = outer[call.stage]
+        stage.comparison = call.comparison
         digest = self.trainer.commit(call.stage, call.round_number, weighted, call.mine_included)
-        return calls.CommitResult(digest, self.trainer.outer.embedding_digest() if call.stage == 0 else None)
+        norms = (stage.progress_norm, stage.error_norm) if call.mine_included else (0.0, 0.0)
+        embedding = outer.embedding_digest() if call.stage == 0 else None
+        return calls.CommitResult(digest, embedding, stage.agreement, *norms)
 
     def commit_embedding(self, call: calls.CommitEmbedding) -> str:
         """Called without payloads where the round of stage 0 was aborted. Raises as :meth:`commit`."""
@@ -161,6 +166,9 @@ class Worker:
     def load_initial(self, _: calls.LoadInitial) -> None:
         """Go back to the parameters before round 1."""
         self.trainer.load_initial()
+
+    def load_initial_part(self, call: calls.LoadInitialPart) -> str:
+        return self.trainer.load_initial_part(call.stage, call.part, call.round_number)
 
     def load_part(self, call: calls.LoadPart) -> str:
         return self.trainer.load_part(call.stage, call.part, call.round_number, call.file)

@@ -245,7 +245,7 @@ class ListPeersRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class EnrolledPeer(_message.Message):
-    __slots__ = ("peer", "invite", "lifecycle", "role", "banned", "reason", "quarantined")
+    __slots__ = ("peer", "invite", "lifecycle", "role", "banned", "reason", "quarantined", "name")
     PEER_FIELD_NUMBER: _ClassVar[int]
     INVITE_FIELD_NUMBER: _ClassVar[int]
     LIFECYCLE_FIELD_NUMBER: _ClassVar[int]
@@ -253,6 +253,7 @@ class EnrolledPeer(_message.Message):
     BANNED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     peer: str
     invite: str
     lifecycle: str
@@ -260,7 +261,8 @@ class EnrolledPeer(_message.Message):
     banned: bool
     reason: str
     quarantined: bool
-    def __init__(self, peer: _Optional[str] = ..., invite: _Optional[str] = ..., lifecycle: _Optional[str] = ..., role: _Optional[str] = ..., banned: _Optional[bool] = ..., reason: _Optional[str] = ..., quarantined: _Optional[bool] = ...) -> None: ...
+    name: str
+    def __init__(self, peer: _Optional[str] = ..., invite: _Optional[str] = ..., lifecycle: _Optional[str] = ..., role: _Optional[str] = ..., banned: _Optional[bool] = ..., reason: _Optional[str] = ..., quarantined: _Optional[bool] = ..., name: _Optional[str] = ...) -> None: ...
 
 class ListPeersReply(_message.Message):
     __slots__ = ("peers",)
@@ -294,8 +296,102 @@ class UnbanReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class Pause(_message.Message):
+    __slots__ = ("from_round", "by", "reason")
+    FROM_ROUND_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    from_round: int
+    by: str
+    reason: str
+    def __init__(self, from_round: _Optional[int] = ..., by: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Rollback(_message.Message):
+    __slots__ = ("round", "restore_round")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_ROUND_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    restore_round: int
+    def __init__(self, round: _Optional[int] = ..., restore_round: _Optional[int] = ...) -> None: ...
+
+class PauseRunRequest(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class PauseRunReply(_message.Message):
+    __slots__ = ("changed", "pause", "round")
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    changed: bool
+    pause: Pause
+    round: int
+    def __init__(self, changed: _Optional[bool] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., round: _Optional[int] = ...) -> None: ...
+
+class ResumeRunRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ResumeRunReply(_message.Message):
+    __slots__ = ("changed",)
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    changed: bool
+    def __init__(self, changed: _Optional[bool] = ...) -> None: ...
+
+class UnnameRequest(_message.Message):
+    __slots__ = ("peer", "allow")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ALLOW_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    allow: bool
+    def __init__(self, peer: _Optional[str] = ..., allow: _Optional[bool] = ...) -> None: ...
+
+class UnnameReply(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class RollBackRequest(_message.Message):
+    __slots__ = ("restore_round", "reason")
+    RESTORE_ROUND_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    restore_round: int
+    reason: str
+    def __init__(self, restore_round: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class RollBackReply(_message.Message):
+    __slots__ = ("round",)
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    def __init__(self, round: _Optional[int] = ...) -> None: ...
+
+class ListRollbacksRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListRollbacksReply(_message.Message):
+    __slots__ = ("rounds", "round")
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    rounds: _containers.RepeatedCompositeFieldContainer[RestorableRound]
+    round: int
+    def __init__(self, rounds: _Optional[_Iterable[_Union[RestorableRound, _Mapping]]] = ..., round: _Optional[int] = ...) -> None: ...
+
+class RestorableRound(_message.Message):
+    __slots__ = ("round", "problem", "tokens")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    problem: str
+    tokens: int
+    def __init__(self, round: _Optional[int] = ..., problem: _Optional[str] = ..., tokens: _Optional[int] = ...) -> None: ...
+
 class JoinRequest(_message.Message):
-    __slots__ = ("protocol_version", "peer", "role", "capacity", "endpoint", "spec_hash", "addresses", "any_role")
+    __slots__ = ("protocol_version", "peer", "role", "capacity", "endpoint", "spec_hash", "addresses", "any_role", "name")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -304,6 +400,7 @@ class JoinRequest(_message.Message):
     SPEC_HASH_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     ANY_ROLE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     peer: str
     role: str
@@ -312,7 +409,8 @@ class JoinRequest(_message.Message):
     spec_hash: str
     addresses: Addresses
     any_role: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., peer: _Optional[str] = ..., role: _Optional[str] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., endpoint: _Optional[str] = ..., spec_hash: _Optional[str] = ..., addresses: _Optional[_Union[Addresses, _Mapping]] = ..., any_role: _Optional[bool] = ...) -> None: ...
+    name: str
+    def __init__(self, protocol_version: _Optional[int] = ..., peer: _Optional[str] = ..., role: _Optional[str] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., endpoint: _Optional[str] = ..., spec_hash: _Optional[str] = ..., addresses: _Optional[_Union[Addresses, _Mapping]] = ..., any_role: _Optional[bool] = ..., name: _Optional[str] = ...) -> None: ...
 
 class Addresses(_message.Message):
     __slots__ = ("endpoint", "dht", "relayed")
@@ -341,7 +439,7 @@ class Reached(_message.Message):
     def __init__(self, reachability: _Optional[str] = ..., endpoint: _Optional[bool] = ..., dht: _Optional[bool] = ..., reason: _Optional[str] = ..., endpoint_problem: _Optional[str] = ..., dht_problem: _Optional[str] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("spec_json", "spec_hash", "run", "dht_peers", "spec_signature", "time", "reached", "relays", "role", "role_reason")
+    __slots__ = ("spec_json", "spec_hash", "run", "dht_peers", "spec_signature", "time", "reached", "relays", "role", "role_reason", "name")
     SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
     SPEC_HASH_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
@@ -352,6 +450,7 @@ class JoinReply(_message.Message):
     RELAYS_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ROLE_REASON_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     spec_json: str
     spec_hash: str
     run: str
@@ -362,7 +461,8 @@ class JoinReply(_message.Message):
     relays: _containers.RepeatedCompositeFieldContainer[RelayAddress]
     role: str
     role_reason: str
-    def __init__(self, spec_json: _Optional[str] = ..., spec_hash: _Optional[str] = ..., run: _Optional[str] = ..., dht_peers: _Optional[_Iterable[str]] = ..., spec_signature: _Optional[bytes] = ..., time: _Optional[float] = ..., reached: _Optional[_Union[Reached, _Mapping]] = ..., relays: _Optional[_Iterable[_Union[RelayAddress, _Mapping]]] = ..., role: _Optional[str] = ..., role_reason: _Optional[str] = ...) -> None: ...
+    name: str
+    def __init__(self, spec_json: _Optional[str] = ..., spec_hash: _Optional[str] = ..., run: _Optional[str] = ..., dht_peers: _Optional[_Iterable[str]] = ..., spec_signature: _Optional[bytes] = ..., time: _Optional[float] = ..., reached: _Optional[_Union[Reached, _Mapping]] = ..., relays: _Optional[_Iterable[_Union[RelayAddress, _Mapping]]] = ..., role: _Optional[str] = ..., role_reason: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class RelayAddress(_message.Message):
     __slots__ = ("peer", "endpoint")
@@ -483,7 +583,7 @@ class MemberSource(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., source: _Optional[str] = ...) -> None: ...
 
 class PlanUpdate(_message.Message):
-    __slots__ = ("signed_plan", "signature", "waiting", "finished", "banned", "followers", "round", "relays", "sources")
+    __slots__ = ("signed_plan", "signature", "waiting", "finished", "banned", "followers", "round", "relays", "sources", "pause", "rollback")
     SIGNED_PLAN_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -493,6 +593,8 @@ class PlanUpdate(_message.Message):
     ROUND_FIELD_NUMBER: _ClassVar[int]
     RELAYS_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_FIELD_NUMBER: _ClassVar[int]
+    ROLLBACK_FIELD_NUMBER: _ClassVar[int]
     signed_plan: bytes
     signature: bytes
     waiting: str
@@ -502,19 +604,25 @@ class PlanUpdate(_message.Message):
     round: int
     relays: _containers.RepeatedCompositeFieldContainer[RelayAddress]
     sources: _containers.RepeatedCompositeFieldContainer[MemberSource]
-    def __init__(self, signed_plan: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., waiting: _Optional[str] = ..., finished: _Optional[bool] = ..., banned: _Optional[_Iterable[str]] = ..., followers: _Optional[_Iterable[_Union[Place, _Mapping]]] = ..., round: _Optional[int] = ..., relays: _Optional[_Iterable[_Union[RelayAddress, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[MemberSource, _Mapping]]] = ...) -> None: ...
+    pause: Pause
+    rollback: Rollback
+    def __init__(self, signed_plan: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., waiting: _Optional[str] = ..., finished: _Optional[bool] = ..., banned: _Optional[_Iterable[str]] = ..., followers: _Optional[_Iterable[_Union[Place, _Mapping]]] = ..., round: _Optional[int] = ..., relays: _Optional[_Iterable[_Union[RelayAddress, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[MemberSource, _Mapping]]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., rollback: _Optional[_Union[Rollback, _Mapping]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("peer", "round", "inner_step", "estimates")
+    __slots__ = ("peer", "round", "inner_step", "estimates", "waits", "kept")
     PEER_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     INNER_STEP_FIELD_NUMBER: _ClassVar[int]
     ESTIMATES_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     peer: str
     round: int
     inner_step: int
     estimates: Estimates
-    def __init__(self, peer: _Optional[str] = ..., round: _Optional[int] = ..., inner_step: _Optional[int] = ..., estimates: _Optional[_Union[Estimates, _Mapping]] = ...) -> None: ...
+    waits: _containers.RepeatedScalarFieldContainer[str]
+    kept: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, peer: _Optional[str] = ..., round: _Optional[int] = ..., inner_step: _Optional[int] = ..., estimates: _Optional[_Union[Estimates, _Mapping]] = ..., waits: _Optional[_Iterable[str]] = ..., kept: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
     __slots__ = ("round", "closing", "closes_seconds")
@@ -669,20 +777,22 @@ class ManifestEntry(_message.Message):
     def __init__(self, descriptor: _Optional[_Union[PayloadDescriptor, _Mapping]] = ..., holders: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DecisionReply(_message.Message):
-    __slots__ = ("stage", "round", "committed", "entries", "next_epoch", "reason")
+    __slots__ = ("stage", "round", "committed", "entries", "next_epoch", "reason", "restore_round")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     NEXT_EPOCH_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_ROUND_FIELD_NUMBER: _ClassVar[int]
     stage: int
     round: int
     committed: bool
     entries: _containers.RepeatedCompositeFieldContainer[ManifestEntry]
     next_epoch: int
     reason: str
-    def __init__(self, stage: _Optional[int] = ..., round: _Optional[int] = ..., committed: _Optional[bool] = ..., entries: _Optional[_Iterable[_Union[ManifestEntry, _Mapping]]] = ..., next_epoch: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    restore_round: int
+    def __init__(self, stage: _Optional[int] = ..., round: _Optional[int] = ..., committed: _Optional[bool] = ..., entries: _Optional[_Iterable[_Union[ManifestEntry, _Mapping]]] = ..., next_epoch: _Optional[int] = ..., reason: _Optional[str] = ..., restore_round: _Optional[int] = ...) -> None: ...
 
 class AttestRequest(_message.Message):
     __slots__ = ("peer", "stage", "round", "part", "digest")
@@ -707,14 +817,16 @@ class AttestReply(_message.Message):
     def __init__(self, agrees: _Optional[bool] = ..., expected: _Optional[str] = ...) -> None: ...
 
 class LocateRequest(_message.Message):
-    __slots__ = ("peer", "stage", "part")
+    __slots__ = ("peer", "stage", "part", "round")
     PEER_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
     peer: str
     stage: int
     part: str
-    def __init__(self, peer: _Optional[str] = ..., stage: _Optional[int] = ..., part: _Optional[str] = ...) -> None: ...
+    round: int
+    def __init__(self, peer: _Optional[str] = ..., stage: _Optional[int] = ..., part: _Optional[str] = ..., round: _Optional[int] = ...) -> None: ...
 
 class StateRecord(_message.Message):
     __slots__ = ("run", "stage", "part", "round", "digest", "holders")
@@ -746,8 +858,26 @@ class LocateReply(_message.Message):
     states: _containers.RepeatedCompositeFieldContainer[SignedState]
     def __init__(self, states: _Optional[_Iterable[_Union[SignedState, _Mapping]]] = ...) -> None: ...
 
+class PayloadAgreement(_message.Message):
+    __slots__ = ("stage", "owner", "cosine", "norm", "mean_norm", "alike", "unlike")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    COSINE_FIELD_NUMBER: _ClassVar[int]
+    NORM_FIELD_NUMBER: _ClassVar[int]
+    MEAN_NORM_FIELD_NUMBER: _ClassVar[int]
+    ALIKE_FIELD_NUMBER: _ClassVar[int]
+    UNLIKE_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    owner: str
+    cosine: float
+    norm: float
+    mean_norm: float
+    alike: float
+    unlike: float
+    def __init__(self, stage: _Optional[int] = ..., owner: _Optional[str] = ..., cosine: _Optional[float] = ..., norm: _Optional[float] = ..., mean_norm: _Optional[float] = ..., alike: _Optional[float] = ..., unlike: _Optional[float] = ...) -> None: ...
+
 class Measurement(_message.Message):
-    __slots__ = ("peer", "round", "replica", "position", "train_loss", "validation_loss", "tokens", "inner_seconds", "outer_seconds", "link_bytes_sent", "link_bytes_dense", "payload_bytes", "payload_bytes_dense", "gradient_norm", "complete", "steps", "extra_steps", "microbatches", "compute_seconds")
+    __slots__ = ("peer", "round", "replica", "position", "train_loss", "validation_loss", "tokens", "inner_seconds", "outer_seconds", "link_bytes_sent", "link_bytes_dense", "payload_bytes", "payload_bytes_dense", "gradient_norm", "complete", "steps", "extra_steps", "microbatches", "compute_seconds", "progress_norm", "error_norm", "agreements")
     PEER_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
@@ -767,6 +897,9 @@ class Measurement(_message.Message):
     EXTRA_STEPS_FIELD_NUMBER: _ClassVar[int]
     MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_NORM_FIELD_NUMBER: _ClassVar[int]
+    ERROR_NORM_FIELD_NUMBER: _ClassVar[int]
+    AGREEMENTS_FIELD_NUMBER: _ClassVar[int]
     peer: str
     round: int
     replica: int
@@ -786,18 +919,33 @@ class Measurement(_message.Message):
     extra_steps: int
     microbatches: int
     compute_seconds: float
-    def __init__(self, peer: _Optional[str] = ..., round: _Optional[int] = ..., replica: _Optional[int] = ..., position: _Optional[int] = ..., train_loss: _Optional[float] = ..., validation_loss: _Optional[float] = ..., tokens: _Optional[int] = ..., inner_seconds: _Optional[float] = ..., outer_seconds: _Optional[float] = ..., link_bytes_sent: _Optional[int] = ..., link_bytes_dense: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., payload_bytes_dense: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., complete: _Optional[bool] = ..., steps: _Optional[int] = ..., extra_steps: _Optional[int] = ..., microbatches: _Optional[int] = ..., compute_seconds: _Optional[float] = ...) -> None: ...
+    progress_norm: float
+    error_norm: float
+    agreements: _containers.RepeatedCompositeFieldContainer[PayloadAgreement]
+    def __init__(self, peer: _Optional[str] = ..., round: _Optional[int] = ..., replica: _Optional[int] = ..., position: _Optional[int] = ..., train_loss: _Optional[float] = ..., validation_loss: _Optional[float] = ..., tokens: _Optional[int] = ..., inner_seconds: _Optional[float] = ..., outer_seconds: _Optional[float] = ..., link_bytes_sent: _Optional[int] = ..., link_bytes_dense: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., payload_bytes_dense: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., complete: _Optional[bool] = ..., steps: _Optional[int] = ..., extra_steps: _Optional[int] = ..., microbatches: _Optional[int] = ..., compute_seconds: _Optional[float] = ..., progress_norm: _Optional[float] = ..., error_norm: _Optional[float] = ..., agreements: _Optional[_Iterable[_Union[PayloadAgreement, _Mapping]]] = ...) -> None: ...
 
 class MeasureReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class ReceiptRequest(_message.Message):
+    __slots__ = ("peer",)
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    def __init__(self, peer: _Optional[str] = ...) -> None: ...
+
+class ReceiptReply(_message.Message):
+    __slots__ = ("receipt",)
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    receipt: bytes
+    def __init__(self, receipt: _Optional[bytes] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class PeerStatus(_message.Message):
-    __slots__ = ("peer", "role", "lifecycle", "round", "inner_step", "seen_seconds_ago", "place", "estimates", "reachability", "problem", "role_reason", "rests")
+    __slots__ = ("peer", "role", "lifecycle", "round", "inner_step", "seen_seconds_ago", "place", "estimates", "reachability", "problem", "role_reason", "rests", "message", "waits", "name")
     PEER_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     LIFECYCLE_FIELD_NUMBER: _ClassVar[int]
@@ -810,6 +958,9 @@ class PeerStatus(_message.Message):
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     ROLE_REASON_FIELD_NUMBER: _ClassVar[int]
     RESTS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     peer: str
     role: str
     lifecycle: str
@@ -822,10 +973,13 @@ class PeerStatus(_message.Message):
     problem: str
     role_reason: str
     rests: bool
-    def __init__(self, peer: _Optional[str] = ..., role: _Optional[str] = ..., lifecycle: _Optional[str] = ..., round: _Optional[int] = ..., inner_step: _Optional[int] = ..., seen_seconds_ago: _Optional[float] = ..., place: _Optional[str] = ..., estimates: _Optional[_Union[Estimates, _Mapping]] = ..., reachability: _Optional[str] = ..., problem: _Optional[str] = ..., role_reason: _Optional[str] = ..., rests: _Optional[bool] = ...) -> None: ...
+    message: str
+    waits: _containers.RepeatedScalarFieldContainer[str]
+    name: str
+    def __init__(self, peer: _Optional[str] = ..., role: _Optional[str] = ..., lifecycle: _Optional[str] = ..., round: _Optional[int] = ..., inner_step: _Optional[int] = ..., seen_seconds_ago: _Optional[float] = ..., place: _Optional[str] = ..., estimates: _Optional[_Union[Estimates, _Mapping]] = ..., reachability: _Optional[str] = ..., problem: _Optional[str] = ..., role_reason: _Optional[str] = ..., rests: _Optional[bool] = ..., message: _Optional[str] = ..., waits: _Optional[_Iterable[str]] = ..., name: _Optional[str] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("run", "spec_json", "phase", "sentence", "rounds_decided", "rounds_committed", "rounds_aborted", "peers", "latest", "plan", "anchors_agree", "time")
+    __slots__ = ("run", "spec_json", "phase", "sentence", "rounds_decided", "rounds_committed", "rounds_aborted", "peers", "latest", "plan", "anchors_agree", "time", "round", "round_seconds", "expected_round_seconds", "remaining_seconds", "tokens_committed", "pause", "health", "alarm")
     RUN_FIELD_NUMBER: _ClassVar[int]
     SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -838,6 +992,14 @@ class StatusReply(_message.Message):
     PLAN_FIELD_NUMBER: _ClassVar[int]
     ANCHORS_AGREE_FIELD_NUMBER: _ClassVar[int]
     TIME_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ROUND_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_ROUND_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_FIELD_NUMBER: _ClassVar[int]
+    HEALTH_FIELD_NUMBER: _ClassVar[int]
+    ALARM_FIELD_NUMBER: _ClassVar[int]
     run: str
     spec_json: str
     phase: str
@@ -850,7 +1012,72 @@ class StatusReply(_message.Message):
     plan: Plan
     anchors_agree: bool
     time: float
-    def __init__(self, run: _Optional[str] = ..., spec_json: _Optional[str] = ..., phase: _Optional[str] = ..., sentence: _Optional[str] = ..., rounds_decided: _Optional[int] = ..., rounds_committed: _Optional[int] = ..., rounds_aborted: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., latest: _Optional[_Iterable[_Union[Measurement, _Mapping]]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., anchors_agree: _Optional[bool] = ..., time: _Optional[float] = ...) -> None: ...
+    round: int
+    round_seconds: float
+    expected_round_seconds: float
+    remaining_seconds: float
+    tokens_committed: int
+    pause: Pause
+    health: TrainingHealth
+    alarm: str
+    def __init__(self, run: _Optional[str] = ..., spec_json: _Optional[str] = ..., phase: _Optional[str] = ..., sentence: _Optional[str] = ..., rounds_decided: _Optional[int] = ..., rounds_committed: _Optional[int] = ..., rounds_aborted: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., latest: _Optional[_Iterable[_Union[Measurement, _Mapping]]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., anchors_agree: _Optional[bool] = ..., time: _Optional[float] = ..., round: _Optional[int] = ..., round_seconds: _Optional[float] = ..., expected_round_seconds: _Optional[float] = ..., remaining_seconds: _Optional[float] = ..., tokens_committed: _Optional[int] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., health: _Optional[_Union[TrainingHealth, _Mapping]] = ..., alarm: _Optional[str] = ...) -> None: ...
+
+class StageHealth(_message.Message):
+    __slots__ = ("stage", "payloads", "cosine", "least_cosine", "full_cosine", "pipeline_cosine", "alike", "unlike", "norm", "mean_norm")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+    COSINE_FIELD_NUMBER: _ClassVar[int]
+    LEAST_COSINE_FIELD_NUMBER: _ClassVar[int]
+    FULL_COSINE_FIELD_NUMBER: _ClassVar[int]
+    PIPELINE_COSINE_FIELD_NUMBER: _ClassVar[int]
+    ALIKE_FIELD_NUMBER: _ClassVar[int]
+    UNLIKE_FIELD_NUMBER: _ClassVar[int]
+    NORM_FIELD_NUMBER: _ClassVar[int]
+    MEAN_NORM_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    payloads: int
+    cosine: float
+    least_cosine: float
+    full_cosine: float
+    pipeline_cosine: float
+    alike: float
+    unlike: float
+    norm: float
+    mean_norm: float
+    def __init__(self, stage: _Optional[int] = ..., payloads: _Optional[int] = ..., cosine: _Optional[float] = ..., least_cosine: _Optional[float] = ..., full_cosine: _Optional[float] = ..., pipeline_cosine: _Optional[float] = ..., alike: _Optional[float] = ..., unlike: _Optional[float] = ..., norm: _Optional[float] = ..., mean_norm: _Optional[float] = ...) -> None: ...
+
+class TrainingHealth(_message.Message):
+    __slots__ = ("round", "stages", "error_share", "findings")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    ERROR_SHARE_FIELD_NUMBER: _ClassVar[int]
+    FINDINGS_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    stages: _containers.RepeatedCompositeFieldContainer[StageHealth]
+    error_share: float
+    findings: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, round: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageHealth, _Mapping]]] = ..., error_share: _Optional[float] = ..., findings: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("question",)
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
+    question: str
+    def __init__(self, question: _Optional[str] = ...) -> None: ...
+
+class ExplainReply(_message.Message):
+    __slots__ = ("title", "sentences")
+    class Sentence(_message.Message):
+        __slots__ = ("text", "events")
+        TEXT_FIELD_NUMBER: _ClassVar[int]
+        EVENTS_FIELD_NUMBER: _ClassVar[int]
+        text: str
+        events: _containers.RepeatedScalarFieldContainer[int]
+        def __init__(self, text: _Optional[str] = ..., events: _Optional[_Iterable[int]] = ...) -> None: ...
+    TITLE_FIELD_NUMBER: _ClassVar[int]
+    SENTENCES_FIELD_NUMBER: _ClassVar[int]
+    title: str
+    sentences: _containers.RepeatedCompositeFieldContainer[ExplainReply.Sentence]
+    def __init__(self, title: _Optional[str] = ..., sentences: _Optional[_Iterable[_Union[ExplainReply.Sentence, _Mapping]]] = ...) -> None: ...
 
 class TensorHeader(_message.Message):
     __slots__ = ("name", "dtype", "shape")

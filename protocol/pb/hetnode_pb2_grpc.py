@@ -144,6 +144,31 @@ class AdminStub:
                 request_serializer=protocol_dot_pb_dot_hetnode__pb2.UnbanRequest.SerializeToString,
                 response_deserializer=protocol_dot_pb_dot_hetnode__pb2.UnbanReply.FromString,
                 _registered_method=True)
+        self.PauseRun = channel.unary_unary(
+                '/hetnode.v1.Admin/PauseRun',
+                request_serializer=protocol_dot_pb_dot_hetnode__pb2.PauseRunRequest.SerializeToString,
+                response_deserializer=protocol_dot_pb_dot_hetnode__pb2.PauseRunReply.FromString,
+                _registered_method=True)
+        self.ResumeRun = channel.unary_unary(
+                '/hetnode.v1.Admin/ResumeRun',
+                request_serializer=protocol_dot_pb_dot_hetnode__pb2.ResumeRunRequest.SerializeToString,
+                response_deserializer=protocol_dot_pb_dot_hetnode__pb2.ResumeRunReply.FromString,
+                _registered_method=True)
+        self.Unname = channel.unary_unary(
+                '/hetnode.v1.Admin/Unname',
+                request_serializer=protocol_dot_pb_dot_hetnode__pb2.UnnameRequest.SerializeToString,
+                response_deserializer=protocol_dot_pb_dot_hetnode__pb2.UnnameReply.FromString,
+                _registered_method=True)
+        self.RollBack = channel.unary_unary(
+                '/hetnode.v1.Admin/RollBack',
+                request_serializer=protocol_dot_pb_dot_hetnode__pb2.RollBackRequest.SerializeToString,
+                response_deserializer=protocol_dot_pb_dot_hetnode__pb2.RollBackReply.FromString,
+                _registered_method=True)
+        self.ListRollbacks = channel.unary_unary(
+                '/hetnode.v1.Admin/ListRollbacks',
+                request_serializer=protocol_dot_pb_dot_hetnode__pb2.ListRollbacksRequest.SerializeToString,
+                response_deserializer=protocol_dot_pb_dot_hetnode__pb2.ListRollbacksReply.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -187,6 +212,39 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PauseRun(self, request, context):
+        """No round begins from the next one on, until ResumeRun. Both calls may be repeated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeRun(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Unname(self, request, context):
+        """Takes the public name of a peer, and refuses it any, or allows it to have one at its next join.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RollBack(self, request, context):
+        """The decision of the next round, of all stages, restores the anchors after a former round. The run is paused then.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRollbacks(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -219,6 +277,31 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Unban,
                     request_deserializer=protocol_dot_pb_dot_hetnode__pb2.UnbanRequest.FromString,
                     response_serializer=protocol_dot_pb_dot_hetnode__pb2.UnbanReply.SerializeToString,
+            ),
+            'PauseRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseRun,
+                    request_deserializer=protocol_dot_pb_dot_hetnode__pb2.PauseRunRequest.FromString,
+                    response_serializer=protocol_dot_pb_dot_hetnode__pb2.PauseRunReply.SerializeToString,
+            ),
+            'ResumeRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeRun,
+                    request_deserializer=protocol_dot_pb_dot_hetnode__pb2.ResumeRunRequest.FromString,
+                    response_serializer=protocol_dot_pb_dot_hetnode__pb2.ResumeRunReply.SerializeToString,
+            ),
+            'Unname': grpc.unary_unary_rpc_method_handler(
+                    servicer.Unname,
+                    request_deserializer=protocol_dot_pb_dot_hetnode__pb2.UnnameRequest.FromString,
+                    response_serializer=protocol_dot_pb_dot_hetnode__pb2.UnnameReply.SerializeToString,
+            ),
+            'RollBack': grpc.unary_unary_rpc_method_handler(
+                    servicer.RollBack,
+                    request_deserializer=protocol_dot_pb_dot_hetnode__pb2.RollBackRequest.FromString,
+                    response_serializer=protocol_dot_pb_dot_hetnode__pb2.RollBackReply.SerializeToString,
+            ),
+            'ListRollbacks': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRollbacks,
+                    request_deserializer=protocol_dot_pb_dot_hetnode__pb2.ListRollbacksRequest.FromString,
+                    response_serializer=protocol_dot_pb_dot_hetnode__pb2.ListRollbacksReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -394,6 +477,141 @@ class Admin:
             metadata,
             _registered_method=True)
 
+    @staticmethod
+    def PauseRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hetnode.v1.Admin/PauseRun',
+            protocol_dot_pb_dot_hetnode__pb2.PauseRunRequest.SerializeToString,
+            protocol_dot_pb_dot_hetnode__pb2.PauseRunReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hetnode.v1.Admin/ResumeRun',
+            protocol_dot_pb_dot_hetnode__pb2.ResumeRunRequest.SerializeToString,
+            protocol_dot_pb_dot_hetnode__pb2.ResumeRunReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Unname(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hetnode.v1.Admin/Unname',
+            protocol_dot_pb_dot_hetnode__pb2.UnnameRequest.SerializeToString,
+            protocol_dot_pb_dot_hetnode__pb2.UnnameReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RollBack(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hetnode.v1.Admin/RollBack',
+            protocol_dot_pb_dot_hetnode__pb2.RollBackRequest.SerializeToString,
+            protocol_dot_pb_dot_hetnode__pb2.RollBackReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRollbacks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hetnode.v1.Admin/ListRollbacks',
+            protocol_dot_pb_dot_hetnode__pb2.ListRollbacksRequest.SerializeToString,
+            protocol_dot_pb_dot_hetnode__pb2.ListRollbacksReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
 
 class CoordinatorStub:
     """The coordinator's API. Both ends show certificates; the peer that a request names must be the one in the
@@ -487,6 +705,11 @@ class CoordinatorStub:
                 request_serializer=protocol_dot_pb_dot_hetnode__pb2.Measurement.SerializeToString,
                 response_deserializer=protocol_dot_pb_dot_hetnode__pb2.MeasureReply.FromString,
                 _registered_method=True)
+        self.Receipt = channel.unary_unary(
+                '/hetnode.v1.Coordinator/Receipt',
+                request_serializer=protocol_dot_pb_dot_hetnode__pb2.ReceiptRequest.SerializeToString,
+                response_deserializer=protocol_dot_pb_dot_hetnode__pb2.ReceiptReply.FromString,
+                _registered_method=True)
         self.Renew = channel.unary_unary(
                 '/hetnode.v1.Coordinator/Renew',
                 request_serializer=protocol_dot_pb_dot_hetnode__pb2.RenewRequest.SerializeToString,
@@ -496,6 +719,11 @@ class CoordinatorStub:
                 '/hetnode.v1.Coordinator/Status',
                 request_serializer=protocol_dot_pb_dot_hetnode__pb2.StatusRequest.SerializeToString,
                 response_deserializer=protocol_dot_pb_dot_hetnode__pb2.StatusReply.FromString,
+                _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/hetnode.v1.Coordinator/Explain',
+                request_serializer=protocol_dot_pb_dot_hetnode__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=protocol_dot_pb_dot_hetnode__pb2.ExplainReply.FromString,
                 _registered_method=True)
 
 
@@ -615,6 +843,13 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Receipt(self, request, context):
+        """A signed statement of the caller's credit so far. It need not be live.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Renew(self, request, context):
         """A new certificate before the old one expires.
         """
@@ -624,6 +859,13 @@ class CoordinatorServicer:
 
     def Status(self, request, context):
         """For people and their tools, with any certificate of the run.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Explain(self, request, context):
+        """Why something is as it is, from the event log: for people and their tools, with any certificate of the run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -712,6 +954,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     request_deserializer=protocol_dot_pb_dot_hetnode__pb2.Measurement.FromString,
                     response_serializer=protocol_dot_pb_dot_hetnode__pb2.MeasureReply.SerializeToString,
             ),
+            'Receipt': grpc.unary_unary_rpc_method_handler(
+                    servicer.Receipt,
+                    request_deserializer=protocol_dot_pb_dot_hetnode__pb2.ReceiptRequest.FromString,
+                    response_serializer=protocol_dot_pb_dot_hetnode__pb2.ReceiptReply.SerializeToString,
+            ),
             'Renew': grpc.unary_unary_rpc_method_handler(
                     servicer.Renew,
                     request_deserializer=protocol_dot_pb_dot_hetnode__pb2.RenewRequest.FromString,
@@ -721,6 +968,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=protocol_dot_pb_dot_hetnode__pb2.StatusRequest.FromString,
                     response_serializer=protocol_dot_pb_dot_hetnode__pb2.StatusReply.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=protocol_dot_pb_dot_hetnode__pb2.ExplainRequest.FromString,
+                    response_serializer=protocol_dot_pb_dot_hetnode__pb2.ExplainReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1169,6 +1421,33 @@ class Coordinator:
             _registered_method=True)
 
     @staticmethod
+    def Receipt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hetnode.v1.Coordinator/Receipt',
+            protocol_dot_pb_dot_hetnode__pb2.ReceiptRequest.SerializeToString,
+            protocol_dot_pb_dot_hetnode__pb2.ReceiptReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Renew(request,
             target,
             options=(),
@@ -1212,6 +1491,33 @@ class Coordinator:
             '/hetnode.v1.Coordinator/Status',
             protocol_dot_pb_dot_hetnode__pb2.StatusRequest.SerializeToString,
             protocol_dot_pb_dot_hetnode__pb2.StatusReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hetnode.v1.Coordinator/Explain',
+            protocol_dot_pb_dot_hetnode__pb2.ExplainRequest.SerializeToString,
+            protocol_dot_pb_dot_hetnode__pb2.ExplainReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,4 +1,4 @@
-"""The common begin and end of all calls of a server: admission, the first message, and errors.
+"""What all calls of a server start and end with of a server: admission, the first message, and errors.
 
 gRPC starts a handler of a call with one request only when the request has arrived, and a caller that never
 sends it keeps a place. So every handler is turned into one of a stream of requests: it begins with the call.

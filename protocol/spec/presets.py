@@ -56,12 +56,11 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "link": {"k": 256},
         "swarm": {"stages": 4, "replicas": 4, "pipelines": 4},
     },
-    # Of the paper's 70B only the size and the 4 stages are known. With as many key as query heads, which is
-    # all that the model has, these dimensions make 78B parameters.
+    # Of the paper's 70B only the size and the 4 stages are known: these are the dimensions of Llama 2 70B.
     "70b": {
         "rounds": 200,
-        "model": {"vocabulary": 32000, "width": 8192, "layers": 80, "heads": 64, "feed_forward": 28672,
-                  "context": 2048},
+        "model": {"vocabulary": 32000, "width": 8192, "layers": 80, "heads": 64, "key_value_heads": 8,
+                  "feed_forward": 28672, "context": 2048},
         "inner": {**_PAPER_INNER, "microbatches": 128, "microbatch_size": 1, "learning_rate": 1.5e-4},
         "timing": {**_PAPER_TIMING, "fetch": 1800.0, "decide": 3600.0},
         "outer": _PAPER_OUTER,

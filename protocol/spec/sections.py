@@ -24,26 +24,109 @@ class Section(BaseModel):
 
 
 class ModelSpec(Section):
-    """A decoder-only LLaMA: RMSNorm, RoPE (half-split), SwiGLU, no biases, untied head."""
+    """A decoder of the LLaMA family: RMSNorm, RoPE (half-split), SwiGLU, untied head.
+
+    With the fields after `norm_epsilon` it is also Llama 3, Mistral, Qwen2 or Qwen3. They are left out of the
+    JSON, and so of the hash, where they have their default.
+    """
 
     vocabulary: int = Field(256, ge=2, le=2**20)
     width: int = Field(128, ge=2, le=2**15, description="d")
     layers: int = Field(4, ge=1, le=512)
-    heads: int = Field(4, ge=1, le=512)
+    heads: int = Field(4, ge=1, le=512, description="of queries")
     feed_forward: int = Field(352, ge=1, le=2**18)
     context: int = Field(128, ge=2, le=2**17, description="L, tokens of one sample")
     rope_base: float = Field(10_000.0, gt=1)
     norm_epsilon: float = Field(1e-5, gt=0, lt=1)
+    key_value_heads: int = Field(
+        4, ge=1, le=512, description="heads of keys and values, a divisor of `heads`; default: as many"
+    )
+    head_width: int = Field(32, ge=1, le=2**10, description="even; default: width / heads")
+    qkv_bias: bool = Field(False, description="queries, keys and values have biases, as in Qwen2")
+    qk_norm: bool = Field(False, description="RMSNorm of each head's queries and keys, as in Qwen3")
+    rope_scaling: Literal["none", "linear", "llama3"] = Field(
+        "none", description="how RoPE is stretched to a longer context than the model began with"
+    )
+    rope_factor: float = Field(1.0, ge=1, le=1e6, description="by which RoPE is stretched")
+    rope_low_frequency: float = Field(
+        1.0, gt=0, le=1e6, description="llama3: angles with fewer turns in `rope_context` are stretched whole"
+    )
+    rope_high_frequency: float = Field(4.0, gt=0, le=1e6, description="llama3: those with more are kept")
+    rope_context: int = Field(8192, ge=1, le=2**24, description="llama3: context before stretching")
 
     @property
-    def head_width(self) -> int:
-        return self.width // self.heads
+    def query_width(self) -> int:
+        """Width of all queries together: the output of W_q and the input of W_o."""
+        return self.heads * self.head_width
+
+    @property
+    def key_width(self) -> int:
+        """Width of all keys together, and of all values."""
+        return self.key_value_heads * self.head_width
+
+    @property
+    def layer_matrices(self) -> int:
+        """Parameters in the matrices of one layer."""
+        return 2 * self.width * (self.query_width + self.key_width) + 3 * self.width * self.feed_forward
+
+    @property
+    def layer_parameters(self) -> int:
+        """All parameters of one layer: matrices, norms and biases."""
+        biases = self.query_width + 2 * self.key_width if self.qkv_bias else 0
+        norms = 2 * self.width + (2 * self.head_width if self.qk_norm else 0)
+        return self.layer_matrices + norms + biases
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_heads(cls, tree: Any) -> Any:
+        if not isinstance(tree, Mapping):
+            return tree
+        return {**_default_heads(tree), **{key: value for key, value in tree.items() if value is not None}}
+
+    @model_serializer(mode="wrap")
+    def _omit_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Specifications from before these fields existed keep their JSON and their hash."""
+        tree: dict[str, Any] = handler(self)
+        defaults = {name: ModelSpec.model_fields[name].default for name in _LATER_FIELDS}
+        defaults |= _default_heads(tree)
+        return {key: value for key, value in tree.items() if key not in defaults or value != defaults[key]}
 
     @model_validator(mode="after")
-    def _heads_divide_width(self) -> ModelSpec:
-        if self.width % self.heads or self.head_width % 2:
-            raise ValueError(f"width {self.width} does not split into {self.heads} heads of even width")
+    def _heads_share_the_width(self) -> ModelSpec:
+        if self.head_width % 2:
+            raise ValueError(
+                f"width {self.width} does not split into {self.heads} heads of even width: give an even "
+                "head_width"
+            )
+        if self.heads % self.key_value_heads:
+            raise ValueError(f"{self.heads} heads cannot share {self.key_value_heads} key_value_heads evenly")
+        if self.qkv_bias and self.qk_norm:
+            raise ValueError("qkv_bias and qk_norm exclude each other: no published architecture has both")
         return self
+
+    @model_validator(mode="after")
+    def _rope_is_stretched(self) -> ModelSpec:
+        if self.rope_scaling == "none" and self.rope_factor != 1:
+            raise ValueError("rope_factor is for rope_scaling 'linear' or 'llama3'")
+        if self.rope_scaling == "llama3" and self.rope_low_frequency >= self.rope_high_frequency:
+            raise ValueError("rope_low_frequency must be below rope_high_frequency")
+        return self
+
+
+_LATER_FIELDS = (
+    *("key_value_heads", "head_width", "qkv_bias", "qk_norm", "rope_scaling", "rope_factor"),
+    *("rope_low_frequency", "rope_high_frequency", "rope_context"),
+)
+"""Fields that the first specifications did not have."""
+
+
+def _default_heads(tree: Mapping[str, Any]) -> dict[str, int]:
+    """The defaults that follow from other fields; nothing where those fields are no numbers."""
+    width, heads = (tree.get(name, ModelSpec.model_fields[name].default) for name in ("width", "heads"))
+    if type(width) is not int or type(heads) is not int or not 0 < heads <= width:
+        return {}
+    # 1 is no valid width: a width that does not split has no default.
+    return {"key_value_heads": heads, "head_width": 1 if width % heads else width // heads}
 
 
 class DataSpec(Section):

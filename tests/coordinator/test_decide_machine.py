@@ -1,12 +1,11 @@
 """Random runs of the coordinator, with peers that are honest, late, absent or confused.
 
-Decisions are single, final and justified; no plan includes a peer that has not caught up; and when all peers
-behave, the run continues.
+Decisions are single, final and justified; no plan includes a peer that has not caught up; when all peers
+behave, the run continues; and everything is explained within bounds.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import replace
 
 from hypothesis import settings
@@ -14,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, initialize, multiple, precondition, rule
 
 from coordinator.placement.replan import filled_replicas
-from coordinator.rounds.attestation import expected_digest
+from coordinator.rounds.attestation import expected_digest, settled_digest
+from coordinator.rounds.rollback import problem_of
 from coordinator.state.apply import replay
 from coordinator.state.commands import (
     AppointArbiter,
@@ -26,8 +26,11 @@ from coordinator.state.commands import (
     Heartbeat,
     Leave,
     Offer,
+    PauseRun,
     Report,
+    ResumeRun,
     Retreat,
+    RollBack,
     Start,
     Tick,
     Unban,
@@ -36,10 +39,12 @@ from coordinator.state.event_codec import decode, encode
 from coordinator.state.events import PayloadWithheld, PeerSeen
 from coordinator.state.state import State
 from protocol.status import RunPhase
-from protocol.types import Decision, Finding, PayloadDescriptor, PeerId, Role, Verdict
+from protocol.types import Decision, Finding, PausedBy, PayloadDescriptor, Role, Verdict
 from tests.builders import Keyed, anchor_of, keyed, spec_of
 from tests.support.checked_run import ARBITER, STAGES, CheckedMachine, CheckedRun
 from tests.support.coordinator_run import measure
+from tests.support.explaining import Asked, check_all_answers
+from tests.support.history import check_history
 
 ROUNDS = 6
 ROLES = [*[Role.REPLICA] * 2, *[Role.STAGE] * 6]
@@ -70,8 +75,8 @@ class RandomRun(CheckedMachine):
         self.run.accept(Start())
         if arbitrated:
             self.run.accept(AppointArbiter(ARBITER.peer))
+        self.restarts: list[int] = []
         self.decisions: dict[tuple[int, int], Decision] = {}
-        self.held: dict[tuple[int, int], dict[PeerId, set[PeerId]]] = defaultdict(lambda: defaultdict(set))
         if gathered:
             for peer, role in list(zip(PEERS, ROLES, strict=True))[:4]:
                 self.run.accept(peer.join(self.run.spec, role))
@@ -111,12 +116,7 @@ class RandomRun(CheckedMachine):
     @rule(peer=peers, held=st.lists(payloads, max_size=4), stage=stages)
     def report(self, peer: Keyed, held: list[PayloadDescriptor], stage: int) -> None:
         number = held[0].round_number if held else self.number
-        self._report(peer, held[0].stage if held else stage, number, tuple(held))
-
-    def _report(self, peer: Keyed, stage: int, number: int, held: tuple[PayloadDescriptor, ...]) -> None:
-        if self.run.send(Report(peer.peer, stage, number, held)).refusal is None:
-            # A report after the decision is counted here too: decisions were checked when they were made.
-            self.held[stage, number][peer.peer] |= {d.owner for d in held}
+        self.run.send(Report(peer.peer, held[0].stage if held else stage, number, tuple(held)))
 
     def _hosts(self, stage: int, absent: set[Keyed]) -> list[Keyed]:
         assignments = [(peer, self.run.state.assignment(peer.peer, self.number)) for peer in PEERS]
@@ -132,7 +132,7 @@ class RandomRun(CheckedMachine):
         """Without this and the next two, random steps would rarely get a run anywhere."""
         number = self.number
         for peer in self._hosts(stage, absent):
-            anchor = None if good else f"of {peer.number}"
+            anchor = self._anchor(stage, number - 1) if good else f"of {peer.number}"
             self._offer(peer, stage, number, anchor)
 
     def _offer(self, peer: Keyed, stage: int, number: int, anchor: str | None) -> None:
@@ -151,7 +151,7 @@ class RandomRun(CheckedMachine):
         lacked_ids = {peer.peer for peer in lacked}
         for peer in self._hosts(stage, absent) if group else []:
             held = tuple(d for d in group.descriptors if d.owner == peer.peer or d.owner not in lacked_ids)
-            self._report(peer, stage, number, held)
+            self.run.send(Report(peer.peer, stage, number, held))
 
     @precondition(lambda self: self.run.state.arbiter is not None and 1 <= self.number <= ROUNDS)
     @rule(stage=stages, finding=st.sampled_from(Finding), refuted=few)
@@ -178,7 +178,7 @@ class RandomRun(CheckedMachine):
                 self.hosts_report(stage, absent, set())
             for peer in self._hosts(stage, absent):
                 self.run.send(Attest(peer.peer, stage, number, "stage", anchor_of(stage, number)))
-            self.decisions_are_single_and_final()
+            self.the_invariants_of_every_run_hold()
         self.all_peers_follow(absent)
 
     @precondition(lambda self: self.number > 0)
@@ -201,7 +201,7 @@ class RandomRun(CheckedMachine):
     def hosts_attest(self, stage: int, absent: set[Keyed]) -> None:
         for peer in self._hosts(stage, absent):
             number = self.number - 1
-            self.run.send(Attest(peer.peer, stage, number, "stage", anchor_of(stage, number)))
+            self.run.send(Attest(peer.peer, stage, number, "stage", self._anchor(stage, number)))
 
     @rule(
         peer=peers,
@@ -278,6 +278,7 @@ class RandomRun(CheckedMachine):
     def the_run_goes_on_when_peers_behave(self, endpoint: str) -> None:
         """Each peer that may comes back, follows, and trains if a plan assigns it."""
         number = self.number
+        self.run.accept(ResumeRun())
         for _ in range(60):
             self.run.now += self.run.spec.timing.heartbeat + 1
             for peer in PEERS:
@@ -292,7 +293,7 @@ class RandomRun(CheckedMachine):
                     anchor = self._anchor(stage, number - 1)
                     self._offer(peer, stage, number, anchor)
                 self.hosts_report(stage, set(), set())
-            self.decisions_are_single_and_final()
+            self.the_invariants_of_every_run_hold()
             if self.number > number:
                 return
         assert not filled_replicas(self.run.state)
@@ -311,6 +312,38 @@ class RandomRun(CheckedMachine):
         }
         assert self.run.state.phase is RunPhase.FINISHED or len(hosted) < STAGES
 
+    @precondition(lambda self: self.run.state.phase is not RunPhase.FINISHED)
+    @rule(sure=st.integers(0, 4))
+    def the_run_is_paused(self, sure: int) -> None:
+        if sure == 0:
+            self.run.accept(PauseRun(PausedBy.ALARM, "a test"))
+
+    @precondition(lambda self: self.number > 0)
+    @rule(restore_round=st.integers(0, ROUNDS), kept=st.sampled_from([(), range(ROUNDS), range(ROUNDS)]))
+    def the_run_is_rolled_back(self, restore_round: int, kept: range) -> None:
+        """Refused without a change, or decided for all stages at once; the run is held then."""
+        for peer in PEERS:
+            self._follow(peer, restore_round)
+            self.run.send(Heartbeat(peer.peer, self.number, 0, kept=tuple(kept)))
+        before, former, found = self.run.state, self.number, problem_of(self.run.state, restore_round)
+        outcome = self.run.send(RollBack(restore_round, "a test"))
+        if outcome.refusal is not None:
+            assert self.run.state is before
+            return
+        assert not found
+        number = max(self.run.state.restored)
+        assert number in (former, former + 1)
+        assert self.number == number + 1
+        assert self.run.state.is_held or number == ROUNDS
+        for stage in range(STAGES):
+            assert before.decisions.keys() <= self.run.state.decisions.keys()
+            expected = settled_digest(before, stage, restore_round, "stage")
+            assert settled_digest(self.run.state, stage, number, "stage") == expected
+
+    @rule()
+    def the_run_is_resumed(self) -> None:
+        self.run.accept(ResumeRun())
+
     @rule(dead=few, seconds=st.sampled_from([0.2, 14.0, 60.0, 125.0]))
     def time_passes(self, dead: set[Keyed], seconds: float) -> None:
         self.run.now += seconds
@@ -327,7 +360,17 @@ class RandomRun(CheckedMachine):
         )
         assert state == self.run.state
         self.run.state = state
+        self.restarts.append(len(stored))
         self.run.accept(Start())
+
+    def teardown(self) -> None:
+        """The history of the run, killed at each restart, has the credit that its events justify.
+
+        Every question about the run has an answer.
+        """
+        if hasattr(self, "run"):
+            check_history(self.run, self.restarts)
+            check_all_answers(self.run.state, Asked(self.run.state, self.run.events, self.run.now + 3.0))
 
 
 TestRandomRuns = RandomRun.TestCase

@@ -16,10 +16,10 @@ import pytest
 from coordinator.monitoring import run_metrics
 from coordinator.storage.metrics import PEER_CHANGES
 from node.monitoring import node_metrics
-from node.monitoring.figures import Activity, NodeFigures, Wait
+from node.monitoring.figures import Activity, NodeFigures
 from protocol.server.metrics import SHARED, Metric
 from protocol.server.metrics_page import MetricsPage
-from protocol.status import RunPhase
+from protocol.status import RunPhase, Wait
 from protocol.types import Lifecycle
 from tests.support.paths import ROOT
 
@@ -38,6 +38,8 @@ LABELS = {
     "activity": set(Activity),
     "cause": set(Wait),
     "change": set(PEER_CHANGES),
+    "statistic": {"median", "min"},
+    "kinds": {"same", "different"},
 }
 
 needs_promtool = pytest.mark.skipif(

@@ -33,12 +33,60 @@ def test_every_preset_is_valid_and_survives_json_and_toml(preset: str, tmp_path:
         ("178m", "f0a1fc84a572"),
         ("512m", "c0d93e6c2d5d"),
         ("1b", "c9a243398f69"),
-        ("70b", "a1fda9057efd"),
+        ("70b", "5f916f736ce9"),
     ],
 )
 def test_the_hashes_of_the_presets_are_these(preset: str, start: str) -> None:
     """Peers agree on a run by its hash: another hash is another run."""
     assert resolve(preset).hash.startswith(start)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"key_value_heads": 1},
+        {"head_width": 24},
+        {"width": 30, "heads": 4, "head_width": 8},
+        {"qkv_bias": True},
+        {"qk_norm": True, "rope_scaling": "linear", "rope_factor": 2.0},
+        {"rope_scaling": "llama3", "rope_factor": 8.0, "rope_context": 64},
+    ],
+)
+def test_an_architecture_is_part_of_the_specification(model: dict[str, Any], tmp_path: Path) -> None:
+    spec = resolve("nano", overrides={f"model.{name}": value for name, value in model.items()})
+    assert spec.hash != resolve("nano").hash
+    assert RunSpec.from_json(spec.canonical_json) == spec
+    file = tmp_path / "run.toml"
+    file.write_text(spec.toml)
+    assert resolve(file=file) == spec
+    assert {name: getattr(spec.model, name) for name in model} == model
+
+
+def test_fields_at_their_default_keep_the_hash_of_former_specifications() -> None:
+    given = {"key_value_heads": 2, "head_width": 16, "qk_norm": False, "rope_factor": 1.0}
+    spec = resolve("nano", overrides={f"model.{name}": value for name, value in given.items()})
+    assert spec.hash == resolve("nano").hash
+    assert resolve("tiny", overrides={"model.heads": 8}).model.key_value_heads == 8
+
+
+@pytest.mark.parametrize(
+    ("model", "word"),
+    [
+        ({"heads": 3}, "does not split into 3 heads of even width"),
+        ({"head_width": 7}, "even"),
+        ({"heads": 4, "key_value_heads": 3}, "cannot share"),
+        ({"key_value_heads": 4}, "cannot share"),
+        ({"qk_norm": True, "qkv_bias": True}, "exclude each other"),
+        ({"rope_factor": 2.0}, "rope_scaling"),
+        ({"rope_scaling": "yarn"}, "llama3"),
+        ({"rope_scaling": "llama3", "rope_low_frequency": 4.0}, "below"),
+        ({"width": "wide"}, "width"),
+    ],
+)
+def test_an_impossible_architecture_is_refused(model: dict[str, Any], word: str) -> None:
+    with pytest.raises(HetnodeError, match=word) as caught:
+        resolve("nano", overrides={f"model.{name}": value for name, value in model.items()})
+    assert caught.value.code is ErrorCode.BAD_SPEC
 
 
 def test_overrides_win_over_the_file_and_the_file_over_the_preset(tmp_path: Path) -> None:

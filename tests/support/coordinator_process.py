@@ -128,13 +128,13 @@ class Running:
         return asyncio.ensure_future(self.stub(peer).Report(request))
 
     async def attest(
-        self, peer: Keyed, stage: int, round_number: int, digest: str | None = None
+        self, peer: Keyed, stage: int, round_number: int, digest: str | None = None, part: str = "stage"
     ) -> pb.AttestReply:
         request = pb.AttestRequest(
             peer=peer.peer,
             stage=stage,
             round=round_number,
-            part="stage",
+            part=part,
             digest=digest or anchor_of(stage, round_number),
         )
         reply: pb.AttestReply = await self.stub(peer).Attest(request)
@@ -181,6 +181,7 @@ async def running(
     one_port: bool = False,
     dial_back: DialBack | None = believe,
     metrics: str | None = None,
+    dashboard: str | None = None,
 ) -> AsyncIterator[Running]:
     """`dial_back` None dials the addresses of joining peers over the network."""
     dht = NoDht()
@@ -194,7 +195,12 @@ async def running(
             spec,
             folder,
             ListenAddresses(
-                listen, enrollment="127.0.0.1:0", relay=relay, one_port=one_port, metrics=metrics
+                listen,
+                enrollment="127.0.0.1:0",
+                relay=relay,
+                one_port=one_port,
+                metrics=metrics,
+                dashboard=dashboard,
             ),
             COORDINATOR,
             start_bootstrap,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from coordinator.state.event_chain import first_hash, next_hash
 from coordinator.state.event_codec import decode, encode
 from coordinator.state.events import Event
 from protocol.errors import ErrorCode, HetnodeError
@@ -17,6 +18,11 @@ class MemoryStore:
     def __init__(self) -> None:
         self._spec: str | None = None
         self._log: list[tuple[str, str]] = []
+        self._row_hash = b""
+
+    @property
+    def end(self) -> tuple[int, bytes]:
+        return len(self._log), self._row_hash
 
     def load(self) -> tuple[str | None, tuple[Event, ...]]:
         return self._spec, tuple(decode(kind, body) for kind, body in self._log)
@@ -24,10 +30,17 @@ class MemoryStore:
     def begin(self, spec_json: str) -> None:
         if self._spec is not None:
             raise HetnodeError(ErrorCode.STORE_CORRUPT, "The run has begun already.", "Use another store.")
-        self._spec = spec_json
+        self._spec, self._row_hash = spec_json, first_hash(spec_json)
 
     def append(self, events: Sequence[Event]) -> None:
-        self._log += [encode(event) for event in events]
+        for kind, body in [encode(event) for event in events]:  # all or none
+            self._log.append((kind, body))
+            self._row_hash = next_hash(self._row_hash, kind, body)
+
+    def read(self, first: int, last: int, kinds: Collection[type[Event]] = ()) -> list[tuple[int, Event]]:
+        rows = enumerate(self._log[max(0, first - 1) : max(0, last)], start=max(1, first))
+        found = [(number, decode(kind, body)) for number, (kind, body) in rows]
+        return [each for each in found if not kinds or isinstance(each[1], tuple(kinds))]
 
     def close(self) -> None:
         pass

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
 
 from coordinator import command_loop
-from coordinator.api import service
+from coordinator.api import member_server, service
 from coordinator.api.access import Access
 from coordinator.api.admission import keep_admitted
-from coordinator.app import TICK_SECONDS, restore
+from coordinator.api.explaining import Explainer
+from coordinator.api.run_records import RunRecords
+from coordinator.app import TICK_SECONDS
 from coordinator.arbiter import arbitrate_contested
 from coordinator.command_loop import CommandLoop
 from coordinator.decide import Outcome
+from coordinator.explain.log_index import LogIndex
+from coordinator.health.monitor import HealthMonitor
+from coordinator.history.receipts import Receipts
 from coordinator.membership.sources import MemberSources
 from coordinator.state.commands import AppointArbiter, Command, Start, Tick
 from coordinator.state.events import Event
 from coordinator.state.state import State
 from coordinator.status.messages import event_message
+from coordinator.status.tokens import CommittedTokens
 from coordinator.storage.metrics import MetricsFile
+from coordinator.storage.restore import restore
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.spec.run import RunSpec
 from protocol.trust.names import peer_uri
@@ -93,12 +101,20 @@ class VirtualCoordinator:
 
     async def _main(self, serving: asyncio.Future[None]) -> None:
         clock = asyncio.get_running_loop().time
-        state = restore(self.store, self._spec, self.run)
+        state, stored = restore(self.store, self._spec, self.run)
+        index = LogIndex(self._spec.swarm.stages)
+        for event in stored:
+            index.note(event)
         metrics = MetricsFile(self._folder / "metrics.jsonl")
+        receipts = Receipts(state, lambda: self.store.end, COORDINATOR.peer, COORDINATOR.sign)
+        health = HealthMonitor(state)
 
         def publish(event: Event, state: State) -> None:
             log.info("%s", event_message(event))
+            index.note(event)
             metrics.record(event)
+            receipts.record(event)
+            health.note(event)
             self._observe(event, state)
 
         self.command_loop = command_loop = CommandLoop(
@@ -107,14 +123,22 @@ class VirtualCoordinator:
         async with asyncio.TaskGroup() as group:
             group.create_task(command_loop.run())
             sources = MemberSources()
+            records = RunRecords(
+                metrics,
+                CommittedTokens(state),
+                receipts,
+                health,
+                Explainer(command_loop, self.store, index, metrics),
+                Counter(),
+            )
             access = Access(command_loop, sources, str)
-            admission = service.admission(access, self._spec, str, lambda _: None)
-            server = service.new_server(admission, self._spec)
+            admission = member_server.admission(access, self._spec, str, lambda _: None)
+            server = member_server.new_server(admission, self._spec)
             server.add_secure_port(ADDRESS, None)
             pb_grpc.add_CoordinatorServicer_to_server(  # type: ignore[no-untyped-call]
                 service.CoordinatorService(
                     command_loop,
-                    metrics,
+                    records,
                     access,
                     sources,
                     self.authority,

@@ -26,6 +26,7 @@ class VirtualNode:
 
     Attributes:
         speed: of the device; 1 is usual.
+        dial_only: no other node can open connections to it.
         errors: the errors that ended the node, one for each time.
     """
 
@@ -34,6 +35,7 @@ class VirtualNode:
     folder: Path
     identity: Identity
     speed: float = 1.0
+    dial_only: bool = False
     process: VirtualProcess | None = None
     task: asyncio.Task[Path] | None = None
     leaving: asyncio.Event = field(default_factory=asyncio.Event)

@@ -16,6 +16,7 @@ from unittest.mock import patch
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from coordinator.rounds.rollback import problem_of
 from coordinator.state.events import AnchorDiverged, Event, RoundAborted, RoundCommitted
 from coordinator.state.state import State
 from coordinator.status.messages import run_message
@@ -67,9 +68,10 @@ class VirtualSwarm:
         plan: FaultPlan,
         seed: int,
         step_seconds: float,
+        keys: Mapping[str, Ed25519PrivateKey] | None = None,
     ) -> None:
         self.spec, self.folder, self.plan = spec, folder, plan
-        self._step_seconds = step_seconds
+        self._step_seconds, self._keys = step_seconds, keys or {}
         self.network = Network(random.Random(seed))
         self.rpc = VirtualGrpc(self.network)
         self.dht = Dht()
@@ -186,6 +188,12 @@ class VirtualSwarm:
         """Wait until round `number` is open."""
         await self.until(lambda state: state.current_round >= number, f"round {number}", seconds)
 
+    async def until_kept(self, restore_round: int, seconds: float = 60.0) -> None:
+        """Wait until peers tell that they keep the anchors after that round: heartbeats are no events."""
+        async with asyncio.timeout(seconds):
+            while problem_of(self.state, restore_round):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
     async def until_fired(self, name: str, count: int = 1, seconds: float = 3600.0) -> None:
         """Wait until `count` planned faults have struck the node."""
         async with asyncio.timeout(seconds):
@@ -266,7 +274,7 @@ class VirtualSwarm:
             patch("os.fsync", lambda descriptor: None),
             # SIGKILL releases a lock, but here one real process runs the node again.
             patch("node.process.lock_folder", lambda folder: nullcontext()),
-            patch("node.process.answer_commands", lambda folder, guest, contact: nullcontext()),
+            patch("node.process.answer_commands", lambda *_: nullcontext()),
             patch(
                 "node.measure.measure.measure_capacity",
                 lambda device, threads, _: Capacity(device, 2**30, threads),
@@ -289,7 +297,8 @@ class VirtualSwarm:
             run=self.coordinator.run,
             role=RoleWish(node.role),
             folder=node.folder,
-            advertise=node.name,
+            advertise=None if node.dial_only else node.name,
+            dial_only=node.dial_only,
             memory_limit=node.memory_limit,
         )
         try:
@@ -320,8 +329,8 @@ class VirtualSwarm:
     def _machine(self, name: str, role: Role | RoleWish) -> VirtualNode:
         folder = self.folder / name
         folder.mkdir(parents=True, exist_ok=True)
-        key = Ed25519PrivateKey.from_private_bytes(hashlib.sha256(name.encode()).digest())
-        identity = Identity(folder / "identity.key", key, lock=-1)
+        usual = Ed25519PrivateKey.from_private_bytes(hashlib.sha256(name.encode()).digest())
+        identity = Identity(folder / "identity.key", self._keys.get(name, usual), lock=-1)
         RunCredentials(
             folder_of(identity.path, self.coordinator.run),
             self.coordinator.run,
@@ -368,15 +377,18 @@ def play(
     seed: int = 0,
     step_seconds: float = 1.0,
     horizon: float = 7 * 86_400.0,
+    keys: Mapping[str, Ed25519PrivateKey] | None = None,
 ) -> T:
     """Run `scenario` on a swarm. The coordinator runs already; the scenario starts the nodes.
+
+    `keys`: of nodes, by their names; the others have keys that follow from their names.
 
     Raises AssertionError if a planned fault has not fired.
     """
     plan = plan or FaultPlan(folder / "faults")
 
     async def main() -> T:
-        swarm = VirtualSwarm(spec, folder, members, plan, seed, step_seconds)
+        swarm = VirtualSwarm(spec, folder, members, plan, seed, step_seconds, keys)
         with swarm.installed():
             await swarm.coordinator.start()
             return await scenario(swarm)

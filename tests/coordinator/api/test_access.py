@@ -51,6 +51,7 @@ REFUSED = {grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILABLE}
 CALLS = {
     "Join": pb.JoinRequest(peer=A.peer, protocol_version=PROTOCOL_VERSION, role="replica"),
     "Renew": pb.RenewRequest(peer=A.peer),
+    "Receipt": pb.ReceiptRequest(peer=A.peer),
     "Heartbeat": pb.HeartbeatRequest(peer=A.peer),
     "Leave": pb.LeaveRequest(peer=A.peer),
     "Match": pb.MatchRequest(peer=A.peer),
@@ -68,6 +69,7 @@ ADMIN_CALLS = {
     "ListPeers": pb.ListPeersRequest(),
     "Ban": pb.BanRequest(peer=B.peer),
     "Unban": pb.UnbanRequest(peer=B.peer),
+    "Unname": pb.UnnameRequest(peer=B.peer),
 }
 
 

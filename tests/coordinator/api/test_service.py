@@ -16,9 +16,9 @@ from protocol.errors import ErrorCode
 from protocol.pb import hetnode_pb2 as pb
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
-from protocol.types import Part, ReservedAssignment, StageRange, StateRecord
+from protocol.types import Part, Pause, PausedBy, ReservedAssignment, StageRange, StateRecord
 from protocol.wire.convert.payloads import decision_from_pb, descriptor_to_pb, group_from_pb
-from protocol.wire.convert.plans import places_from_pb
+from protocol.wire.convert.plans import pause_from_pb, places_from_pb
 from protocol.wire.records import open_plan, open_state
 from tests.builders import anchor_of, keyed, spec_of, tampered
 from tests.support.coordinator_process import BOOTSTRAP, COORDINATOR, Running, metrics, refusal_of, running
@@ -61,6 +61,8 @@ async def test_the_version_is_checked_before_anything_else_is_understood(run: Ru
         {"endpoint": "nowhere"},
         {"endpoint": "host:70000"},
         {"capacity": pb.Capacity(device="x" * 10_000)},
+        {"name": "<b>Ada</b>"},
+        {"name": "x" * 1_000_000},
     ],
 )
 async def test_an_invalid_join_is_refused(run: Running, changes: dict[str, Any]) -> None:
@@ -131,6 +133,27 @@ async def test_all_watchers_see_a_late_joiner_as_follower_until_a_plan_assigns_i
     assert [replica.index for replica in plan.replicas] == [0, 1, 2]
     assert not update.followers
     for stream in (watch, own):
+        stream.cancel()
+
+
+async def test_all_watchers_learn_of_a_pause_and_of_its_end(run: Running) -> None:
+    await run.join(A)
+    await run.join(B)
+    watch = run.stub(A).Watch(pb.WatchRequest(peer=A.peer))
+    assert not (await watch.read()).HasField("pause")
+    reply = await run.admin.PauseRun(pb.PauseRunRequest(reason="a look at the data"))
+    assert (reply.changed, reply.round, reply.pause.from_round) == (True, 1, 2)
+    update = await watch.read()
+    assert pause_from_pb(update.pause) == Pause(2, PausedBy.OPERATOR, "a look at the data")
+    assert update.waiting == "the run is paused before round 2 by its operator: a look at the data"
+    late = run.stub(B).Watch(pb.WatchRequest(peer=B.peer))
+    assert (await late.read()).pause.from_round == 2
+    assert (await run.status()).pause.by == "operator"
+    assert not (await run.admin.PauseRun(pb.PauseRunRequest(reason="again"))).changed
+    assert (await run.admin.ResumeRun(pb.ResumeRunRequest())).changed
+    assert not (await watch.read()).HasField("pause")
+    assert not (await run.admin.ResumeRun(pb.ResumeRunRequest())).changed
+    for stream in (watch, late):
         stream.cancel()
 
 
@@ -303,6 +326,15 @@ async def test_the_status_names_each_peer_and_its_assignment(run: Running) -> No
     assert (status.phase, status.plan.epoch, status.anchors_agree) == ("training", 1, True)
     assert [peer.place for peer in status.peers] == ["replica-0, stages 0-1", "replica-1, stages 0-1"]
     assert (status.peers[1].round, status.peers[1].inner_step) == (1, 5)
+
+
+async def test_the_status_shows_what_a_peer_waits_for(run: Running) -> None:
+    await run.join(A)
+    await run.join(B)
+    beat = pb.HeartbeatRequest(peer=B.peer, round=1, waits=["group", "payloads", "of a later version"])
+    await run.stub(B).Heartbeat(beat)
+    status = await run.status()
+    assert [list(peer.waits) for peer in status.peers] == [[], ["group", "payloads"]]
 
 
 async def test_every_event_is_logged_in_a_sentence(run: Running, caplog: pytest.LogCaptureFixture) -> None:

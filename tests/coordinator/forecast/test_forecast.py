@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from coordinator.forecast.forecast import Traffic, forecast, proposed, shared_out
 from coordinator.forecast.sweeps import scaling, utilization_against_bandwidth
-from coordinator.placement.cost_model import Survey, message_bytes
+from coordinator.placement.cost_model import Survey, message_bytes, stage_parameters
 from coordinator.placement.links import links_between
 from coordinator.state.state import Peer
 from coordinator.state.text import Waiting
@@ -180,7 +180,7 @@ def test_the_70b_preset_keeps_its_members_busy_at_the_papers_bandwidths() -> Non
     found = {
         (each.k, each.bandwidth): each
         for each in utilization_against_bandwidth(
-            spec, [212_000_000] * 4, member, 2, [1024, 82], [100e6, 1000e6]
+            spec, [175_000_000] * 4, member, 2, [1024, 82], [100e6, 1000e6]
         )
     }
     assert found[82, 100e6].utilization > 0.97
@@ -190,3 +190,4 @@ def test_the_70b_preset_keeps_its_members_busy_at_the_papers_bandwidths() -> Non
 def test_the_70b_preset_has_the_size_of_its_name() -> None:
     spec: RunSpec = resolve("70b")
     assert (spec.model.width, spec.model.layers, spec.swarm.stages) == (8192, 80, 4)
+    assert sum(stage_parameters(spec, stage) for stage in range(4)) == pytest.approx(70e9, rel=0.02)

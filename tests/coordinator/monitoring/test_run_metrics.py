@@ -16,10 +16,10 @@ from protocol.pb import hetnode_pb2 as pb
 from protocol.server.metrics import SHARED
 from protocol.types import Lifecycle, Role
 from tests.builders import keyed, spec_of
-from tests.support.coordinator_process import refusal_of, running
+from tests.support.coordinator_process import Running, refusal_of, running
 from tests.support.coordinator_run import play_round, started
 from tests.support.ports import free_port
-from tests.support.scrape import scrape, scrape_until
+from tests.support.scrape import Scraped, scrape, scrape_until
 
 A, B, C = (keyed(i) for i in range(3))
 FREE = "127.0.0.1:0"
@@ -47,6 +47,26 @@ def measurement(number: int, **changes: object) -> pb.Measurement:
     return pb.Measurement(**(fields | changes))
 
 
+async def measure_health(run: Running) -> None:
+    """A and B measure round 1, and B the payload of A, which is the next one."""
+    figures = {"stage": 0, "cosine": 0.25, "norm": 2.0, "mean_norm": 1.0, "alike": -0.5}
+    agreements = [pb.PayloadAgreement(owner=A.peer, **figures)]
+    await run.stub(A).Measure(measurement(1, progress_norm=1.0, error_norm=3.0))
+    await run.stub(B).Measure(measurement(1, peer=B.peer, replica=1, agreements=agreements))
+
+
+def assert_health(found: Scraped) -> None:
+    """The health of round 1, of which B has measured the payload of A."""
+    assert found("hetnode_health_round") == 1
+    assert found("hetnode_payload_cosine", stage="0", statistic="median") == 0.25
+    assert found("hetnode_payload_cosine", stage="0", statistic="min") == 0.25
+    assert found("hetnode_payload_pair_cosine", stage="0", kinds="same") == -0.5
+    assert found("hetnode_payload_norm", stage="0") == 2
+    assert found("hetnode_committed_norm", stage="0") == 1
+    assert found("hetnode_error_feedback_ratio") == 0.75
+    assert found("hetnode_health_findings") == found("hetnode_training_alarm") == 0
+
+
 async def test_every_declared_metric_is_shown_with_its_value(tmp_path: Path, address: str) -> None:
     spec = spec_of()
     began = time.time()
@@ -59,7 +79,8 @@ async def test_every_declared_metric_is_shown_with_its_value(tmp_path: Path, add
         await run.join(B)
         await run.settle(0, 1, A, B)
         await run.settle(1, 1, A, B)
-        await run.stub(A).Measure(measurement(1))
+        await measure_health(run)
+        await scrape_until(address, lambda page: "hetnode_payload_cosine" in page.names)
         await run.admin.Ban(pb.BanRequest(peer=C.peer))
         await refusal_of(run.stub(C).Join(pb.JoinRequest(peer=C.peer)))
         found = await scrape_until(address, lambda page: "hetnode_refusals_total" in page.names)
@@ -93,6 +114,7 @@ async def test_every_declared_metric_is_shown_with_its_value(tmp_path: Path, add
         assert found("hetnode_replica_link_bytes", replica="0") == 11
         assert found("hetnode_replica_payload_bytes", replica="0") == 22
         assert 0 < found("hetnode_round_seconds") < time.time() - began + 1
+        assert_health(found)
         assert found("hetnode_event_log_bytes") > 1000
         assert found("hetnode_disk_free_bytes") > 0
         # No name of a peer is a label.

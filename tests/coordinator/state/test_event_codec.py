@@ -30,6 +30,11 @@ LATER_KINDS = {
     "LinkFailed",
     "RoleChanged",
     "OwnRelayTold",
+    "RunPaused",
+    "RunResumed",
+    "PeerNamed",
+    "AlarmRaised",
+    "RunRolledBack",
 }
 """Kinds that the first release of the log format did not have."""
 
@@ -60,6 +65,7 @@ def test_a_former_log_has_every_kind_and_is_written_again_byte_for_byte() -> Non
         ',"epoch":0',
         ',"relayed":false',
         ',"reachability":null,"claimed":"","problem":"","role_reason":""',
+        ',"restore_round":null',
     )
     assert [
         (kind, reduce(lambda t, new: t.replace(f"{new}}}", "}"), added, text)) for kind, text in again

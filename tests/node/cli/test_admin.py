@@ -222,3 +222,18 @@ async def test_no_invite_is_made_that_cannot_be_kept(
     assert "[bad-option]" in errors
     assert "--out" in errors
     assert "good for" not in (await hetnode("invite", "list", "--folder", str(run.folder)))[1]
+
+
+async def test_a_public_name_is_listed_and_taken(run: Running) -> None:
+    folder = ("--folder", str(run.folder))
+    await run.join(A, name="red José")
+    assert "red José" in (await hetnode("peers", "list", *folder))[1]
+    assert (await run.status()).peers[0].name == "red José"
+    status, out, errors = await hetnode("peers", "unname", A.peer, *folder)
+    assert (status, errors) == (0, "")
+    assert out == f"{A.peer} is not called red José any more, and may have none\n"
+    assert not (await run.status()).peers[0].name
+    assert "had no public name" in (await hetnode("peers", "unname", A.peer, *folder))[1]
+    assert "may have a public name" in (await hetnode("peers", "unname", A.peer, "--allow", *folder))[1]
+    status, _, errors = await hetnode("peers", "unname", B.peer, *folder)
+    assert (status, "[unknown-peer]" in errors) == (5, True)

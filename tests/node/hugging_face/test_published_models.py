@@ -17,6 +17,8 @@ from protocol.errors import ErrorCode, HetnodeError
 from tests.support.hugging_face import imported, stages_of, write_folder
 from tests.support.models import PLAIN, random_model
 
+QWEN3_WITHOUT_HEAD_WIDTH = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": None}
+
 
 def test_a_tied_embedding_becomes_a_head_of_its_own(tmp_path: Path) -> None:
     stages = random_model(PLAIN)
@@ -32,28 +34,40 @@ def test_a_tied_embedding_becomes_a_head_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"architectures": ["MistralForCausalLM"]}, "Mistral"),
+        ({"architectures": ["GemmaForCausalLM"], "model_type": "gemma"}, "Gemma"),
+        ({"architectures": ["MistralForCausalLM"]}, "architectures"),
         ({"architectures": None}, "architectures"),
         ({"model_type": "qwen2"}, "architectures"),
-        ({"num_key_value_heads": 2}, "grouped-query"),
+        ({"model_type": ["llama"]}, "architectures"),
+        ({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}, "lacks 9 tensors"),
+        ({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}, "lacks 6 tensors"),
+        (QWEN3_WITHOUT_HEAD_WIDTH, "no 'head_dim'"),
+        ({"num_key_value_heads": 2}, "shape"),
+        ({"num_key_value_heads": 3}, "cannot share"),
+        ({"num_key_value_heads": "all"}, "key_value_heads"),
         ({"attention_bias": True}, "attention_bias"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"hidden_act": "gelu"}, "gelu"),
-        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "llama3"),
-        ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "linear"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "linear"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "no 'low_freq_factor'"),
+        ({"rope_scaling": {"type": "linear"}}, "no 'factor'"),
+        ({"rope_scaling": {"type": "linear", "factor": "two"}}, "rope_factor"),
+        ({"rope_scaling": {"type": ["linear"], "factor": 2.0}}, "another way"),
         ({"rope_parameters": {"rope_type": "yarn"}, "rope_scaling": {"type": "default"}}, "yarn"),
         ({"rope_parameters": "dynamic"}, "dynamic"),
-        ({"head_dim": 32}, "head_dim"),
+        ({"head_dim": 32}, "shape"),
+        ({"head_dim": 15}, "even"),
         ({"quantization_config": {"bits": 4}}, "quantized"),
         ({"hidden_size": -64}, "width"),
         ({"hidden_size": 2**40}, "width"),
         ({"num_hidden_layers": 10**9}, "layers"),
         ({"num_hidden_layers": 4}, "lacks 9 tensors"),
-        ({"num_hidden_layers": 2}, "which is not part of a plain Llama"),
+        ({"num_hidden_layers": 2}, "which is not part of this model"),
         ({"vocab_size": "many"}, "vocabulary"),
         ({"num_attention_heads": 7, "num_key_value_heads": 7, "head_dim": None}, "heads"),
         ({"intermediate_size": 97}, "shape"),
+        ({"use_sliding_window": True, "sliding_window": 32}, "window of 32"),
+        ({"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 32}, "window of 32"),
+        ({"layer_types": ["sliding_attention"], "sliding_window": "wide"}, "window of 'wide'"),
         ({"max_position_embeddings": "long"}, "max_position"),
         ({"rms_norm_eps": 0}, "norm_epsilon"),
     ],

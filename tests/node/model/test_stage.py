@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from coordinator.placement.cost_model import stage_parameters
 from node.model.init import initial_parameters
 from node.model.shapes import parameter_count, parameter_shapes
 from node.model.stage import Stage, backward_from, next_token_loss
@@ -234,3 +235,15 @@ def test_a_backward_pass_from_a_gradient_has_the_bits_of_torch(dtype: torch.dtyp
 def test_a_gradient_of_another_size_is_refused() -> None:
     with pytest.raises(RuntimeError):
         backward_from(torch.ones(2, 3, requires_grad=True), torch.ones(1, 3))
+
+
+@pytest.mark.parametrize(
+    "model", [{"key_value_heads": 1, "head_width": 6}, {"qkv_bias": True}, {"qk_norm": True}]
+)
+def test_the_cost_model_counts_the_parameters_of_every_architecture(model: dict[str, object]) -> None:
+    spec = resolve("nano", overrides={f"model.{name}": value for name, value in model.items()})
+    for stage in range(spec.swarm.stages):
+        assert parameter_count(spec, stage) == stage_parameters(spec, stage)
+    initial = initial_parameters(spec, 0)
+    assert all(not tensor.any() for name, tensor in initial.items() if ".b" in name)
+    assert all(tensor.eq(1).all() for name, tensor in initial.items() if ".norm_" in name)

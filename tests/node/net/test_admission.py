@@ -67,8 +67,9 @@ async def test_damaged_credentials_are_replaced_with_the_invite(run: Running, id
 async def test_expired_credentials_are_replaced_with_the_invite(run: Running, identity: Identity) -> None:
     invite = await run.invite()
     first = await obtained(invite, identity)
-    replace(first, tls=credentials(identity.peer, run.authority, ended=True)).save()
+    replace(first, tls=credentials(identity.peer, run.authority, ended=True), name="Ada").save()
     again = await obtained(invite, identity)
+    assert again.name == "Ada"
     assert (await fetch_status(again.api, again.tls)).run == run.run
 
 

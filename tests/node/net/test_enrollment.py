@@ -270,7 +270,8 @@ def test_a_certificate_that_expired_while_the_node_was_away_is_reported(tmp_path
 def test_a_node_remembers_the_role_in_which_it_took_part(tmp_path: Path) -> None:
     identity = open_identity(tmp_path / "identity.key")
     former = certificates.enrolled(identity, "nano-1")
-    former.remember(Role.REPLICA)
+    former.remember(Role.REPLICA, "José")
     again = kept.load(former.folder)
     assert (former.role, again.role) == (None, Role.REPLICA)
+    assert (former.name, again.name) == ("", "José")
     assert again.tls == former.tls

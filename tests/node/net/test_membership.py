@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Set
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence, Set
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ from node.net.coordinator_client import HeartbeatReply, PlanUpdate
 from node.net.membership import Membership, RunView
 from node.net.sources import member_sources
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.status import Wait
 from protocol.trust.sources import MemberSource
 from protocol.types import (
     Estimates,
@@ -77,9 +78,15 @@ class Coordinator:
             yield told
 
     async def heartbeat(
-        self, round_number: int, inner_step: int, estimates: Estimates | None = None
+        self,
+        round_number: int,
+        inner_step: int,
+        estimates: Estimates | None = None,
+        waits: Sequence[Wait] = (),
+        kept: Sequence[int] = (),
     ) -> HeartbeatReply:
         self._called("heartbeat")
+        self.waits = tuple(waits)
         return self.pulse
 
     async def join(self) -> None:
@@ -288,6 +295,16 @@ def test_a_heartbeat_reply_gives_the_open_round_and_its_closing_time() -> None:
         assert (membership.closes_in(6) or 0) < 0
         await asyncio.sleep(1.0)
         assert membership.closes_in(7) == pytest.approx(9.0)
+
+    play(scenario)
+
+
+def test_a_heartbeat_tells_what_the_node_waits_for() -> None:
+    async def scenario(coordinator: Coordinator, membership: Membership) -> None:
+        assert coordinator.waits == ()
+        membership.waits = lambda: (Wait.GROUP, Wait.PLAN)
+        await asyncio.sleep(2 * HEARTBEAT)
+        assert coordinator.waits == (Wait.GROUP, Wait.PLAN)
 
     play(scenario)
 

@@ -19,6 +19,8 @@ from torch import Tensor
 
 from node.model.init import initial_parameters
 from node.optimizer.outer_stage import EmbeddingFollower, OuterStage
+from protocol.algorithm.clipping import payload_norm
+from protocol.algorithm.comparison import Comparison
 from protocol.algorithm.digest import CHUNK_BYTES, digest_of, header_of
 from protocol.algorithm.outer_optimizer import Sgd
 from protocol.algorithm.outer_step import anchor_digest, apply_update
@@ -126,6 +128,39 @@ def test_dense_exchange_of_a_single_replica_takes_over_what_it_learned() -> None
         for name, value in learned.items():
             torch.testing.assert_close(replica.outer.anchor[name], value, rtol=0, atol=1e-7)
             assert not replica.outer.error[name].any()
+
+
+@pytest.mark.parametrize("codec", [CODECS[0], CODECS[4]], ids=str)
+def test_the_norms_of_a_proposal_are_those_of_its_two_parts(codec: dict[str, Any]) -> None:
+    spec = small_spec(outer=codec)
+    replica = Replica(spec, 0)
+    for _ in range(2):
+        replica.train()
+        outer = replica.outer
+        learned = [outer.anchor[name] - replica.local[name] for name in outer.anchor]
+        kept = [spec.outer.error_decay * outer.error[name] for name in outer.anchor]
+        payload = replica.propose()
+        for parts, norm in ((learned, outer.progress_norm), (kept, outer.error_norm)):
+            whole = torch.cat([part.reshape(-1) for part in parts]).double()
+            assert norm == pytest.approx(float(whole.norm()), rel=1e-5)
+        outer.commit([(payload, 1.0)], True, replica.local)
+
+
+def test_a_commit_measures_the_payload_that_it_is_asked_for_and_changes_no_bit() -> None:
+    replicas = [Replica(SPEC, seed) for seed in range(3)]
+    payloads = []
+    for replica in replicas:
+        replica.train()
+        payloads.append((replica.propose(), 1.0))
+    replicas[0].outer.comparison = Comparison(position=1, alike=2)
+    for replica in replicas:
+        replica.outer.commit(payloads, True, replica.local)
+    assert len({replica.outer.digest() for replica in replicas}) == 1
+    found = replicas[0].outer.agreement
+    assert found is not None
+    assert found.norm == pytest.approx(payload_norm(decode(replicas[0].outer.layout, payloads[1][0])))
+    assert found.alike is not None
+    assert found.unlike is replicas[1].outer.agreement is None
 
 
 def test_error_feedback_takes_in_what_neither_top_k_nor_quantization_let_through() -> None:

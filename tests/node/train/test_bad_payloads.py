@@ -197,7 +197,7 @@ async def _start(folder: Path, coordinator: Running, stack: AsyncExitStack) -> R
             membership,
             Directory(peer.hivemind, record),
         )
-        exchange = OuterExchange(services, StageRange(0, 1), stage_info)
+        exchange = OuterExchange(services, StageRange(0, 1), stage_info, folder)
         await exchange.refresh()
         honest.append(Honest(peer.identity, peer.coordinator, peer.hivemind, exchange, worker))
     stray = await _worker(stack)

@@ -1,0 +1,34 @@
+"""What a coordinator knows of its run beside the state."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from coordinator.api.explaining import Explainer
+from coordinator.health.monitor import HealthMonitor
+from coordinator.history.receipts import Receipts
+from coordinator.status.tokens import CommittedTokens
+from coordinator.storage.metrics import MetricsFile
+from protocol.types import PeerId
+
+
+@dataclass(frozen=True)
+class RunRecords:
+    """The API fills and reads these; pages and metrics read them.
+
+    Attributes:
+        metrics: where measurements go.
+        tokens: counts those whose training is committed.
+        receipts: makes them.
+        health: judges what is measured.
+        explainer: answers questions about the run.
+        resting: the peers whose processes rest, with the number of their calls.
+    """
+
+    metrics: MetricsFile
+    tokens: CommittedTokens
+    receipts: Receipts
+    health: HealthMonitor
+    explainer: Explainer
+    resting: Counter[PeerId]

@@ -1,0 +1,223 @@
+"""A run's model as a model of transformers: the names of its tensors, and ``config.json``.
+
+The layouts are equal: weights [out, in], RoPE in the half-split convention, heads in rows of the projections.
+So only the names of tensors change. A model with biases is exported as Qwen2, one with norms of queries and
+keys as Qwen3, any other one as Llama, to which a Mistral without a sliding window is equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec.sections import ModelSpec
+
+_CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+"""The architectures by their `model_type`."""
+
+_WHOLE = {"emb": "model.embed_tokens.weight", "norm_f": "model.norm.weight", "head": "lm_head.weight"}
+_OF_LAYER = {
+    "norm1": "input_layernorm.weight",
+    "wq": "self_attn.q_proj.weight",
+    "wk": "self_attn.k_proj.weight",
+    "wv": "self_attn.v_proj.weight",
+    "bq": "self_attn.q_proj.bias",
+    "bk": "self_attn.k_proj.bias",
+    "bv": "self_attn.v_proj.bias",
+    "norm_q": "self_attn.q_norm.weight",
+    "norm_k": "self_attn.k_norm.weight",
+    "wo": "self_attn.o_proj.weight",
+    "norm2": "post_attention_layernorm.weight",
+    "w_gate": "mlp.gate_proj.weight",
+    "w_up": "mlp.up_proj.weight",
+    "w_down": "mlp.down_proj.weight",
+}
+_SIZES = {
+    "vocabulary": "vocab_size",
+    "width": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "feed_forward": "intermediate_size",
+}
+_LLAMA3 = {
+    "rope_low_frequency": "low_freq_factor",
+    "rope_high_frequency": "high_freq_factor",
+    "rope_context": "original_max_position_embeddings",
+}
+
+
+def published_name(name: str) -> str:
+    """The name in transformers of the tensor with this canonical name (node.model.init)."""
+    if name in _WHOLE:
+        return _WHOLE[name]
+    layer, _, short = name.partition(".")
+    return f"model.layers.{layer}.{_OF_LAYER[short]}"
+
+
+def config_of(model: ModelSpec, dtype: str, end: int | None) -> dict[str, Any]:
+    """The content of ``config.json``.
+
+    Args:
+        dtype: name of the element type of the weights, as in torch.
+        end: id of the end-of-text token, or None.
+    """
+    kind = "qwen3" if model.qk_norm else "qwen2" if model.qkv_bias else "llama"
+    rope = _rope_of(model)
+    return {
+        "architectures": [_CLASSES[kind]],
+        "model_type": kind,
+        **{theirs: getattr(model, ours) for ours, theirs in _SIZES.items()},
+        "num_key_value_heads": model.key_value_heads,
+        "head_dim": model.head_width,
+        "max_position_embeddings": model.context,
+        "rms_norm_eps": model.norm_epsilon,
+        # transformers 5 reads rope_parameters and dtype; version 4 the other names.
+        "rope_parameters": {"rope_theta": model.rope_base, **rope},
+        "rope_theta": model.rope_base,
+        **({"rope_scaling": rope} if model.rope_scaling != "none" else {}),
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.02,
+        "use_cache": True,
+        "bos_token_id": end,
+        "eos_token_id": end,
+        "dtype": dtype,
+        "torch_dtype": dtype,
+    }
+
+
+def _rope_of(model: ModelSpec) -> dict[str, Any]:
+    if model.rope_scaling == "none":
+        return {"rope_type": "default"}
+    fields: dict[str, Any] = {"rope_type": model.rope_scaling, "factor": model.rope_factor}
+    if model.rope_scaling == "llama3":
+        fields |= {theirs: getattr(model, ours) for ours, theirs in _LLAMA3.items()}
+    return fields
+
+
+def model_of(config: Mapping[str, Any], context: int, path: Path) -> tuple[dict[str, Any], bool]:
+    """The fields of `ModelSpec` for a ``config.json``, and whether its embeddings are tied.
+
+    Args:
+        config: untrusted.
+        context: tokens of a sample in the new run.
+        path: of the file, for messages.
+
+    Raises:
+        HetnodeError: UNSUPPORTED_MODEL if `node.model.llama` does not have this architecture, or a run
+            cannot have these sizes.
+    """
+    for problem in _problems(config, context):
+        raise unsupported(path, problem)
+    try:
+        fields = {ours: config[theirs] for ours, theirs in _SIZES.items()} | _heads(config)
+        fields |= _rope_fields(next(iter(_ropes(config)), {}), config)
+    except KeyError as error:
+        raise unsupported(path, f"it has no {error}") from None
+    kind = config["model_type"]
+    fields |= {
+        "context": context,
+        "norm_epsilon": config.get("rms_norm_eps", 1e-6),
+        "qkv_bias": kind == "qwen2",
+        "qk_norm": kind == "qwen3",
+    }
+    try:
+        model = ModelSpec.model_validate(fields, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise unsupported(path, f"{where or 'model'}: {first['msg'].removeprefix('Value error, ')}") from None
+    # With the defaults, which a run's JSON leaves out: they replace what a preset or a run file says.
+    return {name: getattr(model, name) for name in ModelSpec.model_fields}, config.get(
+        "tie_word_embeddings", False
+    )
+
+
+def _heads(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the heads. KeyError where the architecture has another default than Llama's."""
+    if config["model_type"] == "llama":
+        config = {"num_key_value_heads": None, **config}
+    found = {"key_value_heads": config["num_key_value_heads"], "head_width": config.get("head_dim")}
+    given = {name: value for name, value in found.items() if value is not None}
+    if config["model_type"] == "qwen3" and "head_width" not in given:
+        raise KeyError("head_dim")
+    return given
+
+
+def _rope_fields(rope: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of RoPE. KeyError if one of its kind is missing."""
+    found = {"rope_base": rope.get("rope_theta", config.get("rope_theta", 10_000.0))}
+    kind = _kind_of(rope)
+    if kind != "default":
+        found |= {"rope_scaling": kind, "rope_factor": rope["factor"]}
+    if kind == "llama3":
+        found |= {ours: rope[theirs] for ours, theirs in _LLAMA3.items()}
+    return found
+
+
+def unsupported(path: Path, why: str) -> HetnodeError:
+    return HetnodeError(
+        ErrorCode.UNSUPPORTED_MODEL,
+        f"{path} cannot be imported: {why}.",
+        "Give a complete folder of a Llama, Mistral, Qwen2 or Qwen3 model in safetensors. Biases of other "
+        "projections, sliding windows below --context, and other ways to stretch RoPE are not supported.",
+    )
+
+
+def _problems(config: Mapping[str, Any], context: int) -> list[str]:
+    """Each property of the architecture that hetnode cannot represent, as a clause of a message."""
+    found = []
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or config.get("architectures") != [_CLASSES.get(kind)]:
+        known = ", ".join(_CLASSES.values())
+        found.append(f"its architectures are {config.get('architectures')!r:.80}, not one of {known}")
+    if problem := _window_problem(config, context):
+        found.append(problem)
+    found += [f"it has {name}" for name in ("attention_bias", "mlp_bias") if config.get(name)]
+    if config.get("hidden_act", "silu") != "silu":
+        found.append(f"its hidden_act is {config['hidden_act']!r:.40}, not silu")
+    for rope in _ropes(config):
+        if _kind_of(rope) not in _ROPES or rope.get("partial_rotary_factor", 1.0) != 1.0:
+            found.append(f"it stretches RoPE in another way ({_kind_of(rope)!r:.40})")
+    if config.get("quantization_config"):
+        found.append("its weights are quantized")
+    if not isinstance(config.get("tie_word_embeddings", False), bool):
+        found.append("tie_word_embeddings is neither true nor false")
+    return found
+
+
+def _window_problem(config: Mapping[str, Any], context: int) -> str:
+    """Why attention would not see the whole context; "" if it does."""
+    layers = config.get("layer_types")
+    slides = config.get("use_sliding_window", config.get("model_type") == "mistral")
+    if isinstance(layers, list):
+        slides = any(each != "full_attention" for each in layers)
+    window = config.get("sliding_window")
+    if not slides or window is None or (type(window) is int and window >= context):
+        return ""
+    return f"its attention sees a window of {window!r:.40} tokens only, and the context is {context}"
+
+
+_ROPES = ("default", "linear", "llama3")
+
+
+def _kind_of(rope: Mapping[str, Any]) -> Any:
+    return rope.get("rope_type", rope.get("type", "default"))
+
+
+def _ropes(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The declared parameters of RoPE. If there are two, the first is what transformers uses."""
+    found = [named for name in ("rope_scaling", "rope_parameters") if (named := config.get(name))]
+    return [named if isinstance(named, dict) else {"rope_type": str(named)} for named in found]

@@ -222,7 +222,7 @@ def cases_of(quick: bool, missing: str) -> list[Case]:
     outer = resolve("178m").outer
     payloads = {
         "10M parameters, 1 stage": (PayloadLayout({"matrix": _TEN_MILLION}, outer).nbytes,),
-        "178m, 3 stages": tuple(payload_bytes(resolve("178m"))),
+        "178m, 3 stages": tuple(payload_bytes(resolve("178m", overrides={"swarm.stages": 3}))),
     }
     if not quick:
         payloads["1b, 4 stages"] = tuple(payload_bytes(resolve("1b")))

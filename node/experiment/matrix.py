@@ -5,6 +5,7 @@ preset = "tiny"
 replicas = 4                        # M
 seeds = [0, 1]
 spec = { rounds = 30, swarm.stages = 4 }
+data_parallel = { inner.learning_rate = 4e-3 }  # for the rows of mode data-parallel
 
 [[table]]
 name = "table-1"
@@ -100,6 +101,10 @@ class MatrixFile(_Section):
     seeds: tuple[int, ...] = Field((0,), min_length=1)
     validate_every: int = Field(10, ge=1, description="rounds of H steps")
     spec: Mapping[str, Any] = Field(default_factory=dict)
+    data_parallel: Mapping[str, Any] = Field(
+        default_factory=dict,
+        description="fields of the spec for rows of mode data-parallel, such as AdamW's own learning rate",
+    )
     tokenizers: Mapping[str, TokenizerSection] = Field(default_factory=dict)
     compute: TrialOptions = TrialOptions()
     table: tuple[TableSection, ...] = Field(min_length=1)
@@ -271,7 +276,8 @@ class _Builder:
         return Table(table.name, table.title, table.text, table.notes, table.orderings, tuple(rows))
 
     def _row(self, table: TableSection, section: RowSection, k: int | None) -> Row:
-        own = {**_dotted(table.spec), **_dotted(section.spec)}
+        of_mode = self.read.data_parallel if section.mode is Mode.DATA_PARALLEL else {}
+        own = {**_dotted(of_mode), **_dotted(table.spec), **_dotted(section.spec)}
         overrides = {**_dotted(self.read.spec), **own, **({} if k is None else {"link.k": k})}
         overrides |= self._tokenizer_fields(section.tokenizer or table.tokenizer, own)
         name, planned = section.name, {}

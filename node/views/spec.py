@@ -54,6 +54,10 @@ def spec_view(spec: RunSpec) -> RenderableType:
     facts.add_row(
         "tokens", f"{tokens:,} per replica and inner step, H {spec.inner.steps}, {spec.rounds} rounds"
     )
+    replicas = spec.swarm.replicas + spec.swarm.pipelines
+    facts.add_row(
+        "token budget", f"{spec.token_budget:,} with {replicas} replicas, {replicas * tokens:,} a step"
+    )
     facts.add_row("codec", PayloadLayout({}, spec.outer).codec)
     facts.add_row("data", f"{spec.data.source}, tokenizer {spec.data.tokenizer}")
     return Group(Panel(facts, title=f"preset {spec.preset}"), stages, link)

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 # At the paper's sizes the end of a round differs by minutes between fast and slow replicas.
-_PAPER_TIMING = {"match_window": 1800.0, "fetch": 120.0, "decide": 300.0, "link": 300.0}
+_TIMING = {"match_window": 1800.0, "fetch": 120.0, "decide": 300.0, "link": 300.0}
 # At 32 of 4096 the table of the enumerative code is small, and decoding takes less time than applying.
-_PAPER_OUTER = {"indices": "enumerative"}
+_OUTER = {"indices": "enumerative"}
+_PAPER = {"timing": _TIMING, "outer": _OUTER}
+# H, and 32 samples per replica and step: 65,536 tokens of context 2048, 32,768 of context 1024.
 _PAPER_INNER = {"steps": 50, "microbatches": 8, "microbatch_size": 4, "warmup_steps": 500}
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
@@ -24,37 +26,36 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "link": {"k": 8},
         "data": {"validation_batches": 1},
     },
-    # The paper's models (tables 1 and 9). Its text gives 178M a learning rate of 3e-4, table 9 gives 1e-3:
-    # the text is taken. Its 1B width is 2048 in table 9 and 1536 elsewhere: table 9 is taken.
+    # The paper's models. docs/models.md says which of these numbers it prints, and which are derived.
     "178m": {
-        "rounds": 200,
+        **_PAPER,
+        "rounds": 116,  # 3.04 billion tokens
         "model": {"vocabulary": 32000, "width": 1024, "layers": 9, "heads": 8, "feed_forward": 2688,
                   "context": 2048},
+        # The paper's text; its table 9 prints 1e-3.
         "inner": {**_PAPER_INNER, "learning_rate": 3e-4},
-        "timing": _PAPER_TIMING,
-        "outer": _PAPER_OUTER,
         "link": {"k": 128},
-        "swarm": {"stages": 3, "replicas": 4, "pipelines": 4},
+        "swarm": {"stages": 4, "replicas": 4, "pipelines": 4},
     },
     "512m": {
-        "rounds": 200,
+        **_PAPER,
+        "rounds": 391,  # 10.25 billion tokens
+        # These dimensions have 427 million parameters. The name is the paper's.
         "model": {"vocabulary": 32000, "width": 1536, "layers": 12, "heads": 12, "feed_forward": 3904,
                   "context": 2048},
         "inner": {**_PAPER_INNER, "learning_rate": 1e-3},
-        "timing": _PAPER_TIMING,
-        "outer": _PAPER_OUTER,
         "link": {"k": 192},
         "swarm": {"stages": 4, "replicas": 4, "pipelines": 4},
     },
     "1b": {
-        "rounds": 200,
+        **_PAPER,
+        "rounds": 3129,  # 10.25 billion tokens
+        # The paper's table 9; elsewhere it prints width 1536.
         "model": {"vocabulary": 32000, "width": 2048, "layers": 16, "heads": 8, "feed_forward": 8192,
                   "context": 1024},
         "inner": {**_PAPER_INNER, "learning_rate": 1e-3},
-        "timing": _PAPER_TIMING,
-        "outer": _PAPER_OUTER,
         "link": {"k": 256},
-        "swarm": {"stages": 4, "replicas": 4, "pipelines": 4},
+        "swarm": {"stages": 4, "replicas": 1, "pipelines": 1},
     },
     # Of the paper's 70B only the size and the 4 stages are known: these are the dimensions of Llama 2 70B.
     "70b": {
@@ -62,8 +63,8 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "model": {"vocabulary": 32000, "width": 8192, "layers": 80, "heads": 64, "key_value_heads": 8,
                   "feed_forward": 28672, "context": 2048},
         "inner": {**_PAPER_INNER, "microbatches": 128, "microbatch_size": 1, "learning_rate": 1.5e-4},
-        "timing": {**_PAPER_TIMING, "fetch": 1800.0, "decide": 3600.0},
-        "outer": _PAPER_OUTER,
+        "timing": {**_TIMING, "fetch": 1800.0, "decide": 3600.0},
+        "outer": _OUTER,
         "link": {"k": 1024},
         "swarm": {"stages": 4, "replicas": 2, "pipelines": 2},
     },

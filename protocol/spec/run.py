@@ -115,6 +115,12 @@ class RunSpec(Section):
         """Inner steps of the whole run; the learning-rate schedule ends here."""
         return self.rounds * self.inner.steps
 
+    @property
+    def token_budget(self) -> int:
+        """Tokens of the whole run if it has exactly the replicas that it needs before it starts."""
+        replicas = self.swarm.replicas + self.swarm.pipelines
+        return self.rounds * replicas * self.samples_per_round() * self.model.context
+
     def microbatches_of(self, replica: Replica) -> int:
         """Microbatches of `replica` in one inner step."""
         return replica.microbatches or self.inner.microbatches
@@ -124,7 +130,10 @@ class RunSpec(Section):
         return self.inner.steps * (microbatches or self.inner.microbatches) * self.inner.microbatch_size
 
     def layers_of(self, stage: int) -> range:
-        """Layers of `stage`. The first ``layers % stages`` stages have one layer more. Raises ValueError."""
+        """Layers of `stage`. The first ``layers % stages`` stages have one layer more. Raises ValueError.
+
+        So the last stage, which computes the head, never has more layers than another one.
+        """
         if not 0 <= stage < self.swarm.stages:
             raise ValueError(f"stage {stage} is outside 0..{self.swarm.stages - 1}")
         size, extra = divmod(self.model.layers, self.swarm.stages)

@@ -30,15 +30,39 @@ def test_every_preset_is_valid_and_survives_json_and_toml(preset: str, tmp_path:
     [
         ("tiny", "09d9e57c65c3"),
         ("nano", "d2a9dc5ffe74"),
-        ("178m", "f0a1fc84a572"),
-        ("512m", "c0d93e6c2d5d"),
-        ("1b", "c9a243398f69"),
+        ("178m", "7ef7f8e9d099"),
+        ("512m", "3fde17ef325d"),
+        ("1b", "8e051855ffa1"),
         ("70b", "5f916f736ce9"),
     ],
 )
 def test_the_hashes_of_the_presets_are_these(preset: str, start: str) -> None:
     """Peers agree on a run by its hash: another hash is another run."""
     assert resolve(preset).hash.startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("preset", "replicas", "step", "budget"),
+    [
+        ("178m", 8, 524_288, 3_040_870_400),
+        ("512m", 8, 524_288, 10_249_830_400),
+        ("1b", 2, 65_536, 10_253_107_200),
+    ],
+)
+def test_the_papers_presets_have_its_replicas_batch_and_tokens(
+    preset: str, replicas: int, step: int, budget: int
+) -> None:
+    spec = resolve(preset)
+    assert spec.swarm.replicas + spec.swarm.pipelines == replicas
+    samples = replicas * spec.inner.microbatches * spec.inner.microbatch_size
+    assert samples * spec.model.context == step
+    assert spec.rounds * spec.inner.steps * step == spec.token_budget == budget
+    assert (spec.inner.steps, spec.swarm.stages, spec.link.k * 8) == (50, 4, spec.model.width)
+
+
+def test_nine_layers_in_four_stages_leave_the_most_to_the_first() -> None:
+    spec = resolve("178m")
+    assert [list(spec.layers_of(stage)) for stage in range(4)] == [[0, 1, 2], [3, 4], [5, 6], [7, 8]]
 
 
 @pytest.mark.parametrize(

@@ -318,11 +318,11 @@ def test_the_stages_that_fit_into_memory_are_named() -> None:
     nothing = check_memory(spec, Capacity("cuda", 2**20, 1))
     assert nothing.code is ErrorCode.DEVICE_UNAVAILABLE
     assert nothing.remedy
-    last = memory_needed(spec, StageRange(2, 3), 1, "cuda")
-    some = check_memory(spec, Capacity("cuda", int(last / (1 - spec.grouping.reserve)) + 1, 1))
+    smallest = memory_needed(spec, StageRange(3, 4), 1, "cuda")
+    some = check_memory(spec, Capacity("cuda", int(smallest / (1 - spec.grouping.reserve)) + 1, 1))
     assert some.severity is Severity.OK
-    assert "stage 2" in some.found
-    assert "of 3 stages" in some.found
+    assert "stage 3" in some.found
+    assert "of 4 stages" in some.found
 
 
 def test_words_with_brackets_are_shown_as_they_are() -> None:

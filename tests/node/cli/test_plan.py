@@ -41,14 +41,14 @@ def test_uniform_peers_and_full_replicas_as_tables() -> None:
 
 
 def test_the_same_as_json() -> None:
-    result = plan("--preset", "178m", "--stage-peers", "3", "--inner-steps", "7", "--k", "64", "--json")
+    result = plan("--preset", "178m", "--stage-peers", "4", "--inner-steps", "7", "--k", "64", "--json")
     found = json.loads(result.output)
     assert found["round_seconds"] == pytest.approx(found["inner_seconds"] + found["outer_seconds"])
     assert found["inner_seconds"] == pytest.approx(7 * found["replicas"][0]["step_seconds"])
     assert set(found["replicas"][0]["k"]) == {64}
     members = found["replicas"][0]["members"]
     assert members[0]["stages"][0] == 0
-    assert members[-1]["stages"][1] == 3
+    assert members[-1]["stages"][1] == 4
     assert all(0 < each["utilization_in_round"] <= each["utilization_in_step"] <= 1 for each in members)
     assert all(each["bytes_sent_per_day"] > 0 for each in members)
 

@@ -126,6 +126,19 @@ def test_a_trial_in_several_tables_is_run_once_and_seeds_go_one_after_the_other(
     assert (wide.k, matrix.tables[0].row("sparseloco").k) == (8, None)
 
 
+def test_data_parallel_rows_have_their_own_fields_of_the_spec(tmp_path: Path) -> None:
+    own = "data_parallel = { inner.learning_rate = 0.5, inner.clip_norm = 2.0 }\n[[table]]"
+    rows = (
+        '\n[[table.row]]\nname = "base"\nmode = "data-parallel"\n'
+        '\n[[table.row]]\nname = "slow"\nmode = "data-parallel"\nspec = { inner.learning_rate = 0.1 }\n'
+    )
+    table = matrix_of(tmp_path, MATRIX.replace("[[table]]", own, 1) + rows).tables[-1]
+    inner = {row.name: row.trials[0].trial.spec.inner for row in table.rows}
+    assert {name: inner[name].learning_rate for name in ("base", "slow")} == {"base": 0.5, "slow": 0.1}
+    assert [inner[name].clip_norm for name in ("base", "slow", "frozen")] == [2.0, 2.0, 1.0]
+    assert inner["frozen"].learning_rate == nano().inner.learning_rate
+
+
 def test_a_matrix_may_be_narrowed_to_tables_and_seeds(tmp_path: Path) -> None:
     matrix = matrix_of(tmp_path)
     assert [planned.name for planned in matrix.narrowed(["ablation"], [1]).trials] == ["uniform", "frozen"]

@@ -23,6 +23,7 @@ from protocol.algorithm.subspace import (
 from protocol.spec.presets import PRESETS
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
+from tests.support.paths import ROOT
 from tests.support.reference import chain_step, gradients_of, parameters_of, small_spec, stages_of
 
 SPEC = small_spec()
@@ -161,10 +162,15 @@ def test_parameters_have_the_canonical_names_and_shapes() -> None:
     assert "1.wq" in parameter_shapes(SPEC, 1)
 
 
-def test_the_178m_preset_has_178_million_parameters() -> None:
-    spec = resolve("178m")
-    count = sum(parameter_count(spec, stage) for stage in range(spec.swarm.stages))
-    assert round(count / 1e6) == 178
+@pytest.mark.parametrize(
+    ("preset", "parameters"), [("178m", 177_622_016), ("512m", 427_464_192), ("1b", 1_204_881_408)]
+)
+def test_a_preset_of_the_paper_has_the_parameters_that_the_documents_state(
+    preset: str, parameters: int
+) -> None:
+    spec = resolve(preset)
+    assert sum(parameter_count(spec, stage) for stage in range(spec.swarm.stages)) == parameters
+    assert f"{parameters / 1e6:,.1f}M" in (ROOT / "docs" / "models.md").read_text()
 
 
 def test_every_preset_cuts_into_stages_that_hold_all_layers_once() -> None:

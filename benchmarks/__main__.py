@@ -21,7 +21,17 @@ from pathlib import Path
 
 from benchmarks.tables import NotHere, Table, machine
 
-PARTS = ("accounting", "codec", "projection", "link", "pipeline", "rounds", "overlap", "history")
+PARTS = (
+    "accounting",
+    "codec",
+    "projection",
+    "link",
+    "pipeline",
+    "rounds",
+    "overlap",
+    "history",
+    "coordinator",
+)
 """Modules of this package with a function ``table(quick) -> Table``, which may raise NotHere."""
 
 BEGIN, END = "<!-- begin of what `make bench` writes -->", "<!-- end of what `make bench` writes -->"

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
+import json
 import math
 import platform
 import re
+from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import accounting, rounds
+from benchmarks import accounting, coordinator, rounds
 from benchmarks.__main__ import BEGIN, END, PARTS, measure, replaced
 from benchmarks.overlap import round_seconds
 from benchmarks.pipeline import (
@@ -253,3 +256,15 @@ def test_a_round_lasts_from_last_decision_to_last_decision_after_the_warm_up() -
 def test_a_swarm_that_did_not_get_far_has_no_time_per_round(events: list[dict[str, object]]) -> None:
     with pytest.raises(RuntimeError):
         round_seconds(events)
+
+
+def test_a_waiting_call_counts_from_the_last_call_that_it_waits_for(tmp_path: Path) -> None:
+    one = {"plain": {"Join": {"7": 2}}, "asked": {"Match 0 1": 1.0, "Match 0 2": 10.0}, "answered": {}}
+    other = {"plain": {"Join": {"9": 1}}, "asked": {"Match 0 2": 12.0}, "answered": {"Match 0 2": [12.25]}}
+    paths = [tmp_path / "one.json", tmp_path / "other.json"]
+    for path, part in zip(paths, (one, other), strict=True):
+        path.write_text(json.dumps(part))
+    found = coordinator.latencies_of(paths)
+    assert found == {"Join": Counter({7: 2, 9: 1}), "Match": Counter({250: 1})}
+    assert coordinator.percentile(found["Join"], 0.5) == 7
+    assert coordinator.percentile(found["Join"], 0.99) == 9

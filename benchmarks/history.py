@@ -14,132 +14,24 @@ import argparse
 import resource
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.history_copies import Block, multiply
+from benchmarks.history_events import LOSS_EVERY, STAGES, peer_id, spec_of, story
 from benchmarks.tables import Table, machine
 from coordinator.history.records import CreditOrder, Page
 from coordinator.history.row_builder import RowBuilder
 from coordinator.history.rows import milliseconds
-from coordinator.state import events
-from coordinator.state.events import Event
 from coordinator.storage.history import SqliteHistory
 from coordinator.storage.history_database import HistoryDatabase
-from protocol.spec.resolve import resolve
-from protocol.spec.run import RunSpec
-from protocol.status import Measurement
-from protocol.types import (
-    Capacity,
-    Decision,
-    Dialer,
-    Estimates,
-    Link,
-    ManifestEntry,
-    Member,
-    PayloadDescriptor,
-    PeerId,
-    Plan,
-    Replica,
-    Role,
-    StageRange,
-)
+from coordinator.storage.history_schema import HISTORY_FILE
 
-STAGES = 2
-LOSS_EVERY = 20
-"""Rounds between two losses of a peer; each makes a new plan."""
 REPEATS = 3
-CAPACITY = Capacity("cuda", 2**34, 8)
 SHAPES = ((1000, 1000), (100, 10_000))
 """Peers and rounds."""
 QUICK = ((200, 500),)
-
-
-def peer_id(number: int) -> PeerId:
-    return PeerId(f"12D3KooW{number:044d}")
-
-
-def plan_of(epoch: int, from_round: int, peers: int) -> Plan:
-    pipelines = tuple(
-        Replica(
-            index,
-            tuple(
-                Member(peer_id(STAGES * index + stage), StageRange(stage, stage + 1), "192.0.2.1:1000")
-                for stage in range(STAGES)
-            ),
-            (Link(64, Dialer.UPSTREAM),),
-        )
-        for index in range(peers // STAGES)
-    )
-    return Plan(epoch, from_round, 0, pipelines, "a peer was lost" if epoch > 1 else "the first plan")
-
-
-def payload_of(plan: Plan, replica: Replica, stage: int, round_number: int) -> PayloadDescriptor:
-    owner = replica.members[stage].peer
-    weight = replica.weight
-    fields = ("run", stage, round_number, owner, "a" * 64, "sparse", weight, 1_000_000, "b" * 64)
-    return PayloadDescriptor(*fields, epoch=plan.epoch)
-
-
-def first_events(peers: int) -> Iterator[Event]:
-    for number in range(peers):
-        yield events.PeerJoined(
-            0.0, peer_id(number), Role.STAGE, Capacity("cuda", 2**34, 8), "192.0.2.1:1000"
-        )
-    yield events.PlanAdopted(1.0, plan_of(1, 1, peers))
-
-
-def round_events(plan: Plan, round_number: int, peers: int) -> tuple[list[Event], Plan]:
-    """What a coordinator stores of one round, and the plan of the next."""
-    at, found, following = 60.0 * round_number, list[Event](), plan
-    for stage in range(STAGES):
-        payloads = [payload_of(plan, replica, stage, round_number) for replica in plan.replicas]
-        # The payload of one replica does not count, now and then.
-        entries = tuple(ManifestEntry(each, ()) for each in payloads[round_number % 5 == 0 :])
-        owners = tuple(each.owner for each in payloads)
-        found += [events.PayloadOffered(at + 40 + 0.01 * n, each) for n, each in enumerate(payloads)]
-        found.append(events.GroupClosed(at + 51, stage, round_number, "group", "a" * 64, 20.0))
-        found += [events.HoldingsReported(at + 55, stage, round_number, owner, owners) for owner in owners]
-        if stage == 0 and round_number % LOSS_EVERY == 0:
-            lost = peer_id(round_number // LOSS_EVERY % peers)
-            following = plan_of(plan.epoch + 1, round_number + 1, peers)
-            found.append(events.PeerLost(at + 55, lost, 15.0))
-            found.append(events.PeerJoined(at + 56, lost, Role.STAGE, CAPACITY, "192.0.2.1:1000"))
-            found.append(events.PlanAdopted(at + 57, following))
-        decision = Decision(stage, round_number, True, entries, following.epoch, "all payloads are held")
-        found.append(events.RoundCommitted(at + 58, decision))
-    return found, following
-
-
-def measurements_of(plan: Plan, round_number: int) -> Iterator[tuple[float, Measurement]]:
-    at = 60.0 * round_number + 59
-    for replica in plan.replicas:
-        for position, member in enumerate(replica.members):
-            is_last = position == STAGES - 1
-            loss = 10.0 - 5.0 * round_number / (round_number + 500) + 0.001 * replica.index
-            yield (
-                at,
-                Measurement(
-                    member.peer,
-                    round_number,
-                    replica.index,
-                    position,
-                    train_loss=loss * is_last,
-                    validation_loss=loss * is_last,
-                    tokens=65_536 * is_last,
-                    inner_seconds=40.25,
-                    outer_seconds=18.5,
-                    link_bytes_sent=12_345_678 + round_number,
-                    link_bytes_dense=123_456_789,
-                    payload_bytes=1_000_000,
-                    payload_bytes_dense=100_000_000,
-                    gradient_norm=1.234567 + 0.001 * round_number,
-                    complete=is_last,
-                    steps=50,
-                    microbatches=8,
-                    compute_seconds=33.3,
-                ),
-            )
 
 
 @dataclass(frozen=True)
@@ -155,39 +47,32 @@ class Figures:
     memory: int
 
 
-def spec_of(rounds: int) -> RunSpec:
-    return resolve("tiny", overrides={"rounds": rounds, "swarm.stages": STAGES})
+def fill(path: Path, peers: int, rounds: int, block: int) -> float:
+    """Write a history of `rounds` rounds: the first `block` go through the writer, the others are copies.
 
-
-def fill(path: Path, peers: int, rounds: int) -> float:
-    """Write a history; returns the mean seconds for a round, without those that make its events."""
+    Returns the mean seconds of the writer for a round, without those that make its events.
+    """
     spec, sequence, seconds = spec_of(rounds), 0, 0.0
-    builder, plan = RowBuilder(spec), plan_of(1, 1, peers)
+    builder, first_sequence = RowBuilder(spec), 0
     with HistoryDatabase(path, spec, "benchmark") as database:
-
-        def write(found: list[Event], measured: list[tuple[float, Measurement]]) -> None:
-            nonlocal sequence
-            rows = []
+        for found, measured in story(peers, block):
+            rows, began = [], time.perf_counter()
             for event in found:
                 sequence += 1
                 rows += builder.of_event(sequence, event)
             for each in measured:
                 rows += builder.of_measurement(*each)
             database.write(rows, sequence, milliseconds(found[-1].at), 1)
-
-        write(list(first_events(peers)), [])
-        for round_number in range(1, rounds + 1):
-            found, following = round_events(plan, round_number, peers)
-            estimates = Estimates(Capacity("cuda", 2**34, 8, 1e13 + round_number, 1e7, 1e7, 0.03), 0.5)
-            if round_number % LOSS_EVERY == 1:
-                at = found[-1].at
-                found += [events.PeerMeasured(at, peer_id(n), estimates) for n in range(peers)]
-            measured = list(measurements_of(plan, round_number))
-            began = time.perf_counter()
-            write(found, measured)
-            seconds += time.perf_counter() - began
-            plan = following
-    return seconds / rounds
+            seconds += time.perf_counter() - began if measured else 0.0
+            first_sequence = first_sequence or sequence
+    if rounds > block:
+        plans = block // LOSS_EVERY
+        multiply(
+            path,
+            Block(block, first_sequence, sequence - first_sequence, plans, 60.0 * block),
+            rounds // block,
+        )
+    return seconds / block
 
 
 def queries(history: SqliteHistory, peers: int, rounds: int) -> dict[str, Callable[[], object]]:
@@ -215,9 +100,10 @@ def queries(history: SqliteHistory, peers: int, rounds: int) -> dict[str, Callab
     }
 
 
-def measure(folder: Path, peers: int, rounds: int) -> Figures:
-    path = folder / f"history-{peers}-{rounds}.sqlite"
-    write_seconds = fill(path, peers, rounds)
+def measure(folder: Path, peers: int, rounds: int, block: int) -> Figures:
+    path = folder / HISTORY_FILE
+    path.unlink(missing_ok=True)
+    write_seconds = fill(path, peers, rounds, block)
     history, slowest = SqliteHistory(path), dict[str, float]()
     for _ in range(REPEATS):
         for name, query in queries(history, peers, rounds).items():

@@ -148,9 +148,9 @@ async def run_coordinator(
         write_operator(authority, folder)
         _start_work(stack, command_loop, bootstrap, sources)
         stack.callback(asyncio.create_task(renew_certificates(authority, folder, identity.peer)).cancel)
-        dashboard.serve(folder, command_loop, records.metrics, lambda: restored.history.problem)
+        dashboard.serve(folder, command_loop, records, lambda: restored.history.problem)
         on_ready(run, *ports.advertised)
-        await _tick_until_over(command_loop, serving, records.health, alarm.mode)
+        await _tick_until_over(command_loop, serving, records, alarm.mode)
     return True
 
 
@@ -370,12 +370,13 @@ def _start_command_loop(
 
 
 async def _tick_until_over(
-    command_loop: CommandLoop, serving: asyncio.Task[None], health: HealthMonitor, mode: AlarmMode
+    command_loop: CommandLoop, serving: asyncio.Task[None], records: RunRecords, mode: AlarmMode
 ) -> None:
     while not _is_over(command_loop):
         try:
             await command_loop.tick()
-            await judge_health(command_loop, health, mode)
+            records.tokens.of(command_loop.state)  # the dashboard reads this count in its own thread
+            await judge_health(command_loop, records.health, mode)
         except Stopped:
             await asyncio.wait({serving})
             serving.result()  # raises the error of the store

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coordinator.dashboard.access import COOKIE_SECONDS, Access
 from coordinator.dashboard.connections import STREAM_PATH
+from coordinator.dashboard.explanations import Explanations
 from coordinator.dashboard.files import StaticFiles
 from coordinator.dashboard.past import Past
 from coordinator.dashboard.queries import Queries, Query
@@ -58,6 +59,12 @@ PAGES = {
     "/network": ("network", "Network"),
     "/leaderboard": ("leaderboard", "Leaderboard"),
 }
+_STATUS = {
+    ErrorCode.BAD_REQUEST: 404,
+    ErrorCode.BAD_OPTION: 404,
+    ErrorCode.NO_HISTORY: 404,
+    ErrorCode.RATE_LIMITED: 503,
+}
 Answer = Callable[[Request], Awaitable[Response]]
 
 
@@ -75,9 +82,18 @@ class Application:
 
     Args:
         threads: where long work is done.
+        questions: asks for explanations.
     """
 
-    def __init__(self, source: Source, past: Past, access: Access, threads: Executor) -> None:
+    def __init__(
+        self,
+        source: Source,
+        past: Past,
+        access: Access,
+        threads: Executor,
+        questions: Queries,
+        explanations: Explanations,
+    ) -> None:
         self._source, self._access, self._threads = source, access, threads
         self._queries = Queries(threads)
         self._of_peer = past.peer
@@ -102,8 +118,9 @@ class Application:
             Route("/api/swarm", self._record("swarm", source.swarm_record)),
             Route("/api/network", self._record("network", source.network_record)),
             Route("/api/peer", self._peer),
+            Route("/api/explain", self._query(questions, explanations.explain)),
             *(
-                Route(f"/api/{answer.__name__}", self._past(answer))
+                Route(f"/api/{answer.__name__}", self._query(self._queries, answer))
                 for answer in (past.losses, past.speed, past.traffic, past.rounds, past.round, past.credits)
             ),
             Route("/static/{version}/{path:path}", self._static),
@@ -215,9 +232,9 @@ class Application:
 
         return answer
 
-    def _past(self, answer: Query) -> Answer:
+    def _query(self, queries: Queries, answer: Query) -> Answer:
         async def answered(request: Request) -> Response:
-            return _packed(await self._queries.answer(answer, request.query_params), "application/json")
+            return _packed(await queries.answer(answer, request.query_params), "application/json")
 
         return answered
 
@@ -244,8 +261,7 @@ class Application:
         return self._rendered("error.html", request, error.status_code, title=error.detail)
 
     async def _without_answer(self, request: Request, error: HetnodeError) -> Response:
-        status = {ErrorCode.BAD_REQUEST: 404, ErrorCode.RATE_LIMITED: 503}.get(error.code, 500)
-        return _json({"error": shown(error.cause)}, 404 if error.code is ErrorCode.NO_HISTORY else status)
+        return _json({"error": shown(error.cause)}, _STATUS.get(error.code, 500))
 
     async def _failed(self, request: Request, error: Exception) -> Response:
         log.warning("the dashboard cannot answer a request: %s: %s", type(error).__name__, error)

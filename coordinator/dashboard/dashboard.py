@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from coordinator.api.run_records import RunRecords
 from coordinator.command_loop import CommandLoop
+from coordinator.dashboard.explanations import Explanations
 from coordinator.dashboard.feed import Feed
 from coordinator.dashboard.past import Past
 from coordinator.dashboard.port import DashboardPort, dashboard_listener
@@ -15,7 +18,6 @@ from coordinator.dashboard.server import DashboardServer
 from coordinator.dashboard.source import Source
 from coordinator.storage.history import SqliteHistory
 from coordinator.storage.history_schema import HISTORY_FILE
-from coordinator.storage.metrics import MetricsFile
 from protocol.types import PeerId
 
 
@@ -38,7 +40,7 @@ class Dashboard:
         self._listener, self._stack = dashboard_listener(address, or_near, stack), stack
 
     def serve(
-        self, folder: Path, command_loop: CommandLoop, metrics: MetricsFile, problem: Callable[[], str]
+        self, folder: Path, command_loop: CommandLoop, records: RunRecords, problem: Callable[[], str]
     ) -> None:
         """Show the run in `folder` from now on, until the stack unwinds.
 
@@ -47,8 +49,9 @@ class Dashboard:
         """
         if self._listener is None:
             return
-        source = Source(command_loop, metrics, self.feed, self.resting)
-        past = Past(SqliteHistory(folder / HISTORY_FILE, problem), lambda: command_loop.state.names)
-        server = DashboardServer(DashboardPort(self._listener, folder), source, past)
+        source = Source(command_loop, records, self.feed)
+        past = Past(SqliteHistory(folder / HISTORY_FILE, problem), lambda: command_loop.state)
+        explanations = Explanations(records.explainer, command_loop, asyncio.get_running_loop())
+        server = DashboardServer(DashboardPort(self._listener, folder), source, past, explanations)
         self._stack.push_async_callback(server.close)
         server.start()

@@ -11,6 +11,7 @@ from coordinator.dashboard.run_record import Record, finite
 from coordinator.dashboard.text import shown
 from coordinator.history.queries import History
 from coordinator.history.records import CreditOrder, LossPoint, Page
+from coordinator.state.state import State
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import PeerId
 
@@ -19,6 +20,7 @@ MOST_LOSS_REPLICAS = 12
 _POINTS = 500
 _ROUNDS, _CREDITS, _OF_PEER = 50, 100, 60
 _MOST_LETTERS_OF_PEER = 128
+_LONG = 1000
 
 
 def plain(value: Any) -> Any:
@@ -42,11 +44,11 @@ class Past:
     Every method raises HetnodeError: NO_HISTORY, and BAD_REQUEST for options that mean nothing.
 
     Args:
-        names: the public names of peers, as they are now.
+        state: of the run, as it is now.
     """
 
-    def __init__(self, history: History, names: Callable[[], Mapping[PeerId, str | None]] = dict) -> None:
-        self._history, self._names = history, names
+    def __init__(self, history: History, state: Callable[[], State]) -> None:
+        self._history, self._state = history, state
 
     def losses(self, options: Mapping[str, str]) -> Record:
         """Of the first replicas, and the mean of all."""
@@ -83,10 +85,18 @@ class Past:
 
     def round(self, options: Mapping[str, str]) -> Record:
         """All about one round."""
-        found = self._history.round(_number(options, "round", 0))
+        number = _number(options, "round", 0)
+        found = self._history.round(number)
         if found is None:
             raise HetnodeError(ErrorCode.BAD_REQUEST, "This round has not begun.", "")
-        return {**plain(found), "problem": shown(self._history.problem)}
+        state = self._state()
+        alarm = state.alarm.reason if state.alarm and state.alarm.round_number == number else ""
+        return {
+            **plain(found),
+            "restores": state.restored.get(number),
+            "alarm": shown(alarm, _LONG),
+            "problem": shown(self._history.problem),
+        }
 
     def peer(self, options: Mapping[str, str]) -> Record:
         """All about one peer; the history is null if it has never joined."""
@@ -101,7 +111,7 @@ class Past:
             raise HetnodeError(ErrorCode.BAD_REQUEST, "There is no such order.", "") from None
         skip = _number(options, "skip", 0)
         page = plain(self._history.credits(order, Page(skip, _CREDITS)))
-        names = self._names()
+        names = self._state().names
         for each in page["credits"]:
             each["name"] = shown(names.get(each["peer"]) or "")
         return {**page, "skip": skip, "most": _CREDITS}

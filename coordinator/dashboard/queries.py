@@ -15,17 +15,16 @@ from protocol.errors import ErrorCode, HetnodeError
 
 Query = Callable[[Mapping[str, str]], Record]
 
-_KEPT_SECONDS = 2.0
 _MOST_KEPT, _MOST_WAITING = 64, 32
 _MOST_OPTIONS = 4
 _MOST_LETTERS = 400
 
 
 class Queries:
-    """Answers for all readers. An answer serves everybody who asks the same within two seconds."""
+    """Answers for all readers. An answer serves everybody who asks the same within `kept_seconds`."""
 
-    def __init__(self, threads: Executor) -> None:
-        self._threads = threads
+    def __init__(self, threads: Executor, kept_seconds: float = 2.0) -> None:
+        self._threads, self._kept_seconds = threads, kept_seconds
         self._kept: OrderedDict[object, tuple[float, asyncio.Future[bytes]]] = OrderedDict()
         self._waiting = 0
 
@@ -34,7 +33,7 @@ class Queries:
         given = {key[:_MOST_LETTERS]: options[key][:_MOST_LETTERS] for key in [*options][:_MOST_OPTIONS]}
         key = (query, tuple(sorted(given.items())))
         made_at, future = self._kept.get(key, (0.0, None))
-        if future is None or (future.done() and time.monotonic() - made_at > _KEPT_SECONDS):
+        if future is None or (future.done() and time.monotonic() - made_at > self._kept_seconds):
             if self._waiting >= _MOST_WAITING:
                 raise HetnodeError(
                     ErrorCode.RATE_LIMITED, "Too many pages ask for the history.", "Try again."

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from typing import Any
 
+from coordinator.dashboard.health_record import health_record
 from coordinator.dashboard.text import shown
 from coordinator.dashboard.view import RunView, phase_of
 from coordinator.placement.cost_model import stage_parameters
@@ -55,6 +56,7 @@ def run_record(view: RunView) -> Record:
         "replicas_complete": len(view.complete),
         "peers": dict(Counter(map(state_of_peer, status.peers))),
         "plan": _plan(status),
+        "health": health_record(view),
     }
 
 

@@ -13,8 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from coordinator.dashboard.access import Access
+from coordinator.dashboard.explanations import KEPT_SECONDS, Explanations
 from coordinator.dashboard.past import Past
 from coordinator.dashboard.port import DashboardPort
+from coordinator.dashboard.queries import Queries
 from coordinator.dashboard.source import Source
 
 if TYPE_CHECKING:
@@ -32,8 +34,8 @@ class DashboardServer:
     Whatever fails in it is a line in the log: the run goes on.
     """
 
-    def __init__(self, port: DashboardPort, source: Source, past: Past) -> None:
-        self._port, self._source, self._past = port, source, past
+    def __init__(self, port: DashboardPort, source: Source, past: Past, explanations: Explanations) -> None:
+        self._port, self._source, self._past, self._explanations = port, source, past, explanations
         self._thread: threading.Thread | None = None
         self._stop: Callable[[], None] | None = None
         self._ready = threading.Event()
@@ -80,9 +82,15 @@ class DashboardServer:
 
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: log.debug("dashboard: %s", context.get("message")))
-        with ThreadPoolExecutor(_THREADS, "dashboard") as threads:
+        # Explanations wait for each other, and not for the past, nor it for them.
+        with ThreadPoolExecutor(_THREADS, "dashboard") as threads, ThreadPoolExecutor(1) as explaining:
             application = Application(
-                self._source, self._past, Access(self._port.token, self._source.run), threads
+                self._source,
+                self._past,
+                Access(self._port.token, self._source.run),
+                threads,
+                Queries(explaining, KEPT_SECONDS),
+                self._explanations,
             )
             config = Config(
                 application,

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import TypeVar
 
+from coordinator.api.run_records import RunRecords
 from coordinator.command_loop import CommandLoop
 from coordinator.dashboard.feed import Feed
 from coordinator.dashboard.prediction import Predictions
@@ -16,8 +17,6 @@ from coordinator.dashboard.run_record import Record, run_record
 from coordinator.dashboard.swarm_record import network_record, peer_record, swarm_record
 from coordinator.dashboard.view import RunView
 from coordinator.status.run_status import run_status
-from coordinator.status.tokens import CommittedTokens
-from coordinator.storage.metrics import MetricsFile
 from protocol.types import PeerId
 
 T = TypeVar("T")
@@ -25,17 +24,11 @@ _VIEW_SECONDS = 0.9
 
 
 class Source:
-    """The records of one run, as they are now. Only one thread uses it.
+    """The records of one run, as they are now. Only one thread uses it."""
 
-    Args:
-        resting: the peers whose processes rest.
-    """
-
-    def __init__(
-        self, command_loop: CommandLoop, metrics: MetricsFile, feed: Feed, resting: Collection[PeerId]
-    ) -> None:
-        self._command_loop, self._metrics, self._feed, self._resting = command_loop, metrics, feed, resting
-        self._tokens, self._predictions = CommittedTokens(), Predictions()
+    def __init__(self, command_loop: CommandLoop, records: RunRecords, feed: Feed) -> None:
+        self._command_loop, self._records, self._feed = command_loop, records, feed
+        self._predictions = Predictions()
         self._view: RunView | None = None
         self._viewed_at = 0.0
 
@@ -55,11 +48,12 @@ class Source:
 
     def _viewed(self) -> RunView:
         state, now = self._command_loop.state, self._command_loop.now()
-        measurements = _copied(self._metrics.newest.values)
-        resting = frozenset(_copied(lambda: self._resting))
-        # Its own count: that of the coordinator's thread is for that thread.
-        tokens = self._tokens.of(state)
-        return RunView(state, run_status(state, measurements, now, time.time(), resting, tokens))
+        measurements = _copied(self._records.metrics.newest.values)
+        resting = frozenset(_copied(lambda: self._records.resting))
+        health = self._records.health.latest
+        # As the coordinator has counted: of a long run a count of our own would take seconds.
+        tokens = self._records.tokens.newest
+        return RunView(state, run_status(state, measurements, now, time.time(), resting, tokens, health))
 
     def run_record(self) -> Record:
         """The run as a whole, with its newest events."""

@@ -13,7 +13,7 @@ from coordinator.rounds.phases import expected_seconds
 from coordinator.rounds.rounds import is_stalled
 from coordinator.state import events
 from coordinator.state.text import counted, listed, short
-from coordinator.status.messages import run_message
+from coordinator.status.messages import alarm_message, run_message
 from protocol.roles import POLICIES
 from protocol.status import Explanation, RunPhase, Sentence
 from protocol.types import Replica
@@ -50,6 +50,8 @@ def _gathering(facts: Facts) -> Iterator[Sentence]:
 def _since(facts: Facts) -> Iterator[Sentence]:
     """Since when it waits for what the title says, by the event that began the wait."""
     state, asked = facts.state, facts.asked
+    if state.open_alarm is not None:
+        yield say(f"There is an alarm: {alarm_message(state.open_alarm)}")
     if state.pause is not None:
         for number, event in facts.of_kind(events.RunPaused):
             if number == facts.paused:

@@ -68,6 +68,12 @@ def _outcome(story: RoundStory) -> Iterator[Sentence]:
         stages = "every stage" if len(found) == story.state.stages else stage_names([s for s, _ in found])
         outcome = f"committed at {stages}" if committed else f"ABORTED at {stages}, so nothing counts there"
         yield say(f"It was {outcome}: {reason}", *(number for _, number in found))
+    restored = story.state.restored.get(story.number)
+    if restored is not None:
+        cited = story.numbers(events.RunRolledBack)
+        yield say(f"It is a rollback: its anchors are those after round {restored}", *cited)
+    for number, alarm in story.of(events.AlarmRaised):
+        yield say(f"An alarm was raised about round {alarm.round_number}: {alarm.reason}", number)
 
 
 def _where_the_time_went(story: RoundStory) -> Iterator[Sentence]:

@@ -185,6 +185,7 @@ class MemberFigures:
         inner_seconds: of the inner phase; compute_seconds: of that, the part in which it computed.
         outer_seconds: that it waited for the exchange.
         steps, extra_steps, microbatches, gradient_norm: as in protocol.status.Measurement.
+        progress_norm, error_share: as there, too; None without a payload.
     """
 
     round_number: int
@@ -203,6 +204,8 @@ class MemberFigures:
     steps: int
     extra_steps: int
     microbatches: int
+    progress_norm: float | None
+    error_share: float | None
     traffic: Traffic
 
 
@@ -261,6 +264,7 @@ class Contribution:
         weight, nbytes: of the payload that it offered; tokens: that it stands for, if it was counted.
         reason: a sentence: why it was not counted; "" if it was, or while the round is open.
         reason_sequence: of the event that the reason comes from.
+        cosine, norm: of the payload, as another peer measured it (protocol.status.PayloadAgreement).
     """
 
     round_number: int
@@ -278,6 +282,8 @@ class Contribution:
     tokens: int
     reason: str
     reason_sequence: int
+    cosine: float | None
+    norm: float | None
 
 
 @dataclass(frozen=True)

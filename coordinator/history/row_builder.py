@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TypeAlias
 
@@ -9,6 +10,7 @@ from coordinator.history import plan_body
 from coordinator.history.open_round import OpenRound, Reason
 from coordinator.history.planned import Planned
 from coordinator.history.rows import (
+    Agreed,
     Estimated,
     Finished,
     Measured,
@@ -87,7 +89,7 @@ class RowBuilder:
         return list(self._rows(sequence, event))
 
     def of_measurement(self, at: float, measured: Measurement) -> list[Row]:
-        """The row of a measurement; none if its peer has not joined."""
+        """The rows of a measurement; none if its peer has not joined."""
         number = self._numbers.get(measured.peer)
         if number is None:
             return []
@@ -114,8 +116,17 @@ class RowBuilder:
             link_bytes_dense=bounded(measured.link_bytes_dense),
             payload_bytes=bounded(measured.payload_bytes),
             payload_bytes_dense=bounded(measured.payload_bytes_dense),
+            progress_norm=finite(measured.progress_norm),
+            error_norm=finite(measured.error_norm),
         )
-        return [row]
+        return [row, *self._agreements(measured)]
+
+    def _agreements(self, measured: Measurement) -> Iterator[Agreed]:
+        for each in measured.agreements:
+            owner = self._numbers.get(each.owner)
+            if owner is not None and math.isfinite(each.norm):
+                cosine = None if each.cosine is None else finite(each.cosine)
+                yield Agreed(cosine, each.norm, measured.round_number, each.stage, owner)
 
     def _rows(self, sequence: int, event: Event) -> Iterator[Row]:
         match event:

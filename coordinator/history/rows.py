@@ -284,6 +284,18 @@ class Measured(NamedTuple):
     link_bytes_dense: int
     payload_bytes: int
     payload_bytes_dense: int
+    progress_norm: float | None
+    error_norm: float | None
+
+
+class Agreed(NamedTuple):
+    """How far a payload agrees with the others, as another peer measured it; the first figure stays."""
+
+    cosine: float | None
+    norm: float
+    round_number: int
+    stage: int
+    peer: int
 
 
 PeerRow: TypeAlias = PeerAdded | PeerChanged | PeerNow | SessionBegun | SessionEnded | Estimated
@@ -300,4 +312,4 @@ RoundRow: TypeAlias = (
     | RoundTokens
     | RoundDecided
 )
-Row: TypeAlias = PeerRow | PlanRow | RoundRow | Measured
+Row: TypeAlias = PeerRow | PlanRow | RoundRow | Measured | Agreed

@@ -24,10 +24,13 @@ class CommittedTokens:
 
     Args:
         state: its decisions are read now: for those of a long run that takes seconds.
+
+    Attributes:
+        newest: the tokens as they were counted last; another thread may read it.
     """
 
     def __init__(self, state: State | None = None) -> None:
-        self._round, self._tokens = 0, 0
+        self._round, self.newest = 0, 0
         self._epoch, self._replicas = 0, dict[PeerId, Replica]()  # of the plan that was looked up last
         if state is not None:
             self.of(state)
@@ -36,8 +39,8 @@ class CommittedTokens:
         """The tokens up to the newest decision of stage 0."""
         while (decision := state.decisions.get((0, self._round + 1))) is not None:
             self._round += 1
-            self._tokens += self._of_decision(state, decision)
-        return self._tokens
+            self.newest += self._of_decision(state, decision)
+        return self.newest
 
     def _of_decision(self, state: State, decision: Decision) -> int:
         tokens = 0

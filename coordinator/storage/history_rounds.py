@@ -37,7 +37,7 @@ _STAGE = (
 _CONTRIBUTION = (
     "SELECT c.round, c.stage, p.peer, c.replica, c.standing, c.offered_at, c.offered_sequence,"
     " c.reported_at, c.reported_sequence, c.held, c.weight, c.nbytes, c.tokens,"
-    " coalesce(c.reason, s.reason, ''), c.reason_sequence"
+    " coalesce(c.reason, s.reason, ''), c.reason_sequence, c.cosine, c.norm"
     " FROM contributions AS c JOIN peers AS p ON p.number = c.peer"
     " LEFT JOIN stage_rounds AS s ON s.round = c.round AND s.stage = c.stage"
 )
@@ -101,6 +101,8 @@ def contributions(db: sqlite3.Connection, where: str, *values: int) -> Iterable[
             tokens=row[12],
             reason=row[13],
             reason_sequence=row[14],
+            cosine=row[15],
+            norm=row[16],
         )
 
 

@@ -181,6 +181,7 @@ def members(db: sqlite3.Connection, where: str, *values: int) -> tuple[MemberFig
     found = db.execute(
         "SELECT m.round, m.at, p.peer, m.replica, m.position, m.is_last, m.train_loss, m.validation_loss,"
         " m.tokens, m.inner, m.outer, m.compute, m.gradient_norm, m.steps, m.extra_steps, m.microbatches,"
+        " m.progress_norm, m.error_norm / nullif(m.error_norm + m.progress_norm, 0),"
         f" {', '.join(f'm.{name}' for name in TRAFFIC)}"
         f" FROM measurements AS m JOIN peers AS p ON p.number = m.peer WHERE {where}",
         values,
@@ -206,7 +207,9 @@ def _figures(row: Row) -> MemberFigures:
         steps=row[13],
         extra_steps=row[14],
         microbatches=row[15],
-        traffic=traffic(row[16:]),
+        progress_norm=row[16] or None,
+        error_share=row[17],
+        traffic=traffic(row[18:]),
     )
 
 

@@ -14,7 +14,7 @@ HISTORY_FILE = "history.sqlite"
 """In the folder of the coordinator."""
 HISTORY_ID = 0x68746869
 """'hthi', in the header of the SQLite file."""
-HISTORY_VERSION = 1
+HISTORY_VERSION = 2
 """`PRAGMA user_version` of the file."""
 
 # Times are Unix times in milliseconds, durations milliseconds. `peer` is the number of a peer. The tables
@@ -64,7 +64,7 @@ TABLES = (
     " offered_sequence INTEGER NOT NULL DEFAULT 0, reported_at INTEGER,"
     " reported_sequence INTEGER NOT NULL DEFAULT 0, held INTEGER NOT NULL DEFAULT 0,"
     " weight REAL NOT NULL DEFAULT 0, nbytes INTEGER NOT NULL DEFAULT 0, tokens INTEGER NOT NULL DEFAULT 0,"
-    " reason TEXT DEFAULT '', reason_sequence INTEGER NOT NULL DEFAULT 0,"
+    " reason TEXT DEFAULT '', reason_sequence INTEGER NOT NULL DEFAULT 0, cosine REAL, norm REAL,"
     " PRIMARY KEY (round, stage, peer)) WITHOUT ROWID",
     "CREATE INDEX contributions_of_peer ON contributions (peer, round, stage)",
     "CREATE TABLE measurements (round INTEGER NOT NULL, replica INTEGER NOT NULL, position INTEGER NOT NULL,"
@@ -72,8 +72,8 @@ TABLES = (
     " validation_loss REAL, tokens INTEGER NOT NULL, inner INTEGER NOT NULL, outer INTEGER NOT NULL,"
     " compute INTEGER NOT NULL, gradient_norm REAL, steps INTEGER NOT NULL, extra_steps INTEGER NOT NULL,"
     " microbatches INTEGER NOT NULL, link_bytes INTEGER NOT NULL, link_bytes_dense INTEGER NOT NULL,"
-    " payload_bytes INTEGER NOT NULL, payload_bytes_dense INTEGER NOT NULL,"
-    " PRIMARY KEY (round, replica, position, peer)) WITHOUT ROWID",
+    " payload_bytes INTEGER NOT NULL, payload_bytes_dense INTEGER NOT NULL, progress_norm REAL,"
+    " error_norm REAL, PRIMARY KEY (round, replica, position, peer)) WITHOUT ROWID",
     "CREATE UNIQUE INDEX measurements_of_peer ON measurements (peer, round)",
     # Sums of the measurements, kept up to date: pages need them of all rounds.
     "CREATE TABLE replicas (replica INTEGER PRIMARY KEY, epoch INTEGER NOT NULL DEFAULT 0,"
@@ -171,6 +171,7 @@ STATEMENTS: dict[type[Row], tuple[str, ...]] = {
         " (round, stage, peer, replica, standing, reason, reason_sequence)"
         f" VALUES (?, ?, ?, ?, {rows.MISSING}, ?, ?)",
     ),
+    rows.Agreed: (f"UPDATE contributions SET cosine = ?, norm = ?{_CONTRIBUTION} AND norm IS NULL",),
     rows.Decided: (
         "UPDATE run SET committed = committed + ?, aborted = aborted + ?, tokens = tokens + ?,"
         " stage_tokens = stage_tokens + ?",
@@ -186,7 +187,7 @@ MEASURED = (
         "measurements",
         "round, replica, position, peer, at, is_last, train_loss, validation_loss, tokens, inner, outer,"
         " compute, gradient_norm, steps, extra_steps, microbatches, link_bytes, link_bytes_dense,"
-        " payload_bytes, payload_bytes_dense",
+        " payload_bytes, payload_bytes_dense, progress_norm, error_norm",
     )
     + " ON CONFLICT DO NOTHING"
 )

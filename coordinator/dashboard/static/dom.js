@@ -77,3 +77,13 @@ export function told(text) {
   const parts = text.split(/\b(12D3KooW[1-9A-HJ-NP-Za-km-z]{44})\b/);
   return parts.map((part, i) => (i % 2 ? el("a", { href: `/peer/${part}`, title: part }, `…${part.slice(-8)}`) : part));
 }
+
+// A sentence with ends of peer ids, of which `peers` knows the whole ids, and with rounds to ask about.
+export function linked(text, peers) {
+  return text.split(/(\.\.[1-9A-HJ-NP-Za-km-z]{8}\b|'hetnode explain \d+')/).map((part, i) => {
+    if (i % 2 === 0) return told(part);
+    if (part.startsWith("'")) return el("a", { href: `/round/${part.match(/\d+/)[0]}` }, part);
+    const peer = Object.hasOwn(peers, part.slice(2)) ? peers[part.slice(2)] : null;
+    return peer ? el("a", { href: `/peer/${encodeURIComponent(peer)}`, title: peer }, `…${part.slice(2)}`) : part;
+  });
+}

@@ -4,6 +4,7 @@ import { el } from "./dom.js";
 const WAITS = {
   assignment: "a place in the run", plan: "the next plan", links: "its links", neighbour: "its neighbour",
   group: "the other replicas", payloads: "payloads", decision: "the decision", checkpoint: "a checkpoint",
+  pause: "the end of the pause",
 };
 const STATES = {
   trains: ["trains", "good"], follows: ["follows", "accent"], spare: ["spare", "accent"], relay: ["relay", "accent"],

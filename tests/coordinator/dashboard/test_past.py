@@ -23,7 +23,9 @@ from coordinator.history.records import (
     StageSummary,
     Traffic,
 )
+from coordinator.state.state import State
 from protocol.errors import ErrorCode, HetnodeError
+from tests.builders import spec_of
 
 
 class Told:
@@ -55,7 +57,7 @@ class Told:
 
 
 def past_of(told: Told) -> Past:
-    return Past(cast(History, told))
+    return Past(cast(History, told), lambda: State(spec_of(), "run"))
 
 
 def test_records_become_json() -> None:

@@ -12,6 +12,7 @@ from coordinator.state.commands import (
     Leave,
     Offer,
     PauseRun,
+    RaiseAlarm,
     Report,
     ResumeRun,
     Retreat,
@@ -490,3 +491,13 @@ def test_a_very_long_round_is_read_from_its_end() -> None:
     usual_rounds(run, 1)
     ask = asked(run)
     assert len(ask(1).sentences) < 33
+
+
+def test_an_alarm_is_in_the_answers() -> None:
+    run = started_and_attested(2, rounds=9)
+    play_rounds(run, 2)
+    run.accept(RaiseAlarm(2, 1, "the loss rose to 9.0.", False))
+    ask = asked(run)
+    assert "There is an alarm: the loss rose to 9.0. The last healthy round was 1" in text_of(ask("now"))
+    assert "An alarm was raised about round 2: the loss rose to 9.0." in text_of(ask(3))
+    assert isinstance(ask.cited(ask(3), "An alarm was raised")[0], events.AlarmRaised)

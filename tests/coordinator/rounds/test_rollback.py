@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from coordinator.dashboard.health_record import health_record
+from coordinator.dashboard.view import RunView
 from coordinator.rounds.attestation import locate, record_of, settled_digest
 from coordinator.rounds.rollback import restorable_rounds
 from coordinator.state.apply import replay
@@ -12,10 +14,12 @@ from coordinator.state.event_codec import decode, encode
 from coordinator.state.events import AnchorDiverged, PeerSeen, RoundAborted, RunPaused, RunRolledBack
 from coordinator.state.state import State
 from coordinator.status.messages import event_message
+from coordinator.status.run_status import run_status
 from protocol.errors import ErrorCode
 from protocol.types import Part, PausedBy
 from tests.builders import Keyed, anchor_of, keyed
 from tests.support.coordinator_run import Run, attest, play_round, play_rounds, started_and_attested
+from tests.support.explaining import Asked, text_of
 
 A, B, C = PEERS = [keyed(i) for i in range(3)]
 STAGES = 2
@@ -167,3 +171,11 @@ def test_the_last_round_may_be_a_rollback_and_a_finished_run_has_none() -> None:
             run.accept(Attest(peer.peer, stage, 2, "stage", anchor_of(stage, 0)))
     assert run.state.finished_at
     run.refuse(RollBack(0, ""), ErrorCode.BAD_REQUEST)
+
+
+def test_explanations_and_pages_say_so(run: Run) -> None:
+    run.accept(RollBack(2, "the loss has risen"))
+    found = Asked(run.state, run.events, run.now)(5)
+    assert "It is a rollback: its anchors are those after round 2" in text_of(found)
+    view = RunView(run.state, run_status(run.state, (), run.now, run.now))
+    assert health_record(view)["rollbacks"] == [{"round": 5, "restores": 2}]

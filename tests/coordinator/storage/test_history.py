@@ -14,7 +14,7 @@ from coordinator.history.records import CreditOrder, Outcome, Page, Standing
 from coordinator.state.commands import Await, Report, Tick
 from coordinator.storage.history import SqliteHistory
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.status import Measurement
+from protocol.status import Measurement, PayloadAgreement
 from protocol.types import PeerId, Rejection, Role
 from tests.builders import keyed
 from tests.support.coordinator_run import (
@@ -364,3 +364,20 @@ def test_a_reader_sees_one_moment_while_others_write(tmp_path: Path) -> None:
         db.execute("UPDATE run SET tokens = -1")
         assert history.summary().tokens > 0
         db.execute("ROLLBACK")
+
+
+def test_a_payload_has_what_another_peer_measured_of_it(tmp_path: Path) -> None:
+    run = started_and_attested(2, 0, stages=1)
+    play_rounds(run)
+    agreements = (
+        PayloadAgreement(0, B.peer, cosine=0.25, norm=2.0),
+        PayloadAgreement(0, C.peer, cosine=0.5, norm=3.0),  # of a stranger
+    )
+    figures = replace(measurement(A.peer, 1, 0, loss=5.0), progress_norm=3.0, error_norm=1.0)
+    again = replace(figures, peer=B.peer, replica=1, agreements=(PayloadAgreement(0, B.peer, 0.9, 9.0),))
+    detail = history_of(run, tmp_path, replace(figures, agreements=agreements), again).round(1)
+    assert detail is not None
+    by_peer = {each.peer: each for each in detail.stages[0].contributions}
+    assert (by_peer[B.peer].cosine, by_peer[B.peer].norm) == (0.25, 2.0), "the first figure stays"
+    assert (by_peer[A.peer].cosine, by_peer[A.peer].norm) == (None, None)
+    assert (detail.members[0].progress_norm, detail.members[0].error_share) == (3.0, 0.25)

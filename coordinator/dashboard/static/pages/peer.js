@@ -2,17 +2,23 @@
 import { Chart } from "../chart.js";
 import { badge, card, el, meter, show, table, tile, told } from "../dom.js";
 import * as f from "../format.js";
+import { Explanation } from "../explain.js";
+import { cosine, findingsAbout, norm } from "../health.js";
 import { get, now, onRun } from "../live.js";
 import { dot, state, waits } from "../peers.js";
 
 const peer = decodeURIComponent(location.pathname.split("/").pop());
 const page = document.getElementById("page");
 const head = el("div");
+const reason = el("div");
+const unusual = el("div");
 const lists = el("div", { class: "stack" });
 const body = el("div", { class: "chart small", "data-own": "" });
 const speedCard = card("Measured speed", body);
 speedCard.hidden = true;
-page.append(head, speedCard, lists);
+page.append(head, unusual, reason, speedCard, lists);
+const why = new Explanation(reason, "Why it does what it does", peer);
+reason.hidden = true;
 const chart = new Chart(body);
 const REASONS = { offered: "wait", counted: "good", "left out": "bad", withheld: "wait", missing: "bad" };
 
@@ -52,6 +58,8 @@ function contributions(rows) {
     { title: "payload", cell: (row) => badge(row.standing, REASONS[row.standing]) },
     { title: "tokens", kind: "number wide", cell: (row) => f.scaled(row.tokens) },
     { title: "bytes", kind: "number wide", cell: (row) => f.bytes(row.nbytes) },
+    { title: "agrees", kind: "number wide", cell: (row) => cosine(row.cosine) },
+    { title: "norm", kind: "number wide", cell: (row) => norm(row.norm) },
     { title: "why not", cell: (row) => told(f.sentence(row.reason)) },
   ], rows, (row) => `${row.round_number} ${row.stage}`));
 }
@@ -64,6 +72,7 @@ function measured(rows) {
     { title: "busy", cell: (row) => meter(row.inner_seconds ? row.compute_seconds / row.inner_seconds : 0) },
     { title: "exchange", kind: "number", cell: (row) => f.duration(row.outer_seconds) },
     { title: "on links", kind: "number wide", cell: (row) => f.bytes(row.traffic.link_bytes) },
+    { title: "error feedback", kind: "number wide", cell: (row) => f.percent(row.error_share) },
     { title: "loss", kind: "number wide", cell: (row) => f.loss(row.validation_loss) },
   ], rows.filter((row) => row.round_number > 0), (row) => String(row.round_number)));
 }
@@ -89,12 +98,18 @@ function draw(found) {
 }
 
 let asking = false;
-onRun(async () => {
+onRun(async (run) => {
   document.title = `Peer ${f.short(peer)}`;
+  const findings = findingsAbout(run.health, peer);
+  show(unusual, findings.length > 0 && card("Unusual in its training", el("ul", { class: "sentences" },
+    findings.map((each) => el("li", { class: "finding", "data-key": each }, told(each))))));
   if (asking) return;
   asking = true;
   try {
-    draw(await get(`/api/peer?peer=${encodeURIComponent(peer)}`));
+    const found = await get(`/api/peer?peer=${encodeURIComponent(peer)}`);
+    draw(found);
+    reason.hidden = !found.peer;
+    if (found.peer) why.ask();
   } catch (error) {
     if (!head.children.length) show(head, card("", el("p", {}, `The peer cannot be shown: ${error.message}`)));
   } finally {

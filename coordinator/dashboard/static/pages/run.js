@@ -1,29 +1,34 @@
 // The run: how far it is, how the loss goes, what it waits for.
 import { badge, card, el, meter, show, tile, told } from "../dom.js";
 import * as f from "../format.js";
+import { Explanation } from "../explain.js";
+import { healthCard, notices } from "../health.js";
 import { now, onRun } from "../live.js";
 import { LossChart } from "../losses.js";
 
 const page = document.getElementById("page");
-const parts = ["hero", "tiles", "losses", "replicas", "events", "facts"];
+const parts = ["hero", "notices", "tiles", "losses", "why", "health", "replicas", "events", "facts"];
 const at = Object.fromEntries(parts.map((name) => [name, el("div", { class: `part-${name}` })]));
 const STATES = {
   trains: ["trains", ""], offered: ["trained", "good"], exchanges: ["exchanges", "good"], decided: ["done", "good"],
   broken: ["cannot train", "bad"], done: ["done", "good"],
 };
-page.append(at.hero, at.tiles, at.losses,
-  el("div", { class: "two" }, at.replicas, at.events), at.facts);
+page.append(at.hero, at.notices, at.tiles, at.losses, at.why,
+  el("div", { class: "two" }, at.replicas, at.events), at.health, at.facts);
+at.notices.classList.add("notices");
+const why = new Explanation(at.why, "What it waits for, and what would be faster", "now", false);
 const losses = new LossChart(at.losses);
 
 function what(run) {
   if (run.phase === "finished") return ["Finished", "good"];
   if (run.phase === "gathering") return ["Gathering peers", "wait"];
+  if (run.health.pause?.holds && !run.stalled) return [`Paused before round ${f.count(run.round)}`, "wait"];
   if (run.stalled) return [`Waiting in round ${f.count(run.round)}`, "bad"];
   return [`Round ${f.count(run.round)}`, ""];
 }
 
 function reason(run) {
-  const text = run.message.replace(/^training: round \d+ of \d+(, )?/, "").replace(/^(finished|waiting in round \d+ of \d+): /, "");
+  const text = run.message.replace(/^(training: round|PAUSED before round) \d+ of \d+[,; ]*/, "").replace(/^(finished|waiting in round \d+ of \d+): /, "");
   return f.sentence(text) || "All replicas train.";
 }
 
@@ -59,7 +64,7 @@ function tiles(run) {
     tile("Validation loss", f.loss(run.loss), "nats per token, mean of replicas"),
     tile("Speed", f.scaled(run.tokens_per_second), "tokens per second"),
     tile("Tokens trained", f.scaled(run.tokens), "committed"),
-    tile("A round takes", f.duration(run.expected_round_seconds), run.began ? `this one: ${f.duration(Math.max(0, now() - run.began))}` : ""),
+    tile("A round takes", f.duration(run.expected_round_seconds), run.began && !run.health.pause?.holds ? `this one: ${f.duration(Math.max(0, now() - run.began))}` : ""),
     tile("Stage rounds", f.count(run.committed), `committed · ${f.count(run.aborted)} aborted`, run.aborted ? "note" : ""),
     peersOf(run),
     broken > 0 && run.phase === "training" && tile("Replicas", `${run.replicas_complete} of ${run.replica_count}`, "can train", "bad"),
@@ -106,7 +111,10 @@ function facts(run) {
 function draw(run) {
   document.title = `${run.stalled ? "⚠ " : ""}${what(run)[0]} · ${run.spec.name}`;
   show(at.hero, hero(run));
+  show(at.notices, notices(run.health));
   show(at.tiles, tiles(run));
+  show(at.health, healthCard(run.health));
+  why.ask();
   show(at.replicas, replicas(run));
   show(at.events, events(run));
   show(at.facts, facts(run));

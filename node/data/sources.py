@@ -3,14 +3,14 @@
 The split depends only on a document's name or ordinal, not on a seed: all nodes hold out the same documents,
 and runs can be compared.
 
-===================  ====================================================  ======================
+===================  ====================================================  ===============================
 source               one document is                                       held out for validation
-===================  ====================================================  ======================
+===================  ====================================================  ===============================
 builtin              one ``*.py`` file of the interpreter's library        1 in 20, by path
 text:PATH            one block of a file, or of the ``*.txt`` of a folder  1 in 20, by ordinal
 jsonl:PATH           one record of a file, or of the ``*.jsonl``           1 in 20, by ordinal
-hf:NAME[/CONFIG]     one record of the ``train`` split, streamed           1 in 100, by ordinal
-===================  ====================================================  ======================
+hf:NAME[/CONFIG]     one record of the ``train`` split, streamed           1 in 100, by ordinal in its shard
+===================  ====================================================  ===============================
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from __future__ import annotations
 import json
 import os
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
-from node.extras import Extra, needed
+from node.data.hub import Shard, hub_shards
 from protocol.errors import ErrorCode, HetnodeError
 
 _NOT_CORPUS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
@@ -37,17 +38,30 @@ class Document:
     held_out: bool
 
 
+Pass = Callable[[], Iterator[Document]]
+
+
 @dataclass(frozen=True)
 class Source:
-    """A source of documents. `documents` starts a new pass over them, always in the same order.
+    """A source of documents, in one or more shards.
 
-    A `streamed` source may exceed the memory and is only read forward; others are loaded completely. Reading
-    raises DATA_UNREADABLE; MISSING_EXTRA if the library for this source is not installed.
+    A `streamed` source may exceed the memory and is only read forward; others are loaded completely. Finding
+    the shards and reading them raises DATA_UNREADABLE; MISSING_EXTRA if the library for this source is not
+    installed.
+
+    Attributes:
+        shards: one callable for each shard. It starts a new pass over the documents of the shard, which come
+            always in the same order.
     """
 
     name: str
     streamed: bool
-    documents: Callable[[], Iterator[Document]]
+    shards: Callable[[], Sequence[Pass]]
+
+    def documents(self) -> Iterator[Document]:
+        """A new pass over the documents of all shards, one shard after the other."""
+        for shard in self.shards():
+            yield from shard()
 
 
 def open_source(source: str, text_field: str) -> Source:
@@ -63,11 +77,11 @@ def open_source(source: str, text_field: str) -> Source:
     kind, _, rest = source.partition(":")
     match kind:
         case "builtin" if not rest:
-            return Source(source, False, _library)
+            return Source(source, False, lambda: [_library])
         case "text" if rest:
-            return Source(source, False, lambda: _text(_path(rest)))
+            return Source(source, False, lambda: [partial(_text, _path(rest))])
         case "jsonl" if rest:
-            return Source(source, False, lambda: _jsonl(_path(rest), text_field))
+            return Source(source, False, lambda: [partial(_jsonl, _path(rest), text_field)])
         case "hf" if rest:
             return Source(source, True, lambda: _hub(rest, text_field))
     raise unreadable(source, "its kind is unknown", "Use builtin, text:PATH, jsonl:PATH or hf:NAME[/CONFIG].")
@@ -82,14 +96,14 @@ def unreadable(what: object, why: object, remedy: str) -> HetnodeError:
     return HetnodeError(ErrorCode.DATA_UNREADABLE, f"The data {what} cannot be read: {why}.", remedy)
 
 
-def _held_out(ordinal: int, one_in: int) -> bool:
-    """Whether this document is held out: one of every `one_in` consecutive documents is.
+def _held_out(ordinal: int, one_in: int, shard: str = "") -> bool:
+    """Whether this document of a shard is held out: one of every `one_in` consecutive documents is.
 
     A hash selects it, so the choice does not follow a period in the data. Of the first `one_in` it is the
     second document, so that a source of two documents has both splits.
     """
     group, position = divmod(ordinal, one_in)
-    return position == (_hash(str(group)) % one_in if group else 1)
+    return position == (_hash(f"{shard}{group}") % one_in if group or shard else 1)
 
 
 def _hash(name: str) -> int:
@@ -174,53 +188,22 @@ def _record(line: bytes, where: str, text_field: str) -> str:
 def _text_of(record: object, where: str, text_field: str) -> str:
     text = record.get(text_field) if isinstance(record, dict) else None
     if not isinstance(text, str):
+        keys = f", its keys are {', '.join(map(str, record))[:80]}" if isinstance(record, dict) else ""
         raise unreadable(
             where,
-            f"the record has no text under the key '{text_field}'",
+            f"the record has no text under the key '{text_field}'{keys}",
             "Set data.text_field to the key of the text, or correct that record.",
         )
     return text
 
 
-def _hub(location: str, text_field: str) -> Iterator[Document]:
-    for ordinal, record in enumerate(hub_records(location)):
-        text = _text_of(record, f"hf:{location}, record {ordinal}", text_field)
-        yield Document(text, _held_out(ordinal, 100))
+def _hub(location: str, text_field: str) -> Sequence[Pass]:
+    return [
+        partial(_documents_of, index, shard, text_field) for index, shard in enumerate(hub_shards(location))
+    ]
 
 
-def hub_records(location: str) -> Iterator[object]:
-    """Records of the ``train`` split. They are fetched while they are read.
-
-    Raises HetnodeError DATA_UNREADABLE; MISSING_EXTRA.
-    """
-    name, config = _hub_name(location)
-    with needed(Extra.HF):  # which takes a second, and only this source needs it
-        from datasets import load_dataset  # type: ignore[import-untyped]  # noqa: PLC0415
-
-    try:
-        yield from load_dataset(name, config, split="train", streaming=True)
-    except Exception as error:  # the library, its parsers and its transport raise many types
-        raise unreadable(
-            f"hf:{location}",
-            f"{type(error).__name__}: {error}".rstrip("."),
-            "Check the name and its configuration, that it has a 'train' split, and the connection to the "
-            "Hugging Face Hub; or name a local folder, or use text:PATH or jsonl:PATH.",
-        ) from None
-
-
-def _hub_name(location: str) -> tuple[str, str | None]:
-    """Split ``NAME[/CONFIG]`` into name and config. An existing local path is a name without config.
-
-    A name on the hub has at most two parts, so a third part is the config.
-    """
-    path = _path(location)
-    if path.exists():
-        return str(path), None
-    parts = location.split("/")
-    if len(parts) > 3 or not all(parts) or parts[0] in (".", "..", "~"):
-        raise unreadable(
-            f"hf:{location}",
-            "it is neither a local folder nor a valid name on the hub",
-            "Use hf:FOLDER, hf:NAME, hf:OWNER/NAME or hf:OWNER/NAME/CONFIG.",
-        )
-    return "/".join(parts[:2]), parts[2] if len(parts) == 3 else None
+def _documents_of(index: int, shard: Shard, text_field: str) -> Iterator[Document]:
+    for ordinal, record in enumerate(shard.records()):
+        text = _text_of(record, f"hf:{shard.name}, record {ordinal}", text_field)
+        yield Document(text, _held_out(ordinal, 100, f"{index}/" if index else ""))

@@ -25,7 +25,8 @@ from torch import Tensor
 
 from node.checkpoint.global_model import Checkpoint
 from node.data.sources import Source, open_source
-from node.data.stream import LoadedSplit, Samples, pack, too_small
+from node.data.stream import LoadedSplit
+from node.data.streamed import Samples, pack, too_small
 from node.data.tokenizer import Tokenizer, check_tokenizer
 from node.experiment.in_process_replica import plan_of
 from node.experiment.results import perplexity

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from node.data.stream import Samples
+from node.data.streamed import Samples
 from node.ipc.worker_calls import Message
 from node.model.stage import Stage, backward_from, next_token_loss
 from node.worker.compute import Compute

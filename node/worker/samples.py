@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from node.data.stream import Samples, SampleStream
+from node.data.stream import SampleStream
+from node.data.streamed import Samples
 from protocol.spec.run import RunSpec
 
 

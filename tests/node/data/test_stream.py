@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 import tokenizers
 
-from node.data.sources import open_source
-from node.data.stream import Samples, SampleStream, open_stream
+from node.data.hub import Shard
+from node.data.sources import Document, open_source
+from node.data.stream import SampleStream, open_stream
+from node.data.streamed import SLICE, Samples
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
@@ -115,8 +117,7 @@ def _lines(windows: Samples) -> set[int]:
     return {int(number) for window in _text(windows) for number in re.findall(r"<(\d{6})>", window)}
 
 
-def _windows_of(spec: RunSpec, held_out: bool) -> set[str]:
-    documents = open_source(spec.data.source, spec.data.text_field).documents()
+def _windows_of(documents: Iterator[Document], held_out: bool) -> set[str]:
     text = "".join(document.text + "\n" for document in documents if document.held_out is held_out)
     return {text[i : i + CONTEXT + 1] for i in range(0, len(text) - CONTEXT, CONTEXT)}
 
@@ -154,10 +155,17 @@ def test_validation_text_never_appears_in_training_samples(stream: SampleStream)
 
 
 def test_each_epoch_gives_every_window_of_its_documents_once(spec: RunSpec, stream: SampleStream) -> None:
-    training, held_out = (_windows_of(spec, split) for split in (False, True))
-    windows = _text(stream.read(range(2 * len(training))))
-    assert set(windows[: len(training)]) == set(windows[len(training) :]) == training
+    source = open_source(spec.data.source, spec.data.text_field)
+    held_out = _windows_of(source.documents(), True)
     assert set(_text(stream.validation(len(held_out)))) == held_out
+    shards = [_windows_of(shard(), False) for shard in source.shards()]
+    if len(shards) == 1:
+        training = shards[0]
+        windows = _text(stream.read(range(2 * len(training))))
+        assert set(windows[: len(training)]) == set(windows[len(training) :]) == training
+    else:
+        slices = [set(_text(stream.read(range(turn * SLICE, (turn + 1) * SLICE)))) for turn in range(2)]
+        assert sorted(slices, key=min) == sorted(shards, key=min)
 
 
 def test_negative_ordinals_are_refused(stream: SampleStream) -> None:
@@ -340,18 +348,14 @@ def test_too_little_data_is_reported_with_numbers(
 def test_a_hub_data_set_is_streamed_and_not_loaded_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = 0
 
-    def load_dataset(name: str, config: str | None, *, split: str, streaming: bool) -> Iterator[object]:
-        assert streaming, "the whole data set would be downloaded"
+    def records() -> Iterator[object]:
+        nonlocal taken
+        while True:  # without end: only what is read is fetched
+            taken += 1
+            yield {"text": "a short document\n" * 20}
 
-        def records() -> Iterator[object]:
-            nonlocal taken
-            while True:  # without end: only what is read is fetched
-                taken += 1
-                yield {"text": "a short document\n" * 20}
-
-        return records()
-
-    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    shards = [Shard("owner/name, only", records)]
+    monkeypatch.setattr("node.data.sources.hub_shards", lambda location: shards)
     stream = open_stream(_spec("hf:owner/name"))
     stream.read(range(4))
     assert 0 < taken < 2000

@@ -16,6 +16,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from node.checkpoint.global_model import Checkpoint
 from node.data import sources
+from node.data.hub import Shard
 from node.data.stream import open_stream
 from node.data.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer
 from node.experiment import evaluate as evaluation
@@ -159,10 +160,10 @@ def test_a_stream_is_measured_in_its_order_and_ends_with_it(
 ) -> None:
     texts = [f"{n} the café 😀 " * 4 for n in range(300)]
 
-    def records(_: str) -> list[object]:
-        return [{"text": text} for text in texts]
+    def shards(_: str) -> list[Shard]:
+        return [Shard("only", lambda: iter([{"text": text} for text in texts]))]
 
-    monkeypatch.setattr(sources, "hub_records", records)
+    monkeypatch.setattr(sources, "hub_shards", shards)
     model = _model(corpus)
     few = evaluate(model, "hf:some/thing", Documents.ALL, batches=2)
     assert few.tokens == 2 * 2 * 32

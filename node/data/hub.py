@@ -1,0 +1,98 @@
+"""Data sets that the ``datasets`` library reads: of the Hugging Face Hub, or of a local folder like one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from node.extras import Extra, needed
+from protocol.errors import ErrorCode, HetnodeError
+
+SPLIT = "train"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file of a data set. `records` reads it from its beginning, and fetches what it reads.
+
+    Reading raises DATA_UNREADABLE, which names the file.
+    """
+
+    name: str
+    records: Callable[[], Iterator[object]]
+
+
+def hub_shards(location: str) -> Sequence[Shard]:
+    """The files of the ``train`` split of ``NAME[/CONFIG]``, in the order of the library. None is opened.
+
+    Raises HetnodeError DATA_UNREADABLE; MISSING_EXTRA.
+    """
+    name, config = _hub_name(location)
+    with needed(Extra.HF):  # which takes a second, and only this source needs it
+        from datasets import load_dataset_builder  # type: ignore[import-untyped]  # noqa: PLC0415
+
+    try:
+        builder = load_dataset_builder(name, config)
+        dataset = builder.as_streaming_dataset(split=SPLIT)
+        files = _files(builder)
+    except Exception as error:  # the library, its parsers and its transport raise many types
+        raise _unreadable(
+            f"hf:{location}",
+            error,
+            f"Check the name and its configuration, that it has a '{SPLIT}' split, and the connection to the "
+            "Hugging Face Hub; or name a local folder, or use text:PATH or jsonl:PATH.",
+        ) from None
+    count = dataset.num_shards
+    if len(files) != count:  # archives have more shards than files
+        files = [f"shard {index + 1} of {count}" for index in range(count)]
+    return [
+        Shard(f"{location}, {file}", partial(_records, dataset, index, location, file))
+        for index, file in enumerate(files)
+    ]
+
+
+def _files(builder: Any) -> list[str]:
+    """Names of the files of the split, for messages."""
+    found = (builder.config.data_files or {}).get(SPLIT, [])
+    return [os.path.basename(str(file)) for file in found]
+
+
+def _records(dataset: Any, index: int, location: str, file: str) -> Iterator[object]:
+    try:
+        yield from dataset.shard(num_shards=dataset.num_shards, index=index)
+    except Exception as error:
+        raise _unreadable(
+            f"hf:{location}, {file}",
+            error,
+            "Check that the file is there and whole, and the connection to the Hugging Face Hub.",
+        ) from None
+
+
+def _unreadable(what: str, error: Exception, remedy: str) -> HetnodeError:
+    # Some of the library's messages span lines.
+    why = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
+    return HetnodeError(ErrorCode.DATA_UNREADABLE, f"The data {what} cannot be read: {why}.", remedy)
+
+
+def _hub_name(location: str) -> tuple[str, str | None]:
+    """Split ``NAME[/CONFIG]`` into name and config. An existing local path is a name without config.
+
+    A name on the hub has at most two parts, so a third part is the config.
+    """
+    # Path.expanduser would raise for an unknown user; here the path is reported as missing.
+    path = Path(os.path.expanduser(location))
+    if path.exists():
+        return str(path), None
+    parts = location.split("/")
+    if len(parts) > 3 or not all(parts) or parts[0] in (".", "..", "~"):
+        raise HetnodeError(
+            ErrorCode.DATA_UNREADABLE,
+            f"The data hf:{location} cannot be read: it is neither a local folder nor a valid name on the "
+            "hub.",
+            "Use hf:FOLDER, hf:NAME, hf:OWNER/NAME or hf:OWNER/NAME/CONFIG.",
+        )
+    return "/".join(parts[:2]), parts[2] if len(parts) == 3 else None

@@ -23,9 +23,10 @@ from coordinator.state.state import Peer, State
 from coordinator.state.text import counted, short, stages_of
 from coordinator.status.messages import peer_message, run_message
 from protocol.roles import POLICIES
+from protocol.spec.link import width_text
 from protocol.status import Explanation, RunPhase, Sentence
 from protocol.trust.public_name import name_as_text
-from protocol.types import Lifecycle, PeerId, Reachability
+from protocol.types import Lifecycle, PeerId, Plan, Reachability
 
 _MOST_VACANCIES = 4
 _UNUSUAL = 1.3
@@ -133,7 +134,22 @@ def _standing(facts: Facts, known: Peer) -> Iterator[Sentence]:
     elif not _trains(state, peer):
         yield from _why_not(facts, known)
     elif peer in state.assignments.get(state.plans[-1].epoch, {}):
-        yield say(f"Plan {state.plans[-1].epoch} assigns it", *plan_number(facts, state.plans[-1].epoch))
+        plan = state.plans[-1]
+        yield say(f"Plan {plan.epoch} assigns it{_links(state, plan, peer)}", *plan_number(facts, plan.epoch))
+
+
+def _links(state: State, plan: Plan, peer: PeerId) -> str:
+    """The k of its links, such as "; its links: k = 8 of d = 128 upstream"; "" for a full replica."""
+    replica = plan.replica_of(peer)
+    if replica is None or not replica.links:
+        return ""
+    position, width = replica.position_of(peer), state.spec.model.width
+    parts = []
+    if position > 0:
+        parts.append(f"{width_text([replica.links[position - 1].k], width)} upstream")
+    if position < len(replica.links):
+        parts.append(f"{width_text([replica.links[position].k], width)} downstream")
+    return f"; its links: {', '.join(parts)}"
 
 
 def _why_not(facts: Facts, known: Peer) -> Iterator[Sentence]:

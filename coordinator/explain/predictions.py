@@ -18,6 +18,7 @@ from coordinator.placement.links import links_between, member_of
 from coordinator.placement.relays import survey_of
 from coordinator.state.state import Peer, State
 from coordinator.state.text import counted, short
+from protocol.spec.link import width_order
 from protocol.status import Sentence
 from protocol.types import LinkEstimate, Member, PeerId, Replica
 
@@ -108,7 +109,7 @@ def _changes(facts: Facts, outlook: Outlook) -> Iterator[Change]:
     yield from _with_spare(facts, outlook, slowest.replica, resource.position)
     if resource.kind == "sending":
         link = min(resource.position, resource.other)
-        yield from _with_half_k(facts, outlook, slowest.replica, link)
+        yield from _with_narrower_k(facts, outlook, slowest.replica, link)
     yield from _with_one_more(state, outlook)
 
 
@@ -189,12 +190,14 @@ def _spares(state: State, replica: Replica, position: int) -> list[Peer]:
     ]
 
 
-def _with_half_k(facts: Facts, outlook: Outlook, replica: Replica, position: int) -> Iterator[Change]:
-    spec, present = facts.state.spec, replica.links[position].k or facts.state.spec.model.width
-    least = spec.link.least_k if spec.link.adapts else 1
-    if present // 2 < max(1, least):
+def _with_narrower_k(facts: Facts, outlook: Outlook, replica: Replica, position: int) -> Iterator[Change]:
+    """The next narrower k of one link: the run's next possible one, or half where k is fixed."""
+    spec, present = facts.state.spec, replica.links[position].k
+    possible = spec.link.possible_ks if spec.link.adapts else ((present or spec.model.width) // 2,)
+    narrower = [k for k in possible if 0 < k < width_order(present)]
+    if not narrower:
         return
-    ks = [present // 2 if at == position else link.k for at, link in enumerate(replica.links)]
+    ks = [narrower[-1] if at == position else link.k for at, link in enumerate(replica.links)]
     changed = replace(replica, links=links_between(replica.members, ks))
     replicas = [changed if each.index == replica.index else each for each in outlook.replicas]
     ends = " -> ".join(short(each.peer) for each in replica.members[position : position + 2])
@@ -203,7 +206,8 @@ def _with_half_k(facts: Facts, outlook: Outlook, replica: Replica, position: int
         if spec.link.adapts
         else "; k is fixed in the specification of this run"
     )
-    what = f"With k = {present // 2} instead of {present} on the link {ends}"
+    was = present or "uncompressed activations"
+    what = f"With k = {narrower[-1]} instead of {was} on the link {ends}"
     yield from _change(facts, outlook, what, outlook.survey, replicas, but)
 
 

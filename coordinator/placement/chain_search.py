@@ -70,7 +70,7 @@ class ChainSearch:
         self._seconds_per_flop = [1 / each if each else 0.0 for each in flops]
         stage_flops = [microbatch_flops(spec, StageRange(i, i + 1)) for i in range(self.stages)]
         self._flops_before = [0.0, *accumulate(stage_flops)]
-        self._sizes = message_bytes(spec, spec.link.least_k or spec.link.k)
+        self._sizes = message_bytes(spec, spec.link.possible_ks[0])
         self._devices = ["cpu" if each.device == "cpu" else "" for each in self._capacities]
         self._links: dict[tuple[int, int], LinkTime] = {}
         self._memory: dict[tuple[int, int, int, str], int] = {}

@@ -173,7 +173,7 @@ def memory_needed(spec: RunSpec, stages: StageRange, members_left: int, device: 
     table = 4 * model.vocabulary * model.width
     has_link = stages.first > 0 or stages.stop < spec.swarm.stages
     # Every member of a chain holds the basis; T_perp is needed only where activations arrive.
-    projection = (stages.first > 0) * table + 4 * model.width**2 if has_link and spec.link.k else 0
+    projection = (stages.first > 0) * table + 4 * model.width**2 if has_link and spec.link.may_compress else 0
     copies = 1 + spec.outer.state_tensors  # the optimizer's state has the shape of the anchor
     outer_state = (
         4 * (2 + copies) * parameters + (stages.first > 0) * copies * table if device == "cpu" else 0

@@ -19,6 +19,7 @@ from coordinator.placement.relays import with_relays
 from coordinator.state.state import Peer
 from coordinator.state.text import Waiting, counted, listed, short
 from protocol.roles import POLICIES
+from protocol.spec.link import k_text
 from protocol.spec.run import RunSpec
 from protocol.types import Estimates, PeerId, Plan, Reachability, Replica
 
@@ -150,7 +151,7 @@ def _described(
             f"{short(member.peer)} ({'' if i else noun}{member.stages})"
             for i, member in enumerate(chain.members)
         ]
-        ks = f", k {'/'.join(map(str, chain.ks))}" if spec.link.adapts else ""
+        ks = f", k {'/'.join(map(k_text, chain.ks))}" if spec.link.adapts else ""
         cause = bottleneck(survey, chain.members, chain.time)
         step = f"step {chain.time.seconds:.2g} s, bottleneck: {cause}" if cause else "step unknown"
         sentences.append(f"{replica.name}: {listed(members, _MOST_MEMBERS_NAMED)}{ks}; {step}")

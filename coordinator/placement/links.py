@@ -1,7 +1,7 @@
 """The links of a chain: which end dials, and how many dimensions k of the activations cross each link.
 
 A wider link loses less of the activations. So each link gets the widest k that makes a step hardly longer.
-The possible values are `link.least_k`, twice that, and so on up to `link.most_k`.
+The possible values are those of `LinkSpec.possible_ks`; an uncompressed link (k 0) is the widest.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from coordinator.placement.cost_model import (
 from coordinator.placement.schedule import step_seconds
 from coordinator.state.state import Peer
 from coordinator.state.text import short
+from protocol.spec.link import k_text, width_order
 from protocol.spec.run import RunSpec
 from protocol.trust.endpoints import ip_version
 from protocol.types import Dialer, Link, Member, PeerId, Reachability, Replica, StageRange
@@ -112,7 +113,7 @@ def choose_k(
     known = [survey.knows_link(one.peer, other.peer) for one, other in pairwise(members)]
     if not link.adapts or not any(known) or not all(survey.flops(each.peer) for each in members):
         return given
-    widths = _possible_widths(link.least_k, link.most_k)
+    widths = link.possible_ks
     start = [widths[0] if is_known else now for is_known, now in zip(known, given, strict=True)]
     compute, _ = chain_costs(spec, survey, members, start)
     # The searches below ask for the same costs many times. A given k need not be one of `widths`.
@@ -140,24 +141,17 @@ def choose_k(
         return tuple(widest(_TOLERANCE_AT_FIRST))
     least, most = widest(_TOLERANCE_TO_WIDEN), widest(_TOLERANCE_BEFORE_NARROWING)
     return tuple(
-        _next_width(widths, now, low, max(low, high)) if is_known else now
+        _next_width(widths, now, low, max(low, high, key=width_order)) if is_known else now
         for is_known, now, low, high in zip(known, present, least, most, strict=True)
     )
 
 
-def _possible_widths(least: int, most: int) -> list[int]:
-    widths = [least]
-    while 2 * widths[-1] <= most:
-        widths.append(2 * widths[-1])
-    return widths if widths[-1] == most else [*widths, most]
-
-
 def _next_width(widths: Sequence[int], now: int, low: int, high: int) -> int:
     """`now`, or the next of `widths` towards the interval `low` .. `high`."""
-    if now < low:
-        return min(width for width in widths if width > now)
-    if now > high:
-        return max(width for width in widths if width < now)
+    if width_order(now) < width_order(low):
+        return next(width for width in widths if width_order(width) > width_order(now))
+    if width_order(now) > width_order(high):
+        return next(width for width in reversed(widths) if width_order(width) < width_order(now))
     return now
 
 
@@ -202,7 +196,7 @@ def _replicas_due(
 ) -> set[int]:
     """The pipelines (by index) whose k is chosen for this plan: new ones first, then the others in turn."""
     # To choose k once, both searches replay the chain for each width of each link.
-    widths = 2 + (spec.link.most_k // spec.link.least_k).bit_length()
+    widths = 2 + len(spec.link.possible_ks)
     microbatches = min(spec.inner.microbatches, COMPARED_MICROBATCHES)
     operations = {
         each.index: 2 * widths * len(each.links) * len(each.members) * microbatches
@@ -232,8 +226,9 @@ def _why_k(spec: RunSpec, survey: Survey, one: Member, other: Member, before: in
         (size / bandwidth, bandwidth) for size, bandwidth in zip(sizes, bandwidths, strict=True)
     )
     compute = max(compute_seconds(spec, survey, each.peer, each.stages) for each in (one, other))
-    change = "rises" if after > before else "falls"
+    verb = "rises" if width_order(after) > width_order(before) else "falls"
+    change = f"{verb} {k_text(before)} -> {k_text(after)}"
     return (
-        f"k of the link {short(one.peer)} -> {short(other.peer)} {change} {before} -> {after}: "
+        f"k of the link {short(one.peer)} -> {short(other.peer)} {change}: "
         f"{8e-6 * bandwidth:.1f} Mb/s carry it in {seconds:.2g} s, computing takes {compute:.2g} s"
     )

@@ -133,7 +133,9 @@ def _is_worth_it(state: State, peer: Peer, hole: Vacancy, partners: Sequence[Res
     survey = survey_of(state)
     chain = sorted([*partners, hole.reserved_for(peer.peer)], key=lambda each: each.position)
     members = [member_of(state.peers[each.peer], each.stages) for each in chain]
-    together = seconds_per_microbatch(state.spec, survey, members, [state.spec.link.k] * (len(members) - 1))
+    # As initial_chains: k widens later, as far as the links carry it.
+    ks = [state.spec.link.possible_ks[0]] * (len(members) - 1)
+    together = seconds_per_microbatch(state.spec, survey, members, ks)
     return (
         together <= compute_seconds(state.spec, survey, peer.peer, StageRange(0, state.stages))
         or not together

@@ -25,6 +25,7 @@ from node.folder import node_folder_of, run_in
 from node.security import credentials
 from node.views import run_history
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec.link import width_text
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 
@@ -120,7 +121,7 @@ def evaluate(
 
         path = _tokenizer_path(spec, run, tokenizer)
         found = measure(loaded, source, documents, forward, batches, path, progress)
-    link = f"k = {spec.link.k or spec.model.width} of d = {spec.model.width}, {spec.link.dtype}"
+    link = f"{width_text([spec.link.k], spec.model.width)}, {spec.link.dtype}"
     facts = {
         "loss": found.loss,
         "perplexity": found.perplexity,

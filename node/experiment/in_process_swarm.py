@@ -22,7 +22,7 @@ from node.experiment import swarm_checkpoint
 from node.experiment.in_process_replica import LocalReplica, average_gradients, plan_of
 from node.experiment.offload import ReplicaOffload
 from node.experiment.swarm_checkpoint import Progress, SavedPhase
-from node.experiment.variation import UNVARIED, Variation, VariationRunner, weighted
+from node.experiment.variation import UNVARIED, Variation, VariationRunner, varied
 from node.ipc.worker_calls import InnerResult
 from node.optimizer.outer_stage import CommittedState, WeightedPayload
 from node.worker.compute import Compute
@@ -114,7 +114,7 @@ class LocalSwarm:
     ) -> None:
         stream = stream or open_stream(spec)
         self.position = 0
-        self.spec, self.plan = spec, weighted(plan or plan_of(spec), variation)
+        self.spec, self.plan = spec, varied(plan or plan_of(spec), variation)
         self._variation = variation
         self.steering = steering = VariationRunner(spec, variation)
         self._initial = initial = dict[int, CommittedState]()

@@ -22,8 +22,9 @@ from node.experiment.in_process_replica import LocalReplica
 from node.experiment.row_wise import RowWiseAdamW
 from node.worker.factories import TrainerFactories, run_basis
 from protocol.algorithm.subspace import ReceivingEnd
+from protocol.spec.link import UNCOMPRESSED
 from protocol.spec.run import RunSpec
-from protocol.types import Plan
+from protocol.types import Plan, Replica
 
 _BASIS, _SEEN = "basis/", "seen/"
 _CONSTRAINED = (".wo", ".w_down")
@@ -60,6 +61,9 @@ class Variation(BaseModel):
     k_by_round: tuple[tuple[int, int], ...] = Field(
         (), description="(round, k): the links' k from that round on; before the first, that of the spec"
     )
+    uncompressed_pipelines: int = Field(
+        0, ge=0, description="pipelines, the first ones, whose links send activations uncompressed"
+    )
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -92,6 +96,11 @@ class Variation(BaseModel):
                 "weight_projection knows only the basis that links begin with: it does not go together with "
                 "grassmann_every, basis_every or k_by_round"
             )
+        if self.uncompressed_pipelines and (self.weight_projection or any(reasons[1:])):
+            raise ValueError(
+                "uncompressed_pipelines does not go together with weight_projection, grassmann_every, "
+                "basis_every or k_by_round, which treat all links alike"
+            )
         return self
 
 
@@ -112,18 +121,28 @@ def check(spec: RunSpec, variation: Variation) -> None:
         raise ValueError("grassmann_every follows what links lose, and there are none")
     if not spec.link.k and (variation.grassmann_every or variation.weight_projection):
         raise ValueError("grassmann_every and weight_projection need links that compress, and link.k is 0")
+    if variation.uncompressed_pipelines > (spec.swarm.pipelines if has_links else 0):
+        raise ValueError(
+            f"{variation.uncompressed_pipelines} uncompressed_pipelines of {spec.swarm.pipelines} pipelines"
+        )
     for _, k in variation.k_by_round:
         if k > spec.model.width:
             raise ValueError(f"k_by_round has k {k}, which exceeds model.width {spec.model.width}")
 
 
-def weighted(plan: Plan, variation: Variation) -> Plan:
-    """`plan` with the weights of `variation`."""
-    replicas = tuple(
-        replica if replica.links else replace(replica, weight=replica.weight * variation.full_weight)
-        for replica in plan.replicas
-    )
-    return replace(plan, replicas=replicas)
+def varied(plan: Plan, variation: Variation) -> Plan:
+    """`plan` with the weights and the uncompressed links of `variation`."""
+    pipelines = [replica.index for replica in plan.replicas if replica.links]
+    uncompressed = pipelines[: variation.uncompressed_pipelines]
+
+    def changed(replica: Replica) -> Replica:
+        if not replica.links:
+            return replace(replica, weight=replica.weight * variation.full_weight)
+        if replica.index in uncompressed:
+            return replace(replica, links=tuple(replace(link, k=UNCOMPRESSED) for link in replica.links))
+        return replica
+
+    return replace(plan, replicas=tuple(map(changed, plan.replicas)))
 
 
 class VariationRunner:

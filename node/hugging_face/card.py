@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from node.model.shapes import parameter_count
+from protocol.spec.link import width_text
 from protocol.spec.run import RunSpec
 from protocol.spec.sections import DataSpec
 
@@ -138,7 +139,7 @@ def _tokens(facts: Facts) -> str:
 def _links(spec: RunSpec) -> str:
     if not spec.swarm.pipelines:
         return "none"
-    return f"k = {spec.link.k or spec.model.width} of d = {spec.model.width}, {spec.link.dtype}"
+    return f"{width_text(spec.link.possible_ks, spec.model.width)}, {spec.link.dtype}"
 
 
 def _losses(facts: Facts) -> str:

@@ -21,7 +21,7 @@ from node.train.outer_exchange import OuterExchange, Overlap, RoundOutcome
 from node.train.pipeline import Pipeline
 from node.train.replica_links import have_same_links, open_links
 from node.train.services import Services
-from protocol.errors import ErrorCode, HetnodeError
+from protocol.errors import ErrorCode, HetnodeError, faulty_peer
 from protocol.status import Measurement, Wait
 from protocol.types import Plan
 
@@ -136,6 +136,11 @@ class ReplicaSession:
         """Tell the worker how wide both links are."""
         assignment = self.assignment
         links = assignment.replica.links
+        if any(link.k > self._spec.model.width for link in links):
+            raise faulty_peer(
+                f"Plan {assignment.plan.epoch} has a link whose k exceeds the model's width of "
+                f"{self._spec.model.width}."
+            )
         k_upstream = None if assignment.is_first else links[assignment.position - 1].k
         k_downstream = None if assignment.is_last else links[assignment.position].k
         await self._services.worker.call(Connect(k_upstream, k_downstream))

@@ -17,6 +17,7 @@ from coordinator.forecast.sweeps import ScalingPoint, UtilizationPoint
 from node.extras import pyplot
 from node.model.shapes import parameter_shapes
 from node.views import run_history
+from protocol.spec.link import k_text
 from protocol.spec.run import RunSpec
 from protocol.types import PeerId
 from protocol.wire.payload_codec import PayloadLayout
@@ -111,7 +112,7 @@ def _replicas(spec: RunSpec, found: Forecast) -> Table:
         table.add_row(
             str(each.replica.index),
             ", ".join(f"{_short(member.peer)}: {member.stages}" for member in members),
-            ", ".join(str(link.k or "none") for link in each.replica.links) or "-",
+            ", ".join(k_text(link.k) for link in each.replica.links) or "-",
             str(spec.microbatches_of(each.replica)),
             f"{each.step.seconds:.3g} s",
             _percent(each.step.utilization),

@@ -8,13 +8,14 @@ from rich.table import Table
 
 from node.model.shapes import parameter_count, parameter_shapes
 from node.views import run_history
+from protocol.spec.link import width_text
 from protocol.spec.run import RunSpec
 from protocol.wire.payload_codec import PayloadLayout
 
 
-def link_bytes_per_token(spec: RunSpec) -> int:
-    """Bytes of one token on a link in one direction, without its id and the framing."""
-    return spec.link.token_bytes(spec.link.k or spec.model.width)
+def link_bytes_per_token(spec: RunSpec, k: int) -> int:
+    """Bytes of one token on a link of `k` in one direction, without its id and the framing."""
+    return spec.link.token_bytes(k or spec.model.width)
 
 
 def spec_view(spec: RunSpec) -> RenderableType:
@@ -35,14 +36,15 @@ def spec_view(spec: RunSpec) -> RenderableType:
             run_history.ratio(4 * parameters, payload),
         )
     tokens = spec.inner.microbatches * spec.inner.microbatch_size * spec.model.context
-    per_token = link_bytes_per_token(spec)
     link = Table("link", "per token and direction", "per inner step and direction", "against float32")
-    link.add_row(
-        f"k {spec.link.k or 'none'} of d {spec.model.width}, {spec.link.dtype}",
-        f"{per_token} B",
-        run_history.size(per_token * tokens),
-        run_history.ratio(4 * spec.model.width, per_token),
-    )
+    for k in spec.link.possible_ks:
+        per_token = link_bytes_per_token(spec, k)
+        link.add_row(
+            f"{width_text([k], spec.model.width)}, {spec.link.dtype}",
+            f"{per_token} B",
+            run_history.size(per_token * tokens),
+            run_history.ratio(4 * spec.model.width, per_token),
+        )
     facts = Table.grid(padding=(0, 2))
     facts.add_row("run", spec.name)
     facts.add_row("spec hash", spec.hash)

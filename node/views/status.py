@@ -13,6 +13,7 @@ from rich.text import Text
 from node.views.health import alarm_line, health_view
 from node.views.run_history import ratio, size
 from node.views.text import as_text, bar, count, duration, plain, short_id
+from protocol.spec.link import k_text, width_order
 from protocol.status import PeerStatus, RunPhase, RunStatus
 from protocol.types import Estimates, Lifecycle
 
@@ -151,7 +152,11 @@ def replica_table(status: RunStatus) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("links per round", no_wrap=True)
     table.add_column("payloads per round", no_wrap=True)
+    table.add_column("k", no_wrap=True)
+    links = {each.index: each.links for each in status.plan.replicas} if status.plan else {}
     for replica in status.replicas:
+        # Most pipelines have one k for all links, and some have hundreds of links.
+        ks = sorted({link.k for link in links.get(replica.index, ())}, key=width_order)
         members = "full" if replica.members == 1 else f"{replica.members} members"
         table.add_row(
             f"{replica.index} ({members})",
@@ -160,6 +165,7 @@ def replica_table(status: RunStatus) -> Table:
             f"{replica.tokens_per_second:,.0f}" if replica.tokens_per_second else "",
             _traffic(replica.link_bytes_sent, replica.link_bytes_dense) or "no link",
             _traffic(replica.payload_bytes, replica.payload_bytes_dense),
+            ", ".join(map(k_text, ks)),
         )
     return table
 

@@ -16,6 +16,7 @@ from node.monitoring.report import NodeReport, Rates
 from node.views.run_history import size
 from node.views.status import STATE_STYLES, peer_notes, rounds_line
 from node.views.text import as_text, bar, count, duration, megabits, plain, short_id
+from protocol.spec.link import k_text
 from protocol.status import PeerStatus, RunPhase, RunStatus
 from protocol.types import Lifecycle, Plan, Replica
 
@@ -162,7 +163,7 @@ def _member_line(
     if stages:
         line.append(f" {stages}")
     if k is not None:
-        line.append(f" k {k}" if k else " full width", _DIM)
+        line.append(f" k {k}" if k else f" {k_text(k)}", _DIM)
     if peer is None:
         return line.append(" unknown", "red")
     state = "paused" if peer.rests else peer.lifecycle.value

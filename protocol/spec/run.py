@@ -12,11 +12,11 @@ from typing import Annotated, Any
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
 
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec.link import LinkSpec
 from protocol.spec.sections import (
     DataSpec,
     GroupingSpec,
     InnerSpec,
-    LinkSpec,
     ModelSpec,
     OuterSpec,
     RecoverySpec,

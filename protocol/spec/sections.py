@@ -262,32 +262,6 @@ class OuterSpec(Section):
         return self
 
 
-class LinkSpec(Section):
-    """The link between two members of a pipeline replica."""
-
-    k: int = Field(16, ge=0, description="subspace width at first; 0 sends activations uncompressed")
-    least_k: int = Field(0, ge=0, description="smallest k of a slow link; 0: k is fixed")
-    most_k: int = Field(0, ge=0, description="largest k of a fast link; 0: k is fixed")
-    dtype: LinkQuantizerName = "bf16"
-
-    @property
-    def adapts(self) -> bool:
-        """Whether k follows the measured bandwidth, between `least_k` and `most_k`."""
-        return self.least_k > 0
-
-    def token_bytes(self, width: int) -> int:
-        """Bytes of `width` values of one token, in one direction; with their scale, without the token id."""
-        return LINK_QUANTIZERS[self.dtype].token_bytes(width)
-
-    @model_validator(mode="after")
-    def _bounds_hold_k(self) -> LinkSpec:
-        if (self.least_k == 0) != (self.most_k == 0):
-            raise ValueError("give both link.least_k and link.most_k, or neither")
-        if self.adapts and not self.least_k <= self.k <= self.most_k:
-            raise ValueError(f"link.k {self.k} is not within least_k {self.least_k} .. most_k {self.most_k}")
-        return self
-
-
 class SwarmSpec(Section):
     """The peers that the run needs before it starts."""
 

@@ -113,6 +113,54 @@ def test_an_impossible_architecture_is_refused(model: dict[str, Any], word: str)
     assert caught.value.code is ErrorCode.BAD_SPEC
 
 
+def test_whether_links_may_be_uncompressed_is_part_of_the_specification(tmp_path: Path) -> None:
+    ladder = {"link.least_k": 4, "link.most_k": 24, "link.k": 0, "link.uncompressed": True}
+    spec = resolve("nano", overrides=ladder)
+    assert spec.link.possible_ks == (4, 8, 16, 24, 0)
+    assert RunSpec.from_json(spec.canonical_json) == spec
+    file = tmp_path / "run.toml"
+    file.write_text(spec.toml)
+    assert resolve(file=file) == spec
+    fixed = resolve("nano", overrides={"link.uncompressed": False})
+    assert fixed.hash == resolve("nano").hash
+    assert "uncompressed" not in fixed.canonical_json
+    assert fixed.link.possible_ks == (8,)
+    assert resolve("nano", overrides={"link.k": 0}).link.possible_ks == (0,)
+
+
+def test_the_hash_of_a_run_whose_k_adapts_is_this() -> None:
+    ladder = {"link.least_k": 4, "link.most_k": 24}
+    assert resolve("nano", overrides=ladder).hash.startswith("9cf4e6be")
+    assert resolve("nano", overrides={**ladder, "link.uncompressed": True}).hash[:8] != "9cf4e6be"
+
+
+@pytest.mark.parametrize(
+    ("ks", "least", "most", "words"),
+    [
+        (-1, 0, 0, ["link.k", "-1"]),
+        (8, -2, 16, ["link.least_k", "-2"]),
+        (8, 4, 0, ["link.least_k and link.most_k, or neither"]),
+        (8, 0, 16, ["link.least_k and link.most_k, or neither"]),
+        (8, 16, 4, ["link.least_k 16 exceeds link.most_k 4"]),
+        (33, 0, 0, ["link.k 33", "32"]),
+        (8, 4, 33, ["link.most_k 33", "32"]),
+        (0, 4, 16, ["link.k 0", "link.uncompressed"]),
+    ],
+)
+def test_an_impossible_choice_of_k_is_one_problem(ks: int, least: int, most: int, words: list[str]) -> None:
+    with pytest.raises(HetnodeError) as refused:
+        resolve("nano", overrides={"link.k": ks, "link.least_k": least, "link.most_k": most})
+    assert refused.value.code is ErrorCode.BAD_SPEC
+    assert ";" not in refused.value.cause
+    assert all(word in refused.value.cause for word in words)
+
+
+def test_links_may_become_uncompressed_only_where_k_adapts() -> None:
+    with pytest.raises(HetnodeError, match=r"needs link\.least_k and link\.most_k") as refused:
+        resolve("nano", overrides={"link.uncompressed": True})
+    assert refused.value.code is ErrorCode.BAD_SPEC
+
+
 def test_overrides_win_over_the_file_and_the_file_over_the_preset(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('preset = "nano"\nrounds = 7\n[link]\nk = 4\n')

@@ -47,6 +47,7 @@ export function clock(at, now) {
 }
 
 export const full = (at) => (known(at) ? new Date(1000 * at).toLocaleString([], { hourCycle: "h23" }) : DASH);
+export const width = (k) => (k ? `k ${k}` : "uncompressed"); // of a link
 export const short = (peer) => `…${peer.slice(-8)}`;
 export const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 export const sentence = (text) => (text ? text[0].toUpperCase() + text.slice(1) : "");

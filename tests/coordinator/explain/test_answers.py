@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from coordinator.state import events
@@ -383,6 +385,20 @@ class TestNow:
         assert f"If the line from ..{B.peer[-8:]} to ..{C.peer[-8:]} (0.1 Mb/s) carried twice as much" in text
         assert "With k = 8 instead of 16" in text
         assert f"With the spare ..{D.peer[-8:]} in the place of ..{B.peer[-8:]}" in text
+
+    @pytest.mark.parametrize(
+        ("ladder", "narrower"),
+        [({}, 16), ({"link__least_k": 4, "link__most_k": 8, "link__uncompressed": True}, 8)],
+    )
+    def test_a_compressed_link_is_predicted_in_the_place_of_an_uncompressed_one(
+        self, ladder: dict[str, Any], narrower: int
+    ) -> None:
+        run = started_and_attested(1, 1, rounds=20, link__k=0, **ladder)
+        for peer in (A, B, C):
+            measure(run, peer, flops=1e9, bandwidth=1e4)
+        text = text_of(asked(run)("now"))
+        assert f"With k = {narrower} instead of uncompressed activations on the link" in text
+        assert "its links: uncompressed downstream" in text_of(asked(run)(B.peer))
 
     def test_a_stalled_run_waits_since_its_member_went(self) -> None:
         run = started_and_attested(0, 1, rounds=20)

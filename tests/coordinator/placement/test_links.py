@@ -8,10 +8,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.placement.cost_model import Survey
+from coordinator.placement.cost_model import Survey, memory_needed, message_bytes
 from coordinator.placement.links import choose_k
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
+from protocol.types import StageRange
 from tests.support.cost_model import MEGABIT, capacity, chain, survey
 
 
@@ -74,9 +75,44 @@ def test_k_moves_one_value_at_a_time_and_stays_where_it_is_right() -> None:
     assert choose_k(spec, fast, members, (24, 24)) == (32, 32)
 
 
-@given(st.floats(0.05, 50), st.floats(0.05, 50))
-def test_k_does_not_oscillate_while_the_bandwidth_stays(one: float, other: float) -> None:
-    spec = adapting()
+def test_an_uncompressed_link_is_the_widest_choice_where_the_run_allows_it() -> None:
+    spec = adapting(**{"link.uncompressed": True})
+    members = chain(spec)
+    lines = capacity(1e10, up=1e9, down=1e9)
+    fast = survey(lines, lines, lines)
+    lines = capacity(1e10, up=0.1 * MEGABIT, down=0.1 * MEGABIT)
+    slow = survey(lines, lines, lines)
+    assert choose_k(spec, fast, members, None) == (0, 0)
+    assert choose_k(spec, slow, members, None) == (4, 4)
+    path = [(16, 16)]
+    for known in (fast, fast, fast, fast, slow, slow, slow, slow, slow, slow):
+        path.append(choose_k(spec, known, members, path[-1]))
+    assert path == [(k, k) for k in (16, 32, 64, 0, 0, 64, 32, 16, 8, 4, 4)]
+    # The run may have begun with a k that is not one of the possible ones.
+    assert choose_k(spec, fast, members, (24, 0)) == (32, 0)
+
+
+def test_a_link_is_uncompressed_only_if_its_own_line_carries_all_of_d() -> None:
+    spec = adapting(**{"link.uncompressed": True, "link.k": 0})
+    fast, slow = (capacity(1e10, up=each, down=each) for each in (1e9, 0.3 * MEGABIT))
+    assert choose_k(spec, survey(fast, fast, slow), chain(spec), None) == (0, 4)
+    assert choose_k(spec, survey(fast, fast, slow), chain(spec), (0, 0)) == (0, 64)
+    assert choose_k(spec, Survey(), chain(spec), None) == (0, 0)
+
+
+def test_an_uncompressed_link_costs_the_bytes_of_d_values_and_keeps_the_basis_in_memory() -> None:
+    fixed, adapts = adapting(**{"link.least_k": 0, "link.most_k": 0, "link.k": 0}), adapting()
+    tokens, d = fixed.inner.microbatch_size * fixed.model.context, fixed.model.width
+    assert message_bytes(fixed, 0)[1] == tokens * d * 2
+    assert message_bytes(fixed, 0)[0] - message_bytes(fixed, 8)[0] == tokens * (d - 8) * 2
+    member = StageRange(1, 2)
+    with_basis = memory_needed(adapting(**{"link.uncompressed": True, "link.k": 0}), member, 1)
+    assert with_basis == memory_needed(adapts, member, 1) > memory_needed(fixed, member, 1)
+
+
+@given(st.floats(0.05, 500), st.floats(0.05, 500), st.booleans())
+def test_k_does_not_oscillate_while_the_bandwidth_stays(one: float, other: float, uncompressed: bool) -> None:
+    spec = adapting(**{"link.uncompressed": uncompressed})
     lines = [capacity(1e10, up=each * MEGABIT, down=each * MEGABIT) for each in (one, other, 50)]
     ks: tuple[int, ...] = (16, 16)
     seen = []

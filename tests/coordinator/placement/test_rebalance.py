@@ -144,6 +144,30 @@ class TestK:
         play_rounds(run, 3)
         assert len(run.state.plans) == 2
 
+    def test_a_link_becomes_uncompressed_and_compressed_again_as_its_line_changes(self) -> None:
+        ladder = {"link__least_k": 8, "link__most_k": 8, "link__k": 8, "link__uncompressed": True}
+        run = started_and_attested(1, 2, grouping__balance=False, grouping__margin=1.0, **ladder)
+        members = ALL[1:5]
+        for peer in members[:2]:
+            measure(run, peer, 1e6, bandwidth=1e9)
+        for peer in members[2:]:
+            measure(run, peer, 1e9, bandwidth=1e4)
+        play_rounds(run)
+        assert self.ks(run) == [0, 8]
+        assert "rises 8 -> uncompressed: 8000.0 Mb/s carry it in" in latest_reason(run)
+        play_rounds(run, 2)
+        assert len(run.state.plans) == 2
+        for peer in members[:2]:
+            measure(run, peer, 1e9, bandwidth=1e4)
+        play_rounds(run)
+        assert self.ks(run) == [8, 8]
+        assert "falls uncompressed -> 8: 0.1 Mb/s carry it in" in latest_reason(run)
+        for peer in members[:2]:
+            measure(run, peer, 1e6, bandwidth=1e9)
+        play_rounds(run)
+        assert self.ks(run) == [0, 8]
+        assert all(plan.replicas[0].links == () for plan in run.state.plans)
+
     def test_k_stays_where_the_run_does_not_adapt_it(self) -> None:
         run = started_and_attested(0, 1)
         for peer in (A, B):

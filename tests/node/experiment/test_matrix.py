@@ -101,6 +101,8 @@ def test_an_experiment_starts_from_the_seed() -> None:
         (Mode.UNIFORM, {"basis_every": 1}, "there are none"),
         (Mode.SPARSELOCO, {"grassmann_every": 1}, "there are none"),
         (Mode.UNIFORM, {"k_by_round": [[1, 33]]}, "exceeds model.width 32"),
+        (Mode.UNIFORM, {"uncompressed_pipelines": 3}, "3 uncompressed_pipelines of 2 pipelines"),
+        (Mode.SPARSELOCO, {"uncompressed_pipelines": 1}, "1 uncompressed_pipelines of 0 pipelines"),
     ],
 )
 def test_a_variation_that_the_replicas_cannot_have_is_refused(

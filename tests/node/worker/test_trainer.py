@@ -34,6 +34,43 @@ async def test_a_replica_of_any_number_of_members_equals_the_single_process(memb
         torch.testing.assert_close(parameter, expected[name], rtol=1e-5, atol=1e-7, msg=name)
 
 
+async def test_an_uncompressed_pipeline_has_the_losses_of_a_full_replica() -> None:
+    losses = []
+    for members in (1, 2):
+        async with AsyncExitStack() as stack:
+            replica = RunningReplica(spec_of(**{"inner.steps": 5}), members, k=0)
+            await replica.start(stack)
+            losses.append([await replica.inner_phase(1, 0), await replica.validate(1)])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+@pytest.mark.parametrize(("sent", "expected"), [(0, 8), (8, 0)])
+def test_a_message_of_another_k_than_the_plan_has_is_refused(sent: int, expected: int) -> None:
+    """Also if it is uncompressed where the link compresses, or the other way round."""
+    spec = spec_of(**{"swarm.stages": 2})
+    first, last = Trainer(spec, StageRange(0, 1), stream=open_stream(spec)), Trainer(spec, StageRange(1, 2))
+    first.connect(None, sent)
+    last.connect(expected, None)
+    first.begin_round(1, range(spec.samples_per_round()))
+    last.begin_round(1, range(0))
+    message = first.forward(0, 0, None)
+    assert message is not None
+    with pytest.raises(HetnodeError, match=rf"not f32 .* {expected or spec.model.width}\]") as refused:
+        last.forward(0, 0, message)
+    assert refused.value.code is ErrorCode.FRAME_CORRUPT
+    first.abandon()
+    # A gradient travels the other way.
+    first.connect(None, expected)
+    last.connect(expected, None)
+    forward = first.forward(0, 0, None)
+    assert last.forward(0, 0, forward) is None
+    last.hosted.upstream = ReceivingEnd(sent, run_basis(spec, 1), last.outer.embedding)
+    gradient = last.backward(0, None)
+    with pytest.raises(HetnodeError, match=r"Tensor 'gradient' is") as refused:
+        first.backward(0, gradient)
+    assert refused.value.code is ErrorCode.FRAME_CORRUPT
+
+
 async def test_k_equal_to_d_equals_no_compression() -> None:
     losses = []
     for k in (0, 32):

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec.link import LinkSpec
 from protocol.spec.quantizers import LINK_QUANTIZERS
-from protocol.spec.sections import LinkSpec
 from protocol.types import DType, TensorHeader
 from protocol.wire.activation_codec import pack_activation, pack_ids, unpack_activation, unpack_ids
 

@@ -30,6 +30,7 @@ function draw(network) {
     tile("All together", f.bytes(link + payload), "per round")));
   show(replicas, network.replicas.map((each) => el("div", { "data-key": String(each.index) }, card(`Replica ${each.index}`,
     el("p", { class: "quiet pad" }, [
+      each.k.length > 0 && `links: ${[...new Set(each.k)].map(f.width).join(", ")}`,
       each.inner_seconds !== null && `inner phase ${f.duration(each.inner_seconds)}`,
       each.inner_predicted !== null && `the cost model predicts ${f.duration(each.inner_predicted)}`,
       each.slowest && `slowest: ${each.slowest}`].filter(Boolean).join(" · ")),

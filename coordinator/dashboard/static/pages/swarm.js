@@ -28,7 +28,7 @@ function member(each, peer, swarm) {
 
 function link(each, swarm) {
   return el("div", { class: `link ${each.is_slowest ? "slowest" : ""} ${each.failed ? "failed" : ""}` },
-    el("b", {}, each.k ? `k ${each.k} of ${swarm.width}` : "uncompressed"),
+    el("b", {}, each.k ? `${f.width(each.k)} of ${swarm.width}` : f.width(each.k)),
     el("span", {}, each.failed || (each.down === null && each.up === null ? "not measured" : `${f.rate(each.down)} ↓ ${f.rate(each.up)} ↑`)),
     el("span", { class: "below" }, [each.delay && f.milliseconds(each.delay), each.bytes && `${f.bytes(each.bytes)}/round`].filter(Boolean).join(" · ")));
 }

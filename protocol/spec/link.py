@@ -1,0 +1,99 @@
+"""The section of a run specification about links: how wide they are, and what they send."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from protocol.spec.quantizers import LINK_QUANTIZERS
+from protocol.spec.sections import LinkQuantizerName, Section
+
+UNCOMPRESSED = 0
+"""k of a link that sends all d values of each token, without a projection."""
+
+
+class LinkSpec(Section):
+    """The link between two members of a pipeline replica."""
+
+    k: int = Field(16, ge=0, description="subspace width at first; 0 sends activations uncompressed")
+    least_k: int = Field(0, ge=0, description="smallest k of a slow link; 0: k is fixed")
+    most_k: int = Field(0, ge=0, description="largest k of a fast link; 0: k is fixed")
+    uncompressed: bool = Field(
+        False, description="a link that carries more than most_k may send activations uncompressed"
+    )
+    dtype: LinkQuantizerName = "bf16"
+
+    @property
+    def adapts(self) -> bool:
+        """Whether k follows the measured bandwidth, as far as `possible_ks` go."""
+        return self.least_k > 0
+
+    @property
+    def possible_ks(self) -> tuple[int, ...]:
+        """Every k that a plan may choose, from the narrowest to the widest link; `k` alone if it is fixed.
+
+        They are `least_k`, twice that, and so on up to `most_k`, and then UNCOMPRESSED if that is allowed.
+        """
+        if not self.adapts:
+            return (self.k,)
+        ks = [self.least_k]
+        while 2 * ks[-1] <= self.most_k:
+            ks.append(2 * ks[-1])
+        if ks[-1] != self.most_k:
+            ks.append(self.most_k)
+        return (*ks, UNCOMPRESSED) if self.uncompressed else tuple(ks)
+
+    @property
+    def may_compress(self) -> bool:
+        """Whether a plan may have a link that projects activations."""
+        return self.possible_ks != (UNCOMPRESSED,)
+
+    def token_bytes(self, width: int) -> int:
+        """Bytes of `width` values of one token, in one direction; with their scale, without the token id."""
+        return LINK_QUANTIZERS[self.dtype].token_bytes(width)
+
+    @model_serializer(mode="wrap")
+    def _omit_default(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Specifications from before `uncompressed` existed keep their JSON and their hash."""
+        tree: dict[str, Any] = handler(self)
+        if not self.uncompressed:
+            tree.pop("uncompressed", None)
+        return tree
+
+    @model_validator(mode="after")
+    def _bounds_hold_k(self) -> LinkSpec:
+        if (self.least_k == 0) != (self.most_k == 0):
+            raise ValueError("give both link.least_k and link.most_k, or neither")
+        if self.uncompressed and not self.adapts:
+            raise ValueError(
+                "link.uncompressed is the widest choice where k adapts, so it needs link.least_k and "
+                "link.most_k; link.k = 0 alone makes every link uncompressed"
+            )
+        if self.least_k > self.most_k:
+            raise ValueError(f"link.least_k {self.least_k} exceeds link.most_k {self.most_k}")
+        if self.adapts and self.k == UNCOMPRESSED and not self.uncompressed:
+            raise ValueError("link.k 0 is an uncompressed link: where k adapts, it needs link.uncompressed")
+        if self.adapts and self.k != UNCOMPRESSED and not self.least_k <= self.k <= self.most_k:
+            raise ValueError(
+                f"link.k {self.k} is not within link.least_k {self.least_k} .. link.most_k {self.most_k}"
+            )
+        return self
+
+
+def width_order(k: int) -> float:
+    """A number that is larger the more of an activation a link carries: UNCOMPRESSED has the largest."""
+    return k or float("inf")
+
+
+def k_text(k: int) -> str:
+    """`k` of a link for people."""
+    return "uncompressed" if k == UNCOMPRESSED else str(k)
+
+
+def width_text(ks: Sequence[int], width: int) -> str:
+    """Links of any of `ks` in a model of `width`, such as "k = 8 of d = 128" or "uncompressed"."""
+    compressed = [str(k) for k in ks if k != UNCOMPRESSED]
+    parts = [f"k = {', '.join(compressed)} of d = {width}"] if compressed else []
+    return " or ".join([*parts, k_text(UNCOMPRESSED)] if UNCOMPRESSED in ks else parts)

@@ -1,0 +1,85 @@
+"""Runs of full replicas, uncompressed pipelines and compressed ones, whose lines change while they train."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from coordinator.state.events import DigestAttested, PlanAdopted
+from protocol.types import PeerId, Role
+from tests.virtual.scenario import Play, contributions, swarm_spec
+from tests.virtual.swarm import VirtualSwarm
+
+MEMBERS = {
+    "a": Role.REPLICA,
+    "p": Role.STAGE,
+    "q": Role.STAGE,
+    "r": Role.STAGE,
+    "s": Role.STAGE,
+}
+SLOW = 60_000.0
+"""Bytes per second: a compressed activation takes one second, an uncompressed one two."""
+
+# Frames of 64 KiB and more: the rate of a link is not measured by smaller ones.
+SHAPE = {
+    "link.k": 16,
+    "link.least_k": 16,
+    "link.most_k": 16,
+    "link.uncompressed": True,
+    "link.dtype": "fp32",
+    "inner.microbatch_size": 32,
+    "inner.steps": 4,
+    "grouping.margin": 1.0,  # members stay where they are: only k follows the lines
+}
+
+
+def ks_by_plan(swarm: VirtualSwarm, name: str) -> list[tuple[int, int]]:
+    """(first round, k of the link of the node) of each plan that changes it."""
+    found: list[tuple[int, int]] = []
+    for event in swarm.events:
+        if isinstance(event, PlanAdopted):
+            replica = event.plan.replica_of(swarm.peer(name))
+            if replica is not None and (not found or found[-1][1] != replica.links[0].k):
+                found.append((event.plan.from_round, replica.links[0].k))
+    return found
+
+
+def neighbours(swarm: VirtualSwarm) -> tuple[Sequence[str], Sequence[str]]:
+    """The nodes of the pipelines with "s" and without it: peers join in any order."""
+    plan = swarm.state.plans[-1]
+    names: Mapping[PeerId, str] = {swarm.peer(name): name for name in MEMBERS}
+    chains = [[names[each.peer] for each in replica.members] for replica in plan.replicas if replica.links]
+    with_s, without = sorted(chains, key=lambda chain: "s" not in chain)
+    return with_s, without
+
+
+def test_a_full_replica_an_uncompressed_and_a_compressed_pipeline_agree_and_k_follows_the_line(
+    play: Play,
+) -> None:
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.network.bandwidth["s"] = SLOW
+        swarm.start()
+        await swarm.until(lambda state: bool(state.plans), "the first plan")
+        (compressed, _), (fast, _) = neighbours(swarm)
+        await swarm.until(lambda _: ks_by_plan(swarm, fast)[-1][1] == 0, "a link becomes uncompressed")
+        assert "rises 16 -> uncompressed" in swarm.state.plans[-1].reason
+        swarm.network.bandwidth[fast] = SLOW
+        await swarm.until(lambda _: ks_by_plan(swarm, fast)[-1][1] == 16, "the link is compressed")
+        assert "falls uncompressed -> 16" in swarm.state.plans[-1].reason
+        del swarm.network.bandwidth[fast]
+        await swarm.until(lambda _: ks_by_plan(swarm, fast)[-1][1] == 0, "the link recovers")
+        await swarm.until_over()
+
+        assert [k for _, k in ks_by_plan(swarm, fast)] == [16, 0, 16, 0]
+        assert [k for _, k in ks_by_plan(swarm, compressed)] == [16]
+        swarm.assert_all_agree()
+        rounds = list(range(1, swarm.spec.rounds + 1))
+        assert swarm.committed(0) == swarm.committed(1) == rounds
+        assert all(contributions(swarm, name) == rounds for name in MEMBERS)
+        digests: dict[tuple[int, int, str], set[str]] = {}
+        for event in swarm.events:
+            if isinstance(event, DigestAttested):
+                digests.setdefault((event.stage, event.round_number, event.part), set()).add(event.digest)
+        assert digests
+        assert all(len(found) == 1 for found in digests.values())
+
+    play(scenario, MEMBERS, swarm_spec(MEMBERS, rounds=8, **SHAPE), step_seconds=10.0)

@@ -40,6 +40,16 @@ def test_uniform_peers_and_full_replicas_as_tables() -> None:
         assert word in result.output
 
 
+def test_uncompressed_links_are_named_so(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('preset = "178m"\n[link]\nk = 64\nleast_k = 64\nmost_k = 128\nuncompressed = true\n')
+    options = ("--config", str(file), "--stage-peers", "2", "--bandwidth", "100000")
+    result = plan(*options)
+    assert result.exit_code == 0, result.output
+    assert "uncompressed" in result.output
+    assert set(json.loads(plan(*options, "--json").output)["replicas"][0]["k"]) == {0}
+
+
 def test_the_same_as_json() -> None:
     result = plan("--preset", "178m", "--stage-peers", "4", "--inner-steps", "7", "--k", "64", "--json")
     found = json.loads(result.output)

@@ -295,14 +295,18 @@ def test_full_replicas_uncompressed_pipelines_and_compressed_ones_train_one_mode
     for _ in range(3):
         report = swarm.train_round()
         assert report.contributions == (3,) * spec.swarm.stages
-        digests = {tuple(replica.host_of(s).outer[s].digest() for s in range(4)) for replica in swarm.replicas}
+        digests = {
+            tuple(replica.host_of(s).outer[s].digest() for s in range(4)) for replica in swarm.replicas
+        }
         assert len(digests) == 1
     full, uncompressed, compressed = swarm.validate()
     assert uncompressed == pytest.approx(full, rel=1e-5)
     assert abs(compressed - full) > 1e-5
 
 
-@pytest.mark.parametrize("other", [{"basis_every": 1}, {"k_by_round": ((1, 4),)}, {"weight_projection": True}])
+@pytest.mark.parametrize(
+    "other", [{"basis_every": 1}, {"k_by_round": ((1, 4),)}, {"weight_projection": True}]
+)
 def test_uncompressed_pipelines_exclude_what_changes_all_links(other: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="treat all links alike"):
         Variation(uncompressed_pipelines=1, **other)

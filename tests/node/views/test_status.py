@@ -13,7 +13,18 @@ from node.views.status import as_of_note, progress_line, replica_table, status_v
 from node.views.text import bar, count, duration, megabits
 from node.views.watch import sparkline
 from protocol.status import Measurement, RunPhase, Wait
-from protocol.types import Capacity, Estimates, LinkEstimate, PeerId
+from protocol.types import (
+    Capacity,
+    Dialer,
+    Estimates,
+    Link,
+    LinkEstimate,
+    Member,
+    PeerId,
+    Plan,
+    Replica,
+    StageRange,
+)
 from tests.builders import status_of
 
 FAST = Estimates(Capacity("cpu", 0, 1, flops=2e9, uplink=5e6, downlink=1e7, round_trip=0.02))
@@ -50,6 +61,17 @@ def test_a_replaced_member_no_longer_counts_in_its_replica() -> None:
     text = shown(replica_table(replace(status_of(), measurements=measurements)))
     assert "1 (2 members)" in text
     assert "2.0 kB  8x" in text
+
+
+@pytest.mark.parametrize(
+    ("ks", "text"), [((8,), "8"), ((0,), "uncompressed"), ((0, 8, 8), "8, uncompressed")]
+)
+def test_the_k_of_the_links_of_a_replica_is_shown(ks: tuple[int, ...], text: str) -> None:
+    members = tuple(Member(PeerId(f"m{i}"), StageRange(i, i + 1), "h:1") for i in range(1 + len(ks)))
+    replica = Replica(1, members, tuple(Link(k, Dialer.UPSTREAM) for k in ks))
+    measurements = tuple(measurement(f"m{i}", 9, i, 1000) for i in range(2))
+    status = replace(status_of(), plan=Plan(1, 1, 0, (replica,), "test"), measurements=measurements)
+    assert shown(replica_table(status)).splitlines()[-1].rstrip().endswith(f" {text}")
 
 
 def test_a_replica_without_a_measurement_of_its_last_member_has_no_row() -> None:

@@ -7,10 +7,12 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 from textual.pilot import Pilot
 from textual.widgets import TabbedContent
 
 from node.monitoring.report import NodeReport
+from node.views.watch import swarm_view
 from node.watch.app import VIEWS, WatchApp
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.status import Measurement, RunPhase, RunStatus
@@ -110,6 +112,19 @@ async def test_the_swarm_is_shown_as_chains() -> None:
     assert any(line.startswith(f"└▶ {C[-8:]} stage 1 k 8 training") for line in lines)
     assert "not in the plan" in text
     assert "waiting as a spare" in text
+
+
+def test_an_uncompressed_link_is_shown_as_such() -> None:
+    status = running()
+    assert status.plan is not None
+    replicas = tuple(
+        replace(replica, links=tuple(replace(link, k=0) for link in replica.links))
+        for replica in status.plan.replicas
+    )
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(swarm_view(replace(status, plan=replace(status.plan, replicas=replicas))))
+    assert f"└▶ {C[-8:]} stage 1 uncompressed training" in captured.get()
 
 
 async def test_tab_and_arrows_turn_the_views() -> None:

@@ -14,7 +14,10 @@ import pytest
 import torch
 
 from node.data.stream import open_stream
+from node.worker.factories import run_basis
 from node.worker.trainer import Trainer
+from protocol.algorithm.subspace import ReceivingEnd
+from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import StageRange
 from tests.support.running_replica import RunningReplica, plain_loop, spec_of, with_k
 
@@ -51,8 +54,8 @@ def test_a_message_of_another_k_than_the_plan_has_is_refused(sent: int, expected
     first, last = Trainer(spec, StageRange(0, 1), stream=open_stream(spec)), Trainer(spec, StageRange(1, 2))
     first.connect(None, sent)
     last.connect(expected, None)
-    first.begin_round(1, range(spec.samples_per_round()))
-    last.begin_round(1, range(0))
+    for trainer in (first, last):
+        trainer.begin_round(1, range(spec.samples_per_round()))
     message = first.forward(0, 0, None)
     assert message is not None
     with pytest.raises(HetnodeError, match=rf"not f32 .* {expected or spec.model.width}\]") as refused:

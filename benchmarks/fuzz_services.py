@@ -61,6 +61,7 @@ from protocol.types import PROTOCOL_VERSION, Capacity, PeerId, Role
 from protocol.wire.convert.fields import banned_from_pb
 from protocol.wire.convert.payloads import descriptor_from_pb
 from protocol.wire.convert.plans import places_from_pb, relays_from_pb, sources_from_pb
+from protocol.wire.groups import group_digest
 from protocol.wire.records import open_plan
 from protocol.wire.status import status_from_pb
 
@@ -276,7 +277,7 @@ def _requests() -> Mapping[type[Message], Message]:
         pb.DrainRequest(reason="r"),
         pb.ReportLinkRequest(epoch=1, neighbour=PEERS[1], address=_ADDRESS, reason="r"),
         pb.RetreatRequest(epoch=1, reason="r"),
-        pb.MatchRequest(descriptor=own),
+        pb.MatchRequest(descriptor=own, packs=True),
         pb.ReportRequest(stage=0, round=1, held=[own, other]),
         pb.AwaitDecisionRequest(stage=1, round=1),
         pb.AttestRequest(stage=0, round=0, part="stage", digest="b" * 64),
@@ -310,14 +311,21 @@ def _requests() -> Mapping[type[Message], Message]:
     return {type(request): request for request in requests}
 
 
+def _report_by_positions() -> pb.ReportRequest:
+    group = _matched().round_of(0, 1).group
+    assert group, "all have offered"
+    digest = group_digest(group.descriptors)
+    return pb.ReportRequest(peer=PEER, stage=0, round=1, packs=True, group=digest, positions=b"\3")
+
+
 def _methods(service: str) -> list[tuple[str, type[Message]]]:
     """The calls with one request. Those with a stream are links and probes, which have their own targets."""
     methods = pb.DESCRIPTOR.services_by_name[service].methods
     return [(each.name, getattr(pb, each.input_type.name)) for each in methods if not each.client_streaming]
 
 
-def _one_call(loop: asyncio.AbstractEventLoop, service: str, method: str, seed: Message) -> Target:
-    kind, before = type(seed), {"Report": _matched, "Join": _away}.get(method, _training)
+def _one_call(loop: asyncio.AbstractEventLoop, service: str, method: str, *seeds: Message) -> Target:
+    kind, before = type(seeds[0]), {"Report": _matched, "Join": _away}.get(method, _training)
 
     async def call(data: bytes) -> None:
         server = _Server(before())
@@ -331,7 +339,7 @@ def _one_call(loop: asyncio.AbstractEventLoop, service: str, method: str, seed: 
     def decode(data: bytes) -> None:
         loop.run_until_complete(call(data))
 
-    return Target(f"call of {method}", decode, (seed.SerializeToString(),), kind)
+    return Target(f"call of {method}", decode, tuple(each.SerializeToString() for each in seeds), kind)
 
 
 def _several_calls(loop: asyncio.AbstractEventLoop, requests: Mapping[type[Message], Message]) -> Target:
@@ -369,8 +377,9 @@ def _several_calls(loop: asyncio.AbstractEventLoop, requests: Mapping[type[Messa
 def targets(loop: asyncio.AbstractEventLoop) -> list[Target]:
     """Every call with one request, alone, and the coordinator's in any order."""
     requests, _ = _requests(), (_matched(), _away())  # not inside a call: that has a running loop
+    others = {"Report": (_report_by_positions(),)}
     alone = [
-        _one_call(loop, service, method, requests[kind])
+        _one_call(loop, service, method, requests[kind], *others.get(method, ()))
         for service in _SERVICES
         for method, kind in _methods(service)
     ]

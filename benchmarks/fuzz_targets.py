@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
@@ -33,6 +33,7 @@ from benchmarks.fuzz_seeds import (
     sign,
 )
 from coordinator.state import event_codec
+from node.net.group_reports import GroupReports
 from protocol.algorithm.clipping import clipping_scales, outliers, payload_norm
 from protocol.errors import HetnodeError
 from protocol.pb import hetnode_pb2 as pb
@@ -41,7 +42,7 @@ from protocol.spec.quantizers import LINK_QUANTIZERS
 from protocol.spec.run import RunSpec
 from protocol.spec.sections import OuterSpec
 from protocol.trust import envelope, invite, receipt, tls
-from protocol.types import DType, TensorHeader
+from protocol.types import DType, ExchangeGroup, PayloadDescriptor, TensorHeader
 from protocol.wire import activation_codec, payload_codec, records, rpc_errors
 from protocol.wire.convert.fields import (
     banned_from_pb,
@@ -75,6 +76,7 @@ from protocol.wire.convert.plans import (
     sources_from_pb,
 )
 from protocol.wire.framing import frame_header_from_pb
+from protocol.wire.groups import at_positions, pack, positions_of
 from protocol.wire.status import (
     explanation_from_pb,
     kept_from_pb,
@@ -139,6 +141,16 @@ def _decode_ids(data: bytes) -> None:
     activation_codec.unpack_ids(headers, data[:16].ljust(16, b"\0"), "tokens", (2, 4), 300)
 
 
+def _decide_by_positions(descriptors: Sequence[PayloadDescriptor], reply: pb.DecisionReply) -> None:
+    """A decision as a member of a group gets it, and the positions that it would report."""
+    reports = GroupReports(descriptors[0].owner)
+    reports.note(descriptors[0], ExchangeGroup("g", tuple(descriptors)))
+    decision = reports.decision_of(reply, 1, descriptors[0].round_number)
+    held = [entry.descriptor for entry in decision.entries]
+    positions = positions_of(descriptors, held)
+    assert positions is None or list(at_positions(descriptors, positions)) == held
+
+
 def _decode_event(data: bytes) -> None:
     kinds = list(event_codec.STORED_KINDS.values())
     if data:
@@ -200,6 +212,8 @@ def _messages() -> list[Target]:
     decision = pb.DecisionReply(stage=1, round=1, committed=True, entries=[
         pb.ManifestEntry(descriptor=descriptor_of(1), holders=[PEER])
     ])  # fmt: skip
+    counted = pb.DecisionReply(stage=1, round=1, committed=True, counted=b"\1", packed=pack(decision))
+    descriptors = group_from_pb(GROUP).descriptors
     estimates = pb.Estimates(
         capacity=CONTRIBUTION.capacity, links=[pb.LinkEstimate(peer=PEER, bandwidth=1e6)]
     )
@@ -238,7 +252,9 @@ def _messages() -> list[Target]:
         ),
         _message("descriptor", descriptor_of(1), descriptor_from_pb),
         _message("group", GROUP, group_from_pb),
+        _message("packed group", pb.MatchReply(packed=pack(GROUP)), GroupReports.group_of),
         _message("decision", decision, decision_from_pb),
+        _message("decision by positions", counted, partial(_decide_by_positions, descriptors)),
         _message(
             "report",
             report,

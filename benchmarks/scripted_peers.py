@@ -12,9 +12,10 @@ import json
 import random
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import uvloop
 
@@ -22,19 +23,34 @@ from benchmarks.processes import answer_commands
 from coordinator.authority import open_authority
 from coordinator.state.state import Assignment
 from node.net.coordinator_channel import CoordinatorChannel
+from node.net.group_reports import GroupReports
 from node.security.credentials import Credentials, new_tls_key
 from protocol.pb import hetnode_pb2 as pb
 from protocol.spec.run import RunSpec
 from protocol.trust.tls import tls_key_from_der
-from protocol.types import PROTOCOL_VERSION, Capacity, Estimates, LinkEstimate, Part, PeerId, Plan, Role
-from protocol.wire.convert.payloads import descriptor_to_pb
+from protocol.types import (
+    PROTOCOL_VERSION,
+    Capacity,
+    Decision,
+    Estimates,
+    ExchangeGroup,
+    LinkEstimate,
+    Part,
+    PeerId,
+    Plan,
+    Role,
+)
+from protocol.wire.convert.payloads import decision_from_pb, descriptor_to_pb
 from protocol.wire.convert.plans import capacity_to_pb, estimates_to_pb, plan_from_pb
+from protocol.wire.groups import unpack
 from tests.builders import Keyed, anchor_of, keyed
 
 _JOINS_AT_ONCE = 16
 _CALL_SECONDS = 120.0
 _CAPACITY = Capacity("cuda", 2**36, 8, 1e8, 1e8, 1e8, 0.001)
 _LOSS = 3.0
+_KEPT = 16
+T = TypeVar("T")
 
 
 class Latencies:
@@ -70,6 +86,7 @@ class ScriptedPeer:
     ) -> None:
         self.key, self.role, self._tls, self._crowd, self._phase = key, role, tls, crowd, phase
         self._channel = CoordinatorChannel(address, tls)
+        self._reports = GroupReports(key.peer)
         self._round = 0
         self._heartbeat = crowd.spec.timing.heartbeat
         self._estimates: Estimates | None = None
@@ -152,26 +169,40 @@ class ScriptedPeer:
             epoch=self._crowd.plan_for(number).epoch,
         )
         latencies.ask("Match", stage, number)
-        group = await self.call("Match", plain=False, descriptor=descriptor_to_pb(payload))
+        matched = await self.call("Match", plain=False, descriptor=descriptor_to_pb(payload), packs=True)
         latencies.answer("Match", stage, number)
+        group = self._crowd.group_of(matched)
+        self._reports.note(payload, group)
+        report = self._reports.by_positions(
+            pb.ReportRequest(stage=stage, round=number, packs=True), group.descriptors
+        )
+        assert report is not None, "it holds payloads of its group alone"
         await asyncio.sleep(random.uniform(0.5, 1.5))  # the payloads of the others arrive
         latencies.ask("Report", stage, number)
-        decision = await self.call("Report", plain=False, stage=stage, round=number, held=group.descriptors)
+        reply = await self.call(
+            "Report",
+            plain=False,
+            stage=stage,
+            round=number,
+            packs=True,
+            group=report.group,
+            positions=report.positions,
+        )
         latencies.answer("Report", stage, number)
-        self._check(decision)
+        self._check(self._reports.decision_of(reply, stage, number))
         await self._attest(stage, number)
 
     async def _follow_embedding(self) -> None:
         number = self._round
-        decision = await self.call("AwaitDecision", plain=False, stage=0, round=number)
+        reply = await self.call("AwaitDecision", plain=False, stage=0, round=number, packs=True)
         self._crowd.latencies.answer("Report", 0, number)
-        self._check(decision)
+        self._check(self._crowd.decision_of(reply))
         await self._attest(0, number)
 
-    def _check(self, decision: pb.DecisionReply) -> None:
+    @staticmethod
+    def _check(decision: Decision) -> None:
         if not decision.committed:
-            raise RuntimeError(f"round {decision.round} of stage {decision.stage}: {decision.reason}")
-        self._crowd.entries[len(decision.entries)] += 1
+            raise RuntimeError(f"round {decision.round_number} of stage {decision.stage}: {decision.reason}")
 
     async def _attest(self, stage: int, round_number: int) -> None:
         hosts = stage in self._crowd.assignment(self.key.peer, max(1, round_number)).member.stages
@@ -221,15 +252,16 @@ class ScriptedPeers:
 
     Attributes:
         watched: bytes of the updates that they have received.
-        entries: how many decisions had so many payloads.
     """
 
     def __init__(self) -> None:
         self.latencies = Latencies()
-        self.watched, self.entries = 0, Counter[int]()
+        self.watched = 0
         self.spec: RunSpec
         self.run_id = ""
         self._plans: dict[bytes, Plan] = {}
+        self._groups: dict[bytes, ExchangeGroup] = {}
+        self._decisions: dict[bytes, Decision] = {}
         self._members: dict[tuple[int, PeerId], Assignment] = {}
         self._peers: list[ScriptedPeer] = []
         self._lives: list[asyncio.Task[None]] = []
@@ -274,7 +306,7 @@ class ScriptedPeers:
         await asyncio.gather(*self._lives)
         await asyncio.gather(*(peer.close() for peer in self._peers))
         self.latencies.write(Path(path))
-        return {"watched": self.watched, "entries": dict(self.entries)}
+        return {"watched": self.watched}
 
     # What the peers share
 
@@ -288,6 +320,18 @@ class ScriptedPeers:
             for position, member in enumerate(replica.members):
                 self._members[plan.epoch, member.peer] = Assignment(replica, position)
 
+    def group_of(self, reply: pb.MatchReply) -> ExchangeGroup:
+        """The group in an answer, which is read once for all peers."""
+        return _kept(self._groups, reply.packed, lambda: GroupReports.group_of(reply))
+
+    def decision_of(self, reply: pb.DecisionReply) -> Decision:
+        """As :meth:`group_of`, for the answer to a peer that has no group."""
+        return _kept(
+            self._decisions,
+            reply.packed,
+            lambda: decision_from_pb(unpack(pb.DecisionReply, reply.packed)),
+        )
+
     def plan_for(self, round_number: int) -> Plan:
         valid = [plan for plan in self._plans.values() if plan.from_round <= round_number]
         return max(valid, key=lambda plan: plan.epoch)
@@ -297,6 +341,14 @@ class ScriptedPeers:
 
     def note_round(self, round_number: int) -> None:
         self._rounds[round_number] += 1
+
+
+def _kept(known: dict[bytes, T], packed: bytes, read: Callable[[], T]) -> T:
+    if packed not in known:
+        known[packed] = read()
+        if len(known) > _KEPT:
+            del known[next(iter(known))]
+    return known[packed]
 
 
 async def _main() -> None:

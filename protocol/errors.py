@@ -80,6 +80,7 @@ class ErrorCode(Enum):
     RATE_LIMITED = ("rate-limited", ExitCode.REFUSED)
     SEAT_LOST = ("seat-lost", ExitCode.REFUSED)
     OFFER_TOO_EARLY = ("offer-too-early", ExitCode.REFUSED)
+    GROUP_UNKNOWN = ("group-unknown", ExitCode.REFUSED)
     NO_CREDIT = ("no-credit", ExitCode.REFUSED)
     NO_ROLLBACK = ("no-rollback", ExitCode.REFUSED)
 

@@ -20,6 +20,7 @@ import grpc
 from coordinator.api.access import Access
 from coordinator.api.dial_back import DialBack
 from coordinator.api.enrollment import renew
+from coordinator.api.round_messages import RoundMessages
 from coordinator.api.run_records import RunRecords
 from coordinator.api.watch import Announcements, Watcher
 from coordinator.authority import Authority
@@ -56,13 +57,7 @@ from protocol.wire.convert.fields import (
     role_from_pb,
     shortened,
 )
-from protocol.wire.convert.payloads import (
-    decision_to_pb,
-    descriptor_from_pb,
-    descriptors_from_pb,
-    group_to_pb,
-    rejections_from_pb,
-)
+from protocol.wire.convert.payloads import descriptor_from_pb, descriptors_from_pb, rejections_from_pb
 from protocol.wire.convert.plans import (
     addresses_from_pb,
     capacity_from_pb,
@@ -126,6 +121,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._spec_signature = sign(spec_message(self._run, self._spec.canonical_json))
         self._announcements = Announcements(self._run, sign, sources, relay, records.resting)
         self._closing_time = ClosingTime()
+        self._messages = RoundMessages()
         self._probes = ProbeDoor(_PROBES_AT_ONCE, command_loop.now)
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
@@ -288,25 +284,29 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 return ExchangeGroup(f"{self._run}/{key[0]}/{key[1]}", ())
             return group
 
-        return group_to_pb(await self._until(peer, group_topic(*key), closed))
+        group = await self._until(peer, group_topic(*key), closed)
+        return self._messages.of_group(group, request.packs)
 
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.DecisionReply:
         peer = self._access.peer(context, request.peer)
-        held = descriptors_from_pb(request.held)
+        by_positions = self._messages.held(self._command_loop.state, request) if request.group else None
+        held = by_positions.held if by_positions else descriptors_from_pb(request.held)
         rejected = rejections_from_pb(request.rejected)
         await self._command_loop.execute(commands.Report(peer, request.stage, request.round, held, rejected))
-        return await self._decision(peer, request.stage, request.round)
+        decision = await self._decision(peer, request.stage, request.round)
+        return self._messages.of_decision(decision, request.packs, by_positions)
 
     async def AwaitDecision(self, request: pb.AwaitDecisionRequest, context: Context) -> pb.DecisionReply:
         peer = self._access.peer(context, request.peer)
         await self._command_loop.execute(commands.Await(peer, request.stage, request.round, request.withheld))
-        return await self._decision(peer, request.stage, request.round)
+        decision = await self._decision(peer, request.stage, request.round)
+        return self._messages.of_decision(decision, request.packs)
 
-    async def _decision(self, peer: PeerId, stage: int, round_number: int) -> pb.DecisionReply:
+    async def _decision(self, peer: PeerId, stage: int, round_number: int) -> Decision:
         def made(state: State) -> Decision | None:
             return state.decisions.get((stage, round_number))
 
-        return decision_to_pb(await self._until(peer, decision_topic(stage, round_number), made))
+        return await self._until(peer, decision_topic(stage, round_number), made)
 
     async def _until(self, peer: PeerId, topic: Topic, ready: Callable[[State], T | None]) -> T:
         """As :meth:`CommandLoop.until`. Raises BANNED or QUARANTINED when `peer` is excluded meanwhile."""

@@ -103,7 +103,7 @@ class OpenRound:
                 at = milliseconds(event.at)
                 self._stage(event.stage).last_report_at = at
                 where = event.round_number, event.stage, self._numbers[event.peer]
-                yield Reported(at, sequence, len(event.owners), *where)
+                yield Reported(at, sequence, event.count, *where)
             case events.GroupClosed():
                 stage = self._stage(event.stage)
                 stage.closed_at, stage.closed_sequence = milliseconds(event.at), sequence

@@ -12,6 +12,7 @@ from math import inf, nextafter
 from typing import Any
 
 from coordinator.state import commands, events
+from coordinator.state.apply_rounds import owners_of
 from coordinator.state.commands import Command
 from coordinator.state.events import Event
 from coordinator.state.state import State
@@ -181,8 +182,10 @@ def _report(state: State, event: Event, upcoming: Sequence[Event], signers: Sign
     for each in upcoming:
         if isinstance(each, events.PayloadOffered):
             offers.setdefault(each.descriptor.owner, each.descriptor)
-    owners = reports[0].owners if reports else sorted(round_state.reports.get(told.peer, ()))
-    held = tuple(offers[owner] for owner in owners if owner in offers)
+    owners = (
+        owners_of(round_state, reports[0]) if reports else round_state.reports.get(told.peer, frozenset())
+    )
+    held = tuple(offers[owner] for owner in sorted(owners) if owner in offers)
     rejected = tuple(
         Rejection(offers[each.owner], each.reason)
         for each in rejections

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from coordinator.placement.cost_model import memory_needed
 from coordinator.rounds.attestation import settled_digest
+from coordinator.state.apply_rounds import owners_of
 from coordinator.state.events import (
     AssignmentReserved,
     Event,
@@ -70,7 +71,8 @@ class Invariants:
                 self._offered.setdefault(key, set()).add(descriptor)
             case HoldingsReported():
                 held = self._held.setdefault((event.stage, event.round_number), {})
-                held[event.peer] = held.get(event.peer, frozenset()) | frozenset(event.owners)
+                owners = owners_of(before.round_of(event.stage, event.round_number), event)
+                held[event.peer] = held.get(event.peer, frozenset()) | owners
             case RoundCommitted() | RoundAborted():
                 self._check_decision(before, event.decision, after)
             case PlanAdopted():

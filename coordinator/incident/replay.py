@@ -23,6 +23,7 @@ from coordinator.incident.redaction import RULES, RUN, Rule, peers_in
 from coordinator.membership.joining import SPEED_SECONDS
 from coordinator.state import events
 from coordinator.state.apply import apply
+from coordinator.state.apply_rounds import owners_of
 from coordinator.state.commands import Command, Tick
 from coordinator.state.events import Event
 from coordinator.state.state import State
@@ -150,12 +151,13 @@ class _Player:
         first = self._log[start]
         self._check_ticks_before(start)
         upcoming = [signed(event, self._signers) for event in _same_time(self._log, start)]
+        recorded = [_in_full(event, self._state) for event in upcoming]
         state = self._heartbeats.heard(self._state, first.at)
         best: tuple[int, Command, Outcome] | None = None
         for command in implied_commands(state, upcoming, self._signers):
             outcome = decide(state, command, first.at)
             decided = [event for event in outcome.events if not isinstance(event, events.PeerSeen)]
-            common = _common(upcoming, decided)
+            common = _common(recorded, [_in_full(event, self._state) for event in decided])
             if common and common == len(decided):
                 self._decided += common
                 # With the sentences of this version: redaction has taken out those of the log.
@@ -213,6 +215,14 @@ def _same_time(log: Sequence[Event], start: int) -> Iterator[Event]:
         if log[number].at != log[start].at:
             return
         yield log[number]
+
+
+def _in_full(event: Event, state: State) -> Event:
+    """`event` with all payloads that it names in few bytes: logs of former versions have the whole lists."""
+    if not isinstance(event, events.HoldingsReported) or not event.of_group:
+        return event
+    owners = owners_of(state.round_of(event.stage, event.round_number), event)
+    return replace(event, owners=tuple(sorted(owners)), of_group=0, lacking=())
 
 
 def _common(recorded: Sequence[Event], decided: Sequence[Event]) -> int:

@@ -31,6 +31,7 @@ from coordinator.rounds.arbitration import (
 )
 from coordinator.rounds.attestation import note_divergence, settled_digest
 from coordinator.rounds.deadlines import closes_at, decide_seconds, gather_seconds
+from coordinator.rounds.holdings import record_holdings
 from coordinator.rounds.phases import check_not_early, earliest
 from coordinator.rounds.silence import remove_silent
 from coordinator.state import events
@@ -46,8 +47,6 @@ MAX_HOLDERS = 16
 """Most holders per payload in a manifest. With all of them it would grow with the square of the swarm."""
 _ROUNDING = 1e-6
 """Sums of weights are rounded."""
-MOST_REPORTS = 8
-"""Reports of a peer on one (stage, round) that are stored; each holds more payloads than the one before."""
 
 
 def offer(transaction: Transaction, command: Offer) -> None:
@@ -170,15 +169,7 @@ def report(transaction: Transaction, command: Report) -> None:
         ):
             _admit(transaction, descriptor)
     note_rejections(transaction, sender, stage, round_number, command.rejected)
-    offers = transaction.state.round_of(stage, round_number).offers
-    before = round_state.reports.get(sender)
-    # A peer may report again when it has more payloads. It cannot take a report back.
-    owners = (before or frozenset()) | {d.owner for d in held if offers.get(d.owner) == d}
-    stored = round_state.report_counts.get(sender, 0)
-    if owners != before and stored < MOST_REPORTS:
-        transaction.add(
-            events.HoldingsReported(transaction.now, stage, round_number, sender, tuple(sorted(owners)))
-        )
+    record_holdings(transaction, command)
     advance(transaction, stage)
 
 

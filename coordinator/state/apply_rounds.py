@@ -78,7 +78,8 @@ def close_group(state: State, event: events.GroupClosed) -> State:
     descriptors = (round_state.offers[owner] for owner in sorted(round_state.offers))
     agreeing = tuple(d for d in descriptors if d.anchor_digest == event.anchor_digest)
     group = ExchangeGroup(event.group_id, agreeing, event.seconds)
-    return _with_round(state, event, replace(round_state, group=group, closed_at=event.at))
+    members = frozenset(descriptor.owner for descriptor in agreeing)
+    return _with_round(state, event, replace(round_state, group=group, members=members, closed_at=event.at))
 
 
 def report(state: State, event: events.HoldingsReported) -> State:
@@ -87,10 +88,18 @@ def report(state: State, event: events.HoldingsReported) -> State:
     # A restart within the exchange would measure the time that the coordinator was away.
     if round_state.group is not None and round_state.closed_at >= state.started_at:
         gathered_in = max(gathered_in, event.at - round_state.closed_at)
-    reports = {**round_state.reports, event.peer: frozenset(event.owners)}
+    reports = {**round_state.reports, event.peer: owners_of(round_state, event)}
     counts = {**round_state.report_counts, event.peer: round_state.report_counts.get(event.peer, 0) + 1}
     changed = replace(round_state, reports=reports, report_counts=counts, gathered_in=gathered_in)
     return _with_round(state, event, changed)
+
+
+def owners_of(round_state: Round, event: events.HoldingsReported) -> frozenset[PeerId]:
+    """The owners of the payloads that a member reports as held."""
+    if not event.of_group:
+        return frozenset(event.owners)
+    # Members that hold all share one set: those of many would take hundreds of megabytes.
+    return round_state.members.difference(event.lacking) if event.lacking else round_state.members
 
 
 def arbitrate(state: State, event: events.ArbitrationEvent) -> State:

@@ -230,8 +230,19 @@ class GroupClosed(StageEvent):
 
 @dataclass(frozen=True)
 class HoldingsReported(StageEvent):
+    """`peer` holds the payloads of `owners`; or, if `of_group` is not 0, all payloads of the group but those
+    of `lacking`. `of_group` is the number of payloads in the group.
+    """
+
     peer: PeerId
     owners: tuple[PeerId, ...]
+    of_group: int = 0
+    lacking: tuple[PeerId, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """How many payloads it holds."""
+        return self.of_group - len(self.lacking) if self.of_group else len(self.owners)
 
 
 @dataclass(frozen=True)

@@ -198,6 +198,7 @@ class Round:
 
     Attributes:
         withheld: hosts that will not offer a payload.
+        members: the owners of the payloads of the group.
         closed_at: when the group was closed.
         reports: by reporter, the owners of the payloads that it holds.
         report_counts: by reporter, how often its report has changed.
@@ -210,6 +211,7 @@ class Round:
     offers: Mapping[PeerId, PayloadDescriptor] = field(default_factory=dict)
     withheld: frozenset[PeerId] = frozenset()
     group: ExchangeGroup | None = None
+    members: frozenset[PeerId] = frozenset()
     closed_at: float = 0.0
     reports: Mapping[PeerId, frozenset[PeerId]] = field(default_factory=dict)
     report_counts: Mapping[PeerId, int] = field(default_factory=dict)

@@ -229,7 +229,7 @@ def _exchange_message(event: events.ExchangeEvent) -> str:
         case events.GroupClosed():
             return f"the exchange group of {where} is closed"
         case events.HoldingsReported():
-            return f"{event.peer} holds {counted(len(event.owners), 'payload')} of {where}"
+            return f"{event.peer} holds {counted(event.count, 'payload')} of {where}"
         case events.PayloadRejected():
             return f"{event.peer} rejects the payload of {event.owner} for {where}: {event.reason}"
 

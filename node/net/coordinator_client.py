@@ -22,6 +22,7 @@ from cryptography.x509 import load_pem_x509_certificate
 from node import hooks
 from node.net.coordinator_channel import CoordinatorChannel
 from node.net.enrollment import check_own
+from node.net.group_reports import GroupReports
 from node.net.probe import Probe
 from node.security.channels import tls_failure
 from node.security.credentials import RunCredentials, check_in_date
@@ -54,7 +55,7 @@ from protocol.types import (
     StateRecord,
 )
 from protocol.wire.convert.fields import banned_from_pb, role_from_pb, sentence_from_pb
-from protocol.wire.convert.payloads import decision_from_pb, descriptor_to_pb, group_from_pb, rejection_to_pb
+from protocol.wire.convert.payloads import descriptor_to_pb, rejection_to_pb
 from protocol.wire.convert.plans import (
     addresses_to_pb,
     answered,
@@ -137,6 +138,7 @@ class CoordinatorClient:
         self._identity = identity
         self._peer = identity.peer
         self._channel = CoordinatorChannel(self.address, credentials.tls)
+        self._reports = GroupReports(self._peer)
 
     async def join(
         self,
@@ -353,8 +355,11 @@ class CoordinatorClient:
 
     async def match(self, descriptor: PayloadDescriptor, deadline: float) -> ExchangeGroup:
         """Offer a payload, and wait for the group of its (stage, round)."""
-        request = pb.MatchRequest(peer=self._peer, descriptor=descriptor_to_pb(descriptor))
-        return group_from_pb(await self._call("Match", request, deadline))
+        request = pb.MatchRequest(peer=self._peer, descriptor=descriptor_to_pb(descriptor), packs=True)
+        reply = await self._call("Match", request, deadline)
+        group = self._reports.group_of(reply)
+        self._reports.note(descriptor, group if reply.packed else None)
+        return group
 
     async def report(
         self,
@@ -369,10 +374,19 @@ class CoordinatorClient:
             peer=self._peer,
             stage=stage,
             round=round_number,
-            held=map(descriptor_to_pb, held),
             rejected=map(rejection_to_pb, rejected),
+            packs=True,
         )
-        return decision_from_pb(await self._call("Report", request, deadline))
+        named = self._reports.by_positions(request, held)
+        if named is not None:
+            try:
+                reply = await self._call("Report", named, deadline)
+                return self._reports.decision_of(reply, stage, round_number)
+            except HetnodeError as error:
+                if error.code is not ErrorCode.GROUP_UNKNOWN:
+                    raise
+        request.held.extend(map(descriptor_to_pb, held))
+        return self._reports.decision_of(await self._call("Report", request, deadline), stage, round_number)
 
     async def await_decision(
         self, stage: int, round_number: int, deadline: float, withheld: int = 0
@@ -381,8 +395,11 @@ class CoordinatorClient:
 
         `withheld`: the epoch of the assignment for which this peer has no payload; 0 if it only asks.
         """
-        request = pb.AwaitDecisionRequest(peer=self._peer, stage=stage, round=round_number, withheld=withheld)
-        return decision_from_pb(await self._call("AwaitDecision", request, deadline))
+        request = pb.AwaitDecisionRequest(
+            peer=self._peer, stage=stage, round=round_number, withheld=withheld, packs=True
+        )
+        reply = await self._call("AwaitDecision", request, deadline)
+        return self._reports.decision_of(reply, stage, round_number)
 
     async def attest(self, stage: int, round_number: int, part: Part, digest: str) -> None:
         """Report the anchor after `round_number`. Raises ANCHOR_DIVERGED if the other peers have another."""

@@ -717,36 +717,46 @@ class PayloadDescriptor(_message.Message):
     def __init__(self, run: _Optional[str] = ..., stage: _Optional[int] = ..., round: _Optional[int] = ..., owner: _Optional[str] = ..., anchor_digest: _Optional[str] = ..., codec: _Optional[str] = ..., weight: _Optional[float] = ..., nbytes: _Optional[int] = ..., sha256: _Optional[str] = ..., signature: _Optional[bytes] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class MatchRequest(_message.Message):
-    __slots__ = ("peer", "descriptor")
+    __slots__ = ("peer", "descriptor", "packs")
     PEER_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
+    PACKS_FIELD_NUMBER: _ClassVar[int]
     peer: str
     descriptor: PayloadDescriptor
-    def __init__(self, peer: _Optional[str] = ..., descriptor: _Optional[_Union[PayloadDescriptor, _Mapping]] = ...) -> None: ...
+    packs: bool
+    def __init__(self, peer: _Optional[str] = ..., descriptor: _Optional[_Union[PayloadDescriptor, _Mapping]] = ..., packs: _Optional[bool] = ...) -> None: ...
 
 class MatchReply(_message.Message):
-    __slots__ = ("group_id", "descriptors", "seconds")
+    __slots__ = ("group_id", "descriptors", "seconds", "packed")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTORS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PACKED_FIELD_NUMBER: _ClassVar[int]
     group_id: str
     descriptors: _containers.RepeatedCompositeFieldContainer[PayloadDescriptor]
     seconds: float
-    def __init__(self, group_id: _Optional[str] = ..., descriptors: _Optional[_Iterable[_Union[PayloadDescriptor, _Mapping]]] = ..., seconds: _Optional[float] = ...) -> None: ...
+    packed: bytes
+    def __init__(self, group_id: _Optional[str] = ..., descriptors: _Optional[_Iterable[_Union[PayloadDescriptor, _Mapping]]] = ..., seconds: _Optional[float] = ..., packed: _Optional[bytes] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("peer", "stage", "round", "held", "rejected")
+    __slots__ = ("peer", "stage", "round", "held", "rejected", "packs", "group", "positions")
     PEER_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
+    PACKS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
     peer: str
     stage: int
     round: int
     held: _containers.RepeatedCompositeFieldContainer[PayloadDescriptor]
     rejected: _containers.RepeatedCompositeFieldContainer[Rejection]
-    def __init__(self, peer: _Optional[str] = ..., stage: _Optional[int] = ..., round: _Optional[int] = ..., held: _Optional[_Iterable[_Union[PayloadDescriptor, _Mapping]]] = ..., rejected: _Optional[_Iterable[_Union[Rejection, _Mapping]]] = ...) -> None: ...
+    packs: bool
+    group: bytes
+    positions: bytes
+    def __init__(self, peer: _Optional[str] = ..., stage: _Optional[int] = ..., round: _Optional[int] = ..., held: _Optional[_Iterable[_Union[PayloadDescriptor, _Mapping]]] = ..., rejected: _Optional[_Iterable[_Union[Rejection, _Mapping]]] = ..., packs: _Optional[bool] = ..., group: _Optional[bytes] = ..., positions: _Optional[bytes] = ...) -> None: ...
 
 class Rejection(_message.Message):
     __slots__ = ("descriptor", "reason")
@@ -757,16 +767,18 @@ class Rejection(_message.Message):
     def __init__(self, descriptor: _Optional[_Union[PayloadDescriptor, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class AwaitDecisionRequest(_message.Message):
-    __slots__ = ("peer", "stage", "round", "withheld")
+    __slots__ = ("peer", "stage", "round", "withheld", "packs")
     PEER_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     WITHHELD_FIELD_NUMBER: _ClassVar[int]
+    PACKS_FIELD_NUMBER: _ClassVar[int]
     peer: str
     stage: int
     round: int
     withheld: int
-    def __init__(self, peer: _Optional[str] = ..., stage: _Optional[int] = ..., round: _Optional[int] = ..., withheld: _Optional[int] = ...) -> None: ...
+    packs: bool
+    def __init__(self, peer: _Optional[str] = ..., stage: _Optional[int] = ..., round: _Optional[int] = ..., withheld: _Optional[int] = ..., packs: _Optional[bool] = ...) -> None: ...
 
 class ManifestEntry(_message.Message):
     __slots__ = ("descriptor", "holders")
@@ -777,7 +789,7 @@ class ManifestEntry(_message.Message):
     def __init__(self, descriptor: _Optional[_Union[PayloadDescriptor, _Mapping]] = ..., holders: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DecisionReply(_message.Message):
-    __slots__ = ("stage", "round", "committed", "entries", "next_epoch", "reason", "restore_round")
+    __slots__ = ("stage", "round", "committed", "entries", "next_epoch", "reason", "restore_round", "packed", "counted")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
@@ -785,6 +797,8 @@ class DecisionReply(_message.Message):
     NEXT_EPOCH_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     RESTORE_ROUND_FIELD_NUMBER: _ClassVar[int]
+    PACKED_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_FIELD_NUMBER: _ClassVar[int]
     stage: int
     round: int
     committed: bool
@@ -792,7 +806,9 @@ class DecisionReply(_message.Message):
     next_epoch: int
     reason: str
     restore_round: int
-    def __init__(self, stage: _Optional[int] = ..., round: _Optional[int] = ..., committed: _Optional[bool] = ..., entries: _Optional[_Iterable[_Union[ManifestEntry, _Mapping]]] = ..., next_epoch: _Optional[int] = ..., reason: _Optional[str] = ..., restore_round: _Optional[int] = ...) -> None: ...
+    packed: bytes
+    counted: bytes
+    def __init__(self, stage: _Optional[int] = ..., round: _Optional[int] = ..., committed: _Optional[bool] = ..., entries: _Optional[_Iterable[_Union[ManifestEntry, _Mapping]]] = ..., next_epoch: _Optional[int] = ..., reason: _Optional[str] = ..., restore_round: _Optional[int] = ..., packed: _Optional[bytes] = ..., counted: _Optional[bytes] = ...) -> None: ...
 
 class AttestRequest(_message.Message):
     __slots__ = ("peer", "stage", "round", "part", "digest")

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from protocol.errors import ErrorCode
+from node.net.group_reports import GroupReports
+from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
@@ -20,7 +21,7 @@ from protocol.types import Part, Pause, PausedBy, ReservedAssignment, StageRange
 from protocol.wire.convert.payloads import decision_from_pb, descriptor_to_pb, group_from_pb
 from protocol.wire.convert.plans import pause_from_pb, places_from_pb
 from protocol.wire.records import open_plan, open_state
-from tests.builders import anchor_of, keyed, spec_of, tampered
+from tests.builders import Keyed, anchor_of, keyed, spec_of, tampered
 from tests.support.coordinator_process import BOOTSTRAP, COORDINATOR, Running, metrics, refusal_of, running
 
 A, B, C = (keyed(i) for i in range(3))
@@ -245,6 +246,49 @@ async def test_two_clients_match_report_and_get_the_same_decision(run: Running) 
     assert decision.committed
     assert [entry.descriptor for entry in decision.entries] == list(group.descriptors)
     assert (await run.status()).rounds_committed == 1
+
+
+async def test_members_of_a_group_report_it_by_positions(run: Running) -> None:
+    for peer in (A, B):
+        await run.join(peer)
+    payloads = {peer: peer.payload(run.spec, 0, 1, run=run.run) for peer in (A, B)}
+
+    def match(peer: Keyed) -> Awaitable[pb.MatchReply]:
+        request = pb.MatchRequest(peer=peer.peer, descriptor=descriptor_to_pb(payloads[peer]), packs=True)
+        reply: Awaitable[pb.MatchReply] = run.stub(peer).Match(request)
+        return reply
+
+    replies = await asyncio.gather(match(A), match(B))
+    reports = {peer: GroupReports(peer.peer) for peer in (A, B)}
+    for peer, reply in zip((A, B), replies, strict=True):
+        assert reply.packed
+        group = GroupReports.group_of(reply)
+        reports[peer].note(payloads[peer], group)
+    report = pb.ReportRequest(peer=A.peer, stage=0, round=1, packs=True)
+    of_all, of_one = (reports[A].by_positions(report, held) for held in (group.descriptors, [payloads[A]]))
+    assert of_all is not None
+    assert of_one is not None
+    assert reports[A].by_positions(report, [tampered(payloads[A])]) is None, "it is not in the group"
+    unknown = pb.ReportRequest(peer=A.peer, stage=0, round=1, group=b"x" * 32, positions=of_all.positions)
+    assert (await refusal_of(run.stub(A).Report(unknown))).code is ErrorCode.GROUP_UNKNOWN
+    wrong = pb.ReportRequest(peer=A.peer, stage=0, round=1, group=of_all.group, positions=b"\x07")
+    assert (await refusal_of(run.stub(A).Report(wrong))).code is ErrorCode.BAD_REQUEST
+
+    asked = pb.AwaitDecisionRequest(peer=A.peer, stage=0, round=1, packs=True)
+    by_positions, whole, packed = await asyncio.gather(
+        run.stub(A).Report(of_all), run.report(B, 0, 1, A, B), run.stub(A).AwaitDecision(asked)
+    )
+    expected = decision_from_pb(whole)
+    assert expected.committed
+    assert reports[A].decision_of(packed, 0, 1) == expected
+    partly = await run.stub(A).Report(of_one)
+    assert reports[A].decision_of(partly, 0, 1) == expected, "a peer that lacks payloads learns the holders"
+    assert by_positions.counted
+    decision = reports[A].decision_of(by_positions, 0, 1)
+    assert [each.descriptor for each in decision.entries] == [each.descriptor for each in expected.entries]
+    assert {each.holders for each in decision.entries} == {(A.peer,)}
+    with pytest.raises(HetnodeError, match="does not have"):
+        reports[B].decision_of(by_positions, 0, 2)
 
 
 async def test_a_cancelled_wait_leaves_no_trace_and_can_be_repeated(run: Running) -> None:

@@ -10,13 +10,14 @@ from coordinator.rounds.rounds import MAX_HOLDERS
 from coordinator.state.commands import Attest, Await, Leave, Offer, Report
 from coordinator.state.events import (
     GroupClosed,
+    HoldingsReported,
     PayloadOffered,
     RoundAborted,
 )
 from protocol.errors import ErrorCode
 from protocol.types import Decision, Role
 from tests.builders import Keyed, anchor_of, keyed, spec_of, tampered
-from tests.support.coordinator_run import Run, beat_for, joined_run, settle
+from tests.support.coordinator_run import Run, beat_for, joined_run, offer, settle, started
 
 A, B, C, D = (keyed(i) for i in range(4))
 
@@ -218,6 +219,24 @@ class TestDecisions:
         run.accept(Report(A.peer, 0, 1, held))
         run.accept(Report(B.peer, 0, 1, held))
         assert len(run.state.decisions[0, 1].entries) == 2
+
+    def test_a_report_on_a_group_names_only_what_the_peer_lacks(self) -> None:
+        run = started(4, stages=1)
+        peers = [keyed(i) for i in range(4)]
+        payloads = [peer.payload(run.spec, 0, 1) for peer in peers]
+        for peer, payload in zip(peers, payloads, strict=True):
+            offer(run, peer, payload)
+        everything = frozenset(peer.peer for peer in peers)
+        all_of_them, but_one, one = (
+            run.accept(Report(peer.peer, 0, 1, tuple(held)))[0]
+            for peer, held in zip(peers, (payloads, payloads[1:], payloads[2:3]), strict=False)
+        )
+        assert all_of_them == HoldingsReported(run.now, 0, 1, A.peer, (), 4, ())
+        assert but_one == HoldingsReported(run.now, 0, 1, B.peer, (), 4, (A.peer,))
+        assert one == HoldingsReported(run.now, 0, 1, C.peer, (C.peer,))
+        assert [each.count for each in (all_of_them, but_one, one)] == [4, 3, 1]
+        reports = run.state.round_of(0, 1).reports
+        assert reports == {A.peer: everything, B.peer: everything - {A.peer}, C.peer: {C.peer}}
 
     def test_a_reported_payload_of_a_diverged_anchor_is_left_out_and_its_owner_named(self, run: Run) -> None:
         run.accept(Attest(A.peer, 0, 0, "stage", anchor_of(0, 0)))

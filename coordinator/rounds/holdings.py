@@ -1,0 +1,31 @@
+"""What a member of a round reports as held, as it is recorded."""
+
+from __future__ import annotations
+
+from coordinator.state.commands import Report
+from coordinator.state.events import HoldingsReported
+from coordinator.state.transaction import Transaction
+
+MOST_REPORTS = 8
+"""Reports of a peer on one (stage, round) that are stored; each holds more payloads than the one before."""
+
+
+def record_holdings(transaction: Transaction, command: Report) -> None:
+    """Record which of the offered payloads the sender holds, unless it has told that before.
+
+    A peer may report again when it has more payloads. It cannot take a report back.
+    """
+    sender, key = command.peer, (command.stage, command.round_number)
+    round_state = transaction.state.round_of(*key)
+    offers, before = round_state.offers, round_state.reports.get(sender)
+    owners = (before or frozenset()) | {d.owner for d in command.held if offers.get(d.owner) == d}
+    if owners == before or round_state.report_counts.get(sender, 0) >= MOST_REPORTS:
+        return
+    lacking = round_state.members - owners
+    where = transaction.now, *key, sender
+    # The exceptions alone: all reports of a round together would grow with the square of the swarm.
+    if owners <= round_state.members and len(lacking) < len(owners):
+        of_group = len(round_state.members)
+        transaction.add(HoldingsReported(*where, (), of_group, tuple(sorted(lacking))))
+    else:
+        transaction.add(HoldingsReported(*where, tuple(sorted(owners))))

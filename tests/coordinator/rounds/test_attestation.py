@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coordinator.rounds.attestation import MOST_CHANGES, expected_digest, settled_digest
-from coordinator.rounds.rounds import MOST_REPORTS
+from coordinator.rounds.holdings import MOST_REPORTS
 from coordinator.state.commands import Attest, Await, Drain, Heartbeat, Leave, Offer, Report, Retreat
 from coordinator.state.events import (
     AnchorDiverged,

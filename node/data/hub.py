@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,13 @@ from node.extras import Extra, needed
 from protocol.errors import ErrorCode, HetnodeError
 
 SPLIT = "train"
+
+PRESETS: Mapping[str, tuple[str, str | None]] = {
+    "dclm": ("mlfoundations/dclm-baseline-1.0-parquet", None),
+    "c4": ("allenai/c4", "en"),
+    "pile": ("monology/pile-uncopyrighted", None),
+}
+"""Short names: data set on the hub, configuration. The text of all of them is in the column ``text``."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +34,13 @@ class Shard:
 
 
 def hub_shards(location: str) -> Sequence[Shard]:
-    """The files of the ``train`` split of ``NAME[/CONFIG]``, in the order of the library. None is opened.
+    """The files of the ``train`` split, in the order of the library. None is opened.
 
-    Raises HetnodeError DATA_UNREADABLE; MISSING_EXTRA.
+    Args:
+        location: ``NAME[/CONFIG]`` on the hub, a local folder, or a name in PRESETS.
+
+    Raises:
+        HetnodeError: DATA_UNREADABLE; MISSING_EXTRA.
     """
     name, config = _hub_name(location)
     with needed(Extra.HF):  # which takes a second, and only this source needs it
@@ -44,7 +55,8 @@ def hub_shards(location: str) -> Sequence[Shard]:
             f"hf:{location}",
             error,
             f"Check the name and its configuration, that it has a '{SPLIT}' split, and the connection to the "
-            "Hugging Face Hub; or name a local folder, or use text:PATH or jsonl:PATH.",
+            f"Hugging Face Hub (short names are {', '.join(PRESETS)}); or name a local folder, or use "
+            "text:PATH or jsonl:PATH.",
         ) from None
     count = dataset.num_shards
     if len(files) != count:  # archives have more shards than files
@@ -81,8 +93,11 @@ def _unreadable(what: str, error: Exception, remedy: str) -> HetnodeError:
 def _hub_name(location: str) -> tuple[str, str | None]:
     """Split ``NAME[/CONFIG]`` into name and config. An existing local path is a name without config.
 
-    A name on the hub has at most two parts, so a third part is the config.
+    A name on the hub has at most two parts, so a third part is the config. A short name means the same
+    everywhere, whatever folders there are.
     """
+    if location in PRESETS:
+        return PRESETS[location]
     # Path.expanduser would raise for an unknown user; here the path is reported as missing.
     path = Path(os.path.expanduser(location))
     if path.exists():

@@ -68,7 +68,7 @@ def open_source(source: str, text_field: str) -> Source:
     """Open a source by name; nothing is read yet.
 
     Args:
-        source: ``builtin``, ``text:PATH``, ``jsonl:PATH`` or ``hf:NAME[/CONFIG]``.
+        source: ``builtin``, ``text:PATH``, ``jsonl:PATH`` or ``hf:NAME[/CONFIG]`` (node/data/hub.py).
         text_field: key of the text in jsonl and hf records.
 
     Raises:

@@ -286,6 +286,12 @@ class RunStatus:
     alarm: str = ""
 
     @property
+    def heartbeat(self) -> float:
+        """Seconds between two heartbeats of a peer."""
+        live = sum(peer.lifecycle is not Lifecycle.GONE for peer in self.peers)
+        return self.spec.timing.heartbeat_of(live)
+
+    @property
     def rounds_message(self) -> str:
         """How the rounds went, for people."""
         anchors = "agree" if self.anchors_agree else "DIFFER"

@@ -34,6 +34,7 @@ from coordinator.command_loop import (
 )
 from coordinator.health.intake import believed, check_place
 from coordinator.membership.joining import check_compatible
+from coordinator.membership.presence import HeartbeatInterval
 from coordinator.membership.sources import MemberSources
 from coordinator.membership.validation import check_not_excluded, live_peer
 from coordinator.rounds.attestation import locate, record_of, settled_digest
@@ -120,7 +121,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._dht_peers, self._dial_back = tuple(dht_peers), dial_back
         self._spec_signature = sign(spec_message(self._run, self._spec.canonical_json))
         self._announcements = Announcements(self._run, sign, sources, relay, records.resting)
-        self._closing_time = ClosingTime()
+        self._closing_time, self._interval = ClosingTime(), HeartbeatInterval()
         self._messages = RoundMessages()
         self._probes = ProbeDoor(_PROBES_AT_ONCE, command_loop.now)
 
@@ -233,6 +234,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             closing=closes is not None,
             # A span, not a time: the clocks of two machines differ.
             closes_seconds=0.0 if closes is None else max(0.0, closes - self._command_loop.now()),
+            interval=self._interval.of(state),
         )
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:

@@ -105,11 +105,12 @@ def _missing(facts: Facts) -> Iterator[Sentence]:
             yield say(
                 f"{replica.name} has not offered a payload yet{_whereabouts(facts, replica)}", *_began(facts)
             )
+    interval = state.spec.timing.heartbeat_of(state.live)
     late_members = [
         f"{short(member.peer)} ({duration(silent)})"
         for replica in waiting
         for member in replica.members
-        if (silent := facts.now - state.last_seen[member.peer].at) > 2.5 * state.spec.timing.heartbeat
+        if (silent := facts.now - state.last_seen[member.peer].at) > 2.5 * interval
     ]
     if late_members:
         yield say(

@@ -64,7 +64,8 @@ def join(transaction: Transaction, command: Join) -> None:
     command, trains = _with_permitted_role(transaction.state, command)
     former = transaction.state.peers.get(command.peer)
     silent = _silent_seconds(transaction.state, command.peer, transaction.now)
-    takeover_seconds = _TAKEOVER_HEARTBEATS * transaction.state.spec.timing.heartbeat
+    state = transaction.state
+    takeover_seconds = _TAKEOVER_HEARTBEATS * state.spec.timing.heartbeat_of(state.live)
     if former is not None and former.is_live and silent <= takeover_seconds:
         if _is_repeated(transaction.state, former, command):
             return

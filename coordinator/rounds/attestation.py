@@ -50,6 +50,8 @@ def attest(transaction: Transaction, command: Attest) -> None:
     expected = settled_digest(transaction.state, *key)
     if expected is None:
         return
+    if _is_unanimous(transaction.state, key, expected):
+        return
     # This digest may settle the question, and so condemn or clear peers that attested before.
     for peer, its_digest in transaction.state.digests[key].items():
         if its_digest != expected:
@@ -57,6 +59,11 @@ def attest(transaction: Transaction, command: Attest) -> None:
         elif (peer, *key) in transaction.state.diverged:
             # The majority has changed to the digest of this peer. Attesting it again ends the divergence.
             transaction.add(DigestAttested(transaction.now, stage, round_number, part, peer, its_digest))
+
+
+def _is_unanimous(state: State, key: AnchorKey, expected: str) -> bool:
+    """Whether all peers attest the `expected` digest, and none of them has diverged: nearly always."""
+    return not state.diverged and set(state.digests[key].values()) == {expected}
 
 
 def _is_known(state: State, peer: PeerId, key: AnchorKey, digest: str) -> bool:
@@ -92,6 +99,8 @@ def settled_digest(state: State, stage: int, round_number: int, part: str) -> st
     digests = state.digests.get((stage, round_number, part))
     if not digests:
         return None
+    if len(found := set(digests.values())) == 1:
+        return next(iter(found))
     # On a tie, peers that diverged before have no vote: a late liar must not overturn a settled digest.
     sound = [d for peer, d in digests.items() if (peer, stage, round_number, part) not in state.diverged]
     for votes in (list(digests.values()), sound):

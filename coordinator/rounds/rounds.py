@@ -8,7 +8,7 @@ Refusals are raised as HetnodeError. Events that a rule added before its refusal
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from coordinator.membership.strikes import contradict, judge, note_rejections, strike
@@ -198,7 +198,7 @@ def advance(transaction: Transaction, stage: int) -> None:
     # After a restart the peers get the whole time again: they could not report in between.
     waits_since = max(round_state.closed_at, transaction.state.started_at)
     is_late = transaction.now - waits_since >= decide_seconds(state.spec, round_state.group)
-    is_due = is_late or not missing_reports(transaction.state, round_state)
+    is_due = is_late or next(_missing_reports(transaction.state, round_state), None) is None
     if is_due and not awaits_arbiter(transaction, stage, round_state, round_state.group):
         _decide(transaction, stage, round_state, round_state.group)
 
@@ -247,13 +247,17 @@ def missing_offers(state: State, stage: int, round_number: int) -> list[str]:
 
 def missing_reports(state: State, round_state: Round) -> list[PeerId]:
     """The members of the group that have not reported yet, and that are live and still take part."""
+    return list(_missing_reports(state, round_state))
+
+
+def _missing_reports(state: State, round_state: Round) -> Iterator[PeerId]:
     members = round_state.group.descriptors if round_state.group else ()
-    unreported = [d for d in members if d.owner not in round_state.reports]
-    return [
+    unreported = (d for d in members if d.owner not in round_state.reports)
+    return (
         d.owner
         for d in unreported
         if state.takes_part(d.owner, d.round_number) and state.peers[d.owner].is_live
-    ]
+    )
 
 
 def _all_have_answered(state: State, stage: int, round_number: int) -> bool:

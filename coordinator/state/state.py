@@ -368,6 +368,11 @@ class State:
         return frozenset((*assigned, *self.reservations))
 
     @property
+    def live(self) -> int:
+        """The number of live peers."""
+        return sum(peer.is_live for peer in self.peers.values())
+
+    @property
     def staying(self) -> list[Peer]:
         """The peers that may be in a later plan."""
         return [peer for peer in self.peers.values() if peer.is_staying]

@@ -23,6 +23,7 @@ from coordinator.state.events import Event
 from coordinator.state.state import State
 from coordinator.status.run_status import run_status
 from coordinator.status.tokens import CommittedTokens
+from coordinator.storage.row_body import unpack_body
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.status import Explanation, Measurement, RunStatus
@@ -103,7 +104,7 @@ def read_log(folder: Path) -> tuple[RunSpec, tuple[Event, ...]]:
                 rows = copy.execute("SELECT kind, body FROM events ORDER BY sequence").fetchall()
         if spec is None:
             raise ValueError("its run has not begun")
-        return RunSpec.from_json(spec[0]), tuple(decode(kind, body) for kind, body in rows)
+        return RunSpec.from_json(spec[0]), tuple(decode(kind, unpack_body(body)) for kind, body in rows)
     except (OSError, sqlite3.Error, ValueError) as error:
         raise HetnodeError(
             ErrorCode.STORE_CORRUPT,

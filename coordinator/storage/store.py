@@ -20,6 +20,7 @@ from typing import Protocol
 from coordinator.state.event_chain import first_hash, next_hash
 from coordinator.state.event_codec import STORED_KINDS, decode, encode
 from coordinator.state.events import Event
+from coordinator.storage.row_body import pack_body, unpack_body
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.envelope import Signer, is_signed_by, log_head_message
 from protocol.types import PeerId
@@ -186,7 +187,7 @@ class SqliteStore:
         events = []
         for sequence, kind, body, _ in rows:
             try:
-                events.append(decode(kind, body))
+                events.append(decode(kind, unpack_body(body)))
             except ValueError as error:
                 raise _corrupt(self.path, f"row {sequence} is unreadable ({error})") from None
         return spec[0], tuple(events)
@@ -199,7 +200,7 @@ class SqliteStore:
         self.end = 0, first_hash(spec_json)
 
     def append(self, events: Sequence[Event]) -> None:
-        encoded = [encode(event) for event in events]
+        encoded = [(kind, pack_body(body)) for kind, body in map(encode, events)]
         with self._turn, self._reporting():
             with self._transaction():
                 length, row_hash = self._end()
@@ -228,7 +229,7 @@ class SqliteStore:
             end = min(last, start + _ROWS_AT_ONCE - 1)
             with self._turn, self._reporting():
                 rows = self._db.execute(f"{query} ORDER BY sequence", (start, end, *names)).fetchall()
-            found += [(sequence, decode(kind, body)) for sequence, kind, body in rows]
+            found += [(sequence, decode(kind, unpack_body(body))) for sequence, kind, body in rows]
         return found
 
     def close(self) -> None:

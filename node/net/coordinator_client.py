@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Any, NoReturn
 
 import grpc
@@ -75,6 +76,7 @@ log = logging.getLogger(__name__)
 _CALL_SECONDS = 15.0
 _LONGEST_SLEEP = 600.0  # certificates expire by the wall clock, which continues on a suspended machine
 _RETRY_SECONDS = 0.3
+_LONGEST_HEARTBEAT = 600.0
 _FORMER_DEFAULT = Role.STAGE
 """What a node is to a coordinator that does not choose roles."""
 
@@ -99,10 +101,14 @@ class Admission:
 
 @dataclass(frozen=True)
 class HeartbeatReply:
-    """The open round, and the time until it closes: None while no peer waits for that."""
+    """The open round, and the time until it closes: None while no peer waits for that.
+
+    `interval`: seconds to the next heartbeat; 0 from former coordinators.
+    """
 
     round_number: int
     closes_seconds: float | None
+    interval: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -312,7 +318,8 @@ class CoordinatorClient:
             kept=kept,
         )
         reply = await self._call("Heartbeat", request)
-        return HeartbeatReply(reply.round, reply.closes_seconds if reply.closing else None)
+        interval = min(max(0.0, reply.interval), _LONGEST_HEARTBEAT) if isfinite(reply.interval) else 0.0
+        return HeartbeatReply(reply.round, reply.closes_seconds if reply.closing else None, interval)
 
     @asynccontextmanager
     async def probe(self) -> AsyncIterator[Probe]:

@@ -140,7 +140,8 @@ class Membership:
 
     Args:
         join: joins the run again.
-        heartbeat: seconds between two heartbeats. They report `estimates` that have changed.
+        heartbeat: seconds between two heartbeats, or more if the coordinator says so: in a large swarm. They
+            report `estimates` that have changed.
 
     Attributes:
         progress, waits, kept: (round number, inner step), what this node waits for, and the rounds whose
@@ -154,7 +155,8 @@ class Membership:
         heartbeat: float,
         estimates: LiveEstimates | None = None,
     ) -> None:
-        self._coordinator, self._join, self._heartbeat = coordinator, join, heartbeat
+        self._coordinator, self._join = coordinator, join
+        self._heartbeat = self._least_heartbeat = heartbeat
         self._admit: Admit | None = None
         self._adopting = asyncio.Lock()  # one new view at a time, because `admit` is awaited in between
         self._joining = asyncio.Lock()  # several tasks may notice a lost session; one of them joins again
@@ -346,6 +348,7 @@ class Membership:
                 changed = self.estimates.due(self._now())
                 reply = await self._coordinator.heartbeat(*self.progress, changed, self.waits(), self.kept)
                 self._answered = self._now()
+                self._heartbeat = max(self._least_heartbeat, reply.interval)
                 if changed is not None:
                     self.estimates.reported(changed, self._answered)
                 if self._is_away:

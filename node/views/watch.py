@@ -176,7 +176,7 @@ def _member_line(
             line.append(f" busy {busy:.0%}", _DIM)
         if peer.waits:
             line.append(f" waits for {', '.join(peer.waits)}", "yellow")
-    if peer.seconds_since_seen > 3 * status.spec.timing.heartbeat:
+    if peer.seconds_since_seen > 3 * status.heartbeat:
         line.append(f" seen {duration(peer.seconds_since_seen)} ago", "red")
     return line
 

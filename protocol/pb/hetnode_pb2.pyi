@@ -625,14 +625,16 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., round: _Optional[int] = ..., inner_step: _Optional[int] = ..., estimates: _Optional[_Union[Estimates, _Mapping]] = ..., waits: _Optional[_Iterable[str]] = ..., kept: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("round", "closing", "closes_seconds")
+    __slots__ = ("round", "closing", "closes_seconds", "interval")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     CLOSING_FIELD_NUMBER: _ClassVar[int]
     CLOSES_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_FIELD_NUMBER: _ClassVar[int]
     round: int
     closing: bool
     closes_seconds: float
-    def __init__(self, round: _Optional[int] = ..., closing: _Optional[bool] = ..., closes_seconds: _Optional[float] = ...) -> None: ...
+    interval: float
+    def __init__(self, round: _Optional[int] = ..., closing: _Optional[bool] = ..., closes_seconds: _Optional[float] = ..., interval: _Optional[float] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("peer", "reason")

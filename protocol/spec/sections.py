@@ -304,6 +304,10 @@ class GroupingSpec(Section):
     reserve: float = Field(0.1, ge=0, lt=1, description="share of a peer's memory that plans leave free")
 
 
+HEARTBEATS_PER_SECOND = 100.0
+"""Of all peers together, as far as `lost_after` allows. Each costs a coordinator about half a millisecond."""
+
+
 class TimingSpec(Section):
     """Deadlines in seconds. A deadline that passes is a normal event, never a hang."""
 
@@ -318,6 +322,11 @@ class TimingSpec(Section):
     decide: float = Field(40.0, gt=0, description="longest time from the matched group to the decision")
     link: float = Field(60.0, gt=0, description="longest wait for one frame of a neighbour")
     outage: float = Field(86_400.0, gt=0, description="how long nodes wait for an unreachable coordinator")
+
+    def heartbeat_of(self, peers: int) -> float:
+        """Seconds between two heartbeats of each of `peers`: longer in a large swarm, at least three in
+        `lost_after`."""
+        return min(max(self.heartbeat, peers / HEARTBEATS_PER_SECOND), self.lost_after / 3)
 
     @model_validator(mode="after")
     def _deadlines_can_hold(self) -> TimingSpec:

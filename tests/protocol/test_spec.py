@@ -13,6 +13,7 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.presets import PRESETS
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
+from tests.builders import spec_of
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -223,3 +224,9 @@ def test_a_run_file_that_is_none_is_one_message(tmp_path: Path, content: bytes |
     with pytest.raises(HetnodeError) as refused:
         resolve(file=file, overrides={"link.k": 3})
     assert refused.value.code in (ErrorCode.BAD_SPEC, ErrorCode.UNKNOWN_PRESET)
+
+
+def test_heartbeats_become_rarer_in_a_large_swarm_but_three_fit_into_the_silence_of_a_lost_peer() -> None:
+    timing = spec_of(timing__heartbeat=2.0, timing__lost_after=30.0).timing
+    assert [timing.heartbeat_of(peers) for peers in (0, 200, 300, 1000, 5000)] == [2.0, 2.0, 3.0, 10.0, 10.0]
+    assert spec_of(timing__heartbeat=5.0, timing__lost_after=15.0).timing.heartbeat_of(5000) == 5.0

@@ -177,7 +177,7 @@ async def test_a_heartbeat_tells_when_the_round_closes(run: Running) -> None:
     await run.join(A)
     await run.join(B)
     beat = pb.HeartbeatRequest(peer=B.peer, round=1)
-    assert await run.stub(B).Heartbeat(beat) == pb.HeartbeatReply(round=1)
+    assert await run.stub(B).Heartbeat(beat) == pb.HeartbeatReply(round=1, interval=2.0)
     waiting = run.match(A, 0, 1)
     while not (reply := await run.stub(B).Heartbeat(beat)).closing:
         assert not waiting.done()

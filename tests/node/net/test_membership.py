@@ -299,6 +299,23 @@ def test_a_heartbeat_reply_gives_the_open_round_and_its_closing_time() -> None:
     play(scenario)
 
 
+def test_the_coordinator_of_a_large_swarm_asks_for_fewer_heartbeats() -> None:
+    async def scenario(coordinator: Coordinator, membership: Membership) -> None:
+        coordinator.pulse = HeartbeatReply(1, None, 10 * HEARTBEAT)
+        await asyncio.sleep(2 * HEARTBEAT)
+        before = len(coordinator.calls["heartbeat"])
+        await asyncio.sleep(100 * HEARTBEAT)
+        assert 8 <= len(coordinator.calls["heartbeat"]) - before <= 14
+        assert membership.away == 0
+        coordinator.pulse = HeartbeatReply(1, None, 0.1 * HEARTBEAT)
+        await asyncio.sleep(20 * HEARTBEAT)
+        before = len(coordinator.calls["heartbeat"])
+        await asyncio.sleep(100 * HEARTBEAT)
+        assert 80 <= len(coordinator.calls["heartbeat"]) - before <= 134, "never more than the run says"
+
+    play(scenario)
+
+
 def test_a_heartbeat_tells_what_the_node_waits_for() -> None:
     async def scenario(coordinator: Coordinator, membership: Membership) -> None:
         assert coordinator.waits == ()

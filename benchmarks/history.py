@@ -1,11 +1,12 @@
 """The history of long runs of many peers: seconds of each query, bytes on disk, what writing costs.
 
-    python -m benchmarks.history           # 1,000 peers x 1,000 rounds, 100 peers x 10,000 rounds: 10 minutes
+    python -m benchmarks.history           # 1,000 peers x 10,000 rounds: ten minutes, and 2.4 GB
     python -m benchmarks.history --quick   # 200 peers x 500 rounds, below a minute
-    python -m benchmarks.history --peers 1000 --rounds 10000 --folder DIR    # an hour, and 2 GB
+    python -m benchmarks.history --pages --folder DIR    # also each page of the real dashboard
 
-The rows come from events and measurements through the same code as in a coordinator. Peers are pipelines of
-two; now and then one is lost, joins again, and another plan follows.
+The rows of the first rounds come from events and measurements through the same code as in a coordinator; the
+others are their copies (benchmarks.history_copies), unless `--block` is the number of rounds. Peers are
+pipelines of two; now and then one is lost, joins again, and another plan follows.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import history_pages
 from benchmarks.history_copies import Block, multiply
 from benchmarks.history_events import LOSS_EVERY, STAGES, peer_id, spec_of, story
 from benchmarks.tables import Table, machine
@@ -29,9 +31,10 @@ from coordinator.storage.history_database import HistoryDatabase
 from coordinator.storage.history_schema import HISTORY_FILE
 
 REPEATS = 3
-SHAPES = ((1000, 1000), (100, 10_000))
+SHAPE, QUICK = (1000, 10_000), (200, 500)
 """Peers and rounds."""
-QUICK = ((200, 500),)
+BLOCK = 100
+"""Rounds that go through the writer."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,6 @@ def queries(history: SqliteHistory, peers: int, rounds: int) -> dict[str, Callab
 
 def measure(folder: Path, peers: int, rounds: int, block: int) -> Figures:
     path = folder / HISTORY_FILE
-    path.unlink(missing_ok=True)
     write_seconds = fill(path, peers, rounds, block)
     history, slowest = SqliteHistory(path), dict[str, float]()
     for _ in range(REPEATS):
@@ -121,27 +123,24 @@ def measure(folder: Path, peers: int, rounds: int, block: int) -> Figures:
     )
 
 
-def table(quick: bool, shapes: tuple[tuple[int, int], ...] = (), folder: Path | None = None) -> Table:
-    with tempfile.TemporaryDirectory(dir=folder) as target:
-        found = [measure(Path(target), *shape) for shape in shapes or (QUICK if quick else SHAPES)]
-    rows = tuple(
-        (
-            f"{each.peers:,}",
-            f"{each.rounds:,}",
-            f"{1000 * each.query_seconds[each.slowest]:.0f}",
-            each.slowest,
-            f"{1000 * each.write_seconds:.0f}",
-            f"{each.nbytes / 2**20:,.0f}",
-            f"{each.nbytes / each.peers / each.rounds:.0f}",
-            f"{each.memory / 2**20:,.0f}",
-        )
-        for each in found
+def table(quick: bool) -> Table:
+    with tempfile.TemporaryDirectory() as folder:
+        shape = QUICK if quick else SHAPE
+        return table_of(measure(Path(folder), *shape, min(BLOCK, shape[1])), quick)
+
+
+def table_of(each: Figures, quick: bool) -> Table:
+    row = (
+        f"{each.peers:,}",
+        f"{each.rounds:,}",
+        f"{1000 * each.query_seconds[each.slowest]:.0f}",
+        each.slowest,
+        f"{1000 * each.write_seconds:.0f}",
+        f"{each.nbytes / 2**20:,.0f}",
+        f"{each.nbytes / each.peers / each.rounds:.0f}",
+        f"{each.memory / 2**20:,.0f}",
     )
-    others = [
-        f"{each.peers:,} peers x {each.rounds:,} rounds, in ms: "
-        + ", ".join(f"{name} {1000 * time:.0f}" for name, time in each.query_seconds.items())
-        for each in found
-    ]
+    queries_ms = ", ".join(f"{name} {1000 * time:.0f}" for name, time in each.query_seconds.items())
     return Table(
         "History of a run: queries of pages, and the writer",
         "python -m benchmarks.history" + (" --quick" if quick else ""),
@@ -155,12 +154,12 @@ def table(quick: bool, shapes: tuple[tuple[int, int], ...] = (), folder: Path | 
             "bytes per peer and round",
             "process, MiB",
         ),
-        rows,
+        (row,),
         (
             f"Pipelines of {STAGES}; every {LOSS_EVERY} rounds a peer is lost and another plan follows. The "
             f"slowest of {REPEATS} calls of each query counts; each opens the file anew.",
             "The process also makes the events: its memory is more than that of the writer.",
-            *others,
+            f"Each query, in ms: {queries_ms}.",
         ),
     )
 
@@ -170,13 +169,21 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--peers", type=int, default=None)
-    parser.add_argument("--rounds", type=int, default=1000)
+    parser.add_argument("--pages", action="store_true", help="also ask for each page of the dashboard")
+    parser.add_argument("--peers", type=int, default=SHAPE[0])
+    parser.add_argument("--rounds", type=int, default=SHAPE[1])
+    parser.add_argument("--block", type=int, default=BLOCK, help="rounds that go through the writer")
     parser.add_argument("--folder", type=Path, default=None, help="where the files are while this runs")
     arguments = parser.parse_args()
-    shapes = ((arguments.peers, arguments.rounds),) if arguments.peers else ()
+    peers, rounds = QUICK if arguments.quick else (arguments.peers, arguments.rounds)
+    block = min(arguments.block, rounds)
+    if block % LOSS_EVERY or rounds % block:
+        parser.error(f"--rounds must be a multiple of --block, and that of {LOSS_EVERY}")
     print(machine())
-    print(table(arguments.quick, shapes, arguments.folder).markdown)
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        print(table_of(measure(Path(folder), peers, rounds, block), arguments.quick).markdown)
+        if arguments.pages:
+            print(history_pages.measure(Path(folder), peers, rounds).table.markdown)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import http.client
-import json
 import os
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
@@ -31,6 +31,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from benchmarks.history_events import LOSS_EVERY, STAGES, peer_id, plan_of, spec_of, story
+from benchmarks.tables import Table
 from coordinator.api.explaining import Explainer
 from coordinator.dashboard.dashboard import Dashboard
 from coordinator.dashboard.folder import url_in
@@ -53,11 +54,11 @@ _LOG = "benchmark.sqlite"
 
 @dataclass(frozen=True)
 class Request:
-    """Of one page or its data, the slowest of several.
+    """Of one page or its data.
 
     Attributes:
         cold_seconds: of the first one, with nothing of the history in memory.
-        seconds, cpu_seconds: of the others; CPU is that of the whole process.
+        seconds, cpu_seconds: medians of the others; CPU is that of the whole process.
         nbytes: of the answer as it travels.
     """
 
@@ -75,6 +76,25 @@ class Served:
     requests: tuple[Request, ...]
     idle_memory: int
     memory: int
+
+    @property
+    def table(self) -> Table:
+        def row(each: Request) -> tuple[str, ...]:
+            times = (each.cold_seconds, each.seconds, each.cpu_seconds)
+            return f"`{each.path[:40]}`", *(f"{1000 * time:.0f}" for time in times), f"{each.nbytes:,}"
+
+        return Table(
+            "Pages of the dashboard, and explanations",
+            "python -m benchmarks.history --pages --folder DIR",
+            ("request", "first, ms", "others, ms", "their CPU, ms", "bytes"),
+            tuple(map(row, self.requests)),
+            (
+                "First: with nothing of the history in memory. Others: the median of "
+                f"{REPEATS}, none from the dashboard's own copies; CPU is that of the whole process.",
+                f"The process had {self.idle_memory >> 20} MiB before the first request, and at most "
+                f"{self.memory >> 20} MiB.",
+            ),
+        )
 
 
 def paths(peers: int, rounds: int) -> list[str]:
@@ -117,7 +137,7 @@ def measure(folder: Path, peers: int, rounds: int) -> Served:
 
 def _request(path: str, found: Sequence[tuple[float, float, int]]) -> Request:
     (cold, _, nbytes), *warm = found
-    return Request(path, cold, max(each[0] for each in warm), max(each[1] for each in warm), nbytes)
+    return Request(path, cold, median(each[0] for each in warm), median(each[1] for each in warm), nbytes)
 
 
 def _asked(url: str, path: str, server: psutil.Process) -> tuple[float, float, int]:
@@ -274,11 +294,7 @@ def main() -> None:
     if arguments.serve:
         asyncio.run(serve(arguments.folder, arguments.peers, arguments.rounds))
         return
-    found = measure(arguments.folder, arguments.peers, arguments.rounds)
-    for each in found.requests:
-        times = (1000 * seconds for seconds in (each.cold_seconds, each.seconds, each.cpu_seconds))
-        print(f"{each.path:70}" + "".join(f"{time:8.0f}" for time in times) + f"{each.nbytes:10,}")
-    print(json.dumps({"idle": found.idle_memory >> 20, "peak": found.memory >> 20}))
+    print(measure(arguments.folder, arguments.peers, arguments.rounds).table.markdown)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from typing import Any
 
 from coordinator.dashboard.text import shown
 from coordinator.dashboard.view import RunView
+from coordinator.state.state import ALARM_ROUNDS
 from protocol.status import StageHealth, TrainingHealth
 
 MOST_STAGES = 8
@@ -18,10 +19,11 @@ Record = dict[str, Any]
 
 
 def health_record(view: RunView) -> Record:
-    """JSON: the newest judgement (null before any), the open alarm, the pause, and the newest rollbacks."""
+    """JSON: the newest judgement (null before any), the open alarm, the pause, the last rollbacks."""
     state, status = view.state, view.status
-    pause, alarm = status.pause, state.open_alarm
-    newest = sorted(state.restored.items(), reverse=True)[:_MOST_ROLLBACKS]
+    pause, alarm, oldest = status.pause, state.open_alarm, state.current_round - ALARM_ROUNDS
+    recent = ((number, each) for number, each in state.restored.items() if number > oldest)
+    newest = sorted(recent, reverse=True)[:_MOST_ROLLBACKS]
     return {
         "judged": _judged(status.health) if status.health else None,
         "alarm": {"round": alarm.round_number, "text": shown(status.alarm, _LONG)} if alarm else None,

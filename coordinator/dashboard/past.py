@@ -78,9 +78,12 @@ class Past:
     def rounds(self, options: Mapping[str, str]) -> Record:
         """A page of rounds, the newest first."""
         before = _number(options, "before", 0) or None
+        rounds, restored = self._history.rounds(before, _ROUNDS), self._state().restored
+        numbers = [each.round_number for each in rounds]
         return {
-            "rounds": plain(self._history.rounds(before, _ROUNDS)),
-            "stages": self._history.summary().stages,
+            "rounds": plain(rounds),
+            "stages": self._state().stages,
+            "restored": {number: restored[number] for number in numbers if number in restored},
         }
 
     def round(self, options: Mapping[str, str]) -> Record:
@@ -124,8 +127,6 @@ def _points(points: tuple[LossPoint, ...]) -> list[Record]:
             "at": each.at,
             "validation_loss": each.validation_loss,
             "train_loss": each.train_loss,
-            "least": each.least,
-            "greatest": each.greatest,
         }
         for each in points
     ]

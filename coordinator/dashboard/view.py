@@ -93,8 +93,9 @@ def phase_of(view: RunView, replica: Replica) -> tuple[str, str]:
     state, number = view.state, view.round_number
     if replica.index not in view.complete:
         return "broken", view.obstacles.get(replica.index, "a member is missing")
-    if not view.is_training:
-        return "done", "the run is over"
+    if not view.is_training or state.is_held:
+        waits = ("paused", "waits for the end of the pause")
+        return waits if view.is_training else ("done", "the run is over")
     answers = [_answer_of(view, replica, stage) for stage in range(state.stages)]
     if all(answer == "decided" for answer in answers):
         return "decided", f"round {number} is decided"

@@ -41,8 +41,9 @@ def pauses(story: RoundStory) -> Iterator[Sentence]:
             end = next(((at, each.at) for at, each in resumed if at > number), None)
             until = story.marks.decided_at if end is None else end[1]
             cited = (number,) if end is None else (number, end[0])
+            paused, stood = told(event), until - max(event.at, story.marks.began_at)
             yield say(
-                f"{told(event)}; it stood still for {duration(until - max(event.at, story.marks.began_at))}",
+                f"{paused[:1].upper()}{paused[1:]}; it stood still for {duration(stood)}",
                 *cited,
             )
 

@@ -152,7 +152,9 @@ def _progress(facts: Facts) -> Iterator[Sentence]:
 
 
 def _aborts(facts: Facts) -> Iterator[Sentence]:
-    aborted = [each for each in facts.rounds if each.is_aborted]
+    # A rollback is decided as an abort.
+    restored = facts.state.restored
+    aborted = [each for each in facts.rounds if each.is_aborted and each.number not in restored]
     if not aborted:
         return
     names = listed([str(each.number) for each in aborted], most=8)

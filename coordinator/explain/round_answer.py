@@ -29,6 +29,8 @@ _PHASES = (
 
 def explain_round(facts: Facts) -> Explanation:
     story = RoundStory(facts)
+    if story.number in story.state.restored:
+        return _rollback(story, story.state.restored[story.number])
     causes = [*interruptions(story), *pauses(story), *waits(story), *gathering(story), *arbitrations(story)]
     time = [*_where_the_time_went(story)]
     sentences = [
@@ -42,6 +44,19 @@ def explain_round(facts: Facts) -> Explanation:
         *_remedies(story),
     ]
     return Explanation(_title(story), tuple(sentences))
+
+
+def _rollback(story: RoundStory, restored: int) -> Explanation:
+    """A round that restores anchors: nobody trains in it, so its time says nothing."""
+    anchors = f"the anchors after round {restored}" if restored else "the initial parameters"
+    cited = story.numbers(events.RunRolledBack)
+    reason = next((event.reason for _, event in story.of(events.RunRolledBack)), "")
+    why = f": {reason}" if reason else ""
+    sentences = [say(f"The operator has rolled the run back, so it restores {anchors}{why}", *cited)]
+    return Explanation(
+        f"Round {story.number} is a rollback to round {restored}",
+        (*sentences, *pauses(story), *_plans(story)),
+    )
 
 
 def _usual_seconds(story: RoundStory) -> float | None:
@@ -68,10 +83,6 @@ def _outcome(story: RoundStory) -> Iterator[Sentence]:
         stages = "every stage" if len(found) == story.state.stages else stage_names([s for s, _ in found])
         outcome = f"committed at {stages}" if committed else f"ABORTED at {stages}, so nothing counts there"
         yield say(f"It was {outcome}: {reason}", *(number for _, number in found))
-    restored = story.state.restored.get(story.number)
-    if restored is not None:
-        cited = story.numbers(events.RunRolledBack)
-        yield say(f"It is a rollback: its anchors are those after round {restored}", *cited)
     for number, alarm in story.of(events.AlarmRaised):
         yield say(f"An alarm was raised about round {alarm.round_number}: {alarm.reason}", number)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from tests.support.processes import COORDINATOR, ProcessSwarm
 pytestmark = [pytest.mark.browser, pytest.mark.swarm]
 
 MEMBERS = {"full": Role.REPLICA, "first": Role.STAGE, "last": Role.STAGE}
+HOSTILE = "<img src=x onerror='window.isHarmed = true'>"
 SPEC = spec_of(replicas=1, pipelines=1, rounds=100_000)
 
 
@@ -48,6 +51,8 @@ def test_a_killed_node_is_said_without_a_reload(tmp_path: Path, browser: Browser
         member = browser.run("return document.querySelector('.member a').href")
         browser.open(member)
         browser.wait_for(".badge", "trains")
+        browser.wait_for(".explain .answer", "trains as a")
+        check_health_and_reasons(browser, url)
         assert browser.complaints() == []
 
         browser.open(f"{url}swarm")
@@ -58,12 +63,57 @@ def test_a_killed_node_is_said_without_a_reload(tmp_path: Path, browser: Browser
         browser.wait_for(".chain-card.broken .badge", "cannot train")
         browser.wait_for(".groups", "1 gone")
         assert browser.run("return window.isSamePage") is True, "it was not loaded again"
+        browser.open(f"{url}peer/{swarm.peer('last')}")
+        browser.wait_for(".explain .answer", "is gone")
+        browser.run("window.isSamePage = true")
 
         swarm.kill(COORDINATOR)
         browser.wait_for("#lost", "Connection lost")
         swarm.start_coordinator("--dashboard", url.removeprefix("http://").rstrip("/"))
         browser.wait_for(".live.on", "live")
         assert browser.run("return window.isSamePage") is True
+
+
+def check_health_and_reasons(browser: Browser, url: str) -> None:
+    browser.open(f"{url}round/1")
+    browser.wait_for(".explain .answer", "Round 1 took")
+    browser.wait_for(".row-head .end", "agreement")
+    browser.open(url)
+    browser.wait_for(".card-head .badge", "nothing unusual")
+    browser.wait_for("th", "norm")
+    browser.run("document.querySelector('.explain').open = true")
+    browser.wait_for(".explain .answer", "ound ")
+
+
+def test_a_pause_and_a_rollback_are_said_and_a_reason_is_only_text(tmp_path: Path, browser: Browser) -> None:
+    with ProcessSwarm(SPEC, tmp_path, MEMBERS) as swarm:
+        swarm.start_coordinator("--dashboard", "127.0.0.1:0")
+        url = url_in(swarm.run)
+        assert url is not None
+        browser.open(url)
+        for name in MEMBERS:
+            swarm.start_node(name)
+        browser.wait_for("h1", "Round ")
+        swarm.wait_round(2, 90)
+        command = [sys.executable, "-m", "node"]
+        subprocess.run(
+            [*command, "run", "pause", str(swarm.run), "--reason", HOSTILE], check=True, timeout=60
+        )
+        browser.wait_for("h1", "Paused before round")
+        browser.wait_for(".hero-message", HOSTILE)
+        browser.wait_for(".part-replicas .badge", "paused")
+        subprocess.run([*command, "rollback", "0", "--run", str(swarm.run), "--yes"], check=True, timeout=60)
+        browser.wait_for(".notice", "restored the initial parameters")
+        browser.open(f"{url}rounds")
+        browser.wait_for(".badge", "rollback to 0")
+        browser.open(browser.run("return document.querySelectorAll('tbody a')[1].href"))
+        browser.wait_for(".explain .answer", "is a rollback to round 0")
+        browser.wait_for(".sentences", HOSTILE)
+        assert browser.run("return [document.images.length, window.isHarmed]") == [1, None]
+        subprocess.run([*command, "run", "resume", str(swarm.run)], check=True, timeout=60)
+        browser.open(url)
+        browser.wait_for(".hero h1", "Round ")
+        assert browser.complaints() == []
 
 
 def test_the_address_with_the_token_signs_in(tmp_path: Path, browser: Browser) -> None:

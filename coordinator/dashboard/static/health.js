@@ -7,12 +7,12 @@ export const norm = (value) => (typeof value === "number" ? Number(value.toPreci
 const round = (number) => el("a", { href: `/round/${number}` }, `round ${f.count(number)}`);
 const BY = { operator: "its operator", alarm: "an alarm" };
 
-// Alarm, pause and rollbacks: what must be seen first.
-export function notices(health) {
+// Alarm, pause and rollbacks: what must be seen first. `isSaid`: that the run is paused.
+export function notices(health, isSaid) {
   const { alarm, pause, rollbacks } = health;
   return [
     alarm && el("p", { class: "notice bad", "data-key": "alarm" }, el("b", {}, "Alarm. "), told(alarm.text)),
-    pause && el("p", { class: "notice wait", "data-key": "pause" },
+    pause && !isSaid && el("p", { class: "notice wait", "data-key": "pause" },
       el("b", {}, pause.holds ? "Paused " : "About to pause "), "before ", round(pause.from_round), ` by ${BY[pause.by] || pause.by}`,
       pause.reason && [": ", told(pause.reason)], ". ", el("code", {}, "hetnode run resume"), " lets it go on."),
     rollbacks.map((each) => el("p", { class: "notice", "data-key": `rollback ${each.round}` },

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coordinator.dashboard.health_record import health_record
-from coordinator.dashboard.view import RunView
+from coordinator.dashboard.view import RunView, phase_of
 from coordinator.rounds.attestation import locate, record_of, settled_digest
 from coordinator.rounds.rollback import restorable_rounds
 from coordinator.state.apply import replay
@@ -175,7 +175,11 @@ def test_the_last_round_may_be_a_rollback_and_a_finished_run_has_none() -> None:
 
 def test_explanations_and_pages_say_so(run: Run) -> None:
     run.accept(RollBack(2, "the loss has risen"))
-    found = Asked(run.state, run.events, run.now)(5)
-    assert "It is a rollback: its anchors are those after round 2" in text_of(found)
+    ask = Asked(run.state, run.events, run.now)
+    assert ask(5).title == "Round 5 is a rollback to round 2"
+    assert "so it restores the anchors after round 2: the loss has risen" in text_of(ask(5))
+    assert "offered nothing" not in text_of(ask(5))
+    assert "aborted" not in text_of(ask("now"))
     view = RunView(run.state, run_status(run.state, (), run.now, run.now))
+    assert {phase_of(view, each)[0] for each in view.replicas} == {"paused"}
     assert health_record(view)["rollbacks"] == [{"round": 5, "restores": 2}]

@@ -41,8 +41,7 @@ function stage(each, began) {
       el("span", {}, `${summary.counted} of ${f.plural(summary.offered, "payload")} counted, ${f.bytes(summary.payload_bytes)}`),
       each.contested > 0 && badge(`${each.contested} contested`, "wait"), agreement(each.contributions)),
     summary.reason && el("p", { class: "quiet pad" }, f.sentence(summary.reason)),
-    phases(each.phases),
-    table([
+    each.contributions.length > 0 && [phases(each.phases), table([
       { title: "peer", kind: "id", cell: (row) => el("a", { href: `/peer/${row.peer}`, title: row.peer }, f.short(row.peer)) },
       { title: "replica", kind: "number", cell: (row) => (row.replica < 0 ? "–" : row.replica) },
       { title: "payload", cell: (row) => badge(row.standing, KINDS[row.standing]) },
@@ -53,7 +52,7 @@ function stage(each, began) {
       { title: "agrees", kind: "number wide", cell: (row) => cosine(row.cosine) },
       { title: "norm", kind: "number wide", cell: (row) => norm(row.norm) },
       { title: "why not", cell: (row) => told(f.sentence(row.reason)) },
-    ], each.contributions, (row) => row.peer)));
+    ], each.contributions, (row) => row.peer)]));
 }
 
 function members(rows) {

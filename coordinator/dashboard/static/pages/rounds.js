@@ -9,7 +9,8 @@ page.append(list);
 const given = Number(new URLSearchParams(location.search).get("before")) || 0;
 const KINDS = { open: "", committed: "good", aborted: "bad" };
 
-function outcome(round, stages) {
+function outcome(round, stages, restored) {
+  if (round.round_number in restored) return badge(`rollback to ${restored[round.round_number]}`, "wait");
   const counts = {};
   for (const each of round.stages) counts[each.outcome] = (counts[each.outcome] || 0) + 1;
   if ((counts.committed || 0) === stages) return badge("committed", "good");
@@ -22,7 +23,7 @@ function draw(found) {
   const oldest = rows.length ? rows[rows.length - 1].round_number : 0;
   show(list, card("Rounds", rows.length === 0 ? el("p", { class: "quiet" }, "No round has begun.") : table([
     { title: "round", kind: "id", cell: (row) => el("a", { href: `/round/${row.round_number}` }, f.count(row.round_number)) },
-    { title: "outcome", cell: (row) => outcome(row, found.stages) },
+    { title: "outcome", cell: (row) => outcome(row, found.stages, found.restored) },
     { title: "payloads", kind: "number", cell: (row) => `${Math.min(...row.stages.map((each) => each.counted), Infinity) === Infinity ? 0 : Math.min(...row.stages.map((each) => each.counted))} of ${Math.max(0, ...row.stages.map((each) => each.offered))}` },
     { title: "loss", kind: "number", cell: (row) => f.loss(row.validation_loss) },
     { title: "took", kind: "number", cell: (row) => f.duration(row.seconds) },

@@ -10,7 +10,7 @@ const page = document.getElementById("page");
 const parts = ["hero", "notices", "tiles", "losses", "why", "health", "replicas", "events", "facts"];
 const at = Object.fromEntries(parts.map((name) => [name, el("div", { class: `part-${name}` })]));
 const STATES = {
-  trains: ["trains", ""], offered: ["trained", "good"], exchanges: ["exchanges", "good"], decided: ["done", "good"],
+  trains: ["trains", ""], paused: ["paused", "wait"], offered: ["trained", "good"], exchanges: ["exchanges", "good"], decided: ["done", "good"],
   broken: ["cannot train", "bad"], done: ["done", "good"],
 };
 page.append(at.hero, at.notices, at.tiles, at.losses, at.why,
@@ -19,10 +19,12 @@ at.notices.classList.add("notices");
 const why = new Explanation(at.why, "What it waits for, and what would be faster", "now", false);
 const losses = new LossChart(at.losses);
 
+const isPaused = (run) => run.phase === "training" && Boolean(run.health.pause?.holds) && !run.stalled;
+
 function what(run) {
   if (run.phase === "finished") return ["Finished", "good"];
   if (run.phase === "gathering") return ["Gathering peers", "wait"];
-  if (run.health.pause?.holds && !run.stalled) return [`Paused before round ${f.count(run.round)}`, "wait"];
+  if (isPaused(run)) return [`Paused before round ${f.count(run.round)}`, "wait"];
   if (run.stalled) return [`Waiting in round ${f.count(run.round)}`, "bad"];
   return [`Round ${f.count(run.round)}`, ""];
 }
@@ -42,11 +44,11 @@ function hero(run) {
       el("h1", {}, title, run.phase === "training" && el("small", {}, ` of ${f.count(run.rounds)}`)),
       left && el("div", { class: "eta" }, el("b", {}, f.duration(run.remaining_seconds)), " left",
         el("small", {}, `until about ${f.clock(now() + run.remaining_seconds, now())}`))),
-    el("p", { class: "hero-message" }, reason(run)),
+    el("p", { class: "hero-message" }, told(reason(run)), isPaused(run) && [". ", el("code", {}, "hetnode run resume"), " lets it go on."]),
     meter(run.decided / run.rounds, `big ${kind}`, `${run.decided} of ${run.rounds} rounds are decided`),
     run.phase === "training" && el("div", { class: "hero-foot" },
       el("span", {}, `${f.percent(run.decided / run.rounds)} of the run`),
-      el("span", { class: "round-progress" }, "this round ", meter(progress, "thin"), f.percent(progress))));
+      !isPaused(run) && el("span", { class: "round-progress" }, "this round ", meter(progress, "thin"), f.percent(progress))));
 }
 
 function peersOf(run) {
@@ -54,7 +56,7 @@ function peersOf(run) {
   const live = Object.entries(run.peers).filter(([state]) => !["gone", "rests"].includes(state))
     .reduce((sum, [, number]) => sum + number, 0);
   const detail = Object.keys(names).filter((state) => run.peers[state])
-    .map((state) => `${run.peers[state]} ${names[state]}`).join(" · ");
+    .map((state) => `${run.peers[state]} ${isPaused(run) && state === "trains" ? "wait" : names[state]}`).join(" · ");
   return tile("Peers here", f.count(live), detail, run.peers.gone && !run.peers.trains ? "bad" : "");
 }
 
@@ -64,7 +66,7 @@ function tiles(run) {
     tile("Validation loss", f.loss(run.loss), "nats per token, mean of replicas"),
     tile("Speed", f.scaled(run.tokens_per_second), "tokens per second"),
     tile("Tokens trained", f.scaled(run.tokens), "committed"),
-    tile("A round takes", f.duration(run.expected_round_seconds), run.began && !run.health.pause?.holds ? `this one: ${f.duration(Math.max(0, now() - run.began))}` : ""),
+    tile("A round takes", f.duration(run.expected_round_seconds), run.began && !isPaused(run) ? `this one: ${f.duration(Math.max(0, now() - run.began))}` : ""),
     tile("Stage rounds", f.count(run.committed), `committed · ${f.count(run.aborted)} aborted`, run.aborted ? "note" : ""),
     peersOf(run),
     broken > 0 && run.phase === "training" && tile("Replicas", `${run.replicas_complete} of ${run.replica_count}`, "can train", "bad"),
@@ -111,7 +113,7 @@ function facts(run) {
 function draw(run) {
   document.title = `${run.stalled ? "⚠ " : ""}${what(run)[0]} · ${run.spec.name}`;
   show(at.hero, hero(run));
-  show(at.notices, notices(run.health));
+  show(at.notices, notices(run.health, isPaused(run)));
   show(at.tiles, tiles(run));
   show(at.health, healthCard(run.health));
   why.ask();

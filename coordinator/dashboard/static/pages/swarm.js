@@ -33,7 +33,7 @@ function link(each, swarm) {
     el("span", { class: "below" }, [each.delay && f.milliseconds(each.delay), each.bytes && `${f.bytes(each.bytes)}/round`].filter(Boolean).join(" · ")));
 }
 
-const WORDS = { trains: ["trains", ""], offered: ["trained, waits for others", "good"], exchanges: ["exchanges payloads", "good"], decided: ["round decided", "good"], broken: ["cannot train", "bad"], done: ["done", "good"] };
+const WORDS = { trains: ["trains", ""], paused: ["waits for the end of the pause", "wait"], offered: ["trained, waits for others", "good"], exchanges: ["exchanges payloads", "good"], decided: ["round decided", "good"], broken: ["cannot train", "bad"], done: ["done", "good"] };
 
 function chain(replica, peers, swarm) {
   const [word, kind] = WORDS[replica.state] || [replica.state, ""];

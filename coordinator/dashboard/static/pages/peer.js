@@ -9,7 +9,7 @@ import { dot, state, waits } from "../peers.js";
 
 const peer = decodeURIComponent(location.pathname.split("/").pop());
 const page = document.getElementById("page");
-const head = el("div");
+const head = el("div", { class: "stack" });
 const reason = el("div");
 const unusual = el("div");
 const lists = el("div", { class: "stack" });
@@ -48,7 +48,7 @@ function tiles(found) {
     is && tile("Computes", f.flops(is.flops), is.device),
     is && tile("Up / down", `${f.rate(is.uplink)} / ${f.rate(is.downlink)}`, is.round_trip ? `${f.milliseconds(is.round_trip)} to the coordinator` : `reached: ${is.reached}`),
     is && tile("Busy", f.percent(is.busy), "of its last inner phase"),
-    is && tile("Strikes", f.count(found.past?.summary?.strikes ?? is.strikes), `${f.count(found.past?.summary?.failures ?? is.failures)} failures`, is.strikes ? "bad" : ""));
+    is && tile("Strikes", f.count(found.past?.summary?.strikes ?? is.strikes), f.plural(found.past?.summary?.failures ?? is.failures, "failure"), is.strikes ? "bad" : ""));
 }
 
 function contributions(rows) {
@@ -67,7 +67,7 @@ function contributions(rows) {
 function measured(rows) {
   return rows.length > 0 && card("Its rounds", table([
     { title: "round", kind: "id", cell: (row) => el("a", { href: `/round/${row.round_number}` }, f.count(row.round_number)) },
-    { title: "place", kind: "wide", cell: (row) => `replica ${row.replica}, member ${row.position + 1}` },
+    { title: "place", kind: "wide", cell: (row) => `${row.replica}.${row.position + 1}` },
     { title: "inner", kind: "number", cell: (row) => f.duration(row.inner_seconds) },
     { title: "busy", cell: (row) => meter(row.inner_seconds ? row.compute_seconds / row.inner_seconds : 0) },
     { title: "exchange", kind: "number", cell: (row) => f.duration(row.outer_seconds) },

@@ -34,14 +34,14 @@ function agreement(rows) {
   return el("span", { class: "end quiet", title: "Cosine of a payload with the weighted sum of the others" }, `agreement ${cosine(middle)}${least}`);
 }
 
-function stage(each, began) {
+function stage(each, began, isRollback) {
   const summary = each.summary;
   return el("div", { "data-key": `s${summary.stage}` }, card(`Stage ${summary.stage}`,
     el("div", { class: "row-head" }, badge(summary.outcome, KINDS[summary.outcome]),
-      el("span", {}, `${summary.counted} of ${f.plural(summary.offered, "payload")} counted, ${f.bytes(summary.payload_bytes)}`),
+      !isRollback && el("span", {}, `${summary.counted} of ${f.plural(summary.offered, "payload")} counted, ${f.bytes(summary.payload_bytes)}`),
       each.contested > 0 && badge(`${each.contested} contested`, "wait"), agreement(each.contributions)),
     summary.reason && el("p", { class: "quiet pad" }, f.sentence(summary.reason)),
-    each.contributions.length > 0 && [phases(each.phases), table([
+    !isRollback && [phases(each.phases), table([
       { title: "peer", kind: "id", cell: (row) => el("a", { href: `/peer/${row.peer}`, title: row.peer }, f.short(row.peer)) },
       { title: "replica", kind: "number", cell: (row) => (row.replica < 0 ? "–" : row.replica) },
       { title: "payload", cell: (row) => badge(row.standing, KINDS[row.standing]) },
@@ -90,7 +90,7 @@ function draw(found, rounds) {
       tile("Tokens", f.scaled(summary.tokens), "committed"),
       tile("Payloads", f.bytes(bytes), "that counted"),
       tile("Stages", `${found.stages.filter((each) => each.summary.outcome === "committed").length} of ${found.stages.length}`, "committed")));
-  show(all, found.stages.map((each) => stage(each, summary.began_at)), members(found.members));
+  show(all, found.stages.map((each) => stage(each, summary.began_at, found.restores !== null)), members(found.members));
 }
 
 let done = "";

@@ -24,6 +24,7 @@ from coordinator.state.events import (
 from coordinator.state.state import KEPT_ROUNDS, State
 from coordinator.status.messages import run_message
 from protocol.algorithm.sampling import sample_range
+from protocol.spec.link import width_order
 from protocol.spec.run import RunSpec
 from protocol.status import RunPhase
 from protocol.types import (
@@ -227,6 +228,10 @@ class Invariants:
         _require(stages == list(range(self._stages)), f"{what}: {replica.name} has the stages {stages}")
         linked = all(one.endpoint or other.endpoint for one, other in pairwise(replica.members))
         _require(linked, f"{what}: two neighbours of {replica.name} can only dial")
+        ks = [width_order(link.k) for link in replica.links]
+        narrowest, widest = (width_order(self._spec.link.possible_ks[at]) for at in (0, -1))
+        possible = all(narrowest <= k <= widest for k in ks)
+        _require(possible, f"{what}: {replica.name} has a link whose k the run does not allow")
         share = self._spec.microbatches_of(replica) / self._spec.inner.microbatches
         _require(replica.weight == share, f"{what}: {replica.name} weighs {replica.weight}, not {share}")
         gone = [member.peer for member in replica.members if not before.peers[member.peer].is_live]

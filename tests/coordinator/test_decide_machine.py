@@ -70,7 +70,7 @@ class RandomRun(CheckedMachine):
     )
     def begin(self, gathered: bool, spares: int, arbitrated: bool) -> object:
         options = {"grouping__spares": spares, "grouping__settle_rounds": 1, "inner__microbatches": 3}
-        links = {"link__least_k": 2, "link__most_k": 16}
+        links = {"link__least_k": 2, "link__most_k": 16, "link__uncompressed": True}
         self.run = CheckedRun(spec_of(STAGES, 2, 1, ROUNDS, **options, **links))
         self.run.accept(Start())
         if arbitrated:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
 
 from coordinator.state.events import DigestAttested, PlanAdopted
-from protocol.types import PeerId, Role
+from coordinator.state.state import State
+from protocol.algorithm.sampling import next_first_sample
+from protocol.errors import ErrorCode
+from protocol.types import PeerId, Plan, Role
 from tests.virtual.scenario import Play, contributions, swarm_spec
 from tests.virtual.swarm import VirtualSwarm
 
@@ -83,3 +89,32 @@ def test_a_full_replica_an_uncompressed_and_a_compressed_pipeline_agree_and_k_fo
         assert all(len(found) == 1 for found in digests.values())
 
     play(scenario, MEMBERS, swarm_spec(MEMBERS, rounds=8, **SHAPE), step_seconds=10.0)
+
+
+def test_members_refuse_a_k_beyond_the_width_of_the_model_and_full_replicas_go_on(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_wide(state: State, from_round: int) -> Plan | None:
+        newest = state.plans[-1]
+        if from_round != 2:
+            return None
+        replicas = tuple(
+            replace(replica, links=tuple(replace(link, k=33) for link in replica.links))
+            for replica in newest.replicas
+        )
+        first_sample = next_first_sample(newest, state.spec, from_round)
+        return Plan(newest.epoch + 1, from_round, first_sample, replicas, "a test")
+
+    monkeypatch.setattr("coordinator.rounds.rounds.next_plan", too_wide)
+    members = {name: MEMBERS[name] for name in "apq"}
+
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start()
+        await swarm.until_round(4)
+        refused = [error for name in "pq" for error in swarm.nodes[name].errors]
+        assert {error.code for error in refused} == {ErrorCode.BAD_REQUEST}
+        assert "k exceeds the model's width of 32" in refused[0].cause
+        assert contributions(swarm, "p") == [1]
+        assert contributions(swarm, "a") == [1, 2, 3]
+
+    play(scenario, members, swarm_spec(members, rounds=5))

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from node.model.chunked_loss import chunked_loss
 from node.model.init import initial_parameters
 from node.model.llama import Block, rotary_tables
 from node.model.shapes import block_shapes, parameter_shapes
@@ -51,8 +52,8 @@ class Stage(nn.Module):
             self.norm_f = nn.Parameter(initial["norm_f"])
             self.head = nn.Parameter(initial["head"])
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Activations [b, L, d], or logits [b, L, V] at the last stage.
+    def forward(self, x: Tensor, targets_bl: Tensor | None = None) -> Tensor:
+        """Activations [b, L, d]. At the last stage logits [b, L, V], or with targets the loss (chunked_loss).
 
         `x` are token ids [b, L] at stage 0, else activations [b, L, d].
         """
@@ -64,7 +65,7 @@ class Stage(nn.Module):
             x = self.run_block(block, x, *tables)
         if self.is_last:
             x = F.rms_norm(x, (model.width,), self.norm_f, model.norm_epsilon)
-            x = F.linear(x, self.head)
+            x = F.linear(x, self.head) if targets_bl is None else chunked_loss(x, self.head, targets_bl)
         return x
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypedDict
 
@@ -56,17 +55,21 @@ class InnerOptimizer:
             stage.begin_round(round_number)
 
     def squared_gradient_norm(self) -> float:
-        """Sum of squares of all gradients of this member, in float64."""
+        """Sum of squares of all gradients of this member, with a relative error below 1e-5.
+
+        Infinite if the norm of a gradient exceeds float32.
+        """
         # Only this scalar travels along the pipeline: clipping needs the norm over the stages of all members.
-        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        return math.fsum(float(gradient.double().square().sum()) for gradient in gradients)
+        norms = [_norm(parameter.grad) for parameter in self._parameters if parameter.grad is not None]
+        # One transfer from a GPU, for all parameters together.
+        return float(torch.stack(norms).cpu().double().square().sum()) if norms else 0.0
 
     @torch.no_grad()
     def step(self, inner_step: int, norm: float) -> None:
         """Take inner step `inner_step` of the run. `norm` is the gradient norm of the whole replica."""
         # The same 1e-6 as in torch.nn.utils.clip_grad_norm_.
-        scale = min(1.0, self._spec.inner.clip_norm / (norm + 1e-6))
-        for parameter in self._parameters:
+        scale = self._spec.inner.clip_norm / (norm + 1e-6)
+        for parameter in self._parameters if scale < 1 else ():
             if parameter.grad is not None:
                 parameter.grad.mul_(scale)
         rate = learning_rate(self._spec.inner, inner_step, self._spec.total_steps)
@@ -90,6 +93,12 @@ class InnerOptimizer:
         """Copy `state`. Stages that are not in it keep their state."""
         for stage, held in state.items():
             self._stages[stage].load_state_dict(held)
+
+
+def _norm(gradient: Tensor) -> Tensor:
+    """The L2 norm, a float32 scalar on the device."""
+    # By rows first: a CPU adds all squares in float32, with an error of 0.3 % for 25M values at once.
+    return torch.linalg.vector_norm(torch.linalg.vector_norm(gradient, dim=-1))
 
 
 class StageAdamW:
@@ -172,8 +181,8 @@ class StageAdamW:
             return
         for name, parameter in self._parameters.items():
             self._adamw.state[parameter] = {
-                # AdamW also keeps this count as a float tensor on the CPU.
-                "step": torch.tensor(float(state["steps"])),
+                # AdamW also keeps this count as a float tensor.
+                "step": torch.tensor(float(state["steps"]), device=parameter.device),
                 "exp_avg": state["exp_avg"][name].to(parameter.device, copy=True),
                 "exp_avg_sq": state["exp_avg_sq"][name].to(parameter.device, copy=True),
             }

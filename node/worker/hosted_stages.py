@@ -13,7 +13,7 @@ from torch import Tensor
 
 from node.data.streamed import Samples
 from node.ipc.worker_calls import Message
-from node.model.stage import Stage, backward_from, next_token_loss
+from node.model.stage import Stage, backward_from
 from node.worker.compute import Compute
 from node.worker.factories import TrainerFactories
 from protocol.algorithm.subspace import ReceivingEnd, SendingEnd
@@ -145,9 +145,8 @@ class HostedStages:
         """Activations [b, L, d] after the stages hosted here, or the loss after the last stage of the run."""
         with self._compute.autocast():
             for module in self.modules.values():
-                x = module(x)
-            # The loss is always float32, even with bf16 matrix products.
-            return next_token_loss(x.float(), tokens_bl[:, 1:]) if self._is_last else x
+                x = module(x, tokens_bl[:, 1:]) if module.is_last else module(x)
+            return x
 
     def _enter(self, received: Message | None, tokens: Samples | None) -> tuple[Tensor, Tensor]:
         """Tokens [b, L + 1], and the input of the first hosted stage: ids [b, L] or activations [b, L, d]."""

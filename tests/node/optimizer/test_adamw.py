@@ -1,4 +1,4 @@
-"""AdamW has the bits of torch.optim.AdamW."""
+"""AdamW has the bits of torch.optim.AdamW in its fused form."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def groups(seed: int) -> list[dict[str, object]]:
 
 
 def test_steps_with_a_changing_rate_have_the_bits_of_torchs_class() -> None:
-    ours, theirs = AdamW(groups(0), **OPTIONS), torch.optim.AdamW(groups(0), **OPTIONS)
+    ours, theirs = AdamW(groups(0), **OPTIONS), torch.optim.AdamW(groups(0), **OPTIONS, fused=True)
     generator = torch.Generator().manual_seed(1)
     for step in range(5):
         for mine, usual in zip(ours.param_groups, theirs.param_groups, strict=True):

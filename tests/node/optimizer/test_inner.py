@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from node.optimizer.inner import StageAdamW
+from node.optimizer.inner import InnerOptimizer, StageAdamW
 from tests.support.reference import small_spec
 
 RATE = 0.01
@@ -91,3 +91,29 @@ def test_weight_decay_acts_on_matrices_and_not_on_those_that_are_spared() -> Non
     assert not moved["emb"].any()
     assert not moved["norm"].any()
     torch.testing.assert_close(moved["wq"], -RATE * 0.5 * before["wq"])
+
+
+def test_the_gradient_norm_of_large_parameters_is_exact_to_float32() -> None:
+    parameters = {
+        "flat": nn.Parameter(torch.empty(70_000)),
+        "matrix": nn.Parameter(torch.empty(3000, 1000)),
+        "unused": nn.Parameter(torch.empty(3)),
+    }
+    generator = torch.Generator().manual_seed(0)
+    for name in ("flat", "matrix"):
+        parameters[name].grad = torch.rand(parameters[name].shape, generator=generator)
+    expected = sum(float(p.grad.double().square().sum()) for p in parameters.values() if p.grad is not None)
+    inner = InnerOptimizer(small_spec(), {0: parameters}, ())
+    assert inner.squared_gradient_norm() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("norm", "scale"), [(0.5, 1.0), (4.0, 0.25)])
+def test_gradients_are_clipped_only_above_the_limit(norm: float, scale: float) -> None:
+    parameter, plain = (nn.Parameter(torch.ones(2, 2)) for _ in range(2))
+    spec = small_spec(inner={"clip_norm": 1.0})
+    for each, factor in ((parameter, 1.0), (plain, scale)):
+        each.grad = torch.full((2, 2), 0.5) * factor
+        InnerOptimizer(spec, {0: {"w": each}}, ()).step(0, norm if factor == 1.0 else 0.0)
+    assert parameter.grad is not None
+    torch.testing.assert_close(parameter.grad, torch.full((2, 2), 0.5 * scale))
+    torch.testing.assert_close(parameter, plain)

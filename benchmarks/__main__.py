@@ -25,6 +25,7 @@ PARTS = (
     "accounting",
     "codec",
     "projection",
+    "inner_loop",
     "link",
     "pipeline",
     "rounds",

@@ -40,7 +40,7 @@ def chunked_loss(x_bld: Tensor, head_vd: Tensor, targets_bl: Tensor, rows: int |
     """
     x_nd, targets_n = x_bld.flatten(0, 1), targets_bl.flatten()
     if rows is None:
-        rows = chunk_rows(*head_vd.shape, x_bld.device)
+        rows = chunk_rows(head_vd.shape[0], head_vd.shape[1], x_bld.device)
     if torch.is_grad_enabled():
         loss: Tensor = _ChunkedLoss.apply(x_nd, head_vd, targets_n, rows)  # type: ignore[no-untyped-call]
         return loss

@@ -98,7 +98,8 @@ class InnerOptimizer:
 def _norm(gradient: Tensor) -> Tensor:
     """The L2 norm, a float32 scalar on the device."""
     # By rows first: a CPU adds all squares in float32, with an error of 0.3 % for 25M values at once.
-    return torch.linalg.vector_norm(torch.linalg.vector_norm(gradient, dim=-1))
+    norm: Tensor = torch.linalg.vector_norm(torch.linalg.vector_norm(gradient, dim=-1))
+    return norm
 
 
 class StageAdamW:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from node.model.shapes import EMBEDDING, parameter_shapes
+from node.model.transfer import copy_into, to_device
 from protocol.algorithm.agreement import AgreementMeter
 from protocol.algorithm.clipping import clipping_scales, outliers, payload_norm
 from protocol.algorithm.comparison import Agreement, Comparison
@@ -160,8 +161,8 @@ class OuterStage:
             run = slice(block.start, block.stop)
             # On the CPU the block is computed directly in `kept`, which saves one copy.
             in_place = kept[run] if device == kept.device else None
-            learned = torch.sub(anchor[run].to(device), local[run], out=in_place)
-            sent_later = error[run].to(device)
+            learned = torch.sub(to_device(anchor[run], device), local[run], out=in_place)
+            sent_later = to_device(error[run], device)
             self._squares[0] += float(learned.dot(learned))
             self._squares[1] += float(sent_later.dot(sent_later)) * self._outer.error_decay**2
             learned.add_(sent_later, alpha=self._outer.error_decay)
@@ -230,7 +231,7 @@ class OuterStage:
                 # anchor - local stays the same, so the next proposal still contains this progress.
                 local[name].add_((committed[name] - anchor).to(local[name].device))
             elif pending["covered"] is None:
-                local[name].copy_(committed[name])
+                copy_into(local[name], committed[name])
             else:
                 # The new anchor plus the training since the proposal, which no payload contains yet.
                 local[name].copy_(committed[name] + (_float32(local[name]) - pending["covered"][name]))
@@ -258,7 +259,7 @@ class OuterStage:
         """
         self.abort()
         for name, anchor in self.anchor.items():
-            local[name].copy_(anchor)
+            copy_into(local[name], anchor)
             self.error[name].zero_()
 
     def load(self, committed: Mapping[str, Tensor], local: Mapping[str, Tensor]) -> None:

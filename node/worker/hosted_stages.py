@@ -14,6 +14,7 @@ from torch import Tensor
 from node.data.streamed import Samples
 from node.ipc.worker_calls import Message
 from node.model.stage import Stage, backward_from
+from node.model.transfer import to_device
 from node.worker.compute import Compute
 from node.worker.factories import TrainerFactories
 from protocol.algorithm.subspace import ReceivingEnd, SendingEnd
@@ -152,13 +153,13 @@ class HostedStages:
         """Tokens [b, L + 1], and the input of the first hosted stage: ids [b, L] or activations [b, L, d]."""
         if received is None:
             assert tokens is not None, "the member that hosts stage 0 must pass samples"
-            tokens_bl = torch.from_numpy(tokens).long().to(self.device)
+            tokens_bl = to_device(torch.from_numpy(tokens).long(), self.device)
             return tokens_bl, tokens_bl[:, :-1]
         assert self.upstream is not None, "a message arrived at the first member"
         model = self._spec.model
         shape = self._spec.inner.microbatch_size, model.context + 1
         ids = unpack_ids(received.tensors, received.payload, "tokens", shape, model.vocabulary)
-        tokens_bl = ids.to(self.device)
+        tokens_bl = to_device(ids, self.device)
         wire = self._unpack("activation", received, self.upstream)
         # X^ = X~ U^T + T_perp[ids]. Detached: gradients cross the link as messages, not by autograd.
         return tokens_bl, self.upstream.expand_forward(wire, tokens_bl[:, :-1]).detach()
@@ -168,7 +169,7 @@ class HostedStages:
         model = self._spec.model
         shape = self._spec.inner.microbatch_size, model.context, link.k or model.width
         wire = unpack_activation(received.tensors, received.payload, name, shape, self._spec.link.dtype)
-        return wire.to(self.device)
+        return to_device(wire, self.device)
 
     def _message(self, output: Tensor, tokens_bl: Tensor) -> Message:
         """The compressed output, and the token ids, which later members need for targets and T_perp[ids]."""

@@ -223,3 +223,35 @@ def test_a_gpu_computes_in_bf16_if_it_can_and_nobody_chose_otherwise(
     assert chosen_precision(device, Precision.AUTO) == expected
     for wanted in (Precision.FP32, Precision.BF16):
         assert chosen_precision(device, wanted) is wanted
+
+
+@pytest.mark.usefixtures("_traced_only")
+def test_nodes_with_different_options_train_alike_and_hold_the_same_anchor(stream: SampleStream) -> None:
+    spec = spec_of_two()
+    computes = [
+        Compute(),
+        CHECKPOINTED,
+        Compute(compile=True),
+        Compute(precision=Precision.BF16),
+        Compute(compile=True, activation_checkpointing=True, precision=Precision.BF16),
+    ]
+    members = [Trainer(spec, StageRange(0, 2), compute, stream) for compute in computes]
+    losses = []
+    for member in members:
+        member.begin_round(1, range(spec.samples_per_round()))
+        for step in range(spec.inner.steps):
+            member.forward(step, 0, None)
+            member.backward(0, None)
+            member.apply(step, math.sqrt(member.inner.squared_gradient_norm()))
+        losses.append(member.end_inner_phase().loss)
+    assert losses == pytest.approx([losses[0]] * len(members), rel=1e-2)
+    assert losses[3] != losses[0]
+    for stage in range(2):
+        payloads = [member.outer.propose(stage) for member in members]
+        assert len({*payloads}) >= 2  # they have not computed the same bits
+        weighted = [(payload, 1.0) for payload in payloads if payload is not None]
+        assert len(weighted) == len(members)
+        assert len({member.commit(stage, 1, weighted, mine_included=True) for member in members}) == 1
+    first = parameters(members[0])
+    for member in members[1:]:
+        assert all(torch.equal(value, first[name]) for name, value in parameters(member).items())

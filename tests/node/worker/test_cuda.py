@@ -12,7 +12,10 @@ import torch
 
 from node.data.stream import open_stream
 from node.experiment.in_process_swarm import LocalSwarm
+from node.model.chunked_loss import chunked_loss
 from node.model.init import initial_parameters
+from node.model.stage import next_token_loss
+from node.model.transfer import copy_into, to_device
 from node.optimizer.outer_stage import OuterStage
 from node.worker.compute import Compute
 from node.worker.trainer import Trainer
@@ -202,3 +205,64 @@ def test_a_proposal_from_a_gpu_and_its_error_feedback_are_all_that_was_learned(
         assert torch.equal(local[name].cpu(), outer.anchor[name])
     local[name].view(-1)[0] = math.nan
     assert outer.propose(local) is None
+
+
+def test_a_source_may_change_as_soon_as_its_copy_to_the_gpu_is_ordered() -> None:
+    device, count = torch.device("cuda"), 2**22 + 5  # more than one pinned block
+    source = torch.arange(count, dtype=torch.float32)
+    expected, target = source.clone(), torch.nn.Parameter(torch.zeros(count, device=device))
+    product = torch.randn(8192, 8192, device=device)
+    for _ in range(10):  # the copies wait in the queue behind these
+        product = product @ product
+    there = to_device(source, device)
+    copy_into(target, source)
+    source.fill_(-1)
+    assert torch.equal(there.cpu(), expected)
+    assert torch.equal(target.detach().cpu(), expected)
+
+
+def test_reading_samples_does_not_wait_for_the_gpu() -> None:
+    spec = resolve("nano", overrides={"inner.microbatches": 1})
+    [member] = replica(spec, "cuda", 1)
+    member.begin_round(1, range(spec.samples_per_round()))
+    member.forward(0, 0, None)  # loads kernels
+    member.backward(0, None)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        member.forward(0, 0, None)
+        member.backward(0, None)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("rows", [100, 1000])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_loss_in_chunks_is_that_of_the_whole_logits(rows: int, precision: str) -> None:
+    chance = torch.Generator("cuda").manual_seed(0)
+    x_bld = torch.randn(4, 250, 64, device="cuda", generator=chance).requires_grad_()
+    head_vd = (0.02 * torch.randn(5000, 64, device="cuda", generator=chance)).requires_grad_()
+    targets_bl = torch.randint(5000, (4, 250), device="cuda", generator=chance)
+    with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
+        whole = next_token_loss((x_bld @ head_vd.t()).float(), targets_bl)
+        loss = chunked_loss(x_bld, head_vd, targets_bl, rows)
+    tolerance = 1e-5 if precision == "fp32" else 2e-2
+    assert loss.item() == pytest.approx(whole.item(), rel=tolerance)
+    for one, other in zip(
+        *(torch.autograd.grad(each, (x_bld, head_vd)) for each in (loss, whole)), strict=True
+    ):
+        assert (one - other).norm() <= tolerance * other.norm()
+
+
+def test_moments_saved_on_a_gpu_continue_with_the_same_step() -> None:
+    spec = resolve("nano", overrides={"swarm.stages": 1, "swarm.pipelines": 0})
+    (running,), (other,) = replica(spec, "cuda", 1), replica(spec, "cuda", 1)
+    train(spec, [running], 1, 0)
+    other.load_state_dict(running.state_dict())
+    for member in (running, other):
+        generator = torch.Generator("cuda").manual_seed(1)
+        for parameter in member.parameters(0).values():
+            parameter.grad = torch.randn(parameter.shape, device="cuda", generator=generator)
+        member.inner.step(spec.inner.steps, 1.0)
+    for name, parameter in running.parameters(0).items():
+        assert torch.equal(parameter, other.parameters(0)[name])

@@ -1,4 +1,4 @@
-"""Whether the payloads of a round point the same way, and have similar norms.
+"""Whether the payloads of a round point the same way.
 
 The cosine of a payload with the mean of the others depends on the model, the compression and the age of the
 run, so it is judged relative to the median of its stage in the same round. That ratio is about 1 for every
@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from coordinator.health.records import HealthFinding, PayloadFigures, RoundFigures, Sign
+from coordinator.health.records import HealthFinding, RoundFigures, Sign, by_stage, named_stages, turnover
 from coordinator.health.robust import middle, sigmas, spread
 from coordinator.state.text import short
 from protocol.types import PeerId
@@ -29,8 +29,6 @@ LEAST_ROUNDS = 3
 MOST_NAMED = 5
 COLLAPSE = 0.25
 """The part of its former median below which the agreement of a stage has collapsed."""
-NORM_FACTOR = 4.0
-"""Norms differ by less between honest replicas, and from round to round."""
 ERROR_STEP = 0.2
 
 
@@ -38,11 +36,8 @@ def judge_agreement(
     window: Sequence[RoundFigures], now: RoundFigures, most_sigmas: float
 ) -> Iterator[HealthFinding]:
     """Findings about the payloads of round `now` after the rounds of `window`, in ascending order."""
-    stages = _by_stage(now)
     yield from _outliers([*window, now][-RECENT:], now, most_sigmas)
-    yield from _collapse(window, now)
-    for stage, payloads in sorted(stages.items()):
-        yield from _norms(window, now, stage, payloads, most_sigmas)
+    yield from _collapse(window, now, most_sigmas)
     yield from _error_feedback(window, now, most_sigmas)
     yield from _kinds([*window, now], now)
 
@@ -54,7 +49,7 @@ def _outliers(
     ratios: dict[tuple[int, PeerId], list[float]] = defaultdict(list)
     of_stage: dict[int, list[float]] = defaultdict(list)
     for each in rounds:
-        for stage, payloads in _by_stage(each).items():
+        for stage, payloads in by_stage(each).items():
             cosines = [(payload.owner, payload.cosine) for payload in payloads if payload.cosine is not None]
             center = middle([cosine for _, cosine in cosines])
             if center is None or center <= 0 or len(cosines) < LEAST_PAYLOADS:
@@ -82,82 +77,42 @@ def _outliers(
             )
 
 
-def _collapse(window: Sequence[RoundFigures], now: RoundFigures) -> Iterator[HealthFinding]:
+def _collapse(
+    window: Sequence[RoundFigures], now: RoundFigures, most_sigmas: float
+) -> Iterator[HealthFinding]:
     """Stages whose median cosine has fallen to a small part of what it was, in this round and the last.
 
-    The cosines of a stage fall by themselves as a run goes on, so sigma of the rounds before is no measure.
+    The cosines of a stage fall by themselves as a run goes on, so a number of sigma alone is no measure. They
+    also grow with the number of payloads: among other contributors, less may be left of them.
     """
     if not window:
         return
     *earlier, last = window
-    stages = sorted(_by_stage(now))
+    stages = sorted(by_stage(now))
+    part = COLLAPSE / (1 + turnover(window, now))
     fallen = []
     for stage in stages:
-        history = [_center(each, stage) for each in earlier[-RECENT:]]
-        known = [each for each in history if each is not None]
+        known = [found for each in earlier if (found := _center(each, stage)) is not None]
         before, current = _center(last, stage), _center(now, stage)
-        usual = middle(known)
+        usual = middle(known[-RECENT:])
         if len(known) < LEAST_ROUNDS or usual is None or usual <= 0 or before is None or current is None:
             continue
-        if max(before, current) < COLLAPSE * usual:
+        sigma = spread([next_one - one for one, next_one in pairwise(known)], 0.0)
+        remains = max(before, current)
+        # Two rounds in a row, each half as far as one round would have to be.
+        if remains < part * usual and 2 * sigmas(usual - remains, sigma) > most_sigmas:
             fallen.append((stage, usual, current))
     if not fallen:
         return
     stage, usual, current = fallen[0]
     of_run = 2 * len(fallen) > len(stages)
-    where = f"stage {stage}" if len(fallen) == 1 else f"{len(fallen)} of {len(stages)} stages"
     yield HealthFinding(
         Sign.AGREEMENT,
-        f"Round {now.round_number}: at {where} the payloads hardly agree any more, for two rounds: their "
-        f"median cosine fell to {current:.3f} from {usual:.3f}.",
+        f"Round {now.round_number}: at {named_stages([stage for stage, *_ in fallen], stages)} the payloads "
+        f"hardly agree any more, for two rounds: their median cosine fell to {current:.3f} from {usual:.3f}.",
         of_run,
         raises_alarm=of_run,
     )
-
-
-def _norms(
-    window: Sequence[RoundFigures],
-    now: RoundFigures,
-    stage: int,
-    payloads: Sequence[PayloadFigures],
-    most_sigmas: float,
-) -> Iterator[HealthFinding]:
-    """Payloads of unusual norm in their round, and a stage whose norms have changed much."""
-    logs = [(each.owner, _log(each.norm)) for each in payloads]
-    center = middle([log for _, log in logs])
-    if center is None:
-        return
-    sigma = max(spread([log for _, log in logs], center), LEAST_SIGMA)
-    if len(logs) >= LEAST_PAYLOADS:
-        unusual = [
-            (owner, log)
-            for owner, log in logs
-            if abs(log - center) > math.log(NORM_FACTOR) and sigmas(abs(log - center), sigma) > most_sigmas
-        ]
-        for owner, log in unusual[:MOST_NAMED]:
-            yield HealthFinding(
-                Sign.NORM,
-                f"Round {now.round_number}, stage {stage}: the payload of {short(owner)} has a norm of "
-                f"{math.exp(log):.3g}, the median is {math.exp(center):.3g}.",
-                peers=(owner,),
-            )
-    history = [
-        found
-        for each in window
-        if (found := middle([_log(one.norm) for one in each.payloads if one.stage == stage])) is not None
-    ]
-    usual = middle(history)
-    if usual is None or len(history) <= LEAST_ROUNDS:
-        return
-    trend = max(spread(history, usual), LEAST_SIGMA)
-    far = abs(center - usual)
-    if far > math.log(NORM_FACTOR) and sigmas(far, trend) > most_sigmas:
-        yield HealthFinding(
-            Sign.NORM,
-            f"Round {now.round_number}, stage {stage}: the median norm of the payloads is "
-            f"{math.exp(center):.3g}, before it was {math.exp(usual):.3g}.",
-            of_run=True,
-        )
 
 
 def _error_feedback(
@@ -181,7 +136,7 @@ def _error_feedback(
 
 def _kinds(rounds: Sequence[RoundFigures], now: RoundFigures) -> Iterator[HealthFinding]:
     """Stages at which full and pipeline replicas pull against each other, although each kind agrees."""
-    for stage in sorted(_by_stage(now)):
+    for stage in sorted(by_stage(now)):
         means = [kind_means(each, stage) for each in rounds]
         pairs = [(alike, unlike) for alike, unlike in means if alike is not None and unlike is not None]
         if len(pairs) <= LEAST_ROUNDS:
@@ -215,18 +170,3 @@ def _center(figures: RoundFigures, stage: int) -> float | None:
     payloads = (each for each in figures.payloads if each.stage == stage)
     cosines = [each.cosine for each in payloads if each.cosine is not None]
     return middle(cosines) if len(cosines) >= LEAST_PAYLOADS else None
-
-
-def _by_stage(figures: RoundFigures) -> dict[int, list[PayloadFigures]]:
-    found: dict[int, list[PayloadFigures]] = defaultdict(list)
-    for each in figures.payloads:
-        found[each.stage].append(each)
-    return found
-
-
-def _log(norm: float) -> float:
-    """The logarithm of a norm; that of the least norm told for 0."""
-    return math.log(max(norm, _LEAST_NORM)) if norm >= 0 else math.nan
-
-
-_LEAST_NORM = 1e-30

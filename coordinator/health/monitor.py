@@ -132,4 +132,11 @@ def _figures(state: State, round_number: int, measured: dict[PeerId, Measurement
         },
         payloads=tuple(sorted(payloads, key=lambda each: (each.stage, each.owner))),
         error_shares=tuple(share for share in shares if share is not None),
+        contributors=_contributors(state, round_number),
     )
+
+
+def _contributors(state: State, round_number: int) -> frozenset[PeerId]:
+    """The owners of the payloads that count in this round, at the stages that are decided."""
+    decisions = (state.decisions.get((stage, round_number)) for stage in range(state.stages))
+    return frozenset(entry.descriptor.owner for each in decisions if each for entry in each.entries)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -32,6 +33,7 @@ class RoundFigures:
 
     Attributes:
         weights: of the replicas of the plan, by index.
+        contributors: the owners of the payloads that count, at any stage; empty if the round has none.
         losses: validation loss of each replica that has measured it; any float.
         payloads: those that were measured.
         error_shares: of each member (Measurement.error_share).
@@ -42,6 +44,32 @@ class RoundFigures:
     losses: Mapping[int, float] = field(default_factory=dict)
     payloads: tuple[PayloadFigures, ...] = ()
     error_shares: tuple[float, ...] = ()
+    contributors: frozenset[PeerId] = frozenset()
+
+
+def turnover(window: Sequence[RoundFigures], now: RoundFigures) -> float:
+    """How much the contributors of `now` are others than those of the rounds of `window`: 0 to 1.
+
+    It is the mean Jaccard distance to the rounds with contributors; 0 if there is nothing to compare.
+    """
+    former = [each.contributors for each in window if each.contributors]
+    if not former or not now.contributors:
+        return 0.0
+    shares = [len(each & now.contributors) / len(each | now.contributors) for each in former]
+    return 1.0 - math.fsum(shares) / len(shares)
+
+
+def by_stage(figures: RoundFigures) -> dict[int, list[PayloadFigures]]:
+    """The payloads of a round, by stage."""
+    found: dict[int, list[PayloadFigures]] = {}
+    for each in figures.payloads:
+        found.setdefault(each.stage, []).append(each)
+    return found
+
+
+def named_stages(found: Sequence[int], stages: Sequence[int]) -> str:
+    """How a sentence names the stages `found` of `stages`."""
+    return f"stage {found[0]}" if len(found) == 1 else f"{len(found)} of {len(stages)} stages"
 
 
 class Sign(StrEnum):

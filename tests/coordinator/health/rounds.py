@@ -40,6 +40,7 @@ def healthy(count: int, seed: int = 0) -> list[RoundFigures]:
                 losses={index: loss + noise.uniform(-0.05, 0.05) for index in range(REPLICAS)},
                 payloads=tuple(payloads),
                 error_shares=tuple(1 - 1 / (1 + 0.2 * number) for _ in range(REPLICAS)),
+                contributors=frozenset(PEERS),
             )
         )
     return rounds
@@ -59,3 +60,21 @@ def with_losses(rounds: list[RoundFigures], since: int, losses: dict[int, float]
         replace(each, losses={**each.losses, **losses}) if each.round_number >= since else each
         for each in rounds
     ]
+
+
+def steady(losses: list[float]) -> list[RoundFigures]:
+    """Rounds of two replicas, both with these losses."""
+    return [
+        RoundFigures(number, {0: 1.0, 1: 1.0}, {0: loss, 1: loss}, contributors=frozenset(PEERS[:3]))
+        for number, loss in enumerate(losses, 1)
+    ]
+
+
+def without_peer(rounds: list[RoundFigures], since: int, gone: PeerId) -> list[RoundFigures]:
+    """As after the ban of a peer: no payload of it counts from round `since` on."""
+
+    def left(figures: RoundFigures) -> RoundFigures:
+        payloads = tuple(payload for payload in figures.payloads if payload.owner != gone)
+        return replace(figures, payloads=payloads, contributors=figures.contributors - {gone})
+
+    return [left(each) if each.round_number >= since else each for each in rounds]

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import json
 import math
+import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.health.judge import SIGMAS, judge
+from coordinator.health.judge import SIGMAS, WINDOW, judge
 from coordinator.health.records import Judgement, PayloadFigures, RoundFigures, Sign
 from protocol.types import PeerId
-from tests.coordinator.health.rounds import PEERS, healthy, with_losses, with_payloads
+from tests.coordinator.health.rounds import (
+    PEERS,
+    healthy,
+    steady,
+    with_losses,
+    with_payloads,
+    without_peer,
+)
 from tests.support.paths import ROOT
 
 
@@ -116,14 +125,129 @@ def test_norms_and_error_feedback_that_jump_are_findings() -> None:
     def one_great(payload: PayloadFigures) -> PayloadFigures:
         return great(payload) if payload.owner == PEERS[3] else payload
 
-    all_great = judge(with_payloads(healthy(12), 12, great)).findings
-    assert [(each.sign, each.of_run, each.raises_alarm) for each in all_great] == [
-        (Sign.NORM, True, False)
-    ] * 2
+    (all_great,) = judge(with_payloads(healthy(12), 12, great)).findings
+    assert (all_great.sign, all_great.of_run, all_great.raises_alarm) == (Sign.NORM, True, False)
+    assert "at 2 of 2 stages the median norm of the payloads rose to 100 from 0." in all_great.sentence
     assert {each.peers for each in judge(with_payloads(healthy(12), 12, one_great)).findings} == {(PEERS[3],)}
     rounds = [replace(each, error_shares=(0.3,) * 4) for each in healthy(12)]
     rounds[-1] = replace(rounds[-1], error_shares=(0.9,) * 4)
     assert [each.sign for each in judge(rounds).findings] == [Sign.ERROR_FEEDBACK]
+
+
+def test_norms_that_fall_are_a_finding_and_no_alarm() -> None:
+    """They fall with the learning rate."""
+
+    def small(payload: PayloadFigures) -> PayloadFigures:
+        return replace(payload, norm=0.001)
+
+    found = judged(with_payloads(healthy(14), 12, small))
+    assert [each.sign for each in found[13].findings] == [Sign.NORM]
+    assert not any(each.alarm for each in found)
+
+
+RECORDED = [4.812, 4.806, 4.815, 4.809, 4.803, 4.818, 4.811, 4.807, 4.813, 4.81]
+"""Losses of two small replicas before a member was banned; afterwards they were 12 % higher."""
+
+
+def test_a_rise_of_losses_that_were_steady_is_no_alarm() -> None:
+    rounds = steady([*RECORDED, *(1.12 * loss for loss in RECORDED)])
+    assert not [each.findings for each in judged(rounds) if each.findings]
+    assert not [each.findings for each in judged(without_peer(rounds, 11, PEERS[2])) if each.findings]
+
+
+@pytest.mark.parametrize("is_changed", [False, True], ids=["same", "changed"])
+def test_contributors_that_have_changed_widen_what_is_usual(is_changed: bool) -> None:
+    rounds = steady([*RECORDED, 1.35 * 4.81])
+    if is_changed:
+        rounds = without_peer(rounds, 11, PEERS[2])
+    assert bool(judge(rounds).alarm) is not is_changed
+
+
+def doubled(rounds: list[RoundFigures]) -> list[RoundFigures]:
+    return [
+        replace(each, losses={index: 2 * loss for index, loss in each.losses.items()})
+        if each.round_number >= 21
+        else each
+        for each in rounds
+    ]
+
+
+DIVERGENCES: dict[str, Callable[[list[RoundFigures]], list[RoundFigures]]] = {
+    "loss": doubled,
+    "no loss": lambda rounds: with_losses(rounds, 21, dict.fromkeys(range(4), math.nan)),
+    "norm": lambda rounds: with_payloads(rounds, 21, lambda each: replace(each, norm=10 * each.norm)),
+    "cosine": lambda rounds: with_payloads(rounds, 21, lambda each: replace(each, cosine=0.0)),
+}
+
+
+@pytest.mark.parametrize("what", DIVERGENCES)
+@pytest.mark.parametrize("seed", range(5))
+def test_a_run_that_diverges_is_an_alarm_within_two_rounds_also_if_a_peer_has_left(
+    what: str, seed: int
+) -> None:
+    rounds = DIVERGENCES[what](healthy(22, seed))
+    for each in (rounds, without_peer(rounds, 21, PEERS[2])):
+        alarms = [found.round_number for found in judged(each) if found.alarm]
+        assert alarms[:1] in ([21], [22])
+
+
+def plausible_run(
+    count: int, seed: int, noise: float, start: float, end: float, pace: float, rise: float, churn: float
+) -> list[RoundFigures]:
+    """Losses fall, with noise, and are higher for 50 rounds after a change of peers; nothing is wrong."""
+    chance, rounds, peers, changed_at = random.Random(seed), [], list(PEERS), 0
+    for number in range(1, count + 1):
+        if chance.random() < churn:
+            peers[chance.randrange(len(peers))] = PeerId(f"newcomer-{number}")
+            changed_at = number
+        level = (end + (start - end) * math.exp(-number / pace)) * (
+            rise if changed_at and number - changed_at < 50 else 1.0
+        )
+        losses = {index: level * (1 + chance.uniform(-noise, noise)) for index in range(len(peers))}
+        weights = dict.fromkeys(losses, 1.0)
+        rounds.append(RoundFigures(number, weights, losses, contributors=frozenset(peers)))
+    return rounds
+
+
+PLAUSIBLE = {
+    "seed": st.integers(0, 1000),
+    "noise": st.floats(0, 0.05),
+    "start": st.floats(3, 12),
+    "end": st.floats(0.5, 3),
+    "pace": st.floats(2, 300),
+    "rise": st.floats(1, 1.12),
+    "churn": st.sampled_from([0.0, 0.01, 0.2]),
+}
+
+
+def assert_nothing_is_found(rounds: list[RoundFigures]) -> None:
+    for count in range(1, len(rounds) + 1):
+        assert not judge(rounds[max(0, count - WINDOW - 1) : count]).findings
+
+
+@settings(max_examples=10)
+@given(st.builds(plausible_run, st.just(1000), **PLAUSIBLE))
+def test_plausible_losses_have_no_finding_in_1000_rounds(rounds: list[RoundFigures]) -> None:
+    assert_nothing_is_found(rounds)
+
+
+@settings(max_examples=10)
+@given(st.builds(plausible_run, st.just(60), **PLAUSIBLE), st.integers(0, 1000))
+def test_plausible_payloads_have_no_finding(rounds: list[RoundFigures], seed: int) -> None:
+    noise = random.Random(seed)
+
+    def varied(owner: PeerId, stage: int) -> PayloadFigures:
+        cosine, norm = 0.1 * noise.uniform(0.7, 1.3), noise.uniform(0.7, 1.4)
+        return PayloadFigures(stage, owner, is_full=True, cosine=cosine, norm=norm, mean_norm=0.5)
+
+    assert_nothing_is_found(
+        [
+            replace(
+                each, payloads=tuple(varied(owner, stage) for owner in each.contributors for stage in (0, 1))
+            )
+            for each in rounds
+        ]
+    )
 
 
 def test_kinds_of_replicas_that_pull_against_each_other_are_a_finding() -> None:

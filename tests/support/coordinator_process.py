@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from tests.support.dial_back import believe
 BOOTSTRAP = "/ip4/127.0.0.1/tcp/1/p2p/bootstrap"
 COORDINATOR = keyed(1000)
 """Whose key is the coordinator's."""
+_PATIENT = 120.0
 Pair = tuple[bytes, bytes]
 """Private key and certificate, PEM."""
 
@@ -274,6 +275,16 @@ async def failure_of(call: Any) -> grpc.StatusCode:
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await call
     return error.value.code()
+
+
+async def update_where(watch: Any, holds: Callable[[pb.PlanUpdate], bool]) -> pb.PlanUpdate:
+    """The next update of a watcher for which `holds`: others, as of new sources, may come before it."""
+    async with asyncio.timeout(_PATIENT):
+        while True:
+            update = await watch.read()
+            assert isinstance(update, pb.PlanUpdate), "the stream has ended"
+            if holds(update):
+                return update
 
 
 async def refusal_of(call: Any) -> HetnodeError:

@@ -38,6 +38,7 @@ from tests.support.coordinator_process import (
     refusal_of,
     running,
     spki,
+    update_where,
 )
 from tests.support.hostile import half_open
 
@@ -154,7 +155,7 @@ class TestCertificates:
         async with channel_to(run.address, run.authority.pem, (pem(key), reply.certificate_pem)) as channel:
             await pb_grpc.CoordinatorStub(channel).Heartbeat(pb.HeartbeatRequest(peer=A.peer))
         await run.join(B)
-        assert (await watch.read()).signed_plan
+        await update_where(watch, lambda update: bool(update.signed_plan))
 
     async def test_a_renewal_needs_the_identity_and_not_the_tls_key_alone(self, run: Running) -> None:
         key = spki(new_key())

@@ -22,7 +22,15 @@ from protocol.wire.convert.payloads import decision_from_pb, descriptor_to_pb, g
 from protocol.wire.convert.plans import pause_from_pb, places_from_pb
 from protocol.wire.records import open_plan, open_state
 from tests.builders import Keyed, anchor_of, keyed, spec_of, tampered
-from tests.support.coordinator_process import BOOTSTRAP, COORDINATOR, Running, metrics, refusal_of, running
+from tests.support.coordinator_process import (
+    BOOTSTRAP,
+    COORDINATOR,
+    Running,
+    metrics,
+    refusal_of,
+    running,
+    update_where,
+)
 
 A, B, C = (keyed(i) for i in range(3))
 
@@ -32,6 +40,14 @@ async def run(tmp_path: Path) -> AsyncIterator[Running]:
     """A coordinator that waits for two full replicas of two stages."""
     async with running(spec_of(), tmp_path) as coordinator:
         yield coordinator
+
+
+def has_plan(update: pb.PlanUpdate) -> bool:
+    return bool(update.signed_plan)
+
+
+def is_paused(update: pb.PlanUpdate) -> bool:
+    return update.HasField("pause")
 
 
 async def test_a_joining_node_gets_the_spec_and_the_dht_addresses(run: Running) -> None:
@@ -87,12 +103,11 @@ async def test_a_watcher_gets_the_reason_to_wait_then_the_plan_then_the_end(tmp_
         watch = run.stub(A).Watch(pb.WatchRequest(peer=A.peer))
         assert "1 more full replica (1 of 2 here)" in (await watch.read()).waiting
         await run.join(B)
-        update = await watch.read()
+        update = await update_where(watch, has_plan)
         plan = open_plan(update.signed_plan, update.signature, run.run, COORDINATOR.peer)
         assert [replica.members[0].peer for replica in plan.replicas] == [A.peer, B.peer]
         await run.settle(0, 1, A, B)
-        last = await watch.read()
-        assert last.finished
+        last = await update_where(watch, lambda update: update.finished)
         assert not last.signed_plan
         assert await watch.read() is grpc.aio.EOF
 
@@ -115,21 +130,21 @@ async def test_all_watchers_see_a_late_joiner_as_follower_until_a_plan_assigns_i
     assert (list(update.followers), update.round) == ([], 1)
     await run.join(C)
     place = ReservedAssignment(C.peer, 2, 0, StageRange(0, 2))
-    update = await watch.read()
-    assert places_from_pb(update.followers) == (place,)
+    update = await update_where(watch, lambda update: places_from_pb(update.followers) == (place,))
     assert not update.signed_plan
     own = run.stub(C).Watch(pb.WatchRequest(peer=C.peer))
     assert places_from_pb((await own.read()).followers) == (place,)
-    assert (await own.read()).waiting == (
+    waiting = (
         "following the rounds of stages 0-1: "
         f"replica-2 waits for ..{C.peer[-8:]} (stages 0-1), which must catch up"
     )
+    await update_where(own, lambda update: update.waiting == waiting)
     for stage in (0, 1):
         assert (await run.attest(C, stage, 0)).agrees
     assert (await run.status()).peers[2].lifecycle == "ready"
     assert (await run.status()).peers[2].place == "replica-2, stages 0-1"
     await run.settle(0, 1, A, B)
-    update = await watch.read()
+    update = await update_where(watch, has_plan)
     plan = open_plan(update.signed_plan, update.signature, run.run, COORDINATOR.peer)
     assert [replica.index for replica in plan.replicas] == [0, 1, 2]
     assert not update.followers
@@ -144,15 +159,15 @@ async def test_all_watchers_learn_of_a_pause_and_of_its_end(run: Running) -> Non
     assert not (await watch.read()).HasField("pause")
     reply = await run.admin.PauseRun(pb.PauseRunRequest(reason="a look at the data"))
     assert (reply.changed, reply.round, reply.pause.from_round) == (True, 1, 2)
-    update = await watch.read()
+    update = await update_where(watch, is_paused)
     assert pause_from_pb(update.pause) == Pause(2, PausedBy.OPERATOR, "a look at the data")
     assert update.waiting == "the run is paused before round 2 by its operator: a look at the data"
     late = run.stub(B).Watch(pb.WatchRequest(peer=B.peer))
-    assert (await late.read()).pause.from_round == 2
+    assert (await update_where(late, is_paused)).pause.from_round == 2
     assert (await run.status()).pause.by == "operator"
     assert not (await run.admin.PauseRun(pb.PauseRunRequest(reason="again"))).changed
     assert (await run.admin.ResumeRun(pb.ResumeRunRequest())).changed
-    assert not (await watch.read()).HasField("pause")
+    await update_where(watch, lambda update: not is_paused(update))
     assert not (await run.admin.ResumeRun(pb.ResumeRunRequest())).changed
     for stream in (watch, late):
         stream.cancel()
@@ -164,7 +179,7 @@ async def test_all_watchers_learn_of_a_retreat(run: Running) -> None:
     watch = run.stub(A).Watch(pb.WatchRequest(peer=A.peer))
     await watch.read()
     await run.stub(B).Retreat(pb.RetreatRequest(peer=B.peer, epoch=1, reason="neighbour-lost\n"))
-    assert [follower.peer for follower in (await watch.read()).followers] == [B.peer]
+    await update_where(watch, lambda update: [each.peer for each in update.followers] == [B.peer])
     watch.cancel()
 
 

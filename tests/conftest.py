@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from tests.support import watchdog
 from tests.support.paths import ROOT
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.g
 settings.register_profile("hetnode", deadline=None)
 settings.load_profile("hetnode")
 
+
+# What a killed test process has started would train on forever.
+WATCHDOG = watchdog.start()
 
 LONG = ("tests/system/", "tests/node/hive/", "tests/node/experiment/")
 

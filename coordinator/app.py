@@ -51,7 +51,7 @@ from coordinator.status.messages import event_message
 from coordinator.status.tokens import CommittedTokens
 from coordinator.storage.history_schema import HISTORY_FILE
 from coordinator.storage.history_writer import HistoryWriter
-from coordinator.storage.metrics import MetricsFile
+from coordinator.storage.metrics import MetricsFile, newest_measurements
 from coordinator.storage.restore import restore
 from coordinator.storage.store import SqliteStore, Store
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
@@ -343,6 +343,7 @@ def _start_run(
     restored.history.start()
     receipts = Receipts(state, lambda: store.end, identity.peer, identity.sign)
     health = HealthMonitor(state, alarm.most_sigmas)
+    health.resume(state, newest_measurements(metrics.path, metrics.size))
     tables = index.note, metrics.record, restored.history.record
     observers = *tables, receipts.record, health.note, dashboard.feed.note
     command_loop, serving = _start_command_loop(stack, store, state, observers)

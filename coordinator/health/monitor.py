@@ -5,12 +5,13 @@ never answers delays no alarm for long. While an alarm lasts, rounds are still c
 those before it, and no further alarm is raised. It is over after CALM_ROUNDS rounds in a row without a reason
 for one, after WINDOW rounds (then the new level counts as usual), or with a rollback.
 
-After a restart of the coordinator there are no rounds to compare with, until enough have been measured again.
+After a restart of the coordinator, the rounds to compare with come from the measurements of its file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from coordinator.health.judge import SIGMAS, WINDOW, judge
@@ -52,6 +53,26 @@ class HealthMonitor:
         self._told: set[tuple[object, ...]] = set()
         self.latest: TrainingHealth | None = None
 
+    def resume(self, state: State, measurements: Iterable[Measurement]) -> None:
+        """Take in what was measured before a restart: rounds that are over are what others are compared with.
+
+        Args:
+            measurements: those of the last rounds, believed then. Their order does not matter.
+        """
+        measured: dict[int, dict[PeerId, Measurement]] = defaultdict(dict)
+        for each in measurements:
+            self.record(each)  # if its round is still open
+            measured[each.round_number].setdefault(each.peer, each)
+        former = [number for number in sorted(measured) if 0 < number < self._next][-2 * WINDOW :]
+        if former and former[0] < self._alarmed_in:
+            self._alarmed_in = 0  # its round is judged again
+        rollbacks = (each for each in state.restored if former and former[0] < each < self._next)
+        for round_number in sorted({*former, *rollbacks}):
+            if round_number in state.restored:
+                self._forget(round_number, state.restored[round_number])
+            else:
+                self._judge(_figures(state, round_number, measured[round_number]))
+
     def record(self, measurement: Measurement) -> None:
         """Take in a measurement that is believed (coordinator.health.intake)."""
         if measurement.round_number >= self._next:
@@ -73,10 +94,15 @@ class HealthMonitor:
     def note(self, event: Event) -> None:
         """Take in an event: after a rollback, the rounds that it undoes are no longer what is usual."""
         if isinstance(event, RunRolledBack):
-            self._rounds = [each for each in self._rounds if each.round_number <= event.restore_round]
+            self._forget(event.round_number, event.restore_round)
             self._open.clear()
             # The round that restores has no figures of its own.
-            self._next, self._alarmed_in, self._calm = event.round_number + 1, 0, 0
+            self._next = event.round_number + 1
+
+    def _forget(self, round_number: int, restore_round: int) -> None:
+        """Round `round_number` restores the anchors after `restore_round`."""
+        self._rounds = [each for each in self._rounds if each.round_number <= restore_round]
+        self._alarmed_in = self._calm = 0
 
     def _judge(self, figures: RoundFigures) -> Judgement:
         judgement = judge([*self._rounds, figures], self._most_sigmas)

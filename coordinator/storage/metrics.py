@@ -17,6 +17,8 @@ from coordinator.state.events import Event
 from protocol.status import Measurement, PayloadAgreement, fields_of
 from protocol.types import PeerId
 
+NEWEST_BYTES = 1 << 23
+"""Of 100 members, 50 rounds and more."""
 PEER_CHANGES = ("joined", "role", "left", "lost", "retreated", "banned", "strike", "quarantined")
 """What a line about a peer may say."""
 
@@ -86,6 +88,12 @@ def read_measurements(path: Path, begin: int, end: int) -> Iterator[tuple[float,
             begin += len(line)
             if b'"event": "measurement"' in line and (found := _measurement(line)) is not None:
                 yield *found, begin
+
+
+def newest_measurements(path: Path, end: int) -> Iterator[Measurement]:
+    """Those of the last lines before the position `end`: of some rounds, as many as NEWEST_BYTES hold."""
+    for _, measurement, _ in read_measurements(path, max(0, end - NEWEST_BYTES), end):
+        yield measurement
 
 
 def _measurement(line: bytes) -> tuple[float, Measurement] | None:

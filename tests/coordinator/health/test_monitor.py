@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import pytest
@@ -29,6 +29,7 @@ class Watched:
         self.run = started_and_attested(3, rounds=rounds)
         self.monitor = HealthMonitor(self.run.state)
         self.judged: list[Judgement] = []
+        self.measured: list[Measurement] = []
 
     def measure(self, round_number: int, losses: dict[int, float], silent: int | None = None) -> None:
         state = self.run.state
@@ -39,16 +40,26 @@ class Watched:
             entries = state.decisions[0, round_number].entries
             owners = [entry.descriptor.owner for entry in entries]
             owner = owners[(owners.index(member.peer) + 1) % len(owners)]
-            self.monitor.record(
-                Measurement(
-                    *(member.peer, round_number, replica.index, 0),
-                    validation_loss=losses.get(replica.index, 3.0),
-                    complete=True,
-                    progress_norm=1.0,
-                    error_norm=1.0,
-                    agreements=(PayloadAgreement(0, owner, 0.1 + 0.01 * replica.index, 1.0, 0.5, 0.2, None),),
-                )
+            measurement = Measurement(
+                *(member.peer, round_number, replica.index, 0),
+                validation_loss=losses.get(replica.index, 3.0),
+                complete=True,
+                progress_norm=1.0,
+                error_norm=1.0,
+                agreements=(PayloadAgreement(0, owner, 0.1 + 0.01 * replica.index, 1.0, 0.5, 0.2, None),),
             )
+            self.measured.append(measurement)
+            self.monitor.record(measurement)
+
+    def restart(self, restored: Mapping[int, int] | None = None) -> None:
+        """The coordinator starts again, and reads what was measured.
+
+        Args:
+            restored: the rounds that are rollbacks, and those that they restore.
+        """
+        state = replace(self.run.state, restored=restored or {})
+        self.monitor = HealthMonitor(state)
+        self.monitor.resume(state, self.measured)
 
     def play(self, count: int = 1, losses: dict[int, float] | None = None) -> None:
         for _ in range(count):
@@ -153,6 +164,31 @@ def test_a_restarted_coordinator_does_not_raise_a_known_alarm_again(watched: Wat
     watched.monitor = HealthMonitor(watched.run.state)
     watched.play(2, dict.fromkeys(range(3), float("nan")))
     assert len(watched.alarms) == 1
+
+
+def test_a_restarted_coordinator_compares_with_the_rounds_before(watched: Watched) -> None:
+    watched.play(8)
+    watched.restart()
+    watched.play(1, dict.fromkeys(range(3), BAD))
+    assert [(alarm.round_number, alarm.last_healthy) for alarm in watched.alarms] == [(9, 8)]
+    watched.run.accept(ResumeRun())
+    watched.restart()
+    watched.play(2, dict.fromkeys(range(3), BAD))
+    assert len(watched.alarms) == 1, "the alarm lasts"
+    watched.play(3)
+    watched.restart()
+    watched.play(1, dict.fromkeys(range(3), BAD))
+    assert [alarm.round_number for alarm in watched.alarms] == [9, 15]
+
+
+def test_after_a_restart_the_rounds_that_a_rollback_undid_are_not_usual(watched: Watched) -> None:
+    watched.play(8)
+    watched.play(1, dict.fromkeys(range(3), BAD))
+    watched.run.accept(ResumeRun())
+    watched.play(5, dict.fromkeys(range(3), BAD))
+    watched.restart(restored={13: 8})
+    watched.play(1, dict.fromkeys(range(3), BAD))
+    assert [(alarm.round_number, alarm.last_healthy) for alarm in watched.alarms] == [(9, 8), (14, 8)]
 
 
 def test_a_rollback_ends_the_alarm_and_forgets_its_rounds(watched: Watched) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from coordinator.storage.metrics import MetricsFile
+from coordinator.storage.metrics import MetricsFile, newest_measurements
+from protocol.status import Measurement
+from protocol.types import PeerId
 
 WHOLE = '{"time": 1.0, "event": "first", "name": "Zoë"}\n'
 
@@ -43,3 +45,19 @@ def test_a_file_is_made_where_there_is_none(tmp_path: Path) -> None:
     with MetricsFile(tmp_path / "metrics.jsonl") as metrics:
         metrics.write(1.0, "first", {})
     assert lines(tmp_path / "metrics.jsonl") == [{"time": 1.0, "event": "first"}]
+
+
+def test_the_newest_measurements_are_those_of_the_end_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with MetricsFile(path) as file:
+        for number in range(1, 6):
+            file.record_measurement(1.0, Measurement(PeerId("a"), number, 0, 0))
+            if number == 3:
+                middle = file.size
+        path.write_bytes(path.read_bytes() + b'{"event": "measurement"')  # not within the size
+        assert [each.round_number for each in newest_measurements(path, file.size)] == [1, 2, 3, 4, 5]
+        # The line in whose middle the part begins is left out.
+        monkeypatch.setattr("coordinator.storage.metrics.NEWEST_BYTES", file.size - middle + 10)
+        assert [each.round_number for each in newest_measurements(path, file.size)] == [4, 5]

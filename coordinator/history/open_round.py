@@ -159,7 +159,8 @@ class OpenRound:
             decision.stage, round_number, outcome, milliseconds(at), sequence, *totals, cut(decision.reason)
         )
         run_tokens = tokens if decision.stage == 0 else 0
-        yield Decided(int(decision.committed), int(not decision.committed), run_tokens, tokens)
+        is_aborted = not decision.committed and decision.restore_round is None
+        yield Decided(int(decision.committed), int(is_aborted), run_tokens, tokens)
         if decision.stage == 0:
             yield RoundTokens(tokens, round_number)
         self._stages.pop(decision.stage, None)

@@ -36,6 +36,7 @@ PLANNED = Metric("hetnode_run_rounds", "Rounds that the whole run has.")
 DECIDED = Metric("hetnode_rounds_decided_total", "Rounds that are decided at every stage.")
 COMMITTED = Metric("hetnode_stage_rounds_committed_total", "Decisions of one stage that committed payloads.")
 ABORTED = Metric("hetnode_stage_rounds_aborted_total", "Decisions of one stage that aborted its round.")
+ROLLBACKS = Metric("hetnode_rollbacks_total", "Rounds in which the run went back to a former round.")
 TOKENS = Metric("hetnode_tokens_committed_total", "Tokens whose training is committed at stage 0.")
 LAST_COMMIT = Metric(
     "hetnode_last_commit_timestamp_seconds",
@@ -126,7 +127,8 @@ ALARM = Metric("hetnode_training_alarm", "1 while an alarm about the training is
 LOG_BYTES = Metric("hetnode_event_log_bytes", "Size of the event log on disk.")
 
 METRICS = (
-    *(RUN, PHASE, PLANNED, DECIDED, COMMITTED, ABORTED, TOKENS, LAST_COMMIT, ROUND_BEGAN, ROUND_SECONDS),
+    *(RUN, PHASE, PLANNED, DECIDED, COMMITTED, ABORTED, ROLLBACKS, TOKENS, LAST_COMMIT, ROUND_BEGAN),
+    ROUND_SECONDS,
     *(
         STALLED,
         PAUSED,
@@ -198,6 +200,7 @@ def _run(status: RunStatus, state: State) -> Iterator[Figure]:
     yield DECIDED.of(status.rounds_decided)
     yield COMMITTED.of(status.stage_rounds_committed)
     yield ABORTED.of(status.stage_rounds_aborted)
+    yield ROLLBACKS.of(len(state.restored))
     yield STALLED.of(bool(stall_message(state)))
     yield PAUSED.of(status.pause is not None)
     yield AGREE.of(status.anchors_agree)

@@ -332,7 +332,8 @@ class State:
 
     @property
     def aborted(self) -> int:
-        return len(self.decisions) - self.committed
+        """Decisions that aborted their (stage, round); those of a rollback are none."""
+        return len(self.decisions) - self.committed - len(self.restored) * self.stages
 
     def name_of(self, peer: PeerId) -> str:
         """The public name of `peer`, or ""."""

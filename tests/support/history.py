@@ -112,7 +112,9 @@ def check_history(run: Run, restarts: Iterable[int] = ()) -> None:
         committed = [each for each in decisions if each.committed]
         assert credits.stage_rounds == sum(len(decision.entries) for decision in committed)
         assert summary.stage_rounds_committed == len(committed)
-        assert summary.stage_rounds_aborted == len(decisions) - len(committed)
+        rollbacks = [each for each in decisions if each.restore_round is not None]
+        assert summary.stage_rounds_aborted == len(decisions) - len(committed) - len(rollbacks)
+        assert run.state.aborted == summary.stage_rounds_aborted
         assert summary.rounds_decided == run.state.rounds_decided
         assert summary.sequence == len(events)
         ledger = Ledger(run.spec)

@@ -243,3 +243,38 @@ def test_a_pipeline_with_spares_and_roles_that_the_coordinator_chooses_replays()
     play_round(run)
     beat_for(run, 20.0, *map(keyed, range(4)))
     assert replay_incident(recorded(run)).differences == ()
+
+
+def test_a_rollback_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(spec_of(2, 3, 0, 12, recovery__checkpoint_every=1))
+    peers = (A, B, C)
+
+    def act(command: Any) -> None:
+        run.now += 0.25
+        run.accept(command)
+
+    def attest_embedding(number: int) -> None:
+        for peer in peers:
+            act(commands.Attest(peer.peer, 0, number, "embedding", f"{number:064x}"))
+
+    act(commands.Start())
+    for peer in peers:
+        act(peer.join(run.spec))
+    for peer in peers:
+        attest(run, peer)
+    for number in range(1, 4):
+        play(run)
+        attest_embedding(number)
+    for peer in peers:
+        act(commands.Heartbeat(peer.peer, 1, 0, kept=(2,)))
+    act(commands.RollBack(2, "the loss has risen"))
+    for stage in range(2):
+        for peer in peers:
+            act(commands.Attest(peer.peer, stage, 4, "stage", anchor_of(stage, 2)))
+    act(commands.ResumeRun())
+    pass_time(run, 30.0, *peers, step=0.25)
+    assert run.state.restored == {4: 2}
+    assert replay_incident(recorded(run)).differences == ()
+    # A version that refuses it is found.
+    monkeypatch.setattr("coordinator.rounds.rollback.problem_of", lambda *_: "a test")
+    assert replay_incident(recorded(run)).differences

@@ -91,7 +91,7 @@ async def test_every_declared_metric_is_shown_with_its_value(tmp_path: Path, add
         assert found("hetnode_run_rounds") == 3
         assert found("hetnode_rounds_decided_total") == 1
         assert found("hetnode_stage_rounds_committed_total") == 2
-        assert found("hetnode_stage_rounds_aborted_total") == 0
+        assert found("hetnode_stage_rounds_aborted_total") == found("hetnode_rollbacks_total") == 0
         assert found("hetnode_tokens_committed_total") == 2 * spec.samples_per_round() * spec.model.context
         assert began - 1 < found("hetnode_last_commit_timestamp_seconds") <= time.time()
         assert began - 1 < found("hetnode_round_start_timestamp_seconds") <= time.time()

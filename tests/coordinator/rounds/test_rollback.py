@@ -52,6 +52,7 @@ def test_one_transaction_decides_the_open_round_of_all_stages_and_pauses_the_run
     assert [type(event) for event in events] == [RunPaused, RunRolledBack, RoundAborted, RoundAborted]
     assert run.state.current_round == 6
     assert run.state.is_held
+    assert (run.state.committed, run.state.aborted) == (4 * STAGES, 0)
     for stage in range(STAGES):
         decision = run.state.decisions[stage, 5]
         assert (decision.restore_round, decision.committed, decision.entries) == (2, False, ())

@@ -68,7 +68,7 @@ def require_for_dashboard() -> None:
 
 def can_read_all_data() -> bool:
     """Whether the libraries for every source of data and every tokenizer are installed."""
-    return _is_installed("datasets") and _is_installed("tokenizers")
+    return all(map(_is_installed, ("datasets", "tokenizers", "sentencepiece")))
 
 
 def require_for_data(data: DataSpec, source: str | None = None, tokenizer: str | None = None) -> None:
@@ -76,12 +76,14 @@ def require_for_data(data: DataSpec, source: str | None = None, tokenizer: str |
 
     Args:
         source: the location of the same data on this node; None: ``data.source``.
-        tokenizer: the path of the run's tokenizer.json on this node; None: ``data.tokenizer``.
+        tokenizer: the path of the run's tokenizer file on this node; None: ``data.tokenizer``.
     """
     if (source or data.source).startswith("hf:"):
         require("datasets", Extra.HF)
     if (tokenizer or data.tokenizer) != "byte":
         require("tokenizers", Extra.HF)
+    if (tokenizer or data.tokenizer).endswith(".model"):
+        require("sentencepiece", Extra.HF)
 
 
 def _is_installed(library: str) -> bool:

@@ -160,7 +160,12 @@ def read_part(file: Path, shapes: Shapes) -> dict[str, Tensor]:
 
 def write_text(path: Path, text: str) -> None:
     """Write and flush a small text. Raises OSError."""
-    path.write_text(text, encoding="utf-8")
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write and flush a small file. Raises OSError."""
+    path.write_bytes(content)
     flush(path)
 
 

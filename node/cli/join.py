@@ -82,7 +82,7 @@ class JoinOptions:
         str, option("Spec hash that you expect: the node is refused if the run has another.")
     ] = ""
     data: Annotated[str | None, option("Where this machine keeps the run's data, such as text:PATH.")] = None
-    tokenizer: Annotated[Path | None, option("Where this machine keeps the run's tokenizer.json.")] = None
+    tokenizer: Annotated[Path | None, option("Where this machine keeps the run's tokenizer file.")] = None
     initial: Annotated[
         Path | None, option("Of a run that starts from an imported model: what 'hetnode import' has written.")
     ] = None

@@ -58,7 +58,7 @@ def _place_of(run: Path) -> Path:
 
 _PLACES = "Run folder, node folder, checkpoint folder, or the name of a run that a node of this machine is in"
 Run = Annotated[Path, typer.Argument(help=f"{_PLACES}.", callback=_place_of)]
-OwnTokenizer = Annotated[Path | None, option("The run's tokenizer.json, if it is elsewhere on this machine.")]
+OwnTokenizer = Annotated[Path | None, option("The run's tokenizer file, if it is elsewhere on this machine.")]
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
@@ -236,15 +236,15 @@ def _import_for_new_run(
     own = None if is_named else importing.tokenizer_of(published)
     overrides = {f"model.{name}": value for name, value in published.model.items()}
     if own:
-        overrides |= {"data.tokenizer": importing.TOKENIZER, "data.tokenizer_sha256": own.sha256}
+        overrides |= {"data.tokenizer": own.file_name, "data.tokenizer_sha256": own.sha256}
     with _naming_k(options.k):
         spec = options.spec(**overrides)
-    place = str(model / importing.TOKENIZER) if own else find_tokenizer(spec.data, options.config)
+    place = str(model / own.file_name) if own else find_tokenizer(spec.data, options.config)
     spec = pinned(spec, tokenizer=place)
     used = load_tokenizer(spec.data, place)
     if not isinstance(used, FileTokenizer):
         return published, spec, None
-    data = {**spec.data.model_dump(), "tokenizer": importing.TOKENIZER}  # it will lie beside the run file
+    data = {**spec.data.model_dump(), "tokenizer": used.file_name}  # it will lie beside the run file
     return published, RunSpec.model_validate({**spec.model_dump(), "data": data}), used
 
 
@@ -284,7 +284,7 @@ def _model_at(place: Path, device: torch.device) -> Checkpoint:
         return global_model.read(global_model.find(place), device)
     published = importing.inspect(place)
     kept = importing.tokenizer_of(published)
-    tokenizer = str(place / importing.TOKENIZER) if kept else None
+    tokenizer = str(place / kept.file_name) if kept else None
     options = SpecOptions(tokenizer=tokenizer, replicas=1, pipelines=0, stages=1, k=0)
     spec = options.spec(**{f"model.{name}": value for name, value in published.model.items()})
     return importing.read_model(published, spec, device)

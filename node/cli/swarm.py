@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from itertools import count
 from pathlib import Path
 from typing import Annotated
@@ -69,7 +68,7 @@ def swarm_up(
 def _prepare_new_run(spec: RunSpec, folder: Path | None, config: Path | None, initial: Path | None) -> Path:
     """Check the data and the given parameters before any process starts. Returns the run folder."""
     from node.data.stream import open_stream  # noqa: PLC0415
-    from node.data.tokenizer import TOKENIZER_FILE, find_tokenizer  # noqa: PLC0415
+    from node.data.tokenizer import FileTokenizer, find_tokenizer, load_tokenizer  # noqa: PLC0415
 
     own_template(COMMAND_MODULES)  # imports torch and hivemind while the data is checked
     own_tokenizer = find_tokenizer(spec.data, config, initial)
@@ -79,7 +78,9 @@ def _prepare_new_run(spec: RunSpec, folder: Path | None, config: Path | None, in
     folder = _new_run_folder(spec, folder)
     _link_initial(spec, folder, start)
     if own_tokenizer is not None:  # nodes look for it in the run folder, and so do later commands
-        shutil.copyfile(own_tokenizer, folder / TOKENIZER_FILE)
+        kept = load_tokenizer(spec.data, own_tokenizer)
+        assert isinstance(kept, FileTokenizer)
+        (folder / kept.file_name).write_bytes(kept.content)
     return folder
 
 

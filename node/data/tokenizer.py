@@ -1,4 +1,4 @@
-"""Text to token ids and back: raw bytes, or any ``tokenizer.json``."""
+"""Text to token ids and back: raw bytes, any ``tokenizer.json``, or a SentencePiece ``tokenizer.model``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from node.data.sentencepiece_model import definition_of
 from node.extras import Extra, needed
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 Tokens = np.ndarray[tuple[int], np.dtype[np.int32]]
 
-TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_FILE, SENTENCEPIECE_FILE = "tokenizer.json", "tokenizer.model"
 _END_OF_DOCUMENT = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "[EOS]")
 
 
@@ -83,23 +84,25 @@ class ByteTokenizer:
 
 
 class FileTokenizer:
-    """A ``tokenizer.json`` of the tokenizers library.
+    """A ``tokenizer.json`` of the tokenizers library, or a SentencePiece model, which becomes one.
 
     Its end-of-text token separates documents if it has one with a usual name, else its encoding of a newline.
     Truncation and padding are switched off.
 
-    Raises ValueError if the library does not accept `definition`; HetnodeError MISSING_EXTRA without it.
+    Raises ValueError if `content` is no such file; HetnodeError MISSING_EXTRA without the library.
 
     Attributes:
-        definition: the bytes of the file.
+        content: the bytes of the file.
+        definition: the ``tokenizer.json``.
         end: the end-of-text token, or None.
     """
 
-    def __init__(self, definition: bytes) -> None:
+    def __init__(self, content: bytes) -> None:
+        definition = content.decode() if _is_json(content) else definition_of(content)
         with needed(Extra.HF):
             from tokenizers import Tokenizer  # noqa: PLC0415
         try:
-            self._inner = Tokenizer.from_str(definition.decode())
+            self._inner = Tokenizer.from_str(definition)
         except Exception as error:  # the library raises bare Exception
             raise ValueError(str(error)) from None
         self._inner.no_truncation()
@@ -108,8 +111,8 @@ class FileTokenizer:
         if not ids:
             raise ValueError("its vocabulary is empty")
         self.vocabulary: int = max(ids.values()) + 1
-        self.definition = definition
-        self.sha256 = hashlib.sha256(definition).hexdigest()
+        self.content, self.definition = content, definition
+        self.sha256 = hashlib.sha256(content).hexdigest()
         self.end = next((name for name in _END_OF_DOCUMENT if name in ids), None)
         self.separator: Tokens
         self.separator_bytes: Tokens
@@ -118,6 +121,11 @@ class FileTokenizer:
         else:
             self.separator = np.array([ids[self.end]], dtype=np.int32)
             self.separator_bytes = np.zeros(1, dtype=np.int32)
+
+    @property
+    def file_name(self) -> str:
+        """The usual name of such a file, under which :func:`find_tokenizer` finds it."""
+        return TOKENIZER_FILE if _is_json(self.content) else SENTENCEPIECE_FILE
 
     def encode(self, text: str) -> Tokens:
         return np.array(self._encoding(text).ids, dtype=np.int32)
@@ -143,12 +151,16 @@ class FileTokenizer:
         return self._inner.encode(well_formed, add_special_tokens=False)
 
 
+def _is_json(content: bytes) -> bool:
+    return content.lstrip().startswith(b"{")
+
+
 def load_tokenizer(data: DataSpec, path: str | None = None) -> Tokenizer:
     """The tokenizer of a run.
 
     Args:
         data: the run's data section.
-        path: the ``tokenizer.json`` on this node, if its path differs from the spec.
+        path: the tokenizer file on this node, if its path differs from the spec.
 
     Raises:
         HetnodeError: TOKENIZER_UNREADABLE; MISSING_EXTRA.
@@ -162,21 +174,23 @@ def load_tokenizer(data: DataSpec, path: str | None = None) -> Tokenizer:
         raise HetnodeError(
             ErrorCode.TOKENIZER_UNREADABLE,
             f"The tokenizer {where} cannot be read: {error}.",
-            "Give 'byte' or the path of a tokenizer.json that the tokenizers library can load.",
+            "Give 'byte' or the path of a tokenizer.json that the tokenizers library can load, or of a "
+            "SentencePiece model (BPE).",
         ) from None
 
 
 def find_tokenizer(data: DataSpec, *search_paths: Path | None) -> str | None:
     """Find the run's tokenizer file on this machine by its hash; None if there is none.
 
-    Candidates are the path in the spec, and a ``tokenizer.json`` in each of `search_paths` and the folders
-    above it. None also if the spec has no hash of a tokenizer.
+    Candidates are the path in the spec, and files of the usual names in each of `search_paths` and the
+    folders above it. None also if the spec has no hash of a tokenizer.
     """
     if not data.tokenizer_sha256:
         return None
     starts = [path.absolute() for path in search_paths if path is not None]
     folders = [folder for start in starts for folder in (start, *start.parents)]
-    for path in (Path(os.path.expanduser(data.tokenizer)), *(folder / TOKENIZER_FILE for folder in folders)):
+    usual = (folder / name for folder in folders for name in (TOKENIZER_FILE, SENTENCEPIECE_FILE))
+    for path in (Path(os.path.expanduser(data.tokenizer)), *usual):
         if _has_hash(path, data.tokenizer_sha256):
             return str(path)
     return None
@@ -212,6 +226,6 @@ def check_tokenizer(spec: RunSpec, path: str | None = None) -> Tokenizer:
             ErrorCode.TOKENIZER_MISMATCH,
             f"The tokenizer '{name}' has sha-256 {tokenizer.sha256 or '(none)'}, "
             f"the run's has {spec.data.tokenizer_sha256}.",
-            "Use the tokenizer.json file with which the run was started.",
+            "Use the tokenizer file with which the run was started.",
         )
     return tokenizer

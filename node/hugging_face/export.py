@@ -22,7 +22,7 @@ from typing import Any
 
 from torch import Tensor
 
-from node.checkpoint.files import Shapes, publish, write_text
+from node.checkpoint.files import Shapes, publish, write_bytes
 from node.checkpoint.global_model import Verified, require_complete
 from node.data.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer, check_tokenizer
 from node.folder import disk_errors_reported
@@ -37,7 +37,7 @@ from protocol.spec.sections import DataSpec
 
 RUN_RECORD = "hetnode_run.json"
 _WRITTEN = re.compile(
-    r"config\.json|generation_config\.json|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json"
+    r"config\.json|generation_config\.json|tokenizer\.(json|model)|tokenizer_config\.json|special_tokens_map\.json"
     rf"|README\.md|{re.escape(RUN_RECORD)}|{re.escape(SINGLE)}|{re.escape(INDEX)}"
     r"|model-\d{5}-of-\d{5}\.safetensors"
 )
@@ -82,13 +82,14 @@ def export(
         "generation_config.json": _json(_generation(spec, tokenizer, end)),
         RUN_RECORD: _json(_record(stored, facts, public)),
         "README.md": card(facts),
-        **tokenizer_files(tokenizer, spec.model.context),
     }
+    files = {name: text.encode() for name, text in texts.items()}
+    files |= tokenizer_files(tokenizer, spec.model.context)
 
     def fill(partial: Path) -> None:
         write_weights(partial, _published_shapes(spec), _published(stored), dtype, shard_bytes)
-        for name, text in texts.items():
-            write_text(partial / name, text)
+        for name, content in files.items():
+            write_bytes(partial / name, content)
 
     with disk_errors_reported(folder):
         publish(folder.resolve(), fill)

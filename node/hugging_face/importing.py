@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from node.checkpoint import global_model
-from node.checkpoint.files import publish, write_text
+from node.checkpoint.files import publish, write_bytes, write_text
 from node.checkpoint.global_model import Checkpoint
-from node.data.tokenizer import TOKENIZER_FILE, FileTokenizer
+from node.data.tokenizer import SENTENCEPIECE_FILE, TOKENIZER_FILE, FileTokenizer
 from node.folder import disk_errors_reported
 from node.hugging_face.architecture import model_of, published_name, unsupported
 from node.hugging_face.tokenizer import byte_definition
@@ -34,7 +34,7 @@ from protocol.spec.run import RunSpec
 MOST_CONTEXT = 2048
 """Default limit of the context: many models declare far more than they were trained on."""
 
-RUN_FILE, TOKENIZER = "run.toml", TOKENIZER_FILE
+RUN_FILE = "run.toml"
 _EMBEDDING, _HEAD = published_name("emb"), published_name("head")
 TOKENIZER_LIMIT = 256 << 20
 
@@ -72,13 +72,15 @@ def tokenizer_of(published: Published) -> FileTokenizer | None:
 
     Raises HetnodeError TOKENIZER_UNREADABLE.
     """
-    path = published.folder / TOKENIZER
+    path = published.folder / TOKENIZER_FILE
+    if not path.exists() and (model := published.folder / SENTENCEPIECE_FILE).exists():
+        path = model
     try:
         with path.open("rb") as file:
-            definition = file.read(TOKENIZER_LIMIT + 1)
-        if len(definition) > TOKENIZER_LIMIT:
+            content = file.read(TOKENIZER_LIMIT + 1)
+        if len(content) > TOKENIZER_LIMIT:
             raise ValueError(f"it is larger than {TOKENIZER_LIMIT} bytes")
-        return None if definition == byte_definition().encode() else FileTokenizer(definition)
+        return None if content == byte_definition().encode() else FileTokenizer(content)
     except (OSError, ValueError) as error:
         raise HetnodeError(
             ErrorCode.TOKENIZER_UNREADABLE,
@@ -121,7 +123,7 @@ def import_model(
         anchors = ((stage, read(stage)) for stage in stages)
         global_model.write(partial / "checkpoint", started, 0, anchors)
         if tokenizer is not None:
-            write_text(partial / TOKENIZER, tokenizer.definition.decode())
+            write_bytes(partial / tokenizer.file_name, tokenizer.content)
         write_text(partial / RUN_FILE, started.toml)
 
     with disk_errors_reported(out):

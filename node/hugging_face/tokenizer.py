@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from node.data.tokenizer import ByteTokenizer, FileTokenizer
+from node.data.tokenizer import SENTENCEPIECE_FILE, TOKENIZER_FILE, ByteTokenizer, FileTokenizer
 from node.extras import Extra, needed
 
-TokenizerFiles = dict[str, str]
+TokenizerFiles = dict[str, bytes]
 
 
 def byte_definition() -> str:
@@ -43,9 +43,10 @@ def byte_definition() -> str:
 
 
 def tokenizer_files(tokenizer: ByteTokenizer | FileTokenizer, context: int) -> TokenizerFiles:
-    """The texts of a model's tokenizer files by file name.
+    """The contents of a model's tokenizer files by file name.
 
-    ``tokenizer.json`` is the run's own without adding special tokens, because training has none.
+    ``tokenizer.json`` is the run's own without adding special tokens, because training has none. A
+    SentencePiece model lies beside it.
     """
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -53,16 +54,20 @@ def tokenizer_files(tokenizer: ByteTokenizer | FileTokenizer, context: int) -> T
         "clean_up_tokenization_spaces": False,
     }
     special: dict[str, str] = {}
+    model: TokenizerFiles = {}
     if isinstance(tokenizer, ByteTokenizer):
         definition = byte_definition()
     else:
-        definition = _without_additions(tokenizer.definition.decode())
+        definition = _without_additions(tokenizer.definition)
         if tokenizer.end is not None:
             special = {"bos_token": tokenizer.end, "eos_token": tokenizer.end}
+        if tokenizer.file_name == SENTENCEPIECE_FILE:
+            model = {SENTENCEPIECE_FILE: tokenizer.content}
     return {
-        "tokenizer.json": definition,
-        "tokenizer_config.json": _text(config | special),
-        "special_tokens_map.json": _text(special),
+        TOKENIZER_FILE: definition.encode(),
+        "tokenizer_config.json": _json(config | special),
+        "special_tokens_map.json": _json(special),
+        **model,
     }
 
 
@@ -88,5 +93,5 @@ def _marks() -> dict[int, str]:
     }
 
 
-def _text(tree: dict[str, Any]) -> str:
-    return json.dumps(tree, ensure_ascii=False, indent=2) + "\n"
+def _json(tree: dict[str, Any]) -> bytes:
+    return (json.dumps(tree, ensure_ascii=False, indent=2) + "\n").encode()

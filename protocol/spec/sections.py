@@ -134,7 +134,7 @@ class DataSpec(Section):
 
     source: str = "builtin"
     text_field: str = Field("text", min_length=1, description="key of the text in jsonl and hf records")
-    tokenizer: str = Field("byte", description="'byte' or the path of a tokenizer.json")
+    tokenizer: str = Field("byte", description="'byte' or the path of a tokenizer.json or tokenizer.model")
     tokenizer_sha256: str = Field("", description="set by the coordinator when it reads the tokenizer file")
     validation_batches: int = Field(4, ge=1, le=10_000, description="micro-batches of one validation pass")
 

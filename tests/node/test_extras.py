@@ -29,7 +29,7 @@ from tests.builders import spec_of
 from tests.support.coordinator_process import Running, running
 from tests.support.paths import ROOT
 
-LIBRARIES = ("datasets", "matplotlib", "tokenizers")
+LIBRARIES = ("datasets", "matplotlib", "sentencepiece", "tokenizers")
 # Python raises ModuleNotFoundError for a module that is None in this table.
 HIDE = "".join(f"sys.modules[{name!r}] = None\n" for name in LIBRARIES)
 
@@ -50,13 +50,16 @@ def _plot(folder: Path) -> None:
 USES: list[tuple[Callable[[Path], object], str, str]] = [
     (lambda folder: open_stream(spec_of(**HUB)), "datasets", "hf"),
     (lambda folder: FileTokenizer(byte_definition().encode()), "tokenizers", "hf"),
+    (lambda folder: FileTokenizer(b"\n\x0e"), "sentencepiece", "hf"),
     (lambda folder: train_bpe(folder / "bpe.json", 300, "builtin", "text"), "tokenizers", "hf"),
     (_plot, "matplotlib", "plots"),
 ]
 
 
 @pytest.mark.usefixtures("_bare")
-@pytest.mark.parametrize(("use", "library", "extra"), USES, ids=["data", "tokenizer", "training", "plot"])
+@pytest.mark.parametrize(
+    ("use", "library", "extra"), USES, ids=["data", "tokenizer", "model", "training", "plot"]
+)
 def test_each_use_of_a_missing_library_names_the_extra(
     use: Callable[[Path], object], library: str, extra: str, tmp_path: Path
 ) -> None:
@@ -84,7 +87,7 @@ def test_bytes_and_local_text_need_no_library(tmp_path: Path) -> None:
     assert stream.read(range(2)).shape[0] == 2
     assert find_tokenizer(DataSpec()) is None
     tokenizer = load_tokenizer(DataSpec())
-    assert tokenizer_files(tokenizer, 128)["tokenizer.json"] == byte_definition()  # type: ignore[arg-type]
+    assert tokenizer_files(tokenizer, 128)["tokenizer.json"].decode() == byte_definition()  # type: ignore[arg-type]
 
 
 def test_every_module_of_the_package_imports_without_the_libraries_of_extras() -> None:

@@ -265,15 +265,32 @@ class Rejection:
 
 
 @dataclass(frozen=True)
+class MemberLine:
+    """What a member of a group can send and receive for one stage.
+
+    Attributes:
+        uplink, downlink: bytes per second, rounded; 0 means not measured.
+        is_open: whether others reach it at its own address.
+    """
+
+    uplink: int
+    downlink: int
+    is_open: bool
+
+
+@dataclass(frozen=True)
 class ExchangeGroup:
     """The payloads matched for one (stage, round), in canonical order (by owner).
 
-    `seconds` is the time that its members have to gather the payloads; 0 means the spec's ``timing.fetch``.
+    Attributes:
+        seconds: the time that its members have to gather the payloads; 0 means the spec's ``timing.fetch``.
+        lines: of the owner of each descriptor; empty where the coordinator tells none.
     """
 
     group_id: str
     descriptors: tuple[PayloadDescriptor, ...]
     seconds: float = 0.0
+    lines: tuple[MemberLine, ...] = ()
 
 
 @dataclass(frozen=True)

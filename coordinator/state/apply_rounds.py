@@ -8,6 +8,7 @@ from math import inf
 from coordinator.state import events
 from coordinator.state.apply_peers import follow, mark_absent
 from coordinator.state.apply_plans import with_lifecycles
+from coordinator.state.lines import lines_of
 from coordinator.state.state import KEPT_DURATIONS, KEPT_PHASES, KEPT_ROUNDS, Contest, Round, Silence, State
 from protocol.types import Decision, ExchangeGroup, Finding, Part, PeerId
 
@@ -77,7 +78,7 @@ def close_group(state: State, event: events.GroupClosed) -> State:
     # Canonical order: every replica sums the payloads in this order, so that anchors are bit-equal.
     descriptors = (round_state.offers[owner] for owner in sorted(round_state.offers))
     agreeing = tuple(d for d in descriptors if d.anchor_digest == event.anchor_digest)
-    group = ExchangeGroup(event.group_id, agreeing, event.seconds)
+    group = ExchangeGroup(event.group_id, agreeing, event.seconds, lines_of(state, agreeing))
     members = frozenset(descriptor.owner for descriptor in agreeing)
     return _with_round(state, event, replace(round_state, group=group, members=members, closed_at=event.at))
 

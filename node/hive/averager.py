@@ -143,9 +143,10 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
 
     async def _open(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._one_exchange = asyncio.Lock()  # protects the two fields below
+        self._one_exchange = asyncio.Lock()  # protects the three fields below
         self._own: PayloadDescriptor
         self._ends: float  # end of the exchange on the event loop's clock
+        self._group: ExchangeGroup | None  # of the coordinator
         storage = self._storage
         store = PayloadStore(storage.payloads, storage.keep_rounds)
         self._peer = PayloadPeer(
@@ -176,7 +177,7 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
         # The caller of an earlier exchange that still waits for payloads has given up.
         self._payloads.break_off()
         async with self._one_exchange:
-            self._own, self._ends = own, ends
+            self._own, self._ends, self._group = own, ends, request.group
             with self._payloads.exchange(own.round_number):
                 # Stored before the group is known: members may ask for it as soon as they have matched.
                 await self._payloads.hold(own, request.payload)
@@ -227,7 +228,7 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
                 announced.setdefault(peer, descriptor)  # this peer's own entry stays
         others = [descriptor for owner, descriptor in announced.items() if owner != own.owner]
         remaining = max(0.0, self._ends - self._loop.time())
-        faults = await self._payloads.gather(own, others, remaining, push=self.client_mode)
+        faults = await self._payloads.gather(own, others, remaining, self.client_mode, self._group)
         rejected += [Rejection(announced[owner], reason) for owner, reason in faults.items()]
         held = filter(self._payloads.holds, announced.values())
         return ExchangeResult(tuple(sorted(held, key=lambda each: each.owner)), tuple(rejected))

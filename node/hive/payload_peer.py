@@ -16,9 +16,15 @@ from node.hive.access import AllowedCalls
 from node.hive.records import stage_prefix
 from node.hive.stream_calls import Guard, GuardedStreams
 from node.transport.allow_list import AllowList
+from node.transport.arrivals import Arrival
 from node.transport.checkpoint_transfer import CheckpointServer, fetch_checkpoint
 from node.transport.line import UNLIMITED, Line
-from node.transport.payload_exchange import OpenTransfers, PayloadCalls, PayloadExchange, own_order
+from node.transport.payload_exchange import (
+    OpenTransfers,
+    PayloadCalls,
+    PayloadExchange,
+    own_order,
+)
 from node.transport.payload_store import PayloadStore
 from node.transport.transfer import (
     CHUNK_BYTES,
@@ -28,6 +34,7 @@ from node.transport.transfer import (
     linger,
     outgoing,
     paced,
+    read_in_thread,
     receive,
     receive_exactly,
 )
@@ -90,7 +97,11 @@ class PayloadPeer(ServicerBase, PayloadCalls):  # type: ignore[misc]  # hivemind
     # Calls to other peers
 
     async def fetch(
-        self, holder: str, descriptor: PayloadDescriptor, when_asked: Callable[[], None]
+        self,
+        holder: str,
+        descriptor: PayloadDescriptor,
+        when_asked: Callable[[], None],
+        arrival: Arrival | None = None,
     ) -> bytes:
         try:
             stub = self._stub(holder, descriptor.stage)
@@ -99,13 +110,13 @@ class PayloadPeer(ServicerBase, PayloadCalls):  # type: ignore[misc]  # hivemind
         finally:
             when_asked()  # also after a failure: other peers wait for this
         async with aclosing(stream):  # closing tells the sender that all has arrived
-            return await receive(stream, descriptor, self._line)
+            return await receive(stream, descriptor, self._line, arrival)
 
     async def push(self, listener: str, own: PayloadDescriptor, payload: bytes) -> None:
         async def parts() -> AsyncIterator[PayloadChunk]:
             yield PayloadChunk(announced=descriptor_to_pb(own))
             pieces = (payload[start : start + CHUNK_BYTES] for start in range(0, len(payload), CHUNK_BYTES))
-            async for chunk in outgoing(pieces, own.round_number, own.stage, self._line):
+            async for chunk in outgoing(read_in_thread(pieces), own.round_number, own.stage, self._line):
                 yield chunk
 
         reply = await self._stub(listener, own.stage).rpc_push(parts())
@@ -143,8 +154,8 @@ class PayloadPeer(ServicerBase, PayloadCalls):  # type: ignore[misc]  # hivemind
                 yield PayloadChunk(refusal="that payload is being sent to you already")
                 return
             await self.payloads.wait_for_turn(peer, request.owner, request.round, request.sha256)
-            pieces = await asyncio.to_thread(
-                self.payloads.store.pieces, request.round, request.sha256, CHUNK_BYTES
+            pieces = await self.payloads.pieces(
+                peer, request.owner, request.round, request.sha256, CHUNK_BYTES
             )
             if pieces is None:
                 yield PayloadChunk(refusal=NOT_HELD)
@@ -172,12 +183,13 @@ class PayloadPeer(ServicerBase, PayloadCalls):  # type: ignore[misc]  # hivemind
         with self._transfers.admit(sender, f"push {descriptor.sha256}", 1) as allowed:
             if not allowed:
                 return PushReply(refusal="you are sending that payload already")
-            try:
-                payload = await receive(stream, descriptor, self._line)
-            except (TransferError, TimeoutError) as error:
-                self.payloads.note_fault(descriptor, sender, error)
-                return PushReply(refusal=str(error) or "too slow")
-        await self.payloads.hold(descriptor, payload)
+            with self.payloads.arriving(descriptor) as arrival:
+                try:
+                    payload = await receive(stream, descriptor, self._line, arrival)
+                except (TransferError, TimeoutError) as error:
+                    self.payloads.note_fault(descriptor, sender, error)
+                    return PushReply(refusal=str(error) or "too slow")
+                await self.payloads.hold(descriptor, payload)
         return PushReply()
 
     async def rpc_state(self, request: StateRequest, context: P2PContext) -> AsyncIterator[PayloadChunk]:

@@ -10,19 +10,22 @@ import asyncio
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Protocol
 
+from node.transport.arrivals import Arrival
 from node.transport.download import list_reasons
+from node.transport.helpers import Helpers, helpers_of
 from node.transport.payload_store import PayloadStore
-from node.transport.transfer import WrongBytes
+from node.transport.transfer import NotHeld, TransferError, WrongBytes, read_in_thread
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.types import ManifestEntry, PayloadDescriptor, PeerId
+from protocol.types import ExchangeGroup, ManifestEntry, PayloadDescriptor, PeerId
 
 log = logging.getLogger(__name__)
 
+HELP_SECONDS = 3.0  # longest wait of a request for a payload that this peer has to pass on
 TURN_SECONDS = 1.0  # longest wait of a request for this peer's own payload; see PayloadExchange.exchange
 _WAITING_PER_PEER = 2  # requests of one peer that may wait; bounds what it can keep open here
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0  # seconds between two attempts with all holders
@@ -33,11 +36,16 @@ class PayloadCalls(Protocol):
     """Calls to other peers. A failed call may raise any exception."""
 
     async def fetch(
-        self, holder: str, descriptor: PayloadDescriptor, when_asked: Callable[[], None]
+        self,
+        holder: str,
+        descriptor: PayloadDescriptor,
+        when_asked: Callable[[], None],
+        arrival: Arrival | None = None,
     ) -> bytes:
         """The payload, with the right length and hash. Raises WrongBytes if `holder` sent other bytes.
 
-        Calls `when_asked` as soon as the request has been sent or has failed.
+        Calls `when_asked` as soon as the request has been sent or has failed. `arrival` gets the bytes as
+        they come.
         """
 
     async def push(self, listener: str, own: PayloadDescriptor, payload: bytes) -> None:
@@ -76,8 +84,10 @@ class PayloadExchange:
         self._gathering: tuple[asyncio.Task[object], ...] = ()
         self._round = 0  # of the newest exchange
         self._to_ask: set[str] | None = set()  # owners not asked yet; None while the group is not known
-        self._progress = asyncio.Event()  # set and then replaced when one of the two fields above changes
+        self._progress = asyncio.Event()  # set and then replaced with each change of these fields
         self._waiting = OpenTransfers()
+        self._arrivals: dict[str, Arrival] = {}  # by hash, what arrives now
+        self._helpers = Helpers(PeerId(me), "", {}, 0.0)  # of the newest exchange
         self.store = store
 
     @contextmanager
@@ -95,7 +105,12 @@ class PayloadExchange:
             self._advance(round_number, set())
 
     async def gather(
-        self, own: PayloadDescriptor, others: Sequence[PayloadDescriptor], seconds: float, push: bool
+        self,
+        own: PayloadDescriptor,
+        others: Sequence[PayloadDescriptor],
+        seconds: float,
+        push: bool,
+        group: ExchangeGroup | None = None,
     ) -> dict[PeerId, str]:
         """Fetch the payloads of `others` into the store; return when all are there or after `seconds`.
 
@@ -106,8 +121,10 @@ class PayloadExchange:
             own: this peer's payload, which is in the store.
             others: payloads of one (stage, round): one per owner, authentic, within the capacity.
             push: other peers cannot dial this one, so it sends its payload to them.
+            group: of the coordinator; its lines tell who helps.
         """
         self._faults = {}
+        helpers = self._helpers = helpers_of(PeerId(self._me), group, (own, *others), seconds)
         self._awaited = {descriptor.owner: descriptor for descriptor in others}
         owners = [descriptor.owner for descriptor in others]
         reasons: dict[str, dict[str, str]] = {owner: {} for owner in owners}
@@ -116,9 +133,11 @@ class PayloadExchange:
         for each in others:
             # First the owner; every other member of the group may have the payload soon.
             holders = [each.owner, *own_order(set(owners) - {each.owner}, self._me)]
-            work.append(self._obtain(each, holders, reasons[each.owner]))
+            work.append(self._gather_one(each, holders, reasons[each.owner]))
         if push and owners:
-            work.append(self._push(own, own_order(owners, self._me)))
+            first = [owner for owner in helpers.to_supply() if owner in owners]
+            listeners = dict.fromkeys((*first, *own_order(owners, self._me)))
+            work.append(self._push(own, tuple(listeners), 1 if first else _PUSHES))
         tasks = self._gathering = tuple(asyncio.create_task(each) for each in work)
         try:
             if tasks:
@@ -167,6 +186,7 @@ class PayloadExchange:
     async def hold(self, descriptor: PayloadDescriptor, payload: bytes) -> None:
         """Put the payload into the store: on the disk, or in memory if the disk refuses it."""
         await asyncio.to_thread(self.store.put, descriptor.round_number, descriptor.sha256, payload)
+        self._note_progress()
 
     def awaits(self, sender: str, descriptor: PayloadDescriptor) -> bool:
         """Whether this peer waits for this payload from its owner, so that the owner may push it."""
@@ -187,6 +207,93 @@ class PayloadExchange:
         if sender == descriptor.owner and isinstance(error, WrongBytes):
             self._faults[sender] = str(error)
 
+    async def pieces(
+        self, peer: str, owner: str, round_number: int, sha256: str, size: int
+    ) -> AsyncIterator[bytes] | None:
+        """The bytes of a payload for `peer`, as they arrive or from the store; None if this peer lacks it.
+
+        Waits HELP_SECONDS at most for a payload that this peer has to pass on to `peer`.
+        """
+        awaited = self._awaited.get(owner)
+        is_awaited = awaited is not None and awaited.sha256 == sha256
+        if is_awaited and self._helpers.serves(PeerId(peer), PeerId(owner)):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(HELP_SECONDS):
+                    while sha256 not in self._arrivals and not self.store.has(round_number, sha256):
+                        await self._progress.wait()
+        if sha256 in self._arrivals:
+            return self._arrivals[sha256].pieces(size)
+        found = await asyncio.to_thread(self.store.pieces, round_number, sha256, size)
+        return None if found is None else read_in_thread(found)
+
+    @contextmanager
+    def arriving(self, descriptor: PayloadDescriptor) -> Iterator[Arrival]:
+        """Pass on what arrives of a payload inside this block, at whose end it is held or has failed."""
+        arrivals, sha256 = self._arrivals, descriptor.sha256
+
+        def begin(arrival: Arrival) -> None:
+            arrivals.setdefault(sha256, arrival)
+            self._note_progress()
+
+        arrival = Arrival(descriptor.nbytes, begin)
+        try:
+            yield arrival
+        finally:
+            arrival.end()
+            if arrivals.get(sha256) is arrival:
+                del arrivals[sha256]
+
+    async def _gather_one(
+        self, descriptor: PayloadDescriptor, holders: Sequence[PeerId], reasons: dict[str, str]
+    ) -> None:
+        """Get the payload from its helpers; from its owner or any other member if no helper sends it."""
+        for helper in self._helpers.to_ask(descriptor.owner):
+            if await self._is_helped(helper, descriptor, reasons):
+                return
+        await self._obtain(descriptor, holders, reasons)
+
+    async def _is_helped(
+        self, helper: PeerId, descriptor: PayloadDescriptor, reasons: dict[str, str]
+    ) -> bool:
+        """Ask a helper until it has sent the payload, or has failed, or its time is up."""
+        helpers, place = self._helpers, self._helpers.place_at(helper)
+        pause = _FIRST_PAUSE
+        while helpers.is_usable(helper) and not self.holds(descriptor):
+            if place.locked():
+                self._note_asked(descriptor.owner)  # requests that come later delay nobody
+            async with place:
+                try:
+                    await self._fetch_in_time(helper, descriptor)
+                except NotHeld as error:
+                    reasons[helper] = _brief(error)
+                except Exception as error:  # a transport's library raises anything here
+                    log.info("no help from %s with the payload of %s: %r", helper, descriptor.owner, error)
+                    reasons[helper] = _brief(error)
+                    if isinstance(error, WrongBytes) or not isinstance(error, TransferError):
+                        helpers.fail(helper)  # else what it passes on has ended, and it may send others
+                    break
+            if not self.holds(descriptor):
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+        self._note_asked(descriptor.owner)
+        return self.holds(descriptor)
+
+    async def _fetch_in_time(self, helper: PeerId, descriptor: PayloadDescriptor) -> None:
+        """Fetch a payload from a helper into the store. Raises TransferError if that takes too long."""
+        helpers = self._helpers
+        with self.arriving(descriptor) as arrival:
+            when_asked = partial(self._note_asked, descriptor.owner)
+            fetching = asyncio.create_task(self._calls.fetch(helper, descriptor, when_asked, arrival))
+            try:
+                await asyncio.wait({fetching}, timeout=max(0.0, helpers.seconds_left))
+                if not fetching.done() and helpers.is_too_slow(arrival.seconds_left()):
+                    raise TransferError(f"too slow: {len(arrival.data)} of {descriptor.nbytes} bytes")
+                payload = await fetching
+            finally:
+                fetching.cancel()
+                await asyncio.gather(fetching, return_exceptions=True)
+            await self.hold(descriptor, payload)
+
     async def _obtain(
         self, descriptor: PayloadDescriptor, holders: Sequence[str], reasons: dict[str, str]
     ) -> bytes:
@@ -206,15 +313,16 @@ class PayloadExchange:
                 if holder == self._me:
                     continue
                 try:
-                    payload = await self._calls.fetch(holder, descriptor, when_asked)
+                    if not own_stage:
+                        return await self._calls.fetch(holder, descriptor, when_asked)
+                    with self.arriving(descriptor) as arrival:
+                        payload = await self._calls.fetch(holder, descriptor, when_asked, arrival)
+                        await self.hold(descriptor, payload)
+                        return payload
                 except Exception as error:  # a transport's library raises anything here
                     log.debug("no payload from %s: %r", holder, error)
                     reasons[holder] = _brief(error)
                     self.note_fault(descriptor, holder, error)
-                    continue
-                if own_stage:
-                    await self.hold(descriptor, payload)
-                return payload
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -223,8 +331,8 @@ class PayloadExchange:
             return None
         return await asyncio.to_thread(self.store.get, descriptor.round_number, descriptor.sha256)
 
-    async def _push(self, own: PayloadDescriptor, listeners: Sequence[str]) -> None:
-        """Send the own payload to a few members of the group, from which the others fetch it."""
+    async def _push(self, own: PayloadDescriptor, listeners: Sequence[str], most: int) -> None:
+        """Send the own payload to `most` members of the group, from which the others fetch it."""
         payload = await self._held(own)
         if payload is None:
             return  # the disk has lost it since the exchange began
@@ -238,7 +346,7 @@ class PayloadExchange:
                     log.debug("%s did not take the payload: %r", listener, error)
                     continue
                 holders += 1
-                if holders == _PUSHES:
+                if holders == most:
                     return
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
@@ -256,6 +364,9 @@ class PayloadExchange:
 
     def _advance(self, round_number: int, to_ask: set[str] | None) -> None:
         self._round, self._to_ask = round_number, to_ask
+        self._note_progress()
+
+    def _note_progress(self) -> None:
         self._progress.set()
         self._progress = asyncio.Event()
 

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import AsyncIterator, Iterator
 
 from node import hooks
+from node.transport.arrivals import Arrival
 from node.transport.line import UNLIMITED, Line
 from protocol.pb.payload_pb2 import PayloadChunk
 from protocol.types import PayloadDescriptor
@@ -32,19 +33,17 @@ NOT_HELD = "this peer does not hold that payload"
 """The refusal of a peer that does not hold a payload."""
 
 
+async def read_in_thread(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """`pieces`, each read by a thread. Raises what reading raises, such as OSError."""
+    while piece := await asyncio.to_thread(next, pieces, b""):
+        yield piece
+
+
 async def outgoing(
-    pieces: Iterator[bytes], round_number: int, stage: int, line: Line = UNLIMITED
+    pieces: AsyncIterator[bytes], round_number: int, stage: int, line: Line = UNLIMITED
 ) -> AsyncIterator[PayloadChunk]:
-    """The chunks of a payload, as fast as `line` allows. A thread reads its pieces.
-
-    Raises OSError if reading fails.
-    """
-
-    async def read() -> AsyncIterator[bytes]:
-        while piece := await asyncio.to_thread(next, pieces, b""):
-            yield piece
-
-    async for piece in hooks.current().outgoing(round_number, stage, read()):
+    """The chunks of a payload, as fast as `line` allows. Raises what `pieces` raises."""
+    async for piece in hooks.current().outgoing(round_number, stage, pieces):
         async for chunk in paced(piece, line):
             yield chunk
 
@@ -66,19 +65,26 @@ async def linger() -> None:
 
 
 async def receive(
-    stream: AsyncIterator[PayloadChunk], descriptor: PayloadDescriptor, line: Line = UNLIMITED
+    stream: AsyncIterator[PayloadChunk],
+    descriptor: PayloadDescriptor,
+    line: Line = UNLIMITED,
+    arrival: Arrival | None = None,
 ) -> bytes:
     """The payload, with the announced length and hash. Never holds more bytes than announced.
+
+    `arrival` gets the bytes as they come.
 
     Raises WrongBytes for another hash, too many bytes or an empty chunk; NotHeld if the sender lacks the
     payload; TransferError if it refuses for another reason, or if the stream ended early; TimeoutError after
     CHUNK_SECONDS without a chunk.
     """
-    data = await receive_exactly(stream, descriptor.nbytes, line=line)
+    data = await receive_exactly(stream, descriptor.nbytes, line=line, arrival=arrival)
     # In a thread: hashing a large payload would block the event loop.
     digest = await asyncio.to_thread(lambda: hashlib.sha256(data).hexdigest())
     if digest != descriptor.sha256:
         raise WrongBytes(f"the bytes have hash {digest[:16]}, announced was {descriptor.sha256[:16]}")
+    if arrival is not None:
+        arrival.verify()
     return bytes(data)
 
 
@@ -87,13 +93,14 @@ async def receive_exactly(
     nbytes: int,
     first_seconds: float = CHUNK_SECONDS,
     line: Line = UNLIMITED,
+    arrival: Arrival | None = None,
 ) -> bytearray:
     """`nbytes` bytes, not verified. Waits `first_seconds` for the first chunk. Raises as :func:`receive`.
 
-    Takes them as fast as `line` allows: its sender then has to wait.
+    Takes them as fast as `line` allows: its sender then has to wait. `arrival` gets them as they come.
     """
     # A cut libp2p stream looks like one that has ended: only the number of bytes shows that it is complete.
-    data = bytearray()
+    data = bytearray() if arrival is None else arrival.data
     while len(data) < nbytes:
         try:
             # asyncio.wait_for could lose a cancellation of this task.
@@ -108,7 +115,10 @@ async def receive_exactly(
         # An empty chunk would reset the clock without any progress.
         if not 0 < len(chunk.data) <= nbytes - len(data):
             raise WrongBytes(f"a chunk of {len(chunk.data)} bytes after {len(data)} of {nbytes}")
-        data += chunk.data
+        if arrival is None:
+            data += chunk.data
+        else:
+            arrival.add(chunk.data)
         await hooks.current().after_chunk(len(chunk.data))
         await line.down.take(len(chunk.data))
     return data

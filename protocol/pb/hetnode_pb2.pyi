@@ -729,16 +729,28 @@ class MatchRequest(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., descriptor: _Optional[_Union[PayloadDescriptor, _Mapping]] = ..., packs: _Optional[bool] = ...) -> None: ...
 
 class MatchReply(_message.Message):
-    __slots__ = ("group_id", "descriptors", "seconds", "packed")
+    __slots__ = ("group_id", "descriptors", "seconds", "packed", "lines")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTORS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     PACKED_FIELD_NUMBER: _ClassVar[int]
+    LINES_FIELD_NUMBER: _ClassVar[int]
     group_id: str
     descriptors: _containers.RepeatedCompositeFieldContainer[PayloadDescriptor]
     seconds: float
     packed: bytes
-    def __init__(self, group_id: _Optional[str] = ..., descriptors: _Optional[_Iterable[_Union[PayloadDescriptor, _Mapping]]] = ..., seconds: _Optional[float] = ..., packed: _Optional[bytes] = ...) -> None: ...
+    lines: _containers.RepeatedCompositeFieldContainer[MemberLine]
+    def __init__(self, group_id: _Optional[str] = ..., descriptors: _Optional[_Iterable[_Union[PayloadDescriptor, _Mapping]]] = ..., seconds: _Optional[float] = ..., packed: _Optional[bytes] = ..., lines: _Optional[_Iterable[_Union[MemberLine, _Mapping]]] = ...) -> None: ...
+
+class MemberLine(_message.Message):
+    __slots__ = ("uplink", "downlink", "is_open")
+    UPLINK_FIELD_NUMBER: _ClassVar[int]
+    DOWNLINK_FIELD_NUMBER: _ClassVar[int]
+    IS_OPEN_FIELD_NUMBER: _ClassVar[int]
+    uplink: int
+    downlink: int
+    is_open: bool
+    def __init__(self, uplink: _Optional[int] = ..., downlink: _Optional[int] = ..., is_open: _Optional[bool] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
     __slots__ = ("peer", "stage", "round", "held", "rejected", "packs", "group", "positions")

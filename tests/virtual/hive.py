@@ -219,7 +219,7 @@ class VirtualTransport(Transport):
                 refused[each] = reason
             else:
                 others.append(each)
-        faults = await peer.gather(descriptor, others, max(0.0, ends - clock()), push=self._client_mode)
+        faults = await peer.gather(descriptor, others, max(0.0, ends - clock()), self._client_mode, group)
         refused |= {each: faults[each.owner] for each in others if each.owner in faults}
         held = filter(peer.holds, (descriptor, *others))
         return ExchangeResult(

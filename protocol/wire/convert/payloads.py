@@ -6,7 +6,15 @@ import sys
 from collections.abc import Sequence
 
 from protocol.pb import hetnode_pb2 as pb
-from protocol.types import Decision, ExchangeGroup, ManifestEntry, PayloadDescriptor, Rejection, StateRecord
+from protocol.types import (
+    Decision,
+    ExchangeGroup,
+    ManifestEntry,
+    MemberLine,
+    PayloadDescriptor,
+    Rejection,
+    StateRecord,
+)
 from protocol.wire.convert.fields import (
     INT64,
     LEAST_POSITIVE,
@@ -71,11 +79,22 @@ def _check_decision(decision: Decision) -> None:
         raise ValueError("a decision over payloads of another stage or round")
 
 
+def _check_group(group: ExchangeGroup) -> None:
+    _check_canonical(group.descriptors)
+    if len(group.lines) not in (0, len(group.descriptors)):
+        raise ValueError(f"{len(group.lines)} lines of {len(group.descriptors)} members")
+
+
+_LINE = Record(MemberLine, pb.MemberLine, {"uplink": INT64, "downlink": INT64})
 GROUP = Record(
     ExchangeGroup,
     pb.MatchReply,
-    {"descriptors": _DESCRIPTORS, "seconds": between(0, MAX_GATHER_SECONDS)},
-    lambda group: _check_canonical(group.descriptors),
+    {
+        "descriptors": _DESCRIPTORS,
+        "seconds": between(0, MAX_GATHER_SECONDS),
+        "lines": several(_LINE, MAX_REPLICAS),
+    },
+    _check_group,
 )
 
 DECISION = Record(

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.transport.line import BURST_SECONDS, UNLIMITED, Line, LineLimits
-from node.transport.transfer import outgoing, receive_exactly
+from node.transport.transfer import outgoing, read_in_thread, receive_exactly
 
 RATE = 1e6
 
@@ -97,11 +97,11 @@ async def test_a_new_account_owes_nothing_and_the_directions_are_separate(tmp_pa
 async def test_a_payload_is_sent_in_pieces_that_follow_each_other_soon(tmp_path: Path) -> None:
     line = Line.create(LineLimits(upload=RATE), tmp_path / "line")
     payload = bytes(300_000)
-    sizes = [len(chunk.data) async for chunk in outgoing(iter([payload]), 1, 0, line)]
+    sizes = [len(chunk.data) async for chunk in outgoing(read_in_thread(iter([payload])), 1, 0, line)]
     assert sum(sizes) == len(payload)
     assert max(sizes) <= RATE / 10
     began = time.monotonic()
-    stream = outgoing(iter([payload]), 1, 0)
+    stream = outgoing(read_in_thread(iter([payload])), 1, 0)
     limited = Line.create(LineLimits(download=RATE), tmp_path / "other")
     assert await receive_exactly(stream, len(payload), line=limited) == payload
     piece = limited.down.piece_bytes

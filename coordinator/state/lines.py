@@ -1,0 +1,45 @@
+"""The lines of the members of a group, for the schedule by which they gather their payloads.
+
+A pure function of the state, so the same events give the same lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log2
+
+from coordinator.state.state import State
+from protocol.types import MemberLine, PayloadDescriptor, Reachability
+
+_MOST = 1e15
+"""Bytes per second. A peer may claim any rate."""
+
+
+def rounded_rate(rate: float) -> int:
+    """The nearest of the rates 1, 1.4, 2, 2.8, 4 and so on; 0 for a rate that is not measured.
+
+    Measurements differ a little from peer to peer and from time to time; equal lines should count as equal.
+    """
+    return round(2 ** (round(2 * log2(min(max(rate, 1.0), _MOST))) / 2)) if rate > 0 else 0
+
+
+def lines_of(state: State, descriptors: Sequence[PayloadDescriptor]) -> tuple[MemberLine, ...]:
+    """The line of the owner of each payload; empty where no uplink is known.
+
+    A peer that hosts several stages exchanges their payloads at the same time, so each stage gets its part.
+    """
+    lines = []
+    for descriptor in descriptors:
+        peer = state.peers[descriptor.owner]
+        reported = state.estimates.get(peer.peer)
+        capacity = reported.capacity if reported else peer.capacity
+        assignment = state.assignment(peer.peer, descriptor.round_number)
+        stages = len(assignment.member.stages) if assignment else 1
+        lines.append(
+            MemberLine(
+                rounded_rate(capacity.uplink / stages),
+                rounded_rate(capacity.downlink / stages),
+                peer.reachability is Reachability.OPEN,
+            )
+        )
+    return tuple(lines) if any(line.uplink for line in lines) else ()

@@ -25,6 +25,7 @@ from protocol.types import (
     PROTOCOL_VERSION,
     Capacity,
     ExchangeGroup,
+    MemberLine,
     PayloadDescriptor,
     PeerId,
     PeerRecord,
@@ -88,11 +89,17 @@ class RoundMember:
         self._payloads = {stage: os.urandom(nbytes) for stage, nbytes in enumerate(sizes)}
         return {"descriptors": [self._describe(round_number, stage).hex() for stage in self._payloads]}
 
-    async def exchange(self, groups: Sequence[Sequence[str]], seconds: float) -> dict[str, Any]:
-        """One round of all stages at once. Answers when it began and ended, and how many payloads it has."""
+    async def exchange(
+        self, groups: Sequence[Sequence[str]], lines: Sequence[Mapping[str, Any]], seconds: float
+    ) -> dict[str, Any]:
+        """One round of all stages at once. Answers when it began and ended, and how many payloads it has.
+
+        `groups` have a descriptor of each peer; `lines` are those of the peers, in the same order.
+        """
         began = time.monotonic()
+        told = [MemberLine(**line) for line in lines]
         held = await asyncio.gather(
-            *(self._gather(stage, group, seconds) for stage, group in enumerate(groups))
+            *(self._gather(stage, group, told, seconds) for stage, group in enumerate(groups))
         )
         return {"began": began, "ended": time.monotonic(), "held": sum(held)}
 
@@ -109,13 +116,18 @@ class RoundMember:
         if hasattr(self, "_hivemind"):
             await self._hivemind.close()
 
-    async def _gather(self, stage: int, group: Sequence[str], seconds: float) -> int:
-        descriptors = tuple(descriptor_from_bytes(bytes.fromhex(each)) for each in group)
+    async def _gather(
+        self, stage: int, group: Sequence[str], lines: Sequence[MemberLine], seconds: float
+    ) -> int:
+        signed = [descriptor_from_bytes(bytes.fromhex(each)) for each in group]
+        line_of = dict(zip((each.owner for each in signed), lines, strict=False))
+        descriptors = tuple(sorted(signed, key=lambda each: each.owner))
         own = next(each for each in descriptors if each.owner == self._identity.peer)
+        told = tuple(line_of[each.owner] for each in descriptors) if lines else ()
         gathered = await self._hivemind.exchange(
             self._payloads[stage],
             own,
-            ExchangeGroup(f"group {own.round_number}", descriptors),
+            ExchangeGroup(f"group {own.round_number}", descriptors, lines=told),
             expected=len(descriptors),
             deadline=seconds,
         )

@@ -25,7 +25,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from benchmarks.shaping import FRAME_SHARE, Homes
 from benchmarks.tables import NotHere, Table
 from node.views.plan import payload_bytes
 from protocol.spec.resolve import resolve
+from protocol.types import MemberLine
 from protocol.wire.payload_codec import PayloadLayout
 from tests.support.certificates import credentials
 
@@ -132,16 +133,18 @@ class Peers:
             self._p2pd.append(started["p2pd"])
         await self.ask({"do": "host", "peers": names, "capacity": capacity, "stages": self._stages})
 
-    async def run_round(self, sizes: Sequence[int]) -> tuple[float, float]:
+    async def run_round(self, sizes: Sequence[int], lines: Sequence[MemberLine] = ()) -> tuple[float, float]:
         """One round of payloads of `sizes`: bytes on a replica's sockets, and seconds.
 
-        Raises RuntimeError if a peer lacks a payload.
+        `lines` of the replicas tell who helps; without them nobody does. Raises RuntimeError if a peer lacks
+        a payload.
         """
         self._round += 1
         proposed = await self.ask({"do": "propose", "round_number": self._round, "sizes": sizes})
-        groups = [sorted(stage) for stage in zip(*(each["descriptors"] for each in proposed), strict=True)]
+        groups = list(zip(*(each["descriptors"] for each in proposed), strict=True))
+        told = [asdict(line) for line in lines]
         before = await self._settled_bytes()
-        done = await self.ask({"do": "exchange", "groups": groups, "seconds": _ROUND_SECONDS})
+        done = await self.ask({"do": "exchange", "groups": groups, "lines": told, "seconds": _ROUND_SECONDS})
         if any(each["held"] < len(self._processes) * len(sizes) for each in done):
             raise RuntimeError(f"a round was not complete within {_ROUND_SECONDS:.0f} s")
         seconds = max(each["ended"] for each in done) - min(each["began"] for each in done)

@@ -132,11 +132,16 @@ class Homes:
         """The command that starts a process in `home`."""
         return ["nsenter", f"--net=/proc/{self._pids[home]}/ns/net", "--", *command]
 
-    async def shape(self, bits_per_second: float, homes: Sequence[int] | None = None) -> None:
-        """Limit the access links of `homes` (default: all) in each direction; infinity removes the limit."""
+    async def shape(
+        self, bits_per_second: float, homes: Sequence[int] | None = None, downlink: float = 0.0
+    ) -> None:
+        """Limit the access links of `homes` (default: all) in each direction; infinity removes the limit.
+
+        `downlink`: bits per second that they receive, if these are others than they send.
+        """
         for home in range(len(self._pids)) if homes is None else homes:
             await _limit(self._pids[home], _ACCESS, bits_per_second)
-            await _limit(self._switch, f"home-{home}", bits_per_second)
+            await _limit(self._switch, f"home-{home}", downlink or bits_per_second)
 
     async def _join(self) -> None:
         switch = self._switch

@@ -5,9 +5,10 @@ rounds. M is the number of replicas in the plan. Units are seconds and bytes.
 
 **Inner phase.** H inner steps. The replicas work in parallel, so it lasts as long as the slowest replica.
 
-**Outer exchange.** The M hosts of each stage gather each other's payloads: a peer sends and receives M - 1
-payloads of each of its stages, all stages at the same time. Then members without stage 0 fetch the M payloads
-of stage 0 for the embedding, in equal parts from its M hosts. Each of these two parts takes
+**Outer exchange.** The M hosts of each stage gather each other's payloads, all stages at the same time: a
+peer receives M - 1 payloads of each of its stages, and sends as many as the schedule says
+(:mod:`protocol.algorithm.gathering`). Then members without stage 0 fetch the M payloads of stage 0 for the
+embedding, in equal parts from the hosts that decisions name. Each of these two parts takes
 
     max over peers (bytes sent / uplink, bytes received / downlink)
 
@@ -27,10 +28,12 @@ from coordinator.placement.cost_model import Survey, bottleneck, chain_costs, me
 from coordinator.placement.initial_placement import initial_plan
 from coordinator.placement.schedule import StepTime, step_time
 from coordinator.placement.shares import fair_shares, largest_share, with_shares
+from coordinator.state.lines import rounded_rate, with_most_uplink
 from coordinator.state.state import Peer
 from coordinator.state.text import Waiting
+from protocol.algorithm.gathering import schedule_of
 from protocol.spec.run import RunSpec
-from protocol.types import PeerId, Replica
+from protocol.types import Member, MemberLine, PeerId, Replica
 
 _DAY = 86_400.0
 
@@ -131,8 +134,8 @@ def forecast(
     """
     steps = _steps(spec, survey, replicas)
     inner = spec.inner.steps * max(step.seconds for step in steps)
-    gathering = _gather_traffic(replicas, payload_bytes)
-    fetching = _embedding_traffic(replicas, payload_bytes[0])
+    gathering = _gather_traffic(survey, replicas, payload_bytes)
+    fetching = _embedding_traffic(survey, replicas, payload_bytes[0])
     gather, fetch = (_seconds(survey, each) for each in (gathering, fetching))
     # With `outer.overlap`, that many inner steps of the next round run during the exchange.
     hidden = min(gather + fetch, inner * spec.outer.overlap / spec.inner.steps)
@@ -169,23 +172,35 @@ def _inner_phase_traffic(spec: RunSpec, replicas: Sequence[Replica]) -> dict[Pee
     return traffic
 
 
-def _gather_traffic(replicas: Sequence[Replica], payload_bytes: Sequence[int]) -> dict[PeerId, Traffic]:
+def _gather_traffic(
+    survey: Survey, replicas: Sequence[Replica], payload_bytes: Sequence[int]
+) -> dict[PeerId, Traffic]:
     """Traffic of the payloads between the hosts of each stage."""
     others = len(replicas) - 1
-    traffic = {}
-    for replica in replicas:
-        for member in replica.members:
-            each_way = others * sum(payload_bytes[stage] for stage in member.stages)
-            traffic[member.peer] = Traffic(each_way, each_way)
-    return traffic
+    traffic: defaultdict[PeerId, Traffic] = defaultdict(Traffic)
+    for stage, nbytes in enumerate(payload_bytes):
+        hosts = [replica.host_of(stage) for replica in replicas]
+        schedule = schedule_of(str(stage), {host.peer: _line(survey, host) for host in hosts})
+        sent = {} if schedule is None else dict(zip(schedule.members, schedule.copies, strict=True))
+        for host in hosts:
+            traffic[host.peer] += Traffic(sent.get(host.peer, others) * nbytes, others * nbytes)
+    return dict(traffic)
 
 
-def _embedding_traffic(replicas: Sequence[Replica], payload: int) -> dict[PeerId, Traffic]:
+def _line(survey: Survey, host: Member) -> MemberLine:
+    """The line of a member as the coordinator tells it to the group of one stage."""
+    capacity, stages = survey.capacity(host.peer), len(host.stages)
+    uplink, downlink = (rounded_rate(rate / stages) for rate in (capacity.uplink, capacity.downlink))
+    return MemberLine(uplink, downlink, bool(host.endpoint) and not host.relayed)
+
+
+def _embedding_traffic(survey: Survey, replicas: Sequence[Replica], payload: int) -> dict[PeerId, Traffic]:
     """Traffic of the payloads of stage 0 for members that do not host it, in equal parts from its hosts."""
     followers = [member.peer for replica in replicas for member in replica.members[1:]]
-    hosts = [replica.members[0].peer for replica in replicas]
+    uplinks = {host: survey.capacity(host).uplink for host in (each.members[0].peer for each in replicas)}
+    hosts = with_most_uplink(uplinks)
     received = dict.fromkeys(followers, Traffic(received=len(replicas) * payload))
-    sent = dict.fromkeys(hosts, Traffic(sent=len(followers) * payload))
+    sent = dict.fromkeys(hosts, Traffic(sent=len(followers) * len(replicas) / len(hosts) * payload))
     return {**received, **sent}
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 
 from coordinator.membership.strikes import contradict, judge, note_rejections, strike
 from coordinator.membership.validation import (
@@ -36,6 +37,7 @@ from coordinator.rounds.phases import check_not_early, earliest
 from coordinator.rounds.silence import remove_silent
 from coordinator.state import events
 from coordinator.state.commands import Arbitrate, Await, Offer, Report
+from coordinator.state.lines import uplink_of, with_most_uplink
 from coordinator.state.state import Round, State
 from coordinator.state.text import counted, listed
 from coordinator.state.transaction import Transaction
@@ -275,13 +277,19 @@ def _decide(transaction: Transaction, stage: int, round_state: Round, group: Exc
     state = transaction.state
     holdings = holdings_of(state, round_state)
     entries, left_out = [], []
+
+    @cache  # most payloads have the same holders
+    def fastest(holders: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
+        return with_most_uplink({peer: uplink_of(state, peer) for peer in holders})
+
     for position, descriptor in enumerate(group.descriptors):
         if not counts(round_state, holdings, descriptor.owner):
             assignment = state.assignment(descriptor.owner, descriptor.round_number)
             left_out.append(assignment.replica.name if assignment else descriptor.owner)
             continue
         holders = holdings.of(descriptor.owner)
-        # Not the same MAX_HOLDERS for every payload: spreads the downloads.
+        # Those that can send most, and not the same MAX_HOLDERS for every payload: spreads the downloads.
+        holders = fastest(tuple(holders))
         start = position % max(1, len(holders))
         holders = [*holders[start:], *holders[:start]][:MAX_HOLDERS]
         if state.arbiter is not None and is_held_by_arbiter(round_state, descriptor.owner):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from time import monotonic
 
 
 class Arrival:
@@ -24,14 +23,16 @@ class Arrival:
     def __init__(self, nbytes: int, when_begun: Callable[[Arrival], None]) -> None:
         self.data = bytearray()
         self.nbytes, self._when_begun = nbytes, when_begun
+        self._clock = asyncio.get_running_loop().time
         self._began = 0.0
         self._is_verified = self._is_over = False
         self._progress = asyncio.Event()  # set and then replaced with each change
 
     def add(self, chunk: bytes) -> None:
+        is_first = not self.data
         self.data += chunk
-        if not self._began:
-            self._began = monotonic()
+        if is_first:
+            self._began = self._clock()
             self._when_begun(self)
         self._has_changed()
 
@@ -48,7 +49,7 @@ class Arrival:
     def seconds_left(self) -> float:
         """Until all bytes have arrived, as fast as they have come so far."""
         missing = self.nbytes - len(self.data)
-        return (monotonic() - self._began) * missing / len(self.data) if self.data else float("inf")
+        return (self._clock() - self._began) * missing / len(self.data) if self.data else float("inf")
 
     async def pieces(self, size: int) -> AsyncIterator[bytes]:
         """The bytes as they come, at most `size` at a time.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from time import monotonic
 
 from protocol.algorithm.gathering import schedule_of
 from protocol.types import ExchangeGroup, MemberLine, PayloadDescriptor, PeerId
@@ -29,8 +28,9 @@ class Helpers:
 
     def __init__(self, me: PeerId, seed: str, lines: Mapping[PeerId, MemberLine], seconds: float) -> None:
         self._me, self._schedule = me, schedule_of(seed, lines)
-        self._ends = monotonic() + seconds
-        self._helps_until = monotonic() + _HELP_SHARE * seconds
+        self._clock = asyncio.get_running_loop().time
+        self._ends = self._clock() + seconds
+        self._helps_until = self._clock() + _HELP_SHARE * seconds
         self._failed: set[PeerId] = set()
         most = max(1, min(_MOST_ASKED, _ASKED_IN_ALL // max(1, len(lines))))
         self._places: defaultdict[PeerId, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(most))
@@ -64,11 +64,11 @@ class Helpers:
     @property
     def seconds_left(self) -> float:
         """For requests to helpers."""
-        return self._helps_until - monotonic()
+        return self._helps_until - self._clock()
 
     def is_too_slow(self, seconds: float) -> bool:
         """Whether a payload that takes `seconds` more comes too late."""
-        return monotonic() + seconds > self._ends
+        return self._clock() + seconds > self._ends
 
 
 def helpers_of(

@@ -87,7 +87,7 @@ class PayloadExchange:
         self._progress = asyncio.Event()  # set and then replaced with each change of these fields
         self._waiting = OpenTransfers()
         self._arrivals: dict[str, Arrival] = {}  # by hash, what arrives now
-        self._helpers = Helpers(PeerId(me), "", {}, 0.0)  # of the newest exchange
+        self._helpers: Helpers | None = None  # of the newest exchange
         self.store = store
 
     @contextmanager
@@ -133,7 +133,7 @@ class PayloadExchange:
         for each in others:
             # First the owner; every other member of the group may have the payload soon.
             holders = [each.owner, *own_order(set(owners) - {each.owner}, self._me)]
-            work.append(self._gather_one(each, holders, reasons[each.owner]))
+            work.append(self._gather_one(helpers, each, holders, reasons[each.owner]))
         if push and owners:
             first = [owner for owner in helpers.to_supply() if owner in owners]
             listeners = dict.fromkeys((*first, *own_order(owners, self._me)))
@@ -216,7 +216,7 @@ class PayloadExchange:
         """
         awaited = self._awaited.get(owner)
         is_awaited = awaited is not None and awaited.sha256 == sha256
-        if is_awaited and self._helpers.serves(PeerId(peer), PeerId(owner)):
+        if is_awaited and self._helpers and self._helpers.serves(PeerId(peer), PeerId(owner)):
             with suppress(TimeoutError):
                 async with asyncio.timeout(HELP_SECONDS):
                     while sha256 not in self._arrivals and not self.store.has(round_number, sha256):
@@ -244,26 +244,30 @@ class PayloadExchange:
                 del arrivals[sha256]
 
     async def _gather_one(
-        self, descriptor: PayloadDescriptor, holders: Sequence[PeerId], reasons: dict[str, str]
+        self,
+        helpers: Helpers,
+        descriptor: PayloadDescriptor,
+        holders: Sequence[PeerId],
+        reasons: dict[str, str],
     ) -> None:
         """Get the payload from its helpers; from its owner or any other member if no helper sends it."""
-        for helper in self._helpers.to_ask(descriptor.owner):
-            if await self._is_helped(helper, descriptor, reasons):
+        for helper in helpers.to_ask(descriptor.owner):
+            if await self._is_helped(helpers, helper, descriptor, reasons):
                 return
         await self._obtain(descriptor, holders, reasons)
 
     async def _is_helped(
-        self, helper: PeerId, descriptor: PayloadDescriptor, reasons: dict[str, str]
+        self, helpers: Helpers, helper: PeerId, descriptor: PayloadDescriptor, reasons: dict[str, str]
     ) -> bool:
         """Ask a helper until it has sent the payload, or has failed, or its time is up."""
-        helpers, place = self._helpers, self._helpers.place_at(helper)
+        place = helpers.place_at(helper)
         pause = _FIRST_PAUSE
         while helpers.is_usable(helper) and not self.holds(descriptor):
             if place.locked():
                 self._note_asked(descriptor.owner)  # requests that come later delay nobody
             async with place:
                 try:
-                    await self._fetch_in_time(helper, descriptor)
+                    await self._fetch_in_time(helpers, helper, descriptor)
                 except NotHeld as error:
                     reasons[helper] = _brief(error)
                 except Exception as error:  # a transport's library raises anything here
@@ -278,9 +282,8 @@ class PayloadExchange:
         self._note_asked(descriptor.owner)
         return self.holds(descriptor)
 
-    async def _fetch_in_time(self, helper: PeerId, descriptor: PayloadDescriptor) -> None:
+    async def _fetch_in_time(self, helpers: Helpers, helper: PeerId, descriptor: PayloadDescriptor) -> None:
         """Fetch a payload from a helper into the store. Raises TransferError if that takes too long."""
-        helpers = self._helpers
         with self.arriving(descriptor) as arrival:
             when_asked = partial(self._note_asked, descriptor.owner)
             fetching = asyncio.create_task(self._calls.fetch(helper, descriptor, when_asked, arrival))

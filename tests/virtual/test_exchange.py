@@ -8,8 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from node.hive.payload_peer import PayloadPeer
 from protocol.trust.envelope import sign_descriptor
-from protocol.types import ExchangeGroup, ManifestEntry
+from protocol.types import ExchangeGroup, ManifestEntry, MemberLine
 from tests.builders import Keyed
 from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
@@ -83,6 +86,78 @@ def test_a_payload_that_arrives_corrupt_is_fetched_from_another_peer(
 
     simulate(scenario)
     plan.assert_all_fired()
+
+
+HOME, STRONG = MemberLine(10_000, 1_000_000, True), MemberLine(1_000_000, 1_000_000, True)
+
+
+def helped_by_c(machines: Machines) -> ExchangeGroup:
+    """A group in which the line of c passes on what a and b send."""
+    group = group_of(machines, A, B, C)
+    lines = tuple(STRONG if each.owner == C.peer else HOME for each in group.descriptors)
+    return replace(group, lines=lines)
+
+
+def test_a_payload_passes_through_a_helper_where_its_owner_sends_it_once(
+    simulate: Simulate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str]] = []
+    fetch = PayloadPeer.fetch
+
+    async def recorded(self: Any, holder: str, descriptor: Any, *more: Any) -> bytes:
+        asked.append((holder, descriptor.owner))
+        return await fetch(self, holder, descriptor, *more)
+
+    monkeypatch.setattr(PayloadPeer, "fetch", recorded)
+
+    async def scenario(machines: Machines) -> None:
+        group = helped_by_c(machines)
+        found = await asyncio.gather(*(machines.on(name, exchange(machines, name, group)) for name in NAMES))
+        assert found == [({A.peer, B.peer, C.peer}, 0)] * 3
+
+    simulate(scenario)
+    assert asked.count((A.peer, A.peer)) == asked.count((B.peer, B.peer)) == 1
+    assert (C.peer, A.peer) in asked
+    assert (C.peer, B.peer) in asked
+
+
+@pytest.mark.parametrize("action", [Action.KILL, Action.CORRUPT, Action.DROP])
+def test_the_others_have_each_others_payloads_when_their_helper_fails(
+    simulate: Simulate, tmp_path: Path, action: Action
+) -> None:
+    plan = FaultPlan(tmp_path / "faults").fail_at("c", 0, 1, Moment.SENDING, action, times=100)
+    plan.folder.mkdir()
+
+    async def scenario(machines: Machines) -> None:
+        machines.plan("c", plan)
+        group = helped_by_c(machines)
+        machines.on("c", exchange(machines, "c", group))
+        found = await asyncio.gather(*(machines.on(name, exchange(machines, name, group)) for name in "ab"))
+        assert [held for held, _ in found] == [{A.peer, B.peer}] * 2, "c never sends its own payload"
+
+    simulate(scenario)
+    plan.assert_all_fired()
+
+
+def test_a_helper_that_takes_no_part_costs_half_of_the_time(simulate: Simulate) -> None:
+    async def scenario(machines: Machines) -> None:
+        group = helped_by_c(machines)
+        await machines.on("c", machines.transport("c"))  # it answers, and gets no payload
+        found = await asyncio.gather(*(machines.on(name, exchange(machines, name, group)) for name in "ab"))
+        assert [held for held, _ in found] == [{A.peer, B.peer}] * 2
+
+    simulate(scenario)
+
+
+def test_a_helper_that_never_answers_is_replaced_by_the_owner(simulate: Simulate) -> None:
+    async def scenario(machines: Machines) -> None:
+        group = helped_by_c(machines)
+        await machines.on("c", machines.transport("c"))
+        machines.network.isolate("c")
+        found = await asyncio.gather(*(machines.on(name, exchange(machines, name, group)) for name in "ab"))
+        assert [held for held, _ in found] == [{A.peer, B.peer}] * 2
+
+    simulate(scenario)
 
 
 def test_a_restarted_node_serves_its_former_payloads(simulate: Simulate) -> None:

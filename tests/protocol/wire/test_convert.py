@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import (
     Capacity,
     Decision,
@@ -21,6 +22,7 @@ from protocol.types import (
     Link,
     ManifestEntry,
     Member,
+    MemberLine,
     PayloadDescriptor,
     PeerId,
     PeerRecord,
@@ -117,6 +119,14 @@ def descriptor_lists(draw: st.DrawFn, least: int = 0) -> tuple[PayloadDescriptor
 
 
 @st.composite
+def groups(draw: st.DrawFn) -> ExchangeGroup:
+    descriptors = draw(descriptor_lists())
+    rates = st.integers(0, 2**63 - 1)
+    lines = [draw(st.builds(MemberLine, rates, rates, st.booleans())) for _ in descriptors]
+    return ExchangeGroup(draw(words), descriptors, 1.5, draw(st.sampled_from([(), tuple(lines)])))
+
+
+@st.composite
 def decisions(draw: st.DrawFn) -> Decision:
     descriptors = draw(descriptor_lists())
     holders = st.lists(peers, min_size=1, max_size=3).map(tuple)
@@ -140,7 +150,7 @@ def decisions(draw: st.DrawFn) -> Decision:
             DESCRIPTOR.to_pb,
             DESCRIPTOR.from_pb,
         ),
-        (st.builds(ExchangeGroup, words, descriptor_lists()), GROUP.to_pb, GROUP.from_pb),
+        (groups(), GROUP.to_pb, GROUP.from_pb),
         (decisions(), DECISION.to_pb, DECISION.from_pb),
         (
             descriptor_lists(1).map(lambda found: Rejection(found[0], "not finite")),
@@ -176,3 +186,13 @@ def test_a_frame_header_survives_the_wire(id: FrameId, tensors: tuple[TensorHead
     if total < 2**64:
         header = frame_header_to_pb(id, tensors)
         assert frame_header_from_pb(header) == (id, tensors, total)
+
+
+def test_a_group_with_lines_of_other_members_is_refused() -> None:
+    descriptor = PayloadDescriptor("run", 0, 1, PeerId("a"), "anchor", "codec", 1.0, 5, "a" * 64, bytes(64))
+    line = MemberLine(5, 6, True)
+    for lines in ((line, line), (MemberLine(2**63, 0, True),)):
+        with pytest.raises(HetnodeError) as refused:
+            GROUP.from_pb(GROUP.to_pb(ExchangeGroup("group", (descriptor,), 1.0, lines)))
+        assert refused.value.code is ErrorCode.BAD_REQUEST
+    assert GROUP.from_pb(GROUP.to_pb(ExchangeGroup("group", (descriptor,), 1.0, (line,)))).lines == (line,)

@@ -137,8 +137,9 @@ class ScriptedPeer:
         while True:
             estimates, self._estimates = self._estimates, None
             changed = None if estimates is None else estimates_to_pb(estimates)
-            await self.call("Heartbeat", round=self._round, inner_step=1, estimates=changed)
-            await asyncio.sleep(self._heartbeat * random.uniform(0.75, 1.25))
+            reply = await self.call("Heartbeat", round=self._round, inner_step=1, estimates=changed)
+            interval = max(self._heartbeat, reply.interval)
+            await asyncio.sleep(interval * random.uniform(0.75, 1.25))
 
     async def _train(self) -> None:
         await self._planned.wait()

@@ -20,6 +20,15 @@ TELL_SECONDS = 0.5
 """Many members may join at once, and most joins bring a new plan anyway: both go into one message."""
 
 
+UPDATES_PER_SECOND = 400.0
+"""Updates about new sources, to all members together: when a thousand join, each join concerns a thousand."""
+
+
+def seconds_to_tell(members: int) -> float:
+    """How long new sources wait for others, so that so many members get them in one update."""
+    return max(TELL_SECONDS, members / UPDATES_PER_SECOND)
+
+
 class AdmittingPeer(Protocol):
     """The coordinator's own DHT peer."""
 
@@ -75,6 +84,6 @@ async def tell_sources(command_loop: CommandLoop, sources: MemberSources) -> Non
     with suppress(Stopped):
         while True:
             await command_loop.until(ADMISSION_TOPIC, newer)
-            await asyncio.sleep(TELL_SECONDS)
+            await asyncio.sleep(seconds_to_tell(len(sources.peers)))
             told = sources.position
             command_loop.wake(RUN_TOPIC)

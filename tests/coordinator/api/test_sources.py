@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.api.admission import seconds_to_tell
 from protocol.errors import ErrorCode
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
@@ -104,3 +105,7 @@ async def test_a_banned_member_loses_the_sources_that_no_other_member_has(run: R
     ).code is ErrorCode.BANNED
     await run.admin.Unban(pb.UnbanRequest(peer=B.peer))
     await run.dht.until_admitted(HERE, THERE)
+
+
+def test_new_sources_wait_longer_for_others_in_a_large_swarm() -> None:
+    assert [seconds_to_tell(members) for members in (0, 200, 1000)] == [0.5, 0.5, 2.5]

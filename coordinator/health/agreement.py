@@ -30,6 +30,8 @@ MOST_NAMED = 5
 COLLAPSE = 0.25
 """The part of its former median below which the agreement of a stage has collapsed."""
 ERROR_STEP = 0.2
+MOST_COSINE = 2.0
+"""Sums of greater figures, or of infinite ones, could raise."""
 
 
 def judge_agreement(
@@ -161,8 +163,10 @@ def kind_means(figures: RoundFigures, stage: int) -> tuple[float | None, float |
     return mean(alike), mean(unlike)
 
 
-def mean(values: Sequence[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None
+def mean(cosines: Sequence[float]) -> float | None:
+    """The mean of those that can be cosines; None without any."""
+    possible = [each for each in cosines if abs(each) <= MOST_COSINE]
+    return math.fsum(possible) / len(possible) if possible else None
 
 
 def _center(figures: RoundFigures, stage: int) -> float | None:

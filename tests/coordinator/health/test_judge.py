@@ -282,6 +282,14 @@ ROUNDS = st.builds(
 )
 
 
+@pytest.mark.parametrize("figure", [math.inf, 1.7e308])
+def test_figures_that_cannot_be_added_do_not_raise(figure: float) -> None:
+    def impossible(payload: PayloadFigures) -> PayloadFigures:
+        return replace(payload, alike=figure if payload.is_full else -figure, unlike=figure)
+
+    assert not judge(with_payloads(healthy(12), 1, impossible)).alarm
+
+
 @given(st.lists(ROUNDS, min_size=1, max_size=12), st.floats(3, 100))
 def test_no_figures_make_judging_raise(rounds: list[RoundFigures], most_sigmas: float) -> None:
     found = judge(rounds, most_sigmas)

@@ -33,8 +33,9 @@ travel behind the last gradients, and the norm ahead of the next step's first ac
 
 **Memory** of a member on its device (:func:`memory_needed`): float32 weights, gradients and two moments (16
 bytes per parameter); for each microbatch in flight what autograd keeps of a block, about 10 d + 4 f values
-per token; logits three times; the basis of its links and the T_perp of its upstream link. On a CPU the
-anchor, the error feedback and the error of a proposal are in the same memory (12 bytes per parameter).
+per token; the logits of a chunk of the loss twice, and the gradient of the head once more; the basis of its
+links and the T_perp of its upstream link. On a CPU the anchor, the error feedback and the error of a proposal
+are in the same memory (12 bytes per parameter).
 
 **Left out**: AdamW and the norm themselves, the projection onto k dimensions, waits for the main process,
 gRPC and its buffers, loss and slow start of TCP, a downlink that two neighbours fill at once (if it is as
@@ -54,6 +55,7 @@ from statistics import median
 from coordinator.placement.schedule import LinkTime, StepTime, step_seconds, step_time
 from coordinator.state.text import short
 from protocol.algorithm.flops import microbatch_flops
+from protocol.algorithm.loss_chunk import chunk_rows
 from protocol.algorithm.microbatch_order import most_in_flight
 from protocol.spec.run import RunSpec
 from protocol.types import Capacity, Estimates, LinkEstimate, Member, PeerId, StageRange
@@ -169,8 +171,9 @@ def memory_needed(spec: RunSpec, stages: StageRange, members_left: int, device: 
     in_flight = max(0, most_in_flight(members_left))
     attention = 3 * model.query_width + 3 * model.key_width
     activations = in_flight * 4 * tokens * layers * (4 * model.width + attention + 4 * model.feed_forward)
-    logits = 3 * 4 * tokens * model.vocabulary if stages.stop == spec.swarm.stages else 0
     table = 4 * model.vocabulary * model.width
+    rows = min(tokens, chunk_rows(model.vocabulary, model.width, on_cpu=device == "cpu"))
+    loss = 2 * 4 * rows * model.vocabulary + table if stages.stop == spec.swarm.stages else 0
     has_link = stages.first > 0 or stages.stop < spec.swarm.stages
     # Every member of a chain holds the basis; T_perp is needed only where activations arrive.
     projection = (stages.first > 0) * table + 4 * model.width**2 if has_link and spec.link.may_compress else 0
@@ -178,7 +181,7 @@ def memory_needed(spec: RunSpec, stages: StageRange, members_left: int, device: 
     outer_state = (
         4 * (2 + copies) * parameters + (stages.first > 0) * copies * table if device == "cpu" else 0
     )
-    return 16 * parameters + activations + logits + projection + outer_state
+    return 16 * parameters + activations + loss + projection + outer_state
 
 
 def memory_budget(spec: RunSpec, capacity: Capacity) -> float:

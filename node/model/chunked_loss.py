@@ -15,19 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-_CHUNK_BYTES = 2**26
-_DEVICE_CHUNK_BYTES = 2**29
-"""On an accelerator, which needs larger matrices to be busy."""
-
-
-def chunk_rows(vocabulary: int, width: int, device: torch.device) -> int:
-    """Tokens of one chunk: its float32 logits fill a fixed number of bytes, or as many as the head.
-
-    With fewer than `width` tokens, adding to the gradient of the head (of V d values) in every chunk would
-    cost more than the logits save.
-    """
-    nbytes = _CHUNK_BYTES if device.type == "cpu" else _DEVICE_CHUNK_BYTES
-    return max(width, nbytes // (4 * vocabulary))
+from protocol.algorithm.loss_chunk import chunk_rows
 
 
 def chunked_loss(x_bld: Tensor, head_vd: Tensor, targets_bl: Tensor, rows: int | None = None) -> Tensor:
@@ -36,11 +24,12 @@ def chunked_loss(x_bld: Tensor, head_vd: Tensor, targets_bl: Tensor, rows: int |
     Under autocast the matrix products have its type; the loss is float32 in any case, of float64 inputs
     float64. Gradients flow to `x_bld` and `head_vd`, once: there is no second derivative.
 
-    `targets_bl` are int64 ids. `rows` are the tokens of a chunk, by default :func:`chunk_rows`.
+    `targets_bl` are int64 ids. `rows` are the tokens of a chunk, by default those of
+    protocol.algorithm.loss_chunk.chunk_rows.
     """
     x_nd, targets_n = x_bld.flatten(0, 1), targets_bl.flatten()
     if rows is None:
-        rows = chunk_rows(head_vd.shape[0], head_vd.shape[1], x_bld.device)
+        rows = chunk_rows(head_vd.shape[0], head_vd.shape[1], on_cpu=x_bld.device.type == "cpu")
     if torch.is_grad_enabled():
         loss: Tensor = _ChunkedLoss.apply(x_nd, head_vd, targets_n, rows)  # type: ignore[no-untyped-call]
         return loss

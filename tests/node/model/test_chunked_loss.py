@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from node.model.chunked_loss import chunk_rows, chunked_loss
+from node.model.chunked_loss import chunked_loss
 from node.model.stage import next_token_loss
 
 B, L, D, V = 2, 9, 16, 50
@@ -73,9 +73,3 @@ def test_logits_exist_for_one_chunk_only(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch, "log_softmax", recording)
     chunked_loss(*inputs(torch.float32), rows=8).backward()  # type: ignore[no-untyped-call]
     assert shapes == [(8, V), (8, V), (2, V)]
-
-
-@pytest.mark.parametrize(("device", "rows"), [("cpu", 524), ("cuda", 4194)])
-def test_a_chunk_is_chosen_by_bytes_and_never_smaller_than_the_head(device: str, rows: int) -> None:
-    assert chunk_rows(32_000, 256, torch.device(device)) == rows
-    assert chunk_rows(128_000, 8192, torch.device(device)) == 8192

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import TypeVar
 
 from coordinator.decide import Outcome, decide
@@ -24,6 +25,8 @@ from protocol.types import Role
 
 STALL_SECONDS = 3.0
 """Ticks come every 0.2 s. After a gap longer than this, the process counts as having been suspended."""
+STALL_UPDATES_PER_SECOND = 400.0
+"""Updates about why the run waits, to all watchers together."""
 T = TypeVar("T")
 
 Topic = tuple[str, int, int]
@@ -110,7 +113,7 @@ class CommandLoop:
         self._waiters: defaultdict[Topic, set[asyncio.Future[None]]] = defaultdict(set)
         self._stopping = False
         self._message = ""
-        self._stall_message = ""
+        self._stall_message, self._told_stall_at = "", -inf
         self.now = clock or steady_wall_clock(state.latest_at)
         self._ticked_at = self.now()
 
@@ -155,8 +158,10 @@ class CommandLoop:
             self._on_message(message)
         # Watchers show why the run waits. This may change with time alone, without any event.
         stall = stall_message(self.state)
-        if stall != self._stall_message:
-            self._stall_message = stall
+        # While many peers join, it changes with each of them, and each change concerns them all.
+        pause = len(self.state.peers) / STALL_UPDATES_PER_SECOND
+        if stall != self._stall_message and self._ticked_at >= self._told_stall_at + pause:
+            self._stall_message, self._told_stall_at = stall, self._ticked_at
             self.wake(RUN_TOPIC)
 
     async def until(self, topic: Topic, ready: Callable[[State], T | None]) -> T:

@@ -68,3 +68,17 @@ def test_time_goes_on_where_the_clock_was_set_back_while_the_coordinator_was_awa
     newest = time.time() + 600
     assert steady_wall_clock(newest)() >= newest
     assert steady_wall_clock(0.0)() < newest
+
+
+async def test_watchers_of_a_large_swarm_are_told_less_often_why_the_run_waits(
+    command_loop: CommandLoop, clock: _Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.command_loop.STALL_UPDATES_PER_SECOND", 1 / STALL_SECONDS)
+    monkeypatch.setattr("coordinator.command_loop.stall_message", lambda _: f"waits at {clock.now}")
+    woken: list[float] = []
+    monkeypatch.setattr(command_loop, "wake", lambda topic: woken.append(clock.now))
+    begin = clock.now
+    for _ in range(7):
+        await command_loop.tick()
+        clock.now += STALL_SECONDS / 3
+    assert woken == [begin, begin + STALL_SECONDS, begin + 2 * STALL_SECONDS], "the one peer, every so often"

@@ -20,7 +20,7 @@ from coordinator.health.robust import sigmas, spread
 from coordinator.state.text import counted, listed
 
 LEAST_SIGMA = 0.05
-"""Of the level. Losses with noise of 5 % have no spike in 40,000 rounds; a loss that doubles is 20 sigma."""
+"""Of the level. A spike is 30 % above it: noise of 5 % makes none, and a loss that doubles is 20 sigma."""
 LEAST_SIGMA_NATS = 0.02
 """Near a loss of 0, a part of the level would be nothing."""
 LEAST_ROUNDS = 5

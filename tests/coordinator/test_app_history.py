@@ -57,7 +57,9 @@ async def test_the_history_is_live_and_survives_the_loss_of_its_file(tmp_path: P
         await run.join(A)
         await run.join(B)
         await train(run, 1)
-        await until(lambda: not history.problem and history.summary().traffic.link_bytes == 20, 30, "a round")
+        await until(
+            lambda: not history.problem and history.summary().traffic.link_bytes == 20, 120, "a round"
+        )
         assert history.summary().rounds_decided == 1
         assert history.summary().run == run.run
     path.write_bytes(path.read_bytes()[:5000])  # damaged while no coordinator runs

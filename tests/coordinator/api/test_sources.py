@@ -21,7 +21,7 @@ from tests.support.hostile import relay
 
 A, B, C = (keyed(i) for i in range(3))
 HERE, THERE = "127.0.0.1", "127.0.0.2"
-PATIENT = 20.0
+PATIENT = 120.0
 
 
 @pytest.fixture

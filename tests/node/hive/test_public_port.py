@@ -23,7 +23,7 @@ from tests.support.waiting import until
 
 MEMBER, STRANGER = "127.0.0.4", "127.0.0.5"
 GREETING = b"\x13/multistream/1.0.0\n"
-PATIENT = 30.0
+PATIENT = 120.0
 
 
 @asynccontextmanager

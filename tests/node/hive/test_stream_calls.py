@@ -23,7 +23,7 @@ from node.transport.payload_store import PayloadStore
 from protocol.pb.payload_pb2 import StateRequest
 from tests.builders import keyed
 
-PATIENT = 30.0
+PATIENT = 120.0
 PREFIX = "run-stage-0::PayloadPeer"
 Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

@@ -16,7 +16,7 @@ from hivemind.proto.dht_pb2 import FindRequest, FindResponse
 from node.hive.unary_calls import CALLS_OF_ONE, MAX_REQUEST_BYTES, answer_calls, call_places
 
 NAME, OTHER_NAME = "Test.rpc_find", "Test.rpc_find_again"
-PATIENT = 30.0
+PATIENT = 120.0
 FRAMING = 200
 """More bytes than libp2p puts around a request."""
 

@@ -15,6 +15,7 @@ from node.guest.visits import Visit
 from node.hive.lasting import LastingTransport
 from node.hive.transport import HivemindTransport
 from node.ipc.channel import start_child
+from node.ipc.ranks import start_ranks
 from node.ipc.worker_calls import LocalData, RequireInitial
 from node.ipc.worker_client import WorkerClient
 from node.measure.measure import LinkProber, measure_before_join, measure_speed, own_capacity
@@ -373,7 +374,9 @@ async def _train_assignment(
 
 
 async def _start_worker(options: NodeOptions, processes: AsyncExitStack) -> WorkerClient:
-    """A worker process, which `processes` ends."""
+    """The worker, one process or one for each device, which `processes` ends."""
+    if options.devices is not None:
+        return await start_ranks(options.devices, options.threads, processes)
     child = await start_child(
         "node.worker.worker",
         name="worker",

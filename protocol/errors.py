@@ -97,6 +97,7 @@ class ErrorCode(Enum):
     # This node's own state.
     ANCHOR_DIVERGED = ("anchor-diverged", ExitCode.STATE)
     WORKER_DIED = ("worker-died", ExitCode.STATE)
+    RANK_FAILED = ("rank-failed", ExitCode.STATE)
     HIVEMIND_DIED = ("hivemind-died", ExitCode.STATE)
     STORE_CORRUPT = ("store-corrupt", ExitCode.STATE)
     RUN_FOLDER_IN_USE = ("run-folder-in-use", ExitCode.STATE)

@@ -38,7 +38,7 @@ LAYERS = (
     "coordinator.dashboard",
     "coordinator.app",
     # a node: pure rooms, then IO, then training, then its composition root
-    "node.hooks node.security node.model node.extras",
+    "node.hooks node.security node.model node.extras node.ranks",
     "node.ipc node.data node.optimizer",
     "node.checkpoint",
     "node.generate node.transport node.folder",

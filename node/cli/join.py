@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -33,6 +33,7 @@ from node.cli.options import (
 )
 from node.folder import make_usable
 from node.guest.guest import Guest, Rule
+from node.ipc.ranks import DeviceList, parse_devices
 from node.ipc.template import own_template
 from node.ipc.worker_calls import AUTO_DEVICE, Precision
 from node.measure.hardware import available_threads
@@ -88,6 +89,21 @@ class JoinOptions:
     ] = None
     name: PublicName = None
     device: Device = AUTO_DEVICE
+    devices: Annotated[
+        str | None,
+        option(
+            "Several devices of a full replica: 'all' GPUs, numbers of GPUs such as 0,1,2,3, or cpu:N for N "
+            "processes on the CPU. With --role replica."
+        ),
+    ] = None
+    sharded: Annotated[
+        bool | None,
+        option(
+            "With --devices: shard the parameters over the devices, or keep all on each. Default: shard "
+            "where they do not fit.",
+            "--sharded/--replicated",
+        ),
+    ] = None
     precision: Annotated[
         Precision, option("Of matrix products. 'auto': bf16 on a GPU that computes in it, else fp32.")
     ] = Precision.AUTO
@@ -191,7 +207,7 @@ def join(
         make_usable(chosen.folder)
     host, port = command_runner.split_address(chosen.listen, "--listen")
     advertise = command_runner.bare_host(chosen.advertise, "--advertise")
-    _check_addresses(chosen)
+    _check_options(chosen)
     destination = known_runs.destination(chosen.run, chosen.invite_file)
     _check_data(chosen.data)
     rules = _rules(chosen)
@@ -220,6 +236,7 @@ def join(
         port_mapping=chosen.port_mapping,
         relay=chosen.relay,
         device=chosen.device,
+        devices=_devices(chosen),
         precision=chosen.precision,
         compile=chosen.compile,
         activation_checkpointing=chosen.activation_checkpointing,
@@ -269,8 +286,9 @@ def _drain(leaving: asyncio.Event, seconds: float) -> command_runner.Drain:
     return command_runner.Drain(leaving.set, seconds, message)
 
 
-def _check_addresses(chosen: JoinOptions) -> None:
-    """Raise BAD_ADDRESS naming the option whose value is not ``HOST:PORT``."""
+def _check_options(chosen: JoinOptions) -> None:
+    """Raise BAD_ADDRESS or BAD_OPTION naming the option whose value cannot be used."""
+    _devices(chosen)
     if chosen.relay not in ("auto", "none"):
         command_runner.split_address(chosen.relay, "--relay")
     if chosen.metrics is not None:
@@ -298,6 +316,29 @@ def _check_data(source: str | None) -> None:
         raise HetnodeError(
             ErrorCode.DATA_UNREADABLE, f"{path} does not exist.", "Give --data the place of the run's data."
         )
+
+
+def _devices(chosen: JoinOptions) -> DeviceList | None:
+    """The devices of the ranks; None for one process. Raises BAD_OPTION."""
+    if chosen.devices is None:
+        if chosen.sharded is None:
+            return None
+        raise HetnodeError(
+            ErrorCode.BAD_OPTION,
+            "--sharded and --replicated are for several devices.",
+            "Give them with --devices.",
+        )
+    if chosen.role is not RoleWish.REPLICA:
+        raise HetnodeError(
+            ErrorCode.BAD_OPTION,
+            "--devices is for full replicas: a member of a pipeline computes on one device.",
+            "Give --role replica with it; or start one node with --device for each GPU.",
+        )
+    if chosen.device != AUTO_DEVICE:
+        raise HetnodeError(
+            ErrorCode.BAD_OPTION, "--device and --devices contradict each other.", "Give one of them."
+        )
+    return replace(parse_devices(chosen.devices), sharded=chosen.sharded)
 
 
 def _expected_spec(chosen: JoinOptions) -> str:

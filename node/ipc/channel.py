@@ -77,6 +77,11 @@ class Child:
         """Known once the child has answered a call; before that, it blocks until the child was forked."""
         return self._process.pid
 
+    @property
+    def end(self) -> HetnodeError | None:
+        """What every call raises, because the process has ended; None while it lives."""
+        return self._death() if self._listen.done() else None
+
     def call(self, method: str, body: Mapping[str, Any], *blobs: Buffer) -> Awaitable[Reply]:
         """Queue a call and return the future of its reply. Calls reach the child in the order of `call`.
 
@@ -205,7 +210,14 @@ def _death(died: ErrorCode, who: str, status: int | None = None) -> HetnodeError
     )
 
 
-async def start_child(module: str, *, name: str, died: ErrorCode, environment: Mapping[str, str]) -> Child:
+async def start_child(
+    module: str,
+    *,
+    name: str,
+    died: ErrorCode,
+    environment: Mapping[str, str],
+    descriptors: Sequence[int] = (),
+) -> Child:
     """Start a process that serves calls, and connect to it. It is forked from this process's template.
 
     Returns at once; the first calls wait until the process serves.
@@ -215,6 +227,7 @@ async def start_child(module: str, *, name: str, died: ErrorCode, environment: M
         name: for logs and errors.
         died: code of the errors that calls raise once the child has ended.
         environment: added to this process's environment.
+        descriptors: open in the child under the same numbers.
     """
     ours, theirs = socket.socketpair()
     with theirs:
@@ -223,7 +236,7 @@ async def start_child(module: str, *, name: str, died: ErrorCode, environment: M
                 module,
                 [str(theirs.fileno())],
                 environment={**os.environ, **environment},
-                descriptors=[theirs.fileno()],
+                descriptors=[theirs.fileno(), *descriptors],
             )
         except TemplateEnded as error:
             ours.close()

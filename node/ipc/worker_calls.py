@@ -37,6 +37,7 @@ class ComputeOptions:
     activation_checkpointing: bool = False
     memory_limit: int = 0  # bytes that a node may use of its device; 0 is no limit
     precision: Precision = Precision.AUTO
+    sharded: bool | None = None  # parameters over the ranks; None: where they do not fit one device
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,32 @@ class RestoredCheckpoint:
 
     round_number: int
     has_private_state: bool
+
+
+# The ranks of a peer
+
+
+@dataclass(frozen=True)
+class ListDevices(Request[tuple[str, ...]]):
+    """Answers all GPUs of this machine, as torch calls them."""
+
+
+@dataclass(frozen=True)
+class FormGroup(Request[None]):
+    """Become one of several ranks. The only call that differs from rank to rank; each gets all others.
+
+    Attributes:
+        device: of this rank, in place of every device that a later call names.
+        host, port: of the store at which the ranks meet.
+        listener: on rank 0, the descriptor of a socket that listens there; None if a store runs there.
+    """
+
+    rank: int
+    size: int
+    device: str
+    host: str
+    port: int
+    listener: int | None = None
 
 
 # Before training

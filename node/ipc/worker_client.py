@@ -40,9 +40,14 @@ class QueuedCall(Generic[Answer]):
 
 @dataclass(frozen=True)
 class WorkerClient:
-    """Calls to the worker at the other end of `channel`; see :mod:`node.ipc.worker_calls`."""
+    """Calls to the worker at the other end of `channel`; see :mod:`node.ipc.worker_calls`.
+
+    Attributes:
+        ranks: the number of processes that answer together, each with a share of the microbatches.
+    """
 
     channel: Channel
+    ranks: int = 1
 
     async def call(self, request: Request[Answer]) -> Answer:
         """Queue a call and wait for its answer. Raises as :meth:`QueuedCall.answer`."""

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
+from node.ranks.parameters import local_part
+
 
 class ParameterGroup(TypedDict):
     """Parameters with equal settings; `param_names` are in the order of `params`."""
@@ -75,11 +77,12 @@ class AdamW:
     def _step_group(self, group: ParameterGroup) -> None:
         changed: list[Tensor] = [parameter for parameter in group["params"] if parameter.grad is not None]
         states = [self.state_of(parameter) for parameter in changed]
+        # Each rank steps on its part of parameters that are sharded.
         adamw(
-            changed,
-            [parameter.grad for parameter in changed if parameter.grad is not None],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
+            [local_part(parameter) for parameter in changed],
+            [local_part(parameter.grad) for parameter in changed if parameter.grad is not None],
+            [local_part(state["exp_avg"]) for state in states],
+            [local_part(state["exp_avg_sq"]) for state in states],
             [],
             [state["step"] for state in states],
             fused=True,

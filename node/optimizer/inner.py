@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from node.optimizer.adamw import AdamW
 from node.optimizer.schedule import cold_factor, learning_rate
+from node.ranks.parameters import local_part
+from node.ranks.sharding import state_like
 from protocol.spec.run import RunSpec
 
 MakeAdamW = Callable[..., AdamW]
@@ -60,7 +62,9 @@ class InnerOptimizer:
         Infinite if the norm of a gradient exceeds float32.
         """
         # Only this scalar travels along the pipeline: clipping needs the norm over the stages of all members.
-        norms = [_norm(parameter.grad) for parameter in self._parameters if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        # Of a gradient that is sharded over ranks, only this rank's part counts.
+        norms = [_norm(local_part(gradient)) for gradient in gradients]
         # One transfer from a GPU, for all parameters together.
         return float(torch.stack(norms).cpu().double().square().sum()) if norms else 0.0
 
@@ -175,7 +179,10 @@ class StageAdamW:
         }
 
     def load_state_dict(self, state: AdamWState | None) -> None:
-        """Copy `state` and continue; None drops the moments. Names and shapes match the parameters."""
+        """Copy `state` and continue; None drops the moments. Names and shapes match the parameters.
+
+        Of parameters that are sharded over ranks, `state` has the part of this rank.
+        """
         self._adamw.state.clear()
         self._cold_steps = None
         if state is None:
@@ -184,7 +191,7 @@ class StageAdamW:
             self._adamw.state[parameter] = {
                 # AdamW also keeps this count as a float tensor.
                 "step": torch.tensor(float(state["steps"]), device=parameter.device),
-                "exp_avg": state["exp_avg"][name].to(parameter.device, copy=True),
-                "exp_avg_sq": state["exp_avg_sq"][name].to(parameter.device, copy=True),
+                "exp_avg": state_like(parameter, state["exp_avg"][name]),
+                "exp_avg_sq": state_like(parameter, state["exp_avg_sq"][name]),
             }
         self._cold_steps = state["cold_steps"]

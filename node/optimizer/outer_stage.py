@@ -21,12 +21,14 @@ from torch import Tensor
 
 from node.model.shapes import EMBEDDING, parameter_shapes
 from node.model.transfer import copy_into, to_device
+from node.ranks.ownership import Ownership
+from node.ranks.remote_tensors import SharedTensor, with_all
 from protocol.algorithm.agreement import AgreementMeter
 from protocol.algorithm.clipping import clipping_scales, outliers, payload_norm
 from protocol.algorithm.comparison import Agreement, Comparison
-from protocol.algorithm.outer_optimizer import initial_state, outer_optimizer
+from protocol.algorithm.outer_optimizer import committed_shapes, initial_state, outer_optimizer
 from protocol.algorithm.outer_step import anchor_digest, apply_update
-from protocol.algorithm.topk import sparsify_blocks
+from protocol.algorithm.topk import SparseTensor, sparsify_blocks
 from protocol.errors import HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.wire.payload_codec import PayloadLayout, decode, encode_tensor, join
@@ -66,7 +68,11 @@ class OuterStage:
 
     `parameters` are the committed ones before round 1; they are copied. All other state starts at 0.
 
+    Where a peer has several ranks, each has in `parameters` and `local` only those that it owns, and keeps
+    their state. All ranks call `digest`, `propose` and `commit` together, in the same order.
+
     Attributes:
+        ownership: which rank owns which parameter.
         anchor: float32 CPU tensors by canonical name. A commit replaces the tensors and never changes one in
             place, so replicas in one process may share them.
         optimizer_state: state of the outer optimizer, named by outer_optimizer.state_name. Also replaced,
@@ -79,10 +85,17 @@ class OuterStage:
         agreement: what the last commit has measured; None if nothing, or if it was not finite.
     """
 
-    def __init__(self, spec: RunSpec, stage: int, parameters: Mapping[str, Tensor]) -> None:
-        self.layout = PayloadLayout(parameter_shapes(spec, stage), spec.outer)
+    def __init__(
+        self,
+        spec: RunSpec,
+        stage: int,
+        parameters: Mapping[str, Tensor],
+        ownership: Ownership = Ownership(),  # noqa: B008  frozen
+    ) -> None:
+        self.layout, self.ownership = PayloadLayout(parameter_shapes(spec, stage), spec.outer), ownership
         self._outer, self._optimizer = spec.outer, outer_optimizer(spec.outer)
-        self.anchor = {name: _float32(parameters[name]).clone() for name in self.layout.shapes}
+        self._names = [name for name in self.layout.shapes if ownership.is_mine(name)]
+        self.anchor = {name: _float32(parameters[name]).clone() for name in self._names}
         self.optimizer_state = initial_state(self.anchor, self._optimizer.slots)
         self.error = {name: torch.zeros_like(tensor) for name, tensor in self.anchor.items()}
         self.pending: Proposal | None = None
@@ -93,12 +106,24 @@ class OuterStage:
 
     @property
     def committed(self) -> dict[str, Tensor]:
-        """The state that is equal on all replicas: anchor and optimizer state, by name."""
+        """The state that is equal on all replicas, by name: the anchor and optimizer state kept here."""
         return self.anchor | self.optimizer_state
 
     def digest(self) -> str:
-        """Digest of :attr:`committed`. Equal on all replicas that have committed the same rounds."""
-        return anchor_digest(self.committed)
+        """Digest of the :attr:`committed` of all ranks. "" except on rank 0.
+
+        Equal on all replicas that have committed the same rounds.
+        """
+        return with_all(self.ownership.group, self.shared_committed(), anchor_digest) or ""
+
+    def shared_committed(self) -> dict[str, SharedTensor]:
+        """The :attr:`committed` of all ranks, for rank 0 to read."""
+        return self.ownership.shared(committed_shapes(self.layout.shapes, self._outer), self.committed)
+
+    def shapes_of(self, names: Iterable[str]) -> dict[str, tuple[int, ...]]:
+        """The shapes of these committed tensors."""
+        shapes = committed_shapes(self.layout.shapes, self._outer)
+        return {name: shapes[name] for name in names}
 
     def state_dict(self) -> OuterStageState:
         """The live tensors, not copied."""
@@ -135,20 +160,35 @@ class OuterStage:
         """
         self.abort()
         self._squares = [0.0, 0.0]
-        parts, error = [], {}
+        parts, error = {}, {}
         try:
-            for name, layout in self.layout.tensors.items():
+            for name in self._names:
+                layout = self.layout.tensors[name]
                 error[name] = torch.empty_like(self.anchor[name])
                 sparse = sparsify_blocks(self._learned(name, local[name], error[name]), layout)
                 # e'' = e' - sent, with the decoded values: error feedback also keeps the quantization error.
                 sparse.add_to(error[name].view(-1), -1.0)
-                parts.append(encode_tensor(layout, sparse))
+                parts[name] = encode_tensor(layout, sparse)
         except FloatingPointError:
-            return None  # nothing is pending: a round never sees half a stage
-        payload = join(self.layout, parts)
-        self.progress_norm, self.error_norm = map(math.sqrt, self._squares)
-        self.pending = {"payload": payload, "error": error, "covered": None}
+            parts = {}
+        payload = self._joined(parts)
+        if payload is not None:
+            self.progress_norm, self.error_norm = map(math.sqrt, self.ownership.group.totals(self._squares))
+            self.pending = {"payload": payload, "error": error, "covered": None}
         return payload
+
+    def _joined(self, parts: Mapping[str, bytes]) -> bytes | None:
+        """The payload of the encoded tensors of all ranks. None if a rank lacks some of its own."""
+        group, found = self.ownership.group, {}
+        if group.any(parts.keys() != {*self._names}):
+            return None  # nothing is pending: a round never sees half a stage
+        for rank, data in enumerate(group.exchange(b"".join(parts.values()))):
+            start = 0
+            for name, length in self.layout.lengths.items():
+                if self.ownership.owner_of(name) == rank:
+                    found[name] = data[start : start + length]
+                    start += length
+        return join(self.layout, (found[name] for name in self.layout.tensors))
 
     def _learned(self, name: str, local: Tensor, kept: Tensor) -> Iterator[Tensor]:
         """Yield e' = beta e + (anchor - local) (eq. 1) in blocks on the device of `local`.
@@ -222,9 +262,7 @@ class OuterStage:
         decoded = [decode(self.layout, data) for data, _ in payloads]
         weights = [weight for _, weight in payloads]
         meter = AgreementMeter(self.comparison, decoded, weights) if self.comparison else None
-        committed = apply_update(
-            self.committed, decoded, weights, self._optimizer, meter.add if meter else None
-        )
+        committed = self._updated(decoded, weights, meter)
         self.agreement = meter.result() if meter else None
         for name, anchor in self.anchor.items():
             if pending is None:
@@ -242,9 +280,27 @@ class OuterStage:
             self.error = pending["error"]
             if scale < 1.0:
                 # The round applied only `scale` of the payload. Keep the rest in the error feedback.
-                for name, sparse in decoded[mine].items():
-                    sparse.add_to(self.error[name].view(-1), 1.0 - scale)
+                for name, error in self.error.items():
+                    decoded[mine][name].add_to(error.view(-1), 1.0 - scale)
         self.pending = None
+
+    def _updated(
+        self,
+        payloads: Sequence[Mapping[str, SparseTensor]],
+        weights: Sequence[float],
+        meter: AgreementMeter | None,
+    ) -> dict[str, Tensor]:
+        """The committed state after these payloads. Raises as :meth:`commit`, on all ranks."""
+        committed, failure, group = {}, None, self.ownership.group
+        try:
+            add = meter.add if meter else None
+            committed = apply_update(self.committed, payloads, weights, self._optimizer, add)
+        except HetnodeError as error:
+            failure = error
+        group.agree(failure)
+        if meter:
+            meter.sums = group.totals(meter.sums)
+        return committed
 
     def abort(self) -> None:
         """Drop the pending proposal, if any. Anchor, optimizer state and error feedback stay unchanged."""
@@ -268,11 +324,11 @@ class OuterStage:
         Names and shapes match the stage. An optimizer state that is not in `committed` becomes 0, as before
         round 1.
         """
-        self._take(_with_state(committed, self.layout.shapes, self._optimizer.slots))
+        self._take(_with_state(committed, self._names, self._optimizer.slots))
         self.reset(local)
 
     def _take(self, committed: Mapping[str, Tensor]) -> None:
-        self.anchor = {name: committed[name] for name in self.layout.shapes}
+        self.anchor = {name: committed[name] for name in self._names}
         self.optimizer_state = {name: tensor for name, tensor in committed.items() if name not in self.anchor}
 
 

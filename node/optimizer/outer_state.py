@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypedDict
+from typing import TypedDict, TypeVar
 
+import torch
 from torch import Tensor
 
 from node.model.shapes import EMBEDDING
@@ -16,6 +17,10 @@ from node.optimizer.outer_stage import (
     OuterStageState,
     WeightedPayload,
 )
+from node.ranks.group import RankGroup
+from node.ranks.ownership import Ownership, owners
+from node.ranks.parameters import OwnedParameters
+from node.ranks.remote_tensors import SharedTensor, with_all
 from protocol.algorithm.outer_optimizer import parameters_of
 from protocol.algorithm.outer_step import anchor_digest
 from protocol.spec.run import RunSpec
@@ -46,16 +51,34 @@ class OuterState(Mapping[int, OuterStage]):
             change them in place.
         embedding: TE [V, d] before round 1 if stage 0 is not hosted here, else None.
 
+    Where a peer has several ranks (`group`), each rank keeps the outer state of some tensors. Then all ranks
+    call the methods together, in the same order, and only rank 0 gets digests; stage 0 is hosted.
+
     Attributes:
         rounds: the last round, committed or aborted, that each hosted stage has finished.
         follower: keeps the embedding if stage 0 is not hosted here, else None.
     """
 
     def __init__(
-        self, spec: RunSpec, parameters: Mapping[int, Mapping[str, Tensor]], embedding: Tensor | None
+        self,
+        spec: RunSpec,
+        parameters: Mapping[int, Mapping[str, Tensor]],
+        embedding: Tensor | None,
+        group: RankGroup = RankGroup(),  # noqa: B008  frozen
     ) -> None:
-        self._local = parameters
-        self._stages = {stage: OuterStage(spec, stage, local) for stage, local in parameters.items()}
+        self.group = group
+        shapes = {
+            (stage, name): tuple(each.shape)
+            for stage, local in parameters.items()
+            for name, each in local.items()
+        }
+        owned = owners(shapes, group.size)
+        self._local: dict[int, OwnedParameters] = {}
+        self._stages: dict[int, OuterStage] = {}
+        for stage, local in parameters.items():
+            ownership = Ownership(group, {name: owned[stage, name] for name in local})
+            self._local[stage] = OwnedParameters(local, ownership)
+            self._stages[stage] = OuterStage(spec, stage, self._local[stage].read(), ownership)
         self.rounds = dict.fromkeys(parameters, 0)
         self.follower = None if embedding is None else EmbeddingFollower(spec, embedding)
         self._followed_round = 0
@@ -84,7 +107,7 @@ class OuterState(Mapping[int, OuterStage]):
         """Digest of the committed embedding and its optimizer state. Equal on all members of all replicas."""
         if self.follower is not None:
             return anchor_digest(self.follower.committed)
-        return anchor_digest(embedding_of(self._stages[0].committed))
+        return with_all(self.group, embedding_of(self._stages[0].shared_committed()), anchor_digest) or ""
 
     def begin_round(self) -> None:
         """Start a round in which no training has continued beyond a proposal yet."""
@@ -96,10 +119,11 @@ class OuterState(Mapping[int, OuterStage]):
         None if training has produced a value that is not finite. The stage then restarts from the anchor and
         contributes nothing to this round.
         """
-        outer, local = self._stages[stage], self._local[stage]
+        outer, local = self._stages[stage], self._local[stage].read()
         payload = outer.propose(local)
         if payload is None:
             outer.reset(local)
+            self._local[stage].write(local)
         elif self._training_continues:
             # Inner steps of the next round already run, so local changes before this round is decided.
             outer.remember(local)
@@ -112,7 +136,7 @@ class OuterState(Mapping[int, OuterStage]):
         """
         self._training_continues = True
         for stage, outer in self._stages.items():
-            outer.remember(self._local[stage])
+            outer.remember(self._local[stage].read())
 
     def commit(
         self, stage: int, round_number: int, payloads: Sequence[WeightedPayload], mine_included: bool
@@ -122,7 +146,9 @@ class OuterState(Mapping[int, OuterStage]):
         Raises HetnodeError PAYLOAD_CORRUPT; then nothing has changed.
         """
         self._require_next(stage, round_number)
-        self._stages[stage].commit(payloads, mine_included, self._local[stage])
+        local = self._local[stage].read()
+        self._stages[stage].commit(payloads, mine_included, local)
+        self._local[stage].write(local)
         self.rounds[stage] = round_number
         return self._stages[stage].digest()
 
@@ -147,19 +173,41 @@ class OuterState(Mapping[int, OuterStage]):
 
     def forget_error(self, stage: int) -> None:
         """Error feedback := 0 and local := anchor. See OuterStage.reset."""
-        self._stages[stage].reset(self._local[stage])
+        local = self._local[stage].read()
+        self._stages[stage].reset(local)
+        self._local[stage].write(local)
 
     def reset_nonfinite_stages(self) -> None:
         """Restart each stage that has non-finite parameters from its anchor."""
         for stage, local in self._local.items():
-            if not all(parameter.isfinite().all() for parameter in local.values()):
+            if not local.all_finite():
                 log.warning("stage %d has non-finite parameters; it restarts from the anchor", stage)
                 self.forget_error(stage)
 
     def load_stage(self, stage: int, round_number: int, committed: Mapping[str, Tensor]) -> None:
         """Copy the committed state after `round_number`; error feedback := 0 and local := anchor."""
-        self._stages[stage].load(committed, self._local[stage])
+        local = self._local[stage].read()
+        self._stages[stage].load(committed, local)
+        self._local[stage].write(local)
         self.rounds[stage] = round_number
+
+    def load_local(self, stage: int, values: Mapping[str, Tensor]) -> None:
+        """Copy values of live parameters. Those that are not in it, or that others own, keep theirs."""
+        local = self._local[stage].read()
+        for name in local.keys() & values.keys():
+            local[name].detach().copy_(values[name])
+        self._local[stage].write(local)
+
+    def shared_moved(self, stage: int) -> dict[str, SharedTensor]:
+        """The live parameters that differ from the anchor, for rank 0 to read."""
+        local, outer = self._local[stage].read(), self._stages[stage]
+        # Right after a commit local equals the anchor, which a checkpoint already has.
+        mine = [
+            name for name, each in local.items() if not torch.equal(each.detach().cpu(), outer.anchor[name])
+        ]
+        told = b" ".join(self.group.exchange(" ".join(mine).encode())).decode().split()
+        shapes = {name: shape for name, shape in outer.layout.shapes.items() if name in told}
+        return outer.ownership.shared(shapes, local)
 
     def load_embedding(self, round_number: int, committed: Mapping[str, Tensor]) -> None:
         """Copy the embedding after `round_number`, with its optimizer state."""
@@ -195,6 +243,9 @@ class OuterState(Mapping[int, OuterStage]):
         assert round_number == self.rounds[stage] + 1, f"stage {stage} is after round {self.rounds[stage]}"
 
 
-def embedding_of(committed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+Held = TypeVar("Held")
+
+
+def embedding_of(committed: Mapping[str, Held]) -> dict[str, Held]:
     """The token embedding and its optimizer state, from the committed state of stage 0."""
     return {name: tensor for name, tensor in committed.items() if name.partition("/")[0] == EMBEDDING}

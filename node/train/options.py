@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from node.ipc.ranks import DeviceList
 from node.ipc.worker_calls import ComputeOptions, Precision
 from node.relay.relayed import AUTO
 from node.transport.line import LineLimits
@@ -18,9 +19,10 @@ class NodeOptions:
 
     With `invite`, the node enrols first; otherwise it has credentials for `run` from before. `role` None
     takes the last choice, or the role of the invite, or else the coordinator chooses. `name` is public; None
-    takes the last choice, "" is none. `advertise` None takes
-    the address that this machine uses towards the coordinator. `source` and `tokenizer` override where this
-    node reads the run's data and tokenizer.json. `metrics` is ``host:port``; None serves none.
+    takes the last choice, "" is none. `advertise` None takes the address that this machine uses towards the
+    coordinator. `devices`, if given, are those of several ranks, in place of `device`. `source` and
+    `tokenizer` override where this node reads the run's data and tokenizer.json. `metrics` is ``host:port``;
+    None serves none.
     """
 
     invite: Invite | None
@@ -35,6 +37,7 @@ class NodeOptions:
     port_mapping: bool = True
     relay: str = AUTO
     device: str = "cpu"
+    devices: DeviceList | None = None
     precision: Precision = Precision.AUTO
     compile: bool = False
     activation_checkpointing: bool = False
@@ -53,7 +56,12 @@ class NodeOptions:
     @property
     def compute(self) -> ComputeOptions:
         return ComputeOptions(
-            self.device, self.compile, self.activation_checkpointing, self.memory_limit, self.precision
+            self.device,
+            self.compile,
+            self.activation_checkpointing,
+            self.memory_limit,
+            self.precision,
+            self.devices.sharded if self.devices else None,
         )
 
     @property

@@ -116,7 +116,7 @@ class Pipeline:
 
         A step beyond the spec's H trains on the round's samples again, at the last step's learning rate.
         """
-        slots = _Slots(_QUEUED_OPERATIONS)
+        slots = _Slots(_QUEUED_OPERATIONS * self._worker.ranks)
         async with _failing_as_one() as group:
             for operation in self._order:
                 forward = operation.kind is OpKind.FORWARD
@@ -134,7 +134,7 @@ class Pipeline:
 
     async def validate(self, round_number: int) -> float:
         """Forward passes over the validation samples. Returns the mean loss at the last member, else NaN."""
-        slots = _Slots(_QUEUED_OPERATIONS)
+        slots = _Slots(_QUEUED_OPERATIONS * self._worker.ranks)
         async with _failing_as_one() as group:
             for microbatch in range(self._spec.data.validation_batches):
                 frame_id = self._id(round_number, 0, microbatch, FrameKind.EVALUATE)

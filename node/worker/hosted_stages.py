@@ -5,11 +5,11 @@ Shapes: b microbatch, L context, d width, k subspace width (d where the link is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from node.data.streamed import Samples
 from node.ipc.worker_calls import Message
@@ -21,6 +21,9 @@ from protocol.algorithm.subspace import ReceivingEnd, SendingEnd
 from protocol.spec.run import RunSpec
 from protocol.types import StageRange
 from protocol.wire.activation_codec import pack_activation, pack_ids, unpack_activation, unpack_ids
+
+Shard = Callable[[nn.Module, Iterable[nn.Module], torch.device], None]
+"""Shards a module with its blocks over ranks: see node.ranks.sharding."""
 
 
 @dataclass
@@ -34,6 +37,8 @@ class _InFlight:
 class HostedStages:
     """The stages that one member hosts, and its ends of the links to its neighbours.
 
+    `shard` shards the parameters of each stage over the ranks of this peer; None leaves them whole.
+
     Raises HetnodeError DEVICE_UNAVAILABLE, as Compute.open.
 
     Attributes:
@@ -46,7 +51,12 @@ class HostedStages:
     """
 
     def __init__(
-        self, spec: RunSpec, stages: StageRange, compute: Compute, factories: TrainerFactories
+        self,
+        spec: RunSpec,
+        stages: StageRange,
+        compute: Compute,
+        factories: TrainerFactories,
+        shard: Shard | None = None,
     ) -> None:
         self._spec, self._stages, self._compute, self._factories = spec, stages, compute, factories
         self.device = compute.open()
@@ -54,7 +64,10 @@ class HostedStages:
         for stage in stages:
             module = Stage(spec, stage, factories.initial(spec, stage))
             module.run_block = compute.run_block
+            if shard is not None:
+                shard(module, module.blocks, self.device)
             self.modules[stage] = module.to(self.device)
+        self._is_sharded = shard is not None
         self.upstream: ReceivingEnd | None = None
         self.downstream: SendingEnd | None = None
         self.losses: list[Tensor] = []
@@ -66,13 +79,14 @@ class HostedStages:
         """Whether no inner step is in progress."""
         return not self._in_flight and not self.losses
 
-    def connect(self, k_upstream: int | None, k_downstream: int | None, table_vd: Tensor) -> None:
+    def connect(self, k_upstream: int | None, k_downstream: int | None, table_vd: Tensor | None) -> None:
         """Create the links to both neighbours from their k. None: no neighbour. 0: an uncompressed link.
 
-        `table_vd` is TE of the last committed round.
+        `table_vd` is TE of the last committed round; a link upstream needs it.
         """
         self.upstream = self.downstream = None
         if k_upstream is not None:
+            assert table_vd is not None
             basis_dd = self._factories.basis(self._spec, self._stages.first).to(self.device)
             self.upstream = self._factories.receiving_end(k_upstream, basis_dd, table_vd)
         if k_downstream is not None:
@@ -87,8 +101,12 @@ class HostedStages:
         if self.upstream is not None:
             self.upstream.refresh(table_vd)
 
-    def forward(self, microbatch: int, received: Message | None, tokens: Samples | None) -> Message | None:
+    def forward(
+        self, microbatch: int, received: Message | None, tokens: Samples | None, counts: bool = True
+    ) -> Message | None:
         """Forward pass of one training microbatch. Returns the message for the next member, None at the last.
+
+        Its loss is kept if it `counts`.
 
         The input is `received`, the message of the member upstream, or at stage 0 `tokens` [b, L + 1].
         Raises HetnodeError FRAME_CORRUPT for a message that cannot be used.
@@ -98,14 +116,16 @@ class HostedStages:
         output = self._run(x, tokens_bl)
         self._in_flight[microbatch] = _InFlight(leaf, output)
         if self._is_last:
-            self.losses.append(output.detach())
+            if counts:
+                self.losses.append(output.detach())
             return None
         return self._message(output.detach(), tokens_bl)
 
-    def backward(self, microbatch: int, received: Message | None, microbatches: int) -> Message | None:
+    def backward(self, microbatch: int, received: Message | None, microbatches: float) -> Message | None:
         """Backward pass of a microbatch. Returns the gradient for the member upstream, None at the first.
 
-        The loss of an inner step is the mean over its `microbatches`. Raises as :meth:`forward`.
+        The loss of an inner step is the mean over its `microbatches`; infinitely many give no gradient.
+        Raises as :meth:`forward`.
         """
         work = self._in_flight.pop(microbatch)
         if received is None:
@@ -122,12 +142,13 @@ class HostedStages:
         gradient = self.upstream.compress_backward(work.received.grad)
         return Message(*pack_activation("gradient", gradient, self._spec.link.dtype))
 
-    @torch.inference_mode()
     def evaluate(self, received: Message | None, tokens: Samples | None) -> Message | float:
         """As :meth:`forward`, for a validation microbatch; the last member returns the loss."""
-        tokens_bl, x = self._enter(received, tokens)
-        output = self._run(x, tokens_bl)
-        return float(output) if self._is_last else self._message(output, tokens_bl)
+        # FSDP keeps the tensors that it makes here, and training could not use those of inference mode.
+        with torch.no_grad() if self._is_sharded else torch.inference_mode():
+            tokens_bl, x = self._enter(received, tokens)
+            output = self._run(x, tokens_bl)
+            return float(output) if self._is_last else self._message(output, tokens_bl)
 
     def abandon(self) -> None:
         """Drop the losses and the activations of an unfinished inner step."""

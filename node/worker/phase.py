@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from node.ipc.worker_calls import InnerResult
+from node.ranks.group import RankGroup
 
 
 class InnerPhaseState(TypedDict):
@@ -37,10 +38,12 @@ class InnerPhase:
     skipped_steps: int = 0
     norm: float = math.nan
 
-    def result(self) -> InnerResult:
-        losses = [loss.cpu() for loss in self.losses]
+    def result(self, group: RankGroup = RankGroup()) -> InnerResult:  # noqa: B008  frozen
+        """With the losses of all ranks of `group`; all of them call this together."""
         # float64: the mean of many losses does not depend on rounding in float32.
-        loss = float(torch.stack(losses).double().mean()) if losses else math.nan
+        losses = torch.stack([loss.cpu() for loss in self.losses]).double() if self.losses else torch.zeros(0)
+        total, count = group.totals([float(losses.sum()), len(losses)])
+        loss = total / count if count else math.nan
         return InnerResult(loss, self.tokens, self.steps, self.skipped_steps, self.norm)
 
     def state_dict(self) -> InnerPhaseState:

@@ -24,9 +24,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypedDict
 
+import torch
 from torch import Tensor, nn
 
 from node.checkpoint import node_checkpoint
@@ -39,12 +41,17 @@ from node.model.shapes import EMBEDDING, embedding_shapes, parameter_shapes
 from node.optimizer.inner import AdamWState, InnerOptimizer
 from node.optimizer.outer_stage import WeightedPayload
 from node.optimizer.outer_state import OuterState, OuterStateDict
+from node.ranks.group import RankGroup
+from node.ranks.remote_tensors import with_all
+from node.ranks.sharding import shard
 from node.worker.compute import Compute
 from node.worker.factories import TrainerFactories
 from node.worker.hosted_stages import HostedStages
 from node.worker.phase import InnerPhase, InnerPhaseState
+from node.worker.rank_checkpoint import Key, handed_out, named, private_of, shared_state
 from node.worker.samples import MicrobatchReader
 from protocol.algorithm.outer_optimizer import committed_shapes
+from protocol.errors import HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.types import Part, StageRange
 
@@ -69,6 +76,9 @@ class Trainer:
     Args:
         stages: the stages hosted here.
         stream: the samples; only the member that hosts stage 0 needs them.
+        group: the ranks of this peer, if it hosts all stages. Each trains a share of the microbatches. All
+            ranks call the methods together, in the same order; digests and payloads are those of rank 0.
+        is_sharded: whether the parameters are sharded over the ranks; else each rank has all of them.
 
     Attributes:
         hosted: the stages with their links.
@@ -87,14 +97,19 @@ class Trainer:
         compute: Compute = Compute(),  # noqa: B008  frozen
         stream: SampleStream | None = None,
         factories: TrainerFactories = TrainerFactories(),  # noqa: B008  frozen
+        group: RankGroup = RankGroup(),  # noqa: B008  frozen
+        is_sharded: bool = False,
     ) -> None:
         self.spec, self.stages, self._factories = spec, stages, factories
-        self.hosted = HostedStages(spec, stages, compute, factories)
+        self.group, self.is_sharded = group, is_sharded
+        self.hosted = HostedStages(
+            spec, stages, compute, factories, partial(shard, group=group) if is_sharded else None
+        )
         self.modules, self.device = self.hosted.modules, self.hosted.device
         parameters = {stage: self.parameters(stage) for stage in stages}
         self.inner = InnerOptimizer(spec, parameters, undecayed={EMBEDDING}, adamw=factories.adamw)
         embedding = None if 0 in stages else factories.initial(spec, 0)[EMBEDDING]
-        self.outer = OuterState(spec, parameters, embedding)
+        self.outer = OuterState(spec, parameters, embedding, group)
         self.samples = MicrobatchReader(spec, stream)
         self.phase = InnerPhase(1)
         self._validation: list[float] = []
@@ -105,7 +120,8 @@ class Trainer:
 
     def connect(self, k_upstream: int | None, k_downstream: int | None) -> None:
         """Create the links to both neighbours from their k. None: no neighbour. 0: an uncompressed link."""
-        self.hosted.connect(k_upstream, k_downstream, self.outer.embedding)
+        table_vd = None if k_upstream is None else self.outer.embedding
+        self.hosted.connect(k_upstream, k_downstream, table_vd)
 
     # The inner phase
 
@@ -134,12 +150,51 @@ class Trainer:
         `received` is the message of the member upstream. It is None on the member that hosts stage 0, which
         reads the samples. Raises HetnodeError FRAME_CORRUPT for a message that cannot be used.
         """
-        tokens = self.samples.training(step, microbatch) if received is None else None
-        return self.hosted.forward(microbatch, received, tokens)
+        last = self.samples.microbatches - 1
+        if self._trains(microbatch, last):
+            tokens = self.samples.training(step, microbatch) if received is None else None
+            with self.group.guarded():
+                return self.hosted.forward(microbatch, received, tokens, self._counts(microbatch))
+        return None
 
     def backward(self, microbatch: int, received: Message | None) -> Message | None:
         """Backward pass of a microbatch. Returns the gradient for the member upstream, None at the first."""
-        return self.hosted.backward(microbatch, received, self.samples.microbatches)
+        microbatches = self.samples.microbatches
+        if self._trains(microbatch, microbatches - 1):
+            # Gradients are summed over the ranks; where parameters are sharded, they are averaged.
+            parts = microbatches / self.group.size if self.is_sharded else microbatches
+            with self.group.guarded():
+                return self.hosted.backward(
+                    microbatch, received, parts if self._counts(microbatch) else math.inf
+                )
+        return None
+
+    def _counts(self, microbatch: int) -> bool:
+        """Whether this rank computes the loss and the gradients of a microbatch."""
+        return microbatch % self.group.size == self.group.rank
+
+    def _trains(self, microbatch: int, last: int) -> bool:
+        """Whether this rank runs the model on a microbatch of 0..`last`.
+
+        Where parameters are sharded, all ranks run the model equally often, because every pass needs the
+        parts of all: ranks that get no microbatch at the end of a step repeat the last one without effect.
+        """
+        repeats = self.is_sharded and microbatch == last and self.group.rank > last % self.group.size
+        return repeats or self._counts(microbatch)
+
+    def squared_gradient_norm(self) -> float:
+        """Sum of squares of all gradients of this member, which all ranks have after this."""
+        if self.is_sharded:
+            return self.group.totals([self.inner.squared_gradient_norm()])[0]
+        if self.group.size > 1:
+            parameters = [each for stage in self.stages for each in self.parameters(stage).values()]
+            for parameter in parameters:
+                if parameter.grad is None:  # this rank had no microbatch
+                    parameter.grad = torch.zeros_like(parameter)
+            self.group.sum_in_place(
+                [parameter.grad for parameter in parameters if parameter.grad is not None]
+            )
+        return self.inner.squared_gradient_norm()
 
     def apply(self, step: int, norm: float) -> None:
         """End inner step `step` (0-based in its round): clip by the global `norm`, then one AdamW step.
@@ -169,21 +224,26 @@ class Trainer:
         """
         if self.phase.skipped_steps:
             self.outer.reset_nonfinite_stages()
-        return self.phase.result()
+        return self.phase.result(self.group)
 
     def evaluate(self, microbatch: int, received: Message | None) -> Message | None:
         """Forward pass of one validation microbatch, with the link compression of this replica."""
+        if not self._trains(microbatch, self.spec.data.validation_batches - 1):
+            return None
         tokens = self.samples.validation(microbatch) if received is None else None
-        result = self.hosted.evaluate(received, tokens)
+        with self.group.guarded():
+            result = self.hosted.evaluate(received, tokens)
         if isinstance(result, Message):
             return result
-        self._validation.append(result)
+        if self._counts(microbatch):
+            self._validation.append(result)
         return None
 
     def end_validation(self) -> float:
         """Mean validation loss in nats per token since the last call. NaN except on the last member."""
         losses, self._validation = self._validation, []
-        return math.fsum(losses) / len(losses) if losses else math.nan
+        total, count = self.group.totals([math.fsum(losses), len(losses)])
+        return total / count if count else math.nan
 
     # The outer round
 
@@ -227,10 +287,17 @@ class Trainer:
         Raises HetnodeError CHECKPOINT_CORRUPT if the file has the wrong size or cannot be read.
         """
         is_stage = part is Part.STAGE
-        shapes = parameter_shapes(self.spec, stage) if is_stage else embedding_shapes(self.spec)
-        return self._take_part(
-            stage, part, round_number, read_part(file, committed_shapes(shapes, self.spec.outer))
-        )
+        parameters = parameter_shapes(self.spec, stage) if is_stage else embedding_shapes(self.spec)
+        shapes = committed_shapes(parameters, self.spec.outer)
+        committed, failure = {}, None
+        try:
+            committed = read_part(file, shapes) if self.group.is_first else {}
+        except HetnodeError as error:
+            failure = error
+        self.group.agree(failure)
+        if self.group.size > 1:
+            committed = self.outer[stage].ownership.hand_out(committed, shapes)
+        return self._take_part(stage, part, round_number, committed)
 
     def _take_part(self, stage: int, part: Part, round_number: int, committed: Mapping[str, Tensor]) -> str:
         is_stage = part is Part.STAGE
@@ -247,7 +314,8 @@ class Trainer:
         Stages that are not in it stay unchanged. If its private part is missing or damaged, error feedback
         and moments start from 0, as in :meth:`load_part`.
         """
-        found = node_checkpoint.newest(folder, self.spec, self.stages)
+        found = node_checkpoint.newest(folder, self.spec, self.stages) if self.group.is_first else None
+        found = handed_out(self.group, found, self.outer, self.is_sharded)
         if found is not None:
             self.load_checkpoint(found)
         return found
@@ -273,10 +341,17 @@ class Trainer:
         behind = [stage for stage, done in outer.rounds.items() if done != round_number]
         assert not behind, f"stages {behind} are not after round {round_number}"
         assert outer.embedding_round == round_number, f"the embedding is not after round {round_number}"
-        committed = {stage: each.committed for stage, each in outer.items()}
-        embedding = None if outer.follower is None else outer.follower.committed
-        private = private_states(self.state_dict())
-        node_checkpoint.write(folder, self.spec, round_number, committed, embedding, private)
+        embedding, moments = (
+            None if outer.follower is None else outer.follower.committed,
+            self.inner.state_dict(),
+        )
+
+        def write(tensors: Mapping[Key, Tensor]) -> None:
+            committed = {stage: named(tensors, stage, "committed") for stage in outer}
+            private = {stage: private_of(tensors, stage, moments[stage]) for stage in outer}
+            node_checkpoint.write(folder, self.spec, round_number, committed, embedding, private)
+
+        with_all(self.group, shared_state(outer, moments), write)
 
     def state_dict(self) -> TrainerState:
         """The whole state of this member, between two inner steps. The live tensors, not copied."""
@@ -309,11 +384,12 @@ class Trainer:
         outer = self.outer[stage]
         outer.load_state_dict({**outer.state_dict(), "error": dict(private.error), "pending": None})
         # The file has only the parameters that differ from the anchor.
-        self.hosted.load_parameters({stage: private.local})
+        self.outer.load_local(stage, private.local)
         self.inner.load_state_dict({stage: private.moments})
 
     def _refresh_link(self) -> None:
-        self.hosted.refresh_link(self.outer.embedding)
+        if self.hosted.upstream is not None:
+            self.hosted.refresh_link(self.outer.embedding)
 
 
 def private_states(state: TrainerState) -> dict[int, StageState]:

@@ -13,7 +13,9 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
+import psutil
 import torch
 
 from node.checkpoint.initial import initial_from, require_initial
@@ -23,6 +25,7 @@ from node.ipc import worker_calls as calls
 from node.ipc.channel import serve
 from node.ipc.typed_calls import handlers
 from node.model.shapes import embedding_shapes, parameter_count, parameter_shapes
+from node.ranks.group import RankGroup, form_group
 from node.worker.compute import Compute, check_device, memory_in_use
 from node.worker.factories import TrainerFactories
 from node.worker.speed import layer_speed
@@ -35,6 +38,10 @@ from protocol.types import Part, StageRange
 from protocol.wire.payload_codec import PayloadLayout
 
 _BYTES, _CPU_BYTES = 16, 28  # of a parameter
+_SHARE = (
+    0.7  # of a device's memory that parameters, gradients and moments may take; activations need the rest
+)
+log = logging.getLogger(__name__)
 
 
 class Worker:
@@ -44,14 +51,31 @@ class Worker:
 
     def __init__(self) -> None:
         self._computed = 0.0  # seconds of computing since the round began
+        self._group, self._device = RankGroup(), ""
+
+    def list_devices(self, _: calls.ListDevices) -> tuple[str, ...]:
+        return tuple(f"cuda:{index}" for index in range(torch.cuda.device_count()))
+
+    def form_group(self, call: calls.FormGroup) -> None:
+        """Meet the other ranks of this peer. Raises HetnodeError DEVICE_UNAVAILABLE, RANK_FAILED."""
+        device = Compute(call.device).open()
+        self._device = call.device
+        self._group = form_group(call.rank, call.size, (call.host, call.port), call.listener, device)
 
     def check_device(self, call: calls.CheckDevice) -> calls.DeviceInfo:
         """Try the device before this node joins a run. Raises HetnodeError DEVICE_UNAVAILABLE."""
-        return check_device(_compute(call.compute))
+        found = check_device(self._compute(call.compute))
+        if self._group.size == 1:
+            return found
+        free = self._group.totals([found.free_bytes])[0]
+        return replace(
+            found, name=f"{self._group.size} ranks, the first on {found.name}", free_bytes=int(free)
+        )
 
     def measure_speed(self, call: calls.MeasureSpeed) -> float:
-        """Measure how fast the device trains layers of the run."""
-        return layer_speed(call.spec, Compute(call.device, precision=call.precision), call.seconds)
+        """Measure how fast the devices of all ranks train layers of the run."""
+        compute = Compute(self._device or call.device, precision=call.precision)
+        return self._group.totals([layer_speed(call.spec, compute, call.seconds)])[0]
 
     def require_initial(self, call: calls.RequireInitial) -> None:
         """Raise HetnodeError unless the parameters from which the run starts are here."""
@@ -63,13 +87,15 @@ class Worker:
         Raises HetnodeError BAD_OPTION if the stages cannot fit in the memory that this node may use.
         """
         spec, stages, local = call.spec, call.stages, call.local
-        _keep_within_memory(spec, stages, local.compute)
+        compute = self._compute(local.compute)
+        is_sharded = self._is_sharded(spec, stages, local.compute)
+        _keep_within_memory(spec, stages, local.compute, self._group.size if is_sharded else 1)
         stream = None
         if 0 in stages:
             tokenizer = local.tokenizer or find_tokenizer(spec.data, *local.search_paths)
             stream = open_stream(spec, local.source, tokenizer)
         factories = TrainerFactories(initial=initial_from(local.initial))
-        self.trainer = Trainer(spec, stages, _compute(local.compute), stream, factories)
+        self.trainer = Trainer(spec, stages, compute, stream, factories, self._group, is_sharded)
         layouts = {stage: self.trainer.outer[stage].layout for stage in stages}
         parts = {(stage, Part.STAGE): _part(spec, layout.shapes) for stage, layout in layouts.items()}
         if 0 not in stages:
@@ -112,7 +138,7 @@ class Worker:
 
     def squared_norm(self, _: calls.SquaredNorm) -> float:
         with self._computing():
-            return self.trainer.inner.squared_gradient_norm()
+            return self.trainer.squared_gradient_norm()
 
     def apply(self, call: calls.Apply) -> None:
         with self._computing():
@@ -126,9 +152,12 @@ class Worker:
         return self.trainer.end_validation()
 
     def propose(self, call: calls.Propose) -> bytes | None:
-        return self.trainer.outer.propose(call.stage)
+        payload = self.trainer.outer.propose(call.stage)
+        return payload if self._group.is_first else None
 
     def screen(self, call: calls.Screen) -> tuple[str, ...]:
+        if not self._group.is_first:  # it changes nothing, so one rank is enough
+            return ()
         return tuple(self.trainer.outer[call.stage].screen(call.payloads))
 
     def keep_training(self, _: calls.KeepTraining) -> None:
@@ -186,6 +215,36 @@ class Worker:
         """Write anchors and private state to `folder`, named ``round-NNNNNN``; the last two are kept."""
         self.trainer.write_checkpoint(call.folder, call.round_number)
 
+    def _compute(self, options: calls.ComputeOptions) -> Compute:
+        device = self._device or options.device
+        return Compute(device, options.compile, options.activation_checkpointing, options.precision)
+
+    def _is_sharded(self, spec: RunSpec, stages: StageRange, options: calls.ComputeOptions) -> bool:
+        """Whether to shard the parameters over the ranks. All ranks decide the same."""
+        if self._group.size == 1:
+            return False
+        needed = sum(parameter_count(spec, stage) for stage in stages) * _BYTES
+        is_sharded = (
+            options.sharded if options.sharded is not None else needed > _SHARE * self._free_bytes(options)
+        )
+        if is_sharded := self._group.any(is_sharded):
+            log.info(
+                "rank %d of %d: parameters are sharded over the ranks", self._group.rank, self._group.size
+            )
+        if is_sharded and options.compile:
+            raise HetnodeError(
+                ErrorCode.BAD_OPTION,
+                "--compile cannot be used where parameters are sharded over the devices.",
+                "Leave out --compile; or give --replicated if the model fits on each device.",
+            )
+        return is_sharded
+
+    def _free_bytes(self, options: calls.ComputeOptions) -> float:
+        """What this rank's device can still take. CPU ranks share the memory of the machine."""
+        found = check_device(self._compute(options)).free_bytes
+        free = found or psutil.virtual_memory().available / self._group.size
+        return min(free, options.memory_limit) if options.memory_limit else free
+
     @contextmanager
     def _computing(self) -> Iterator[None]:
         """Count the seconds. Results leave a GPU, so that all but its last operation has ended by then."""
@@ -196,12 +255,15 @@ class Worker:
             self._computed += time.perf_counter() - began
 
 
-def _keep_within_memory(spec: RunSpec, stages: StageRange, options: calls.ComputeOptions) -> None:
-    """Refuse stages that cannot fit in the memory limit, and hold torch to it where it can be held."""
+def _keep_within_memory(spec: RunSpec, stages: StageRange, options: calls.ComputeOptions, parts: int) -> None:
+    """Refuse stages that cannot fit in the memory limit, and hold torch to it where it can be held.
+
+    `parts` is the number of devices over which the parameters are sharded.
+    """
     if not options.memory_limit:
         return
     device = torch.device(options.device)
-    parameters = sum(parameter_count(spec, stage) for stage in stages)
+    parameters = sum(parameter_count(spec, stage) for stage in stages) / parts
     # Weights, gradients and AdamW's moments; on the CPU also the anchor and the error feedback.
     needed = parameters * (_CPU_BYTES if device.type == "cpu" else _BYTES)
     if needed > options.memory_limit:
@@ -214,10 +276,6 @@ def _keep_within_memory(spec: RunSpec, stages: StageRange, options: calls.Comput
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, options.memory_limit / total), device)
-
-
-def _compute(options: calls.ComputeOptions) -> Compute:
-    return Compute(options.device, options.compile, options.activation_checkpointing, options.precision)
 
 
 def _part(spec: RunSpec, parameters: Mapping[str, tuple[int, ...]]) -> calls.PartInfo:

@@ -43,6 +43,10 @@ class AgreementMeter:
     Args:
         payloads: of a round, decoded, in canonical order.
         weights: w_m of each.
+
+    Attributes:
+        sums: over the tensors so far: |S|^2, <p_j, S>, and <p_j, p_i> of both pairs. Where several processes
+            have added different tensors, set the sum of their sums before :meth:`result`.
     """
 
     def __init__(
@@ -56,23 +60,22 @@ class AgreementMeter:
         self._pairs = [None if position is None else payloads[position] for position in pairs]
         self._factor = factors_of(payloads, weights)[comparison.position]
         self._total_weight = math.fsum(weights)
-        self._sum_squares, self._with_sum = 0.0, 0.0
-        self._with_pairs = [0.0, 0.0]
+        self.sums = [0.0, 0.0, 0.0, 0.0]
         self._zeros = torch.zeros(0)
 
     def add(self, name: str, total: Tensor) -> None:
         """Count one tensor in; `total` is its S, flat, float32 on the CPU."""
         own = self._own[name]
-        self._sum_squares += _squares(total)
-        self._with_sum += _product(own, total)
+        self.sums[0] += _squares(total)
+        self.sums[1] += _product(own, total)
         if any(self._pairs):
             if len(self._zeros) < len(total):
                 self._zeros = torch.zeros(len(total))
             dense = self._zeros[: len(total)]
             own.add_to(dense, 1.0)
-            for index, other in enumerate(self._pairs):
+            for index, other in enumerate(self._pairs, 2):
                 if other is not None:
-                    self._with_pairs[index] += _product(other[name], dense)
+                    self.sums[index] += _product(other[name], dense)
             if own.indices_s is None:
                 dense.zero_()
             else:  # far fewer than all elements
@@ -81,8 +84,9 @@ class AgreementMeter:
     def result(self) -> Agreement | None:
         """The figures; None if one is not finite. A single payload is compared with itself."""
         factor, own = self._factor, _squared_norm(self._own)
-        with_others = self._with_sum - factor * own
-        others = self._sum_squares - 2 * factor * self._with_sum + factor**2 * own
+        sum_squares, with_sum, *with_pairs = self.sums
+        with_others = with_sum - factor * own
+        others = sum_squares - 2 * factor * with_sum + factor**2 * own
         cosine = None
         if self._is_alone:
             cosine = 1.0 if own > 0 else None
@@ -90,9 +94,9 @@ class AgreementMeter:
             cosine = _cosine(with_others, own, others)
         pairs = [
             None if other is None else _cosine(product, own, _squared_norm(other))
-            for product, other in zip(self._with_pairs, self._pairs, strict=True)
+            for product, other in zip(with_pairs, self._pairs, strict=True)
         ]
-        mean_norm = math.sqrt(self._sum_squares) / self._total_weight
+        mean_norm = math.sqrt(sum_squares) / self._total_weight
         found = Agreement(cosine, math.sqrt(own), mean_norm, *pairs)
         told = [each for each in (cosine, *pairs) if each is not None]
         return found if all(map(math.isfinite, (found.norm, mean_norm, *told))) else None

@@ -129,11 +129,16 @@ class ProcessSwarm:
             name,
             (
                 *("join", *where, "--role", self.members[name].value, "--no-measure"),
-                *("--folder", str(own), "--identity", str(key), "--threads", "1"),
+                *("--folder", str(own), "--identity", str(key)),
+                *self.compute_options(name),
                 *self.network_options(name),
             ),
             self.plan.environment(name),
         )
+
+    def compute_options(self, name: str) -> Sequence[str]:
+        """Options of `hetnode join` about how a node computes."""
+        return ("--threads", "1")
 
     def network_options(self, name: str) -> Sequence[str]:
         """Options of `hetnode join` about the network of a node."""

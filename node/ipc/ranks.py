@@ -1,0 +1,123 @@
+"""The devices of a peer, and the start of a worker process for each of them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import sys
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from node.ipc.channel import Child, start_child
+from node.ipc.rank_channels import RankChannels
+from node.ipc.worker_calls import FormGroup, ListDevices
+from node.ipc.worker_client import WorkerClient
+from protocol.errors import ErrorCode, HetnodeError
+
+_LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
+_CLOSE_SECONDS = 3.0
+_MOST_RANKS = 64
+
+
+@dataclass(frozen=True)
+class DeviceList:
+    """The devices that a peer computes on, one rank each.
+
+    Attributes:
+        names: as torch calls them. Empty: all GPUs of this machine.
+        sharded: whether the parameters are sharded over them; None: if they do not fit one.
+    """
+
+    names: tuple[str, ...] = ()
+    sharded: bool | None = None
+
+
+def parse_devices(text: str) -> DeviceList:
+    """What ``--devices`` says: ``all``; numbers or names of devices, such as ``0,1`` or ``cuda:0,cuda:1``; or
+    ``cpu:N``, N ranks on the CPU, which share its threads.
+
+    Raises HetnodeError BAD_OPTION.
+    """
+    if text.strip() == "all":
+        return DeviceList()
+    if (cpu := re.fullmatch(r"cpu:([0-9]{1,2})", text.strip())) and 0 < int(cpu[1]) <= _MOST_RANKS:
+        return DeviceList(("cpu",) * int(cpu[1]))
+    names = tuple(f"cuda:{each}" if each.isdigit() else each for each in map(str.strip, text.split(",")))
+    if not all(re.fullmatch(r"cuda:[0-9]{1,3}", name) for name in names) or len({*names}) < len(names):
+        raise HetnodeError(
+            ErrorCode.BAD_OPTION,
+            f"--devices '{text}' is not a list of different GPUs.",
+            "Give --devices all, numbers of GPUs such as 0,1,2,3, or cpu:N for N processes on the CPU.",
+        )
+    return DeviceList(names)
+
+
+async def start_ranks(devices: DeviceList, threads: int, processes: AsyncExitStack) -> WorkerClient:
+    """A worker process for each device, as one worker, which `processes` ends. They share the CPU's threads.
+
+    Raises HetnodeError DEVICE_UNAVAILABLE if a device does not exist, WORKER_DIED, RANK_FAILED.
+    """
+    with _listening_socket() as listener:
+        names = devices.names or await _all_devices(threads)
+        environment = _environment(max(1, threads // len(names)))
+        ranks = []
+        for rank in range(len(names)):
+            child = await start_child(
+                "node.worker.worker",
+                name=f"worker of rank {rank}",
+                died=ErrorCode.WORKER_DIED,
+                environment=environment,
+                descriptors=() if rank else (listener.fileno(),),
+            )
+            processes.push_async_callback(child.close, _CLOSE_SECONDS)
+            ranks.append(child)
+        await _form(ranks, names, listener)
+    return WorkerClient(RankChannels(ranks), len(ranks))
+
+
+async def _form(ranks: list[Child], names: tuple[str, ...], listener: socket.socket) -> None:
+    """Let the ranks meet. The first failure is raised: `processes` then ends those that wait."""
+    host, port = listener.getsockname()
+    calls = [
+        FormGroup(rank, len(names), name, host, port, None if rank else listener.fileno())
+        for rank, name in enumerate(names)
+    ]
+    try:
+        async with asyncio.TaskGroup() as group:
+            for rank, call in zip(ranks, calls, strict=True):
+                group.create_task(WorkerClient(rank).call(call))
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+
+
+async def _all_devices(threads: int) -> tuple[str, ...]:
+    async with AsyncExitStack() as stack:
+        child = await start_child(
+            "node.worker.worker",
+            name="worker",
+            died=ErrorCode.WORKER_DIED,
+            environment=_environment(threads),
+        )
+        stack.push_async_callback(child.close, _CLOSE_SECONDS)
+        names = await WorkerClient(child).call(ListDevices())
+    if not names:
+        raise HetnodeError(
+            ErrorCode.DEVICE_UNAVAILABLE,
+            "--devices all: torch finds no GPU on this machine.",
+            "Check the driver and the installed torch build; --devices cpu:N takes N processes on the CPU.",
+        )
+    return names
+
+
+def _environment(threads: int) -> dict[str, str]:
+    # The ranks of one machine meet on its loopback interface: no other machine reaches them.
+    interfaces = {"GLOO_SOCKET_IFNAME": _LOOPBACK, "NCCL_SOCKET_IFNAME": _LOOPBACK}
+    return {"HETNODE_THREADS": str(threads), "OMP_NUM_THREADS": str(threads), **interfaces}
+
+
+def _listening_socket() -> socket.socket:
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(128)
+    return listener

@@ -1,0 +1,46 @@
+"""Shards the parameters of modules over the ranks of a peer: FSDP2, torch.distributed.fsdp.fully_shard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from node.ranks.group import RankGroup
+from node.ranks.parameters import is_sharded, local_part
+
+
+def shard(module: nn.Module, blocks: Iterable[nn.Module], device: torch.device, group: RankGroup) -> None:
+    """Shard the parameters of `module` in place: each rank keeps its rows of each, on `device`.
+
+    A block's parameters are whole only while it computes. The gradients become means over the ranks, so that
+    each rank scales its loss by their number. All ranks must run the module equally often.
+    """
+    # Imported here: it takes seconds, and most workers shard nothing.
+    from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
+    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415
+
+    mesh = init_device_mesh(device.type, (group.size,))
+    # Also the outermost parameters: a commit between two passes must reach the whole ones.
+    for each in (*blocks, module):
+        fully_shard(each, mesh=mesh, reshard_after_forward=True)
+
+
+def rows_of(whole: Tensor, group: RankGroup) -> Tensor:
+    """The rows of a `whole` tensor that this rank keeps where it is sharded."""
+    size = -(-len(whole) // group.size)
+    return whole[group.rank * size : (group.rank + 1) * size]
+
+
+def state_like(parameter: Tensor, values: Tensor) -> Tensor:
+    """A new tensor that is sharded like `parameter`, with `values` for this rank's part of it."""
+    held = torch.empty_like(parameter)
+    local_part(held).copy_(values)
+    return held
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The whole tensor. Where it is sharded, all ranks must call this together."""
+    found: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+    return found

@@ -1,0 +1,101 @@
+"""What ``--devices`` says, and how the answers of several ranks become one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from node.ipc.channel import Buffer, Reply
+from node.ipc.rank_channels import RankChannels
+from node.ipc.ranks import parse_devices
+from protocol.errors import ErrorCode, HetnodeError
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("all", ()),
+        ("0,1", ("cuda:0", "cuda:1")),
+        ("cuda:3, cuda:1", ("cuda:3", "cuda:1")),
+        ("2", ("cuda:2",)),
+        ("cpu:3", ("cpu", "cpu", "cpu")),
+    ],
+)
+def test_lists_of_devices(text: str, names: tuple[str, ...]) -> None:
+    assert parse_devices(text).names == names
+
+
+@pytest.mark.parametrize("text", ["", "0,0", "0,cuda:0", "gpu", "cpu", "cpu:0", "cpu:65", "-1", "0,", "mps"])
+def test_other_lists_are_refused(text: str) -> None:
+    with pytest.raises(HetnodeError) as caught:
+        parse_devices(text)
+    assert caught.value.code is ErrorCode.BAD_OPTION
+
+
+class FakeRank:
+    """Answers what the test sets."""
+
+    def __init__(self) -> None:
+        self.reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self.closed = asyncio.Event()
+        self.end: HetnodeError | None = None
+
+    def call(self, method: str, body: Mapping[str, Any], *blobs: Buffer) -> asyncio.Future[Reply]:
+        return self.reply
+
+    async def wait_closed(self) -> None:
+        await self.closed.wait()
+
+    async def close(self, grace: float) -> None:
+        self.closed.set()
+
+
+def error(code: ErrorCode) -> HetnodeError:
+    return HetnodeError(code, f"cause {code.label}", "remedy")
+
+
+async def test_rank_0_answers_once_all_have_answered() -> None:
+    ranks = [FakeRank(), FakeRank()]
+    answer = asyncio.ensure_future(RankChannels(ranks).call("Any", {}))
+    ranks[0].reply.set_result(Reply({"answer": 0}))
+    await asyncio.sleep(0)
+    assert not answer.done()
+    ranks[1].reply.set_result(Reply({"answer": 1}))
+    assert (await answer).body == {"answer": 0}
+
+
+async def test_the_cause_is_told_and_not_what_follows_from_it() -> None:
+    ranks = [FakeRank(), FakeRank()]
+    answer = RankChannels(ranks).call("Any", {})
+    ranks[0].reply.set_exception(error(ErrorCode.RANK_FAILED))
+    ranks[1].reply.set_exception(error(ErrorCode.DATA_UNREADABLE))
+    with pytest.raises(HetnodeError) as caught:
+        await answer
+    assert caught.value.code is ErrorCode.DATA_UNREADABLE
+
+
+async def test_the_end_of_a_process_is_the_cause_also_if_the_others_notice_it_first() -> None:
+    ranks = [FakeRank(), FakeRank()]
+    answer = asyncio.ensure_future(RankChannels(ranks).call("Any", {}))
+    ranks[1].reply.set_result(Reply({"answer": 1}))
+    ranks[0].reply.set_exception(error(ErrorCode.RANK_FAILED))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not answer.done()
+    ranks[1].end = error(ErrorCode.WORKER_DIED)
+    ranks[1].closed.set()
+    with pytest.raises(HetnodeError) as caught:
+        await answer
+    assert caught.value.code is ErrorCode.WORKER_DIED
+
+
+async def test_ranks_that_disagree_end_with_one_error() -> None:
+    ranks = [FakeRank(), FakeRank()]
+    answer = RankChannels(ranks, patience=0.01).call("Any", {})
+    ranks[1].reply.set_exception(error(ErrorCode.DATA_UNREADABLE))
+    with pytest.raises(HetnodeError, match="cause data-unreadable") as caught:
+        await answer
+    assert caught.value.code is ErrorCode.RANK_FAILED

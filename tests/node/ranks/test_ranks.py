@@ -1,0 +1,95 @@
+"""A peer with two ranks in real processes, over gloo, beside a peer with one process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from node.ipc.channel import Child
+from node.ipc.rank_channels import RankChannels
+from node.ipc.ranks import DeviceList, start_ranks
+from node.ipc.worker_calls import Abandon
+from node.ipc.worker_client import WorkerClient
+from protocol.errors import ErrorCode, HetnodeError
+from tests.support.commands import template
+from tests.support.ranks import FullReplica
+from tests.support.running_replica import ThreadWorker
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TWO = DeviceList(("cpu", "cpu"))
+
+
+async def ranks(stack: AsyncExitStack) -> WorkerClient:
+    template()
+    return await start_ranks(TWO, 2, stack)
+
+
+@pytest.mark.parametrize("sharded", [False, pytest.param(True, marks=pytest.mark.slow)])
+async def test_two_ranks_train_like_one_process_and_commit_the_same_anchors(
+    tmp_path: Path, sharded: bool
+) -> None:
+    async with AsyncExitStack() as stack:
+        one, two = FullReplica(ThreadWorker().client), FullReplica(await ranks(stack))
+        await one.build()
+        await two.build(sharded)
+        for round_number in (1, 2):
+            figures = [await each.train(round_number) for each in (one, two)]
+            assert figures[0].loss == pytest.approx(figures[1].loss, abs=1e-5)
+            assert figures[0].norm == pytest.approx(figures[1].norm, rel=1e-4)
+            assert figures[0].validation == pytest.approx(figures[1].validation, abs=1e-5)
+            proposed = [await each.propose() for each in (one, two)]
+            both = {stage: (proposed[0][stage], proposed[1][stage]) for stage in one.stages}
+            committed = [await each.commit(round_number, both) for each in (one, two)]
+            assert [each.digest for each in committed[0]] == [each.digest for each in committed[1]]
+        assert await one.digests() == await two.digests()
+        # A round without its own payload leaves progress that only this peer has.
+        await two.train(3)
+        await two.propose()
+        theirs = {stage: (payload,) for stage, payload in proposed[0].items()}
+        await two.commit(3, theirs, mine_included=False)
+        await two.write(tmp_path, 3)
+        again = FullReplica(ThreadWorker().client)
+        await again.build()
+        await again.restore(tmp_path)
+        assert await again.digests() == await two.digests()
+        proposed = [await each.propose() for each in (again, two)]
+        assert proposed[0] == proposed[1]  # in every byte
+        await again.abort(4)
+        await again.write(tmp_path, 4)
+    async with AsyncExitStack() as stack:
+        two = FullReplica(await ranks(stack))
+        await two.build(sharded)
+        await two.restore(tmp_path)
+        figures = [await each.train(5) for each in (again, two)]
+        assert figures[0].loss == pytest.approx(figures[1].loss, abs=1e-5)
+        assert figures[0].validation == pytest.approx(figures[1].validation, abs=1e-5)
+
+
+async def test_the_end_of_one_rank_ends_the_worker_with_one_error(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        worker = await ranks(stack)
+        replica = FullReplica(worker)
+        await replica.build()
+        assert isinstance(worker.channel, RankChannels)
+        killed = worker.channel.ranks[1]
+        assert isinstance(killed, Child)
+        training = asyncio.create_task(replica.train(1))
+        await asyncio.sleep(0)  # the step has begun
+        os.kill(killed.pid, signal.SIGKILL)
+        for ended in (training, worker.guard(), worker.call(Abandon())):
+            with pytest.raises(HetnodeError, match="worker of rank 1 process has ended") as caught:
+                await ended
+            assert caught.value.code is ErrorCode.WORKER_DIED
+
+
+async def test_a_device_that_does_not_exist_is_named() -> None:
+    template()
+    async with AsyncExitStack() as stack:
+        with pytest.raises(HetnodeError, match="cuda:99") as caught:
+            await start_ranks(DeviceList(("cuda:99", "cuda:98")), 1, stack)
+    assert caught.value.code is ErrorCode.DEVICE_UNAVAILABLE

@@ -1,0 +1,102 @@
+"""A full replica that a test trains round by round, in one process or over several ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from node.checkpoint.layout import round_folder
+from node.ipc.worker_calls import (
+    Abort,
+    BeginRound,
+    Build,
+    Commit,
+    CommitResult,
+    ComputeOptions,
+    Connect,
+    Digests,
+    EndInnerPhase,
+    LocalData,
+    Propose,
+    Restore,
+    WriteCheckpoint,
+)
+from node.ipc.worker_client import WorkerClient
+from node.train.pipeline import Pipeline
+from protocol.types import Part, Plan, StageRange
+from tests.support.running_replica import replica_of, spec_of
+
+SPEC = spec_of(
+    **{
+        "link.k": 0,
+        "model.layers": 2,
+        "swarm.stages": 2,
+        "inner.microbatches": 3,
+        "inner.steps": 2,
+        "outer.optimizer": "nesterov",
+    }
+)
+"""Of three microbatches two ranks get two and one. Momentum is committed with the parameters."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The figures of one inner phase and the validation after it."""
+
+    loss: float
+    norm: float
+    validation: float
+
+
+class FullReplica:
+    """A full replica of SPEC behind `worker`."""
+
+    def __init__(self, worker: WorkerClient) -> None:
+        self.worker = worker
+        replica = replica_of(SPEC, 1)
+        self._pipeline = Pipeline(SPEC, Plan(1, 1, 0, (replica,), "test"), replica, 0, worker, None, None)
+        self.stages = StageRange(0, SPEC.swarm.stages)
+
+    async def build(self, sharded: bool | None = None) -> None:
+        await self.worker.call(Build(SPEC, self.stages, LocalData(ComputeOptions(sharded=sharded))))
+        await self.worker.call(Connect(None, None))
+
+    async def train(self, round_number: int) -> Trained:
+        """The inner phase of a round, and the validation."""
+        first = (round_number - 1) * SPEC.samples_per_round()
+        await self.worker.call(BeginRound(round_number, range(first, first + SPEC.samples_per_round())))
+        for step in range(SPEC.inner.steps):
+            await self._pipeline.inner_step(round_number, step)
+        report = await self.worker.call(EndInnerPhase())
+        validation = await self._pipeline.validate(round_number)
+        return Trained(report.result.loss, report.result.gradient_norm, validation)
+
+    async def propose(self) -> dict[int, bytes]:
+        """The payload of each stage."""
+        payloads = {stage: await self.worker.call(Propose(stage)) for stage in self.stages}
+        return {stage: payload for stage, payload in payloads.items() if payload is not None}
+
+    async def commit(
+        self, round_number: int, payloads: Mapping[int, tuple[bytes, ...]], mine_included: bool = True
+    ) -> list[CommitResult]:
+        """Commit the payloads of each stage, all with weight 1."""
+        return [
+            await self.worker.call(Commit(stage, round_number, each, (1.0,) * len(each), mine_included))
+            for stage, each in payloads.items()
+        ]
+
+    async def abort(self, round_number: int) -> None:
+        for stage in self.stages:
+            await self.worker.call(Abort(stage, round_number))
+
+    async def digests(self) -> Mapping[tuple[int, Part], tuple[int, str]]:
+        return await self.worker.call(Digests())
+
+    async def write(self, folder: Path, round_number: int) -> None:
+        await self.worker.call(WriteCheckpoint(folder / round_folder(round_number), round_number))
+
+    async def restore(self, folder: Path) -> None:
+        found = await self.worker.call(Restore(folder))
+        assert found is not None
+        assert found.has_private_state

@@ -209,7 +209,6 @@ def join(
     advertise = command_runner.bare_host(chosen.advertise, "--advertise")
     _check_options(chosen)
     destination = known_runs.destination(chosen.run, chosen.invite_file)
-    _check_data(chosen.data)
     rules = _rules(chosen)
     key = known_runs.identity_for(destination, chosen.identity)
     from node.cli import finished  # noqa: PLC0415
@@ -287,8 +286,9 @@ def _drain(leaving: asyncio.Event, seconds: float) -> command_runner.Drain:
 
 
 def _check_options(chosen: JoinOptions) -> None:
-    """Raise BAD_ADDRESS or BAD_OPTION naming the option whose value cannot be used."""
+    """Raise an error that names the option whose value cannot be used."""
     _devices(chosen)
+    _check_data(chosen.data)
     if chosen.relay not in ("auto", "none"):
         command_runner.split_address(chosen.relay, "--relay")
     if chosen.metrics is not None:

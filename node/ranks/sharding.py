@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
 
 from node.ranks.group import RankGroup
 from node.ranks.parameters import is_sharded, local_part
+
+_MMAP_THRESHOLD = -3  # of mallopt
 
 
 def shard(module: nn.Module, blocks: Iterable[nn.Module], device: torch.device, group: RankGroup) -> None:
@@ -21,10 +25,21 @@ def shard(module: nn.Module, blocks: Iterable[nn.Module], device: torch.device, 
     from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
     from torch.distributed.fsdp import fully_shard  # noqa: PLC0415
 
+    _return_freed_memory()
     mesh = init_device_mesh(device.type, (group.size,))
     # Also the outermost parameters: a commit between two passes must reach the whole ones.
     for each in (*blocks, module):
         fully_shard(each, mesh=mesh, reshard_after_forward=True)
+
+
+def _return_freed_memory() -> None:
+    """Let glibc return tensors above a megabyte to the system when they are freed.
+
+    By default it keeps them once a larger one was freed: whole tensors, which a rank holds for a moment only,
+    would stay its memory.
+    """
+    with suppress(AttributeError, OSError):  # another C library
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 1 << 20)
 
 
 def rows_of(whole: Tensor, group: RankGroup) -> Tensor:

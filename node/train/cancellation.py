@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import TypeVar
+from collections.abc import Awaitable, Coroutine
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -55,3 +55,16 @@ async def cancel_when_leaving(leaving: asyncio.Event, work: Awaitable[T]) -> T:
         return LeaveRequested()
 
     return await cancel_when(requested(), work)
+
+
+async def run_to_the_end(work: Coroutine[Any, Any, None]) -> None:
+    """Await `work`, which goes on when the caller is cancelled. Then its failure is not reported."""
+    task = asyncio.create_task(work)
+    # What has cancelled the caller, such as the end of the worker, is the cause of that failure.
+    task.add_done_callback(_note_failure)
+    await asyncio.shield(task)
+
+
+def _note_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        task.exception()

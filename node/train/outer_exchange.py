@@ -35,6 +35,7 @@ from node.ipc.worker_calls import (
 )
 from node.net.membership import until_answered
 from node.train.anchor_files import AnchorFiles
+from node.train.cancellation import run_to_the_end
 from node.train.round_payloads import RoundPayloads
 from node.train.services import Services
 from protocol.algorithm.comparison import Comparison, measured_position, next_of_kind
@@ -308,7 +309,7 @@ class OuterExchange:
         if overlap is not None:
             await overlap.trained.wait()
         # Never cancelled halfway: the worker and this object must agree on which rounds are applied.
-        await asyncio.shield(asyncio.create_task(self._apply_once(decision, part, payloads)))
+        await run_to_the_end(self._apply_once(decision, part, payloads))
         await self._attest_if_recent(stage, part, round_number)
 
     async def _attest_if_recent(self, stage: int, part: Part, round_number: int) -> None:
@@ -324,7 +325,7 @@ class OuterExchange:
             file = await self._retry_while_away(lambda: self.anchor_files.of_round(*wanted))
         if overlap is not None:
             await overlap.trained.wait()
-        await asyncio.shield(asyncio.create_task(self._restore_once(stage, part, rollback, file)))
+        await run_to_the_end(self._restore_once(stage, part, rollback, file))
         await self._attest_if_recent(stage, part, rollback.round_number)
 
     async def _restore_once(self, stage: int, part: Part, rollback: Rollback, file: Path | None) -> None:

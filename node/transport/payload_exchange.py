@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from node.transport.arrivals import Arrival
 from node.transport.download import list_reasons
-from node.transport.helpers import Helpers, helpers_of
+from node.transport.helpers import Helpers, HelpFailures, helpers_of
 from node.transport.payload_store import PayloadStore
 from node.transport.transfer import NotHeld, TransferError, WrongBytes, read_in_thread
 from protocol.errors import ErrorCode, HetnodeError
@@ -88,6 +88,7 @@ class PayloadExchange:
         self._waiting = OpenTransfers()
         self._arrivals: dict[str, Arrival] = {}  # by hash, what arrives now
         self._helpers: Helpers | None = None  # of the newest exchange
+        self._help_failures = HelpFailures()
         self.store = store
 
     @contextmanager
@@ -124,7 +125,8 @@ class PayloadExchange:
             group: of the coordinator; its lines tell who helps.
         """
         self._faults = {}
-        helpers = self._helpers = helpers_of(PeerId(self._me), group, (own, *others), seconds)
+        me, members = PeerId(self._me), (own, *others)
+        helpers = self._helpers = helpers_of(me, group, members, seconds, self._help_failures)
         self._awaited = {descriptor.owner: descriptor for descriptor in others}
         owners = [descriptor.owner for descriptor in others]
         reasons: dict[str, dict[str, str]] = {owner: {} for owner in owners}
@@ -146,6 +148,10 @@ class PayloadExchange:
             self.break_off()
             await asyncio.gather(*tasks, return_exceptions=True)
         missing = [each for each in others if not self.holds(each)]
+        lost = {each.owner for each in missing}
+        # A payload that nobody has sent may be its owner's fault.
+        failed = [(helper, owner) for helper, owner in helpers.failed if owner not in lost]
+        self._help_failures.note(own.round_number, failed)
         for each in missing:
             where = f"stage {each.stage}, round {each.round_number}"
             log.warning("%s: no payload of %s (%s)", where, each.owner, list_reasons(reasons[each.owner]))
@@ -261,11 +267,12 @@ class PayloadExchange:
     ) -> bool:
         """Ask a helper until it has sent the payload, or has failed, or its time is up."""
         place = helpers.place_at(helper)
-        pause = _FIRST_PAUSE
+        pause, was_asked = _FIRST_PAUSE, False
         while helpers.is_usable(helper) and not self.holds(descriptor):
             if place.locked():
                 self._note_asked(descriptor.owner)  # requests that come later delay nobody
             async with place:
+                was_asked = True
                 try:
                     await self._fetch_in_time(helpers, helper, descriptor)
                 except NotHeld as error:
@@ -274,12 +281,14 @@ class PayloadExchange:
                     log.info("no help from %s with the payload of %s: %r", helper, descriptor.owner, error)
                     reasons[helper] = _brief(error)
                     if isinstance(error, WrongBytes) or not isinstance(error, TransferError):
-                        helpers.fail(helper)  # else what it passes on has ended, and it may send others
+                        helpers.give_up(helper)  # else what it passes on has ended, and it may send others
                     break
             if not self.holds(descriptor):
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
         self._note_asked(descriptor.owner)
+        if was_asked and not self.holds(descriptor):
+            helpers.failed.add((helper, descriptor.owner))
         return self.holds(descriptor)
 
     async def _fetch_in_time(self, helpers: Helpers, helper: PeerId, descriptor: PayloadDescriptor) -> None:
@@ -289,7 +298,9 @@ class PayloadExchange:
             fetching = asyncio.create_task(self._calls.fetch(helper, descriptor, when_asked, arrival))
             try:
                 await asyncio.wait({fetching}, timeout=max(0.0, helpers.seconds_left))
-                if not fetching.done() and helpers.is_too_slow(arrival.seconds_left()):
+                if arrival.seconds_left() < helpers.seconds_to_finish:
+                    await asyncio.wait({fetching}, timeout=helpers.seconds_to_finish)
+                if not fetching.done():
                     raise TransferError(f"too slow: {len(arrival.data)} of {descriptor.nbytes} bytes")
                 payload = await fetching
             finally:

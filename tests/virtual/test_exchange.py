@@ -20,17 +20,18 @@ from tests.virtual.loop import VirtualProcess
 from tests.virtual.machines import NAMES, A, B, C, Machines, Simulate
 
 
-def payload_of(member: Keyed) -> bytes:
-    return f"{member.number} 0 1".encode()
+def payload_of(member: Keyed, round_number: int = 1) -> bytes:
+    return f"{member.number} 0 {round_number}".encode()
 
 
-def group_of(machines: Machines, *members: Keyed) -> ExchangeGroup:
-    described = sorted((descriptor_of(machines, member) for member in members), key=lambda each: each.owner)
+def group_of(machines: Machines, *members: Keyed, round_number: int = 1) -> ExchangeGroup:
+    described = [descriptor_of(machines, member, round_number) for member in members]
+    described.sort(key=lambda each: each.owner)
     return ExchangeGroup("g", tuple(described))
 
 
-def descriptor_of(machines: Machines, member: Keyed) -> Any:
-    unsigned = member.payload(machines.spec, 0, 1, run=machines.run_id)
+def descriptor_of(machines: Machines, member: Keyed, round_number: int = 1) -> Any:
+    unsigned = member.payload(machines.spec, 0, round_number, run=machines.run_id)
     return sign_descriptor(replace(unsigned, nbytes=len(payload_of(member)), signature=b""), member.sign)
 
 
@@ -91,9 +92,9 @@ def test_a_payload_that_arrives_corrupt_is_fetched_from_another_peer(
 HOME, STRONG = MemberLine(10_000, 1_000_000, True), MemberLine(1_000_000, 1_000_000, True)
 
 
-def helped_by_c(machines: Machines) -> ExchangeGroup:
+def helped_by_c(machines: Machines, round_number: int = 1) -> ExchangeGroup:
     """A group in which the line of c passes on what a and b send."""
-    group = group_of(machines, A, B, C)
+    group = group_of(machines, A, B, C, round_number=round_number)
     lines = tuple(STRONG if each.owner == C.peer else HOME for each in group.descriptors)
     return replace(group, lines=lines)
 
@@ -147,6 +148,45 @@ def test_a_helper_that_takes_no_part_costs_half_of_the_time(simulate: Simulate) 
         assert [held for held, _ in found] == [{A.peer, B.peer}] * 2
 
     simulate(scenario)
+
+
+def test_a_helper_that_fails_is_left_out_of_the_next_rounds(
+    simulate: Simulate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, str, float]] = []
+    fetch = PayloadPeer.fetch
+
+    async def recorded(self: Any, holder: str, descriptor: Any, *more: Any) -> bytes:
+        if (self._me, descriptor.owner) == (B.peer, A.peer):
+            asked.append((descriptor.round_number, holder, asyncio.get_running_loop().time() - began[0]))
+        return await fetch(self, holder, descriptor, *more)
+
+    monkeypatch.setattr(PayloadPeer, "fetch", recorded)
+    began = [0.0]
+
+    async def scenario(machines: Machines) -> None:
+        await machines.on("c", machines.transport("c"))  # it answers, and gets no payload
+        transports = {name: await machines.on(name, machines.transport(name)) for name in "ab"}
+        for number in (1, 2):
+            began[0] = asyncio.get_running_loop().time()
+            group = helped_by_c(machines, number)
+
+            async def one(name: str, group: ExchangeGroup = group, number: int = number) -> int:
+                own = descriptor_of(machines, NAMES[name], number)
+                found = await transports[name].exchange(
+                    payload_of(NAMES[name], number), own, group, expected=3, deadline=1000
+                )
+                return len(found.held)
+
+            assert await asyncio.gather(*(machines.on(name, one(name)) for name in "ab")) == [2, 2]
+
+    simulate(scenario)
+    first, second = ([each[1:] for each in asked if each[0] == number] for number in (1, 2))
+    assert first[0][0] == C.peer
+    assert first[-1][0] == A.peer
+    assert 5 <= first[-1][1] < 10, "not half of the time to gather"
+    assert [holder for holder, _ in second] == [A.peer]
+    assert second[0][1] < 1
 
 
 def test_a_helper_that_never_answers_is_replaced_by_the_owner(simulate: Simulate) -> None:

@@ -186,7 +186,7 @@ async def _enter(
     here = await wait.answer(lambda _: local_address_towards(credentials.api))
     ports, forwarded = await _open_ports(options, wanted, coordinator, server, here, stack)
     if options.measure:
-        await measure_before_join(coordinator, estimates, options.folder, compute, options.threads)
+        await measure_before_join(coordinator, estimates, options.folder, compute, options.threads, worker)
     admission: Admission
     relayed = RelayedNode(identity.peer, options.relay, coordinator, ports, server, stack)
 

@@ -48,9 +48,13 @@ class RankChannels:
     def call(self, method: str, body: Mapping[str, Any], *blobs: Buffer) -> Awaitable[Reply]:
         """Queue a call at all ranks and return the future of rank 0's reply."""
         # All in one turn of the event loop, so that the ranks get all calls in the same order.
-        replies = [asyncio.ensure_future(rank.call(method, body, *blobs)) for rank in self.ranks]
+        replies: list[asyncio.Future[Reply]] = []
+        for rank in self.ranks:
+            reply = asyncio.ensure_future(rank.call(method, body, *blobs))
+            reply.add_done_callback(_take_note)
+            replies.append(reply)
         answer = asyncio.ensure_future(self._answer(replies))
-        answer.add_done_callback(_take_note)  # a caller that was cancelled meanwhile is not owed a warning
+        answer.add_done_callback(_take_note)
         return answer
 
     async def wait_closed(self) -> None:
@@ -100,6 +104,7 @@ def _stuck(waiting: int, cause: BaseException) -> HetnodeError:
     )
 
 
-def _take_note(answer: asyncio.Future[Reply]) -> None:
-    if not answer.cancelled():
-        answer.exception()
+def _take_note(reply: asyncio.Future[Reply]) -> None:
+    # A caller that was cancelled, or has got another rank's error, is not owed a warning.
+    if not reply.cancelled():
+        reply.exception()

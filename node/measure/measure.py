@@ -44,6 +44,7 @@ _REFUSED_SECONDS = 30.0
 _TRIES = 5
 _SPEEDS = "speed.json"
 _KEPT_SPEEDS = 32
+_FINAL = frozenset((ErrorCode.WORKER_DIED, ErrorCode.RANK_FAILED))
 
 OpenProbe = Callable[[str, PeerId], AbstractAsyncContextManager[Probe]]
 """Opens a probe of a peer at an endpoint."""
@@ -95,17 +96,16 @@ async def training_speed(
     folder: Path,
     precision: Precision = Precision.AUTO,
 ) -> float:
-    """FLOP/s that `device` achieves in training the run's layers; measured once, then kept in `folder`.
+    """FLOP/s in training the run's layers on `device`, or on those of all ranks, of which it is the first.
 
-    Raises HetnodeError: DEVICE_UNAVAILABLE, WORKER_DIED.
+    Measured once, then kept in `folder`. Raises HetnodeError: DEVICE_UNAVAILABLE, WORKER_DIED, RANK_FAILED.
     """
-    if flops := known_speed(folder, spec.name, device, threads, precision):
+    if flops := known_speed(folder, spec.name, device, threads, precision, worker.ranks):
         return flops
     flops = await worker.call(MeasureSpeed(spec, device, _SPEED_SECONDS, precision))
     file = folder / _SPEEDS
-    newest = [*_read_speeds(file).items(), (_key(spec.name, device, threads, precision), flops)][
-        -_KEPT_SPEEDS:
-    ]
+    key = _key(spec.name, device, threads, precision, worker.ranks)
+    newest = [*_read_speeds(file).items(), (key, flops)][-_KEPT_SPEEDS:]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         temporary = file.with_suffix(".tmp")
@@ -117,10 +117,15 @@ async def training_speed(
 
 
 def known_speed(
-    folder: Path, spec_name: str, device: str, threads: int, precision: Precision = Precision.AUTO
+    folder: Path,
+    spec_name: str,
+    device: str,
+    threads: int,
+    precision: Precision = Precision.AUTO,
+    ranks: int = 1,
 ) -> float:
     """What was measured before for the run of that name; 0 where nothing was."""
-    return _read_speeds(folder / _SPEEDS).get(_key(spec_name, device, threads, precision), 0.0)
+    return _read_speeds(folder / _SPEEDS).get(_key(spec_name, device, threads, precision, ranks), 0.0)
 
 
 async def measure_speed(
@@ -134,7 +139,7 @@ async def measure_speed(
 ) -> None:
     """Set the speed in `estimates` by :func:`training_speed`, unless it is known, and log the capacity.
 
-    Raises WORKER_DIED; other failures are logged, because training does not depend on this.
+    Raises WORKER_DIED and RANK_FAILED; other failures are logged: training does not depend on this.
     """
     try:
         flops = estimates.capacity.flops or await training_speed(
@@ -142,15 +147,16 @@ async def measure_speed(
         )
         estimates.capacity = replace(estimates.capacity, flops=flops)
     except Exception as error:
-        if isinstance(error, HetnodeError) and error.code is ErrorCode.WORKER_DIED:
+        if isinstance(error, HetnodeError) and error.code in _FINAL:
             raise
         log.warning("the speed of this machine was not measured: %s", error)
     log.info("this machine: %s", describe_capacity(estimates.capacity))
 
 
-def _key(run: str, device: str, threads: int, precision: Precision) -> str:
+def _key(run: str, device: str, threads: int, precision: Precision, ranks: int) -> str:
     # The name of a run tells its spec.
-    return f"{run} {device} {precision} {threads} threads torch {version('torch')}"
+    where = device if ranks == 1 else f"{ranks} ranks from {device}"
+    return f"{run} {where} {precision} {threads} threads torch {version('torch')}"
 
 
 def _read_speeds(file: Path) -> dict[str, float]:
@@ -169,10 +175,11 @@ async def measure_before_join(
     folder: Path,
     compute: ComputeOptions,
     threads: int,
+    worker: WorkerClient,
 ) -> None:
     """Set in `estimates` the speed that is kept in `folder`, and the connection to the coordinator."""
     run = spec_name_in(coordinator.credentials.run)
-    known = known_speed(folder, run, compute.device, threads, compute.precision)
+    known = known_speed(folder, run, compute.device, threads, compute.precision, worker.ranks)
     estimates.capacity = replace(estimates.capacity, flops=known)
     await measure_coordinator(coordinator, estimates)
 

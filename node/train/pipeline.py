@@ -27,8 +27,32 @@ from protocol.status import Wait
 from protocol.types import DType, Frame, FrameId, FrameKind, Plan, Replica, TensorHeader
 
 _SCALAR = struct.Struct("<d")
-_Slots = asyncio.Semaphore
 _QUEUED_OPERATIONS = 3  # one computing, one read ahead by the worker, one on its way
+
+
+class _Slots:
+    """Bounds the operations at the worker. Those of a turn get their slots together, at its first `take`.
+
+    So a cancelled caller has queued whole turns. A turn is one operation; of several ranks that share the
+    microbatches, those of one microbatch for each: where parameters are sharded, each pass of a rank waits
+    for a pass of every other one.
+    """
+
+    def __init__(self, turn: int) -> None:
+        # Two turns at least: the next one is at the worker when the first one ends.
+        self._turn, self._free = turn, asyncio.Semaphore(max(_QUEUED_OPERATIONS, 2 * turn))
+        self._taken = 0  # that no operation of the turn uses yet
+
+    async def take(self) -> None:
+        """A slot for the next operation. Suspends only before the first one of a turn."""
+        if not self._taken:
+            for _ in range(self._turn):
+                await self._free.acquire()
+            self._taken = self._turn
+        self._taken -= 1
+
+    def release(self) -> None:
+        self._free.release()
 
 
 class Pipeline:
@@ -116,14 +140,15 @@ class Pipeline:
 
         A step beyond the spec's H trains on the round's samples again, at the last step's learning rate.
         """
-        slots = _Slots(_QUEUED_OPERATIONS * self._worker.ranks)
+        ranks = self._worker.ranks
+        slots = _Slots(1 if ranks == 1 else 2 * ranks)  # a forward and a backward of each
         async with _failing_as_one() as group:
             for operation in self._order:
                 forward = operation.kind is OpKind.FORWARD
                 kind = FrameKind.FORWARD if forward else FrameKind.BACKWARD
                 frame_id = self._id(round_number, step, operation.microbatch, kind)
                 received = await self._take(self._upstream if forward else self._downstream, frame_id)
-                await slots.acquire()
+                await slots.take()
                 message, microbatch = _message_of(received), operation.microbatch
                 request = Forward(step, microbatch, message) if forward else Backward(microbatch, message)
                 queued = await self._worker.queue(request)
@@ -134,12 +159,12 @@ class Pipeline:
 
     async def validate(self, round_number: int) -> float:
         """Forward passes over the validation samples. Returns the mean loss at the last member, else NaN."""
-        slots = _Slots(_QUEUED_OPERATIONS * self._worker.ranks)
+        slots = _Slots(self._worker.ranks)
         async with _failing_as_one() as group:
             for microbatch in range(self._spec.data.validation_batches):
                 frame_id = self._id(round_number, 0, microbatch, FrameKind.EVALUATE)
                 received = await self._take(self._upstream, frame_id)
-                await slots.acquire()
+                await slots.take()
                 queued = await self._worker.queue(Evaluate(microbatch, _message_of(received)))
                 group.create_task(self._pass_on(queued, frame_id, self._downstream, slots))
         return await self._worker.call(EndValidation())
@@ -167,7 +192,7 @@ class Pipeline:
         queued: QueuedCall[Message | None],
         frame_id: FrameId,
         link: Link | None,
-        slots: asyncio.Semaphore,
+        slots: _Slots,
     ) -> None:
         """Send the answer of a call to a neighbour, if there is one."""
         message = await queued.answer()

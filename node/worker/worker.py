@@ -73,9 +73,18 @@ class Worker:
         )
 
     def measure_speed(self, call: calls.MeasureSpeed) -> float:
-        """Measure how fast the devices of all ranks train layers of the run."""
+        """Measure how fast the devices of all ranks train layers of the run.
+
+        Raises HetnodeError DEVICE_UNAVAILABLE if one of them cannot.
+        """
         compute = Compute(self._device or call.device, precision=call.precision)
-        return self._group.totals([layer_speed(call.spec, compute, call.seconds)])[0]
+        speed, failure = 0.0, None
+        try:
+            speed = layer_speed(call.spec, compute, call.seconds)
+        except HetnodeError as error:
+            failure = error
+        self._group.agree(failure)  # the node goes on without a speed, and with ranks in step
+        return self._group.totals([speed])[0]
 
     def require_initial(self, call: calls.RequireInitial) -> None:
         """Raise HetnodeError unless the parameters from which the run starts are here."""
@@ -89,7 +98,8 @@ class Worker:
         spec, stages, local = call.spec, call.stages, call.local
         compute = self._compute(local.compute)
         is_sharded = self._is_sharded(spec, stages, local.compute)
-        _keep_within_memory(spec, stages, local.compute, self._group.size if is_sharded else 1)
+        within = replace(local.compute, device=compute.device)
+        _keep_within_memory(spec, stages, within, self._group.size if is_sharded else 1)
         stream = None
         if 0 in stages:
             tokenizer = local.tokenizer or find_tokenizer(spec.data, *local.search_paths)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Mapping
 from typing import Any
 
@@ -99,3 +100,29 @@ async def test_ranks_that_disagree_end_with_one_error() -> None:
     with pytest.raises(HetnodeError, match="cause data-unreadable") as caught:
         await answer
     assert caught.value.code is ErrorCode.RANK_FAILED
+
+
+@pytest.mark.parametrize("is_dead", [False, True])
+async def test_failures_that_no_one_awaits_are_not_logged(is_dead: bool) -> None:
+    class Dead(FakeRank):
+        def call(self, method: str, body: Mapping[str, Any], *blobs: Buffer) -> asyncio.Future[Reply]:
+            raise error(ErrorCode.WORKER_DIED)
+
+    logged: list[str] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: logged.append(context["message"]))
+    lives, other = FakeRank(), Dead() if is_dead else FakeRank()
+    if is_dead:  # known only to the second one yet
+        with pytest.raises(HetnodeError):
+            RankChannels([lives, other]).call("Any", {})
+    else:
+        answer = asyncio.ensure_future(RankChannels([lives, other]).call("Any", {}))
+        await asyncio.sleep(0)
+        answer.cancel()
+        await asyncio.sleep(0)
+        del answer
+    lives.reply.set_exception(error(ErrorCode.RANK_FAILED))
+    await asyncio.sleep(0)
+    del lives.reply
+    gc.collect()
+    assert not logged

@@ -36,8 +36,8 @@ CAPACITY = Capacity("cpu", 3 * 2**30, 2)
 class FakeWorker:
     """Computes at 5 GFLOP/s, or raises."""
 
-    def __init__(self, error: Exception | None = None) -> None:
-        self.error, self.calls = error, 0
+    def __init__(self, error: Exception | None = None, ranks: int = 1) -> None:
+        self.error, self.calls, self.ranks = error, 0, ranks
 
     async def call(self, request: MeasureSpeed) -> float:
         assert request.spec.preset in ("nano", "tiny")
@@ -106,6 +106,14 @@ async def test_a_speed_is_measured_once_for_each_spec_device_and_number_of_threa
     assert worker.calls == 4
 
 
+async def test_the_speed_of_several_ranks_is_not_that_of_their_first_device(tmp_path: Path) -> None:
+    one, two = FakeWorker(), FakeWorker(ranks=2)
+    for worker in (one, two, one, two):
+        await training_speed(worker, SPEC, "cuda:0", 2, tmp_path)  # type: ignore[arg-type]
+    assert (one.calls, two.calls) == (1, 1)
+    assert known_speed(tmp_path, SPEC.name, "cuda:0", 2, ranks=3) == 0.0
+
+
 @pytest.mark.parametrize(
     "damaged", [b"", b"\xff", b"[]", b"3", b'{"a": "b"}', b'{"a": NaN}', b'{"a": -1}', b'{"a": []}']
 )
@@ -150,9 +158,10 @@ async def test_a_machine_that_cannot_be_measured_takes_part_without_a_speed(tmp_
         worker: Any = FakeWorker(error)
         await measure_speed(worker, SPEC, "cpu", 2, tmp_path, estimates)
         assert estimates.capacity == CAPACITY
-    dead: Any = FakeWorker(HetnodeError(ErrorCode.WORKER_DIED, "Dead.", ""))
-    with pytest.raises(HetnodeError):
-        await measure_speed(dead, SPEC, "cpu", 2, tmp_path, estimates)
+    for code in (ErrorCode.WORKER_DIED, ErrorCode.RANK_FAILED):  # ranks out of step cannot go on
+        dead: Any = FakeWorker(HetnodeError(code, "Dead.", ""))
+        with pytest.raises(HetnodeError):
+            await measure_speed(dead, SPEC, "cpu", 2, tmp_path, estimates)
 
 
 async def test_a_measured_speed_is_sent_to_the_coordinator(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,17 @@ from torch import Tensor, nn
 
 from node.data.stream import SampleStream, open_stream
 from node.experiment.in_process_swarm import LocalSwarm
-from node.ipc.worker_calls import AUTO_DEVICE, CheckDevice, ComputeOptions, DeviceInfo, Precision
+from node.ipc.worker_calls import (
+    AUTO_DEVICE,
+    Build,
+    CheckDevice,
+    ComputeOptions,
+    DeviceInfo,
+    FormGroup,
+    LocalData,
+    Precision,
+)
+from node.ranks.group import RankGroup
 from node.worker import compute as computing
 from node.worker.compute import Compute, check_device, chosen_precision
 from node.worker.trainer import Trainer
@@ -255,3 +266,21 @@ def test_nodes_with_different_options_train_alike_and_hold_the_same_anchor(strea
     first = parameters(members[0])
     for member in members[1:]:
         assert all(torch.equal(value, first[name]) for name, value in parameters(member).items())
+
+
+def test_a_memory_limit_holds_on_the_device_of_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Held(Exception):
+        """Ends the build, which needs the device."""
+
+    def hold(_: float, device: torch.device) -> None:
+        raise Held(str(device))
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=2e9))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", hold)
+    monkeypatch.setattr("node.worker.worker.form_group", lambda *_: RankGroup())
+    monkeypatch.setattr(Compute, "open", lambda self: torch.device(self.device))
+    worker = Worker()
+    worker.form_group(FormGroup(1, 2, "cuda:1", "127.0.0.1", 1))
+    local = LocalData(ComputeOptions("cuda:0", memory_limit=10**9))  # the node has the device of rank 0
+    with pytest.raises(Held, match="cuda:1"):
+        worker.build(Build(spec_of(), StageRange(0, 4), local))

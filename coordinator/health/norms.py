@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from statistics import median_low
 
 from coordinator.health.records import (
     HealthFinding,
@@ -78,7 +79,8 @@ def _jumps(window: Sequence[RoundFigures], now: RoundFigures, most_sigmas: float
         limit = widened * max(math.log(FACTOR), most_sigmas * sigma)
         if abs(center - usual) > limit:
             jumps["rose" if center > usual else "fell"].append((stage, center, usual))
-        lasting += min(center, history[-1]) - usual > limit
+        low, lows = _low(now, stage), [found for each in window if (found := _low(each, stage)) is not None]
+        lasting += low is not None and lows != [] and min(low, lows[-1]) - usual > limit
     for how, unusual in jumps.items():
         if not unusual:
             continue
@@ -97,6 +99,16 @@ def _jumps(window: Sequence[RoundFigures], now: RoundFigures, most_sigmas: float
 def _center(figures: RoundFigures, stage: int) -> float | None:
     """The median of the logarithms of the norms of a stage; None without payloads."""
     return middle([_log(each.norm) for each in figures.payloads if each.stage == stage])
+
+
+def _low(figures: RoundFigures, stage: int) -> float | None:
+    """As :func:`_center`, of two values in the middle the lower one: one of two payloads cannot raise it.
+
+    None if one payload is known of several.
+    """
+    logs = [_log(each.norm) for each in figures.payloads if each.stage == stage]
+    finite = [log for log in logs if math.isfinite(log)]
+    return median_low(finite) if len(finite) >= max(1, min(2, len(figures.contributors))) else None
 
 
 def _log(norm: float) -> float:

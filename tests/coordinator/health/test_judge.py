@@ -145,6 +145,26 @@ def test_norms_that_fall_are_a_finding_and_no_alarm() -> None:
     assert not any(each.alarm for each in found)
 
 
+@pytest.mark.parametrize("others", [PEERS[1:2], []])
+def test_the_norm_of_one_of_two_payloads_raises_no_alarm(others: list[PeerId]) -> None:
+    """Its owner may lie; also if nobody has measured the other one."""
+
+    def of_two(rounds: list[RoundFigures], owners: list[PeerId]) -> list[RoundFigures]:
+        def left(figures: RoundFigures) -> RoundFigures:
+            payloads = tuple(each for each in figures.payloads if each.owner in owners)
+            return replace(figures, payloads=payloads, contributors=frozenset(PEERS[:2]))
+
+        return list(map(left, rounds))
+
+    def great(payload: PayloadFigures) -> PayloadFigures:
+        return replace(payload, norm=1e9) if payload.owner == PEERS[0] else payload
+
+    rounds = with_payloads(healthy(14), 12, great)
+    found = judged([*of_two(rounds[:11], PEERS[:2]), *of_two(rounds[11:], [PEERS[0], *others])])
+    assert not any(each.alarm for each in found)
+    assert found[-1].findings, "it is a finding"
+
+
 RECORDED = [4.812, 4.806, 4.815, 4.809, 4.803, 4.818, 4.811, 4.807, 4.813, 4.81]
 """Losses of two small replicas before a member was banned; afterwards they were 12 % higher."""
 

@@ -29,6 +29,7 @@ PARTS = (
     "link",
     "pipeline",
     "rounds",
+    "gathering",
     "overlap",
     "history",
     "coordinator",

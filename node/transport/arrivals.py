@@ -46,6 +46,12 @@ class Arrival:
         self._is_over = True
         self._has_changed()
 
+    def drop(self) -> None:
+        """Free the memory if no more bytes come; who still reads them gets no more."""
+        if self._is_over:
+            self.data = bytearray()
+            self._has_changed()
+
     def seconds_left(self) -> float:
         """Until all bytes have arrived, as fast as they have come so far."""
         missing = self.nbytes - len(self.data)

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Protocol
+from weakref import WeakSet
 
 from node.transport.arrivals import Arrival
 from node.transport.download import list_reasons
@@ -87,6 +88,7 @@ class PayloadExchange:
         self._progress = asyncio.Event()  # set and then replaced with each change of these fields
         self._waiting = OpenTransfers()
         self._arrivals: dict[str, Arrival] = {}  # by hash, what arrives now
+        self._passed_on = WeakSet[Arrival]()  # which other peers may still read
         self._helpers: Helpers | None = None  # of the newest exchange
         self._help_failures = HelpFailures()
         self.store = store
@@ -99,6 +101,8 @@ class PayloadExchange:
         whole payload, and an exchange would use the two directions of a link one after the other. So a
         request waits a moment if this peer has not joined the group or has not sent its own requests.
         """
+        for arrival in self._passed_on:
+            arrival.drop()
         self._advance(round_number, None)
         try:
             yield
@@ -239,6 +243,7 @@ class PayloadExchange:
 
         def begin(arrival: Arrival) -> None:
             arrivals.setdefault(sha256, arrival)
+            self._passed_on.add(arrival)
             self._note_progress()
 
         arrival = Arrival(descriptor.nbytes, begin)

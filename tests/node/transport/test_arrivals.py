@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
+from typing import Any
 
 from node.transport.arrivals import Arrival
+from node.transport.payload_exchange import PayloadExchange
+from node.transport.payload_store import PayloadStore
+from tests.builders import keyed, spec_of
 
 
 async def followed(arrival: Arrival) -> list[bytes]:
@@ -50,3 +55,21 @@ async def test_the_rate_so_far_tells_the_end() -> None:
     assert 0 <= arrival.seconds_left() < float("inf")
     arrival.add(b"56789")
     assert arrival.seconds_left() == 0
+
+
+async def test_a_reader_that_stands_still_keeps_no_payload_of_a_former_exchange(tmp_path: Path) -> None:
+    own = keyed(0).payload(spec_of(), 0, 1)
+    calls: Any = None
+    exchange = PayloadExchange("me", 0, 100, PayloadStore(tmp_path, 2), calls)
+    with exchange.arriving(own) as arrival:
+        arrival.add(bytes(50))
+        pieces = await exchange.pieces("reader", own.owner, 1, own.sha256, 10)
+        assert pieces is not None
+        assert await anext(pieces) == bytes(10)
+        with exchange.exchange(1):
+            arrival.add(bytes(50))
+        arrival.verify()
+    assert len(arrival.data) == 100, "of the newest exchange"
+    with exchange.exchange(2):
+        assert not arrival.data
+        assert [piece async for piece in pieces] == []

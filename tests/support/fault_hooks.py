@@ -17,6 +17,7 @@ from unittest.mock import patch
 from node import hooks
 from node.ipc import worker_calls as calls
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.pb import hetnode_pb2 as pb
 from protocol.spec.run import RunSpec
 from protocol.types import Frame, PeerId
 from tests.support.fault_script import Action, Moment, Script
@@ -29,6 +30,7 @@ class FaultHooks(hooks.Hooks):
         self.script = script
         self._spec: RunSpec
         self._round, self._step = 0, 0  # of the inner phase that has begun last
+        self._own: dict[int, pb.PayloadDescriptor] = {}  # by stage: the newest that this node has announced
         self._decided = 0  # the last round whose decision the worker has applied
         self._microbatches = 0  # of the replica in one inner step
         self._forwards, self._backwards = 0, 0  # of this inner step so far
@@ -57,13 +59,14 @@ class FaultHooks(hooks.Hooks):
     async def before_coordinator_call(self, method: str, request: Any) -> None:
         self._check_coordinator()
         if method == "Match":
+            self._own[request.descriptor.stage] = request.descriptor
             await self.script.reach(Moment.PROPOSED, request.descriptor.round, request.descriptor.stage)
         elif method == "Report":
             fault = await self.script.reach(Moment.GATHERED, request.round, request.stage)
             if fault is not None and fault.action is Action.DENY:
-                own = [descriptor for descriptor in request.held if descriptor.owner == request.peer]
-                del request.held[:], request.rejected[:]
-                request.held.extend(own)
+                for field in ("held", "rejected", "group", "positions"):
+                    request.ClearField(field)
+                request.held.append(self._own[request.stage])
 
     async def after_coordinator_call(self, method: str, request: Any) -> None:
         self._check_coordinator()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -49,7 +50,7 @@ def test_rows_that_move_between_the_files_meanwhile_are_copied_again(tmp_path: P
         if source.name == NAME and len(moved) < 2:
             moved.append(source)
             # More than SQLite keeps in the second file.
-            store.append([PeerBanned(1.0, KEY.peer, "x" * 10_000) for _ in range(600)])
+            store.append([PeerBanned(1.0, KEY.peer, os.urandom(10_000).hex()) for _ in range(600)])
             store.append([CoordinatorStarted(0.0)])
 
     with closing(opened(tmp_path)) as store:

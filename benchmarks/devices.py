@@ -1,7 +1,7 @@
 """How much memory each rank of a full replica takes, over one, two and four ranks on the CPU.
 
-    python -m benchmarks.devices           # 80 million parameters, some minutes
-    python -m benchmarks.devices --quick   # 20 million parameters
+    python -m benchmarks.devices           # 71 million parameters, some minutes
+    python -m benchmarks.devices --quick   # 19 million parameters
 
 Each rank is a real worker process. It builds its part of the model, trains one inner step, and commits one
 round with its own payload. On a GPU parameters, gradients and moments would be in the GPU's memory, and the

@@ -34,8 +34,9 @@ def chunked_loss(x_bld: Tensor, head_vd: Tensor, targets_bl: Tensor, rows: int |
         loss: Tensor = _ChunkedLoss.apply(x_nd, head_vd, targets_n, rows)  # type: ignore[no-untyped-call]
         return loss
     x_nd, head_vd = _matrix_type(x_nd), _matrix_type(head_vd)
-    chunks = _log_probabilities(x_nd, head_vd, targets_n, rows)
-    return torch.stack([-_chosen(logs_cv, ids_c).sum() for _, logs_cv, ids_c in chunks]).sum() / len(x_nd)
+    chunks = _chunks(len(x_nd), rows)
+    losses = [_summed_loss(_log_probabilities(x_nd[each], head_vd), targets_n[each]) for each in chunks]
+    return torch.stack(losses).sum() / len(x_nd)
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -47,16 +48,11 @@ class _ChunkedLoss(torch.autograd.Function):
         losses: list[Tensor] = []
         grad_x, grad_head = torch.empty_like(x), torch.empty_like(head_vd)
         with torch.autocast(x.device.type, enabled=False):
-            for chunk, logs_cv, ids_c in _log_probabilities(x, head, targets_n, rows):
-                losses.append(-_chosen(logs_cv, ids_c).sum())
-                # The derivative of the cross-entropy by the logits: probabilities less one at the target.
-                errors_cv = logs_cv.exp_()
-                errors_cv.scatter_add_(
-                    1, ids_c[:, None], errors_cv.new_full((1, 1), -1.0).expand(len(ids_c), 1)
+            for each in _chunks(len(x), rows):
+                gradients = grad_x[each], grad_head
+                losses.append(
+                    _loss_and_gradients(x[each], head, targets_n[each], *gradients, is_first=not losses)
                 )
-                errors_cv = errors_cv.to(x.dtype)
-                torch.mm(errors_cv, head, out=grad_x[chunk])
-                _add_product(grad_head, errors_cv.t(), x[chunk], is_first=len(losses) == 1)
         ctx.gradients = grad_x.to(x_nd.dtype), grad_head
         return torch.stack(losses).sum() / len(x_nd)
 
@@ -69,19 +65,37 @@ class _ChunkedLoss(torch.autograd.Function):
         return grad_x.mul_(factor), grad_head.mul_(factor), None, None
 
 
-def _log_probabilities(
-    x_nd: Tensor, head_vd: Tensor, targets_n: Tensor, rows: int
-) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """For each chunk its tokens, their log-probabilities [c, V], float32 or wider, and their targets [c]."""
-    for start in range(0, len(x_nd), rows):
-        chunk = slice(start, start + rows)
-        logits_cv = x_nd[chunk] @ head_vd.t()
-        wide = torch.promote_types(logits_cv.dtype, torch.float32)
-        yield chunk, torch.log_softmax(logits_cv, dim=1, dtype=wide), targets_n[chunk]
+def _loss_and_gradients(
+    x_cd: Tensor, head_vd: Tensor, ids_c: Tensor, grad_x_cd: Tensor, grad_head_vd: Tensor, is_first: bool
+) -> Tensor:
+    """The summed loss of one chunk. Writes one gradient to `grad_x_cd`, and adds one to `grad_head_vd`.
+
+    All that has V values for each token is freed at the return, before the next chunk needs as much.
+    """
+    errors_cv = _log_probabilities(x_cd, head_vd)
+    loss = _summed_loss(errors_cv, ids_c)
+    # The derivative of the cross-entropy by the logits: probabilities less one at the target.
+    errors_cv.exp_()
+    errors_cv.scatter_add_(1, ids_c[:, None], errors_cv.new_full((1, 1), -1.0).expand(len(ids_c), 1))
+    errors_cv = errors_cv.to(x_cd.dtype)
+    torch.mm(errors_cv, head_vd, out=grad_x_cd)
+    _add_product(grad_head_vd, errors_cv.t(), x_cd, is_first)
+    return loss
 
 
-def _chosen(logs_cv: Tensor, ids_c: Tensor) -> Tensor:
-    return logs_cv.gather(1, ids_c[:, None])
+def _chunks(tokens: int, rows: int) -> Iterator[slice]:
+    return (slice(start, start + rows) for start in range(0, tokens, rows))
+
+
+def _log_probabilities(x_cd: Tensor, head_vd: Tensor) -> Tensor:
+    """Of each token of a chunk: [c, V], float32 or wider."""
+    logits_cv = x_cd @ head_vd.t()
+    wide = torch.promote_types(logits_cv.dtype, torch.float32)
+    return torch.log_softmax(logits_cv, dim=1, dtype=wide)
+
+
+def _summed_loss(logs_cv: Tensor, ids_c: Tensor) -> Tensor:
+    return -logs_cv.gather(1, ids_c[:, None]).sum()
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor, is_first: bool) -> None:

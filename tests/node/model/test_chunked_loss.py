@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -63,13 +64,21 @@ def test_under_autocast_loss_and_gradients_are_as_close_as_those_of_whole_logits
         assert (ours - exact_one).norm() < 1e-2 * exact_one.norm()
 
 
-def test_logits_exist_for_one_chunk_only(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("trains", [True, False])
+def test_logits_exist_for_one_chunk_only(monkeypatch: pytest.MonkeyPatch, trains: bool) -> None:
     plain, shapes = torch.log_softmax, []
+    former: list[weakref.ref[Tensor]] = []
 
     def recording(logits_cv: Tensor, **options: Any) -> Tensor:
+        assert not any(each() is not None for each in former), "the chunk before is freed"
         shapes.append(logits_cv.shape)
-        return plain(logits_cv, **options)
+        found = plain(logits_cv, **options)
+        former[:] = weakref.ref(logits_cv), weakref.ref(found)
+        return found
 
     monkeypatch.setattr(torch, "log_softmax", recording)
-    chunked_loss(*inputs(torch.float32), rows=8).backward()  # type: ignore[no-untyped-call]
+    with torch.set_grad_enabled(trains):
+        loss = chunked_loss(*inputs(torch.float32), rows=8)
+    if trains:
+        loss.backward()  # type: ignore[no-untyped-call]
     assert shapes == [(8, V), (8, V), (2, V)]

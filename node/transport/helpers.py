@@ -77,7 +77,10 @@ class Helpers:
         self._clock = asyncio.get_running_loop().time
         helps = _HELP_SHARE * seconds
         if self._schedule is not None:
-            helps = min(helps, max(_HELP_TIMES * self._schedule.seconds(nbytes), _LEAST_HELP_SECONDS))
+            # A downlink that is not measured is hardly slower than the uplink.
+            slowest = min(rate for line in lines.values() if (rate := line.downlink or line.uplink))
+            takes = max(self._schedule.seconds(nbytes), nbytes * (len(lines) - 1) / slowest)
+            helps = min(helps, max(_HELP_TIMES * takes, _LEAST_HELP_SECONDS))
         self._helps_until = self._clock() + helps
         self._ends = self._clock() + _LATEST * helps
         self._unusable: set[PeerId] = set()

@@ -1,9 +1,11 @@
-"""Helpers that failed are left out for some rounds."""
+"""How long helpers have, and for how many rounds those that failed are left out."""
 
 from __future__ import annotations
 
-from node.transport.helpers import HelpFailures
-from protocol.types import PeerId
+import pytest
+
+from node.transport.helpers import Helpers, HelpFailures
+from protocol.types import MemberLine, PeerId
 
 LIAR, OTHER, ALICE, BOB, CAROL = map(PeerId, ("liar", "other", "alice", "bob", "carol"))
 
@@ -26,3 +28,19 @@ def test_failures_are_forgotten() -> None:
     assert failures.leave_out(LIAR, CAROL)
     failures.note(18, [])
     assert not failures.leave_out(LIAR, ALICE)
+
+
+@pytest.mark.parametrize(
+    ("downlink", "gather", "seconds"),
+    # The slowest uplink takes 50 s for its payload; it takes 100 s to receive two as slowly.
+    [(10**7, 1000, 200), (0, 1000, 400), (10**7, 100, 50)],
+)
+async def test_helpers_have_a_multiple_of_the_schedule_or_half_of_the_time(
+    downlink: int, gather: float, seconds: float
+) -> None:
+    lines = {LIAR: MemberLine(10**9, 10**9, True)}
+    lines |= {peer: MemberLine(10**6, downlink, True) for peer in (ALICE, BOB)}
+    helpers = Helpers(ALICE, "group", lines, gather, 50 * 10**6, HelpFailures())
+    assert helpers.to_ask(BOB) == [LIAR]
+    assert seconds - 5 < helpers.seconds_left <= seconds
+    assert helpers.seconds_to_finish == pytest.approx(1.5 * seconds, abs=5)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from node.checkpoint.layout import round_folder
 from node.ipc.worker_calls import (
+    Abandon,
     Abort,
     BeginRound,
     Build,
@@ -64,13 +66,26 @@ class FullReplica:
 
     async def train(self, round_number: int) -> Trained:
         """The inner phase of a round, and the validation."""
+        await self.take_steps(round_number)
+        report = await self.worker.call(EndInnerPhase())
+        validation = await self._pipeline.validate(round_number)
+        return Trained(report.result.loss, report.result.gradient_norm, validation)
+
+    async def take_steps(self, round_number: int) -> None:
+        """The inner steps of a round."""
         first = (round_number - 1) * SPEC.samples_per_round()
         await self.worker.call(BeginRound(round_number, range(first, first + SPEC.samples_per_round())))
         for step in range(SPEC.inner.steps):
             await self._pipeline.inner_step(round_number, step)
-        report = await self.worker.call(EndInnerPhase())
-        validation = await self._pipeline.validate(round_number)
-        return Trained(report.result.loss, report.result.gradient_norm, validation)
+
+    async def cancel_a_step(self) -> None:
+        """Begin a round, cancel it in its first step, and drop that."""
+        await self.worker.call(BeginRound(1, range(SPEC.samples_per_round())))
+        step = asyncio.create_task(self._pipeline.inner_step(1, 0))
+        await asyncio.sleep(0)  # its first operations are queued
+        step.cancel()
+        await asyncio.gather(step, return_exceptions=True)
+        await self.worker.call(Abandon())
 
     async def propose(self) -> dict[int, bytes]:
         """The payload of each stage."""

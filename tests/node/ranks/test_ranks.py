@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 from contextlib import AsyncExitStack
@@ -13,9 +14,10 @@ import pytest
 from node.ipc.channel import Child
 from node.ipc.rank_channels import RankChannels
 from node.ipc.ranks import DeviceList, start_ranks
-from node.ipc.worker_calls import Abandon
+from node.ipc.worker_calls import Abandon, KeepTraining, LoadInitial, LoadPart
 from node.ipc.worker_client import WorkerClient
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.types import Part
 from tests.support.commands import template
 from tests.support.ranks import FullReplica
 from tests.support.running_replica import ThreadWorker
@@ -68,6 +70,52 @@ async def test_two_ranks_train_like_one_process_and_commit_the_same_anchors(
         figures = [await each.train(5) for each in (again, two)]
         assert figures[0].loss == pytest.approx(figures[1].loss, abs=1e-5)
         assert figures[0].validation == pytest.approx(figures[1].validation, abs=1e-5)
+
+
+@pytest.mark.parametrize("sharded", [False, pytest.param(True, marks=pytest.mark.slow)])
+async def test_two_ranks_overlap_rounds_and_take_failures_and_parts_like_one_process(
+    tmp_path: Path, sharded: bool
+) -> None:
+    async with AsyncExitStack() as stack:
+        single = ThreadWorker()
+        one, two = FullReplica(single.client), FullReplica(await ranks(stack))
+        await one.build()
+        await two.build(sharded)
+        await two.cancel_a_step()
+        for each in (one, two):
+            await each.train(1)
+        first = [await each.propose() for each in (one, two)]
+        both = {stage: (first[0][stage], first[1][stage]) for stage in one.stages}
+        for each in (one, two):  # steps of round 2 before the decision on round 1
+            await each.worker.call(KeepTraining())
+            await each.take_steps(2)
+            await each.commit(1, both)
+            with pytest.raises(HetnodeError) as caught:
+                await each.commit(2, {0: (b"no payload",)}, mine_included=False)
+            assert caught.value.code is ErrorCode.PAYLOAD_CORRUPT
+            await each.propose()
+            await each.abort(2)
+        last = [await each.propose() for each in (one, two)]
+        both = {stage: (last[0][stage], last[1][stage]) for stage in one.stages}
+        digests = [[each.digest for each in await replica.commit(3, both)] for replica in (one, two)]
+        assert digests[0] == digests[1]
+        await two.worker.call(LoadInitial())
+        file = tmp_path / "part"
+        with pytest.raises(HetnodeError) as caught:
+            await two.worker.call(LoadPart(0, Part.STAGE, 3, file))
+        assert caught.value.code is ErrorCode.CHECKPOINT_CORRUPT
+        for stage, digest in zip(one.stages, digests[0], strict=True):
+            tensors = single.trainer.outer[stage].committed
+            file.write_bytes(b"".join(tensors[name].numpy().tobytes() for name in sorted(tensors)))
+            assert await two.worker.call(LoadPart(stage, Part.STAGE, 3, file)) == digest
+        # Only the rank that owns this tensor finds a value that is not finite.
+        single.trainer.outer[1].error["norm_f"][0] = math.inf
+        await one.write(tmp_path, 3)
+        await two.restore(tmp_path)
+        assert [*await two.propose()] == [0]
+        await two.abort(4)
+        assert math.isfinite((await two.train(5)).loss)
+        assert [*await two.propose()] == [0, 1]
 
 
 async def test_the_end_of_one_rank_ends_the_worker_with_one_error(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ class RankChannels:
         if ends := [rank.end for rank in self.ranks if rank.end is not None]:
             return ends[0]
         cause = (causes or failures)[0]
-        return _stuck(len(waiting), cause) if waiting else cause
+        return _stuck(cause) if waiting else cause
 
 
 def _follows(failure: BaseException) -> bool:
@@ -95,11 +95,11 @@ def _follows(failure: BaseException) -> bool:
     return isinstance(failure, HetnodeError) and failure.code is ErrorCode.RANK_FAILED
 
 
-def _stuck(waiting: int, cause: BaseException) -> HetnodeError:
+def _stuck(cause: BaseException) -> HetnodeError:
     text = cause.cause if isinstance(cause, HetnodeError) else repr(cause)
     return HetnodeError(
         ErrorCode.RANK_FAILED,
-        f"A rank of this peer has failed, and {waiting} others wait for it: {text}",
+        f"A rank of this peer has failed while others wait for it: {text}",
         "See the end of this node's log, then start the node again: it continues from its checkpoint.",
     )
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from node.ipc.worker_calls import CheckDevice, ComputeOptions, MeasureSpeed
+from node.ipc.worker_calls import CheckDevice, ComputeOptions, FormGroup, MeasureSpeed
 from node.measure.measure import (
     describe_capacity,
     known_speed,
@@ -19,6 +20,7 @@ from node.measure.measure import (
 )
 from node.model.shapes import parameter_count
 from node.net.live_estimates import LiveEstimates
+from node.ranks.group import RankGroup
 from node.worker import speed
 from node.worker.compute import Compute
 from node.worker.worker import Worker
@@ -75,6 +77,34 @@ def test_the_worker_measures_the_layers_of_a_run_before_it_builds_any() -> None:
     worker = Worker()
     assert worker.check_device(CheckDevice(ComputeOptions("cpu"))).free_bytes == 0
     assert 0 < worker.measure_speed(MeasureSpeed(SPEC, "cpu", seconds=0.01)) < 1e15
+
+
+@pytest.mark.parametrize("fails_here", [True, False])
+def test_no_rank_awaits_the_speed_of_one_that_cannot_be_measured(
+    monkeypatch: pytest.MonkeyPatch, fails_here: bool
+) -> None:
+    failure = HetnodeError(ErrorCode.DEVICE_UNAVAILABLE, "No memory.", "Free some.")
+    told = b"" if fails_here else b"device-unavailable\0No memory.\0Free some."
+
+    class TwoRanks(RankGroup):
+        def exchange(self, data: bytes) -> list[bytes]:
+            return [data, told]
+
+        def totals(self, values: Sequence[float]) -> list[float]:
+            raise AssertionError("the other rank does not come")
+
+    def measured(*_: object) -> float:
+        if fails_here:
+            raise failure
+        return 5e9
+
+    monkeypatch.setattr("node.worker.worker.form_group", lambda *_: TwoRanks(0, 2))
+    monkeypatch.setattr("node.worker.worker.layer_speed", measured)
+    worker = Worker()
+    worker.form_group(FormGroup(0, 2, "cpu", "127.0.0.1", 1))
+    with pytest.raises(HetnodeError) as refused:
+        worker.measure_speed(MeasureSpeed(SPEC, "cpu", seconds=0.01))
+    assert refused.value.code is ErrorCode.DEVICE_UNAVAILABLE
 
 
 def test_a_device_that_cannot_compute_is_refused() -> None:

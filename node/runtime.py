@@ -374,7 +374,9 @@ async def _train_assignment(
 
 
 async def _start_worker(options: NodeOptions, processes: AsyncExitStack) -> WorkerClient:
-    """The worker, one process or one for each device, which `processes` ends."""
+    """The worker, one process or one for each device or rank, which `processes` ends."""
+    if options.leader is not None:
+        return await options.leader.start_ranks(options.threads, processes)
     if options.devices is not None:
         return await start_ranks(options.devices, options.threads, processes)
     child = await start_child(

@@ -15,7 +15,7 @@ from platformdirs import user_data_path
 from rich.console import Console
 
 from node import command_runner
-from node.cli import known_runs
+from node.cli import known_runs, launched
 from node.cli.options import (
     MEGABIT,
     Device,
@@ -33,6 +33,7 @@ from node.cli.options import (
 )
 from node.folder import make_usable
 from node.guest.guest import Guest, Rule
+from node.ipc.launch import Launch
 from node.ipc.ranks import DeviceList, parse_devices
 from node.ipc.template import own_template
 from node.ipc.worker_calls import AUTO_DEVICE, Precision
@@ -99,8 +100,8 @@ class JoinOptions:
     sharded: Annotated[
         bool | None,
         option(
-            "With --devices: shard the parameters over the devices, or keep all on each. Default: shard "
-            "where they do not fit.",
+            "With --devices or torchrun: shard the parameters over the devices, or keep all on each. "
+            "Default: shard where they do not fit.",
             "--sharded/--replicated",
         ),
     ] = None
@@ -207,7 +208,12 @@ def join(
         make_usable(chosen.folder)
     host, port = command_runner.split_address(chosen.listen, "--listen")
     advertise = command_runner.bare_host(chosen.advertise, "--advertise")
-    _check_options(chosen)
+    launch = launched.launch_for(chosen)
+    _check_options(chosen, launch)
+    if launch and not launch.leads:
+        launched.follow_leader(chosen, launch, lifeline)
+        return
+    leader = launched.leader_for(chosen, launch) if launch else None
     destination = known_runs.destination(chosen.run, chosen.invite_file)
     rules = _rules(chosen)
     key = known_runs.identity_for(destination, chosen.identity)
@@ -215,6 +221,8 @@ def join(
 
     if text := finished.text_for(destination, key.path):
         Console(highlight=False, soft_wrap=True).print(text, markup=False)
+        if leader:
+            launched.dismiss_followers(leader)
         return
     own_template()  # imports torch and hivemind while this process imports the rest
 
@@ -235,7 +243,8 @@ def join(
         port_mapping=chosen.port_mapping,
         relay=chosen.relay,
         device=chosen.device,
-        devices=_devices(chosen),
+        devices=_devices(chosen, launch),
+        leader=leader,
         precision=chosen.precision,
         compile=chosen.compile,
         activation_checkpointing=chosen.activation_checkpointing,
@@ -285,9 +294,9 @@ def _drain(leaving: asyncio.Event, seconds: float) -> command_runner.Drain:
     return command_runner.Drain(leaving.set, seconds, message)
 
 
-def _check_options(chosen: JoinOptions) -> None:
+def _check_options(chosen: JoinOptions, launch: Launch | None) -> None:
     """Raise an error that names the option whose value cannot be used."""
-    _devices(chosen)
+    _devices(chosen, launch)
     _check_data(chosen.data)
     if chosen.relay not in ("auto", "none"):
         command_runner.split_address(chosen.relay, "--relay")
@@ -318,15 +327,15 @@ def _check_data(source: str | None) -> None:
         )
 
 
-def _devices(chosen: JoinOptions) -> DeviceList | None:
-    """The devices of the ranks; None for one process. Raises BAD_OPTION."""
+def _devices(chosen: JoinOptions, launch: Launch | None) -> DeviceList | None:
+    """The devices of the ranks; None for one process on this host. Raises BAD_OPTION."""
     if chosen.devices is None:
-        if chosen.sharded is None:
+        if chosen.sharded is None or launch:
             return None
         raise HetnodeError(
             ErrorCode.BAD_OPTION,
             "--sharded and --replicated are for several devices.",
-            "Give them with --devices.",
+            "Give them with --devices, or start with torchrun.",
         )
     if chosen.role is not RoleWish.REPLICA:
         raise HetnodeError(

@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -45,17 +46,116 @@ class Reply:
 Handler = Callable[[Mapping[str, Any], Sequence[Buffer]], Reply]
 
 
-def _encode(header: Mapping[str, Any], blobs: Sequence[Buffer]) -> list[Buffer]:
+def encode_message(header: Mapping[str, Any], blobs: Sequence[Buffer] = ()) -> list[Buffer]:
+    """The parts of a message, to be written one after the other."""
     text = json.dumps(header, separators=(",", ":")).encode()
     lengths = b"".join(_LENGTH.pack(memoryview(blob).nbytes) for blob in blobs)
     return [_PREFIX.pack(len(text), len(blobs)) + text + lengths, *blobs]
 
 
-class Child:
+async def read_message(
+    reader: asyncio.StreamReader, most_bytes: int = sys.maxsize
+) -> tuple[Mapping[str, Any], Sequence[Buffer]]:
+    """The header and the blobs of the next message.
+
+    Raises IncompleteReadError at the end of the stream, and ConnectionError for a message of more than
+    `most_bytes`, of which nothing is kept.
+    """
+    header_size, count = _PREFIX.unpack(await reader.readexactly(_PREFIX.size))
+    if header_size + count * _LENGTH.size > most_bytes:
+        raise ConnectionError("The header of a message is too long.")
+    header = json.loads(await reader.readexactly(header_size))
+    lengths = [n for (n,) in _LENGTH.iter_unpack(await reader.readexactly(count * _LENGTH.size))]
+    if sum(lengths) > most_bytes:
+        raise ConnectionError("A message is too long.")
+    return header, [await reader.readexactly(n) for n in lengths]
+
+
+def encode_failure(call: int, error: Exception) -> list[Buffer]:
+    """The message that answers `call` with `error`; that of a bug has no code."""
+    reason: dict[str, Any] = {"code": None, "cause": repr(error)}
+    if isinstance(error, HetnodeError):
+        reason = {"code": error.code.label, "cause": error.cause, "remedy": error.remedy}
+    return encode_message({"call": call, "error": reason})
+
+
+class StreamChannel:
+    """Calls over a stream, from an event loop, to a process that answers as :func:`serve` does.
+
+    Calls may overlap; each is answered once. When the stream ends, every open and every later call raises
+    the reason, :meth:`_death`.
+
+    Args:
+        most_bytes: of a message that the other side may send; a longer one ends the channel.
+    """
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        name: str,
+        most_bytes: int = sys.maxsize,
+    ) -> None:
+        self._reader, self._writer, self._name, self._most_bytes = reader, writer, name, most_bytes
+        self._calls: dict[int, asyncio.Future[Reply]] = {}
+        self._next_call = 0
+        self._listen = asyncio.create_task(self._read_replies(), name=f"{name}-replies")
+
+    @property
+    def end(self) -> HetnodeError | None:
+        """What every call raises, because the process has ended; None while it lives."""
+        return self._death() if self._listen.done() else None
+
+    def call(self, method: str, body: Mapping[str, Any], *blobs: Buffer) -> Awaitable[Reply]:
+        """Queue a call and return the future of its reply. Calls arrive in the order of `call`.
+
+        Raises (from the future): HetnodeError as raised by the handler, or because the process has ended.
+        """
+        if self._listen.done():
+            raise self._death()
+        self._next_call += 1
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._calls[self._next_call] = future
+        header = {"call": self._next_call, "method": method, "body": body}
+        for part in encode_message(header, blobs):
+            self._writer.write(part)
+        return future
+
+    async def wait_closed(self) -> None:
+        """Return when the process has ended or closed its socket."""
+        await asyncio.wait({self._listen})
+
+    async def close(self, grace: float) -> None:
+        """Close the stream. Open calls fail."""
+        self._writer.close()
+        self._listen.cancel()
+        self._fail_all()
+
+    async def _read_replies(self) -> None:
+        try:
+            while True:
+                header, blobs = await read_message(self._reader, self._most_bytes)
+                future = self._calls.pop(header["call"])
+                if not future.done():  # the caller may have been cancelled
+                    _resolve(future, header, blobs, self._name)
+        except (asyncio.IncompleteReadError, OSError):
+            self._fail_all()
+
+    def _fail_all(self) -> None:
+        calls, self._calls = self._calls, {}
+        for future in calls.values():
+            if not future.done():
+                future.set_exception(self._death())
+                future.exception()  # a caller that was cancelled meanwhile is not owed a warning
+
+    def _death(self) -> HetnodeError:
+        return _death(ErrorCode.WORKER_DIED, self._name)
+
+
+class Child(StreamChannel):
     """A child process seen from the main process's event loop. Create it with :func:`start_child`.
 
-    Calls may overlap; the child answers each once. When the child dies, every open and every later call
-    raises HetnodeError with the code given to :func:`start_child`.
+    When the child dies, calls raise HetnodeError with the code given to :func:`start_child`.
     """
 
     def __init__(
@@ -66,40 +166,13 @@ class Child:
         name: str,
         died: ErrorCode,
     ) -> None:
-        self._process, self._reader, self._writer = process, reader, writer
-        self._name, self._died = name, died
-        self._calls: dict[int, asyncio.Future[Reply]] = {}
-        self._next_call = 0
-        self._listen = asyncio.create_task(self._read_replies(), name=f"{name}-replies")
+        super().__init__(reader, writer, name)
+        self._process, self._died = process, died
 
     @property
     def pid(self) -> int:
         """Known once the child has answered a call; before that, it blocks until the child was forked."""
         return self._process.pid
-
-    @property
-    def end(self) -> HetnodeError | None:
-        """What every call raises, because the process has ended; None while it lives."""
-        return self._death() if self._listen.done() else None
-
-    def call(self, method: str, body: Mapping[str, Any], *blobs: Buffer) -> Awaitable[Reply]:
-        """Queue a call and return the future of its reply. Calls reach the child in the order of `call`.
-
-        Raises (from the future): HetnodeError as raised by the handler, or the child's `died` code.
-        """
-        if self._listen.done():
-            raise self._death()
-        self._next_call += 1
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._calls[self._next_call] = future
-        header = {"call": self._next_call, "method": method, "body": body}
-        for part in _encode(header, blobs):
-            self._writer.write(part)
-        return future
-
-    async def wait_closed(self) -> None:
-        """Return when the child has ended or closed its socket."""
-        await asyncio.wait({self._listen})
 
     async def close(self, grace: float) -> None:
         """Close the socket, wait up to `grace` seconds for a clean end, then SIGKILL."""
@@ -112,26 +185,6 @@ class Child:
             await self._process.wait_async()
         self._listen.cancel()
         self._fail_all()
-
-    async def _read_replies(self) -> None:
-        try:
-            while True:
-                header_size, count = _PREFIX.unpack(await self._reader.readexactly(_PREFIX.size))
-                header = json.loads(await self._reader.readexactly(header_size))
-                lengths = await self._reader.readexactly(count * _LENGTH.size)
-                blobs = [await self._reader.readexactly(n) for (n,) in _LENGTH.iter_unpack(lengths)]
-                future = self._calls.pop(header["call"])
-                if not future.done():  # the caller may have been cancelled
-                    _resolve(future, header, blobs, self._name)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            self._fail_all()
-
-    def _fail_all(self) -> None:
-        calls, self._calls = self._calls, {}
-        for future in calls.values():
-            if not future.done():
-                future.set_exception(self._death())
-                future.exception()  # a caller that was cancelled meanwhile is not owed a warning
 
     def _death(self) -> HetnodeError:
         return _death(self._died, f"{self._name} process", self._process.poll())
@@ -167,7 +220,7 @@ class Connection:
             header = {"call": self._next_call, "method": method, "body": body}
         # The reader sees a closed socket, too, and fails the call.
         with self._send_lock, suppress(OSError):
-            for part in _encode(header, blobs):
+            for part in encode_message(header, blobs):
                 self._connection.sendall(part)
         return future.result()
 
@@ -271,13 +324,11 @@ def serve(
         call = header["call"]
         try:
             reply = handlers[header["method"]](header["body"], blobs)
-            message = _encode({"call": call, "body": reply.body}, reply.blobs)
-        except HetnodeError as error:
-            reason = {"code": error.code.label, "cause": error.cause, "remedy": error.remedy}
-            message = _encode({"call": call, "error": reason}, ())
+            message = encode_message({"call": call, "body": reply.body}, reply.blobs)
         except Exception as error:
-            log.exception("call %s failed", header["method"])
-            message = _encode({"call": call, "error": {"code": None, "cause": repr(error)}}, ())
+            if not isinstance(error, HetnodeError):
+                log.exception("call %s failed", header["method"])
+            message = encode_failure(call, error)
         with send_lock, suppress(OSError):
             for part in message:
                 connection.sendall(part)

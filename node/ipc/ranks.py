@@ -6,11 +6,12 @@ import asyncio
 import re
 import socket
 import sys
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from node.ipc.channel import Child, start_child
-from node.ipc.rank_channels import RankChannels
+from node.ipc.rank_channels import Rank, RankChannels
 from node.ipc.worker_calls import FormGroup, ListDevices
 from node.ipc.worker_client import WorkerClient
 from protocol.errors import ErrorCode, HetnodeError
@@ -61,7 +62,7 @@ async def start_ranks(devices: DeviceList, threads: int, processes: AsyncExitSta
     with _listening_socket() as listener:
         names = devices.names or await _all_devices(threads)
         environment = _environment(max(1, threads // len(names)))
-        ranks = []
+        ranks: list[Child] = []
         for rank in range(len(names)):
             child = await start_child(
                 "node.worker.worker",
@@ -72,17 +73,17 @@ async def start_ranks(devices: DeviceList, threads: int, processes: AsyncExitSta
             )
             processes.push_async_callback(child.close, _CLOSE_SECONDS)
             ranks.append(child)
-        await _form(ranks, names, listener)
+        host, port = listener.getsockname()
+        calls = [
+            FormGroup(rank, len(names), name, host, port, None if rank else listener.fileno())
+            for rank, name in enumerate(names)
+        ]
+        await form(ranks, calls)
     return WorkerClient(RankChannels(ranks), len(ranks))
 
 
-async def _form(ranks: list[Child], names: tuple[str, ...], listener: socket.socket) -> None:
-    """Let the ranks meet. The first failure is raised: `processes` then ends those that wait."""
-    host, port = listener.getsockname()
-    calls = [
-        FormGroup(rank, len(names), name, host, port, None if rank else listener.fileno())
-        for rank, name in enumerate(names)
-    ]
+async def form(ranks: Sequence[Rank], calls: Sequence[FormGroup]) -> None:
+    """Let the ranks meet, each with its call. The first failure is raised, while others may still wait."""
     try:
         async with asyncio.TaskGroup() as group:
             for rank, call in zip(ranks, calls, strict=True):

@@ -154,6 +154,7 @@ class FormGroup(Request[None]):
         device: of this rank, in place of every device that a later call names.
         host, port: of the store at which the ranks meet.
         listener: on rank 0, the descriptor of a socket that listens there; None if a store runs there.
+        prefix: of the keys in the store, another one for each group that meets at the same store.
     """
 
     rank: int
@@ -162,6 +163,26 @@ class FormGroup(Request[None]):
     host: str
     port: int
     listener: int | None = None
+    prefix: str = "hetnode"
+
+
+@dataclass(frozen=True)
+class AnnounceLeader(Request[None]):
+    """Keep `note` at the store for :class:`FindLeader`. `serves`: the store is to run in this process."""
+
+    host: str
+    port: int
+    serves: bool
+    note: str
+
+
+@dataclass(frozen=True)
+class FindLeader(Request[str]):
+    """Answers the newest note of the leader, for which it waits up to `seconds`."""
+
+    host: str
+    port: int
+    seconds: float
 
 
 # Before training

@@ -148,12 +148,18 @@ def rank_failed(cause: str) -> HetnodeError:
 
 
 def form_group(
-    rank: int, size: int, store: tuple[str, int], listener: int | None, device: torch.device
+    rank: int,
+    size: int,
+    store: tuple[str, int],
+    listener: int | None,
+    device: torch.device,
+    prefix: str = "hetnode",
 ) -> RankGroup:
     """Meet the other ranks at the `store`, a host and port. To be called once in a process.
 
     `listener` is on rank 0 the descriptor of a socket that listens at the store's address: the store then
-    serves there and at no other address. None: a store runs there already.
+    serves there and at no other address. None: a store runs there already. Groups that meet at one store
+    need different prefixes.
 
     Raises HetnodeError RANK_FAILED if a rank does not come.
     """
@@ -173,7 +179,7 @@ def form_group(
         )
         dist.init_process_group(
             backend,
-            store=PrefixStore("hetnode", shared),
+            store=PrefixStore(prefix, shared),
             rank=rank,
             world_size=size,
             timeout=_PATIENCE,

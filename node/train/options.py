@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from node.ipc.leader import Leader
 from node.ipc.ranks import DeviceList
 from node.ipc.worker_calls import ComputeOptions, Precision
 from node.relay.relayed import AUTO
@@ -20,7 +21,8 @@ class NodeOptions:
     With `invite`, the node enrols first; otherwise it has credentials for `run` from before. `role` None
     takes the last choice, or the role of the invite, or else the coordinator chooses. `name` is public; None
     takes the last choice, "" is none. `advertise` None takes the address that this machine uses towards the
-    coordinator. `devices`, if given, are those of several ranks, in place of `device`. `source` and
+    coordinator. `devices`, if given, are those of several ranks, in place of `device`; `leader`
+    has ranks on several hosts. `source` and
     `tokenizer` override where this node reads the run's data and tokenizer.json. `metrics` is ``host:port``;
     None serves none.
     """
@@ -38,6 +40,7 @@ class NodeOptions:
     relay: str = AUTO
     device: str = "cpu"
     devices: DeviceList | None = None
+    leader: Leader | None = None
     precision: Precision = Precision.AUTO
     compile: bool = False
     activation_checkpointing: bool = False
@@ -55,13 +58,14 @@ class NodeOptions:
 
     @property
     def compute(self) -> ComputeOptions:
+        several = self.leader or self.devices
         return ComputeOptions(
             self.device,
             self.compile,
             self.activation_checkpointing,
             self.memory_limit,
             self.precision,
-            self.devices.sharded if self.devices else None,
+            several.sharded if several else None,
         )
 
     @property

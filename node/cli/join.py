@@ -208,12 +208,12 @@ def join(
         make_usable(chosen.folder)
     host, port = command_runner.split_address(chosen.listen, "--listen")
     advertise = command_runner.bare_host(chosen.advertise, "--advertise")
-    launch = launched.launch_for(chosen)
+    launch = launched.launch_for(chosen.role, chosen.devices)
     _check_options(chosen, launch)
     if launch and not launch.leads:
-        launched.follow_leader(chosen, launch, lifeline)
+        launched.follow_leader(launch, chosen.device, chosen.threads, vars(chosen), lifeline)
         return
-    leader = launched.leader_for(chosen, launch) if launch else None
+    leader = launched.leader_for(launch, chosen.device, chosen.sharded, vars(chosen)) if launch else None
     destination = known_runs.destination(chosen.run, chosen.invite_file)
     rules = _rules(chosen)
     key = known_runs.identity_for(destination, chosen.identity)

@@ -206,13 +206,20 @@ def join(
     console = command_runner.configure_logging(verbose, plain)
     if chosen.folder:
         make_usable(chosen.folder)
-    host, port = command_runner.split_address(chosen.listen, "--listen")
-    advertise = command_runner.bare_host(chosen.advertise, "--advertise")
     launch = launched.launch_for(chosen.role, chosen.devices)
     _check_options(chosen, launch)
     if launch and not launch.leads:
         launched.follow_leader(launch, chosen.device, chosen.threads, vars(chosen), lifeline)
         return
+    _run_node(chosen, launch, console, lifeline)
+
+
+def _run_node(
+    chosen: JoinOptions, launch: Launch | None, console: Console | None, lifeline: int | None
+) -> None:
+    """Take part as a node; one with a `launch` leads the other ranks."""
+    host, port = command_runner.split_address(chosen.listen, "--listen")
+    advertise = command_runner.bare_host(chosen.advertise, "--advertise")
     leader = launched.leader_for(launch, chosen.device, chosen.sharded, vars(chosen)) if launch else None
     destination = known_runs.destination(chosen.run, chosen.invite_file)
     rules = _rules(chosen)

@@ -14,8 +14,7 @@ from node.folder import keep_only_run, remember_node_folder
 from node.guest.visits import Visit
 from node.hive.lasting import LastingTransport
 from node.hive.transport import HivemindTransport
-from node.ipc.channel import start_child
-from node.ipc.ranks import start_ranks
+from node.ipc.ranks import start_ranks, start_worker
 from node.ipc.worker_calls import LocalData, RequireInitial
 from node.ipc.worker_client import WorkerClient
 from node.measure.measure import LinkProber, measure_before_join, measure_speed, own_capacity
@@ -379,14 +378,7 @@ async def _start_worker(options: NodeOptions, processes: AsyncExitStack) -> Work
         return await options.leader.start_ranks(options.threads, processes)
     if options.devices is not None:
         return await start_ranks(options.devices, options.threads, processes)
-    child = await start_child(
-        "node.worker.worker",
-        name="worker",
-        died=ErrorCode.WORKER_DIED,
-        environment={"HETNODE_THREADS": str(options.threads), "OMP_NUM_THREADS": str(options.threads)},
-    )
-    processes.push_async_callback(child.close, _CLOSE_SECONDS)
-    return WorkerClient(child)
+    return WorkerClient(await start_worker("worker", options.threads, processes))
 
 
 async def _skip_allow_list(_: Set[PeerId], __: RunView) -> None:

@@ -28,7 +28,7 @@ from node.ipc.greeting import (
     own_version,
 )
 from node.ipc.launch import Launch
-from node.ipc.leader import start_worker
+from node.ipc.ranks import start_worker
 from node.ipc.worker_calls import FindLeader
 from node.ipc.worker_client import WorkerClient
 from protocol.errors import ErrorCode, HetnodeError

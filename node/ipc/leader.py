@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from node.ipc.channel import Child, StreamChannel, encode_failure, encode_message, read_message, start_child
+from node.ipc.channel import StreamChannel, encode_failure, encode_message, read_message
 from node.ipc.greeting import (
     FAREWELL,
     MOST_BYTES,
@@ -26,7 +26,7 @@ from node.ipc.greeting import (
 )
 from node.ipc.launch import Launch
 from node.ipc.rank_channels import Rank, RankChannels
-from node.ipc.ranks import form
+from node.ipc.ranks import form, start_worker
 from node.ipc.worker_calls import AnnounceLeader, FormGroup
 from node.ipc.worker_client import WorkerClient
 from protocol.errors import ErrorCode, HetnodeError, first_error
@@ -196,18 +196,6 @@ class Leader:
     async def _next_change(self) -> None:
         self._changed.clear()
         await self._changed.wait()
-
-
-async def start_worker(name: str, threads: int, processes: AsyncExitStack) -> Child:
-    """A worker process on this host. Its interfaces for gloo and NCCL are the user's choice."""
-    child = await start_child(
-        "node.worker.worker",
-        name=name,
-        died=ErrorCode.WORKER_DIED,
-        environment={"HETNODE_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)},
-    )
-    processes.push_async_callback(child.close, _CLOSE_SECONDS)
-    return child
 
 
 def _listening_socket() -> socket.socket:

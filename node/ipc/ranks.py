@@ -82,6 +82,18 @@ async def start_ranks(devices: DeviceList, threads: int, processes: AsyncExitSta
     return WorkerClient(RankChannels(ranks), len(ranks))
 
 
+async def start_worker(name: str, threads: int, processes: AsyncExitStack) -> Child:
+    """A worker process, which `processes` ends. Its interfaces for gloo and NCCL are the user's choice."""
+    child = await start_child(
+        "node.worker.worker",
+        name=name,
+        died=ErrorCode.WORKER_DIED,
+        environment={"HETNODE_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)},
+    )
+    processes.push_async_callback(child.close, _CLOSE_SECONDS)
+    return child
+
+
 async def form(ranks: Sequence[Rank], calls: Sequence[FormGroup]) -> None:
     """Let the ranks meet, each with its call. The first failure is raised, while others may still wait."""
     try:

@@ -283,7 +283,7 @@ class VirtualSwarm:
             # Else a busy machine, or a new interface on it, looks like an address that has changed.
             patch("node.net.own_address.wall_clock", self.loop.time),
             patch("node.net.own_address.interface_addresses", frozenset),
-            patch("node.runtime.start_child", start_child),
+            patch("node.ipc.ranks.start_child", start_child),
             patch("node.runtime.HivemindTransport", Transport),
             patch("node.net.addresses.ClaimedPorts.hold", no_port),
             checkpoint_faults(),

@@ -93,14 +93,14 @@ class ContainerSwarm:
         )
         return max(rounds, default=0)
 
-    def wait_rounds(self, count: int, replicas: set[int] | None = None) -> None:
-        """Wait for `count` more rounds, in which these replicas have measured something."""
+    def wait_rounds(self, count: int, replicas: set[int] | None = None, number: int = 0) -> None:
+        """Wait for `count` more rounds, in which these replicas, `number` in all, have measured losses."""
         until, measured = self.last_round() + count, set[int]()
 
         def is_there() -> bool:
             found = [each for each in self.events() if each.get("round", 0) >= until]
             measured.update(each["replica"] for each in found if each["event"] == "measurement")
-            return bool(found) and measured >= (replicas or set())
+            return bool(found) and measured >= (replicas or set()) and len(measured) >= number
 
         wait_until(is_there, START_SECONDS, lambda: f"round {until}; measured by {measured}")
 

@@ -135,7 +135,7 @@ def log_of(folder: Path, rounds: int) -> dict[str, tuple[float, float]]:
 
 
 async def measure(folder: Path, peers: int, rounds: int, seconds: float) -> Figures:
-    """A run of so many peers and rounds; a round takes about `seconds`."""
+    """A run of `peers` peers and `rounds` rounds; a round takes about `seconds`."""
     spec, run_folder = spec_of(peers, rounds), folder / "run"
     server = await start_process([sys.executable, "-m", "benchmarks.loaded_coordinator"])
     crowds = [

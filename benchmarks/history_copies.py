@@ -47,7 +47,7 @@ class Block:
     seconds: float
 
     def later(self, column: str, copies: int) -> str:
-        """An SQL expression: the value of `column` so many copies later."""
+        """An SQL expression: the value of `column` in the copy number `copies`."""
         kind = column.removeprefix("last_").removeprefix("from_")
         if kind == "round":
             return f"{column} + {copies * self.rounds}"

@@ -136,8 +136,8 @@ class Peers:
     async def run_round(self, sizes: Sequence[int], lines: Sequence[MemberLine] = ()) -> tuple[float, float]:
         """One round of payloads of `sizes`: bytes on a replica's sockets, and seconds.
 
-        `lines` of the replicas tell who helps; without them nobody does. Raises RuntimeError if a peer lacks
-        a payload.
+        `lines` of the replicas determine the helpers; without lines there are none. Raises RuntimeError if a
+        peer lacks a payload.
         """
         self._round += 1
         proposed = await self.ask({"do": "propose", "round_number": self._round, "sizes": sizes})

@@ -25,7 +25,7 @@ UPDATES_PER_SECOND = 400.0
 
 
 def seconds_to_tell(members: int) -> float:
-    """How long new sources wait for others, so that so many members get them in one update."""
+    """Seconds that new sources wait for further ones: `members` members then get them in one update."""
     return max(TELL_SECONDS, members / UPDATES_PER_SECOND)
 
 

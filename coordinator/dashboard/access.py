@@ -26,7 +26,7 @@ class Access:
         self._token = token.encode()
         self.needs_token = bool(token)
         self.cookie_name = f"hetnode-{hashlib.sha256(run.encode()).hexdigest()[:12]}"
-        # Whoever sees the cookie does not have the token.
+        # The token cannot be computed from the cookie.
         self.cookie = hmac.new(self._token, b"hetnode dashboard", "sha256").hexdigest() if token else ""
 
     def admits_host(self, host: str) -> bool:

@@ -6,7 +6,6 @@ coordinator's folder.
 
 from __future__ import annotations
 
-import errno
 import ipaddress
 import logging
 import socket
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from coordinator.dashboard.folder import forget_url, token_of, write_url
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.server.gateway import listen_on
+from protocol.server.listening import listen_for
 from protocol.trust.host_port import host_port, split_host_port
 
 log = logging.getLogger(__name__)
@@ -68,21 +67,7 @@ def dashboard_listener(address: str | None, or_near: bool, stack: AsyncExitStack
 
 def listen(address: str) -> socket.socket:
     """A socket that listens at `address`. Raises HetnodeError BAD_ADDRESS, PORT_IN_USE."""
-    try:
-        return listen_on(*split_host_port(address))
-    except (ValueError, OSError) as error:
-        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-            raise HetnodeError(
-                ErrorCode.PORT_IN_USE,
-                f"Another program already listens on {address}, so the dashboard cannot be served there.",
-                "Stop it, or give --dashboard another HOST:PORT; port 0 takes a free port.",
-            ) from None
-        why = (isinstance(error, OSError) and error.strerror) or str(error)
-        raise HetnodeError(
-            ErrorCode.BAD_ADDRESS,
-            f"The dashboard cannot be served on '{address}': {why}.",
-            "Give --dashboard an address of this machine, like 127.0.0.1:7780.",
-        ) from None
+    return listen_for("the dashboard", "--dashboard", address, "127.0.0.1:7780")
 
 
 def listen_near(address: str) -> socket.socket | None:

@@ -1,6 +1,6 @@
 """Serves the dashboard in a thread of its own, so that the run does not notice its readers.
 
-The thread begins with the first reader: a coordinator at whose dashboard nobody looks pays nothing for it.
+The thread begins with the first reader: a dashboard without readers costs the coordinator nothing.
 """
 
 from __future__ import annotations

@@ -186,7 +186,7 @@ class LogIndex:
 
 
 def peers_of(event: Event) -> tuple[PeerId, ...]:
-    """The peers whom `event`, one of the kinds above, is about."""
+    """The peers that `event`, one of the kinds above, concerns."""
     if isinstance(event, events.LinkFailed):
         return event.peer, event.neighbour
     if isinstance(event, events.AssignmentReserved):

@@ -164,9 +164,14 @@ def runs_here() -> list[str]:
 def only_coordinator() -> Path:
     """The folder of the one coordinator that was started here without --folder. Raises BAD_OPTION."""
     found = [path.parent for path in _coordinators().glob("*/coordinator/address")]
-    if len(found) != 1:
+    if not found:
         raise bad_option(
-            f"{len(found) or 'No'} coordinators have their folders in {_coordinators()}.",
+            f"No coordinator has its folder in {_coordinators()}.",
+            "Start one with 'hetnode coordinator', or name the folder of the one that you mean.",
+        )
+    if len(found) > 1:
+        raise bad_option(
+            f"{len(found)} coordinators have their folders in {_coordinators()}.",
             "Name the folder of the one that you mean.",
         )
     return found[0]

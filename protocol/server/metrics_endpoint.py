@@ -7,18 +7,15 @@ connections, each with a few kilobytes for a few seconds, and one page per secon
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import NoReturn, cast
 
-from protocol.errors import ErrorCode, HetnodeError
-from protocol.server.gateway import listen_on
+from protocol.server.listening import listen_for
 from protocol.server.metrics import LOOP_LAG, Figure
-from protocol.trust.host_port import host_port, split_host_port
+from protocol.trust.host_port import host_port
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +44,7 @@ class MetricsEndpoint:
     """
 
     def __init__(self, address: str) -> None:
-        self._socket = _listener(address)
+        self._socket = listen_for("metrics", "--metrics", address, "127.0.0.1:7790")
         host, port = self._socket.getsockname()[:2]
         self.address = host_port(host, port)
         self._server: asyncio.Server | None = None
@@ -168,21 +165,3 @@ def _response(status: str, body: bytes = b"", headers: str = "") -> bytes:
         f"{headers}Connection: close\r\n\r\n"
     )
     return head.encode() + body
-
-
-def _listener(address: str) -> socket.socket:
-    try:
-        return listen_on(*split_host_port(address))
-    except (ValueError, OSError) as error:
-        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-            raise HetnodeError(
-                ErrorCode.PORT_IN_USE,
-                f"Another program already listens on {address}, so metrics cannot be served there.",
-                "Stop it, or give --metrics another HOST:PORT; port 0 takes a free port.",
-            ) from None
-        why = (isinstance(error, OSError) and error.strerror) or str(error)
-        raise HetnodeError(
-            ErrorCode.BAD_ADDRESS,
-            f"Metrics cannot be served on '{address}': {why}.",
-            "Give --metrics an address of this machine, like 127.0.0.1:7790.",
-        ) from None

@@ -76,4 +76,5 @@ def test_without_anything_the_message_is_that_of_status(
     monkeypatch.setattr(known_runs, "user_data_path", lambda _: tmp_path)
     with pytest.raises(HetnodeError) as error:
         watch.watched(None)
-    assert "coordinators have their folders" in error.value.cause
+    assert "No coordinator has its folder" in error.value.cause
+    assert "hetnode coordinator" in error.value.remedy

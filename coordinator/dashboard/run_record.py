@@ -11,6 +11,7 @@ from coordinator.dashboard.text import shown
 from coordinator.dashboard.view import RunView, phase_of
 from coordinator.placement.cost_model import stage_parameters
 from coordinator.status.messages import stall_message
+from protocol.algorithm.batch import batch_of, learning_rate_factor
 from protocol.spec.run import RunSpec
 from protocol.status import PeerStatus, RunPhase, RunStatus
 from protocol.types import Lifecycle, Replica, Role
@@ -72,6 +73,7 @@ def _spec(spec: RunSpec) -> Record:
         "vocabulary": spec.model.vocabulary,
         "parameters": sum(stage_parameters(spec, stage) for stage in range(spec.swarm.stages)),
         "microbatches": spec.inner.microbatches,
+        "batch": spec.global_batch if spec.grouping.batch == "constant" else None,
     }
 
 
@@ -79,7 +81,13 @@ def _plan(status: RunStatus) -> Record | None:
     if status.plan is None:
         return None
     plan = status.plan
-    return {"epoch": plan.epoch, "from_round": plan.from_round, "reason": shown(plan.reason)}
+    return {
+        "epoch": plan.epoch,
+        "from_round": plan.from_round,
+        "reason": shown(plan.reason),
+        "batch": batch_of(status.spec, plan.replicas),
+        "learning_rate_factor": learning_rate_factor(status.spec, plan.replicas),
+    }
 
 
 def _replica(view: RunView, replica: Replica) -> Record:

@@ -27,10 +27,11 @@ from math import inf
 from coordinator.placement.cost_model import Survey, bottleneck, chain_costs, message_bytes
 from coordinator.placement.initial_placement import initial_plan
 from coordinator.placement.schedule import StepTime, step_time
-from coordinator.placement.shares import fair_shares, largest_share, with_shares
+from coordinator.placement.shares import batch_in_time, fair_shares, largest_share
 from coordinator.state.lines import rounded_rate, with_most_uplink
 from coordinator.state.state import Peer
 from coordinator.state.text import Waiting
+from protocol.algorithm.batch import equal_shares, whole_batch, with_equal_shares, with_shares
 from protocol.algorithm.gathering import schedule_of
 from protocol.spec.run import RunSpec
 from protocol.types import Member, MemberLine, PeerId, Replica
@@ -246,13 +247,16 @@ def shared_out(spec: RunSpec, survey: Survey, replicas: Sequence[Replica]) -> li
 
     Shares are equal where the spec does not balance work, or where no speed is known.
     """
-    usual = spec.inner.microbatches
-    equal = with_shares(spec, replicas, [usual] * len(replicas))
-    seconds = [step.seconds / usual for step in _steps(spec, survey, equal)]
-    if not spec.grouping.balance or not all(seconds):
+    equal = with_equal_shares(spec, replicas)
+    steps = zip(equal, _steps(spec, survey, equal), strict=True)
+    seconds = [step.seconds / spec.microbatches_of(each) for each, step in steps]
+    most = largest_share(whole_batch(spec, len(equal)), len(equal))
+    if not all(seconds):
         return equal
-    most = largest_share(usual, len(replicas))
-    return with_shares(spec, replicas, fair_shares(seconds, usual, [most] * len(replicas)))
+    limits = [most] * len(equal)
+    total = batch_in_time(spec, seconds, limits)
+    shares = fair_shares(seconds, total, limits) if spec.grouping.balance else equal_shares(total, len(equal))
+    return with_shares(spec, equal, shares)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from coordinator.placement.cost_model import memory_needed
+from coordinator.placement.shares import is_whole
 from coordinator.rounds.attestation import settled_digest
 from coordinator.state.apply_rounds import owners_of
 from coordinator.state.events import (
@@ -210,9 +211,7 @@ class Invariants:
             self._check_chain(what, before, replica)
             if not stands or absent.intersection(members):
                 self._check_members(what, before, plan, replica)
-        total = sum(map(self._spec.microbatches_of, plan.replicas))
-        all_shared = total == len(plan.replicas) * self._spec.inner.microbatches
-        _require(all_shared, f"{what} divides {total} microbatches")
+        _require(is_whole(self._spec, plan.replicas), f"{what} does not divide the batch")
         for replica in newest.replicas:
             members = [member.peer for member in replica.members]
             # A peer with a new role has a reservation elsewhere.

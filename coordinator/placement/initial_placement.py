@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from coordinator.placement.chain_search import even_cuts, members_along
 from coordinator.placement.cost_model import Survey, bottleneck, memory_budget, memory_needed
@@ -18,6 +19,7 @@ from coordinator.placement.links import links_between, no_exchange, unreached_ho
 from coordinator.placement.relays import with_relays
 from coordinator.state.state import Peer
 from coordinator.state.text import Waiting, counted, listed, short
+from protocol.algorithm.batch import with_equal_shares
 from protocol.roles import POLICIES
 from protocol.spec.link import k_text
 from protocol.spec.run import RunSpec
@@ -71,11 +73,11 @@ def initial_plan(
     if lacking := missing(staying, spec):
         return Waiting(f"waiting for {lacking}")
     plan = _arranged(staying, spec, estimates or {}, uplinks or {})
-    if isinstance(plan, Plan) and (
-        hosts := unreached_hosts(plan.replicas, {each.peer: each for each in staying})
-    ):
+    if isinstance(plan, Waiting):
+        return plan
+    if hosts := unreached_hosts(plan.replicas, {each.peer: each for each in staying}):
         return Waiting(f"waiting for 1 more peer that others reach: {no_exchange(hosts)}", unreachable=True)
-    return plan
+    return replace(plan, replicas=tuple(with_equal_shares(spec, plan.replicas)))
 
 
 def _full_replicas(peers: Sequence[Peer], count: int) -> list[Peer]:

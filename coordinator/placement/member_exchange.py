@@ -24,6 +24,7 @@ from coordinator.placement.cost_model import (
 from coordinator.placement.links import can_be_neighbours, links_between
 from coordinator.placement.local_search import Move, harmonic_mean, improve, slowest
 from coordinator.state.text import listed, short
+from protocol.algorithm.batch import whole_batch
 from protocol.spec.run import RunSpec
 from protocol.types import Member, Replica
 
@@ -92,8 +93,9 @@ class MemberExchange:
             return list(self._replicas.values()), []
         # Where work is shared by speed, count only changed chains: a mean over all would hide their gain.
         counted = changed if grouping.balance else list(after)
+        usual = whole_batch(self._spec, len(self._replicas)) / len(self._replicas)
         seconds_before, seconds_after = (
-            self._spec.inner.microbatches * objective([chains[index].seconds for index in counted])
+            usual * objective([chains[index].seconds for index in counted])
             for chains in (self._chains, after)
         )
         if seconds_after >= seconds_before * (1 - grouping.margin):

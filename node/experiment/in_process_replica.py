@@ -22,16 +22,17 @@ from node.optimizer.outer_state import embedding_of
 from node.worker.compute import Compute
 from node.worker.factories import TrainerFactories
 from node.worker.trainer import Trainer, private_states
+from protocol.algorithm.batch import with_equal_shares
 from protocol.spec.run import RunSpec
 from protocol.types import Dialer, Link, Member, PeerId, Plan, Replica, StageRange
 
 
 def plan_of(spec: RunSpec) -> Plan:
-    """The replicas that `spec.swarm` asks for: full replicas first, then pipelines, all with equal weight."""
+    """The replicas that `spec.swarm` asks for: full replicas first, then pipelines, with equal shares."""
     swarm = spec.swarm
     chains = [1] * swarm.replicas + [swarm.chain_length] * swarm.pipelines
-    replicas = tuple(_replica(spec, index, members) for index, members in enumerate(chains))
-    return Plan(epoch=1, from_round=1, first_sample=0, replicas=replicas, reason="all in one process")
+    replicas = with_equal_shares(spec, [_replica(spec, index, n) for index, n in enumerate(chains)])
+    return Plan(epoch=1, from_round=1, first_sample=0, replicas=tuple(replicas), reason="all in one process")
 
 
 class LocalReplica:
@@ -75,9 +76,10 @@ class LocalReplica:
     def host_of(self, stage: int) -> Trainer:
         return self.members[self._replica.members.index(self._replica.host_of(stage))]
 
-    def begin_round(self, round_number: int, samples: range) -> None:
+    def begin_round(self, round_number: int, samples: range, rate_factor: float = 1.0) -> None:
+        """As Trainer.begin_round, on all members."""
         for member in self.members:
-            member.begin_round(round_number, samples)
+            member.begin_round(round_number, samples, rate_factor)
 
     def train(self, steps: range) -> None:
         """Take these inner steps (0-based in their round), each with all its microbatches."""
@@ -87,7 +89,7 @@ class LocalReplica:
 
     def accumulate(self, step: int) -> None:
         """Forward and backward passes of all microbatches of an inner step."""
-        for microbatch in range(self._spec.microbatches_of(self._replica)):
+        for microbatch in range(self.members[0].samples.microbatches):
             self._forward(step, microbatch)
             self._backward(microbatch)
 
@@ -154,6 +156,14 @@ class LocalReplica:
             committed = {stage: anchors[stage] for stage in stages}
             own = {stage: private[stage] for stage in stages}
             member.load_checkpoint(Restored(round_number, committed, embedding, own))
+
+    def load_anchor(self, round_number: int) -> None:
+        """Begin anew from the committed state after `round_number`: no error feedback, no moments."""
+        first = self.members[0].outer[0].committed
+        for member in self.members:
+            embedding = None if 0 in member.stages else embedding_of(first)
+            committed = {stage: member.outer[stage].committed for stage in member.stages}
+            member.load_checkpoint(Restored(round_number, committed, embedding, None))
 
     def share_committed(self, shared: dict[int, CommittedState]) -> None:
         """Share one copy of the committed state with replicas that have finished the same rounds.

@@ -14,6 +14,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from node.checkpoint.private_state import StageState
@@ -22,10 +23,11 @@ from node.experiment import swarm_checkpoint
 from node.experiment.in_process_replica import LocalReplica, average_gradients, plan_of
 from node.experiment.offload import ReplicaOffload
 from node.experiment.swarm_checkpoint import Progress, SavedPhase
-from node.experiment.variation import UNVARIED, Variation, VariationRunner, varied
+from node.experiment.variation import UNVARIED, Variation, VariationRunner, plans_of, varied
 from node.ipc.worker_calls import InnerResult
 from node.optimizer.outer_stage import CommittedState, WeightedPayload
 from node.worker.compute import Compute
+from protocol.algorithm.batch import learning_rate_factor
 from protocol.algorithm.sampling import sample_range
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
@@ -37,7 +39,7 @@ class RoundReport:
     """What happened in one round.
 
     Attributes:
-        inner: result of the inner phase of each replica, in the order of the plan.
+        inner: result of the inner phase of each replica that trains, in the order of the plan.
         contributions: payloads that count, by stage; 0 if no replica had finite values, so that the
             stage was left as it was.
         payload_bytes: total size of all proposed payloads.
@@ -115,6 +117,7 @@ class LocalSwarm:
         stream = stream or open_stream(spec)
         self.position = 0
         self.spec, self.plan = spec, varied(plan or plan_of(spec), variation)
+        self._plans = plans_of(spec, self.plan, variation)
         self._variation = variation
         self.steering = steering = VariationRunner(spec, variation)
         self._initial = initial = dict[int, CommittedState]()
@@ -149,7 +152,9 @@ class LocalSwarm:
         assert self._phases is None, "call exchange() before the next train()"
         assert self.position < self.spec.rounds, "the run is over"
         steps = range(self._trained, self.spec.inner.steps)
-        self._phases = tuple(self._end_phase(replica) for replica in self._trained_on(steps))
+        self._phases = tuple(
+            self._end_phase(replica) for replica in self._trained_on(self.position + 1, steps)
+        )
 
     def exchange(self) -> RoundReport:
         """Decide which payloads count, train the overlapping steps of the next round, then commit."""
@@ -160,6 +165,7 @@ class LocalSwarm:
             # Before the commit: with overlap a real replica trains while it waits for the payloads of others.
             self._begin_round(round_number + 1)
         self._settle(round_number, outcomes)
+        self._restart_newcomers(round_number)
         self.steering.after_round(round_number, self.replicas)
         self.position, self._phases = round_number, None
         report = RoundReport(
@@ -243,25 +249,48 @@ class LocalSwarm:
         """Assign the samples of `round_number`, and train the steps that overlap with the exchange before."""
         self._trained = self._open_round(round_number)
         if self._trained:
-            for _ in self._trained_on(range(self._trained)):
+            for _ in self._trained_on(round_number, range(self._trained)):
                 pass
 
     def _open_round(self, round_number: int) -> int:
         """Assign the samples of `round_number`. Returns how many of its steps overlap with the exchange."""
         overlap = self.spec.outer.overlap if round_number > 1 else 0
-        spec, plan = self.spec, self.plan
 
         def begin(position: int, replica: LocalReplica) -> None:
             if overlap:
                 replica.keep_training()
-            samples = sample_range(plan, spec, round_number, plan.replicas[position].index)
-            replica.begin_round(round_number, samples)
+            self._assign(position, replica, round_number)
 
         self.replicas.each(begin)
         return overlap
 
-    def _trained_on(self, steps: range) -> Iterator[LocalReplica]:
-        """Yield each replica after it has taken these inner steps.
+    def _assign(self, position: int, replica: LocalReplica, round_number: int) -> None:
+        plan, spec = self._plan_for(round_number), self.spec
+        if position < len(plan.replicas):
+            samples = sample_range(plan, spec, round_number, plan.replicas[position].index)
+            replica.begin_round(round_number, samples, learning_rate_factor(spec, plan.replicas))
+
+    def _plan_for(self, round_number: int) -> Plan:
+        """The plan in which a round is trained. Its replicas are the first of all."""
+        return next(plan for plan in reversed(self._plans) if plan.from_round <= round_number)
+
+    def _restart_newcomers(self, round_number: int) -> None:
+        """Replicas that did not train in `round_number` and do in the next begin as peers that join.
+
+        They have the anchor, no error feedback and no moments.
+        """
+        before, after = (len(self._plan_for(each).replicas) for each in (round_number, round_number + 1))
+
+        def restart(position: int, replica: LocalReplica) -> None:
+            if before <= position < after:
+                replica.load_anchor(round_number)
+                self._assign(position, replica, round_number + 1)
+
+        if before < after:
+            self.replicas.each(restart)
+
+    def _trained_on(self, round_number: int, steps: range) -> Iterator[LocalReplica]:
+        """Yield each replica that trains in the round after it has taken these inner steps.
 
         Without gradient averaging the next replica starts only then, so few replicas need be in memory.
         """
@@ -276,7 +305,7 @@ class LocalSwarm:
             self._link_bytes += sum(replica.bytes_sent for replica in self.replicas) - sent
             yield from self.replicas
         else:
-            for replica in self.replicas:
+            for replica in islice(self.replicas, len(self._plan_for(round_number).replicas)):
                 sent = replica.bytes_sent
                 for step in steps:
                     replica.accumulate(step)
@@ -301,7 +330,7 @@ class LocalSwarm:
     def _decide(self, stage: int) -> _Outcome:
         """The accepted payloads for `stage`, in canonical order: by the id of the member that sent them."""
         assert self._phases is not None
-        planned, phases = self.plan.replicas, self._phases
+        planned, phases = self._plan_for(self.position + 1).replicas, self._phases
         weights = [
             each.weight * self._share(phase.result) for each, phase in zip(planned, phases, strict=True)
         ]

@@ -21,6 +21,8 @@ from node.experiment.boundary_statistics import Covariances, observe_boundaries,
 from node.experiment.in_process_replica import LocalReplica
 from node.experiment.row_wise import RowWiseAdamW
 from node.worker.factories import TrainerFactories, run_basis
+from protocol.algorithm.batch import with_equal_shares
+from protocol.algorithm.sampling import next_first_sample
 from protocol.algorithm.subspace import ReceivingEnd
 from protocol.spec.link import UNCOMPRESSED
 from protocol.spec.run import RunSpec
@@ -64,24 +66,35 @@ class Variation(BaseModel):
     uncompressed_pipelines: int = Field(
         0, ge=0, description="pipelines, the first ones, whose links send activations uncompressed"
     )
+    replicas_by_round: tuple[tuple[int, int], ...] = Field(
+        (), description="(round, n): only the first n replicas train from that round on; from round 1 on"
+    )
 
     @property
     def changes(self) -> dict[str, Any]:
         """The fields that differ from their defaults, as JSON."""
         return self.model_dump(mode="json", exclude_defaults=True)
 
-    @field_validator("k_by_round")
+    @field_validator("k_by_round", "replicas_by_round")
     @classmethod
     def _rounds_ascend(cls, steps: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
         rounds = [first for first, _ in steps]
         if rounds != sorted(set(rounds)) or any(first < 1 or k < 1 for first, k in steps):
-            raise ValueError("rounds count from 1 and ascend, and no k is below 1")
+            raise ValueError("rounds count from 1 and ascend, and no value is below 1")
         return steps
 
     @model_validator(mode="after")
     def _full_replicas_weigh_more_in_rounds_alone(self) -> Variation:
         if self.average_gradients and self.full_weight != 1:
             raise ValueError("full_weight has no effect where replicas average their gradients")
+        return self
+
+    @model_validator(mode="after")
+    def _replicas_are_known_from_the_start(self) -> Variation:
+        if self.replicas_by_round and self.replicas_by_round[0][0] != 1:
+            raise ValueError("replicas_by_round must say how many replicas train in round 1")
+        if self.replicas_by_round and (self.average_gradients or self.full_weight != 1):
+            raise ValueError("replicas_by_round does not go together with average_gradients or full_weight")
         return self
 
     @model_validator(mode="after")
@@ -125,6 +138,11 @@ def check(spec: RunSpec, variation: Variation) -> None:
         raise ValueError(
             f"{variation.uncompressed_pipelines} uncompressed_pipelines of {spec.swarm.pipelines} pipelines"
         )
+    replicas = spec.swarm.replicas + spec.swarm.pipelines
+    if any(count > replicas for _, count in variation.replicas_by_round):
+        raise ValueError(f"replicas_by_round has more than the {replicas} replicas of the specification")
+    if variation.replicas_by_round and spec.outer.overlap:
+        raise ValueError("replicas_by_round needs rounds without overlap")
     for _, k in variation.k_by_round:
         if k > spec.model.width:
             raise ValueError(f"k_by_round has k {k}, which exceeds model.width {spec.model.width}")
@@ -143,6 +161,17 @@ def varied(plan: Plan, variation: Variation) -> Plan:
         return replica
 
     return replace(plan, replicas=tuple(map(changed, plan.replicas)))
+
+
+def plans_of(spec: RunSpec, plan: Plan, variation: Variation) -> list[Plan]:
+    """`plan`, or with `replicas_by_round` the plans of these rounds, whose replicas divide the batch."""
+    plans = list[Plan]()
+    for first, count in variation.replicas_by_round:
+        sample = next_first_sample(plans[-1], spec, first) if plans else plan.first_sample
+        replicas = tuple(with_equal_shares(spec, plan.replicas[:count]))
+        reason = f"{count} replicas train"
+        plans.append(Plan(len(plans) + 1, first, sample, replicas, reason))
+    return plans or [plan]
 
 
 class VariationRunner:

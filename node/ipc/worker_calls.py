@@ -233,11 +233,13 @@ class Connect(Request[None]):
 class BeginRound(Request[None]):
     round_number: int
     samples: range
+    rate_factor: float = 1.0  # of the learning rate (protocol.algorithm.batch)
 
 
 @dataclass(frozen=True)
 class AssignSamples(Request[None]):
     samples: range
+    rate_factor: float = 1.0
 
 
 @dataclass(frozen=True)

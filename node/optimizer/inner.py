@@ -69,14 +69,17 @@ class InnerOptimizer:
         return float(torch.stack(norms).cpu().double().square().sum()) if norms else 0.0
 
     @torch.no_grad()
-    def step(self, inner_step: int, norm: float) -> None:
-        """Take inner step `inner_step` of the run. `norm` is the gradient norm of the whole replica."""
+    def step(self, inner_step: int, norm: float, rate_factor: float = 1.0) -> None:
+        """Take inner step `inner_step` of the run, with the learning rate times `rate_factor`.
+
+        `norm` is the gradient norm of the whole replica.
+        """
         # The same 1e-6 as in torch.nn.utils.clip_grad_norm_.
         scale = self._spec.inner.clip_norm / (norm + 1e-6)
         for parameter in self._parameters if scale < 1 else ():
             if parameter.grad is not None:
                 parameter.grad.mul_(scale)
-        rate = learning_rate(self._spec.inner, inner_step, self._spec.total_steps)
+        rate = rate_factor * learning_rate(self._spec.inner, inner_step, self._spec.total_steps)
         for stage in self._stages.values():
             stage.step(rate)
 

@@ -12,6 +12,7 @@ from node.net.link import Link, LinkEndpoint, LinkLimits
 from node.net.link_dialer import dial
 from node.net.membership import Assignment
 from node.train.services import Services
+from protocol.algorithm.microbatch_order import most_in_flight
 from protocol.errors import HetnodeError
 from protocol.types import Dialer, PeerId, Replica
 from protocol.wire.framing import frame_limit
@@ -34,7 +35,8 @@ async def open_links(
     endpoints = await services.directory.endpoints() if len(members) > 1 else {}
     # The first member may have to tokenize a corpus before it opens its link.
     seconds = spec.timing.link + spec.timing.match_window
-    limits = LinkLimits(frame_limit(spec), 2 * spec.inner.microbatches + 4)
+    ahead = max(spec.inner.microbatches, most_in_flight(len(members)))
+    limits = LinkLimits(frame_limit(spec), 2 * ahead + 4)
 
     def endpoint_of(at: int) -> LinkEndpoint:
         peer, epoch = members[at].peer, assignment.plan.epoch

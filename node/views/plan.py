@@ -14,9 +14,11 @@ from rich.table import Table
 
 from coordinator.forecast.forecast import Forecast, Proposal, ReplicaForecast
 from coordinator.forecast.sweeps import ScalingPoint, UtilizationPoint
+from coordinator.placement.shares import batch_notes
 from node.extras import pyplot
 from node.model.shapes import parameter_shapes
 from node.views import run_history
+from protocol.algorithm.batch import batch_of, learning_rate_factor
 from protocol.spec.link import k_text
 from protocol.spec.run import RunSpec
 from protocol.types import PeerId
@@ -49,6 +51,8 @@ def plan_json(spec: RunSpec, proposal: Proposal, found: Forecast) -> dict[str, A
         "spares": list(proposal.spares),
         "tokens_per_second": found.tokens_per_second,
         "tokens_per_round": found.tokens_per_round,
+        "batch": batch_of(spec, proposal.replicas),
+        "learning_rate_factor": learning_rate_factor(spec, proposal.replicas),
         "round_seconds": found.round_seconds,
         "inner_seconds": found.inner_seconds,
         "outer_seconds": found.outer_seconds,
@@ -91,6 +95,12 @@ def _facts(spec: RunSpec, proposal: Proposal, found: Forecast) -> dict[str, str]
         "round": f"{found.round_seconds:,.1f} s: {spec.inner.steps} inner steps "
         f"{found.inner_seconds:,.1f} s, outer exchange {found.outer_seconds:,.1f} s{hidden}, "
         f"{found.tokens_per_round:,} tokens",
+        "batch": "; ".join(
+            [
+                f"{batch_of(spec, proposal.replicas):,} samples of all replicas in an inner step",
+                *batch_notes(spec, proposal.replicas),
+            ]
+        ),
         "computing": f"{found.utilization:.1%} of a round, mean over members",
         "bottleneck": found.bottleneck,
     }

@@ -18,6 +18,16 @@ def link_bytes_per_token(spec: RunSpec, k: int) -> int:
     return spec.link.token_bytes(k or spec.model.width)
 
 
+def batch_text(spec: RunSpec) -> str:
+    """Whether the batch of the swarm stays, and at how many samples."""
+    if spec.grouping.batch == "variable":
+        samples = spec.inner.microbatches * spec.inner.microbatch_size
+        return f"{samples:,} samples of each replica and inner step"
+    longest = spec.grouping.longest_phase
+    bound = f", or as many as fit in inner phases of {longest:g} s" if longest else ""
+    return f"{spec.global_batch:,} samples of all replicas together in an inner step{bound}"
+
+
 def spec_view(spec: RunSpec) -> RenderableType:
     """Parameters, and bytes per stage, link and round."""
     stages = Table("stage", "layers", "parameters", "float32", "payload per round", "against float32")
@@ -53,13 +63,15 @@ def spec_view(spec: RunSpec) -> RenderableType:
         "shape",
         f"full replicas: {spec.swarm.replicas}, pipelines of {spec.swarm.stages}: {spec.swarm.pipelines}",
     )
+    usual = " unless it has another share" if spec.grouping.batch == "constant" else ""
     facts.add_row(
-        "tokens", f"{tokens:,} per replica and inner step, H {spec.inner.steps}, {spec.rounds} rounds"
+        "tokens", f"{tokens:,} per replica and inner step{usual}, H {spec.inner.steps}, {spec.rounds} rounds"
     )
+    facts.add_row("batch", batch_text(spec))
+    of_all = spec.global_batch * spec.model.context
     replicas = spec.swarm.replicas + spec.swarm.pipelines
-    facts.add_row(
-        "token budget", f"{spec.token_budget:,} with {replicas} replicas, {replicas * tokens:,} a step"
-    )
+    number = "any number of" if spec.grouping.batch == "constant" else f"{replicas}"
+    facts.add_row("token budget", f"{spec.token_budget:,} with {number} replicas, {of_all:,} a step")
     facts.add_row("codec", PayloadLayout({}, spec.outer).codec)
     facts.add_row("data", f"{spec.data.source}, tokenizer {spec.data.tokenizer}")
     return Group(Panel(facts, title=f"preset {spec.preset}"), stages, link)

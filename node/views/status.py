@@ -13,9 +13,11 @@ from rich.text import Text
 from node.views.health import alarm_line, health_view
 from node.views.run_history import ratio, size
 from node.views.text import as_text, bar, count, duration, plain, short_id
+from protocol.algorithm.batch import batch_of, learning_rate_factor
 from protocol.spec.link import k_text, width_order
+from protocol.spec.run import RunSpec
 from protocol.status import PeerStatus, RunPhase, RunStatus
-from protocol.types import Estimates, Lifecycle
+from protocol.types import Estimates, Lifecycle, Replica
 
 _WIDE = 110
 """Columns from which measured speeds and connections have their own columns."""
@@ -78,7 +80,16 @@ def rounds_line(status: RunStatus) -> str:
         parts.append(f"{count(status.tokens_committed)} tokens")
     if (speed := status.tokens_per_second) and isfinite(speed):
         parts.append(f"{count(speed)} tokens/s")
+    if status.plan is not None:
+        parts.append(batch_part(status.spec, status.plan.replicas))
     return ", ".join(parts)
+
+
+def batch_part(spec: RunSpec, replicas: Sequence[Replica]) -> str:
+    """The samples of all replicas in an inner step, against those that the run wants; "batch 48 of 64"."""
+    batch, factor = batch_of(spec, replicas), learning_rate_factor(spec, replicas)
+    wanted = f" of {spec.global_batch:,}" if spec.grouping.batch == "constant" else ""
+    return f"batch {batch:,}{wanted}" + (f" (learning rate x {factor:.2f})" if factor < 1 else "")
 
 
 def peer_notes(peers: Sequence[PeerStatus]) -> Iterator[Text]:

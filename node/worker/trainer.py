@@ -112,6 +112,7 @@ class Trainer:
         self.outer = OuterState(spec, parameters, embedding, group)
         self.samples = MicrobatchReader(spec, stream)
         self.phase = InnerPhase(1)
+        self._rate_factor = 1.0
         self._validation: list[float] = []
 
     def parameters(self, stage: int) -> dict[str, nn.Parameter]:
@@ -125,18 +126,25 @@ class Trainer:
 
     # The inner phase
 
-    def begin_round(self, round_number: int, samples: range) -> None:
+    def begin_round(self, round_number: int, samples: range, rate_factor: float = 1.0) -> None:
         """Start the inner phase of `round_number`.
 
         `samples` are the ordinals of this replica's samples in the round. Their number determines how many
-        microbatches an inner step has. After a change of plan between two steps, ``samples.assign`` replaces
-        them: the next step reads the new samples at its own step number.
+        microbatches an inner step has. `rate_factor`: of the learning rate (protocol.algorithm.batch).
         """
         self.abandon()
-        self.samples.assign(samples)
+        self.assign(samples, rate_factor)
         self.inner.begin_round(round_number)
         self.outer.begin_round()
         self.phase = InnerPhase(round_number)
+
+    def assign(self, samples: range, rate_factor: float = 1.0) -> None:
+        """Use these samples and this factor from the next step on, which reads at its own step number.
+
+        Call it between two steps, after a change of plan.
+        """
+        self.samples.assign(samples)
+        self._rate_factor = rate_factor
 
     def abandon(self) -> None:
         """Drop an inner step and a validation that a failure has interrupted. Completed steps stay."""
@@ -207,7 +215,8 @@ class Trainer:
         phase.norm = norm
         if math.isfinite(norm):
             # The schedule counts the steps of the run. AdamW's own count is smaller on a late joiner.
-            self.inner.step((phase.round_number - 1) * steps + min(step, steps - 1), norm)
+            number = (phase.round_number - 1) * steps + min(step, steps - 1)
+            self.inner.step(number, norm, self._rate_factor)
             phase.steps += is_regular
             phase.tokens += is_regular * self.samples.per_step * self.spec.model.context
         else:

@@ -135,11 +135,11 @@ class Worker:
 
     def begin_round(self, call: calls.BeginRound) -> None:
         self._computed = 0.0
-        self.trainer.begin_round(call.round_number, call.samples)
+        self.trainer.begin_round(call.round_number, call.samples, call.rate_factor)
 
     def assign_samples(self, call: calls.AssignSamples) -> None:
         """Use other samples from the next step on, after the plan has changed during an inner phase."""
-        self.trainer.samples.assign(call.samples)
+        self.trainer.assign(call.samples, call.rate_factor)
 
     def abandon(self, _: calls.Abandon) -> None:
         """Drop the inner step or validation that a failure has interrupted."""

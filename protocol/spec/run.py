@@ -26,6 +26,9 @@ from protocol.spec.sections import (
 )
 from protocol.types import Replica
 
+MOST_MICROBATCHES = 2**20
+"""Of one replica in an inner step; a plan with more is refused."""
+
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -74,6 +77,18 @@ class RunSpec(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _batch_can_be_divided(self) -> RunSpec:
+        size, replicas = self.inner.microbatch_size, self._first_replicas
+        least, most = replicas * size, MOST_MICROBATCHES * size
+        is_possible = self.global_batch % size == 0 and least <= self.global_batch <= most
+        if self.grouping.batch == "constant" and not is_possible:
+            raise ValueError(
+                f"grouping.global_batch {self.global_batch} must be a multiple of inner.microbatch_size "
+                f"{size}, {least} to {most}: each of {replicas} replicas takes a microbatch at least"
+            )
+        return self
+
     @model_serializer(mode="wrap")
     def _leave_out_initial_if_none(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         tree: dict[str, Any] = handler(self)
@@ -116,10 +131,23 @@ class RunSpec(Section):
         return self.rounds * self.inner.steps
 
     @property
+    def _first_replicas(self) -> int:
+        """Replicas that the run needs before it starts."""
+        return self.swarm.replicas + self.swarm.pipelines
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of one inner step of all replicas with which the run starts."""
+        usual = self._first_replicas * self.inner.microbatches * self.inner.microbatch_size
+        return self.grouping.global_batch or usual
+
+    @property
     def token_budget(self) -> int:
-        """Tokens of the whole run if it has exactly the replicas that it needs before it starts."""
-        replicas = self.swarm.replicas + self.swarm.pipelines
-        return self.rounds * replicas * self.samples_per_round() * self.model.context
+        """Tokens of the whole run if it has exactly the replicas that it needs before it starts.
+
+        With a constant batch any number of replicas has it.
+        """
+        return self.total_steps * self.global_batch * self.model.context
 
     def microbatches_of(self, replica: Replica) -> int:
         """Microbatches of `replica` in one inner step."""

@@ -302,6 +302,38 @@ class GroupingSpec(Section):
     )
     balance: bool = Field(True, description="faster replicas take more of the microbatches of a step")
     reserve: float = Field(0.1, ge=0, lt=1, description="share of a peer's memory that plans leave free")
+    batch: Literal["variable", "constant"] = Field(
+        "variable",
+        description="of the whole swarm: `inner.microbatches` for each replica; or `global_batch`, which the "
+        "replicas divide, however many there are",
+    )
+    global_batch: int = Field(
+        0,
+        ge=0,
+        le=2**30,
+        description="samples of one inner step of all replicas together, where the batch is constant; 0: as "
+        "many as the replicas take with which the run starts",
+    )
+    longest_phase: float = Field(
+        0.0,
+        ge=0,
+        description="seconds that an inner phase may take before a constant batch shrinks; 0: any time",
+    )
+
+    @model_validator(mode="after")
+    def _batch_is_constant(self) -> GroupingSpec:
+        if self.batch == "variable" and (self.global_batch or self.longest_phase):
+            raise ValueError("global_batch and longest_phase are for batch 'constant'")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _omit_variable_batch(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Specifications from before these fields existed keep their JSON and their hash."""
+        tree: dict[str, Any] = handler(self)
+        if self.batch == "variable":
+            for name in ("batch", "global_batch", "longest_phase"):
+                tree.pop(name, None)
+        return tree
 
 
 HEARTBEATS_PER_SECOND = 100.0

@@ -11,6 +11,7 @@ import pytest
 from coordinator.state.events import PeerLost
 from coordinator.state.text import short
 from coordinator.status.messages import run_message
+from coordinator.status.tokens import CommittedTokens
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import Lifecycle, Role
 from tests.support.fault_script import Action, Moment
@@ -280,3 +281,33 @@ def test_no_peer_is_admitted_after_the_end_of_the_run(play: Play) -> None:
         assert [error.code for error in swarm.nodes["late"].errors] == [ErrorCode.RUN_STARTED]
 
     play(scenario, members, swarm_spec(FULL, rounds=2))
+
+
+def test_a_constant_batch_stays_while_replicas_come_and_go(play: Play) -> None:
+    members = {name: Role.REPLICA for name in "abcdef"}
+    batch = {"grouping.batch": "constant", "grouping.global_batch": 24, "swarm.replicas": 4}
+
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start("a", "b", "c", "d")
+        await swarm.until_round(3)
+        swarm.drain("c", "d")
+        await swarm.until_round(6)
+        swarm.start("e", "f")
+        await swarm.until_over("a", "b", "e", "f")
+        swarm.assert_all_agree("a", "b", "e", "f")
+        spec = swarm.spec
+        sizes = {len(plan.replicas) for plan in swarm.state.plans}
+        assert {2, 4} <= sizes, sizes
+        samples = {
+            each.round_number: sum(entry.descriptor.weight for entry in each.entries)
+            * spec.samples_per_round()
+            for each in swarm.decisions
+            if each.committed and each.stage == 0
+        }
+        whole = 24 * spec.inner.steps
+        # Only the round in which two replicas leave lacks their part.
+        assert {number for number, each in samples.items() if each != whole} <= {3}
+        assert len(samples) == spec.rounds
+        assert CommittedTokens().of(swarm.state) == sum(samples.values()) * spec.model.context
+
+    play(scenario, members, swarm_spec(members, rounds=12, **batch))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from protocol.pb import hetnode_pb2 as pb
+from protocol.spec.run import MOST_MICROBATCHES
 from protocol.trust.reachability import Addresses, Reached
 from protocol.trust.sources import MemberSource
 from protocol.types import (
@@ -45,7 +46,6 @@ MAX_RESERVED = 100_000
 MAX_SOURCES = 100_000
 """Sources of members in one update."""
 MAX_WEIGHT = 1e6
-MAX_MICROBATCHES = 2**20
 MAX_K = 2**15
 _FROM_1 = between(1, 2**32 - 1)
 
@@ -139,7 +139,7 @@ REPLICA = Record(
         "members": several(MEMBER, MAX_STAGES, least=1),
         "links": several(LINK, MAX_STAGES),
         "weight": between(LEAST_POSITIVE, MAX_WEIGHT),
-        "microbatches": between(0, MAX_MICROBATCHES),
+        "microbatches": between(0, MOST_MICROBATCHES),
     },
     _check_replica,
 )

@@ -360,7 +360,7 @@ class TestShares:
     def test_fair_shares_keep_the_total_and_its_bounds(
         self, seconds: list[float], usual: int, times: int
     ) -> None:
-        shares = fair_shares(seconds, usual, [times * usual] * len(seconds))
+        shares = fair_shares(seconds, usual * len(seconds), [times * usual] * len(seconds))
         assert sum(shares) == usual * len(seconds)
         assert all(1 <= share <= times * usual for share in shares)
         for one, other in zip(range(len(seconds)), reversed(range(len(seconds))), strict=True):
@@ -373,7 +373,7 @@ class TestShares:
         self, cases: list[tuple[float, int]], usual: int
     ) -> None:
         seconds, most = [each for each, _ in cases], [usual + more for _, more in cases]
-        shares = fair_shares(seconds, usual, most)
+        shares = fair_shares(seconds, usual * len(seconds), most)
         slowest = max(share * each for share, each in zip(shares, seconds, strict=True))
         for i, share in enumerate(shares):
             for j in range(len(shares)):

@@ -97,11 +97,19 @@ function events(run) {
       el("time", { title: f.full(each.at) }, f.clock(each.at, now())), el("span", {}, told(f.sentence(each.text)))))));
 }
 
+function batch(run) {
+  if (!run.plan) return "none yet";
+  const wanted = run.spec.batch === null ? "" : ` of ${f.count(run.spec.batch)}`;
+  const slower = run.plan.learning_rate_factor < 1 ? `; the learning rate is ${run.plan.learning_rate_factor.toFixed(2)} times as high` : "";
+  return `${f.count(run.plan.batch)}${wanted} samples of all replicas in an inner step${slower}`;
+}
+
 function facts(run) {
   const spec = run.spec;
   const rows = [
     ["Model", `${f.scaled(spec.parameters)} parameters: ${spec.layers} layers of width ${spec.width}, vocabulary ${f.count(spec.vocabulary)}, context ${f.count(spec.context)}`],
     ["Round", `${f.plural(spec.steps, "inner step")} of ${f.plural(spec.microbatches, "microbatch").replace("batchs", "batches")}, ${f.plural(spec.stages, "stage")}`],
+    ["Batch", batch(run)],
     ["Plan", run.plan ? `${run.plan.epoch}, since round ${f.count(run.plan.from_round)}: ${run.plan.reason}` : "none yet"],
     ["Last commit", run.last_commit ? f.ago(run.last_commit, now()) : "none yet"],
     ["Specification", spec.hash],

@@ -21,7 +21,8 @@ from node.optimizer.outer_stage import CommittedState, WeightedPayload
 from node.optimizer.outer_state import embedding_of
 from node.worker.compute import Compute
 from node.worker.factories import TrainerFactories
-from node.worker.trainer import Trainer, private_states
+from node.worker.trainer import Trainer
+from node.worker.trainer_state import private_states
 from protocol.algorithm.batch import with_equal_shares
 from protocol.spec.run import RunSpec
 from protocol.types import Dialer, Link, Member, PeerId, Plan, Replica, StageRange

@@ -26,7 +26,6 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -38,34 +37,23 @@ from node.checkpoint.private_state import StageState
 from node.data.stream import SampleStream
 from node.ipc.worker_calls import InnerResult, Message
 from node.model.shapes import EMBEDDING, embedding_shapes, parameter_shapes
-from node.optimizer.inner import AdamWState, InnerOptimizer
+from node.optimizer.inner import InnerOptimizer
 from node.optimizer.outer_stage import WeightedPayload
-from node.optimizer.outer_state import OuterState, OuterStateDict
+from node.optimizer.outer_state import OuterState
 from node.ranks.group import RankGroup
 from node.ranks.remote_tensors import with_all
 from node.ranks.sharding import shard
 from node.worker.compute import Compute
 from node.worker.factories import TrainerFactories
 from node.worker.hosted_stages import HostedStages
-from node.worker.phase import InnerPhase, InnerPhaseState
+from node.worker.phase import InnerPhase
 from node.worker.rank_checkpoint import Key, handed_out, named, private_of, shared_state
 from node.worker.samples import MicrobatchReader
+from node.worker.trainer_state import TrainerState
 from protocol.algorithm.outer_optimizer import committed_shapes
 from protocol.errors import HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.types import Part, StageRange
-
-
-class TrainerState(TypedDict):
-    """State dict of :class:`Trainer` between two inner steps.
-
-    Links are not in it: they are derived from the embedding.
-    """
-
-    parameters: dict[int, dict[str, Tensor]]  # by stage and canonical name
-    inner: dict[int, AdamWState | None]
-    outer: OuterStateDict
-    phase: InnerPhaseState
 
 
 class Trainer:
@@ -399,9 +387,3 @@ class Trainer:
     def _refresh_link(self) -> None:
         if self.hosted.upstream is not None:
             self.hosted.refresh_link(self.outer.embedding)
-
-
-def private_states(state: TrainerState) -> dict[int, StageState]:
-    """The private part of a checkpoint, by stage. Tensors that are on the CPU are not copied."""
-    parameters, outer, inner = state["parameters"], state["outer"]["stages"], state["inner"]
-    return {stage: StageState.of(parameters[stage], outer[stage], inner[stage]) for stage in outer}

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from node.experiment.in_process_swarm import LocalSwarm
-from node.worker.trainer import Trainer, private_states
+from node.worker.trainer import Trainer
+from node.worker.trainer_state import private_states
 from protocol.spec.run import RunSpec
 from protocol.types import StageRange
 from tests.support.paths import VECTORS

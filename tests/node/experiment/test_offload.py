@@ -20,7 +20,7 @@ from node.experiment.in_process_swarm import LocalSwarm, RoundReport
 from node.experiment.offload import ReplicaOffload, large_tensors
 from node.experiment.variation import Variation
 from node.worker.compute import Compute
-from node.worker.trainer import private_states
+from node.worker.trainer_state import private_states
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 from tests.support.running_replica import spec_of

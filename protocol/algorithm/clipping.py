@@ -9,8 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
-from protocol.algorithm.topk import SparseTensor
+from torch import Tensor
+
+
+class SentTensor(Protocol):
+    """What a round adds to one tensor: a replica's values, or the result of the reducers."""
+
+    @property
+    def squares(self) -> float:
+        """The sum of the values' squares, with the same bits on every machine."""
+
+    def add_to(self, flat: Tensor, factor: float) -> None:
+        """flat += factor * values, in place on a flattened tensor of the full size."""
+
 
 CLIP_FACTOR = 8.0
 """A payload is clipped to this many times the median norm of its round (measured: docs/decisions.md)."""
@@ -22,7 +35,7 @@ _LEAST_SCALE = 2.0**-64
 """Smaller scales count as 0: values times such a scale could become denormal, which some machines flush."""
 
 
-def payload_norm(payload: Mapping[str, SparseTensor]) -> float:
+def payload_norm(payload: Mapping[str, SentTensor]) -> float:
     """L2 norm of all values of a decoded payload, with the same bits at every receiver; always finite."""
     return math.sqrt(math.fsum(sparse.squares for sparse in payload.values()))
 

@@ -14,10 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protocol.algorithm.clipping import clipping_scales, payload_norm
+from protocol.algorithm.clipping import SentTensor, clipping_scales, payload_norm
 from protocol.algorithm.digest import CHUNK_BYTES, digest_of, header_of
 from protocol.algorithm.outer_optimizer import OuterOptimizer, State, parameters_of, state_name
-from protocol.algorithm.topk import SparseTensor
 from protocol.errors import ErrorCode, HetnodeError
 
 
@@ -55,7 +54,7 @@ def tensor_bytes(name: str, tensor: Tensor) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-def factors_of(payloads: Sequence[Mapping[str, SparseTensor]], weights: Sequence[float]) -> list[float]:
+def factors_of(payloads: Sequence[Mapping[str, SentTensor]], weights: Sequence[float]) -> list[float]:
     """What each payload of a manifest is multiplied with in the sum: its weight and its clipping scale."""
     scales = clipping_scales([payload_norm(payload) for payload in payloads])
     return [weight * scale for weight, scale in zip(weights, scales, strict=True)]
@@ -63,7 +62,7 @@ def factors_of(payloads: Sequence[Mapping[str, SparseTensor]], weights: Sequence
 
 def apply_update(
     committed: Mapping[str, Tensor],
-    payloads: Sequence[Mapping[str, SparseTensor]],
+    payloads: Sequence[Mapping[str, SentTensor]],
     weights: Sequence[float],
     optimizer: OuterOptimizer,
     meter: Callable[[str, Tensor], None] | None = None,

@@ -211,10 +211,23 @@ class OuterSpec(Section):
         description="inner steps of the next round that are trained while a round is exchanged; its update "
         "is applied after exactly this many",
     )
+    exchange: Literal["gathered", "reduced"] = Field(
+        "gathered",
+        description="replicas gather all payloads of a stage; or each reduces a part of the stage for all",
+    )
+    reduced_top_k: int | None = Field(
+        None, ge=0, description="values per full chunk of a reduced result; 0: all of them; None: top_k"
+    )
 
     @property
     def dense(self) -> bool:
         return self.top_k == 0
+
+    @property
+    def of_result(self) -> OuterSpec:
+        """The codec of the results that reducers send; of exchange "reduced"."""
+        top_k = self.top_k if self.reduced_top_k is None else self.reduced_top_k
+        return self.model_copy(update={"top_k": top_k, "exchange": "gathered", "reduced_top_k": None})
 
     @property
     def state_tensors(self) -> int:
@@ -235,7 +248,25 @@ class OuterSpec(Section):
         if self.optimizer == "sgd":
             tree.pop("optimizer", None)
             tree.pop("momentum", None)
+        if self.exchange == "gathered":
+            tree.pop("exchange", None)
+        if self.reduced_top_k is None:
+            tree.pop("reduced_top_k", None)
         return tree
+
+    @model_validator(mode="after")
+    def _reduction_is_possible(self) -> OuterSpec:
+        if self.exchange == "gathered":
+            if self.reduced_top_k is not None:
+                raise ValueError("reduced_top_k is for exchange 'reduced', and exchange is 'gathered'")
+            return self
+        if self.layout == "tiles":
+            raise ValueError("exchange 'reduced' needs layout 'flat': reducers take runs of elements")
+        if self.reduced_top_k is not None:
+            # The limits of top_k hold for results, too.
+            values = self.__dict__ | {"top_k": self.reduced_top_k, "reduced_top_k": None}
+            OuterSpec.model_validate(values | {"exchange": "gathered"})
+        return self
 
     @model_validator(mode="after")
     def _fields_agree(self) -> OuterSpec:

@@ -1,0 +1,329 @@
+"""Reduction of a stage in parts: what members send to reducers, and the result of a round, as bytes.
+
+A part is a payload (protocol.wire.payload_codec) whose tensors are the pieces of one run of chunks, so its
+length and its only valid form follow from the spec and the run. Members cut their payloads
+(:func:`cut_payload`); a reducer sums the parts of all (:class:`Reducer`) and sends its result to all, who
+join the results (:func:`join_parts`). These bytes are the result of the round: equal on all members, with the
+digest that the coordinator commits.
+
+The result: magic, version, fingerprint of the stage and its codec, the number of parts and the last chunk of
+each, then the parts. Empty parts are left out.
+
+Shapes: R members, P parts, n elements of a part.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import TypedDict
+
+import torch
+from torch import Tensor
+
+from protocol.algorithm.outer_step import factors_of
+from protocol.algorithm.reduction import PartRange, Piece, ReducedTensor, StageChunks, piece_of
+from protocol.algorithm.topk import SparseTensor, sparsify
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec.sections import OuterSpec
+from protocol.wire.payload_codec import PayloadLayout, decode, encode
+
+_HEADER = struct.Struct("<4sI8sI")
+_MAGIC = b"hnrr"
+_VERSION = 1
+_STOP = struct.Struct("<I")
+
+
+@dataclass(frozen=True)
+class ReductionLayout:
+    """The forms of the parts and of the result of one stage.
+
+    Raises ValueError for a spec whose chunks are tiles.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    outer: OuterSpec
+
+    @cached_property
+    def payload(self) -> PayloadLayout:
+        """Of a member's own payload."""
+        return PayloadLayout(self.shapes, self.outer)
+
+    @cached_property
+    def result(self) -> PayloadLayout:
+        """Of what would be the result of a single reducer."""
+        return PayloadLayout(self.shapes, self.outer.of_result)
+
+    @cached_property
+    def chunks(self) -> StageChunks:
+        return StageChunks(self.payload.tensors)
+
+    def pieces(self, part: PartRange) -> list[Piece]:
+        """The runs of elements of `part`; its values are those of a payload, not of a result."""
+        return list(self.chunks.pieces(part))
+
+    def part_sent(self, part: PartRange) -> PayloadLayout:
+        """Of the part of a payload that goes to the reducer of `part`."""
+        return PayloadLayout({each.name: (each.numel,) for each in self.pieces(part)}, self.outer)
+
+    def part_reduced(self, part: PartRange) -> PayloadLayout:
+        """Of what the reducer of `part` sends to all."""
+        return PayloadLayout({each.name: (each.numel,) for each in self.pieces(part)}, self.outer.of_result)
+
+    def result_nbytes(self, ranges: Sequence[PartRange]) -> int:
+        """Length of the result of a round with these parts."""
+        parts = [part for part in ranges if len(part)]
+        own = _HEADER.size + _STOP.size * len(parts)
+        return own + sum(self.part_reduced(part).nbytes for part in parts)
+
+
+def cut_payload(layout: ReductionLayout, payload: bytes, ranges: Sequence[PartRange]) -> list[bytes]:
+    """The parts of `payload`, one for each range; b"" for an empty one. Lossless.
+
+    Raises:
+        HetnodeError: PAYLOAD_CORRUPT, as decode.
+        ValueError: a range exceeds the stage.
+    """
+    sparse = decode(layout.payload, payload)
+    return [_cut(layout, sparse, part) for part in ranges]
+
+
+def decode_part(layout: ReductionLayout, part: PartRange, data: bytes) -> dict[str, SparseTensor]:
+    """A member's part, by the names of its pieces. Raises HetnodeError PAYLOAD_CORRUPT for other bytes."""
+    return decode(layout.part_sent(part), data)
+
+
+def join_parts(layout: ReductionLayout, parts: Sequence[bytes], ranges: Sequence[PartRange]) -> bytes:
+    """The result of a round, from what the reducers of `ranges` have sent, in the order of the ranges.
+
+    Raises:
+        HetnodeError: PAYLOAD_CORRUPT, which names the part; that of an empty range must be b"".
+        ValueError: the ranges do not cover the stage one after the other.
+    """
+    _require_cover(layout, ranges)
+    found, stops = [], []
+    for number, (data, part) in enumerate(zip(parts, ranges, strict=True)):
+        if not len(part):
+            if data:
+                raise _corrupt(f"Part {number} has {len(data)} bytes, and its range is empty.")
+            continue
+        try:
+            decode(layout.part_reduced(part), data)
+        except HetnodeError as error:
+            raise _corrupt(f"Part {number}: {error.cause}") from None
+        found.append(data)
+        stops.append(part.last_chunk)
+    return b"".join((_header(layout, len(stops)), *map(_STOP.pack, stops), *found))
+
+
+def decode_result(layout: ReductionLayout, data: bytes) -> dict[str, ReducedTensor]:
+    """The content of a result from any peer, by tensor: the aggregated pseudo-gradient of the round.
+
+    outer_step.apply_update takes it as the only payload, of weight 1: it is divided by its weights already.
+
+    Raises:
+        HetnodeError: PAYLOAD_CORRUPT for any other bytes. The bytes never determine how much is allocated.
+    """
+    ranges = ranges_of(layout, data)
+    found: dict[str, list[tuple[Piece, SparseTensor]]] = {name: [] for name in layout.shapes}
+    start = _HEADER.size + _STOP.size * len(ranges)
+    for part in ranges:
+        of_part = layout.part_reduced(part)
+        try:
+            content = decode(of_part, data[start : start + of_part.nbytes])
+        except HetnodeError as error:
+            raise _corrupt(f"Chunks {part.first_chunk} to {part.last_chunk}: {error.cause}") from None
+        for piece in layout.pieces(part):
+            found[piece.tensor].append((piece, content[piece.name]))
+        start += of_part.nbytes
+    return {name: ReducedTensor(tuple(pieces)) for name, pieces in found.items()}
+
+
+def ranges_of(layout: ReductionLayout, data: bytes) -> list[PartRange]:
+    """The parts of a result, none of them empty; its length is right then. Raises as decode_result."""
+    if len(data) < _HEADER.size:
+        raise _corrupt(f"It has {len(data)} bytes, less than a header.")
+    *_, count = _HEADER.unpack_from(data)
+    if data[: _HEADER.size] != _header(layout, count):
+        raise _corrupt(f"Its header is not that of a result of codec {layout.result.codec} for this stage.")
+    # Every part has a header: a count that the bytes cannot hold is refused before it is used.
+    least = _HEADER.size + count * (_STOP.size + len(layout.payload.header))
+    if not 0 < count <= layout.chunks.total or len(data) < least:
+        raise _corrupt(f"It has {len(data)} bytes for {count} parts of {layout.chunks.total} chunks.")
+    stops = [stop for (stop,) in _STOP.iter_unpack(data[_HEADER.size : _HEADER.size + _STOP.size * count])]
+    if stops[-1] != layout.chunks.total or any(first >= stop for first, stop in pairwise([0, *stops])):
+        raise _corrupt("Its parts do not ascend to the last chunk.")
+    ranges = [PartRange(first, stop) for first, stop in pairwise([0, *stops])]
+    if len(data) != (nbytes := layout.result_nbytes(ranges)):
+        raise _corrupt(f"It has {len(data)} bytes instead of {nbytes}.")
+    return ranges
+
+
+class ReducerState(TypedDict):
+    """State dict of :class:`Reducer`: a float32 CPU tensor [n], and the range of its elements."""
+
+    first_chunk: int
+    last_chunk: int
+    residual: Tensor
+    lost_squares: float
+
+
+class Reducer:
+    """Reduces one run of chunks in every round, and keeps what its results leave out (error feedback).
+
+    With the parts p_m of the members, weights w_m, clipping scales s_m and the residual r:
+
+        r'   = beta r + (sum_m w_m s_m p_m) / (sum_m w_m)      beta: outer.error_decay
+        sent = dequant(quant(top-k(r')))                      top-k: outer.reduced_top_k
+        r''  = r' - sent
+
+    **Clipping** is by the norms of the parts seen here, not of whole payloads (same rule:
+    protocol.algorithm.clipping). What is cut off is lost: its owner does not learn of it.
+
+    **Transaction**: r becomes r'' by :meth:`commit`, when the round with this result is committed;
+    otherwise r stays, and the next :meth:`reduce` begins from it.
+
+    A range that changes (:meth:`move_to`) keeps the residual of the chunks that stay. That of the others is
+    lost, as is all of it when a reducer leaves without a hand-over; `lost_norm` counts it.
+
+    Only the reducer computes this sum, and the others take its bytes: they need not compute the same bits. A
+    checker with the same residual gets the same positions, and magnitudes up to rounding.
+    """
+
+    def __init__(self, layout: ReductionLayout, part: PartRange) -> None:
+        self._layout, self.part = layout, part
+        self._residual = torch.zeros(sum(piece.numel for piece in layout.pieces(part)))
+        self._pending: Tensor | None = None
+        self._lost_squares = 0.0
+
+    @property
+    def residual_norm(self) -> float:
+        """L2 norm of what this reducer has not sent yet: lost if it leaves now."""
+        return _norm(self._residual)
+
+    @property
+    def lost_norm(self) -> float:
+        """L2 norm (root of the sum of squares) of all residuals that were lost by changes of the range."""
+        return math.sqrt(self._lost_squares)
+
+    @torch.no_grad()
+    def reduce(self, parts: Sequence[bytes], weights: Sequence[float]) -> bytes:
+        """The result for this range, pending until :meth:`commit` or :meth:`abort`; b"" for an empty range.
+
+        Args:
+            parts: of all members that contribute, in canonical order, by owner.
+            weights: of the same members.
+
+        Raises:
+            ValueError: no contributor, or a weight that is not positive and finite.
+            HetnodeError: PAYLOAD_CORRUPT for a part that cannot be decoded (:func:`decode_part` tells which),
+                or where finite parts overflow in the sum. Nothing is pending then.
+        """
+        self.abort()
+        if not parts or not all(math.isfinite(weight) and weight > 0 for weight in weights):
+            raise ValueError(f"a reduction needs positive finite weights, not {list(weights)}")
+        if not len(self.part):
+            return b""
+        decoded = [decode_part(self._layout, self.part, data) for data in parts]
+        factors, total_weight = factors_of(decoded, weights), math.fsum(weights)
+        kept, start, sent = self._residual.mul(self._layout.outer.error_decay), 0, {}
+        of_part = self._layout.part_reduced(self.part)
+        for piece in self._layout.pieces(self.part):
+            total = torch.zeros(piece.numel)
+            for part, factor in zip(decoded, factors, strict=True):
+                part[piece.name].add_to(total, factor)
+            run = kept[start : start + piece.numel]
+            run.add_(total.div_(total_weight))
+            if not run.isfinite().all():
+                raise _corrupt(f"The sum of all parts of '{piece.tensor}' is not finite.")
+            try:
+                sent[piece.name] = sparsify(run, of_part.tensors[piece.name])
+            except FloatingPointError as error:
+                raise _corrupt(f"The sum of all parts of '{piece.tensor}' has {error}.") from None
+            sent[piece.name].add_to(run, -1.0)
+            start += piece.numel
+        result = encode(of_part, sent)
+        self._pending = kept
+        return result
+
+    def commit(self) -> None:
+        """The round with the last result is committed: what it left out becomes the residual."""
+        if self._pending is not None:
+            self._residual, self._pending = self._pending, None
+
+    def abort(self) -> None:
+        """The last result is not committed: the residual stays."""
+        self._pending = None
+
+    def move_to(self, part: PartRange) -> float:
+        """Reduce another range from now on. Returns the L2 norm of the residual that is lost by this.
+
+        Call it between rounds; a pending result is aborted.
+        """
+        self.abort()
+        before, after = (self._elements(each) for each in (self.part, part))
+        residual = torch.zeros(after.stop - after.start)
+        first, stop = max(before.start, after.start), min(before.stop, after.stop)
+        left = self._residual.clone()
+        if first < stop:
+            at_old = slice(first - before.start, stop - before.start)
+            residual[first - after.start : stop - after.start] = left[at_old]
+            left[at_old] = 0.0
+        lost = _norm(left)
+        self._lost_squares += lost**2
+        self.part, self._residual = part, residual
+        return lost
+
+    def state_dict(self) -> ReducerState:
+        """Without a pending result. The live tensor, which no later round changes in place."""
+        first, last = self.part.first_chunk, self.part.last_chunk
+        return {
+            "first_chunk": first,
+            "last_chunk": last,
+            "residual": self._residual,
+            "lost_squares": self._lost_squares,
+        }
+
+    def load_state_dict(self, state: ReducerState) -> None:
+        """Take the range and a copy of the residual. Raises ValueError where they do not fit the stage."""
+        part = PartRange(state["first_chunk"], state["last_chunk"])
+        residual, elements = state["residual"], self._elements(part)
+        shape = (elements.stop - elements.start,)
+        if tuple(residual.shape) != shape or not residual.isfinite().all():
+            raise ValueError(f"a residual of shape {tuple(residual.shape)} for {shape}, or one not finite")
+        self.part, self._residual = part, residual.detach().to("cpu", torch.float32, copy=True)
+        self._pending, self._lost_squares = None, state["lost_squares"]
+
+    def _elements(self, part: PartRange) -> slice:
+        before = self._layout.chunks.elements_before
+        return slice(before(part.first_chunk), before(part.last_chunk))
+
+
+def _cut(layout: ReductionLayout, sparse: Mapping[str, SparseTensor], part: PartRange) -> bytes:
+    pieces = {each.name: piece_of(sparse[each.tensor], each) for each in layout.pieces(part)}
+    return encode(layout.part_sent(part), pieces) if pieces else b""
+
+
+def _norm(flat: Tensor) -> float:
+    return float(flat.double().norm())
+
+
+def _header(layout: ReductionLayout, count: int) -> bytes:
+    return _HEADER.pack(_MAGIC, _VERSION, layout.result.header[-8:], count)
+
+
+def _require_cover(layout: ReductionLayout, ranges: Sequence[PartRange]) -> None:
+    stops = [0, *(part.last_chunk for part in ranges)]
+    if stops[-1] != layout.chunks.total or any(
+        part.first_chunk != stop for part, stop in zip(ranges, stops[:-1], strict=True)
+    ):
+        raise ValueError(f"the parts do not cover the {layout.chunks.total} chunks of the stage in order")
+
+
+def _corrupt(cause: str) -> HetnodeError:
+    remedy = "It is not applied. The reducer must run the same version and specification."
+    return HetnodeError(ErrorCode.PAYLOAD_CORRUPT, f"A reduction cannot be used. {cause}", remedy)

@@ -33,9 +33,9 @@ from node.optimizer.outer_stage import OuterStage
 from protocol.algorithm.clipping import payload_norm
 from protocol.algorithm.outer_optimizer import Sgd
 from protocol.algorithm.outer_step import apply_update
+from protocol.spec.outer import OuterSpec
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
-from protocol.spec.sections import OuterSpec
 from protocol.wire.payload_codec import PayloadLayout, decode
 
 VARIANTS: tuple[dict[str, Any], ...] = (

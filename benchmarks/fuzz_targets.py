@@ -38,9 +38,9 @@ from protocol.algorithm.clipping import clipping_scales, outliers, payload_norm
 from protocol.errors import HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import payload_pb2
+from protocol.spec.outer import OuterSpec
 from protocol.spec.quantizers import LINK_QUANTIZERS
 from protocol.spec.run import RunSpec
-from protocol.spec.sections import OuterSpec
 from protocol.trust import envelope, invite, receipt, tls
 from protocol.types import DType, ExchangeGroup, PayloadDescriptor, TensorHeader
 from protocol.wire import activation_codec, payload_codec, records, rpc_errors

@@ -25,8 +25,8 @@ from node.experiment.in_process_replica import LocalReplica
 from node.experiment.in_process_swarm import LocalSwarm
 from node.optimizer.outer_stage import OuterStage
 from protocol.algorithm.topk import TensorLayout, sparsify
+from protocol.spec.outer import OuterSpec
 from protocol.spec.resolve import resolve
-from protocol.spec.sections import OuterSpec
 from protocol.wire.payload_codec import PayloadLayout
 
 _ROUNDS = (2, 10, 25)

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from protocol.spec.sections import OuterSpec
+from protocol.spec.outer import OuterSpec
 
 State = Mapping[str, Tensor]
 """The state of one parameter, by slot."""

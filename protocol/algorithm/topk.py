@@ -23,7 +23,7 @@ from torch import Tensor
 from protocol.algorithm.quantizers.loading import payload_quantizer
 from protocol.algorithm.quantizers.magnitudes import value_table
 from protocol.algorithm.quantizers.quantizer import Floats, QuantizedValues
-from protocol.spec.sections import OuterSpec
+from protocol.spec.outer import OuterSpec
 
 BLOCK = 1 << 19
 """Elements of one block: 128 chunks of 4096."""

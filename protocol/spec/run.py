@@ -13,12 +13,12 @@ from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, mode
 
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.link import LinkSpec
+from protocol.spec.outer import OuterSpec
 from protocol.spec.sections import (
     DataSpec,
     GroupingSpec,
     InnerSpec,
     ModelSpec,
-    OuterSpec,
     RecoverySpec,
     Section,
     SwarmSpec,

@@ -27,7 +27,7 @@ from protocol.algorithm.indices import index_code
 from protocol.algorithm.quantizers.loading import payload_quantizer
 from protocol.algorithm.topk import SparseTensor, TensorLayout
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec.sections import OuterSpec
+from protocol.spec.outer import OuterSpec
 
 _HEADER = struct.Struct("<4sI8s")
 _MAGIC = b"hnpg"

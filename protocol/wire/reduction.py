@@ -29,7 +29,7 @@ from protocol.algorithm.outer_step import factors_of
 from protocol.algorithm.reduction import PartRange, Piece, ReducedTensor, StageChunks, piece_of
 from protocol.algorithm.topk import SparseTensor, sparsify
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec.sections import OuterSpec
+from protocol.spec.outer import OuterSpec
 from protocol.wire.payload_codec import PayloadLayout, decode, encode
 
 _HEADER = struct.Struct("<4sI8sI")

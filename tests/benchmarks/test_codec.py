@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from benchmarks import codec
+from protocol.spec.outer import OuterSpec
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
-from protocol.spec.sections import OuterSpec
 
 
 def test_bytes_per_chunk_and_the_entropy_are_those_of_the_codecs() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from protocol.algorithm.quantizers.floats import Float32Values
 from protocol.algorithm.quantizers.quantizer import LinkQuantizer, PayloadQuantizer
+from protocol.spec.outer import OuterSpec
 from protocol.spec.quantizers import LINK_QUANTIZERS, PAYLOAD_QUANTIZERS
-from protocol.spec.sections import OuterSpec
 
 
 @cache

@@ -20,9 +20,9 @@ from node.optimizer.outer_stage import OuterStage
 from node.worker.compute import Compute
 from node.worker.trainer import Trainer
 from protocol.algorithm.topk import TensorLayout, sparsify
+from protocol.spec.outer import OuterSpec
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
-from protocol.spec.sections import OuterSpec
 from protocol.types import StageRange
 from protocol.wire.payload_codec import decode
 

@@ -13,7 +13,7 @@ from protocol.algorithm.comparison import Agreement, Comparison
 from protocol.algorithm.outer_optimizer import Sgd
 from protocol.algorithm.outer_step import apply_update
 from protocol.algorithm.topk import SparseTensor, TensorLayout, sparsify
-from protocol.spec.sections import OuterSpec
+from protocol.spec.outer import OuterSpec
 
 SHAPES = {"a": (40, 16), "b": (700,), "c": (3, 5)}
 SPARSE: dict[str, Any] = {"chunk": 64, "top_k": 8}

@@ -28,8 +28,8 @@ from protocol.algorithm.outer_optimizer import Sgd
 from protocol.algorithm.outer_step import anchor_digest, apply_update
 from protocol.algorithm.topk import SparseTensor
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec.outer import OuterSpec
 from protocol.spec.run import RunSpec
-from protocol.spec.sections import OuterSpec
 from protocol.trust.envelope import misfit
 from protocol.types import PayloadDescriptor, PeerId
 from protocol.wire.payload_codec import PayloadLayout, decode, encode

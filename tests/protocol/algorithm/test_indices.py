@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from protocol.algorithm import indices as room
 from protocol.algorithm.indices import EliasFano, Enumerative, IndexCode, index_code
-from protocol.spec.sections import OuterSpec
+from protocol.spec.outer import OuterSpec
 
 CODES = ["elias-fano", "enumerative"]
 

@@ -15,7 +15,7 @@ from protocol.algorithm.outer_optimizer import (
     outer_optimizer,
     state_name,
 )
-from protocol.spec.sections import OuterSpec
+from protocol.spec.outer import OuterSpec
 
 ROUNDS = 20
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from protocol.algorithm import topk
 from protocol.algorithm.topk import ChunkGroup, TensorLayout, sparsify, top_k
-from protocol.spec.sections import OuterSpec
+from protocol.spec.outer import OuterSpec
 
 SHAPES = st.one_of(st.tuples(st.integers(1, 90)), st.tuples(st.integers(1, 24), st.integers(1, 24)))
 OUTERS = st.builds(

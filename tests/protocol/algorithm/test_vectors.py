@@ -19,8 +19,8 @@ from protocol.algorithm.subspace import (
     perpendicular_table,
 )
 from protocol.algorithm.topk import SparseTensor, TensorLayout, sparsify
+from protocol.spec.outer import OuterSpec
 from protocol.spec.run import RunSpec
-from protocol.spec.sections import OuterSpec
 from tests.support.reference import (
     assert_close,
     chain_step,

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from node.model.shapes import parameter_shapes
 from protocol.algorithm.topk import SparseTensor, TensorLayout, sparsify
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec.outer import OuterSpec
 from protocol.spec.quantizers import PAYLOAD_QUANTIZERS
 from protocol.spec.resolve import resolve
-from protocol.spec.sections import OuterSpec
 from protocol.types import PayloadDescriptor, PeerId
 from protocol.wire.convert.payloads import descriptor_to_pb
 from protocol.wire.payload_codec import PayloadLayout, decode, encode

@@ -17,7 +17,7 @@ from protocol.algorithm.outer_step import apply_update
 from protocol.algorithm.reduction import PartRange, partition
 from protocol.algorithm.topk import sparsify
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec.sections import OuterSpec
+from protocol.spec.outer import OuterSpec
 from protocol.wire.payload_codec import decode, encode
 from protocol.wire.reduction import (
     Reducer,

@@ -13,9 +13,9 @@ import torch
 from protocol.algorithm.quantizers.loading import link_quantizer, payload_quantizer
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.link import LinkSpec
+from protocol.spec.outer import OuterSpec
 from protocol.spec.quantizers import LINK_QUANTIZERS, PAYLOAD_QUANTIZERS
 from protocol.spec.resolve import resolve
-from protocol.spec.sections import OuterSpec
 from tests.support.paths import ROOT
 
 LENGTHS = np.array([4, 4, 3])

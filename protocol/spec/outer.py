@@ -1,0 +1,131 @@
+"""The outer round in the run specification: what replicas exchange, and how the anchor moves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from protocol.spec.quantizers import PAYLOAD_QUANTIZERS
+from protocol.spec.sections import Section, one_of
+
+PayloadQuantizerName = Annotated[str, one_of(PAYLOAD_QUANTIZERS)]
+
+_MOST_TABLE_BYTES = 64 << 20
+"""For the binomials of the enumerative code, in the memory of every member."""
+
+
+_NESTEROV = {"momentum": 0.9, "learning_rate": 0.7}
+"""DiLoCo's values (arXiv 2311.08105), where a run file with ``optimizer = "nesterov"`` does not give them."""
+
+
+class OuterSpec(Section):
+    """SparseLoCo (algorithm.md, eqs 1 and 2) and its codec."""
+
+    optimizer: Literal["sgd", "nesterov"] = Field(
+        "sgd", description="moves the anchor along the aggregated pseudo-gradient"
+    )
+    momentum: float | None = Field(None, ge=0.01, lt=1, description="of nesterov; None: sgd has none")
+    learning_rate: float = Field(1.0, gt=0, description="eta; acts exactly once")
+    error_decay: float = Field(0.95, ge=0, le=1, description="beta of the error feedback")
+    chunk: int = Field(4096, ge=1, le=65536)
+    top_k: int = Field(32, ge=0, description="values sent per full chunk; 0 sends all of them (dense)")
+    layout: Literal["flat", "tiles"] = "flat"
+    short_chunk: Literal["proportional", "clip"] = "proportional"
+    indices: Literal["elias-fano", "enumerative"] = Field(
+        "elias-fano", description="code of the chosen positions; enumerative is shorter, and slower"
+    )
+    quantizer: PayloadQuantizerName = Field(
+        "2bit", description="sign and one of two magnitudes; the sign alone; float32, as in a dense exchange"
+    )
+    codebook: Literal["tensor", "chunk"] = Field(
+        "tensor", description="magnitudes per tensor, or scaled to every chunk for one byte per chunk"
+    )
+    overlap: int = Field(
+        0,
+        ge=0,
+        description="inner steps of the next round that are trained while a round is exchanged; its update "
+        "is applied after exactly this many",
+    )
+    exchange: Literal["gathered", "reduced"] = Field(
+        "gathered",
+        description="replicas gather all payloads of a stage; or each reduces a part of the stage for all",
+    )
+    reduced_top_k: int | None = Field(
+        None, ge=0, description="values per full chunk of a reduced result; 0: all of them; None: top_k"
+    )
+
+    @property
+    def dense(self) -> bool:
+        return self.top_k == 0
+
+    @property
+    def of_result(self) -> OuterSpec:
+        """The codec of the results that reducers send; of exchange "reduced"."""
+        top_k = self.top_k if self.reduced_top_k is None else self.reduced_top_k
+        return self.model_copy(update={"top_k": top_k, "exchange": "gathered", "reduced_top_k": None})
+
+    @property
+    def state_tensors(self) -> int:
+        """How many tensors of state the optimizer keeps for each parameter."""
+        return 1 if self.optimizer == "nesterov" else 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_nesterov(cls, tree: Any) -> Any:
+        if isinstance(tree, Mapping) and tree.get("optimizer") == "nesterov":
+            return {**_NESTEROV, **{key: value for key, value in tree.items() if value is not None}}
+        return tree
+
+    @model_serializer(mode="wrap")
+    def _omit_default_optimizer(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Specifications from before these fields existed keep their JSON and their hash."""
+        tree: dict[str, Any] = handler(self)
+        if self.optimizer == "sgd":
+            tree.pop("optimizer", None)
+            tree.pop("momentum", None)
+        if self.exchange == "gathered":
+            tree.pop("exchange", None)
+        if self.reduced_top_k is None:
+            tree.pop("reduced_top_k", None)
+        return tree
+
+    @model_validator(mode="after")
+    def _reduction_is_possible(self) -> OuterSpec:
+        if self.exchange == "gathered":
+            if self.reduced_top_k is not None:
+                raise ValueError("reduced_top_k is for exchange 'reduced', and exchange is 'gathered'")
+            return self
+        if self.layout == "tiles":
+            raise ValueError("exchange 'reduced' needs layout 'flat': reducers take runs of elements")
+        if self.reduced_top_k is not None:
+            # The limits of top_k hold for results, too.
+            values = self.__dict__ | {"top_k": self.reduced_top_k, "reduced_top_k": None}
+            OuterSpec.model_validate(values | {"exchange": "gathered"})
+        return self
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> OuterSpec:
+        if self.optimizer == "sgd" and self.momentum is not None:
+            raise ValueError("momentum is for optimizer 'nesterov'; optimizer 'sgd' has none")
+        if self.top_k > self.chunk:
+            raise ValueError(f"top_k {self.top_k} exceeds the chunk of {self.chunk}")
+        if self.layout == "tiles" and int(self.chunk**0.5) ** 2 != self.chunk:
+            raise ValueError(f"layout 'tiles' needs a square chunk, not {self.chunk}")
+        return self
+
+    @model_validator(mode="after")
+    def _enumeration_table_is_small(self) -> OuterSpec:
+        if self.indices == "enumerative" and not self.dense:
+            nbytes = 4 * self.chunk * self.top_k
+            # The product alone bounds the binomials before they are computed.
+            if nbytes <= _MOST_TABLE_BYTES:
+                nbytes *= math.comb(self.chunk, min(self.top_k, self.chunk // 2)).bit_length() // 32 + 1
+            if nbytes > _MOST_TABLE_BYTES:
+                raise ValueError(
+                    f"indices 'enumerative' would need a table of more than {_MOST_TABLE_BYTES >> 20} MB for "
+                    f"{self.top_k} of {self.chunk}: use a smaller top_k or chunk, or 'elias-fano'"
+                )
+        return self

@@ -14,6 +14,7 @@ from benchmarks.losses import CASES, Run, known, results, table
 from benchmarks.quantizers import accumulated, squares_of
 from node.experiment.in_process_replica import plan_of
 from node.experiment.in_process_swarm import LocalSwarm
+from node.experiment.variation import Variation
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import StageRange
@@ -246,3 +247,23 @@ def test_a_loss_that_is_known_is_not_measured_again(tmp_path: Path) -> None:
 def test_every_case_of_the_loss_benchmark_is_a_valid_spec_of_its_own() -> None:
     cases = [case for group in CASES.values() for case in group]
     assert len({case.spec.hash for case in cases}) == len(cases)
+
+
+def test_replicas_that_come_and_go_divide_a_constant_batch() -> None:
+    batch = {"grouping.batch": "constant", "grouping.global_batch": 12, "inner.microbatches": 2}
+    spec = mixed(**{**batch, "rounds": 4, "inner.microbatch_size": 2})
+    variation = Variation(replicas_by_round=((1, 2), (2, 1), (3, 3)))
+
+    def trained(swarm: LocalSwarm, rounds: int) -> list[tuple[int, ...]]:
+        reports = [swarm.train_round() for _ in range(rounds)]
+        first, *others = anchors(swarm)
+        assert all(each[: spec.swarm.stages] == first[: spec.swarm.stages] for each in others)
+        return [tuple(result.tokens for result in report.inner) for report in reports]
+
+    swarm = LocalSwarm(spec, variation=variation)
+    tokens = 12 * spec.inner.steps * spec.model.context
+    assert trained(swarm, 4) == [(tokens // 2,) * 2, (tokens,), (tokens // 3,) * 3, (tokens // 3,) * 3]
+    # The last replica began with round 3, with moments of its own.
+    steps = [replica.members[0].inner.state_dict()[0] for replica in swarm.replicas]
+    taken = [each["steps"] for each in steps if each is not None]
+    assert taken == [4 * spec.inner.steps, 2 * spec.inner.steps, 2 * spec.inner.steps]

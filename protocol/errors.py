@@ -140,6 +140,11 @@ def faulty_peer(cause: str, code: ErrorCode = ErrorCode.BAD_REQUEST) -> HetnodeE
     return HetnodeError(code, cause, remedy)
 
 
+def cause_of(error: BaseException) -> str:
+    """The cause of a HetnodeError; of another exception its type and text."""
+    return error.cause if isinstance(error, HetnodeError) else repr(error)
+
+
 def first_error(error: BaseException) -> BaseException:
     """The first HetnodeError of an exception group, else its first exception; `error` if it is no group."""
     if not isinstance(error, BaseExceptionGroup):

@@ -60,16 +60,15 @@ def run_resume(run: Run = None) -> None:
 
 
 def rollback(
+    run: Run = None,
     restore_round: Annotated[
         int | None,
-        typer.Argument(
+        option(
+            "The round to go back to; 0 is the model before round 1. Default: list them.",
+            "--to",
             metavar="ROUND",
             min=0,
-            help="The round to go back to; 0 is the model before round 1. Without it, they are listed.",
         ),
-    ] = None,
-    run: Annotated[
-        str | None, option("The run, or the folder of its coordinator. Default: the only one here.", "--run")
     ] = None,
     reason: Annotated[str, option("Shown to everybody who takes part.")] = "",
     yes: Annotated[bool, option("Do not ask before the rollback.", "--yes")] = False,
@@ -78,7 +77,7 @@ def rollback(
     """Let a run go back to the model after a former round. It is paused then, until 'hetnode run resume'.
 
     The rollback is the decision of the next round: all nodes load the anchors and the momentum after ROUND,
-    also those that are away now, when they come back. Without ROUND, this lists the rounds to go back to.
+    also those that are away now, when they come back. Without --to, this lists the rounds to go back to.
     """
     found = asking(run, lambda client: client.list_rollbacks())
     console = Console(highlight=False, soft_wrap=True)

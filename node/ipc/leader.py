@@ -29,7 +29,7 @@ from node.ipc.rank_channels import Rank, RankChannels
 from node.ipc.ranks import form, start_worker
 from node.ipc.worker_calls import AnnounceLeader, FormGroup
 from node.ipc.worker_client import WorkerClient
-from protocol.errors import ErrorCode, HetnodeError, first_error
+from protocol.errors import ErrorCode, HetnodeError, cause_of, first_error
 
 _GREETING_SECONDS, _FAREWELL_SECONDS, _CLOSE_SECONDS = 10.0, 5.0, 3.0
 _MOST_REPLY = 1 << 26
@@ -206,9 +206,8 @@ def _listening_socket() -> socket.socket:
 
 
 def _ended(error: BaseException) -> HetnodeError:
-    cause = error.cause if isinstance(error, HetnodeError) else repr(error)
     return HetnodeError(
         ErrorCode.RANK_FAILED,
-        f"The leader of this peer has ended: {cause}",
+        f"The leader of this peer has ended: {cause_of(error)}",
         "See its log. Start all hosts again: the peer continues from its checkpoint.",
     )

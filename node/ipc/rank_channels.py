@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, Protocol
 
 from node.ipc.channel import Buffer, Reply
-from protocol.errors import ErrorCode, HetnodeError
+from protocol.errors import ErrorCode, HetnodeError, cause_of
 
 _END_SECONDS = 5.0
 """Until the end of a process is known, after the others have lost it."""
@@ -96,10 +96,9 @@ def _follows(failure: BaseException) -> bool:
 
 
 def _stuck(cause: BaseException) -> HetnodeError:
-    text = cause.cause if isinstance(cause, HetnodeError) else repr(cause)
     return HetnodeError(
         ErrorCode.RANK_FAILED,
-        f"A rank of this peer has failed while others wait for it: {text}",
+        f"A rank of this peer has failed while others wait for it: {cause_of(cause)}",
         "See the end of this node's log, then start the node again: it continues from its checkpoint.",
     )
 

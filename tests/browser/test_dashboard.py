@@ -102,7 +102,7 @@ def test_a_pause_and_a_rollback_are_said_and_a_reason_is_only_text(tmp_path: Pat
         browser.wait_for("h1", "Paused before round")
         browser.wait_for(".hero-message", HOSTILE)
         browser.wait_for(".part-replicas .badge", "paused")
-        subprocess.run([*command, "rollback", "0", "--run", str(swarm.run), "--yes"], check=True, timeout=60)
+        subprocess.run([*command, "rollback", str(swarm.run), "--to", "0", "--yes"], check=True, timeout=60)
         browser.wait_for(".notice", "restored the initial parameters")
         browser.open(f"{url}rounds")
         browser.wait_for(".badge", "rollback to 0")

@@ -30,7 +30,7 @@ def test_a_node_and_the_coordinator_that_are_killed_in_a_rollback_take_it_when_t
         swarm.stop("b")  # it cannot know of the rollback
         # A peer says what it keeps with a heartbeat.
         swarm.wait_until(
-            lambda: hetnode("rollback", "4", "--run", run, "--yes").returncode == 0, 60, "the rollback"
+            lambda: hetnode("rollback", run, "--to", "4", "--yes").returncode == 0, 60, "the rollback"
         )
         swarm.kill("q")
         swarm.resume("b")  # stopped children could not see the end of their parent

@@ -69,20 +69,20 @@ async def test_a_rollback_is_listed_confirmed_and_decided(run: Running) -> None:
         await run.attest(peer, 0, 0, part="embedding")
     await run.settle(0, 1, A, B)
     await run.settle(1, 1, A, B)
-    folder = ("--run", str(run.folder))
-    status, out, _ = await hetnode("rollback", *folder)
+    folder = str(run.folder)
+    status, out, _ = await hetnode("rollback", folder)
     assert status == 0
     rows = [line.replace("│", "").split() for line in out.splitlines()]
     assert ["0", "1"] in [row[:2] for row in rows]
-    status, _, errors = await hetnode("rollback", "1", *folder, "--yes")
+    status, _, errors = await hetnode("rollback", folder, "--to", "1", "--yes")
     assert status == 5
     assert "[no-rollback]" in errors
     assert "Choose another round: 0." in errors
-    status, out, _ = await hetnode("rollback", "0", *folder)  # nobody answers the question
+    status, out, _ = await hetnode("rollback", folder, "--to", "0")  # nobody answers the question
     assert status != 0
     assert "This undoes 1 round (" in out
     assert not (await run.status()).HasField("pause")
-    assert await hetnode("rollback", "0", *folder, "--yes", "--reason", "a [red]spike[/]") == (
+    assert await hetnode("rollback", folder, "--to", "0", "--yes", "--reason", "a [red]spike[/]") == (
         0,
         "round 2 is a rollback to round 0\nthe run is paused; 'hetnode run resume' lets it go on\n",
         "",

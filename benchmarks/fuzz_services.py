@@ -45,7 +45,6 @@ from coordinator.health.monitor import HealthMonitor
 from coordinator.membership.reachability import check_claims, reached
 from coordinator.membership.sources import MemberSources
 from coordinator.state import commands, event_codec
-from coordinator.state.apply import replay
 from coordinator.state.events import PeerSeen
 from coordinator.state.state import State
 from coordinator.status.tokens import CommittedTokens
@@ -90,7 +89,7 @@ class _Loop:
             if not isinstance(event, PeerSeen):
                 stored = event_codec.encode(event)
                 assert event_codec.encode(event_codec.decode(*stored)) == stored
-        self.state = replay(self.state, outcome.events)
+        self.state = outcome.state
         if outcome.refusal is not None:
             raise outcome.refusal
 

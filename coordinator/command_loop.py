@@ -15,7 +15,6 @@ from typing import TypeVar
 
 from coordinator.decide import Outcome, decide
 from coordinator.state import events
-from coordinator.state.apply import replay
 from coordinator.state.commands import Command, Start, Tick
 from coordinator.state.events import Event
 from coordinator.state.state import State
@@ -211,7 +210,7 @@ class CommandLoop:
             for command, _ in batch:
                 # Each command sees the events of those before it, although nothing is stored yet.
                 outcome = decide(state, command, self.now())
-                state = replay(state, outcome.events)
+                state = outcome.state
                 stored += [event for event in outcome.events if not isinstance(event, events.PeerSeen)]
                 outcomes.append(outcome)
             if stored:

@@ -37,9 +37,13 @@ _MEMBERSHIP_EVENTS = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """The events of a command, and its refusal if there is one. Events of a refused command count, too."""
+    """The state after a command, its events, and its refusal if there is one.
 
-    events: tuple[Event, ...]
+    Events of a refused command count, too: `state` contains them.
+    """
+
+    state: State
+    events: tuple[Event, ...] = ()
     refusal: HetnodeError | None = None
 
 
@@ -51,8 +55,8 @@ def decide(state: State, command: Command, now: float) -> Outcome:
         _follow_up(transaction, command)
     except HetnodeError as refusal:
         # Strikes and divergences that a rule added before its refusal must not get lost.
-        return Outcome(tuple(transaction.events), refusal)
-    return Outcome(tuple(transaction.events))
+        return Outcome(transaction.state, tuple(transaction.events), refusal)
+    return Outcome(transaction.state, tuple(transaction.events))
 
 
 def _apply_rule(transaction: Transaction, command: Command) -> None:  # noqa: PLR0912

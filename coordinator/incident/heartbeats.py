@@ -36,10 +36,10 @@ class Heartbeats:
 
     def heard(self, state: State, now: float) -> State:
         """`state` with the signs of life up to `now` of all peers that are live."""
-        last_seen = dict(state.last_seen)
+        last_seen = state.last_seen
         for peer, known in state.peers.items():
             until = self._until.get(peer)
             at = min(now, until[0] if until else inf)
             if known.is_live and at > last_seen[peer].at:
-                last_seen[peer] = LastSeen(at, state.current_round, 0, True, (), self._kept)
+                last_seen = last_seen.set(peer, LastSeen(at, state.current_round, 0, True, (), self._kept))
         return replace(state, last_seen=last_seen)

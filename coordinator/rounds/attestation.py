@@ -8,6 +8,7 @@ from typing import TypeAlias
 from coordinator.membership.validation import bad_request, live_peer
 from coordinator.state.commands import Attest
 from coordinator.state.events import AnchorDiverged, DigestAttested
+from coordinator.state.persistent_map import PersistentMap
 from coordinator.state.state import KEPT_CHECKPOINTS, KEPT_ROUNDS, State
 from coordinator.state.transaction import Transaction
 from protocol.types import Member, Part, PeerId, StateRecord
@@ -66,9 +67,14 @@ def _is_unanimous(state: State, key: AnchorKey, expected: str) -> bool:
     return not state.diverged and set(state.digests[key].values()) == {expected}
 
 
+def _attested(state: State, key: AnchorKey) -> PersistentMap[PeerId, str]:
+    """The digests of one anchor by peer, the one attested first at the beginning."""
+    return state.digests.get(key, PersistentMap[PeerId, str]())
+
+
 def _is_known(state: State, peer: PeerId, key: AnchorKey, digest: str) -> bool:
     """Whether `peer` has attested this digest since it joined."""
-    if state.digests.get(key, {}).get(peer) != digest:
+    if _attested(state, key).get(peer) != digest:
         return False
     stage, round_number, part = key
     # Digests outlive a join, `synced` does not.
@@ -154,7 +160,7 @@ def record_of(state: State, stage: int, part: Part, round_number: int) -> StateR
     """The anchor after `round_number`, with the live peers that have attested it; None if its digest is
     not known for sure, because only one of several peers has attested it.
     """
-    digests = state.digests.get((stage, round_number, part), {})
+    digests = _attested(state, (stage, round_number, part))
     expected = expected_digest(state, stage, round_number, part)
     if expected is None:
         return None

@@ -12,6 +12,7 @@ from typing import assert_never
 
 from coordinator.state import apply_peers, apply_plans, apply_rounds, events
 from coordinator.state.events import Event
+from coordinator.state.persistent_map import PersistentMap
 from coordinator.state.state import Alarm, LastSeen, State
 from protocol.status import RunPhase
 from protocol.types import Pause
@@ -43,7 +44,7 @@ def _changed(state: State, event: Event) -> State:  # noqa: PLR0911, PLR0912
         case events.PeerSeen():
             # `last_seen` is the one part of the state that a restart loses.
             seen = LastSeen(event.at, event.round_number, event.inner_step, True, event.waits, event.kept)
-            return replace(state, last_seen={**state.last_seen, event.peer: seen})
+            return replace(state, last_seen=state.last_seen.set(event.peer, seen))
         case events.PeerMeasured():
             return apply_peers.measure(state, event)
         case events.PeerDraining():
@@ -111,7 +112,7 @@ def _change_run(state: State, event: events.RunEvent) -> State:  # noqa: PLR0911
 def _resume(state: State, at: float) -> State:
     """Nobody could answer during the pause, so neither phases nor silences contain it."""
     if state.is_held:
-        state = replace(state, began_at=at, answered={})
+        state = replace(state, began_at=at, answered=PersistentMap())
     # Who resumes a run has seen its alarm.
     alarm = None if state.alarm is None else replace(state.alarm, is_over=True)
     return replace(state, pause=None, silences={}, alarm=alarm)

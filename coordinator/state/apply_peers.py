@@ -36,12 +36,12 @@ def join(state: State, event: events.PeerJoined) -> State:
     return replace(
         state,
         arrivals=arrival,
-        peers={**state.peers, event.peer: peer},
-        last_seen={**state.last_seen, event.peer: LastSeen(event.at)},
-        estimates={**state.estimates, event.peer: Estimates(event.capacity)},
-        report_times={**state.report_times, event.peer: (0, event.at)},
-        reservations={peer: each for peer, each in state.reservations.items() if peer != event.peer},
-        synced={peer: rounds for peer, rounds in state.synced.items() if peer != event.peer},
+        peers=state.peers.set(event.peer, peer),
+        last_seen=state.last_seen.set(event.peer, LastSeen(event.at)),
+        estimates=state.estimates.set(event.peer, Estimates(event.capacity)),
+        report_times=state.report_times.set(event.peer, (0, event.at)),
+        reservations=state.reservations.without(event.peer),
+        synced=state.synced.without(event.peer),
         diverged=frozenset(found for found in state.diverged if found[0] != event.peer),
         failed_links=_without(state, event.peer),
     )
@@ -57,11 +57,9 @@ def change_role(state: State, event: events.RoleChanged) -> State:
         waits_since=state.current_round,
         role_changes=known.role_changes + has_started,
     )
-    synced = dict(state.synced)
-    if peer.policy.joins_pipelines:
-        # It builds its stages anew, so no plan may count on it before it attests them again.
-        synced.pop(event.peer, None)
-    return replace(state, peers={**state.peers, event.peer: peer}, synced=synced)
+    # A stage node builds its stages anew, so no plan may count on it before it attests them again.
+    synced = state.synced.without(event.peer) if peer.policy.joins_pipelines else state.synced
+    return replace(state, peers=state.peers.set(event.peer, peer), synced=synced)
 
 
 def change_connection(state: State, event: events.ConnectionEvent) -> State:
@@ -82,7 +80,7 @@ def change_connection(state: State, event: events.ConnectionEvent) -> State:
         ends: replace(link, is_moved=True) if event.peer in ends else link
         for ends, link in state.failed_links.items()
     }
-    state = replace(state, peers={**state.peers, event.peer: peer}, failed_links=failed_links)
+    state = replace(state, peers=state.peers.set(event.peer, peer), failed_links=failed_links)
     return _excuse_neighbours(state, event.peer)
 
 
@@ -109,21 +107,21 @@ def measure(state: State, event: events.PeerMeasured) -> State:
     reports, _ = state.report_times.get(event.peer, (0, 0.0))
     return replace(
         state,
-        estimates={**state.estimates, event.peer: event.estimates},
-        report_times={**state.report_times, event.peer: (reports + 1, event.at)},
+        estimates=state.estimates.set(event.peer, event.estimates),
+        report_times=state.report_times.set(event.peer, (reports + 1, event.at)),
     )
 
 
 def drain(state: State, peer: PeerId) -> State:
     draining = replace(state.peers[peer], lifecycle=Lifecycle.DRAINING)
-    return replace(state, peers={**state.peers, peer: draining})
+    return replace(state, peers=state.peers.set(peer, draining))
 
 
 def leave(state: State, peer: PeerId, finished: bool) -> State:
     """The peer is gone. It counts as a failure unless its work was done or it drained."""
     known = state.peers[peer]
     gone = replace(known, lifecycle=Lifecycle.GONE, finished=finished)
-    state = replace(state, peers={**state.peers, peer: gone})
+    state = replace(state, peers=state.peers.set(peer, gone))
     drained = known.lifecycle is Lifecycle.DRAINING
     if finished or (drained and _has_done_its_part(state, peer)):
         return state  # no replica has lost a member
@@ -176,11 +174,11 @@ def follow(state: State, peer: PeerId) -> State:
     if known.lifecycle is not Lifecycle.TRAINING:
         return state
     waiting = replace(known, lifecycle=Lifecycle.SYNCING, waits_since=state.current_round)
-    return replace(state, peers={**state.peers, peer: waiting})
+    return replace(state, peers=state.peers.set(peer, waiting))
 
 
 def rename(state: State, event: events.PeerNamed) -> State:
-    return replace(state, names={**state.names, event.peer: None if event.refused else event.name})
+    return replace(state, names=state.names.set(event.peer, None if event.refused else event.name))
 
 
 def change_ban(state: State, event: events.PeerBanned | events.PeerUnbanned) -> State:
@@ -206,7 +204,7 @@ def change_invitation(state: State, event: events.InviteEvent) -> State:
         case events.InviteUsed():
             former = state.invitations[event.invite]
             invitation = replace(former, peers=(*former.peers, event.peer))
-            state = replace(state, enrolled={**state.enrolled, event.peer: event.invite})
+            state = replace(state, enrolled=state.enrolled.set(event.peer, event.invite))
         case events.InviteRevoked():
             invitation = replace(state.invitations[event.invite], revoked=True)
     return replace(state, invitations={**state.invitations, event.invite: invitation})

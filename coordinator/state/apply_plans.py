@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import replace
 
+from coordinator.state.persistent_map import PersistentMap
 from coordinator.state.state import KEPT_ROUNDS, Assignment, Peer, State, peers_of
 from protocol.status import RunPhase
 from protocol.types import Lifecycle, PeerId, Plan, ReservedAssignment
@@ -12,11 +13,9 @@ from protocol.types import Lifecycle, PeerId, Plan, ReservedAssignment
 
 def reserve(state: State, reservation: ReservedAssignment) -> State:
     """`reservation` replaces the former one of its peer, and any other peer's for the same slot."""
-    others = {
-        peer: former
-        for peer, former in state.reservations.items()
-        if peer != reservation.peer and former.slot != reservation.slot
-    }
+    others = state.reservations.keep(
+        lambda peer, former: peer != reservation.peer and former.slot != reservation.slot
+    )
     former = state.reservations.get(reservation.peer)
     if former is not None and former.stages != reservation.stages:
         rounds = state.synced.get(reservation.peer, {})
@@ -27,13 +26,13 @@ def reserve(state: State, reservation: ReservedAssignment) -> State:
         state = replace(
             state,
             moved_at={**state.moved_at, reservation.peer: state.current_round},
-            synced={**state.synced, reservation.peer: kept},
+            synced=state.synced.set(reservation.peer, kept),
         )
     is_whole = len(reservation.stages) == state.stages
     layout = (reservation.stages,) if is_whole else state.layout(reservation.replica)
     return replace(
         state,
-        reservations={**others, reservation.peer: reservation},
+        reservations=others.set(reservation.peer, reservation),
         layouts={reservation.replica: layout, **state.layouts},  # an existing layout never changes
     )
 
@@ -62,7 +61,7 @@ def adopt(state: State, plan: Plan, at: float) -> State:
         plans=(*state.plans, plan),
         assigned_replicas=state.assigned_replicas | {replica.index for replica in plan.replicas},
         layouts={**state.layouts, **layouts},
-        phase_seconds={index: each for index, each in state.phase_seconds.items() if index in kept},
+        phase_seconds=state.phase_seconds.keep(lambda index, _: index in kept),
         rebalanced_at=plan.from_round if _is_rebalance(state, plan, assignments) else state.rebalanced_at,
         current_round=state.current_round or plan.from_round,
     )
@@ -70,7 +69,7 @@ def adopt(state: State, plan: Plan, at: float) -> State:
     if plan.from_round == round_number:
         # Offers of the former plan are void: its samples were divided among other replicas.
         rounds = {key: round_state for key, round_state in state.rounds.items() if key[1] != round_number}
-        state = replace(state, began_at=at, opened_at=None, answered={}, rounds=rounds)
+        state = replace(state, began_at=at, opened_at=None, answered=PersistentMap(), rounds=rounds)
         if state.pause is not None:  # a round that starts anew would be a new inner phase
             pause = replace(state.pause, from_round=min(round_number, state.pause.from_round))
             state = replace(state, pause=pause)
@@ -85,20 +84,22 @@ def adopt(state: State, plan: Plan, at: float) -> State:
     )
 
 
-def with_lifecycles(state: State, assigned: Set[PeerId], training: Set[PeerId]) -> dict[PeerId, Peer]:
+def with_lifecycles(
+    state: State, assigned: Set[PeerId], training: Set[PeerId]
+) -> PersistentMap[PeerId, Peer]:
     """All peers: those `assigned` get TRAINING, all others except those in `training` get SYNCING."""
-    peers = dict(state.peers)
+    changes = {}
     for each in state.peers.values():
         if each.is_staying and each.lifecycle is not Lifecycle.TRAINING and each.peer in assigned:
-            peers[each.peer] = replace(each, lifecycle=Lifecycle.TRAINING)
+            changes[each.peer] = replace(each, lifecycle=Lifecycle.TRAINING)
         elif each.is_staying and each.lifecycle is not Lifecycle.SYNCING and each.peer not in training:
-            peers[each.peer] = replace(each, lifecycle=Lifecycle.SYNCING, waits_since=state.current_round)
-    return peers
+            changes[each.peer] = replace(each, lifecycle=Lifecycle.SYNCING, waits_since=state.current_round)
+    return state.peers.update(changes)
 
 
 def _reservations_under(
     state: State, assignments: Mapping[PeerId, Assignment]
-) -> dict[PeerId, ReservedAssignment]:
+) -> PersistentMap[PeerId, ReservedAssignment]:
     """Reservations under a new plan: each assigned peer that stays gets its assignment reserved.
 
     A peer whose slot went to another peer becomes a spare, and gets a free slot with the same stages if there
@@ -126,7 +127,7 @@ def _reservations_under(
         if found is not None:
             free.remove(found)
             reservations[peer] = replace(found, peer=peer)
-    return reservations
+    return PersistentMap(reservations)
 
 
 def _is_rebalance(state: State, plan: Plan, assignments: Mapping[PeerId, Assignment]) -> bool:

@@ -9,6 +9,7 @@ from coordinator.state import events
 from coordinator.state.apply_peers import follow, mark_absent
 from coordinator.state.apply_plans import with_lifecycles
 from coordinator.state.lines import lines_of
+from coordinator.state.persistent_map import PersistentMap
 from coordinator.state.state import KEPT_DURATIONS, KEPT_PHASES, KEPT_ROUNDS, Contest, Round, Silence, State
 from protocol.types import Decision, ExchangeGroup, Finding, Part, PeerId
 
@@ -17,7 +18,7 @@ def offer(state: State, event: events.PayloadOffered) -> State:
     descriptor = event.descriptor
     key = (descriptor.stage, descriptor.round_number)
     round_state = state.round_of(*key)
-    offers = {**round_state.offers, descriptor.owner: descriptor}
+    offers = round_state.offers.set(descriptor.owner, descriptor)
     opened_at = event.at if state.opened_at is None else state.opened_at
     state = _answer(state, event.at, descriptor.round_number, descriptor.owner, descriptor.weight)
     assignment = state.assignment(descriptor.owner, descriptor.round_number)
@@ -61,8 +62,8 @@ def _answer(state: State, at: float, round_number: int, peer: PeerId, weight: fl
         phases = (*phases, seconds)[-KEPT_PHASES:]
     return replace(
         state,
-        answered={**state.answered, index: at},
-        phase_seconds={**state.phase_seconds, index: phases},
+        answered=state.answered.set(index, at),
+        phase_seconds=state.phase_seconds.set(index, phases),
     )
 
 
@@ -89,8 +90,8 @@ def report(state: State, event: events.HoldingsReported) -> State:
     # A restart within the exchange would measure the time that the coordinator was away.
     if round_state.group is not None and round_state.closed_at >= state.started_at:
         gathered_in = max(gathered_in, event.at - round_state.closed_at)
-    reports = {**round_state.reports, event.peer: owners_of(round_state, event)}
-    counts = {**round_state.report_counts, event.peer: round_state.report_counts.get(event.peer, 0) + 1}
+    reports = round_state.reports.set(event.peer, owners_of(round_state, event))
+    counts = round_state.report_counts.set(event.peer, round_state.report_counts.get(event.peer, 0) + 1)
     changed = replace(round_state, reports=reports, report_counts=counts, gathered_in=gathered_in)
     return _with_round(state, event, changed)
 
@@ -126,7 +127,7 @@ def decide(state: State, at: float, decision: Decision) -> State:
     round_number = decision.round_number
     state = replace(
         state,
-        decisions={**state.decisions, (decision.stage, round_number): decision},
+        decisions=state.decisions.set((decision.stage, round_number), decision),
         committed=state.committed + decision.committed,
         committed_at=at if decision.committed else state.committed_at,
         opened_at=at if state.opened_at is None else state.opened_at,
@@ -143,7 +144,7 @@ def decide(state: State, at: float, decision: Decision) -> State:
         began_at=at,
         round_durations=_durations(state, at),
         opened_at=None,
-        answered={},
+        answered=PersistentMap(),
         rounds={key: round_state for key, round_state in state.rounds.items() if key[1] >= oldest},
     )
     digests = {key: digests for key, digests in state.digests.items() if state.keeps_digests(key[1])}
@@ -196,18 +197,18 @@ def _forgive_failures(state: State, decision: Decision) -> State:
 def attest(state: State, event: events.DigestAttested) -> State:
     """The digest counts as right. If it is wrong, AnchorDiverged follows at once."""
     key = (event.stage, event.round_number, event.part)
-    digests = state.digests.get(key, {})
+    digests = state.digests.get(key, PersistentMap[PeerId, str]())
     if digests.get(event.peer, event.digest) != event.digest:
         # On a tie the digest attested first stands, so a peer that changes its digest moves to the end.
-        digests = {peer: digest for peer, digest in digests.items() if peer != event.peer}
+        digests = digests.without(event.peer)
         changes = state.digest_changes.get(key, {})
         changes = {**changes, event.peer: changes.get(event.peer, 0) + 1}
         state = replace(state, digest_changes={**state.digest_changes, key: changes})
-    state = replace(state, digests={**state.digests, key: {**digests, event.peer: event.digest}})
+    state = replace(state, digests={**state.digests, key: digests.set(event.peer, event.digest)})
     if event.part == Part.STAGE:
         rounds = state.synced.get(event.peer, {})
         newest = max(event.round_number, rounds.get(event.stage, 0))
-        state = replace(state, synced={**state.synced, event.peer: {**rounds, event.stage: newest}})
+        state = replace(state, synced=state.synced.set(event.peer, {**rounds, event.stage: newest}))
     if state.diverged:
         # A later anchor contains the earlier ones, so it also heals divergences of earlier rounds.
         found = (event.peer, event.stage, event.part)
@@ -225,5 +226,5 @@ def diverge(state: State, event: events.AnchorDiverged) -> State:
     rounds = state.synced.get(event.peer, {})
     # Every member needs the embedding, so a peer with a wrong one is in sync with no stage.
     still = {stage: n for stage, n in rounds.items() if event.part == Part.STAGE and stage != event.stage}
-    state = replace(state, diverged=state.diverged | {found}, synced={**state.synced, event.peer: still})
+    state = replace(state, diverged=state.diverged | {found}, synced=state.synced.set(event.peer, still))
     return follow(mark_absent(state, event.peer), event.peer)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from coordinator.state.invitation import Invitation
+from coordinator.state.persistent_map import PersistentMap
 from coordinator.state.text import stages_of
 from protocol.algorithm.retention import is_kept
 from protocol.roles import POLICIES, RolePolicy
@@ -208,13 +209,13 @@ class Round:
         contest: None unless the arbiter was asked for payloads.
     """
 
-    offers: Mapping[PeerId, PayloadDescriptor] = field(default_factory=dict)
+    offers: PersistentMap[PeerId, PayloadDescriptor] = field(default_factory=PersistentMap)
     withheld: frozenset[PeerId] = frozenset()
     group: ExchangeGroup | None = None
     members: frozenset[PeerId] = frozenset()
     closed_at: float = 0.0
-    reports: Mapping[PeerId, frozenset[PeerId]] = field(default_factory=dict)
-    report_counts: Mapping[PeerId, int] = field(default_factory=dict)
+    reports: PersistentMap[PeerId, frozenset[PeerId]] = field(default_factory=PersistentMap)
+    report_counts: PersistentMap[PeerId, int] = field(default_factory=PersistentMap)
     gathered_in: float = 0.0
     rejections: Mapping[PeerId, Mapping[PeerId, str]] = field(default_factory=dict)
     contest: Contest | None = None
@@ -281,16 +282,16 @@ class State:
     started_at: float = 0.0
     finished_at: float = 0.0
     arrivals: int = 0
-    peers: Mapping[PeerId, Peer] = field(default_factory=dict)
-    last_seen: Mapping[PeerId, LastSeen] = field(default_factory=dict, compare=False)
-    estimates: Mapping[PeerId, Estimates] = field(default_factory=dict)
-    report_times: Mapping[PeerId, tuple[int, float]] = field(default_factory=dict)
-    reservations: Mapping[PeerId, ReservedAssignment] = field(default_factory=dict)
+    peers: PersistentMap[PeerId, Peer] = field(default_factory=PersistentMap)
+    last_seen: PersistentMap[PeerId, LastSeen] = field(default_factory=PersistentMap, compare=False)
+    estimates: PersistentMap[PeerId, Estimates] = field(default_factory=PersistentMap)
+    report_times: PersistentMap[PeerId, tuple[int, float]] = field(default_factory=PersistentMap)
+    reservations: PersistentMap[PeerId, ReservedAssignment] = field(default_factory=PersistentMap)
     plans: tuple[Plan, ...] = ()
     assignments: Mapping[int, Mapping[PeerId, Assignment]] = field(default_factory=dict)
     assigned_replicas: frozenset[int] = frozenset()
     absent: Mapping[int, frozenset[PeerId]] = field(default_factory=dict)
-    synced: Mapping[PeerId, Mapping[int, int]] = field(default_factory=dict)
+    synced: PersistentMap[PeerId, Mapping[int, int]] = field(default_factory=PersistentMap)
     retreats: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     failures: Mapping[PeerId, tuple[int, int]] = field(default_factory=dict)
     failed_links: Mapping[tuple[PeerId, PeerId], FailedLink] = field(default_factory=dict)
@@ -301,22 +302,22 @@ class State:
     began_at: float = 0.0
     round_durations: tuple[float, ...] = ()
     opened_at: float | None = None
-    answered: Mapping[int, float] = field(default_factory=dict)
-    phase_seconds: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    answered: PersistentMap[int, float] = field(default_factory=PersistentMap)
+    phase_seconds: PersistentMap[int, tuple[float, ...]] = field(default_factory=PersistentMap)
     silences: Mapping[PeerId, Silence] = field(default_factory=dict)
     rounds: Mapping[tuple[int, int], Round] = field(default_factory=dict)
-    decisions: Mapping[tuple[int, int], Decision] = field(default_factory=dict)
+    decisions: PersistentMap[tuple[int, int], Decision] = field(default_factory=PersistentMap)
     strikes: Mapping[PeerId, tuple[int, ...]] = field(default_factory=dict)
     quarantined: frozenset[PeerId] = frozenset()
-    digests: Mapping[tuple[int, int, str], Mapping[PeerId, str]] = field(default_factory=dict)
+    digests: Mapping[tuple[int, int, str], PersistentMap[PeerId, str]] = field(default_factory=dict)
     digest_changes: Mapping[tuple[int, int, str], Mapping[PeerId, int]] = field(default_factory=dict)
     committed: int = 0
     committed_at: float = 0.0
     diverged: frozenset[tuple[PeerId, int, int, str]] = frozenset()
     invitations: Mapping[str, Invitation] = field(default_factory=dict)
-    enrolled: Mapping[PeerId, str] = field(default_factory=dict)
+    enrolled: PersistentMap[PeerId, str] = field(default_factory=PersistentMap)
     banned: Mapping[PeerId, str] = field(default_factory=dict)
-    names: Mapping[PeerId, str | None] = field(default_factory=dict)
+    names: PersistentMap[PeerId, str | None] = field(default_factory=PersistentMap)
     arbiter: PeerId | None = None
     own_uplinks: Mapping[str, float] = field(default_factory=dict)
     unfound: Mapping[PeerId, int] = field(default_factory=dict)

@@ -60,6 +60,10 @@ def tokens_after(state: State, rounds: Iterable[int]) -> dict[int, int]:
     counter, totals = CommittedTokens(), dict[int, int]()
     newest = counter.of(state)
     for round_number in rounds:
-        until = {key: each for key, each in state.decisions.items() if key[1] <= round_number}
-        totals[round_number] = newest - CommittedTokens().of(replace(state, decisions=until))
+        totals[round_number] = newest - CommittedTokens().of(_until(state, round_number))
     return totals
+
+
+def _until(state: State, round_number: int) -> State:
+    """`state` with the decisions up to `round_number`."""
+    return replace(state, decisions=state.decisions.keep(lambda key, _: key[1] <= round_number))

@@ -23,6 +23,7 @@ from coordinator.explain.log_index import LogIndex
 from coordinator.health.monitor import HealthMonitor
 from coordinator.history.receipts import Receipts
 from coordinator.membership.sources import MemberSources
+from coordinator.state.apply import apply
 from coordinator.state.commands import AppointArbiter, Command, Start, Tick
 from coordinator.state.events import Event
 from coordinator.state.state import State
@@ -94,7 +95,9 @@ class VirtualCoordinator:
         decide, injected = command_loop.decide, Tick()
 
         def decide_or_inject(state: State, command: Command, now: float) -> Outcome:
-            return Outcome((event,)) if command is injected else decide(state, command, now)
+            if command is injected:
+                return Outcome(apply(state, event), (event,))
+            return decide(state, command, now)
 
         with patch.object(command_loop, "decide", decide_or_inject):
             await self.command_loop.execute(injected)

@@ -11,6 +11,7 @@ from coordinator.placement.vacancies import Vacancies, reserve_assignments
 from coordinator.state.apply import apply
 from coordinator.state.commands import Attest, Ban, Leave, Start
 from coordinator.state.events import AssignmentReserved
+from coordinator.state.persistent_map import PersistentMap
 from coordinator.state.transaction import Transaction
 from coordinator.status.messages import peer_message
 from protocol.errors import ErrorCode
@@ -150,7 +151,7 @@ class TestReservations:
             endpoint, role = "h:1" if number % 3 else "", Role.STAGE if number % 5 else Role.REPLICA
             run.accept(peer.join(run.spec, role, endpoint, memory_bytes=10**6 * (1 + number % 4)))
         leave(run, C)
-        kept = {peer.peer: run.state.reservations[peer.peer] for peer in (A, B)}
+        kept = PersistentMap({peer.peer: run.state.reservations[peer.peer] for peer in (A, B)})
         layouts = {i: run.state.layouts[i] for i in (0, 1)}
         transaction = Transaction(replace(run.state, reservations=kept, layouts=layouts), run.now)
         one_by_one = transaction.state

@@ -32,6 +32,7 @@ PARTS = (
     "gathering",
     "overlap",
     "history",
+    "rules",
     "coordinator",
 )
 """Modules of this package with a function ``table(quick) -> Table``, which may raise NotHere."""

@@ -160,8 +160,11 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="print the functions that take most of it")
     arguments = parser.parse_args()
     if arguments.profile:
+        swarm = Swarm((arguments.peers or SHAPES)[0])
+        swarm.start()
+        swarm.play_round()
         profile = cProfile.Profile()
-        profile.runcall(measure, (arguments.peers or SHAPES)[0], 1)
+        profile.runcall(swarm.play_round)
         pstats.Stats(profile).sort_stats("tottime").print_stats(30)
         return
     print(machine())

@@ -64,7 +64,7 @@ def attest(transaction: Transaction, command: Attest) -> None:
 
 def _is_unanimous(state: State, key: AnchorKey, expected: str) -> bool:
     """Whether all peers attest the `expected` digest, and none of them has diverged: nearly always."""
-    return not state.diverged and set(state.digests[key].values()) == {expected}
+    return not state.diverged and state.digests[key].distinct() == {expected}
 
 
 def _attested(state: State, key: AnchorKey) -> PersistentMap[PeerId, str]:
@@ -105,7 +105,7 @@ def settled_digest(state: State, stage: int, round_number: int, part: str) -> st
     digests = state.digests.get((stage, round_number, part))
     if not digests:
         return None
-    if len(found := set(digests.values())) == 1:
+    if len(found := digests.distinct()) == 1:
         return next(iter(found))
     # On a tie, peers that diverged before have no vote: a late liar must not overturn a settled digest.
     sound = [d for peer, d in digests.items() if (peer, stage, round_number, part) not in state.diverged]

@@ -18,7 +18,9 @@ def record_holdings(transaction: Transaction, command: Report) -> None:
     sender, key = command.peer, (command.stage, command.round_number)
     round_state = transaction.state.round_of(*key)
     offers, before = round_state.offers, round_state.reports.get(sender)
-    owners = (before or frozenset()) | {d.owner for d in command.held if offers.get(d.owner) == d}
+    # Most are the very records of the group: two records are only compared where they are not one.
+    offered = {d.owner for d in command.held if (known := offers.get(d.owner)) is d or known == d}
+    owners = (before or frozenset()) | offered
     if owners == before or round_state.report_counts.get(sender, 0) >= MOST_REPORTS:
         return
     lacking = round_state.members - owners

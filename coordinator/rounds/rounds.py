@@ -8,7 +8,7 @@ Refusals are raised as HetnodeError. Events that a rule added before its refusal
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -33,6 +33,7 @@ from coordinator.rounds.arbitration import (
 from coordinator.rounds.attestation import note_divergence, settled_digest
 from coordinator.rounds.deadlines import closes_at, decide_seconds, gather_seconds
 from coordinator.rounds.holdings import record_holdings
+from coordinator.rounds.missing import all_have_answered, all_have_reported
 from coordinator.rounds.phases import check_not_early, earliest
 from coordinator.rounds.silence import remove_silent
 from coordinator.state import events
@@ -103,7 +104,7 @@ def offer(transaction: Transaction, command: Offer) -> None:
             f"{descriptor.anchor_digest}, that of the others is {expected}.",
             "Its replica must load the anchor of the others before it can contribute again.",
         )
-    advance(transaction, stage)
+    advance(transaction, stage, in_time=True)
 
 
 def withhold(transaction: Transaction, command: Await) -> None:
@@ -128,7 +129,7 @@ def withhold(transaction: Transaction, command: Await) -> None:
     is_current_plan = command.withheld == state.plan_for(round_number).epoch
     if hosts_stage and is_current_plan and state.takes_part(sender, round_number):
         transaction.add(events.PayloadWithheld(transaction.now, stage, round_number, sender))
-        advance(transaction, stage)
+        advance(transaction, stage, in_time=True)
 
 
 def report(transaction: Transaction, command: Report) -> None:
@@ -152,7 +153,9 @@ def report(transaction: Transaction, command: Report) -> None:
     if len({descriptor.owner for descriptor in held}) != len(held):
         raise bad_request(f"{sender} reports two payloads of one owner")
     # All checks come before all changes: a refused report must not leave half of its payloads behind.
-    unseen = [each for each in held if round_state.offers.get(each.owner) != each]
+    offers = round_state.offers
+    # Most are the very records of the group: two records are only compared where they are not one.
+    unseen = [d for d in held if (known := offers.get(d.owner)) is not d and known != d]
     for descriptor in unseen:
         if (descriptor.stage, descriptor.round_number) != (stage, round_number):
             raise bad_request(f"{sender} reports a payload of another stage or round")
@@ -175,8 +178,12 @@ def report(transaction: Transaction, command: Report) -> None:
     advance(transaction, stage)
 
 
-def advance(transaction: Transaction, stage: int) -> None:
-    """Close the group and decide the current round of `stage`, if each of these is due at `now`."""
+def advance(transaction: Transaction, stage: int, in_time: bool = False) -> None:
+    """Close the group and decide the current round of `stage`, if each of these is due at `now`.
+
+    `in_time`: the deadline of the group is left to the next tick. All replicas set it, and there are as many
+    offers as replicas.
+    """
     state = transaction.state
     round_number = state.current_round
     is_decided = (stage, round_number) in state.decisions
@@ -184,14 +191,15 @@ def advance(transaction: Transaction, stage: int) -> None:
         return
     round_state = state.round_of(stage, round_number)
     if round_state.group is None:
-        all_have_answered, closes = _all_have_answered(state, stage, round_number), closes_at(state)
+        is_complete = all_have_answered(state, stage, round_number)
         # Before an offer at any stage there is no deadline: an inner phase may take any time.
-        if not all_have_answered and (closes is None or transaction.now < closes):
+        closes = None if is_complete or in_time else closes_at(state)
+        if not is_complete and (closes is None or transaction.now < closes):
             return
         if not round_state.offers:
             # Other stages have payloads, and the next round needs a decision of every stage.
             late = "no peer offered a payload before the round closed"
-            why = "no replica had a payload to offer" if all_have_answered else late
+            why = "no replica had a payload to offer" if is_complete else late
             conclude(transaction, stage, (), why)
             return
         _close_group(transaction, stage, round_number)
@@ -200,7 +208,7 @@ def advance(transaction: Transaction, stage: int) -> None:
     # After a restart the peers get the whole time again: they could not report in between.
     waits_since = max(round_state.closed_at, transaction.state.started_at)
     is_late = transaction.now - waits_since >= decide_seconds(state.spec, round_state.group)
-    is_due = is_late or next(_missing_reports(transaction.state, round_state), None) is None
+    is_due = is_late or all_have_reported(transaction.state, round_state)
     if is_due and not awaits_arbiter(transaction, stage, round_state, round_state.group):
         _decide(transaction, stage, round_state, round_state.group)
 
@@ -237,39 +245,6 @@ def resume(transaction: Transaction) -> None:
         transaction.add(events.PlanAdopted(transaction.now, replace(successor, reason=reason)))
     else:
         complete_a_pipeline(transaction)
-
-
-def missing_offers(state: State, stage: int, round_number: int) -> list[str]:
-    """Names of the complete replicas that have neither offered nor withheld a payload yet."""
-    round_state = state.round_of(stage, round_number)
-    answered = {*round_state.offers, *round_state.withheld}
-    replicas = state.complete_replicas(round_number)
-    return [replica.name for replica in replicas if replica.host_of(stage).peer not in answered]
-
-
-def missing_reports(state: State, round_state: Round) -> list[PeerId]:
-    """The members of the group that have not reported yet, and that are live and still take part."""
-    return list(_missing_reports(state, round_state))
-
-
-def _missing_reports(state: State, round_state: Round) -> Iterator[PeerId]:
-    members = round_state.group.descriptors if round_state.group else ()
-    unreported = (d for d in members if d.owner not in round_state.reports)
-    return (
-        d.owner
-        for d in unreported
-        if state.takes_part(d.owner, d.round_number) and state.peers[d.owner].is_live
-    )
-
-
-def _all_have_answered(state: State, stage: int, round_number: int) -> bool:
-    """Whether each complete replica has offered or withheld a payload of `stage`, and at least one has."""
-    round_state, plan = state.round_of(stage, round_number), state.plan_for(round_number)
-    # A cheap check first: this runs for each offer, and the other check visits all replicas.
-    answers = len(round_state.offers) + len(round_state.withheld)
-    without = len(state.absent.get(plan.epoch, ())) + len(state.failed_links)
-    enough = answers > 0 and answers + without >= len(plan.replicas)
-    return enough and not missing_offers(state, stage, round_number)
 
 
 def _decide(transaction: Transaction, stage: int, round_state: Round, group: ExchangeGroup) -> None:

@@ -10,7 +10,8 @@ from coordinator.placement.links import no_exchange, unreached_hosts
 from coordinator.placement.replan import obstacles
 from coordinator.placement.vacancies import is_spare
 from coordinator.rounds.attestation import unattested, unconfirmed
-from coordinator.rounds.rounds import is_stalled, missing_offers, missing_reports
+from coordinator.rounds.missing import missing_offers, missing_reports
+from coordinator.rounds.rounds import is_stalled
 from coordinator.state import events
 from coordinator.state.events import Event
 from coordinator.state.state import Alarm, State

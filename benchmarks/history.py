@@ -23,7 +23,8 @@ from benchmarks import history_pages
 from benchmarks.history_copies import Block, multiply
 from benchmarks.history_events import LOSS_EVERY, STAGES, peer_id, spec_of, story
 from benchmarks.tables import Table, machine
-from coordinator.history.records import CreditOrder, Page
+from coordinator.history.peer_records import CreditOrder
+from coordinator.history.records import Page
 from coordinator.history.row_builder import RowBuilder
 from coordinator.history.rows import milliseconds
 from coordinator.storage.history import SqliteHistory

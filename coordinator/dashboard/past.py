@@ -9,8 +9,9 @@ from typing import Any
 
 from coordinator.dashboard.run_record import Record, finite
 from coordinator.dashboard.text import shown
+from coordinator.history.peer_records import CreditOrder
 from coordinator.history.queries import History
-from coordinator.history.records import CreditOrder, LossPoint, Page
+from coordinator.history.records import LossPoint, Page
 from coordinator.state.state import State
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import PeerId

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from coordinator.history.peer_records import CreditOrder, Credits, PeerDetail, PeerPage
 from coordinator.history.records import (
-    CreditOrder,
-    Credits,
     LossPoint,
     MemberFigures,
     Page,
-    PeerDetail,
-    PeerPage,
     PlanDetail,
     PlanSummary,
     ReplicaSummary,

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from coordinator.history.peer_records import CreditOrder, Credits, PeerDetail, PeerPage
 from coordinator.history.queries import FIRST_PAGE
 from coordinator.history.records import (
-    CreditOrder,
-    Credits,
     LossPoint,
     MemberFigures,
     Page,
-    PeerDetail,
-    PeerPage,
     PlanDetail,
     PlanSummary,
     ReplicaSummary,

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import sqlite3
 
-from coordinator.history.records import (
+from coordinator.history.peer_records import (
     Credit,
     CreditOrder,
     Credits,
     EstimatePoint,
-    Page,
     PeerChange,
     PeerDetail,
     PeerPage,
     PeerSummary,
     Session,
 )
+from coordinator.history.records import Page
 from coordinator.storage.history_reading import Row, optional_seconds, part, seconds, within
 from coordinator.storage.history_rounds import contributions
 from coordinator.storage.history_runs import members

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from coordinator.history.records import CreditOrder, Page
+from coordinator.history.peer_records import CreditOrder
+from coordinator.history.records import Page
 from node.cli import known_runs
 from node.cli.options import option
 from protocol.errors import ErrorCode, HetnodeError

@@ -13,16 +13,9 @@ import pytest
 
 from coordinator.dashboard.past import MOST_LOSS_REPLICAS, Past, plain
 from coordinator.dashboard.queries import Queries
+from coordinator.history.peer_records import CreditOrder
 from coordinator.history.queries import History
-from coordinator.history.records import (
-    CreditOrder,
-    LossPoint,
-    Outcome,
-    Page,
-    ReplicaSummary,
-    StageSummary,
-    Traffic,
-)
+from coordinator.history.records import LossPoint, Outcome, Page, ReplicaSummary, StageSummary, Traffic
 from coordinator.state.state import State
 from protocol.errors import ErrorCode, HetnodeError
 from tests.builders import spec_of

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.history.records import CreditOrder, Outcome, Page, Standing
+from coordinator.history.peer_records import CreditOrder
+from coordinator.history.records import Outcome, Page, Standing
 from coordinator.state.commands import Await, Report, Tick
 from coordinator.storage.history import SqliteHistory
 from protocol.errors import ErrorCode, HetnodeError

@@ -19,7 +19,7 @@ MOST_LEADERS = 1000
 
 @dataclass(frozen=True)
 class Earned:
-    """What one peer has earned; see :class:`coordinator.history.peer_records.Credit`. Nothing that it measured."""
+    """What one peer has earned, as in :class:`coordinator.history.peer_records.Credit`; nothing measured."""
 
     stage_tokens: int = 0
     stage_rounds: int = 0

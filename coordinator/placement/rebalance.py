@@ -17,7 +17,7 @@ from coordinator.placement.eligibility import fits, is_synced, may_be_neighbours
 from coordinator.placement.links import fit_k, member_of
 from coordinator.placement.member_exchange import MemberExchange
 from coordinator.placement.relays import survey_of
-from coordinator.placement.shares import delivered_weights, is_whole, share_limits, share_out
+from coordinator.placement.shares import delivered_weights, share_limits, share_out
 from coordinator.state.state import State, peers_of
 from coordinator.state.text import listed
 from protocol.types import Member, PeerId, Replica
@@ -56,7 +56,7 @@ class Rebalance:
         result, widths = fit_k(spec, self._survey, result, running, self._from_round)
         # Shares are chosen last: they depend on the members and on k.
         are_changed = [*map(peers_of, result)] != [*map(peers_of, state.plans[-1].replicas)]
-        if are_changed or may_change or not is_whole(spec, result):
+        if are_changed or may_change:
             seconds = [self._microbatch_seconds(replica) for replica in result]
             limits = share_limits(state, result, self._delivered)
             result, shares = share_out(spec, result, seconds, limits, are_changed)

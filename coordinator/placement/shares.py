@@ -89,8 +89,7 @@ def batch_in_time(spec: RunSpec, seconds: Sequence[float], limits: Sequence[int]
         in_time = len(seconds) * max(1, floor(min(step / max(seconds), whole)))
     if in_time >= whole:
         return whole
-    may_stay = len(seconds) <= present <= whole and abs(present - in_time) <= grouping.margin * present
-    return present if may_stay else in_time
+    return present if abs(present - in_time) <= grouping.margin * present else in_time
 
 
 def is_whole(spec: RunSpec, replicas: Sequence[Replica]) -> bool:

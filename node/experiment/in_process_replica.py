@@ -77,10 +77,9 @@ class LocalReplica:
     def host_of(self, stage: int) -> Trainer:
         return self.members[self._replica.members.index(self._replica.host_of(stage))]
 
-    def begin_round(self, round_number: int, samples: range, rate_factor: float = 1.0) -> None:
-        """As Trainer.begin_round, on all members."""
+    def begin_round(self, round_number: int, samples: range) -> None:
         for member in self.members:
-            member.begin_round(round_number, samples, rate_factor)
+            member.begin_round(round_number, samples)
 
     def train(self, steps: range) -> None:
         """Take these inner steps (0-based in their round), each with all its microbatches."""

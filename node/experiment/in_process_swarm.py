@@ -27,7 +27,6 @@ from node.experiment.variation import UNVARIED, Variation, VariationRunner, plan
 from node.ipc.worker_calls import InnerResult
 from node.optimizer.outer_stage import CommittedState, WeightedPayload
 from node.worker.compute import Compute
-from protocol.algorithm.batch import learning_rate_factor
 from protocol.algorithm.sampling import sample_range
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
@@ -268,7 +267,7 @@ class LocalSwarm:
         plan, spec = self._plan_for(round_number), self.spec
         if position < len(plan.replicas):
             samples = sample_range(plan, spec, round_number, plan.replicas[position].index)
-            replica.begin_round(round_number, samples, learning_rate_factor(spec, plan.replicas))
+            replica.begin_round(round_number, samples)
 
     def _plan_for(self, round_number: int) -> Plan:
         """The plan in which a round is trained. Its replicas are the first of all."""

@@ -27,6 +27,7 @@ from tests.support.coordinator_run import (
     attest,
     latest_reason,
     leave,
+    measure,
     play_round,
     play_rounds,
     started_and_attested,
@@ -144,6 +145,35 @@ class TestChurn:
         weight = 24 / run.spec.inner.microbatches
         assert all(sum(each.weight for each in plan.replicas) == weight for plan in run.state.plans)
         assert "every replica takes 8 of the 24 microbatches of a step" in latest_reason(run)
+
+    def test_the_last_replica_takes_the_whole_batch_at_once(self) -> None:
+        run = constant(48, 4)
+        for peer in (A, B, C, D):
+            measure(run, peer, microbatch_seconds=1.0)
+        play_rounds(run, 2)
+        for peer in (B, C, D):
+            leave(run, peer)
+        play_rounds(run, 2)
+        assert shares(run) == [24]
+
+    def test_a_newcomer_that_claims_to_be_fast_takes_an_equal_share_at_most(self) -> None:
+        run = constant(48, 2)
+        for peer in (A, B):
+            measure(run, peer, 1e6)
+        play_rounds(run, 2)
+        run.accept(C.join(run.spec))
+        measure(run, C, 1e12)
+        attest(run, C)
+        play_round(run)
+        assert shares(run) == [8, 8, 8]
+
+    def test_the_batch_of_other_replicas_is_no_reason_to_keep_it(self) -> None:
+        more = {"grouping.global_batch": 64, "grouping.longest_phase": 20.0, "inner.steps": 1}
+        spec = resolve("nano", overrides={"grouping.batch": "constant", **more})
+        present = with_shares(spec, [Replica(0, (), ()), Replica(1, (), ())], [16, 6])
+        kept, _ = share_out(spec, present, [1.0, 20.0], [32, 32], are_changed=False)
+        changed, _ = share_out(spec, present, [1.0, 20.0], [32, 32], are_changed=True)
+        assert [sum(map(spec.microbatches_of, each)) for each in (kept, changed)] == [22, 21]
 
     def test_a_smaller_batch_is_told_with_its_learning_rate(self) -> None:
         spec = resolve(

@@ -44,3 +44,16 @@ async def test_helpers_have_a_multiple_of_the_schedule_or_half_of_the_time(
     assert helpers.to_ask(BOB) == [LIAR]
     assert seconds - 5 < helpers.seconds_left <= seconds
     assert helpers.seconds_to_finish == pytest.approx(1.5 * seconds, abs=5)
+
+
+async def test_a_helper_that_failed_is_asked_for_nothing_more() -> None:
+    strong, home = MemberLine(10**9, 10**9, True), MemberLine(10**6, 10**7, True)
+    lines = {LIAR: strong, OTHER: strong, ALICE: home, BOB: home, CAROL: home}
+    failures = HelpFailures()
+    helpers = Helpers(ALICE, "group", lines, 1000, 10**6, failures)
+    first, second, *_ = helpers.to_supply()
+    helpers.give_up(first)
+    assert not helpers.is_usable(first)
+    assert helpers.is_usable(second)
+    failures.note(1, [(first, ALICE)])
+    assert helpers.to_supply() == [second], "it does not get the payload first in the next rounds"

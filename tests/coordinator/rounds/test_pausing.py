@@ -86,6 +86,15 @@ def test_a_pause_that_ends_before_the_open_round_holds_nothing(run: Run) -> None
     assert run.state.current_round == 5
 
 
+def test_the_open_round_keeps_its_plan_when_a_pause_ends_before_it(run: Run) -> None:
+    run.accept(PAUSE)
+    run.accept(D.join(run.spec))
+    attest(run, D)
+    assert [type(event) for event in run.accept(ResumeRun())] == [RunResumed]
+    play_round(run)
+    assert len(members_by_replica(run)) == 4, "the next round has the newcomer"
+
+
 def test_a_run_that_is_paused_before_it_starts_makes_its_plan_and_waits() -> None:
     spec = spec_of(2, 2)
     run = Run(spec)

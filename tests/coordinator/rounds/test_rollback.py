@@ -174,6 +174,34 @@ def test_the_last_round_may_be_a_rollback_and_a_finished_run_has_none() -> None:
     run.refuse(RollBack(0, ""), ErrorCode.BAD_REQUEST)
 
 
+def test_the_last_round_cannot_be_a_rollback_once_a_stage_has_decided_it() -> None:
+    run = started_and_attested(3, rounds=2, recovery__checkpoint_every=1)
+    attest_embedding(run, 0)
+    play_rounds(run)
+    payloads = tuple(peer.payload(run.spec, 0, 2) for peer in PEERS)
+    for payload, peer in zip(payloads, PEERS, strict=True):
+        run.accept(Offer(peer.peer, payload))
+    for peer in PEERS:
+        run.accept(Report(peer.peer, 0, 2, payloads))
+    refusal = run.refuse(RollBack(0, ""), ErrorCode.NO_ROLLBACK)
+    assert refusal.cause == "The last round of 2 is half decided."
+    assert run.state.pause is None
+
+
+def test_rounds_without_checkpoints_are_listed_only_if_they_were_rollbacks() -> None:
+    run = started_and_attested(3, rounds=12, recovery__checkpoint_every=2)
+    attest_embedding(run, 0)
+    for number in range(1, 5):
+        play_round(run)
+        attest_embedding(run, number)
+    keep(run, 2)
+    run.accept(RollBack(2, ""))
+    for peer in PEERS:
+        for stage in range(STAGES):
+            run.accept(Attest(peer.peer, stage, 5, "stage", anchor_of(stage, 2)))
+    assert [each.round_number for each in restorable_rounds(run.state)] == [5, 4, 2, 0]
+
+
 def test_explanations_and_pages_say_so(run: Run) -> None:
     run.accept(RollBack(2, "the loss has risen"))
     ask = Asked(run.state, run.events, run.now)

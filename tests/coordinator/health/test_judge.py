@@ -132,6 +132,8 @@ def test_norms_and_error_feedback_that_jump_are_findings() -> None:
     rounds = [replace(each, error_shares=(0.3,) * 4) for each in healthy(12)]
     rounds[-1] = replace(rounds[-1], error_shares=(0.9,) * 4)
     assert [each.sign for each in judge(rounds).findings] == [Sign.ERROR_FEEDBACK]
+    rounds[-1] = replace(rounds[-1], error_shares=(0.45,) * 4)
+    assert judge(rounds).findings == (), "a small step, although none came before it"
 
 
 def test_norms_that_fall_are_a_finding_and_no_alarm() -> None:
@@ -163,6 +165,7 @@ def test_the_norm_of_one_of_two_payloads_raises_no_alarm(others: list[PeerId]) -
     found = judged([*of_two(rounds[:11], PEERS[:2]), *of_two(rounds[11:], [PEERS[0], *others])])
     assert not any(each.alarm for each in found)
     assert found[-1].findings, "it is a finding"
+    assert not any(each.peers for each in found[-1].findings), "one of two may be right"
 
 
 RECORDED = [4.812, 4.806, 4.815, 4.809, 4.803, 4.818, 4.811, 4.807, 4.813, 4.81]

@@ -51,6 +51,7 @@ def test_credit_only_grows(run: Run) -> None:
         now = (earned.stage_tokens, earned.stage_rounds, earned.payload_bytes)
         assert all(a <= b for a, b in zip(former, now, strict=True))
         former = now
+    assert (earned.first_round, earned.last_round) == (1, 3)
     full = run.spec.samples_per_round() * run.spec.model.context
     # Two stages each round, and three quarters of the second round.
     assert ledger.of(keyed(0).peer).stage_tokens == 2 * (full + round(0.75 * full) + full)

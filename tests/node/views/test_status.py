@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from node.views.status import as_of_note, progress_line, replica_table, status_view
+from node.views.status import as_of_note, batch_part, progress_line, replica_table, status_view
 from node.views.text import bar, count, duration, megabits
 from node.views.watch import sparkline
+from protocol.spec.resolve import resolve
 from protocol.status import Measurement, RunPhase, Wait
 from protocol.types import (
     Capacity,
@@ -218,3 +219,19 @@ def test_a_line_of_losses_fits_its_width() -> None:
     assert sparkline([3.0, math.nan, 1.0, math.inf, 2.0], 10) == "█▁▅"
     assert sparkline([float(i // 10) for i in range(80)], 8) == "▁▂▃▄▅▆▇█"
     assert len(sparkline([1.0, 2.0] * 5000, 33)) == 33
+
+
+@pytest.mark.parametrize(
+    ("shares", "more", "expected"),
+    [
+        ([0, 0], {}, "batch 16"),
+        ([6, 6], {"global_batch": 24}, "batch 24 of 24"),
+        ([3, 3], {"global_batch": 24}, "batch 12 of 24 (learning rate x 0.71)"),
+        ([1] * 13, {"global_batch": 24}, "batch 26 of 24"),
+    ],
+)
+def test_the_batch_of_the_swarm(shares: list[int], more: dict[str, Any], expected: str) -> None:
+    constant = {f"grouping.{name}": value for name, value in {"batch": "constant", **more}.items()}
+    overrides = {"inner.microbatches": 4, "inner.microbatch_size": 2, **(constant if more else {})}
+    replicas = [Replica(index, (), (), microbatches=share) for index, share in enumerate(shares)]
+    assert batch_part(resolve("nano", overrides=overrides), replicas) == expected

@@ -17,7 +17,8 @@ from node.checkpoint.node_checkpoint import Restored
 from node.checkpoint.private_state import StageState
 from node.data.stream import SampleStream
 from node.ipc.worker_calls import InnerResult, Message
-from node.optimizer.outer_stage import CommittedState, WeightedPayload
+from node.optimizer.outcome import Outcome
+from node.optimizer.outer_stage import CommittedState
 from node.optimizer.outer_state import embedding_of
 from node.worker.compute import Compute
 from node.worker.factories import TrainerFactories
@@ -113,18 +114,17 @@ class LocalReplica:
         offered = {stage: member.outer.propose(stage) for member in self.members for stage in member.stages}
         return {stage: payload for stage, payload in offered.items() if payload is not None}
 
-    def settle(
-        self, round_number: int, outcomes: Sequence[tuple[Sequence[WeightedPayload], bool]]
-    ) -> list[str]:
+    def settle(self, round_number: int, outcomes: Sequence[tuple[Outcome, bool]]) -> list[str]:
         """Apply the outcome of `round_number` to all stages.
 
-        `outcomes` has for each stage the accepted payloads in order, and whether ours is one of them. A stage
-        without payloads is aborted. Returns the digests of the committed stages.
+        `outcomes` has for each stage the accepted payloads in order, or the result of the reducers, and
+        whether our payload counts in it. A stage without payloads is aborted. Returns the digests of the
+        committed stages.
         """
         digests = []
-        for stage, (payloads, mine_included) in enumerate(outcomes):
-            if payloads:
-                digests.append(self.host_of(stage).commit(stage, round_number, payloads, mine_included))
+        for stage, (outcome, mine_included) in enumerate(outcomes):
+            if outcome:
+                digests.append(self.host_of(stage).commit(stage, round_number, outcome, mine_included))
             else:
                 self.host_of(stage).outer.abort(stage, round_number)
         # Every member without stage 0 keeps a copy of the embedding and must get the same update.

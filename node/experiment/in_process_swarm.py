@@ -22,10 +22,12 @@ from node.data.stream import SampleStream, open_stream
 from node.experiment import swarm_checkpoint
 from node.experiment.in_process_replica import LocalReplica, average_gradients, plan_of
 from node.experiment.offload import ReplicaOffload
+from node.experiment.reduction import LocalReduction
 from node.experiment.swarm_checkpoint import Progress, SavedPhase
 from node.experiment.variation import UNVARIED, Variation, VariationRunner, plans_of, varied
 from node.ipc.worker_calls import InnerResult
-from node.optimizer.outer_stage import CommittedState, WeightedPayload
+from node.optimizer.outcome import Outcome, WeightedPayload
+from node.optimizer.outer_stage import CommittedState
 from node.worker.compute import Compute
 from protocol.algorithm.sampling import sample_range
 from protocol.errors import ErrorCode, HetnodeError
@@ -101,6 +103,7 @@ class LocalSwarm:
         replicas: in the order of the plan. If not all are resident, finish with one before taking the next.
         position: number of finished rounds.
         steering: applies the variation.
+        reduction: the reducers, if the exchange is "reduced".
     """
 
     def __init__(
@@ -137,6 +140,9 @@ class LocalSwarm:
             )
         self.replicas = ReplicaOffload(len(planned), build, ready, parked)
         self.steering.connect(0, self.replicas)
+        self.reduction: LocalReduction | None = None
+        if spec.outer.exchange == "reduced":
+            self.reduction = LocalReduction(spec, len(planned), variation.reducer_leaves_every)
         self._phases: tuple[_Phase, ...] | None = None
         self._link_bytes = 0
         self._begin_round(1)
@@ -203,6 +209,8 @@ class LocalSwarm:
         stages = range(self.spec.swarm.stages)
         anchors = {stage: held.host_of(stage).outer[stage].committed for stage in stages}
         steering = self.steering.state_dict()
+        if self.reduction is not None:
+            steering |= self.reduction.state_dict()
         swarm_checkpoint.write(
             folder, self.spec, self._terms, self.position, self._link_bytes, steering, anchors, replicas()
         )
@@ -225,6 +233,8 @@ class LocalSwarm:
         self._initial.clear()
         self.position, self._link_bytes = found.position, found.link_bytes
         self.steering.load_state_dict(found.steering)
+        if self.reduction is not None:
+            self.reduction.load_state_dict(found.steering)
         self.steering.connect(found.position, self.replicas)
         if found.position < self.spec.rounds:
             self._trained = self._open_round(found.position + 1)
@@ -348,11 +358,22 @@ class LocalSwarm:
         self._initial.clear()  # all replicas exist, so the initial anchor can be freed
         digests: list[list[str]] = []
         shared: dict[int, CommittedState] = {}
+        committed = [self._reduced(stage, outcome) for stage, outcome in enumerate(outcomes)]
 
         def settle(position: int, replica: LocalReplica) -> None:
-            own = [(outcome.payloads, position in outcome.owners) for outcome in outcomes]
+            own = [
+                (each, position in outcome.owners) for each, outcome in zip(committed, outcomes, strict=True)
+            ]
             digests.append(replica.settle(round_number, own))
             assert digests[-1] == digests[0], f"anchors differ after round {round_number}"
             replica.share_committed(shared)
 
         self.replicas.each(settle)
+        if self.reduction is not None:
+            self.reduction.after_round(round_number)
+
+    def _reduced(self, stage: int, outcome: _Outcome) -> Outcome:
+        """What the replicas apply to `stage`; no payloads for an aborted round."""
+        if self.reduction is None or not outcome.payloads:
+            return outcome.payloads
+        return self.reduction.reduce(stage, outcome.payloads)

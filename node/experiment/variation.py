@@ -70,6 +70,13 @@ class Variation(BaseModel):
         (), description="(round, n): only the first n replicas train from that round on; from round 1 on"
     )
 
+    reducer_leaves_every: int = Field(
+        0,
+        ge=0,
+        description="rounds after which a reducer leaves, in turn, and is replaced without its residual; for "
+        "outer.exchange 'reduced'",
+    )
+
     @property
     def changes(self) -> dict[str, Any]:
         """The fields that differ from their defaults, as JSON."""
@@ -143,6 +150,8 @@ def check(spec: RunSpec, variation: Variation) -> None:
         raise ValueError(f"replicas_by_round has more than the {replicas} replicas of the specification")
     if variation.replicas_by_round and spec.outer.overlap:
         raise ValueError("replicas_by_round needs rounds without overlap")
+    if variation.reducer_leaves_every and spec.outer.exchange != "reduced":
+        raise ValueError("reducer_leaves_every needs reducers, and outer.exchange is 'gathered'")
     for _, k in variation.k_by_round:
         if k > spec.model.width:
             raise ValueError(f"k_by_round has k {k}, which exceeds model.width {spec.model.width}")

@@ -2,6 +2,8 @@
 
 The worker does the calls strictly in the order in which they are queued, and keeps the model between them.
 The methods of :class:`node.worker.worker.Worker` say what each call does.
+
+One file because it is the whole interface of one process.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from pathlib import Path
 
 from node.ipc.typed_calls import Request
 from protocol.algorithm.comparison import Agreement, Comparison
+from protocol.algorithm.reduction import PartRange
 from protocol.spec.run import RunSpec
 from protocol.types import Part, StageRange, TensorHeader
 
@@ -327,6 +330,25 @@ class CommitEmbedding(Request[str]):
     round_number: int
     payloads: tuple[bytes, ...]
     weights: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class CommitReduced(Request[CommitResult]):
+    """As Commit, with the result of the reducers: see ReducedResult in node.optimizer.outcome."""
+
+    stage: int
+    round_number: int
+    result: bytes
+    mine_included: bool
+    missing: tuple[PartRange, ...] = ()
+
+
+@dataclass(frozen=True)
+class CommitReducedEmbedding(Request[str]):
+    """As CommitEmbedding, with the result of stage 0."""
+
+    round_number: int
+    result: bytes
 
 
 @dataclass(frozen=True)

@@ -19,22 +19,20 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
-from node.model.shapes import EMBEDDING, parameter_shapes
+from node.model.shapes import parameter_shapes
 from node.model.transfer import copy_into, to_device
+from node.optimizer.outcome import Outcome, ReducedResult, contents_of, left_out
 from node.ranks.ownership import Ownership
 from node.ranks.remote_tensors import SharedTensor, with_all
 from protocol.algorithm.agreement import AgreementMeter
-from protocol.algorithm.clipping import clipping_scales, outliers, payload_norm
+from protocol.algorithm.clipping import SentTensor, outliers, payload_norm
 from protocol.algorithm.comparison import Agreement, Comparison
 from protocol.algorithm.outer_optimizer import committed_shapes, initial_state, outer_optimizer
 from protocol.algorithm.outer_step import anchor_digest, apply_update
-from protocol.algorithm.topk import SparseTensor, sparsify_blocks
+from protocol.algorithm.topk import sparsify_blocks
 from protocol.errors import HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.wire.payload_codec import PayloadLayout, decode, encode_tensor, join
-
-WeightedPayload = tuple[bytes, float]
-"""The bytes of a payload, and the weight of the replica that sent it."""
 
 
 class Proposal(TypedDict):
@@ -239,18 +237,16 @@ class OuterStage:
         return problems
 
     @torch.no_grad()
-    def commit(
-        self, payloads: Sequence[WeightedPayload], mine_included: bool, local: Mapping[str, Tensor]
-    ) -> None:
-        """Apply exactly these payloads to the anchor (eq. 2) and update the local parameters in place.
+    def commit(self, outcome: Outcome, mine_included: bool, local: Mapping[str, Tensor]) -> None:
+        """Apply exactly this outcome to the anchor (eq. 2) and update the local parameters in place.
 
         Args:
-            payloads: the payloads of the manifest, in its order.
-            mine_included: whether the pending proposal is one of them. If true, error feedback becomes that
-                of the proposal plus the part that clipping removed, and local becomes the new anchor plus the
-                training since :meth:`remember`. If false, a pending proposal is dropped, error feedback
-                stays, and local moves by the same amount as the anchor, so that the next proposal still
-                contains this replica's progress.
+            outcome: the payloads of the manifest in its order, or the result of the reducers.
+            mine_included: whether the pending proposal is part of it. If true, error feedback becomes that
+                of the proposal plus the part that clipping removed or reducers missed, and local becomes the
+                new anchor plus the training since :meth:`remember`. If false, a pending proposal is dropped,
+                error feedback stays, and local moves by the same amount as the anchor, so that the next
+                proposal still contains this replica's progress.
             local: the parameters as they were at the proposal; after :meth:`remember` they may have changed.
 
         Raises:
@@ -259,10 +255,13 @@ class OuterStage:
         pending = self.pending if mine_included else None
         assert pending is not None or not mine_included, "the round includes a payload not proposed here"
         # Everything that can fail comes first; only then the state changes.
-        decoded = [decode(self.layout, data) for data, _ in payloads]
-        weights = [weight for _, weight in payloads]
-        meter = AgreementMeter(self.comparison, decoded, weights) if self.comparison else None
-        committed = self._updated(decoded, weights, meter)
+        contents, weights = contents_of(self.layout, outcome)
+        meter = None
+        if self.comparison and not isinstance(outcome, ReducedResult):
+            meter = AgreementMeter(
+                self.comparison, [decode(self.layout, data) for data, _ in outcome], weights
+            )
+        committed = self._updated(contents, weights, meter)
         self.agreement = meter.result() if meter else None
         for name, anchor in self.anchor.items():
             if pending is None:
@@ -275,18 +274,17 @@ class OuterStage:
                 local[name].copy_(committed[name] + (_float32(local[name]) - pending["covered"][name]))
         self._take(committed)
         if pending is not None:
-            mine = [data for data, _ in payloads].index(pending["payload"])
-            scale = clipping_scales([payload_norm(payload) for payload in decoded])[mine]
             self.error = pending["error"]
-            if scale < 1.0:
-                # The round applied only `scale` of the payload. Keep the rest in the error feedback.
+            unsent, share = left_out(self.layout, outcome, pending["payload"], contents)
+            if share > 0.0:
+                # The round has not applied all of the payload. Keep the rest in the error feedback.
                 for name, error in self.error.items():
-                    decoded[mine][name].add_to(error.view(-1), 1.0 - scale)
+                    unsent[name].add_to(error.view(-1), share)
         self.pending = None
 
     def _updated(
         self,
-        payloads: Sequence[Mapping[str, SparseTensor]],
+        payloads: Sequence[Mapping[str, SentTensor]],
         weights: Sequence[float],
         meter: AgreementMeter | None,
     ) -> dict[str, Tensor]:
@@ -324,7 +322,7 @@ class OuterStage:
         Names and shapes match the stage. An optimizer state that is not in `committed` becomes 0, as before
         round 1.
         """
-        self._take(_with_state(committed, self._names, self._optimizer.slots))
+        self._take(with_state(committed, self._names, self._optimizer.slots))
         self.reset(local)
 
     def _take(self, committed: Mapping[str, Tensor]) -> None:
@@ -332,43 +330,7 @@ class OuterStage:
         self.optimizer_state = {name: tensor for name, tensor in committed.items() if name not in self.anchor}
 
 
-class EmbeddingFollower:
-    """The token embedding of the last committed round, on a member that does not host stage 0.
-
-    It applies the committed payloads of stage 0 to this one tensor with the same arithmetic as
-    :class:`OuterStage`. So the table and its optimizer state equal those of stage 0's hosts in every bit.
-    The receiving end of a link derives T_perp from this table.
-
-    `table_vd` is the committed embedding before round 1.
-
-    Attributes:
-        committed: TE, float32 [V, d] on the CPU, and its optimizer state, by name. A commit replaces the
-            tensors and never changes one in place.
-    """
-
-    def __init__(self, spec: RunSpec, table_vd: Tensor) -> None:
-        self._layout = PayloadLayout(parameter_shapes(spec, 0), spec.outer)
-        self._optimizer = outer_optimizer(spec.outer)
-        self.committed: dict[str, Tensor] = {}
-        self.load({EMBEDDING: table_vd})
-
-    @property
-    def table_vd(self) -> Tensor:
-        """TE, float32 [V, d] on the CPU."""
-        return self.committed[EMBEDDING]
-
-    def load(self, committed: Mapping[str, Tensor]) -> None:
-        """Copy the table after another round. An optimizer state that is not in `committed` becomes 0."""
-        self.committed = _with_state(committed, [EMBEDDING], self._optimizer.slots)
-
-    def commit(self, payloads: Sequence[WeightedPayload]) -> None:
-        """Apply the payloads of stage 0 in manifest order. HetnodeError PAYLOAD_CORRUPT changes nothing."""
-        decoded = [decode(self._layout, data) for data, _ in payloads]
-        weights = [weight for _, weight in payloads]
-        self.committed = apply_update(self.committed, decoded, weights, self._optimizer)
-
-
-def _with_state(
+def with_state(
     committed: Mapping[str, Tensor], names: Iterable[str], slots: Sequence[str]
 ) -> dict[str, Tensor]:
     """Copies of the parameters `names` and their optimizer state; state missing in `committed` becomes 0."""

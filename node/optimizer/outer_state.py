@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TypedDict, TypeVar
 
 import torch
 from torch import Tensor
 
 from node.model.shapes import EMBEDDING
-from node.optimizer.outer_stage import (
-    CommittedState,
-    EmbeddingFollower,
-    OuterStage,
-    OuterStageState,
-    WeightedPayload,
-)
+from node.optimizer.embedding_follower import EmbeddingFollower
+from node.optimizer.outcome import Outcome
+from node.optimizer.outer_stage import CommittedState, OuterStage, OuterStageState
 from node.ranks.group import RankGroup
 from node.ranks.ownership import Ownership, owners
 from node.ranks.parameters import OwnedParameters
@@ -138,30 +134,28 @@ class OuterState(Mapping[int, OuterStage]):
         for stage, outer in self._stages.items():
             outer.remember(self._local[stage].read())
 
-    def commit(
-        self, stage: int, round_number: int, payloads: Sequence[WeightedPayload], mine_included: bool
-    ) -> str:
-        """Apply the payloads committed in `round_number`, in order. Returns the new digest of the stage.
+    def commit(self, stage: int, round_number: int, outcome: Outcome, mine_included: bool) -> str:
+        """Apply what is committed in `round_number`. Returns the new digest of the stage.
 
         Raises HetnodeError PAYLOAD_CORRUPT; then nothing has changed.
         """
         self._require_next(stage, round_number)
         local = self._local[stage].read()
-        self._stages[stage].commit(payloads, mine_included, local)
+        self._stages[stage].commit(outcome, mine_included, local)
         self._local[stage].write(local)
         self.rounds[stage] = round_number
         return self._stages[stage].digest()
 
-    def commit_embedding(self, round_number: int, payloads: Sequence[WeightedPayload]) -> str:
-        """Apply the payloads of stage 0 to the embedding kept here; none for an aborted round.
+    def commit_embedding(self, round_number: int, outcome: Outcome) -> str:
+        """Apply the outcome of stage 0 to the embedding kept here; no payloads for an aborted round.
 
         Returns the digest of the embedding. Raises as :meth:`commit`.
         """
         assert self.follower is not None, "the host of stage 0 must commit the whole stage"
         followed = self._followed_round
         assert round_number == followed + 1, f"the embedding is after round {followed}"
-        if payloads:
-            self.follower.commit(payloads)
+        if outcome:
+            self.follower.commit(outcome)
         self._followed_round = round_number
         return self.embedding_digest()
 

@@ -73,5 +73,12 @@ def spec_view(spec: RunSpec) -> RenderableType:
     number = "any number of" if spec.grouping.batch == "constant" else f"{replicas}"
     facts.add_row("token budget", f"{spec.token_budget:,} with {number} replicas, {of_all:,} a step")
     facts.add_row("codec", PayloadLayout({}, spec.outer).codec)
+    if spec.outer.exchange == "reduced":
+        shapes = [parameter_shapes(spec, stage) for stage in range(spec.swarm.stages)]
+        own = sum(PayloadLayout(each, spec.outer).nbytes for each in shapes)
+        result = sum(PayloadLayout(each, spec.outer.of_result).nbytes for each in shapes)
+        # (R - 1) / R of it with R replicas; each part has its own header and magnitudes.
+        size = run_history.size(own + result)
+        facts.add_row("exchange", f"reduced: at most about {size} up and as much down per replica and round")
     facts.add_row("data", f"{spec.data.source}, tokenizer {spec.data.tokenizer}")
     return Group(Panel(facts, title=f"preset {spec.preset}"), stages, link)

@@ -23,7 +23,7 @@ The caller changes anchors (by a commit or by loading another one) only between 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -38,7 +38,7 @@ from node.data.stream import SampleStream
 from node.ipc.worker_calls import InnerResult, Message
 from node.model.shapes import EMBEDDING, embedding_shapes, parameter_shapes
 from node.optimizer.inner import InnerOptimizer
-from node.optimizer.outer_stage import WeightedPayload
+from node.optimizer.outcome import Outcome
 from node.optimizer.outer_state import OuterState
 from node.ranks.group import RankGroup
 from node.ranks.remote_tensors import with_all
@@ -244,19 +244,17 @@ class Trainer:
 
     # The outer round
 
-    def commit(
-        self, stage: int, round_number: int, payloads: Sequence[WeightedPayload], mine_included: bool
-    ) -> str:
+    def commit(self, stage: int, round_number: int, outcome: Outcome, mine_included: bool) -> str:
         """As OuterState.commit. Refreshes T_perp after stage 0, which holds the embedding."""
-        digest = self.outer.commit(stage, round_number, payloads, mine_included)
+        digest = self.outer.commit(stage, round_number, outcome, mine_included)
         if stage == 0:
             self._refresh_link()
         return digest
 
-    def commit_embedding(self, round_number: int, payloads: Sequence[WeightedPayload]) -> str:
+    def commit_embedding(self, round_number: int, outcome: Outcome) -> str:
         """As OuterState.commit_embedding. Refreshes T_perp."""
-        digest = self.outer.commit_embedding(round_number, payloads)
-        if payloads:
+        digest = self.outer.commit_embedding(round_number, outcome)
+        if outcome:
             self._refresh_link()
         return digest
 

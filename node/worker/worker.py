@@ -25,6 +25,7 @@ from node.ipc import worker_calls as calls
 from node.ipc.channel import serve
 from node.ipc.typed_calls import handlers
 from node.model.shapes import embedding_shapes, parameter_count, parameter_shapes
+from node.optimizer.outcome import Outcome, ReducedResult
 from node.ranks.group import RankGroup, form_group
 from node.ranks.leader_note import announce_leader, find_leader
 from node.worker.compute import Compute, check_device, memory_in_use
@@ -103,9 +104,16 @@ class Worker:
     def build(self, call: calls.Build) -> calls.StageInfo:
         """Create stages and optimizers; open the data if stage 0 is here. To be called once.
 
-        Raises HetnodeError BAD_OPTION if the stages cannot fit in the memory that this node may use.
+        Raises HetnodeError BAD_OPTION if the stages cannot fit in the memory that this node may use;
+        BAD_SPEC for exchange "reduced", as nodes cannot send parts to reducers.
         """
         spec, stages, local = call.spec, call.stages, call.local
+        if spec.outer.exchange == "reduced":
+            raise HetnodeError(
+                ErrorCode.BAD_SPEC,
+                "outer.exchange 'reduced' is for `hetnode experiment`: nodes have no exchange with reducers.",
+                "Start the run with outer.exchange = 'gathered'.",
+            )
         compute = self._compute(local.compute)
         is_sharded = self._is_sharded(spec, stages, local.compute)
         within = replace(local.compute, device=compute.device)
@@ -189,11 +197,18 @@ class Worker:
 
         Raises HetnodeError PAYLOAD_CORRUPT; nothing has changed.
         """
-        weighted = list(zip(call.payloads, call.weights, strict=True))
+        self.trainer.outer[call.stage].comparison = call.comparison
+        return self._committed(call, list(zip(call.payloads, call.weights, strict=True)))
+
+    def commit_reduced(self, call: calls.CommitReduced) -> calls.CommitResult:
+        """As :meth:`commit`."""
+        self.trainer.outer[call.stage].comparison = None
+        return self._committed(call, ReducedResult(call.result, call.missing))
+
+    def _committed(self, call: calls.Commit | calls.CommitReduced, outcome: Outcome) -> calls.CommitResult:
         outer = self.trainer.outer
         stage = outer[call.stage]
-        stage.comparison = call.comparison
-        digest = self.trainer.commit(call.stage, call.round_number, weighted, call.mine_included)
+        digest = self.trainer.commit(call.stage, call.round_number, outcome, call.mine_included)
         norms = (stage.progress_norm, stage.error_norm) if call.mine_included else (0.0, 0.0)
         embedding = outer.embedding_digest() if call.stage == 0 else None
         return calls.CommitResult(digest, embedding, stage.agreement, *norms)
@@ -202,6 +217,10 @@ class Worker:
         """Called without payloads where the round of stage 0 was aborted. Raises as :meth:`commit`."""
         weighted = list(zip(call.payloads, call.weights, strict=True))
         return self.trainer.commit_embedding(call.round_number, weighted)
+
+    def commit_reduced_embedding(self, call: calls.CommitReducedEmbedding) -> str:
+        """As :meth:`commit`."""
+        return self.trainer.commit_embedding(call.round_number, ReducedResult(call.result))
 
     def abort(self, call: calls.Abort) -> None:
         self.trainer.outer.abort(call.stage, call.round_number)

@@ -54,7 +54,7 @@ class OuterSpec(Section):
         description="replicas gather all payloads of a stage; or each reduces a part of the stage for all",
     )
     reduced_top_k: int | None = Field(
-        None, ge=0, description="values per full chunk of a reduced result; 0: all of them; None: top_k"
+        None, ge=0, description="values per full chunk of a reduced result; 0: all of them; None: 4 top_k"
     )
 
     @property
@@ -64,7 +64,9 @@ class OuterSpec(Section):
     @property
     def of_result(self) -> OuterSpec:
         """The codec of the results that reducers send; of exchange "reduced"."""
-        top_k = self.top_k if self.reduced_top_k is None else self.reduced_top_k
+        # A sum of many replicas has more large values than one payload (measured: docs/reduction.md).
+        usual = min(4 * self.top_k, self.chunk)
+        top_k = usual if self.reduced_top_k is None else self.reduced_top_k
         return self.model_copy(update={"top_k": top_k, "exchange": "gathered", "reduced_top_k": None})
 
     @property
@@ -100,10 +102,8 @@ class OuterSpec(Section):
             return self
         if self.layout == "tiles":
             raise ValueError("exchange 'reduced' needs layout 'flat': reducers take runs of elements")
-        if self.reduced_top_k is not None:
-            # The limits of top_k hold for results, too.
-            values = self.__dict__ | {"top_k": self.reduced_top_k, "reduced_top_k": None}
-            OuterSpec.model_validate(values | {"exchange": "gathered"})
+        # The limits of top_k hold for results, too. model_copy has not checked them.
+        OuterSpec.model_validate(dict(self.of_result))
         return self
 
     @model_validator(mode="after")

@@ -287,7 +287,8 @@ class VirtualSwarm:
             patch("node.runtime.HivemindTransport", Transport),
             patch("node.net.addresses.ClaimedPorts.hold", no_port),
             checkpoint_faults(),
-            patch("node.optimizer.outer_stage.decode", cached_decode()),
+            patch("node.optimizer.outer_stage.decode", decode := cached_decode()),
+            patch("node.optimizer.outcome.decode", decode),
         ):
             yield
 

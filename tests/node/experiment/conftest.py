@@ -13,5 +13,6 @@ from tests.support.cached_decode import cached_decode
 @pytest.fixture(scope="module", autouse=True)
 def decoded_once() -> Iterator[None]:
     """The replicas of a swarm, and swarms that are compared, decode the same payloads."""
-    with patch("node.optimizer.outer_stage.decode", cached_decode()):
+    decode = cached_decode()
+    with patch("node.optimizer.outer_stage.decode", decode), patch("node.optimizer.outcome.decode", decode):
         yield

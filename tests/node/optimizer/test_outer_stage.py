@@ -18,7 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from torch import Tensor
 
 from node.model.init import initial_parameters
-from node.optimizer.outer_stage import EmbeddingFollower, OuterStage
+from node.optimizer.embedding_follower import EmbeddingFollower
+from node.optimizer.outer_stage import OuterStage
 from protocol.algorithm.clipping import payload_norm
 from protocol.algorithm.comparison import Comparison
 from protocol.algorithm.digest import CHUNK_BYTES, digest_of, header_of

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from node.model.init import initial_parameters
 from node.model.shapes import parameter_shapes
-from node.optimizer.outer_stage import EmbeddingFollower, OuterStage
+from node.optimizer.embedding_follower import EmbeddingFollower
+from node.optimizer.outer_stage import OuterStage
 from protocol.algorithm.clipping import (
     CLIP_FACTOR,
     REFUSE_FACTOR,

@@ -1,0 +1,63 @@
+"""What a round commits for one stage: payloads that were gathered, or the result of reducers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from protocol.algorithm.clipping import SentTensor, clipping_scales, payload_norm
+from protocol.algorithm.reduction import PartRange, Piece, ReducedTensor, piece_of
+from protocol.algorithm.topk import SparseTensor
+from protocol.wire.payload_codec import PayloadLayout, decode
+from protocol.wire.reduction import ReductionLayout, decode_result
+
+WeightedPayload = tuple[bytes, float]
+"""The bytes of a payload, and the weight of the replica that sent it."""
+
+
+@dataclass(frozen=True)
+class ReducedResult:
+    """The result of all reducers of a round (protocol.wire.reduction).
+
+    Attributes:
+        missing: parts of this replica's own payload that their reducers have not counted.
+    """
+
+    data: bytes
+    missing: tuple[PartRange, ...] = ()
+
+
+Outcome = Sequence[WeightedPayload] | ReducedResult
+"""Payloads in the order of the manifest, or the result of the reducers."""
+
+
+def contents_of(
+    layout: PayloadLayout, outcome: Outcome
+) -> tuple[Sequence[Mapping[str, SentTensor]], list[float]]:
+    """What outer_step.apply_update applies, with its weights. Raises HetnodeError PAYLOAD_CORRUPT."""
+    if isinstance(outcome, ReducedResult):
+        return [decode_result(ReductionLayout(layout.shapes, layout.outer), outcome.data)], [1.0]
+    return [decode(layout, data) for data, _ in outcome], [weight for _, weight in outcome]
+
+
+def left_out(
+    layout: PayloadLayout, outcome: Outcome, own: bytes, contents: Sequence[Mapping[str, SentTensor]]
+) -> tuple[Mapping[str, SentTensor], float]:
+    """What the outcome has not applied of the payload `own`, and the share of it: 0 for nothing.
+
+    That is what clipping removed, or the parts that reducers missed. What a reducer clips is not known here.
+
+    Args:
+        contents: of the outcome, as :func:`contents_of`.
+    """
+    if not isinstance(outcome, ReducedResult):
+        mine = [data for data, _ in outcome].index(own)
+        return contents[mine], 1.0 - clipping_scales([payload_norm(each) for each in contents])[mine]
+    if not outcome.missing:
+        return {}, 0.0
+    sparse, chunks = decode(layout, own), ReductionLayout(layout.shapes, layout.outer).chunks
+    found: dict[str, list[tuple[Piece, SparseTensor]]] = {name: [] for name in layout.shapes}
+    for part in outcome.missing:
+        for piece in chunks.pieces(part):
+            found[piece.tensor].append((piece, piece_of(sparse[piece.tensor], piece)))
+    return {name: ReducedTensor(tuple(pieces)) for name, pieces in found.items()}, 1.0

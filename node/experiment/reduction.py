@@ -10,7 +10,7 @@ from torch import Tensor
 
 from node.model.shapes import parameter_shapes
 from node.optimizer.outcome import ReducedResult, WeightedPayload
-from protocol.algorithm.reduction import partition
+from protocol.algorithm.partition import partition
 from protocol.spec.run import RunSpec
 from protocol.wire.reduction import Reducer, ReductionLayout, cut_payload, join_parts
 

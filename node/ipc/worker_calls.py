@@ -15,7 +15,7 @@ from pathlib import Path
 
 from node.ipc.typed_calls import Request
 from protocol.algorithm.comparison import Agreement, Comparison
-from protocol.algorithm.reduction import PartRange
+from protocol.algorithm.partition import PartRange
 from protocol.spec.run import RunSpec
 from protocol.types import Part, StageRange, TensorHeader
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from protocol.algorithm.clipping import SentTensor, clipping_scales, payload_norm
-from protocol.algorithm.reduction import PartRange, Piece, ReducedTensor, piece_of
+from protocol.algorithm.partition import PartRange
+from protocol.algorithm.reduction import Piece, ReducedTensor, piece_of
 from protocol.algorithm.topk import SparseTensor
 from protocol.wire.payload_codec import PayloadLayout, decode
 from protocol.wire.reduction import ReductionLayout, decode_result

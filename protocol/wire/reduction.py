@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 
 from protocol.algorithm.outer_step import factors_of
-from protocol.algorithm.reduction import PartRange, Piece, ReducedTensor, StageChunks, piece_of
+from protocol.algorithm.partition import PartRange
+from protocol.algorithm.reduction import Piece, ReducedTensor, StageChunks, piece_of
 from protocol.algorithm.topk import SparseTensor, sparsify
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.outer import OuterSpec

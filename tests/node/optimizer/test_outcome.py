@@ -12,7 +12,7 @@ from node.optimizer.embedding_follower import EmbeddingFollower
 from node.optimizer.outcome import ReducedResult
 from node.optimizer.outer_stage import OuterStage
 from protocol.algorithm.outer_step import anchor_digest
-from protocol.algorithm.reduction import PartRange, partition
+from protocol.algorithm.partition import PartRange, partition
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.wire.reduction import Reducer, ReductionLayout, cut_payload, join_parts

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from protocol.algorithm.outer_optimizer import Sgd
 from protocol.algorithm.outer_step import apply_update
-from protocol.algorithm.reduction import PartRange, partition
+from protocol.algorithm.partition import PartRange, partition
 from protocol.algorithm.topk import sparsify
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.outer import OuterSpec

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Self
 
-from coordinator.membership.sources import NOTHING, MemberSources
+from coordinator.membership.sources import NOTHING, MemberSources, Position
 from coordinator.state.state import State
 from coordinator.status.messages import pause_message, peer_message, run_message, stall_message
 from protocol.pb import hetnode_pb2 as pb
@@ -64,6 +64,7 @@ class Announcements:
         self._own_relays = () if own_relay is None else (own_relay,)
         self._sealed_plans: dict[int, tuple[bytes, bytes]] = {}
         self._newest: Announcement | None = None
+        self._messages: dict[tuple[int, str, Position, Position], pb.PlanUpdate] = {}
         self.resting: Counter[PeerId] = Counter() if resting is None else resting
 
     def of(self, state: State) -> Announcement:
@@ -78,10 +79,41 @@ class Announcements:
             ]
             excluded = tuple(sorted(state.excluded))
             places = tuple(map(place_to_pb, followers))
+            if self._newest is not None and places == self._newest.followers:
+                places = (
+                    self._newest.followers
+                )  # each watcher compares them, which takes no time for one object
             self._newest = Announcement(
                 *(state, waiting, places, excluded, self.relays(state), state.pause), _newest_rollback(state)
             )
+            self._messages.clear()
         return self._newest
+
+    def message(
+        self, announcement: Announcement, plan: Plan | None, waiting: str, since: Position
+    ) -> pb.PlanUpdate:
+        """An update with the newest `announcement`, and with the sources that were noted after `since`.
+
+        Most watchers have received the same so far, so they share one message: callers must not change it.
+        """
+        key = (plan.epoch if plan else 0, waiting, since, self.sources.position)
+        if key not in self._messages:
+            state = announcement.state
+            signed_plan, signature = self.sealed(plan) if plan else (b"", b"")
+            self._messages[key] = pb.PlanUpdate(
+                signed_plan=signed_plan,
+                signature=signature,
+                finished=plan is None and state.phase is RunPhase.FINISHED,
+                waiting=waiting,
+                banned=announcement.banned,
+                followers=announcement.followers,
+                round=max(0, state.current_round),
+                relays=map(relay_to_pb, announcement.relays),
+                sources=map(source_to_pb, self.sources.since(since)),
+                pause=pause_to_pb(announcement.pause) if announcement.pause else None,
+                rollback=rollback_to_pb(announcement.rollback) if announcement.rollback else None,
+            )
+        return self._messages[key]
 
     def relays(self, state: State) -> tuple[RelayAddress, ...]:
         """The relays of the run, the coordinator's own first."""
@@ -129,31 +161,20 @@ class Watcher:
         announcement, sources = self._announcements.of(state), self._announcements.sources
         if self._end_only:
             return pb.PlanUpdate(finished=True, waiting=announcement.waiting)
-        update = pb.PlanUpdate(
-            banned=announcement.banned,
-            followers=announcement.followers,
-            round=max(0, state.current_round),
-            relays=map(relay_to_pb, announcement.relays),
-            sources=map(source_to_pb, sources.since(self._sources)),
-            pause=pause_to_pb(announcement.pause) if announcement.pause else None,
-            rollback=rollback_to_pb(announcement.rollback) if announcement.rollback else None,
-        )
         newer = state.plans[self._epoch :]  # epochs count from 1, so the plan of epoch e is at index e - 1
-        if newer:
-            plan = newer[0] if self._epoch else newer[-2:][0]
-            update.signed_plan, update.signature = self._announcements.sealed(plan)
-            self._epoch = plan.epoch
-        else:
-            update.finished = state.phase is RunPhase.FINISHED
-            update.waiting = announcement.waiting or peer_message(state, self._peer)
-            told = self._told
-            is_new = (
-                told is None
-                or bool(update.sources)
-                or _lists(told) != _lists(announcement)
-                or update.waiting not in ("", self._waiting)  # "" alone is no news: the next plan shows it
-            )
-            if not (update.finished or is_new):
-                return None
-        self._told, self._waiting, self._sources = announcement, update.waiting, sources.position
+        plan = (newer[0] if self._epoch else newer[-2:][0]) if newer else None
+        waiting = "" if plan else announcement.waiting or peer_message(state, self._peer)
+        told = self._told
+        is_new = (
+            plan is not None
+            or told is None
+            or sources.position > self._sources
+            or _lists(told) != _lists(announcement)
+            or waiting not in ("", self._waiting)  # "" alone is no news: the next plan shows it
+        )
+        if not is_new and state.phase is not RunPhase.FINISHED:
+            return None
+        update = self._announcements.message(announcement, plan, waiting, self._sources)
+        self._epoch = plan.epoch if plan else self._epoch
+        self._told, self._waiting, self._sources = announcement, waiting, sources.position
         return update

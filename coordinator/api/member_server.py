@@ -50,7 +50,7 @@ def new_server(admission: AdmissionInterceptor, spec: RunSpec, *options: tuple[s
             # More than one caller may have open, so that it is told about its limit. Not many more: each call
             # takes 14 kB until it is refused.
             ("grpc.max_concurrent_streams", 2 * calls_of_one(spec)),
-            # gRPC cancels calls at random above 1,000 that it has not handed over yet, as when all members of a
+            # Above 1,000 calls that it has not handed over yet, gRPC cancels some at random: all members of a
             # large swarm call at once.
             ("grpc.server.max_pending_requests", MAX_CALLS),
             ("grpc.server.max_pending_requests_hard_limit", MAX_CALLS),

@@ -146,6 +146,8 @@ def _joined(
 def assign_roles(transaction: Transaction, newcomer: PeerJoined | None = None) -> None:
     """Before the run starts: change the roles of flexible peers to what they should be, with `newcomer`."""
     state = transaction.state if newcomer is None else apply(transaction.state, newcomer)
+    if not any(peer.is_flexible for peer in state.peers.values()):
+        return  # each join asks this, so that joins of a large swarm must not search
     for peer, choice in roles_at_start(state.staying, state.spec, state.estimates).items():
         is_new = newcomer is not None and peer == newcomer.peer
         if state.peers[peer].role is not choice.role and not is_new:
@@ -155,7 +157,10 @@ def assign_roles(transaction: Transaction, newcomer: PeerJoined | None = None) -
 def start_run(transaction: Transaction) -> None:
     """Adopt the first plan if the peers suffice for one and none of them is about to report its speed."""
     # Later plans do not cut the stages anew only to be faster, so the first plan waits for measured speeds.
-    staying, estimates = transaction.state.staying, transaction.state.estimates
+    state, estimates = transaction.state, transaction.state.estimates
+    if len(state.peers) < sum(policy.peers_needed(state.spec) for policy in POLICIES.values()):
+        return  # each join asks this
+    staying = state.staying
     if any(transaction.now < peer.joined_at + SPEED_SECONDS for peer in measuring(staying, estimates)):
         return
     assign_roles(transaction)

@@ -1,7 +1,7 @@
 """The command loop owns the state: it decides commands, stores their events, and wakes waiting calls.
 
-Commands are decided in order of arrival. All commands that arrive during a write of the store are stored by
-the next write: a thousand peers cost a few writes, not a thousand.
+Commands are decided in order of arrival, and stored, in a thread. All commands that arrive meanwhile are
+stored by the next write: a thousand peers cost a few writes, not a thousand.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import TypeVar
 
 from coordinator.decide import Outcome, decide
 from coordinator.state import events
-from coordinator.state.commands import Command, Start, Tick
+from coordinator.state.commands import Command, Heartbeat, Start, Tick
 from coordinator.state.events import Event
 from coordinator.state.state import State
 from coordinator.status.messages import run_message, stall_message
@@ -76,6 +77,15 @@ def steady_wall_clock(not_before: float = 0.0) -> Callable[[], float]:
     """
     offset = max(time.time(), not_before) - time.monotonic()
     return lambda: offset + time.monotonic()
+
+
+@dataclass(frozen=True)
+class _Decided:
+    """The state after a batch of commands, the events that were stored, and the outcome of each command."""
+
+    state: State
+    stored: list[Event]
+    outcomes: list[Outcome]
 
 
 class Stopped(Exception):
@@ -204,39 +214,46 @@ class CommandLoop:
         return batch
 
     async def _serve(self, batch: list[tuple[Command, asyncio.Future[Outcome]]]) -> None:
-        state, stored = self.state, list[Event]()
-        outcomes = []
+        issued = [command for command, _ in batch]
         try:
-            for command, _ in batch:
-                # Each command sees the events of those before it, although nothing is stored yet.
-                outcome = decide(state, command, self.now())
-                state = outcome.state
-                stored += [event for event in outcome.events if not isinstance(event, events.PeerSeen)]
-                outcomes.append(outcome)
-            if stored:
-                await self._append(stored)
+            # A thread: other calls go on while a plan is searched or events are written. Heartbeats alone
+            # take less time than a thread.
+            if self._store.blocks and not all(isinstance(command, Heartbeat) for command in issued):
+                decided = await asyncio.to_thread(self._decide_and_store, self.state, issued)
+            else:
+                decided = self._decide_and_store(self.state, issued)
         except BaseException:
             # Nothing of the batch is certain to be durable, so no caller may learn an outcome.
             for _, answer in batch:
                 _answer(answer, Stopped())
             raise
         # Only now: no reader may see a state that a crash could take back.
-        self.state = state
-        for event in stored:
+        self.state = decided.state
+        for event in decided.stored:
             self._on_event(event, self.state)
-        topics = {topic for event in stored for topic in _topics(event)}
-        if any(isinstance(event, events.PeerBanned | events.PeerQuarantined) for event in stored):
+        topics = {topic for event in decided.stored for topic in _topics(event)}
+        if any(isinstance(event, events.PeerBanned | events.PeerQuarantined) for event in decided.stored):
             topics |= set(self._waiters)  # an excluded peer may wait for any topic, and its calls must end
         for topic in topics:
             self.wake(topic)
-        for (_, answer), outcome in zip(batch, outcomes, strict=True):
+        for (_, answer), outcome in zip(batch, decided.outcomes, strict=True):
             _answer(answer, outcome)
 
-    async def _append(self, events: Sequence[Event]) -> None:
-        if self._store.blocks:  # a thread: the event loop accepts commands during a write
-            await asyncio.to_thread(self._store.append, events)
-        else:
-            self._store.append(events)
+    def _decide_and_store(self, state: State, issued: Sequence[Command]) -> _Decided:
+        """Decide commands in their order, and store their events. Changes nothing of this object.
+
+        Raises what the store raises.
+        """
+        stored, outcomes = list[Event](), list[Outcome]()
+        for command in issued:
+            # Each command sees the events of those before it, although nothing is stored yet.
+            outcome = decide(state, command, self.now())
+            state = outcome.state
+            stored += [event for event in outcome.events if not isinstance(event, events.PeerSeen)]
+            outcomes.append(outcome)
+        if stored:
+            self._store.append(stored)
+        return _Decided(state, stored, outcomes)
 
     def wake(self, topic: Topic) -> None:
         """Let all calls that wait for `topic` look again. For what is not a part of the state."""

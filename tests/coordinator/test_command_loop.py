@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 
 import pytest
 
+from coordinator import command_loop as loop_module
 from coordinator.command_loop import STALL_SECONDS, CommandLoop, steady_wall_clock
+from coordinator.decide import Outcome
+from coordinator.state.commands import Command, Start
 from coordinator.state.state import State
 from protocol.types import Role
 from tests.builders import keyed, spec_of
@@ -56,6 +60,25 @@ async def test_a_peer_that_stays_silent_while_the_coordinator_runs_is_lost(
         clock.now += STALL_SECONDS / 2
         await command_loop.tick()
     assert not command_loop.state.peers[keyed(1).peer].is_live
+
+
+async def test_calls_go_on_while_a_command_is_decided(
+    command_loop: CommandLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decided, others_went_on = asyncio.Event(), threading.Event()
+    event_loop, original = asyncio.get_running_loop(), loop_module.decide
+
+    def decide_slowly(state: State, command: Command, now: float) -> Outcome:
+        event_loop.call_soon_threadsafe(decided.set)
+        assert others_went_on.wait(timeout=30), "the event loop decides itself"
+        return original(state, command, now)
+
+    monkeypatch.setattr(loop_module, "decide", decide_slowly)
+    monkeypatch.setattr(MemoryStore, "blocks", True)
+    deciding = asyncio.create_task(command_loop.execute(Start()))
+    await decided.wait()
+    others_went_on.set()
+    await deciding
 
 
 def test_the_clock_of_a_ledger_is_by_default_the_wall_clock() -> None:

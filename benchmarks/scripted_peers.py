@@ -43,6 +43,7 @@ from protocol.types import (
 from protocol.wire.convert.payloads import decision_from_pb, descriptor_to_pb
 from protocol.wire.convert.plans import capacity_to_pb, estimates_to_pb, plan_from_pb
 from protocol.wire.groups import unpack
+from protocol.wire.plan_pieces import plan_from_pieces
 from tests.builders import Keyed, anchor_of, keyed
 
 _JOINS_AT_ONCE = 16
@@ -126,10 +127,12 @@ class ScriptedPeer:
 
     async def _watch(self) -> None:
         async with self._channel.call() as stub:
-            async for update in stub.Watch(pb.WatchRequest(peer=self.key.peer)):
+            plan = b""
+            async for update in stub.Watch(pb.WatchRequest(peer=self.key.peer, changes=True)):
                 self._crowd.watched += update.ByteSize()
-                if update.signed_plan:
-                    self._crowd.note_plan(update.signed_plan)
+                if update.signed_plan or update.pieces:
+                    plan = update.signed_plan or plan_from_pieces(plan, update.pieces)
+                    self._crowd.note_plan(plan)
                     self._planned.set()
 
     async def _send_heartbeats(self) -> None:

@@ -214,7 +214,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         if not request.end_only:
             live_peer(self._command_loop.state, peer)
         finished = False
-        with Watcher(peer, self._announcements, request.end_only) as watcher:
+        with Watcher(peer, self._announcements, request.end_only, request.changes) as watcher:
             while not finished:
                 update = await self._until(peer, RUN_TOPIC, watcher.update)
                 finished = update.finished

@@ -15,6 +15,7 @@ from protocol.trust.envelope import Signer
 from protocol.types import Lifecycle, Pause, PeerId, Plan, RelayAddress, Rollback
 from protocol.wire.convert.fields import MAX_RELAYS
 from protocol.wire.convert.plans import pause_to_pb, place_to_pb, relay_to_pb, rollback_to_pb, source_to_pb
+from protocol.wire.plan_pieces import pieces_of
 from protocol.wire.records import seal_plan
 
 _FOLLOWING = (Lifecycle.SYNCING, Lifecycle.READY)
@@ -39,8 +40,15 @@ def _newest_rollback(state: State) -> Rollback | None:
 
 
 def _lists(announcement: Announcement) -> tuple[object, ...]:
-    lists = announcement.followers, announcement.banned, announcement.relays
-    return *lists, announcement.pause, announcement.rollback
+    return announcement.followers, announcement.banned, announcement.relays
+
+
+@dataclass(frozen=True)
+class _Plans:
+    """The epochs of the plan of an update, and of the plan that the watcher has; 0 for none."""
+
+    newer: int = 0
+    former: int = 0
 
 
 class Announcements:
@@ -64,7 +72,7 @@ class Announcements:
         self._own_relays = () if own_relay is None else (own_relay,)
         self._sealed_plans: dict[int, tuple[bytes, bytes]] = {}
         self._newest: Announcement | None = None
-        self._messages: dict[tuple[int, str, Position, Position], pb.PlanUpdate] = {}
+        self._messages: dict[tuple[_Plans, bool, str, Position, Position], pb.PlanUpdate] = {}
         self.resting: Counter[PeerId] = Counter() if resting is None else resting
 
     def of(self, state: State) -> Announcement:
@@ -90,30 +98,43 @@ class Announcements:
         return self._newest
 
     def message(
-        self, announcement: Announcement, plan: Plan | None, waiting: str, since: Position
+        self, announcement: Announcement, plans: _Plans, same_lists: bool, waiting: str, since: Position
     ) -> pb.PlanUpdate:
         """An update with the newest `announcement`, and with the sources that were noted after `since`.
 
         Most watchers have received the same so far, so they share one message: callers must not change it.
+
+        Args:
+            plans: the plan of the update, and the one that it may be told from.
+            same_lists: the watcher has the lists, and takes changes.
         """
-        key = (plan.epoch if plan else 0, waiting, since, self.sources.position)
+        key = (plans, same_lists, waiting, since, self.sources.position)
         if key not in self._messages:
             state = announcement.state
-            signed_plan, signature = self.sealed(plan) if plan else (b"", b"")
-            self._messages[key] = pb.PlanUpdate(
-                signed_plan=signed_plan,
-                signature=signature,
-                finished=plan is None and state.phase is RunPhase.FINISHED,
+            update = pb.PlanUpdate(
+                finished=plans.newer == 0 and state.phase is RunPhase.FINISHED,
                 waiting=waiting,
-                banned=announcement.banned,
-                followers=announcement.followers,
                 round=max(0, state.current_round),
-                relays=map(relay_to_pb, announcement.relays),
                 sources=map(source_to_pb, self.sources.since(since)),
+                same_lists=same_lists,
                 pause=pause_to_pb(announcement.pause) if announcement.pause else None,
                 rollback=rollback_to_pb(announcement.rollback) if announcement.rollback else None,
             )
+            if not same_lists:
+                update.banned.extend(announcement.banned)
+                update.followers.extend(announcement.followers)
+                update.relays.extend(map(relay_to_pb, announcement.relays))
+            if plans.newer:
+                self._add_plan(update, state, plans)
+            self._messages[key] = update
         return self._messages[key]
+
+    def _add_plan(self, update: pb.PlanUpdate, state: State, plans: _Plans) -> None:
+        signed_plan, update.signature = self.sealed(state.plans[plans.newer - 1])
+        if plans.former:
+            update.pieces.extend(pieces_of(self.sealed(state.plans[plans.former - 1])[0], signed_plan))
+        if not update.pieces:
+            update.signed_plan = signed_plan
 
     def relays(self, state: State) -> tuple[RelayAddress, ...]:
         """The relays of the run, the coordinator's own first."""
@@ -133,10 +154,13 @@ class Watcher:
 
     Args:
         end_only: the peer rests, and is told the end of the run alone.
+        changes: the peer takes what has changed since its last update.
     """
 
-    def __init__(self, peer: PeerId, announcements: Announcements, end_only: bool = False) -> None:
-        self._peer, self._end_only = peer, end_only
+    def __init__(
+        self, peer: PeerId, announcements: Announcements, end_only: bool = False, changes: bool = False
+    ) -> None:
+        self._peer, self._end_only, self._takes_changes = peer, end_only, changes
         self._announcements = announcements
         self._epoch = 0
         self._told: Announcement | None = None
@@ -165,16 +189,20 @@ class Watcher:
         plan = (newer[0] if self._epoch else newer[-2:][0]) if newer else None
         waiting = "" if plan else announcement.waiting or peer_message(state, self._peer)
         told = self._told
+        has_lists = told is not None and _lists(told) == _lists(announcement)
         is_new = (
             plan is not None
             or told is None
             or sources.position > self._sources
-            or _lists(told) != _lists(announcement)
+            or not has_lists
+            or (told.pause, told.rollback) != (announcement.pause, announcement.rollback)
             or waiting not in ("", self._waiting)  # "" alone is no news: the next plan shows it
         )
         if not is_new and state.phase is not RunPhase.FINISHED:
             return None
-        update = self._announcements.message(announcement, plan, waiting, self._sources)
-        self._epoch = plan.epoch if plan else self._epoch
+        plans = _Plans(plan.epoch if plan else 0, self._epoch if plan and self._takes_changes else 0)
+        same_lists = has_lists and self._takes_changes
+        update = self._announcements.message(announcement, plans, same_lists, waiting, self._sources)
+        self._epoch = plans.newer or self._epoch
         self._told, self._waiting, self._sources = announcement, waiting, sources.position
         return update

@@ -24,6 +24,7 @@ from node import hooks
 from node.net.coordinator_channel import CoordinatorChannel
 from node.net.enrollment import check_own
 from node.net.group_reports import GroupReports
+from node.net.plan_updates import PlanUpdate, PlanUpdates
 from node.net.probe import Probe
 from node.security.channels import tls_failure
 from node.security.credentials import RunCredentials, check_in_date
@@ -36,7 +37,6 @@ from protocol.trust.envelope import is_signed_by, renewal_message, spec_message
 from protocol.trust.names import wrong_authority
 from protocol.trust.reachability import DIAL_BACK_SECONDS, NOT_REACHED, Addresses, Reached
 from protocol.trust.run_id import check_run_id
-from protocol.trust.sources import MemberSource
 from protocol.types import (
     PROTOCOL_VERSION,
     Capacity,
@@ -44,31 +44,23 @@ from protocol.types import (
     Estimates,
     ExchangeGroup,
     Part,
-    Pause,
     PayloadDescriptor,
     PeerId,
-    Plan,
     Rejection,
     RelayAddress,
-    ReservedAssignment,
     Role,
-    Rollback,
     StateRecord,
 )
-from protocol.wire.convert.fields import banned_from_pb, role_from_pb, sentence_from_pb
+from protocol.wire.convert.fields import role_from_pb, sentence_from_pb
 from protocol.wire.convert.payloads import descriptor_to_pb, rejection_to_pb
 from protocol.wire.convert.plans import (
     addresses_to_pb,
     answered,
     capacity_to_pb,
     estimates_to_pb,
-    pause_from_pb,
-    places_from_pb,
     relays_from_pb,
-    rollback_from_pb,
-    sources_from_pb,
 )
-from protocol.wire.records import open_plan, open_state
+from protocol.wire.records import open_state
 from protocol.wire.status import measurement_to_pb
 
 log = logging.getLogger(__name__)
@@ -109,27 +101,6 @@ class HeartbeatReply:
     round_number: int
     closes_seconds: float | None
     interval: float = 0.0
-
-
-@dataclass(frozen=True)
-class PlanUpdate:
-    """One message of the Watch stream: a plan, or a sentence that says what the run waits for.
-
-    `banned` are all banned peers, `followers` the reserved assignments of peers that are in no plan yet,
-    `relays` all relays of the run, `sources` those of members that no former message of this stream had.
-    `pause` is None while the run is not paused.
-    """
-
-    plan: Plan | None
-    waiting: str
-    finished: bool
-    banned: frozenset[PeerId]
-    followers: tuple[ReservedAssignment, ...] = ()
-    round_number: int = 0
-    relays: tuple[RelayAddress, ...] = ()
-    sources: tuple[MemberSource, ...] = ()
-    pause: Pause | None = None
-    rollback: Rollback | None = None
 
 
 class CoordinatorClient:
@@ -264,12 +235,13 @@ class CoordinatorClient:
         Raises HetnodeError: WRONG_AUTHORITY if a plan is not signed with the coordinator's key.
         """
         async with self._channel.call() as stub:
-            request = pb.WatchRequest(peer=self._peer)
+            request = pb.WatchRequest(peer=self._peer, changes=True)
             call = stub.Watch(request, wait_for_ready=True)
+            updates = PlanUpdates(self.credentials.run, self.credentials.coordinator)
             try:
                 async for update in call:
                     await hooks.current().after_coordinator_call("Watch", request)
-                    yield self._opened(update)
+                    yield updates.opened(update)
             finally:
                 call.cancel()
 
@@ -284,17 +256,6 @@ class CoordinatorClient:
             finally:
                 call.cancel()
             raise self._channel.unreachable("it has ended the call")
-
-    def _opened(self, update: pb.PlanUpdate) -> PlanUpdate:
-        plan, run, coordinator = None, self.credentials.run, self.credentials.coordinator
-        if update.signed_plan:
-            plan = open_plan(update.signed_plan, update.signature, run, coordinator)
-        banned, followers = banned_from_pb(update.banned), places_from_pb(update.followers)
-        relays, sources = relays_from_pb(update.relays), sources_from_pb(update.sources)
-        pause = pause_from_pb(update.pause) if update.HasField("pause") else None
-        rollback = rollback_from_pb(update.rollback) if update.HasField("rollback") else None
-        lists = banned, followers, update.round, relays, sources
-        return PlanUpdate(plan, update.waiting, update.finished, *lists, pause, rollback)
 
     async def heartbeat(
         self,

@@ -12,8 +12,9 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, 
 from dataclasses import dataclass, field, replace
 from typing import NoReturn, TypeVar
 
-from node.net.coordinator_client import CoordinatorClient, PlanUpdate
+from node.net.coordinator_client import CoordinatorClient
 from node.net.live_estimates import LiveEstimates
+from node.net.plan_updates import PlanUpdate
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.status import Wait
 from protocol.trust.sources import MemberSource

@@ -507,12 +507,14 @@ class TryAddressesReply(_message.Message):
     def __init__(self, reached: _Optional[_Union[Reached, _Mapping]] = ..., source: _Optional[str] = ..., source_port: _Optional[int] = ..., relays: _Optional[_Iterable[_Union[RelayAddress, _Mapping]]] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
-    __slots__ = ("peer", "end_only")
+    __slots__ = ("peer", "end_only", "changes")
     PEER_FIELD_NUMBER: _ClassVar[int]
     END_ONLY_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
     peer: str
     end_only: bool
-    def __init__(self, peer: _Optional[str] = ..., end_only: _Optional[bool] = ...) -> None: ...
+    changes: bool
+    def __init__(self, peer: _Optional[str] = ..., end_only: _Optional[bool] = ..., changes: _Optional[bool] = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("peer", "stages", "endpoint", "relayed")
@@ -583,7 +585,7 @@ class MemberSource(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., source: _Optional[str] = ...) -> None: ...
 
 class PlanUpdate(_message.Message):
-    __slots__ = ("signed_plan", "signature", "waiting", "finished", "banned", "followers", "round", "relays", "sources", "pause", "rollback")
+    __slots__ = ("signed_plan", "signature", "waiting", "finished", "banned", "followers", "round", "relays", "sources", "pause", "rollback", "pieces", "same_lists")
     SIGNED_PLAN_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -595,6 +597,8 @@ class PlanUpdate(_message.Message):
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     PAUSE_FIELD_NUMBER: _ClassVar[int]
     ROLLBACK_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
+    SAME_LISTS_FIELD_NUMBER: _ClassVar[int]
     signed_plan: bytes
     signature: bytes
     waiting: str
@@ -606,7 +610,19 @@ class PlanUpdate(_message.Message):
     sources: _containers.RepeatedCompositeFieldContainer[MemberSource]
     pause: Pause
     rollback: Rollback
-    def __init__(self, signed_plan: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., waiting: _Optional[str] = ..., finished: _Optional[bool] = ..., banned: _Optional[_Iterable[str]] = ..., followers: _Optional[_Iterable[_Union[Place, _Mapping]]] = ..., round: _Optional[int] = ..., relays: _Optional[_Iterable[_Union[RelayAddress, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[MemberSource, _Mapping]]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., rollback: _Optional[_Union[Rollback, _Mapping]] = ...) -> None: ...
+    pieces: _containers.RepeatedCompositeFieldContainer[PlanPiece]
+    same_lists: bool
+    def __init__(self, signed_plan: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., waiting: _Optional[str] = ..., finished: _Optional[bool] = ..., banned: _Optional[_Iterable[str]] = ..., followers: _Optional[_Iterable[_Union[Place, _Mapping]]] = ..., round: _Optional[int] = ..., relays: _Optional[_Iterable[_Union[RelayAddress, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[MemberSource, _Mapping]]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., rollback: _Optional[_Union[Rollback, _Mapping]] = ..., pieces: _Optional[_Iterable[_Union[PlanPiece, _Mapping]]] = ..., same_lists: _Optional[bool] = ...) -> None: ...
+
+class PlanPiece(_message.Message):
+    __slots__ = ("offset", "length", "literal")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    LITERAL_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    length: int
+    literal: bytes
+    def __init__(self, offset: _Optional[int] = ..., length: _Optional[int] = ..., literal: _Optional[bytes] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("peer", "round", "inner_step", "estimates", "waits", "kept")

@@ -17,8 +17,9 @@ from coordinator.state.events import AssignmentReserved, PeerJoined, PlanAdopted
 from coordinator.state.text import Waiting
 from node.ipc.typed_calls import name_of
 from node.ipc.worker_calls import Connect
-from node.net.coordinator_client import Admission, CoordinatorClient, PlanUpdate
+from node.net.coordinator_client import Admission, CoordinatorClient
 from node.net.link_dialer import dial as original_dial
+from node.net.plan_updates import PlanUpdate
 from protocol.algorithm.sampling import next_first_sample, sample_range
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec

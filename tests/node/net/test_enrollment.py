@@ -13,8 +13,9 @@ import grpc
 import pytest
 
 from node.net.coordinator_channel import fetch_status
-from node.net.coordinator_client import CoordinatorClient, PlanUpdate
+from node.net.coordinator_client import CoordinatorClient
 from node.net.enrollment import enroll
+from node.net.plan_updates import PlanUpdate
 from node.security import credentials as kept
 from node.security.credentials import RunCredentials
 from node.security.identity import Identity, open_identity

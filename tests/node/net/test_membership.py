@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from node.net.coordinator_client import HeartbeatReply, PlanUpdate
+from node.net.coordinator_client import HeartbeatReply
 from node.net.membership import Membership, RunView
+from node.net.plan_updates import PlanUpdate
 from node.net.sources import member_sources
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.status import Wait

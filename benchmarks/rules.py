@@ -14,7 +14,7 @@ import cProfile
 import pstats
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from benchmarks.coordinator import STAGES, spec_of
@@ -22,6 +22,7 @@ from benchmarks.tables import Table, machine
 from coordinator.decide import decide
 from coordinator.rounds.phases import earliest
 from coordinator.state import commands
+from coordinator.state.events import Event
 from coordinator.state.state import State
 from protocol.spec.run import RunSpec
 from protocol.types import Capacity, Part, PayloadDescriptor, Role
@@ -41,12 +42,14 @@ class Rules:
     Attributes:
         seconds: of CPU by kind of command.
         counts: of commands by kind.
+        on_event: gets each event.
     """
 
     state: State
     now: float = 1000.0
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    on_event: Callable[[Event], object] = lambda _: None
 
     def send(self, command: commands.Command) -> None:
         began = time.process_time()
@@ -56,15 +59,20 @@ class Rules:
         if outcome.refusal is not None:
             raise outcome.refusal
         self.state = outcome.state
+        for event in outcome.events:
+            self.on_event(event)
 
 
 class Swarm:
     """The peers of a run, and what they send in a round."""
 
-    def __init__(self, peers: int) -> None:
-        self.spec: RunSpec = spec_of(peers, rounds=10)
+    def __init__(self, peers: int, rounds: int = 10) -> None:
+        self.spec: RunSpec = spec_of(peers, rounds)
         self.rules = Rules(State(self.spec, self.spec.name))
         self.peers: dict[str, Keyed] = {}
+
+    def join(self) -> None:
+        """Start the coordinator, and let all peers join."""
         self.rules.send(commands.Start())
         full = self.spec.swarm.replicas
         for number in range(full + self.spec.swarm.pipelines * STAGES):
@@ -124,6 +132,7 @@ class Swarm:
 def measure(peers: int, rounds: int) -> Rules:
     """The costs of `rounds` rounds after the first."""
     swarm = Swarm(peers)
+    swarm.join()
     swarm.start()
     swarm.play_round()
     swarm.rules.seconds.clear()
@@ -161,6 +170,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.profile:
         swarm = Swarm((arguments.peers or SHAPES)[0])
+        swarm.join()
         swarm.start()
         swarm.play_round()
         profile = cProfile.Profile()

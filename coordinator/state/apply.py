@@ -6,13 +6,13 @@ The longer changes are in apply_peers, apply_plans and apply_rounds.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import reduce
 from typing import assert_never
 
 from coordinator.state import apply_peers, apply_plans, apply_rounds, events
 from coordinator.state.events import Event
 from coordinator.state.persistent_map import PersistentMap
+from coordinator.state.replacing import replace
 from coordinator.state.state import Alarm, LastSeen, State
 from protocol.status import RunPhase
 from protocol.types import Pause

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from coordinator.state import events
 from coordinator.state.invitation import Invitation
+from coordinator.state.replacing import replace
 from coordinator.state.state import FailedLink, LastSeen, Peer, State
 from protocol.roles import POLICIES
 from protocol.status import RunPhase

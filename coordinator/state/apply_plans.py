@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import replace
 
 from coordinator.state.persistent_map import PersistentMap
+from coordinator.state.replacing import replace
 from coordinator.state.state import KEPT_ROUNDS, Assignment, Peer, State, peers_of
 from protocol.status import RunPhase
 from protocol.types import Lifecycle, PeerId, Plan, ReservedAssignment

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import inf
 
 from coordinator.state import events
@@ -10,6 +9,7 @@ from coordinator.state.apply_peers import follow, mark_absent
 from coordinator.state.apply_plans import with_lifecycles
 from coordinator.state.lines import lines_of
 from coordinator.state.persistent_map import PersistentMap
+from coordinator.state.replacing import replace
 from coordinator.state.state import KEPT_DURATIONS, KEPT_PHASES, KEPT_ROUNDS, Contest, Round, Silence, State
 from protocol.types import Decision, ExchangeGroup, Finding, Part, PeerId
 

@@ -172,25 +172,16 @@ class SqliteStore:
         with self._reporting():
             (verdict,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
             spec = self._db.execute("SELECT spec FROM run").fetchone()
-            rows = self._db.execute(
-                "SELECT sequence, kind, body, row_hash FROM events ORDER BY sequence"
-            ).fetchall()
+            (rows,) = self._db.execute("SELECT count(*) FROM events").fetchone()
         if verdict != "ok":
             raise _corrupt(self.path, str(verdict))
         if spec is None:
             if rows:
                 raise _corrupt(self.path, "the specification of its run is missing")
             return None, ()
-        hashes = self._verified(spec[0], rows)
-        self._check_head(hashes)
-        self.end = len(rows), hashes[-1]
-        events = []
-        for sequence, kind, body, _ in rows:
-            try:
-                events.append(decode(kind, unpack_body(body)))
-            except ValueError as error:
-                raise _corrupt(self.path, f"row {sequence} is unreadable ({error})") from None
-        return spec[0], tuple(events)
+        with self._reporting():
+            self.end = self._verified(spec[0])
+            return spec[0], tuple(self._events())
 
     def begin(self, spec_json: str) -> None:
         with self._reporting(), self._transaction():
@@ -285,32 +276,44 @@ class SqliteStore:
             raise _corrupt(self.path, "its run has not begun")
         return 0, first_hash(spec[0])
 
-    def _verified(self, spec_json: str, rows: Sequence[tuple[int, str, str, bytes]]) -> list[bytes]:
-        """The hashes of the chain, that of the specification first. Raises STORE_CORRUPT naming a row."""
-        hashes = [first_hash(spec_json)]
-        for expected, (sequence, kind, body, row_hash) in enumerate(rows, start=1):
-            if sequence != expected:  # a replay with a gap would lead to another state
-                raise _corrupt(self.path, f"row {expected} is missing")
-            hashes.append(next_hash(hashes[-1], kind, body))
-            if row_hash != hashes[-1]:
+    def _events(self) -> Iterator[Event]:
+        # Read as they are decoded: the text of all rows together takes more memory than the events.
+        for sequence, kind, body in self._db.execute(
+            "SELECT sequence, kind, body FROM events ORDER BY sequence"
+        ):
+            try:
+                yield decode(kind, unpack_body(body))
+            except ValueError as error:
+                raise _corrupt(self.path, f"row {sequence} is unreadable ({error})") from None
+
+    def _verified(self, spec_json: str) -> tuple[int, bytes]:
+        """The end of the chain. Raises STORE_CORRUPT, naming a row, or unless it contains the signed head."""
+        row_hash, rows, signed, problem = first_hash(spec_json), 0, None, ""
+        try:
+            signed, signed_hash = self.head.read()
+        except ValueError as error:
+            problem = str(error)
+        found = row_hash if signed == 0 else None
+        query = "SELECT sequence, kind, body, row_hash FROM events ORDER BY sequence"
+        for rows, (sequence, kind, body, stored_hash) in enumerate(self._db.execute(query), start=1):
+            if sequence != rows:  # a replay with a gap would lead to another state
+                raise _corrupt(self.path, f"row {rows} is missing")
+            row_hash = next_hash(row_hash, kind, body)
+            if stored_hash != row_hash:
                 what = "the specification of the run or row 1" if sequence == 1 else f"row {sequence}"
                 raise _corrupt(self.path, f"{what} was changed, removed, inserted or moved")
-        return hashes
-
-    def _check_head(self, hashes: Sequence[bytes]) -> None:
-        """Raises STORE_CORRUPT unless the log begins with the rows that the coordinator has signed."""
-        try:
-            length, row_hash = self.head.read()
-        except ValueError as error:
-            raise _corrupt(self.path, str(error)) from None
-        have = len(hashes) - 1
-        if length > have:
-            missing = f"rows {have + 1} to {length} are" if length > have + 1 else f"row {length} is"
+            if rows == signed:
+                found = row_hash
+        if signed is None:
+            raise _corrupt(self.path, problem)
+        if signed > rows:
+            missing = f"rows {rows + 1} to {signed} are" if signed > rows + 1 else f"row {signed} is"
             raise _corrupt(self.path, f"{missing} missing at its end")
-        if hashes[length] != row_hash:
+        if found != signed_hash:
             raise _corrupt(
-                self.path, f"the rows up to row {length} are not those that this coordinator wrote"
+                self.path, f"the rows up to row {signed} are not those that this coordinator wrote"
             )
+        return rows, row_hash
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

@@ -80,6 +80,9 @@ class _Loop:
     def now(self) -> float:
         return self.time
 
+    def note_call(self, peer: PeerId) -> None:
+        pass
+
     def wake(self, topic: object) -> None:
         pass
 

@@ -21,7 +21,7 @@ from coordinator.state.events import Event
 from coordinator.state.state import State
 from coordinator.status.messages import run_message, stall_message
 from coordinator.storage.store import Store
-from protocol.types import Role
+from protocol.types import PeerId, Role
 
 STALL_SECONDS = 3.0
 """Ticks come every 0.2 s. After a gap longer than this, the process counts as having been suspended."""
@@ -125,6 +125,7 @@ class CommandLoop:
         self._stall_message, self._told_stall_at = "", -inf
         self.now = clock or steady_wall_clock(state.latest_at)
         self._ticked_at = self.now()
+        self._heard: dict[PeerId, float] = {}
 
     async def run(self) -> None:
         """Decide commands until :meth:`stop`. If the store fails: stop, and raise its error."""
@@ -153,13 +154,20 @@ class CommandLoop:
         if refusal is not None:
             raise refusal
 
+    def note_call(self, peer: PeerId) -> None:
+        """Note that a call of `peer` has begun: a sign of life, however long the call waits."""
+        self._heard[peer] = self.now()
+
     async def tick(self) -> None:
         """Decide what is due by now, and report the run's message if it has changed."""
         if self.now() - self._ticked_at > STALL_SECONDS:
             # The machine was suspended or overloaded, so heartbeats could not be served. As after a restart,
             # silence and deadlines count from now: otherwise all peers would be lost at once.
             await self.execute(Start())
-        await self.execute(Tick())
+        self._heard = {
+            peer: at for peer, at in self._heard.items() if self.now() - at < self.spec.timing.lost_after
+        }
+        await self.execute(Tick(self._heard))
         self._ticked_at = self.now()  # after the tick: a slow store must not look like a suspended machine
         message = run_message(self.state)
         if message != self._message:

@@ -114,7 +114,7 @@ def _apply_rule(transaction: Transaction, command: Command) -> None:  # noqa: PL
             if raise_alarm(transaction, command) and command.pauses:
                 pausing.pause(transaction, commands.PauseRun(PausedBy.ALARM, command.reason))
         case commands.Tick():
-            _tick(transaction)
+            _tick(transaction, command)
         case _:
             assert_never(command)
 
@@ -139,8 +139,8 @@ def _apply_operator_rule(transaction: Transaction, command: commands.OperatorCom
             roll_back(transaction, command)
 
 
-def _tick(transaction: Transaction) -> None:
-    any_lost = presence.remove_silent_peers(transaction)
+def _tick(transaction: Transaction, command: commands.Tick) -> None:
+    any_lost = presence.remove_silent_peers(transaction, command.heard)
     state = transaction.state
     # Later ticks would repeat the same search: all speeds have arrived by then, or will not arrive.
     may_start = state.phase is RunPhase.GATHERING and transaction.now < state.latest_at + 2 * SPEED_SECONDS

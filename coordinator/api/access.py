@@ -45,6 +45,7 @@ class Access:
         holder = identity_of(context)
         self._check_not_excluded(holder)
         if (peer := peer_of(holder)) is not None:
+            self._command_loop.note_call(peer)
             self._note_source(peer, self._source_of(context.peer()))
 
     def peer(self, context: Context, claimed: str) -> PeerId:

@@ -54,12 +54,15 @@ def _record_estimates(transaction: Transaction, peer: PeerId, estimates: Estimat
         transaction.add(events.PeerMeasured(transaction.now, peer, known))
 
 
-def remove_silent_peers(transaction: Transaction) -> bool:
-    """Declare peers lost that were silent for `lost_after` seconds. Returns whether there were any."""
+def remove_silent_peers(transaction: Transaction, heard: Mapping[PeerId, float]) -> bool:
+    """Declare peers lost that were silent for `lost_after` seconds. Returns whether there were any.
+
+    `heard` is that of commands.Tick: a peer whose heartbeat waits behind the calls of others is not silent.
+    """
     state, now = transaction.state, transaction.now
     # Silence counts only while the coordinator listens: not before its last start.
     silences = (
-        (peer, now - max(state.last_seen[peer].at, state.started_at))
+        (peer, now - max(state.last_seen[peer].at, state.started_at, heard.get(peer, 0.0)))
         for peer, known in state.peers.items()
         if known.is_live
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from protocol.status import Wait
@@ -255,7 +256,12 @@ class RaiseAlarm:
 
 @dataclass(frozen=True)
 class Tick:
-    """Time has passed: silent peers are lost, groups are closed, rounds are decided."""
+    """Time has passed: silent peers are lost, groups are closed, rounds are decided.
+
+    `heard`: when peers have begun their newest call, which may still wait to be decided.
+    """
+
+    heard: Mapping[PeerId, float] = field(default_factory=dict)
 
 
 OperatorCommand: TypeAlias = (

@@ -62,6 +62,14 @@ async def test_a_peer_that_stays_silent_while_the_coordinator_runs_is_lost(
     assert not command_loop.state.peers[keyed(1).peer].is_live
 
 
+async def test_a_peer_whose_calls_wait_is_not_lost(command_loop: CommandLoop, clock: _Clock) -> None:
+    for _ in range(int(2 * SPEC.timing.lost_after / STALL_SECONDS) + 3):
+        clock.now += STALL_SECONDS / 2
+        command_loop.note_call(keyed(1).peer)  # its heartbeat is not decided yet
+        await command_loop.tick()
+    assert command_loop.state.peers[keyed(1).peer].is_live
+
+
 async def test_calls_go_on_while_a_command_is_decided(
     command_loop: CommandLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

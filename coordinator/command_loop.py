@@ -167,7 +167,7 @@ class CommandLoop:
         self._heard = {
             peer: at for peer, at in self._heard.items() if self.now() - at < self.spec.timing.lost_after
         }
-        await self.execute(Tick(self._heard))
+        await self.execute(Tick(dict(self._heard)))  # calls go on during the tick
         self._ticked_at = self.now()  # after the tick: a slow store must not look like a suspended machine
         message = run_message(self.state)
         if message != self._message:

@@ -79,6 +79,9 @@ def spec_view(spec: RunSpec) -> RenderableType:
         result = sum(PayloadLayout(each, spec.outer.of_result).nbytes for each in shapes)
         # (R - 1) / R of it with R replicas; each part has its own header and magnitudes.
         size = run_history.size(own + result)
-        facts.add_row("exchange", f"reduced: at most about {size} up and as much down per replica and round")
+        facts.add_row(
+            "exchange",
+            f"reduced (hetnode experiment alone): about {size} up and as much down per replica and round",
+        )
     facts.add_row("data", f"{spec.data.source}, tokenizer {spec.data.tokenizer}")
     return Group(Panel(facts, title=f"preset {spec.preset}"), stages, link)

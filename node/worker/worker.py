@@ -35,7 +35,7 @@ from node.worker.trainer import Trainer
 from protocol.algorithm.digest import header_of, size_of
 from protocol.algorithm.outer_optimizer import committed_shapes
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec.run import RunSpec
+from protocol.spec.run import RunSpec, check_runnable
 from protocol.types import Part, StageRange
 from protocol.wire.payload_codec import PayloadLayout
 
@@ -108,12 +108,7 @@ class Worker:
         BAD_SPEC for exchange "reduced", as nodes cannot send parts to reducers.
         """
         spec, stages, local = call.spec, call.stages, call.local
-        if spec.outer.exchange == "reduced":
-            raise HetnodeError(
-                ErrorCode.BAD_SPEC,
-                "outer.exchange 'reduced' is for `hetnode experiment`: nodes have no exchange with reducers.",
-                "Start the run with outer.exchange = 'gathered'.",
-            )
+        check_runnable(spec)
         compute = self._compute(local.compute)
         is_sharded = self._is_sharded(spec, stages, local.compute)
         within = replace(local.compute, device=compute.device)

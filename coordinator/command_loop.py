@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import inf
 from typing import TypeVar
@@ -125,6 +126,9 @@ class CommandLoop:
         self._stall_message, self._told_stall_at = "", -inf
         self.now = clock or steady_wall_clock(state.latest_at)
         self._ticked_at = self.now()
+        self._was_suspended = False
+        # One of its own: the threads that all rooms share may all be busy.
+        self._thread = ThreadPoolExecutor(1, "commands")
         self._heard: dict[PeerId, float] = {}
 
     async def run(self) -> None:
@@ -134,6 +138,7 @@ class CommandLoop:
                 await self._serve([first, *self._arrived()])
         finally:
             self.stop()  # after an error: accept no more commands, and end the waiting calls
+            self._thread.shutdown(wait=False)
             for _, answer in self._arrived():
                 _answer(answer, Stopped())
 
@@ -160,14 +165,15 @@ class CommandLoop:
 
     async def tick(self) -> None:
         """Decide what is due by now, and report the run's message if it has changed."""
-        if self.now() - self._ticked_at > STALL_SECONDS:
+        if self._was_suspended or self.now() - self._ticked_at > STALL_SECONDS:
             # The machine was suspended or overloaded, so heartbeats could not be served. As after a restart,
             # silence and deadlines count from now: otherwise all peers would be lost at once.
+            self._was_suspended = False
             await self.execute(Start())
         self._heard = {
             peer: at for peer, at in self._heard.items() if self.now() - at < self.spec.timing.lost_after
         }
-        await self.execute(Tick(dict(self._heard)))  # calls go on during the tick
+        await self._execute_awake(Tick(dict(self._heard), self.now()))  # calls go on during the tick
         self._ticked_at = self.now()  # after the tick: a slow store must not look like a suspended machine
         message = run_message(self.state)
         if message != self._message:
@@ -180,6 +186,20 @@ class CommandLoop:
         if stall != self._stall_message and self._ticked_at >= self._told_stall_at + pause:
             self._stall_message, self._told_stall_at = stall, self._ticked_at
             self.wake(RUN_TOPIC)
+
+    async def _execute_awake(self, command: Command) -> None:
+        """Execute `command`, and note whether this process was suspended meanwhile."""
+        execution = asyncio.ensure_future(self.execute(command))
+        try:
+            is_done = False
+            while not is_done:
+                awake_at = self.now()
+                # A slow store does not hold up the event loop: only a suspended process sleeps for longer.
+                is_done = bool((await asyncio.wait({execution}, timeout=STALL_SECONDS / 6))[0])
+                self._was_suspended |= self.now() - awake_at > STALL_SECONDS
+            execution.result()
+        finally:
+            execution.cancel()
 
     async def until(self, topic: Topic, ready: Callable[[State], T | None]) -> T:
         """Wait until `ready(state)` is not None, and return its value. Each event of `topic` calls it again.
@@ -227,7 +247,10 @@ class CommandLoop:
             # A thread: other calls go on while a plan is searched or events are written. Heartbeats alone
             # take less time than a thread.
             if self._store.blocks and not all(isinstance(command, Heartbeat) for command in issued):
-                decided = await asyncio.to_thread(self._decide_and_store, self.state, issued)
+                event_loop = asyncio.get_running_loop()
+                decided = await event_loop.run_in_executor(
+                    self._thread, self._decide_and_store, self.state, issued
+                )
             else:
                 decided = self._decide_and_store(self.state, issued)
         except BaseException:

@@ -140,7 +140,7 @@ def _apply_operator_rule(transaction: Transaction, command: commands.OperatorCom
 
 
 def _tick(transaction: Transaction, command: commands.Tick) -> None:
-    any_lost = presence.remove_silent_peers(transaction, command.heard)
+    any_lost = presence.remove_silent_peers(transaction, command)
     state = transaction.state
     # Later ticks would repeat the same search: all speeds have arrived by then, or will not arrive.
     may_start = state.phase is RunPhase.GATHERING and transaction.now < state.latest_at + 2 * SPEED_SECONDS

@@ -8,7 +8,7 @@ from dataclasses import replace
 from coordinator.membership.invites import open_invites_of
 from coordinator.membership.validation import check_peer_id, live_peer
 from coordinator.state import events
-from coordinator.state.commands import Ban, Drain, Heartbeat, Leave, Retreat, Unban
+from coordinator.state.commands import Ban, Drain, Heartbeat, Leave, Retreat, Tick, Unban
 from coordinator.state.state import Peer, State
 from coordinator.state.transaction import Transaction
 from protocol.types import Estimates, PeerId
@@ -54,15 +54,16 @@ def _record_estimates(transaction: Transaction, peer: PeerId, estimates: Estimat
         transaction.add(events.PeerMeasured(transaction.now, peer, known))
 
 
-def remove_silent_peers(transaction: Transaction, heard: Mapping[PeerId, float]) -> bool:
+def remove_silent_peers(transaction: Transaction, tick: Tick) -> bool:
     """Declare peers lost that were silent for `lost_after` seconds. Returns whether there were any.
 
-    `heard` is that of commands.Tick: a peer whose heartbeat waits behind the calls of others is not silent.
+    A peer whose heartbeat waits behind the calls of others, or as long as the tick does, is not silent.
     """
     state, now = transaction.state, transaction.now
+    heard, until = tick.heard, min(now, tick.issued)
     # Silence counts only while the coordinator listens: not before its last start.
     silences = (
-        (peer, now - max(state.last_seen[peer].at, state.started_at, heard.get(peer, 0.0)))
+        (peer, until - max(state.last_seen[peer].at, state.started_at, heard.get(peer, 0.0)))
         for peer, known in state.peers.items()
         if known.is_live
     )

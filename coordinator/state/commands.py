@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import TypeAlias
 
 from protocol.status import Wait
@@ -258,10 +259,12 @@ class RaiseAlarm:
 class Tick:
     """Time has passed: silent peers are lost, groups are closed, rounds are decided.
 
-    `heard`: when peers have begun their newest call, which may still wait to be decided.
+    `heard`: when peers have begun their newest call, which may still wait to be decided. `issued`: when this
+    command was issued. It may have waited since, and so may the calls of peers.
     """
 
     heard: Mapping[PeerId, float] = field(default_factory=dict)
+    issued: float = inf
 
 
 OperatorCommand: TypeAlias = (

@@ -12,7 +12,7 @@ import pytest
 from coordinator import command_loop as loop_module
 from coordinator.command_loop import STALL_SECONDS, CommandLoop, steady_wall_clock
 from coordinator.decide import Outcome
-from coordinator.state.commands import Command, Start
+from coordinator.state.commands import Command, Start, Tick
 from coordinator.state.state import State
 from protocol.types import Role
 from tests.builders import keyed, spec_of
@@ -68,6 +68,34 @@ async def test_a_peer_whose_calls_wait_is_not_lost(command_loop: CommandLoop, cl
         command_loop.note_call(keyed(1).peer)  # its heartbeat is not decided yet
         await command_loop.tick()
     assert command_loop.state.peers[keyed(1).peer].is_live
+
+
+async def test_a_coordinator_that_was_suspended_during_a_tick_declares_no_peer_lost(
+    command_loop: CommandLoop, clock: _Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, suspended = loop_module.decide, iter([True])
+
+    def decide_after_suspension(state: State, command: Command, now: float) -> Outcome:
+        if isinstance(command, Tick) and next(suspended, False):
+            clock.now += 10 * SPEC.timing.lost_after
+        return original(state, command, clock.now)
+
+    monkeypatch.setattr(loop_module, "decide", decide_after_suspension)
+    for _ in range(2):
+        await command_loop.tick()
+        assert command_loop.state.peers[keyed(1).peer].is_live
+    assert not next(suspended, False), "the tick that was suspended"
+
+
+async def test_commands_are_decided_while_all_shared_threads_are_busy(
+    command_loop: CommandLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MemoryStore, "blocks", True)
+    free = threading.Event()
+    busy = [asyncio.create_task(asyncio.to_thread(free.wait, 5)) for _ in range(32)]
+    await command_loop.tick()
+    free.set()
+    assert all(await asyncio.gather(*busy))
 
 
 async def test_calls_go_on_while_a_command_is_decided(

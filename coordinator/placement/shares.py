@@ -44,8 +44,8 @@ def largest_share(total: int, replicas: int) -> int:
 def fair_shares(seconds: Sequence[float], total: int, most: Sequence[int]) -> list[int]:
     """How many microbatches each replica takes so that the slowest replica ends as early as possible.
 
-    Shares are in proportion to speed, rounded down, but at least 1. Each remaining microbatch goes to the
-    replica that would end it first; of several to the one with fewer, then to the first one.
+    Each replica takes one. Then one after the other goes to the replica that would end it first; of several
+    to the one with fewer, then to the first one. So a larger `total` takes nothing from any replica.
 
     Args:
         seconds: of one microbatch on each replica, above 0.
@@ -56,13 +56,14 @@ def fair_shares(seconds: Sequence[float], total: int, most: Sequence[int]) -> li
     def done_within(time: float) -> list[int]:
         return [max(1, floor(min(time / each, bound))) for each, bound in zip(seconds, most, strict=True)]
 
-    # Bisect the time of the step; in `high` all replicas reach their bounds.
+    # Most of them are found by bisecting the time of the step; in `high` all replicas reach their bounds.
     low, high = 0.0, max(seconds) * max(most)
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         low, high = (middle, high) if sum(done_within(middle)) <= total else (low, middle)
-    shares = done_within(low)
-    # Rounding has left some microbatches: the heap has the replica on top that would end one more first.
+    # One less, since division and multiplication round differently.
+    shares = [max(1, share - 1) for share in done_within(low)]
+    # The heap has the replica on top that would end one more first.
     soonest = [((n + 1) * seconds[i], n, i) for i, n in enumerate(shares) if n < most[i]]
     heapify(soonest)
     for _ in range(total - sum(shares)):

@@ -7,7 +7,7 @@ from math import sqrt
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from coordinator.placement.shares import (
@@ -69,6 +69,7 @@ class TestDivision:
         assert now[faster] >= before[faster]
 
     @given(SPEEDS, st.integers(0, 200))
+    @example([6.0, 6.0, 6.0, 6.0, 1.1, 0.5, 0.5], 80)  # several replicas would end together
     def test_a_larger_batch_takes_no_microbatch_from_any_replica(
         self, seconds: list[float], more: int
     ) -> None:

@@ -133,6 +133,9 @@ async def join_run(
         check_in_date(coordinator.credentials, time.time())  # this may be called again and again, for days
         try:
             return await coordinator.join(role, capacity, addresses, spec_hash, join_seconds, name)
+        except asyncio.CancelledError:
+            await leave_run(coordinator, "stopped before the end")  # it may be admitted, with no answer yet
+            raise
         except HetnodeError as error:
             if error.code is not ErrorCode.ALREADY_ACTIVE or waited > _FORMER_SECONDS:
                 raise

@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from coordinator.api.public_ports import RelayOptions as OwnRelayOptions
-from node.net.coordinator_client import CoordinatorClient
+from node.net.coordinator_client import Admission, CoordinatorClient
 from node.net.enrollment import enroll
 from node.relay.agent import RelayAgent
 from node.relay.member import RelayOptions, run_relay
@@ -78,6 +79,25 @@ async def test_nodes_learn_of_the_relays_of_a_run(tmp_path: Path) -> None:
             status = await run.status()
             assert [peer.role for peer in status.peers if peer.lifecycle != "gone"] == ["replica"]
             assert status.sentence.startswith("waiting for 1 more full replica")
+
+
+async def test_a_relay_that_is_stopped_before_it_learns_of_its_admission_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, admitted = CoordinatorClient.join, asyncio.Event()
+
+    async def join(self: CoordinatorClient, *args: Any) -> Admission:
+        await original(self, *args)
+        admitted.set()
+        return await asyncio.Future()  # the answer is on its way
+
+    monkeypatch.setattr(CoordinatorClient, "join", join)
+    async with running(spec_of(), tmp_path / "run") as run:
+        relay = open_identity(tmp_path / "relay.key")
+        async with relay_of(run, relay):
+            await admitted.wait()
+            assert [peer.lifecycle for peer in (await run.status()).peers] == ["ready"]
+        assert [peer.lifecycle for peer in (await run.status()).peers] == ["gone"]
 
 
 async def test_an_excluded_peer_loses_its_relay(tmp_path: Path) -> None:

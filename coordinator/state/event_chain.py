@@ -14,7 +14,8 @@ def first_hash(spec_json: str) -> bytes:
     return hashlib.sha256(b"hetnode event log 1\n" + spec_json.encode()).digest()
 
 
-def next_hash(former: bytes, kind: str, body: str) -> bytes:
+def next_hash(former: bytes, kind: str, body: str | bytes) -> bytes:
     """The hash of the row (`kind`, `body`) after the row with the hash `former`."""
-    # No kind contains a tab, and JSON escapes it: two different rows never give the same bytes.
-    return hashlib.sha256(former + f"{kind}\t{body}".encode()).digest()
+    stored = body if isinstance(body, bytes) else body.encode()
+    # No kind contains a tab: two different rows never give the same bytes.
+    return hashlib.sha256(former + f"{kind}\t".encode() + stored).digest()

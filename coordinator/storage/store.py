@@ -45,6 +45,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE TRIGGER events_stay BEFORE UPDATE ON events WHEN old.row_hash IS NOT NULL "
         "BEGIN SELECT RAISE(ABORT, 'append-only'); END",
     ),
+    (),  # bodies may be BLOBs (coordinator.storage.row_body), which earlier programs cannot read
 )
 _ROWS_AT_ONCE = 500
 """Rows of the log that are read before an append gets its turn."""

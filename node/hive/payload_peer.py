@@ -154,9 +154,7 @@ class PayloadPeer(ServicerBase, PayloadCalls):  # type: ignore[misc]  # hivemind
                 yield PayloadChunk(refusal="that payload is being sent to you already")
                 return
             await self.payloads.wait_for_turn(peer, request.owner, request.round, request.sha256)
-            pieces = await self.payloads.pieces(
-                peer, request.owner, request.round, request.sha256, CHUNK_BYTES
-            )
+            pieces = await self.payloads.pieces(peer, request.owner, request.round, request.sha256)
             if pieces is None:
                 yield PayloadChunk(refusal=NOT_HELD)
                 return

@@ -20,7 +20,7 @@ from node.transport.arrivals import Arrival
 from node.transport.download import list_reasons
 from node.transport.helpers import Helpers, HelpFailures, helpers_of
 from node.transport.payload_store import PayloadStore
-from node.transport.transfer import NotHeld, TransferError, WrongBytes, read_in_thread
+from node.transport.transfer import NotHeld, TransferError, WrongBytes, chunk_bytes, read_in_thread
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import ExchangeGroup, ManifestEntry, PayloadDescriptor, PeerId
 
@@ -218,7 +218,7 @@ class PayloadExchange:
             self._faults[sender] = str(error)
 
     async def pieces(
-        self, peer: str, owner: str, round_number: int, sha256: str, size: int
+        self, peer: str, owner: str, round_number: int, sha256: str
     ) -> AsyncIterator[bytes] | None:
         """The bytes of a payload for `peer`, as they arrive or from the store; None if this peer lacks it.
 
@@ -231,6 +231,7 @@ class PayloadExchange:
                 async with asyncio.timeout(HELP_SECONDS):
                     while sha256 not in self._arrivals and not self.store.has(round_number, sha256):
                         await self._progress.wait()
+        size = chunk_bytes(len(self._awaited))  # each of these may ask, too
         if sha256 in self._arrivals:
             return self._arrivals[sha256].pieces(size)
         found = await asyncio.to_thread(self.store.pieces, round_number, sha256, size)
@@ -355,8 +356,7 @@ class PayloadExchange:
         payload = await self._held(own)
         if payload is None:
             return  # the disk has lost it since the exchange began
-        pause = _FIRST_PAUSE
-        holders = 0
+        pause, holders = _FIRST_PAUSE, 0
         while not holders:
             for listener in listeners:
                 try:

@@ -12,8 +12,10 @@ from node.transport.line import UNLIMITED, Line
 from protocol.pb.payload_pb2 import PayloadChunk
 from protocol.types import PayloadDescriptor
 
-CHUNK_BYTES = 256 * 1024  # the fastest size over libp2p's streams (138-177 MB/s on loopback)
+CHUNK_BYTES = 256 * 1024  # at most; the fastest size over libp2p's streams (138-177 MB/s on loopback)
 CHUNK_SECONDS = 5.0  # longest wait for the next chunk
+_LEAST_CHUNK_BYTES = 16 * 1024  # smaller ones would cost a strong sender more than a tenth of a core
+_CHUNKS_IN_ALL = 512 * 1024  # on their way to all receivers: a line of 1 Mb/s passes them in CHUNK_SECONDS
 _LINGER_SECONDS = 60.0  # for a receiver that never closes its stream
 
 
@@ -31,6 +33,14 @@ class NotHeld(TransferError):
 
 NOT_HELD = "this peer does not hold that payload"
 """The refusal of a peer that does not hold a payload."""
+
+
+def chunk_bytes(receivers: int) -> int:
+    """The size of the chunks of a payload that has to reach `receivers` at the same time.
+
+    All of them share one line, and each one waits CHUNK_SECONDS for a whole chunk.
+    """
+    return min(CHUNK_BYTES, max(_LEAST_CHUNK_BYTES, _CHUNKS_IN_ALL // max(1, receivers)))
 
 
 async def read_in_thread(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:

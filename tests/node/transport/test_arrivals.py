@@ -63,9 +63,9 @@ async def test_a_reader_that_stands_still_keeps_no_payload_of_a_former_exchange(
     exchange = PayloadExchange("me", 0, 100, PayloadStore(tmp_path, 2), calls)
     with exchange.arriving(own) as arrival:
         arrival.add(bytes(50))
-        pieces = await exchange.pieces("reader", own.owner, 1, own.sha256, 10)
+        pieces = await exchange.pieces("reader", own.owner, 1, own.sha256)
         assert pieces is not None
-        assert await anext(pieces) == bytes(10)
+        assert await anext(pieces) == bytes(50)
         with exchange.exchange(1):
             arrival.add(bytes(50))
         arrival.verify()

@@ -22,13 +22,14 @@ from node.experiment.in_process_replica import LocalReplica
 from node.experiment.row_wise import RowWiseAdamW
 from node.worker.factories import TrainerFactories, run_basis
 from protocol.algorithm.batch import with_equal_shares
+from protocol.algorithm.embedding_snapshot import active_snapshot, snapshot
 from protocol.algorithm.sampling import next_first_sample
 from protocol.algorithm.subspace import ReceivingEnd
 from protocol.spec.link import UNCOMPRESSED
 from protocol.spec.run import RunSpec
 from protocol.types import Plan, Replica
 
-_BASIS, _SEEN = "basis/", "seen/"
+_BASIS, _SEEN, _SNAPSHOT = "basis/", "seen/", "snapshot/"
 _CONSTRAINED = (".wo", ".w_down")
 """The matrices that write into the residual stream, [d, in]."""
 
@@ -42,6 +43,12 @@ class Variation(BaseModel):
         False, description="replicas average their gradients before every AdamW step: data parallel training"
     )
     adaptation: bool = Field(True, description="T_perp follows the embedding; else it stays as at the start")
+    embedding_every: int = Field(
+        0,
+        ge=0,
+        description="rounds between two snapshots of the embedding, from which T_perp follows a round later; "
+        "0: T_perp follows the embedding of the last round",
+    )
     weight_projection: bool = Field(
         False,
         description="after every step of a pipeline, W_o and W_down are projected onto what links carry",
@@ -110,6 +117,11 @@ class Variation(BaseModel):
         if sum(reasons) > 1:
             raise ValueError(
                 "of adaptation = false, grassmann_every, basis_every and k_by_round only one may be given"
+            )
+        if self.embedding_every and any(reasons):
+            raise ValueError(
+                "embedding_every does not go together with adaptation = false, grassmann_every, basis_every "
+                "or k_by_round"
             )
         if self.weight_projection and any(reasons[1:]):
             raise ValueError(
@@ -197,10 +209,11 @@ class VariationRunner:
         check(spec, variation)
         self._spec, self._variation = spec, variation
         self._bases: dict[int, Tensor] = {}
+        self._snapshots: dict[int, Tensor] = {}
         self.seen = Covariances()
         usual = TrainerFactories()
         self.factories = TrainerFactories(
-            receiving_end=usual.receiving_end if variation.adaptation else _FrozenEnd,
+            receiving_end=_receiving_end(variation),
             basis=lambda _, boundary: self._basis(boundary),
             adamw=_row_wise if variation.row_wise_moments else usual.adamw,
         )
@@ -220,6 +233,7 @@ class VariationRunner:
 
     def after_round(self, round_number: int, replicas: Sequence[LocalReplica]) -> None:
         """Change the links if due. Call it after `round_number` is committed on all `replicas`."""
+        self._take_snapshot(round_number, replicas)
         every = self._variation.grassmann_every or self._variation.basis_every
         if every and round_number % every == 0:
             self._turn_bases()
@@ -228,7 +242,8 @@ class VariationRunner:
             self.connect(round_number, replicas)
 
     def connect(self, round_number: int, replicas: Sequence[LocalReplica]) -> None:
-        """Create the links with the bases and the k that are valid after `round_number`."""
+        """Give the links the bases, the k and the snapshot that are valid after `round_number`."""
+        self._use_snapshot(round_number, replicas)
         if not (self._bases or self._variation.k_by_round):
             return
         k = self._k_after(round_number)
@@ -236,8 +251,10 @@ class VariationRunner:
             replica.connect([k] * (len(replica.members) - 1))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The current bases (float32), and the statistics since they last changed (float64)."""
+        """The current bases (float32), the statistics since they last changed (float64), and the snapshots of
+        the embedding that are active or will be (float32)."""
         bases = {f"{_BASIS}{boundary}": basis for boundary, basis in self._bases.items()}
+        bases |= {f"{_SNAPSHOT}{taken}": table_vd for taken, table_vd in self._snapshots.items()}
         return bases | {f"{_SEEN}{name}": value for name, value in self.seen.sums.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -245,9 +262,36 @@ class VariationRunner:
         self._bases = {
             int(name.removeprefix(_BASIS)): value for name, value in state.items() if name.startswith(_BASIS)
         }
+        self._snapshots = {
+            int(name.removeprefix(_SNAPSHOT)): value
+            for name, value in state.items()
+            if name.startswith(_SNAPSHOT)
+        }
         self.seen.sums = {
             name.removeprefix(_SEEN): value for name, value in state.items() if name.startswith(_SEEN)
         }
+
+    def _take_snapshot(self, round_number: int, replicas: Sequence[LocalReplica]) -> None:
+        every = self._variation.embedding_every
+        if not every:
+            return
+        if round_number % every == 0:
+            table_vd = replicas[0].host_of(0).outer.embedding
+            self._snapshots[round_number] = snapshot(table_vd).float()
+        if active_snapshot(round_number + 1, every) != active_snapshot(round_number, every):
+            self._use_snapshot(round_number, replicas)
+
+    def _use_snapshot(self, round_number: int, replicas: Sequence[LocalReplica]) -> None:
+        """Derive T_perp from the snapshot for the inner phase after `round_number`."""
+        every = self._variation.embedding_every
+        # Links begin with the snapshot of round 0.
+        if not every or not (active := active_snapshot(round_number + 1, every)):
+            return
+        for replica in replicas:
+            for member in replica.members:
+                if isinstance(end := member.hosted.upstream, _SnapshotEnd):
+                    end.use(self._snapshots[active])
+        self._snapshots = {taken: table for taken, table in self._snapshots.items() if taken >= active}
 
     def _basis(self, boundary: int) -> Tensor:
         """The basis [d, d] of links into stage `boundary`."""
@@ -300,6 +344,23 @@ class _FrozenEnd(ReceivingEnd):
     def refresh(self, table_vd: Tensor) -> None:
         if not hasattr(self, "perpendicular_vd"):
             super().refresh(table_vd)
+
+
+class _SnapshotEnd(ReceivingEnd):
+    """A receiving end whose T_perp is that of a snapshot of the embedding; the first is of round 0."""
+
+    def refresh(self, table_vd: Tensor) -> None:
+        if not hasattr(self, "perpendicular_vd"):
+            self.use(snapshot(table_vd))
+
+    def use(self, snapshot_vd: Tensor) -> None:
+        super().refresh(snapshot_vd)
+
+
+def _receiving_end(variation: Variation) -> type[ReceivingEnd]:
+    if variation.embedding_every:
+        return _SnapshotEnd
+    return ReceivingEnd if variation.adaptation else _FrozenEnd
 
 
 def _row_wise(groups: list[dict[str, Any]], **options: Any) -> RowWiseAdamW:

@@ -28,6 +28,7 @@ from tests.support.running_replica import spec_of
 ROUNDS = 3
 VARIATIONS = [
     Variation(adaptation=False),
+    Variation(embedding_every=1),
     Variation(basis_every=2, row_wise_moments=True),
     Variation(grassmann_every=1),
     Variation(weight_projection=True),

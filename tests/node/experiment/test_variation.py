@@ -19,6 +19,7 @@ from node.experiment.row_wise import RowWiseAdamW
 from node.experiment.variation import UNVARIED, Variation, grassmann_step, principal
 from node.model.shapes import EMBEDDING
 from node.optimizer.adamw import AdamW
+from protocol.algorithm.embedding_snapshot import active_snapshot
 from protocol.algorithm.subspace import orthonormal_basis, perpendicular_table
 from protocol.spec.run import RunSpec
 from tests.support.running_replica import spec_of
@@ -103,6 +104,25 @@ def test_without_adaptation_the_links_keep_the_table_that_they_began_with(adapta
     assert follows_the_embedding(swarm) == adaptation
     ends = receiving_ends(swarm.replicas[-1])
     assert all(torch.equal(end.perpendicular_vd, before) != adaptation for end in ends)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_links_follow_the_snapshot_that_is_active(every: int) -> None:
+    swarm = LocalSwarm(pair(), variation=Variation(embedding_every=every))
+    after = [swarm.replicas[0].members[0].outer.embedding.clone()]
+    for finished in range(1, 5):
+        swarm.train_round()
+        after.append(swarm.replicas[0].members[0].outer.embedding.clone())
+        expected = after[active_snapshot(finished + 1, every)].to(torch.bfloat16).float()
+        for end in receiving_ends(swarm.replicas[-1]):
+            assert torch.equal(end.perpendicular_vd, perpendicular_table(expected, end.basis_dk))
+    assert not torch.equal(after[4], after[0])
+
+
+@pytest.mark.parametrize("other", [{"adaptation": False}, {"basis_every": 1}, {"k_by_round": [(1, 4)]}])
+def test_links_that_change_otherwise_use_no_snapshots(other: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="embedding_every"):
+        Variation(embedding_every=2, **other)
 
 
 def test_averaged_gradients_are_the_mean_and_keep_replicas_together(

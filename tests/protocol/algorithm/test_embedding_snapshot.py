@@ -1,0 +1,30 @@
+"""Which snapshot of the embedding is active in a round, and its bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from protocol.algorithm.embedding_snapshot import LAG, active_snapshot, snapshot
+
+
+def test_a_snapshot_is_active_from_one_inner_phase_after_its_commit_until_the_next() -> None:
+    assert [active_snapshot(each, 5) for each in range(1, 15)] == [0] * 6 + [5] * 5 + [10] * 3
+    assert [active_snapshot(each, 1) for each in range(1, 6)] == [0, 0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("every", [1, 2, 7])
+def test_no_round_uses_a_snapshot_before_it_was_fetched_or_much_too_old(every: int) -> None:
+    for round_number in range(1, 50):
+        taken = active_snapshot(round_number, every)
+        assert taken % every == 0
+        assert taken == 0 or taken + LAG < round_number
+        assert round_number - 1 - taken < every + LAG
+
+
+def test_a_snapshot_is_the_nearest_bfloat16() -> None:
+    table_vd = torch.tensor([[1.0, 1.0 + 2**-9], [-3.0e38, 0.1]])
+    taken_vd = snapshot(table_vd)
+    assert taken_vd.dtype == torch.bfloat16
+    assert taken_vd.float().tolist()[0] == [1.0, 1.0]
+    torch.testing.assert_close(taken_vd.float(), table_vd, rtol=2**-8, atol=0)

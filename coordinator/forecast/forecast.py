@@ -12,7 +12,14 @@ embedding, in equal parts from the hosts that decisions name. Each of these two 
 
     max over peers (bytes sent / uplink, bytes received / downlink)
 
-and they run one after the other after the inner phase. Left out: forming groups, validating, deciding and
+and they run one after the other after the inner phase.
+
+**Snapshots.** With T_perp from a snapshot of the embedding every n rounds
+(:mod:`protocol.algorithm.embedding_snapshot`), these members fetch no payloads of stage 0. Each fetches the
+snapshot from all that have it, hosts and other fetchers, in parts in proportion to their uplinks and during
+an inner phase; a round waits for the n-th part of what takes longer than that.
+
+Left out: forming groups, validating, deciding and
 applying, the DHT, checkpoints of returning peers. A bandwidth or speed that is not measured costs no time.
 """
 
@@ -31,6 +38,7 @@ from coordinator.placement.shares import batch_in_time, fair_shares, largest_sha
 from coordinator.state.lines import rounded_rate, with_most_uplink
 from coordinator.state.state import Peer
 from coordinator.state.text import Waiting
+from protocol.algorithm import embedding_snapshot
 from protocol.algorithm.batch import equal_shares, whole_batch, with_equal_shares, with_shares
 from protocol.algorithm.gathering import schedule_of
 from protocol.spec.run import RunSpec
@@ -125,19 +133,32 @@ class Forecast:
 
 
 def forecast(
-    spec: RunSpec, survey: Survey, replicas: Sequence[Replica], payload_bytes: Sequence[int]
+    spec: RunSpec,
+    survey: Survey,
+    replicas: Sequence[Replica],
+    payload_bytes: Sequence[int],
+    embedding_every: int = 0,
 ) -> Forecast:
     """The rounds of `replicas`, predicted.
 
     Args:
         survey: capacities of peers and measurements of links.
         payload_bytes: of one payload, by stage.
+        embedding_every: rounds between two snapshots of the embedding; 0: members without stage 0 fetch the
+            payloads of stage 0 in every round, as nodes do.
     """
     steps = _steps(spec, survey, replicas)
     inner = spec.inner.steps * max(step.seconds for step in steps)
     gathering = _gather_traffic(survey, replicas, payload_bytes)
-    fetching = _embedding_traffic(survey, replicas, payload_bytes[0])
-    gather, fetch = (_seconds(survey, each) for each in (gathering, fetching))
+    gather = _seconds(survey, gathering)
+    if embedding_every:
+        whole_table = _snapshot_traffic(spec, survey, replicas)
+        unhidden = max(0.0, _seconds(survey, whole_table) - embedding_snapshot.LAG * inner)
+        fetching = {peer: each * (1 / embedding_every) for peer, each in whole_table.items()}
+        fetch = unhidden / embedding_every
+    else:
+        fetching = _embedding_traffic(survey, replicas, payload_bytes[0])
+        fetch = _seconds(survey, fetching)
     # With `outer.overlap`, that many inner steps of the next round run during the exchange.
     hidden = min(gather + fetch, inner * spec.outer.overlap / spec.inner.steps)
     whole = inner + gather + fetch - hidden
@@ -203,6 +224,21 @@ def _embedding_traffic(survey: Survey, replicas: Sequence[Replica], payload: int
     received = dict.fromkeys(followers, Traffic(received=len(replicas) * payload))
     sent = dict.fromkeys(hosts, Traffic(sent=len(followers) * len(replicas) / len(hosts) * payload))
     return {**received, **sent}
+
+
+def _snapshot_traffic(spec: RunSpec, survey: Survey, replicas: Sequence[Replica]) -> dict[PeerId, Traffic]:
+    """Traffic of one snapshot of the embedding for members without stage 0, from all members."""
+    nbytes = embedding_snapshot.BYTES_PER_VALUE * spec.model.vocabulary * spec.model.width
+    followers = [member.peer for replica in replicas for member in replica.members[1:]]
+    uplinks = {
+        member.peer: survey.capacity(member.peer).uplink for each in replicas for member in each.members
+    }
+    together, whole = sum(uplinks.values()), len(followers) * nbytes
+    sent = {
+        peer: Traffic(sent=whole * (uplink / together if together else 1 / len(uplinks)))
+        for peer, uplink in uplinks.items()
+    }
+    return sent | {peer: sent[peer] + Traffic(received=nbytes) for peer in followers}
 
 
 def _seconds(survey: Survey, traffic: Mapping[PeerId, Traffic]) -> float:

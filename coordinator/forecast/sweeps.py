@@ -93,6 +93,7 @@ def scaling(
     datacenter: Capacity,
     home_share: float,
     nodes: Sequence[int],
+    embedding_every: int = 0,
 ) -> Iterator[ScalingPoint]:
     """Weak, then strong scaling of swarms of `nodes` nodes, in rising order.
 
@@ -100,6 +101,7 @@ def scaling(
         home: of the peers in pipelines of one member per stage.
         datacenter: of the full replicas.
         home_share: share of the nodes that are homes; those that do not fill a pipeline are idle.
+        embedding_every: as in forecast.
     """
     kinds: tuple[Literal["weak", "strong"], ...] = ("weak", "strong")
     for kind in kinds:
@@ -111,9 +113,8 @@ def scaling(
             if kind == "strong" and first is not None:
                 share = max(1, round(first.microbatches / (pipelines + full)))
             inner = spec.inner.model_copy(update={"microbatches": share})
-            found = _forecast_mixed(
-                spec.model_copy(update={"inner": inner}), payload_bytes, home, datacenter, full, pipelines
-            )
+            varied = spec.model_copy(update={"inner": inner})
+            found = _forecast_mixed(varied, payload_bytes, home, datacenter, full, pipelines, embedding_every)
             batch, speed, outer = (full + pipelines) * share, found.tokens_per_second, found.outer_seconds
             seconds, busy = found.round_seconds, found.utilization
             base = first.tokens_per_second / first.nodes if first else speed / count
@@ -132,6 +133,7 @@ def _forecast_mixed(
     datacenter: Capacity,
     full: int,
     pipelines: int,
+    embedding_every: int,
 ) -> Forecast:
     """`full` full replicas of `datacenter` nodes and `pipelines` of `home` nodes, with fair shares."""
     whole = StageRange(0, spec.swarm.stages)
@@ -139,7 +141,7 @@ def _forecast_mixed(
     replicas += [_pipeline(spec, full + i, spec.link.k) for i in range(pipelines)]
     alone = [(member.peer, len(each.members) == 1) for each in replicas for member in each.members]
     survey = Survey({peer: datacenter if is_alone else home for peer, is_alone in alone})
-    return forecast(spec, survey, shared_out(spec, survey, replicas), payload_bytes)
+    return forecast(spec, survey, shared_out(spec, survey, replicas), payload_bytes, embedding_every)
 
 
 def _forecast(

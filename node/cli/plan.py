@@ -207,6 +207,14 @@ def plan_scaling(
     replica_bandwidth: Annotated[float, _figure("Of a full replica, Mb/s.", min=1e-3)] = 1000.0,
     replica_tflops: Annotated[float, _figure("Of a full replica.", min=1e-6)] = 400.0,
     latency: Latency = 20.0,
+    embedding_every: Annotated[
+        int,
+        _figure(
+            "Rounds between two snapshots of the embedding for members without stage 0, which only "
+            "experiments have; 0: they fetch its update in every round, as nodes do.",
+            min=0,
+        ),
+    ] = 0,
 ) -> None:
     """Weak and strong scaling of mixed swarms of 100 to 1000 nodes: homes in pipelines, and full replicas."""
     from node.views.plan import payload_bytes, write_scaling  # noqa: PLC0415
@@ -220,11 +228,14 @@ def plan_scaling(
         datacenter=capacity(replica_bandwidth, replica_bandwidth, 2 * latency, math.inf, replica_tflops),
         home_share=home_share,
         nodes=_NODES,
+        embedding_every=embedding_every,
     )
     title = (
         f"{preset}, H {inner_steps}, k {k}: {home_share:.0%} homes with {uplink:g} Mb/s up in pipelines of "
         f"{spec.swarm.stages}, the others full replicas with {replica_bandwidth:g} Mb/s"
     )
+    if embedding_every:
+        title += f"; snapshots of the embedding every {embedding_every} rounds"
     _report(write_scaling(list(points), make_usable(out, "--out"), title))
 
 

@@ -89,6 +89,42 @@ def test_a_pipeline_sends_every_microbatch_and_fetches_the_embedding() -> None:
     assert per_day.sent == pytest.approx((messages * up + 2000) * 86_400 / found.round_seconds)
 
 
+def test_snapshots_of_the_embedding_are_fetched_during_the_inner_phase() -> None:
+    replicas = [full(0, "whole"), pipeline(1, "upper", "lower")]
+    survey = Survey({PeerId(name): capacity() for name in ("whole", "upper", "lower")})
+    usual = forecast(SPEC, survey, replicas, PAYLOADS)
+    found = forecast(SPEC, survey, replicas, PAYLOADS, embedding_every=5)
+    table = 2 * SPEC.model.vocabulary * SPEC.model.width
+    down, up = message_bytes(SPEC, 8)
+    messages = 5 * 4
+    lower = found.per_round["lower"]
+    assert lower.received == pytest.approx(messages * down + 2000 + table / 5)
+    assert lower.sent == pytest.approx(messages * up + 2000 + table / 3 / 5)
+    assert found.per_round["whole"].sent == pytest.approx(5000 + table / 3 / 5)
+    assert found.embedding_seconds == 0
+    assert found.gather_seconds == usual.gather_seconds
+    large = resolve("nano", overrides={"swarm.stages": 2, "model.vocabulary": 2**20})
+    table = 2 * large.model.vocabulary * large.model.width
+    waiting = forecast(large, survey, replicas, PAYLOADS, embedding_every=5)
+    instant = Survey({PeerId(name): capacity(1e30) for name in ("whole", "upper", "lower")})
+    quick = forecast(large, instant, replicas, PAYLOADS, embedding_every=5)
+    assert quick.inner_seconds < table / 2e6
+    assert quick.embedding_seconds == pytest.approx((table / 2e6 - quick.inner_seconds) / 5)
+    assert waiting.embedding_seconds == pytest.approx(max(0.0, table / 2e6 - waiting.inner_seconds) / 5)
+    alone = forecast(SPEC, survey, [full(0, "whole")], PAYLOADS, embedding_every=5)
+    assert alone.embedding_seconds == 0
+
+
+def test_snapshots_of_the_embedding_let_large_swarms_scale_better() -> None:
+    spec = resolve("nano", overrides={"swarm.stages": 4, "model.layers": 4, "inner.microbatches": 8})
+    usual, varied = (
+        list(scaling(spec, [10_000] * 4, capacity(), capacity(4 * FLOPS), 0.8, (20, 80), every))
+        for every in (0, 10)
+    )
+    assert all(new.efficiency >= old.efficiency for old, new in zip(usual, varied, strict=True))
+    assert varied[1].efficiency > usual[1].efficiency
+
+
 def test_the_bottleneck_is_a_sentence() -> None:
     quick = Survey({PeerId(name): capacity(1e15, uplink=100.0) for name in ("upper", "lower", "whole")})
     replicas = [full(0, "whole"), pipeline(1, "upper", "lower")]

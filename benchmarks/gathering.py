@@ -2,6 +2,7 @@
 
     python -m benchmarks.gathering           # 2, 4 and 8 replicas, some minutes
     python -m benchmarks.gathering --quick   # 4 replicas
+    python -m benchmarks.gathering --equal   # equal lines, at which nobody helps: 2, 4, 8 and 16 replicas
 
 As :mod:`benchmarks.rounds`, with one payload per replica and lines of two kinds: homes, which receive four
 times as fast as they send, and strong replicas. Needs network namespaces. Every case is measured twice: with
@@ -18,7 +19,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from benchmarks.rounds import peers_at
-from benchmarks.shaping import FRAME_SHARE, Homes
+from benchmarks.shaping import CONGESTION_CONTROL, FRAME_SHARE, Homes
 from benchmarks.tables import NotHere, Table
 from protocol.algorithm.gathering import least_seconds
 from protocol.types import MemberLine
@@ -26,6 +27,11 @@ from protocol.types import MemberLine
 _PAYLOAD = 4_000_000
 _DOWNLINK = 4
 """Times the uplink of a home."""
+_EQUAL = 10e6
+_EASY_REPLICAS = 8
+_EQUAL_SECONDS = 5.0
+"""Equal lines: bits per second of up to so many replicas, of more in proportion less, since all of them
+share this machine's cores; and the seconds in which such a line carries the payloads of all others."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,41 @@ def rows_of(results: Sequence[Result]) -> Iterator[tuple[str, ...]]:
         )
 
 
+async def measure_equal(replicas: int, rounds: int) -> tuple[str, ...]:
+    """The row of so many replicas whose lines carry the same in each direction."""
+    bandwidth = _EQUAL * min(1.0, _EASY_REPLICAS / replicas)
+    rate = bandwidth / 8 * FRAME_SHARE
+    payload = round(_EQUAL_SECONDS * rate / (replicas - 1))
+    async with Homes.open(replicas) as homes, peers_at(homes, 1, payload) as peers:
+        await homes.shape(bandwidth)
+        lines = [MemberLine(round(rate), round(rate), True)] * replicas
+        seconds = [(await peers.run_round([payload], lines))[1] for _ in range(1 + rounds)][1:]
+    ratios = sorted(each / _EQUAL_SECONDS for each in seconds)
+    cells = (statistics.median(ratios), ratios[0], ratios[-1])
+    return (
+        *(str(replicas), f"{bandwidth / 1e6:.0f} Mb/s", f"{payload / 1e3:.0f}", f"{_EQUAL_SECONDS:.2f}"),
+        *(f"{ratio:.2f}" for ratio in cells),
+    )
+
+
+def equal_table(quick: bool) -> Table:
+    """Measure. Raises NotHere where links cannot be shaped."""
+    if missing := Homes.missing():
+        raise NotHere(missing)
+    rounds = 1 if quick else 5
+    sizes = (2, 4) if quick else (2, 4, 8, 16)
+    return Table(
+        "Gathering over equal lines",
+        f"python -m benchmarks.gathering --equal{' --quick' * quick}",
+        ("replicas", "line", "payload kB", "bytes/bandwidth s", "ratio", "least", "largest"),
+        tuple(asyncio.run(measure_equal(replicas, rounds)) for replicas in sizes),
+        (
+            "Bytes/bandwidth: the payloads of all others over one uplink, less what the headers take. Ratio: "
+            f"the time of a round to this, median, least and largest of {rounds}. TCP {CONGESTION_CONTROL}.",
+        ),
+    )
+
+
 def table(quick: bool) -> Table:
     """Measure. Raises NotHere where links cannot be shaped."""
     if missing := Homes.missing():
@@ -122,7 +163,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="4 replicas")
-    print(table(parser.parse_args().quick).markdown)
+    parser.add_argument("--equal", action="store_true", help="equal lines; with --quick 2 and 4 replicas")
+    options = parser.parse_args()
+    print((equal_table if options.equal else table)(options.quick).markdown)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,9 @@ _BURST_SECONDS = 0.002
 _LEAST_BURST = 4000.0  # two full Ethernet frames, and some
 _READ_BYTES = 16384
 
+CONGESTION_CONTROL = "cubic"
+"""Of TCP on shaped links, as homes have it, whatever this machine uses: BBR does not fill short queues."""
+
 FRAME_SHARE = 1448 / 1514
 """Share of TCP's data in the bytes that tbf counts: it counts whole Ethernet frames."""
 
@@ -86,6 +89,7 @@ class Namespaces:
             for pid, device, host in ((upper, _TO_LOWER, 1), (lower, _TO_UPPER, 2)):
                 await _inside(pid, "ip", "address", "add", f"10.77.{link}.{host}/30", "dev", device)
                 await _inside(pid, "ip", "link", "set", device, "up")
+                await _choose_congestion_control(pid, device, f"10.77.{link}.0/30")
             assert port, "a process of the chain does not listen"
         return [f"10.77.{link}.2:{port}" for link, port in enumerate(ports)]
 
@@ -159,6 +163,7 @@ class Homes:
                 f"ip link set {_ACCESS} up",
             ):
                 await _inside(pid, *command.split())
+            await _choose_congestion_control(pid, _ACCESS, "10.78.0.0/24")
 
 
 @asynccontextmanager
@@ -202,6 +207,12 @@ async def _limit(pid: int, device: str, bits_per_second: float) -> None:
     burst = max(_LEAST_BURST, bits_per_second / 8 * _BURST_SECONDS)
     limit = f"rate {bits_per_second:.0f}bit burst {burst:.0f}b latency 50ms"
     await _inside(pid, "tc", "qdisc", "replace", "dev", device, "root", "tbf", *limit.split())
+
+
+async def _choose_congestion_control(pid: int, device: str, network: str) -> None:
+    # By the route: the setting of a namespace takes only what unprivileged users may choose.
+    route = f"ip route change {network} dev {device} congctl {CONGESTION_CONTROL}"
+    await _inside(pid, *route.split())
 
 
 async def _inside(pid: int, *command: str) -> None:

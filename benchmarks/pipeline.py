@@ -1,7 +1,7 @@
 """How well a pipeline over slow links keeps its members busy, against what the cost model predicts.
 
-    python -m benchmarks.pipeline                        # the whole table, below 8 minutes
-    python -m benchmarks.pipeline --quick                # two members, a few cases, below 90 s
+    python -m benchmarks.pipeline                        # the whole table, below 30 minutes
+    python -m benchmarks.pipeline --quick                # two members, a few cases, below 4 minutes
     python -m benchmarks.pipeline --members 4 --pace 300 # 4 members of 300 ms per microbatch each
 
 Every member is a process of its own, pinned to a core, with its worker, the production pipeline and gRPC
@@ -12,9 +12,13 @@ Members that share a core wait for each other; independent machines do not. So w
 every forward and backward pass is paced: after computing it sleeps until a fixed time is over. The table
 marks these rows.
 
-For each k, the seconds of one microbatch are measured first, one member at a time and over unshaped links.
-The prediction uses these seconds, the shaped bandwidth and the bytes of a message
-(coordinator.placement.cost_model).
+Each prediction uses the shaped bandwidth, the bytes of a message (coordinator.placement.cost_model), and the
+seconds of one microbatch from one of three sources. "Alone": one member at a time over unshaped links, plus
+the processor time that the node's main process takes for the messages, since it shares the member's cores.
+"Live": the steps just before, as the coordinator continues with live figures. "As computed": the same steps;
+if this differs from live, the speed of the machine has changed, and if it is wrong, so is the model of links.
+A case is repeated, and each repetition measures alone, then live, then the step: other programs slow all of
+them down. Ratios are medians of the repetitions.
 """
 
 from __future__ import annotations
@@ -26,22 +30,22 @@ import math
 import os
 import statistics
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks import tables
 from benchmarks.pipeline_member import member_name
+from benchmarks.pipeline_results import Case, Result, document_of, median_of, rows_of, summary_of, table_of
 from benchmarks.processes import ask, end_processes, pems_of, start_process
 from benchmarks.shaping import Namespaces, Relays, Shaper
 from coordinator.placement.cost_model import message_bytes
-from coordinator.placement.schedule import LinkTime, step_time
+from coordinator.placement.schedule import LinkTime, StepTime, step_time
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from tests.support.certificates import credentials
@@ -58,49 +62,6 @@ MODEL = {
     "inner.microbatch_size": 4,
 }
 """Small enough for seconds per step on one core, wide enough that a link of 10 Mb/s cannot carry it whole."""
-
-
-_COLUMNS = (
-    *("members", "k/d", "link", "compute ms", "step s", "predicted", "ratio", "as computed"),
-    *("busy %", "predicted %", "gain"),
-)
-
-
-@dataclass(frozen=True)
-class Case:
-    """One row: `k` 0 is uncompressed, `bandwidth` in bits per second, infinity unshaped."""
-
-    members: int
-    k: int
-    bandwidth: float
-
-
-@dataclass(frozen=True)
-class Result:
-    """The measurement of a case.
-
-    Attributes:
-        compute: seconds of one microbatch, by member, alone.
-        seconds, predicted: of one inner step.
-        predicted_as_computed: as `predicted`, with the seconds of a microbatch in these steps, not alone.
-            If only this prediction is right, computing was slower than alone, and not the links.
-        utilization: busy share of the step, by member.
-        bytes_sent: by the first member in one step.
-    """
-
-    case: Case
-    paced: bool
-    compute: tuple[float, ...]
-    seconds: float
-    predicted: float
-    predicted_as_computed: float
-    utilization: tuple[float, ...]
-    predicted_utilization: tuple[float, ...]
-    bytes_sent: float
-
-    @property
-    def ratio(self) -> float:
-        return self.seconds / self.predicted
 
 
 class Chain:
@@ -154,16 +115,26 @@ async def chain_of(spec: RunSpec, members: int, shaper: Shaper, pace: float) -> 
         await end_processes(processes)
 
 
-def compute_seconds(answers: Sequence[dict[str, Any]]) -> tuple[float, ...]:
-    """Seconds of one microbatch, by member, where each step had one; the first step warms up."""
-    return tuple(statistics.median(map(_busy, answer["steps"][1:])) for answer in answers)
+def compute_seconds(members: Sequence[Sequence[dict[str, Any]]], microbatches: int) -> tuple[float, ...]:
+    """Seconds of one microbatch, by member, from their steps."""
+    return tuple(statistics.median(map(_busy, steps)) / microbatches for steps in members)
+
+
+def handling_seconds(members: Sequence[Sequence[dict[str, Any]]], paced: bool) -> tuple[float, ...]:
+    """As :func:`compute_seconds`, of the main process, in steps of one microbatch.
+
+    None where passes are paced: they sleep for most of their time, and the main process has the core.
+    """
+    return tuple(0.0 if paced else statistics.median(step["handled"] for step in steps) for steps in members)
 
 
 def _busy(step: dict[str, Any]) -> float:
     return sum(seconds for _, seconds in step["passes"])
 
 
-def predict(spec: RunSpec, case: Case, compute: Sequence[float], payload_share: float, delay: float):  # type: ignore[no-untyped-def]
+def predict(
+    spec: RunSpec, case: Case, compute: Sequence[float], payload_share: float, delay: float
+) -> StepTime:
     """The cost model's step for `case`, from the members' seconds per microbatch."""
     down, up = message_bytes(spec, case.k)
     rate = case.bandwidth * payload_share / 8
@@ -172,92 +143,49 @@ def predict(spec: RunSpec, case: Case, compute: Sequence[float], payload_share: 
 
 
 async def measure(
-    spec: RunSpec, cases: Sequence[Case], shaper: Shaper, pace: float, steps: int, delay: float
+    spec: RunSpec, cases: Sequence[Case], shaper: Shaper, pace: float, steps: int, delay: float, repeats: int
 ) -> AsyncIterator[Result]:
     """Measure cases of equally many members."""
     async with chain_of(spec, cases[0].members, shaper, pace) as chain:
-        compute: dict[int, tuple[float, ...]] = {}
         for case in cases:
-            if case.k not in compute:
-                await shaper.shape(math.inf)
-                # With one microbatch in a step no two members ever compute at the same time.
-                compute[case.k] = compute_seconds(await chain.train(case.k, steps=4, microbatches=1))
-            await shaper.shape(case.bandwidth)
-            answers = await chain.train(case.k, 1 + steps, spec.inner.microbatches)
-            # The first step fills the queues of links whose bandwidth has changed.
-            measured = [answer["steps"][1:] for answer in answers]
-            seconds = statistics.mean(step["seconds"] for step in measured[0])
-            busy = [
-                statistics.mean(sum(s for _, s in step["passes"]) for step in member) for member in measured
-            ]
-            predicted = predict(spec, case, compute[case.k], shaper.payload_share, delay)
-            slower = [each / spec.inner.microbatches for each in busy]
-            as_computed = predict(spec, case, slower, shaper.payload_share, delay)
-            yield Result(
-                case,
-                pace > 0,
-                compute[case.k],
-                seconds,
-                predicted.seconds,
-                as_computed.seconds,
-                tuple(each / seconds for each in busy),
-                predicted.utilization,
-                answers[0]["bytes_sent"] / (1 + steps),
+            yield median_of(
+                [await _once(chain, spec, case, shaper, pace, steps, delay) for _ in range(repeats)]
             )
 
 
-def table_of(results: Sequence[Result], width: int) -> Table:
-    """One row per case."""
-    table = Table(*_COLUMNS)
-    for column in table.columns[3:]:
-        column.justify = "right"
-    for row in rows_of(results, width):
-        table.add_row(*row)
-    return table
+async def _once(
+    chain: Chain, spec: RunSpec, case: Case, shaper: Shaper, pace: float, steps: int, delay: float
+) -> Result:
+    microbatches = spec.inner.microbatches
+    await shaper.shape(math.inf)
+    # With one microbatch in a step no two members ever compute at the same time. The first step warms up.
+    single = [answer["steps"][1:] for answer in await chain.train(case.k, steps=4, microbatches=1)]
+    await shaper.shape(case.bandwidth)
+    answers = await chain.train(case.k, 1 + 2 * steps, microbatches)
+    # The first step fills the queues of links whose bandwidth has changed.
+    before = [answer["steps"][1 : 1 + steps] for answer in answers]
+    measured = [answer["steps"][1 + steps :] for answer in answers]
+    seconds = statistics.mean(step["seconds"] for step in measured[0])
+    compute, handling = compute_seconds(single, 1), handling_seconds(single, pace > 0)
+    live, computed = (compute_seconds(each, microbatches) for each in (before, measured))
 
+    def predicted(source: Sequence[float]) -> StepTime:
+        return predict(spec, case, source, shaper.payload_share, delay)
 
-def document_of(results: Sequence[Result], width: int, command: str) -> tables.Table:
-    """The same table for the documentation."""
-    return tables.Table(
-        "Pipelines over slow links",
-        command,
-        _COLUMNS,
-        tuple(map(tuple, rows_of(results, width))),
-        (f"{summary_of(results)}.",),
-    )
-
-
-def rows_of(results: Sequence[Result], width: int) -> Iterator[list[str]]:
-    """The cells of the table, row by row."""
-    uncompressed = {
-        (each.case.members, each.case.bandwidth): each.seconds for each in results if each.case.k == 0
-    }
-    for each in results:
-        case = each.case
-        base = uncompressed.get((case.members, case.bandwidth))
-        pace = " paced" if each.paced else ""
-        yield [
-            f"{case.members}{pace}",
-            f"1/{width // case.k}" if case.k not in (0, width) else ("1" if case.k else "uncompressed"),
-            "unshaped" if math.isinf(case.bandwidth) else f"{case.bandwidth / 1e6:.0f} Mb/s",
-            " ".join(f"{1000 * seconds:.0f}" for seconds in each.compute),
-            f"{each.seconds:.2f}",
-            f"{each.predicted:.2f}",
-            f"{each.ratio:.2f}",
-            f"{each.seconds / each.predicted_as_computed:.2f}",
-            " ".join(f"{100 * share:.0f}" for share in each.utilization),
-            " ".join(f"{100 * share:.0f}" for share in each.predicted_utilization),
-            f"{base / each.seconds:.2f}x" if base and case.k else "",
-        ]
-
-
-def summary_of(results: Sequence[Result]) -> str:
-    """The difference of prediction and measurement, in a sentence."""
-    off = [abs(each.ratio - 1) for each in results]
-    within = sum(each <= 0.15 for each in off)
-    return (
-        f"{within} of {len(off)} steps within 15 % of the prediction; median deviation "
-        f"{100 * statistics.median(off):.1f} %, largest {100 * max(off):.1f} %"
+    together = [sum(each) for each in zip(compute, handling, strict=True)]
+    return Result(
+        case,
+        pace > 0,
+        compute,
+        handling,
+        seconds,
+        predicted(live).seconds,
+        seconds / predicted(together).seconds,
+        seconds / predicted(live).seconds,
+        seconds / predicted(computed).seconds,
+        tuple(microbatches * each / seconds for each in computed),
+        predicted(live).utilization,
+        answers[0]["bytes_sent"] / (1 + 2 * steps),
     )
 
 
@@ -279,6 +207,7 @@ def arguments_of(given: Sequence[str] | None = None) -> argparse.Namespace:
         "Default: 0 where every member has a core, else 300",
     )
     parser.add_argument("--steps", type=int, default=2, help="measured inner steps per case")
+    parser.add_argument("--repeats", type=int, default=3, help="of each case")
     parser.add_argument("--shaper", choices=("namespaces", "relay"), default=None)
     parser.add_argument("--delay", type=float, default=0.0, metavar="MS", help="one way; relay only")
     parser.add_argument("--quick", action="store_true", help="two members, a few cases")
@@ -325,9 +254,11 @@ async def run(arguments: argparse.Namespace, console: Console) -> list[Result]:
             Case(members, spec.model.width // ratio if ratio else 0, 1e6 * bandwidth or math.inf)
             for ratio, bandwidth in product(arguments.ratios, arguments.bandwidths)
         ]
-        async for result in measure(spec, cases, shaper, pace / 1000, arguments.steps, delay):
+        async for result in measure(
+            spec, cases, shaper, pace / 1000, arguments.steps, delay, arguments.repeats
+        ):
             results.append(result)
-            console.print("  ".join(next(rows_of([result], spec.model.width))[:8]), highlight=False)
+            console.print("  ".join(next(rows_of([result], spec.model.width))[:10]), highlight=False)
     return results
 
 

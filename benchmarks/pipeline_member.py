@@ -117,12 +117,12 @@ class PipelineMember:
         results = []
         sent = self._pipeline.bytes_sent
         for step in range(steps):
-            began = time.monotonic()
+            began, handled = time.monotonic(), time.process_time()
             await self._pipeline.phase(round_number, step, True)
             await self._pipeline.inner_step(round_number, step)
-            seconds = time.monotonic() - began
+            seconds, handled = time.monotonic() - began, time.process_time() - handled
             passes = await self._worker.call(Passes())
-            results.append({"seconds": seconds, "passes": passes})
+            results.append({"seconds": seconds, "passes": passes, "handled": handled})
         await self._pipeline.phase(round_number, steps, False)
         self._pipeline.drop_frames_before(round_number + 1)
         return {"steps": results, "bytes_sent": self._pipeline.bytes_sent - sent}

@@ -19,19 +19,9 @@ import pytest
 from benchmarks import accounting, coordinator, rounds
 from benchmarks.__main__ import BEGIN, END, PARTS, measure, replaced
 from benchmarks.overlap import round_seconds
-from benchmarks.pipeline import (
-    MODEL,
-    Case,
-    Chain,
-    Result,
-    arguments_of,
-    compute_seconds,
-    document_of,
-    predict,
-    rows_of,
-    summary_of,
-)
+from benchmarks.pipeline import MODEL, Chain, arguments_of, compute_seconds, handling_seconds, predict
 from benchmarks.pipeline_member import PipelineMember, replica_of
+from benchmarks.pipeline_results import Case, Result, document_of, median_of, rows_of, summary_of
 from benchmarks.rounds import tcp_bytes
 from benchmarks.shaping import Relays
 from benchmarks.tables import NotHere, Table, machine
@@ -44,8 +34,10 @@ WIDTH = SPEC.model.width
 
 
 def result(k: int, seconds: float, predicted: float = 2.0) -> Result:
-    case = Case(2, k, 10e6)
-    return Result(case, k > 0, (0.1, 0.2), seconds, predicted, predicted, (0.5, 0.5), (0.5, 0.5), 1.0)
+    ratio, half = seconds / predicted, (0.5, 0.5)
+    return Result(
+        Case(2, k, 10e6), k > 0, (0.1, 0.2), half, seconds, predicted, 1.0, ratio, 1.2, half, half, 1.0
+    )
 
 
 async def test_relays_carry_every_byte_both_ways_in_order() -> None:
@@ -75,12 +67,20 @@ def test_a_prediction_is_the_cost_models_step() -> None:
     assert unshaped.seconds < narrower.seconds < shaped.seconds
 
 
-def test_compute_is_the_median_of_all_steps_but_the_first() -> None:
-    def step(forward: float, backward: float) -> dict[str, object]:
-        return {"passes": [["forward", forward], ["backward", backward]]}
+def test_a_microbatch_takes_the_median_of_the_steps() -> None:
+    def step(forward: float, backward: float, handled: float) -> dict[str, object]:
+        return {"passes": [["forward", forward], ["backward", backward]], "handled": handled}
 
-    steps = [step(9, 9), step(1, 2), step(1, 4), step(1, 1)]
-    assert compute_seconds([{"steps": steps}]) == (3,)
+    steps = [step(1, 2, 5), step(1, 4, 7), step(1, 1, 6)]
+    assert compute_seconds([steps], 1) == (3,)
+    assert compute_seconds([steps], 2) == (1.5,)
+    assert handling_seconds([steps], paced=False) == (6,)
+    assert handling_seconds([steps], paced=True) == (0,)
+
+
+def test_one_slow_repetition_does_not_count() -> None:
+    quick, slow = result(0, 4.0), result(0, 9.0)
+    assert median_of([slow, quick, quick]) == quick
 
 
 def test_every_member_of_a_chain_hosts_its_share_of_the_stages() -> None:
@@ -107,7 +107,10 @@ def test_the_table_compares_with_uncompressed_activations() -> None:
     assert [row[1] for row in rows] == ["uncompressed", "1/8", "1"]
     assert [row[-1] for row in rows] == ["", "2.00x", "0.91x"]
     assert document_of(results, WIDTH, "command").rows == tuple(map(tuple, rows))
-    assert summary_of(results).startswith("1 of 3 steps within 15 % of the prediction")
+    found = summary_of(results).split("; ")
+    assert found[0].startswith("1 of 3 steps within 15 % of the prediction from live figures")
+    assert found[1].startswith("3 of 3 steps within 15 % of the prediction from those measured alone")
+    assert found[2].startswith("0 of 3")
 
 
 def test_the_quick_table_is_a_part_of_the_whole_one() -> None:

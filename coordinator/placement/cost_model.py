@@ -11,7 +11,8 @@ what peers have measured. It forms and improves pipelines, and forecasts a run.
 for the forward and the backward pass together: two operations per weight and token forward, four backward,
 and the attention scores over the whole context. The forward pass is one third. A peer's FLOP/s are those that
 it reached in training layers of this run (:class:`protocol.types.Capacity`), so they include how well its
-device is used.
+device is used. At the join the peer measures them alone. From its first round on they are those of its inner
+phases: there they include AdamW, the norm, and the time that its other processes take from the same cores.
 
 **Messages.** Each microbatch sends an activation and the token ids to the next member, and a gradient back.
 On a link of k dimensions (d where k = 0) they have
@@ -37,8 +38,8 @@ per token; the logits of a chunk of the loss twice, and the gradient of the head
 links and the T_perp of its upstream link. On a CPU the anchor, the error feedback and the error of a proposal
 are in the same memory (12 bytes per parameter).
 
-**Left out**: AdamW and the norm themselves, the projection onto k dimensions, waits for the main process,
-gRPC and its buffers, loss and slow start of TCP, a downlink that two neighbours fill at once (if it is as
+**Left out**: what live figures include, before there are any; waits for the main process, gRPC and its
+buffers, loss and slow start of TCP, a downlink that two neighbours fill at once (if it is as
 wide as the uplink, the uplink is full first), other traffic of the home. A peer that has not measured its
 speed counts as the median of the peers that have. A link without any measurement counts as infinitely fast.
 """

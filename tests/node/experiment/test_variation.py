@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -117,6 +118,18 @@ def test_links_follow_the_snapshot_that_is_active(every: int) -> None:
         for end in receiving_ends(swarm.replicas[-1]):
             assert torch.equal(end.perpendicular_vd, perpendicular_table(expected, end.basis_dk))
     assert not torch.equal(after[4], after[0])
+
+
+def test_the_active_snapshot_is_restored(tmp_path: Path) -> None:
+    swarm, resumed = (LocalSwarm(pair(), variation=Variation(embedding_every=2)) for _ in range(2))
+    for _ in range(3):
+        swarm.train_round()
+    swarm.save(tmp_path)
+    assert resumed.restore(tmp_path)
+    assert active_snapshot(4, 2) == 2
+    for ends in zip(receiving_ends(swarm.replicas[-1]), receiving_ends(resumed.replicas[-1]), strict=True):
+        assert torch.equal(ends[0].perpendicular_vd, ends[1].perpendicular_vd)
+    assert swarm.train_round() == resumed.train_round()
 
 
 @pytest.mark.parametrize("other", [{"adaptation": False}, {"basis_every": 1}, {"k_by_round": [(1, 4)]}])

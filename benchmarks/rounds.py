@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.processes import ask, end_processes, pems_of, start_process
-from benchmarks.shaping import FRAME_SHARE, Homes
+from benchmarks.shaping import CONGESTION_CONTROL, FRAME_SHARE, Homes
 from benchmarks.tables import NotHere, Table
 from node.views.plan import payload_bytes
 from protocol.spec.resolve import resolve
@@ -272,7 +272,7 @@ def notes_of(results: Sequence[Result], published: Mapping[int, float], missing:
     else:
         notes.append(
             "Every replica has a network namespace and an access link of its own, shaped in both directions "
-            "(tc tbf), without additional latency."
+            f"(tc tbf), without additional latency; TCP {CONGESTION_CONTROL}."
         )
     return tuple(notes)
 

@@ -1,4 +1,4 @@
-"""All benchmarks of docs/performance.md in quick form: ``make bench``, below 10 minutes.
+"""All benchmarks of docs/performance.md in quick form: ``make bench``, below 15 minutes.
 
     python -m benchmarks                              # prints one Markdown table per part
     python -m benchmarks --only codec rounds

@@ -46,7 +46,7 @@ check: $(VENV)/installed-test
 package: $(VENV)/installed-test
 	PYTHON=$(VENV)/bin/python .ci/package
 
-# Below 10 minutes. BENCH="--write docs/performance.md" replaces the generated section there.
+# Below 15 minutes. BENCH="--write docs/performance.md" replaces the generated section there.
 bench: $(VENV)/installed-test
 	$(VENV)/bin/python -m benchmarks $(BENCH)
 

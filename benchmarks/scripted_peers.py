@@ -25,6 +25,7 @@ from coordinator.state.state import Assignment
 from node.net.coordinator_channel import CoordinatorChannel
 from node.net.group_reports import GroupReports
 from node.security.credentials import Credentials, new_tls_key
+from node.train.attestations import Attestations
 from protocol.pb import hetnode_pb2 as pb
 from protocol.spec.run import RunSpec
 from protocol.trust.tls import tls_key_from_der
@@ -88,6 +89,8 @@ class ScriptedPeer:
         self.key, self.role, self._tls, self._crowd, self._phase = key, role, tls, crowd, phase
         self._channel = CoordinatorChannel(address, tls)
         self._reports = GroupReports(key.peer)
+        self._attestations = Attestations(self._attest, lambda: crowd.members)
+        self._anchor_round: dict[int, int] = {}
         self._round = 0
         self._heartbeat = crowd.spec.timing.heartbeat
         self._estimates: Estimates | None = None
@@ -147,10 +150,12 @@ class ScriptedPeer:
     async def _train(self) -> None:
         await self._planned.wait()
         stages = self._crowd.assignment(self.key.peer, 1).member.stages
-        await asyncio.gather(*(self._attest(stage, 0) for stage in {0, *stages}))
+        for stage in {0, *stages}:
+            self._add_attestation(stage, 0)
         for round_number in range(1, self._crowd.spec.rounds + 1):
             self._round = round_number
             await asyncio.sleep(self._phase * random.uniform(0.95, 1.05))
+            await self._attestations.told()
             assignment = self._crowd.assignment(self.key.peer, self._round)
             async with asyncio.TaskGroup() as group:
                 for stage in assignment.member.stages:
@@ -161,6 +166,7 @@ class ScriptedPeer:
             if self._round == 1:
                 self._estimates = self._measured_estimates(assignment)
             self._crowd.note_round(self._round)
+        await self._attestations.told()
 
     async def _contribute(self, assignment: Assignment, stage: int) -> None:
         number, latencies = self._round, self._crowd.latencies
@@ -194,32 +200,31 @@ class ScriptedPeer:
         )
         latencies.answer("Report", stage, number)
         self._check(self._reports.decision_of(reply, stage, number))
-        await self._attest(stage, number)
+        self._add_attestation(stage, number)
 
     async def _follow_embedding(self) -> None:
         number = self._round
         reply = await self.call("AwaitDecision", plain=False, stage=0, round=number, packs=True)
         self._crowd.latencies.answer("Report", 0, number)
         self._check(self._crowd.decision_of(reply))
-        await self._attest(0, number)
+        self._add_attestation(0, number)
 
     @staticmethod
     def _check(decision: Decision) -> None:
         if not decision.committed:
             raise RuntimeError(f"round {decision.round_number} of stage {decision.stage}: {decision.reason}")
 
-    async def _attest(self, stage: int, round_number: int) -> None:
+    def _add_attestation(self, stage: int, round_number: int) -> None:
         hosts = stage in self._crowd.assignment(self.key.peer, max(1, round_number)).member.stages
         part = Part.STAGE if hosts else Part.EMBEDDING
-        parts = {part, Part.EMBEDDING} if stage == 0 else {part}
-        for each in sorted(parts):
-            await self.call(
-                "Attest",
-                stage=stage,
-                round=round_number,
-                part=each.value,
-                digest=anchor_of(stage, round_number),
-            )
+        self._anchor_round[stage] = round_number
+        for each in sorted({part, Part.EMBEDDING} if stage == 0 else {part}):
+            self._attestations.add(stage, each)
+
+    async def _attest(self, stage: int, part: Part) -> None:
+        number = self._anchor_round[stage]
+        digest = anchor_of(stage, number)
+        await self.call("Attest", stage=stage, round=number, part=part.value, digest=digest)
 
     async def _measure(self, assignment: Assignment) -> None:
         members = assignment.replica.members
@@ -313,6 +318,12 @@ class ScriptedPeers:
         return {"watched": self.watched}
 
     # What the peers share
+
+    @property
+    def members(self) -> int:
+        """Of the newest plan."""
+        newest = max(self._plans.values(), key=lambda plan: plan.epoch)
+        return sum(len(replica.members) for replica in newest.replicas)
 
     def note_plan(self, signed_plan: bytes) -> None:
         """Read a plan once for all peers."""

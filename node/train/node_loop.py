@@ -79,7 +79,10 @@ class NodeLoop:
         """
         try:
             await cancel_when_leaving(self._leaving, self._build_stages())
-            await self._train_all_rounds()
+            try:
+                await self._train_all_rounds()
+            finally:
+                self._exchange.attestations.drop()
         except _Moved as moved:
             log.info("%s", moved)
             return End.MOVED

@@ -35,6 +35,7 @@ from node.ipc.worker_calls import (
 )
 from node.net.membership import until_answered
 from node.train.anchor_files import AnchorFiles
+from node.train.attestations import Attestations
 from node.train.cancellation import run_to_the_end
 from node.train.round_payloads import RoundPayloads
 from node.train.services import Services
@@ -98,6 +99,7 @@ class OuterExchange:
         anchor_files: where it gets anchors of other rounds.
         parts: what this member holds: its stages, and the embedding where it does not host stage 0.
         between_steps: a lock to hold while parameters change, and while an inner step computes.
+        attestations: of what this member holds, after each decision that it applies.
     """
 
     def __init__(self, services: Services, stages: StageRange, stage_info: StageInfo, folder: Path) -> None:
@@ -111,6 +113,7 @@ class OuterExchange:
         # Round and digest of each anchor; of the embedding also where it is a part of the hosted stage 0.
         self._anchors: dict[tuple[int, Part], tuple[int, str]] = {}
         self._pending: dict[int, PayloadDescriptor] = {}
+        self.attestations = Attestations(self._attest, self._peers)
         # The round and result of the last commit of each stage, and what was measured of another's payload.
         self._measured: dict[int, tuple[int, CommitResult, PayloadAgreement | None]] = {}
 
@@ -132,6 +135,7 @@ class OuterExchange:
         """Ask the worker which anchors it has. Call this after it has loaded any."""
         self._anchors = dict(await self._worker.call(Digests()))
         self._pending.clear()  # loading an anchor drops its proposal
+        self.attestations.drop()
 
     async def contribute(
         self, plan: Plan, round_number: int, share: float, overlap: Overlap | None = None
@@ -139,9 +143,11 @@ class OuterExchange:
         """Propose payloads for a round, and apply its decisions to everything that this member holds.
 
         `share` is the part of the inner phase that this replica has done, above 0; it scales the weight.
+        Before that the coordinator has heard of the anchors of the round before.
 
         Raises HetnodeError: UNKNOWN_PEER, ROUND_IN_DOUBT, PAYLOAD_UNAVAILABLE, ANCHOR_DIVERGED, ...
         """
+        await self.attestations.told()
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(self._contribute_stage(plan, stage, round_number, share, overlap))
@@ -168,6 +174,7 @@ class OuterExchange:
             for stage, part in self.parts:
                 if self.round_of(stage, part) < round_number:
                     group.create_task(self._follow_part(stage, part, round_number))
+        await self.attestations.told()
 
     async def restore(self, rollback: Rollback) -> None:
         """Bring everything that this member holds, and that is before a rollback, to the round after it.
@@ -178,6 +185,7 @@ class OuterExchange:
             for stage, part in self.parts:
                 if self.round_of(stage, part) < rollback.round_number:
                     group.create_task(self._restore(stage, part, rollback, None))
+        await self.attestations.told()
 
     async def attest_all(self) -> None:
         """Tell the coordinator the digests of everything that this member holds.
@@ -296,7 +304,7 @@ class OuterExchange:
         known: Mapping[PayloadDescriptor, bytes],
         overlap: Overlap | None,
     ) -> None:
-        """Apply the next decision to one part when `overlap` is over, and attest the result.
+        """Apply the next decision to one part when `overlap` is over; the result is attested soon.
 
         `known` are payloads that were gathered in the exchange.
         """
@@ -310,15 +318,19 @@ class OuterExchange:
             await overlap.trained.wait()
         # Never cancelled halfway: the worker and this object must agree on which rounds are applied.
         await run_to_the_end(self._apply_once(decision, part, payloads))
-        await self._attest_if_recent(stage, part, round_number)
+        self._attest_if_recent(stage, part, round_number)
 
-    async def _attest_if_recent(self, stage: int, part: Part, round_number: int) -> None:
+    def _attest_if_recent(self, stage: int, part: Part, round_number: int) -> None:
         if round_number >= self._membership.run_view.round_number - _ATTESTED_ROUNDS:
             for changed in _parts_changed_with(stage, part):
-                await self._attest(stage, changed)
+                self.attestations.add(stage, changed)
+
+    def _peers(self) -> int:
+        plan = self._membership.run_view.newest
+        return sum(len(replica.members) for replica in plan.replicas) if plan else 0
 
     async def _restore(self, stage: int, part: Part, rollback: Rollback, overlap: Overlap | None) -> None:
-        """Load the restored anchor of one part when `overlap` is over, and attest it."""
+        """Load the restored anchor of one part when `overlap` is over; it is attested soon."""
         file: Path | None = None
         if rollback.restore_round:  # every worker makes the initial parameters itself
             wanted = stage, part, rollback.restore_round
@@ -326,7 +338,7 @@ class OuterExchange:
         if overlap is not None:
             await overlap.trained.wait()
         await run_to_the_end(self._restore_once(stage, part, rollback, file))
-        await self._attest_if_recent(stage, part, rollback.round_number)
+        self._attest_if_recent(stage, part, rollback.round_number)
 
     async def _restore_once(self, stage: int, part: Part, rollback: Rollback, file: Path | None) -> None:
         async with self.between_steps:

@@ -88,9 +88,11 @@ class ReplicaSession:
                 if not await self._cancel_when_superseded(may_begin, round_number):
                     await pipeline.part(_PARTING_SECONDS)
                     return
-                outcome = await self._cancel_when_superseded(
-                    self._train_round(pipeline, inner, round_number), round_number
+                # Where other replicas have another anchor, training from it is of no use.
+                training = cancel_when(
+                    self._exchange.attestations.failure(), self._train_round(pipeline, inner, round_number)
                 )
+                outcome = await self._cancel_when_superseded(training, round_number)
                 await self._after_round(round_number)
                 if round_number == spec.rounds:
                     break
@@ -107,6 +109,7 @@ class ReplicaSession:
                     return
                 await self._adopt(Assignment(plan, replica, assignment.position), pipeline)
             await pipeline.part()
+        await self._exchange.attestations.told()
 
     async def _until_not_held(self, round_number: int) -> bool:
         """Wait for the end of a pause of the run. False where this node has to leave before that.

@@ -33,7 +33,7 @@ CHAIN = {"a": Role.REPLICA, "p": Role.STAGE, "q": Role.STAGE}
 TRIO = {"a": Role.REPLICA, "p": Role.STAGE, "q": Role.STAGE, "r": Role.STAGE}
 
 
-def microbatch_spec(members: Mapping[str, Role], rounds: int = 5, **overrides: object) -> RunSpec:
+def microbatch_spec(members: Mapping[str, Role], rounds: int = 7, **overrides: object) -> RunSpec:
     """With four microbatches, 1F1B has a warm-up, a steady part and a cool-down at each position."""
     stages = sum(role is Role.STAGE for role in members.values())
     shape = {"swarm.stages": 3, "swarm.pipelines": 1, "model.layers": 3} if stages == 3 else {}

@@ -26,8 +26,12 @@ from protocol.types import PeerId, Role
 
 STALL_SECONDS = 3.0
 """Ticks come every 0.2 s. After a gap longer than this, the process counts as having been suspended."""
-STALL_UPDATES_PER_SECOND = 400.0
+STALL_UPDATES_PER_SECOND = 200.0
 """Updates about why the run waits, to all watchers together."""
+_LEAST_STALL_PAUSE = 0.1
+_WOKEN_AT_ONCE = 16
+"""Waiting calls that go on in one turn of the event loop. gRPC hands over one new call of a method in each
+turn: while a thousand calls went on in one, a thousand heartbeats would wait for a thousand turns."""
 T = TypeVar("T")
 
 Topic = tuple[str, int, int]
@@ -104,6 +108,7 @@ class CommandLoop:
 
     Attributes:
         now: the clock.
+        stall: why the run waits, as watchers were told.
     """
 
     def __init__(
@@ -123,7 +128,7 @@ class CommandLoop:
         self._waiters: defaultdict[Topic, set[asyncio.Future[None]]] = defaultdict(set)
         self._stopping = False
         self._message = ""
-        self._stall_message, self._told_stall_at = "", -inf
+        self.stall, self._told_stall_at, self._woken_for = "", -inf, ""
         self.now = clock or steady_wall_clock(state.latest_at)
         self._ticked_at = self.now()
         self._was_suspended = False
@@ -180,12 +185,19 @@ class CommandLoop:
             self._message = message
             self._on_message(message)
         # Watchers show why the run waits. This may change with time alone, without any event.
-        stall = stall_message(self.state)
+        if self.stall_to_tell() != self._woken_for:
+            self._woken_for = self.stall
+            self.wake(RUN_TOPIC)
+
+    def stall_to_tell(self) -> str:
+        """Why the run waits, as watchers are to be told; of a large swarm not always the newest."""
         # While many peers join, it changes with each of them, and each change concerns them all.
         pause = len(self.state.peers) / STALL_UPDATES_PER_SECOND
-        if stall != self._stall_message and self._ticked_at >= self._told_stall_at + pause:
-            self._stall_message, self._told_stall_at = stall, self._ticked_at
-            self.wake(RUN_TOPIC)
+        if pause < _LEAST_STALL_PAUSE or self.now() >= self._told_stall_at + pause:
+            stall = stall_message(self.state)
+            if stall != self.stall:
+                self.stall, self._told_stall_at = stall, self.now()
+        return self.stall
 
     async def _execute_awake(self, command: Command) -> None:
         """Execute `command`, and note whether this process was suspended meanwhile."""
@@ -288,9 +300,15 @@ class CommandLoop:
 
     def wake(self, topic: Topic) -> None:
         """Let all calls that wait for `topic` look again. For what is not a part of the state."""
-        for woken in self._waiters.pop(topic, set()):
+        if waiters := self._waiters.pop(topic, None):
+            self._wake_some(list(waiters))
+
+    def _wake_some(self, waiters: list[asyncio.Future[None]]) -> None:
+        for woken in waiters[:_WOKEN_AT_ONCE]:
             if not woken.done():
                 woken.set_result(None)
+        if rest := waiters[_WOKEN_AT_ONCE:]:
+            asyncio.get_running_loop().call_soon(self._wake_some, rest)
 
 
 def _answer(answer: asyncio.Future[Outcome], what: Outcome | Stopped) -> None:

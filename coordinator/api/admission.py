@@ -20,7 +20,7 @@ TELL_SECONDS = 0.5
 """Many members may join at once, and most joins bring a new plan anyway: both go into one message."""
 
 
-UPDATES_PER_SECOND = 400.0
+UPDATES_PER_SECOND = 200.0
 """Updates about new sources, to all members together: when a thousand join, each join concerns a thousand."""
 
 
@@ -76,14 +76,13 @@ async def keep_admitted(command_loop: CommandLoop, dht_peer: AdmittingPeer, sour
 
 async def tell_sources(command_loop: CommandLoop, sources: MemberSources) -> None:
     """Wake the watchers soon after new sources were noted."""
-    told = sources.position
 
     def newer(_: State) -> Position | None:
-        return sources.position if sources.position > told else None
+        return sources.position if sources.position > sources.told else None
 
     with suppress(Stopped):
         while True:
             await command_loop.until(ADMISSION_TOPIC, newer)
             await asyncio.sleep(seconds_to_tell(len(sources.peers)))
-            told = sources.position
+            sources.told = sources.position
             command_loop.wake(RUN_TOPIC)

@@ -120,7 +120,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._sign = sign
         self._dht_peers, self._dial_back = tuple(dht_peers), dial_back
         self._spec_signature = sign(spec_message(self._run, self._spec.canonical_json))
-        self._announcements = Announcements(self._run, sign, sources, relay, records.resting)
+        self._announcements = Announcements(
+            *(self._run, sign, sources, relay, records.resting), stall=command_loop.stall_to_tell
+        )
         self._closing_time, self._interval = ClosingTime(), HeartbeatInterval()
         self._messages = RoundMessages()
         self._probes = ProbeDoor(_PROBES_AT_ONCE, command_loop.now)

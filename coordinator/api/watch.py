@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
 from coordinator.membership.sources import NOTHING, MemberSources, Position
 from coordinator.state.state import State
-from coordinator.status.messages import pause_message, peer_message, run_message, stall_message
+from coordinator.status.messages import pause_message, peer_message, run_message
 from protocol.pb import hetnode_pb2 as pb
 from protocol.status import RunPhase
 from protocol.trust.envelope import Signer
@@ -26,6 +27,7 @@ class Announcement:
     """The part of an update that is the same for all watchers of `state`."""
 
     state: State
+    stall: str
     waiting: str
     followers: tuple[pb.Place, ...]
     banned: tuple[PeerId, ...]
@@ -54,7 +56,8 @@ class _Plans:
 class Announcements:
     """Builds each announcement and signs each plan once for all watchers.
 
-    `own_relay` is the coordinator's, if it runs one.
+    `own_relay` is the coordinator's, if it runs one. `stall` says why the run waits, as watchers are to be
+    told.
 
     Attributes:
         resting: the peers that wait for the end of the run alone, with the number of their calls.
@@ -67,7 +70,9 @@ class Announcements:
         sources: MemberSources,
         own_relay: RelayAddress | None = None,
         resting: Counter[PeerId] | None = None,
+        stall: Callable[[], str] = str,
     ) -> None:
+        self._stall = stall
         self._run, self._sign, self.sources = run, sign, sources
         self._own_relays = () if own_relay is None else (own_relay,)
         self._sealed_plans: dict[int, tuple[bytes, bytes]] = {}
@@ -76,10 +81,11 @@ class Announcements:
         self.resting: Counter[PeerId] = Counter() if resting is None else resting
 
     def of(self, state: State) -> Announcement:
+        stall = self._stall()
         # Identity is enough: states are immutable, and a comparison would cost more than an announcement.
-        if self._newest is None or self._newest.state is not state:
+        if self._newest is None or self._newest.state is not state or self._newest.stall != stall:
             finished = state.phase is RunPhase.FINISHED
-            waiting = run_message(state) if finished else stall_message(state) or pause_message(state)
+            waiting = run_message(state) if finished else stall or pause_message(state)
             followers = [
                 reservation
                 for peer, reservation in sorted(state.reservations.items())
@@ -92,7 +98,8 @@ class Announcements:
                     self._newest.followers
                 )  # each watcher compares them, which takes no time for one object
             self._newest = Announcement(
-                *(state, waiting, places, excluded, self.relays(state), state.pause), _newest_rollback(state)
+                *(state, stall, waiting, places, excluded, self.relays(state), state.pause),
+                _newest_rollback(state),
             )
             self._messages.clear()
         return self._newest
@@ -193,7 +200,7 @@ class Watcher:
         is_new = (
             plan is not None
             or told is None
-            or sources.position > self._sources
+            or sources.told > self._sources
             or not has_lists
             or (told.pause, told.rollback) != (announcement.pause, announcement.rollback)
             or waiting not in ("", self._waiting)  # "" alone is no news: the next plan shows it

@@ -26,6 +26,7 @@ class MemberSources:
 
     Attributes:
         admitted: the position up to which the coordinator's own DHT peer accepts connections.
+        told: the position of which watchers are told.
     """
 
     def __init__(self) -> None:
@@ -33,7 +34,7 @@ class MemberSources:
         self._limit = RateLimit(_AT_ONCE, _PER_SECOND, keys=MOST_PEERS)
         self._log: list[MemberSource] = []  # in the order in which they were noted
         self._rewritten = 0  # how often the log began anew
-        self.admitted = self.position  # nothing that a DHT peer had to accept yet
+        self.admitted = self.told = self.position  # nothing that a DHT peer had to accept yet
 
     @property
     def position(self) -> Position:

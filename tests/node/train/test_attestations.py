@@ -1,4 +1,4 @@
-"""Digests are told in the background: nobody waits for them, and a failure reaches those who depend on them."""
+"""Digests are told in the background: nobody waits for them, and a failure reaches who depends on them."""
 
 from __future__ import annotations
 

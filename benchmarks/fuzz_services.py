@@ -86,6 +86,9 @@ class _Loop:
     def wake(self, topic: object) -> None:
         pass
 
+    def stall_to_tell(self) -> str:
+        return ""
+
     async def execute(self, command: commands.Command) -> None:
         outcome = decide(self.state, command, self.time)
         for event in outcome.events:

@@ -96,7 +96,8 @@ def test_a_slow_line_makes_its_pipeline_the_last(play: Play) -> None:
         await swarm.until_round(4)
         return asked(swarm)
 
-    ask = play(scenario, MIXED, swarm_spec(MIXED, rounds=60))
+    # The pipeline has time for its whole inner phase.
+    ask = play(scenario, MIXED, swarm_spec(MIXED, rounds=60, **{"timing.straggler": 10.0}))
     found = ask(3)
     pipeline = next(each for each in ask.state.plans[-1].replicas if len(each.members) > 1)
     assert f"{pipeline.name} was last: it offered" in text_of(found)

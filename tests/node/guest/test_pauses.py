@@ -112,7 +112,7 @@ def test_a_pause_at_once_keeps_the_progress_and_is_no_failure(play: Play) -> Non
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start()
         await swarm.until_round(3)
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.6)  # now it trains
         swarm.guest("b").pause()
         await asyncio.sleep(0.1)
         swarm.guest("b").pause(0.05)

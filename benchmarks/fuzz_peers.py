@@ -192,6 +192,18 @@ async def _fetch(data: bytes) -> None:
     assert sent == _PAYLOAD, "nothing else is ever sent"
 
 
+async def _fetch_range(data: bytes) -> None:
+    wanted = payload_pb2.RangeRequest.FromString(data)
+    sent = b""
+    async for chunk in _averager().rpc_fetch_range(wanted, _CALLER):
+        if chunk.refusal:
+            raise ValueError(chunk.refusal)
+        sent += chunk.data
+        if len(sent) >= wanted.nbytes:
+            break  # the sender waits for this
+    assert sent in _PAYLOAD, "nothing else is ever sent"
+
+
 async def _push(data: bytes) -> None:
     async def stream() -> AsyncIterator[payload_pb2.PayloadChunk]:
         for message in messages_in(data):
@@ -212,10 +224,13 @@ def _calls(loop: asyncio.AbstractEventLoop) -> list[Target]:
     pushed = payload_pb2.PayloadChunk(announced=wanted).SerializeToString()
     piece = payload_pb2.PayloadChunk(data=_PAYLOAD).SerializeToString()
     state = payload_pb2.StateRequest(stage=1, part="stage", round=2)
+    some = payload_pb2.RangeRequest(descriptor=wanted, first=2, nbytes=9)
 
-    fetch, push, part = (partial(_run, loop, call) for call in (_fetch, _push, _state))
+    calls = (_fetch, _fetch_range, _push, _state)
+    fetch, fetch_range, push, part = (partial(_run, loop, call) for call in calls)
     return [
         Target("rpc_fetch", fetch, (wanted.SerializeToString(),), pb.PayloadDescriptor),
+        Target("rpc_fetch_range", fetch_range, (some.SerializeToString(),), payload_pb2.RangeRequest),
         Target("rpc_push", push, (stream_of([pushed, piece]),)),
         Target("rpc_state", part, (state.SerializeToString(),), payload_pb2.StateRequest),
     ]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind knows only typing's in rpc signatures
 
 from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
+from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 
 from node import hooks
 from node.hive.access import AllowedCalls
@@ -19,8 +20,8 @@ from node.transport.allow_list import AllowList
 from node.transport.arrivals import Arrival
 from node.transport.checkpoint_transfer import CheckpointServer, fetch_checkpoint
 from node.transport.line import UNLIMITED, Line
+from node.transport.open_transfers import OpenTransfers
 from node.transport.payload_exchange import (
-    OpenTransfers,
     PayloadCalls,
     PayloadExchange,
     own_order,
@@ -30,18 +31,22 @@ from node.transport.transfer import (
     CHUNK_BYTES,
     CHUNK_SECONDS,
     NOT_HELD,
+    RANGES,
     TransferError,
+    check_hash,
     linger,
     outgoing,
     paced,
+    ranges_of,
     read_in_thread,
     receive,
     receive_exactly,
+    within,
 )
 from node.transport.transport import CheckpointDownload
 from protocol.errors import HetnodeError
 from protocol.pb.hetnode_pb2 import PayloadDescriptor as DescriptorMessage
-from protocol.pb.payload_pb2 import PayloadChunk, PushReply, StateRequest
+from protocol.pb.payload_pb2 import PayloadChunk, PushReply, RangeRequest, StateRequest
 from protocol.types import PayloadDescriptor, PeerId
 from protocol.wire.convert.fields import part_from_pb
 from protocol.wire.convert.payloads import descriptor_from_pb, descriptor_to_pb
@@ -103,6 +108,9 @@ class PayloadPeer(ServicerBase, PayloadCalls):  # type: ignore[misc]  # hivemind
         when_asked: Callable[[], None],
         arrival: Arrival | None = None,
     ) -> bytes:
+        ranges = ranges_of(descriptor.nbytes, self.payloads.members)
+        if len(ranges) > 1 and (payload := await self._fetch_ranges(holder, descriptor, ranges, when_asked)):
+            return payload
         try:
             stub = self._stub(holder, descriptor.stage)
             async with asyncio.timeout(DIAL_SECONDS):
@@ -111,6 +119,40 @@ class PayloadPeer(ServicerBase, PayloadCalls):  # type: ignore[misc]  # hivemind
             when_asked()  # also after a failure: other peers wait for this
         async with aclosing(stream):  # closing tells the sender that all has arrived
             return await receive(stream, descriptor, self._line, arrival)
+
+    async def _fetch_ranges(
+        self,
+        holder: str,
+        descriptor: PayloadDescriptor,
+        ranges: Sequence[tuple[int, int]],
+        when_asked: Callable[[], None],
+    ) -> bytes | None:
+        """As :meth:`fetch`, each range by a stream of its own; None if `holder` knows no ranges."""
+        stub, message = self._stub(holder, descriptor.stage), descriptor_to_pb(descriptor)
+        async with AsyncExitStack() as stack:
+            streams = []
+            try:
+                async with asyncio.timeout(DIAL_SECONDS):
+                    for first, nbytes in ranges:
+                        wanted = RangeRequest(descriptor=message, first=first, nbytes=nbytes)
+                        stream = await stub.rpc_fetch_range(wanted)
+                        streams.append(await stack.enter_async_context(aclosing(stream)))
+            except ControlFailure as error:
+                log.info("%s sends no ranges of payloads: %s", holder, error)
+                return None
+            finally:
+                when_asked()  # also after a failure: other peers wait for this
+            try:
+                async with asyncio.TaskGroup() as group:
+                    parts = [
+                        group.create_task(receive_exactly(stream, nbytes, line=self._line))
+                        for stream, (_, nbytes) in zip(streams, ranges, strict=True)
+                    ]
+            except BaseExceptionGroup as failures:
+                raise failures.exceptions[0] from None
+        payload = b"".join(part.result() for part in parts)
+        await check_hash(payload, descriptor)
+        return payload
 
     async def push(self, listener: str, own: PayloadDescriptor, payload: bytes) -> None:
         async def parts() -> AsyncIterator[PayloadChunk]:
@@ -148,22 +190,44 @@ class PayloadPeer(ServicerBase, PayloadCalls):  # type: ignore[misc]  # hivemind
 
     async def rpc_fetch(self, request: DescriptorMessage, context: P2PContext) -> AsyncIterator[PayloadChunk]:
         """Send a held payload."""
-        peer = context.remote_id.to_base58()
-        with self._transfers.admit(peer, request.sha256, _PAYLOAD_TRANSFERS) as allowed:
-            if not allowed:
-                yield PayloadChunk(refusal="that payload is being sent to you already")
-                return
-            await self.payloads.wait_for_turn(peer, request.owner, request.round, request.sha256)
-            pieces = await self.payloads.pieces(peer, request.owner, request.round, request.sha256)
-            if pieces is None:
-                yield PayloadChunk(refusal=NOT_HELD)
-                return
-            sent = 0
-            async for chunk in outgoing(pieces, request.round, self._stage, self._line):
-                sent += len(chunk.data)
+        with self._transfers.admit(_name(context), request.sha256, _PAYLOAD_TRANSFERS) as allowed:
+            async for chunk in self._answer(allowed, request, (0, None), context):
                 yield chunk
-            if sent == request.nbytes:  # a receiver that was told another length does not close the stream
-                await linger()
+
+    async def rpc_fetch_range(
+        self, request: RangeRequest, context: P2PContext
+    ) -> AsyncIterator[PayloadChunk]:
+        """Send a range of a held payload."""
+        wanted, most = request.descriptor, RANGES * _PAYLOAD_TRANSFERS
+        with self._transfers.admit(_name(context), f"range {wanted.sha256}", most) as allowed:
+            async for chunk in self._answer(allowed, wanted, (request.first, request.nbytes), context):
+                yield chunk
+
+    async def _answer(
+        self,
+        is_allowed: bool,
+        wanted: DescriptorMessage,
+        range_: tuple[int, int | None],
+        context: P2PContext,
+    ) -> AsyncIterator[PayloadChunk]:
+        """A payload, or so many of its bytes (None: all) from a first one on; or a refusal."""
+        if not is_allowed:
+            yield PayloadChunk(refusal="that payload is being sent to you already")
+            return
+        peer, payload = _name(context), (wanted.owner, wanted.round, wanted.sha256)
+        await self.payloads.wait_for_turn(peer, *payload)
+        pieces = await self.payloads.pieces(peer, *payload)
+        if pieces is None:
+            yield PayloadChunk(refusal=NOT_HELD)
+            return
+        first, nbytes = range_
+        sent, parts = 0, pieces if nbytes is None else within(pieces, first, nbytes)
+        async for chunk in outgoing(parts, wanted.round, self._stage, self._line):
+            sent += len(chunk.data)
+            yield chunk
+        # A receiver that was told another length does not close the stream.
+        if sent == (wanted.nbytes if nbytes is None else nbytes):
+            await linger()
 
     async def rpc_push(self, stream: AsyncIterator[PayloadChunk], context: P2PContext) -> PushReply:
         """Take the payload of a member of this group that this peer cannot dial."""
@@ -211,3 +275,7 @@ class PayloadPeer(ServicerBase, PayloadCalls):  # type: ignore[misc]  # hivemind
             except (IndexError, OSError) as error:
                 log.info("%s did not get all of a checkpoint: %s", peer, error)
                 yield PayloadChunk(refusal="this peer has no such piece of the checkpoint any more")
+
+
+def _name(context: P2PContext) -> str:
+    return str(context.remote_id.to_base58())

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -19,8 +18,16 @@ from weakref import WeakSet
 from node.transport.arrivals import Arrival
 from node.transport.download import list_reasons
 from node.transport.helpers import Helpers, HelpFailures, helpers_of
+from node.transport.open_transfers import OpenTransfers
 from node.transport.payload_store import PayloadStore
-from node.transport.transfer import NotHeld, TransferError, WrongBytes, chunk_bytes, read_in_thread
+from node.transport.transfer import (
+    RANGES,
+    NotHeld,
+    TransferError,
+    WrongBytes,
+    chunk_bytes,
+    read_in_thread,
+)
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import ExchangeGroup, ManifestEntry, PayloadDescriptor, PeerId
 
@@ -28,7 +35,7 @@ log = logging.getLogger(__name__)
 
 HELP_SECONDS = 3.0  # longest wait of a request for a payload that this peer has to pass on
 TURN_SECONDS = 1.0  # longest wait of a request for this peer's own payload; see PayloadExchange.exchange
-_WAITING_PER_PEER = 2  # requests of one peer that may wait; bounds what it can keep open here
+WAITING_PER_PEER = 2 * RANGES  # requests of one peer that may wait; bounds what it can keep open here
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0  # seconds between two attempts with all holders
 _PUSHES = 2  # two holders: one of them may leave before the others have fetched the payload
 
@@ -51,28 +58,6 @@ class PayloadCalls(Protocol):
 
     async def push(self, listener: str, own: PayloadDescriptor, payload: bytes) -> None:
         """Send this peer's own payload to `listener`. Return when `listener` holds it."""
-
-
-class OpenTransfers:
-    """Counts the open transfers of each peer."""
-
-    def __init__(self) -> None:
-        self._open: Counter[tuple[str, str]] = Counter()
-
-    @contextmanager
-    def admit(self, peer: str, what: str, most: int) -> Iterator[bool]:
-        """Yield whether `peer` may open one more transfer of `what`; `most` may be open at a time."""
-        key = (peer, what)
-        if self._open[key] == most:
-            yield False
-            return
-        self._open[key] += 1
-        try:
-            yield True
-        finally:
-            self._open[key] -= 1
-            if not self._open[key]:
-                del self._open[key]  # otherwise the table would grow with every payload
 
 
 class PayloadExchange:
@@ -190,6 +175,11 @@ class PayloadExchange:
                 "Wait for a holder to come back; without this payload the round cannot be applied.",
             ) from None
 
+    @property
+    def members(self) -> int:
+        """Of the group of the newest exchange, this peer included."""
+        return 1 + len(self._awaited)
+
     def holds(self, descriptor: PayloadDescriptor) -> bool:
         return self.store.has(descriptor.round_number, descriptor.sha256)
 
@@ -206,7 +196,7 @@ class PayloadExchange:
         """Wait until this peer may send its own payload, TURN_SECONDS at most; see :meth:`exchange`."""
         if owner != self._me:
             return
-        with self._waiting.admit(peer, "turn", _WAITING_PER_PEER) as allowed, suppress(TimeoutError):
+        with self._waiting.admit(peer, "turn", WAITING_PER_PEER) as allowed, suppress(TimeoutError):
             # The bound guards against a deadlock: two peers could wait for each other's request.
             async with asyncio.timeout(TURN_SECONDS if allowed else 0):
                 while self._is_early(round_number, sha256):
@@ -231,7 +221,7 @@ class PayloadExchange:
                 async with asyncio.timeout(HELP_SECONDS):
                     while sha256 not in self._arrivals and not self.store.has(round_number, sha256):
                         await self._progress.wait()
-        size = chunk_bytes(len(self._awaited))  # each of these may ask, too
+        size = chunk_bytes(max(RANGES, len(self._awaited)))  # each of these may ask, too
         if sha256 in self._arrivals:
             return self._arrivals[sha256].pieces(size)
         found = await asyncio.to_thread(self.store.pieces, round_number, sha256, size)

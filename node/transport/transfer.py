@@ -16,6 +16,9 @@ CHUNK_BYTES = 256 * 1024  # at most; the fastest size over libp2p's streams (138
 CHUNK_SECONDS = 5.0  # longest wait for the next chunk
 _LEAST_CHUNK_BYTES = 16 * 1024  # smaller ones would cost a strong sender more than a tenth of a core
 _CHUNKS_IN_ALL = 512 * 1024  # on their way to all receivers: a line of 1 Mb/s passes them in CHUNK_SECONDS
+RANGES = 8
+"""Streams by which one of two members fetches the payload of the other one."""
+_LEAST_RANGES_BYTES = 1024 * 1024
 _LINGER_SECONDS = 60.0  # for a receiver that never closes its stream
 
 
@@ -41,6 +44,28 @@ def chunk_bytes(receivers: int) -> int:
     All of them share one line, and each one waits CHUNK_SECONDS for a whole chunk.
     """
     return min(CHUNK_BYTES, max(_LEAST_CHUNK_BYTES, _CHUNKS_IN_ALL // max(1, receivers)))
+
+
+def ranges_of(nbytes: int, members: int) -> list[tuple[int, int]]:
+    """The first byte and the length of each range in which one of `members` fetches a payload.
+
+    Between two members all bytes share one connection: libp2p's acknowledgements of one stream wait behind
+    the payload that goes the other way, and several streams keep the line busy meanwhile.
+    """
+    count = RANGES if members == 2 and nbytes >= _LEAST_RANGES_BYTES else 1
+    size = -(-nbytes // count)
+    return [(first, min(size, nbytes - first)) for first in range(0, nbytes, size)] if nbytes else [(0, 0)]
+
+
+async def within(pieces: AsyncIterator[bytes], first: int, nbytes: int) -> AsyncIterator[bytes]:
+    """The bytes `first` to `first + nbytes - 1` of `pieces`, as far as there are any."""
+    position, end = 0, first + nbytes
+    async for piece in pieces:
+        if part := piece[max(0, first - position) : max(0, end - position)]:
+            yield part
+        position += len(piece)
+        if position >= end:
+            return
 
 
 async def read_in_thread(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
@@ -89,13 +114,18 @@ async def receive(
     CHUNK_SECONDS without a chunk.
     """
     data = await receive_exactly(stream, descriptor.nbytes, line=line, arrival=arrival)
+    await check_hash(data, descriptor)
+    if arrival is not None:
+        arrival.verify()
+    return bytes(data)
+
+
+async def check_hash(data: bytes | bytearray, descriptor: PayloadDescriptor) -> None:
+    """Raises WrongBytes unless `data` is the announced payload."""
     # In a thread: hashing a large payload would block the event loop.
     digest = await asyncio.to_thread(lambda: hashlib.sha256(data).hexdigest())
     if digest != descriptor.sha256:
         raise WrongBytes(f"the bytes have hash {digest[:16]}, announced was {descriptor.sha256[:16]}")
-    if arrival is not None:
-        arrival.verify()
-    return bytes(data)
 
 
 async def receive_exactly(

@@ -16,6 +16,16 @@ class PayloadChunk(_message.Message):
     refusal: str
     def __init__(self, data: _Optional[bytes] = ..., announced: _Optional[_Union[_hetnode_pb2.PayloadDescriptor, _Mapping]] = ..., refusal: _Optional[str] = ...) -> None: ...
 
+class RangeRequest(_message.Message):
+    __slots__ = ("descriptor", "first", "nbytes")
+    DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    descriptor: _hetnode_pb2.PayloadDescriptor
+    first: int
+    nbytes: int
+    def __init__(self, descriptor: _Optional[_Union[_hetnode_pb2.PayloadDescriptor, _Mapping]] = ..., first: _Optional[int] = ..., nbytes: _Optional[int] = ...) -> None: ...
+
 class PushReply(_message.Message):
     __slots__ = ("refusal",)
     REFUSAL_FIELD_NUMBER: _ClassVar[int]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,12 +13,14 @@ from typing import Any
 
 import pytest
 from hivemind.p2p import PeerID
+from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 
 from node.hive import payload_peer
 from node.hive.payload_peer import PayloadPeer
 from node.security.identity import open_identity
 from node.transport import payload_exchange
 from node.transport.payload_store import PayloadStore
+from node.transport.transfer import RANGES
 from protocol.pb.payload_pb2 import PayloadChunk
 from protocol.types import PayloadDescriptor, PeerId
 from protocol.wire.convert.payloads import descriptor_to_pb
@@ -132,13 +135,13 @@ async def test_requests_for_other_payloads_are_answered_at_once(bench: Bench) ->
         assert "does not hold" in str(await bench.answer(replace(bench.mine, round_number=3)))
 
 
-async def test_each_peer_has_at_most_two_waiting_requests(bench: Bench) -> None:
+async def test_each_peer_has_a_bounded_number_of_waiting_requests(bench: Bench) -> None:
     waiting = [
         bench.answer(replace(bench.mine, round_number=round_number, sha256=f"{round_number:064x}"))
-        for round_number in (6, 7)
+        for round_number in range(6, 6 + payload_exchange.WAITING_PER_PEER)
     ]
     await pass_turns()
-    assert "does not hold" in str(await bench.answer(replace(bench.mine, round_number=8)))
+    assert "does not hold" in str(await bench.answer(replace(bench.mine, round_number=100)))
     assert not any(task.done() for task in waiting)
     for task in waiting:
         task.cancel()
@@ -179,3 +182,63 @@ async def test_a_push_that_announces_nothing_is_refused(
 
     for is_open in (True, False):
         assert "announces" in (await bench.peer.rpc_push(silent(is_open), context)).refusal
+
+
+class Wire:
+    """Hands the calls of a peer to another one. `fails` for calls of this name: it does not know them."""
+
+    def __init__(self, caller: PeerId, to: PayloadPeer, fails: str = "") -> None:
+        self.calls: list[str] = []
+        self._context: Any = SimpleNamespace(remote_id=PeerID.from_base58(caller))
+        self._to, self._fails = to, fails
+
+    async def iterate_protobuf_handler(self, _: object, name: str, request: Any, *__: object) -> Any:
+        call = name.rpartition(".")[2]
+        self.calls.append(call)
+        if call == self._fails:
+            raise ControlFailure("protocols not supported")
+        return getattr(self._to, call)(request, self._context)
+
+
+@pytest.mark.parametrize(
+    ("fails", "calls"),
+    [("", RANGES * ["rpc_fetch_range"]), ("rpc_fetch_range", ["rpc_fetch_range", "rpc_fetch"])],
+)
+async def test_one_of_two_members_fetches_a_large_payload_by_several_streams(
+    tmp_path: Path, bench: Bench, fails: str, calls: list[str]
+) -> None:
+    payload = os.urandom((1 << 20) + 3)
+    theirs = describe(bench.theirs.owner, payload)
+    p2p: Any = SimpleNamespace(peer_id=PeerID.from_base58(theirs.owner))
+    store = PayloadStore(tmp_path / "theirs", 4)
+    sender = PayloadPeer(p2p, "run", 0, len(payload), store, tmp_path / "checkpoints")
+    await sender.payloads.hold(theirs, payload)
+    wire = Wire(bench.mine.owner, sender, fails)
+    bench.p2p.iterate_protobuf_handler = wire.iterate_protobuf_handler
+    await bench.peer.payloads.hold(bench.mine, PAYLOAD)
+    with bench.peer.payloads.exchange(5):
+        assert await bench.peer.payloads.gather(bench.mine, [theirs], 60.0, push=False) == {}
+    assert bench.peer.payloads.store.get(5, theirs.sha256) == payload
+    assert wire.calls == calls
+
+
+async def test_ranges_of_other_bytes_are_a_fault_of_their_sender(tmp_path: Path, bench: Bench) -> None:
+    payload = os.urandom(1 << 20)
+    theirs = describe(bench.theirs.owner, payload)
+    sender = PayloadPeer(
+        *(bench.p2p, "run", 0, len(payload)), PayloadStore(tmp_path / "theirs", 4), tmp_path / "checkpoints"
+    )
+
+    async def pieces(*_: object) -> AsyncIterator[bytes]:
+        async def wrong() -> AsyncIterator[bytes]:
+            yield bytes(len(payload))
+
+        return wrong()
+
+    sender.payloads.pieces = pieces  # type: ignore[method-assign]
+    wire = Wire(bench.mine.owner, sender)
+    bench.p2p.iterate_protobuf_handler = wire.iterate_protobuf_handler
+    with bench.peer.payloads.exchange(5):
+        await bench.peer.payloads.hold(bench.mine, PAYLOAD)
+        faults = await bench.peer.payloads.gather(bench.mine, [theirs], 1.0, push=False)
+    assert theirs.owner in faults

@@ -71,7 +71,7 @@ async def rest(reader: asyncio.StreamReader) -> bytes:
         return b""
 
 
-@pytest.mark.parametrize("call", ["rpc_fetch", "rpc_push", "rpc_state"])
+@pytest.mark.parametrize("call", ["rpc_fetch", "rpc_fetch_range", "rpc_push", "rpc_state"])
 async def test_a_stranger_is_refused_before_anything_of_it_is_read(callers: Callers, call: str) -> None:
     reader, writer = await callers.open(callers.stranger, call)
     assert b"not in the plan" in await rest(reader)
@@ -82,6 +82,7 @@ async def test_a_stranger_is_refused_before_anything_of_it_is_read(callers: Call
     ("call", "most"),
     [
         ("rpc_fetch", REQUEST_BOUNDS.nbytes),
+        ("rpc_fetch_range", REQUEST_BOUNDS.nbytes),
         ("rpc_state", REQUEST_BOUNDS.nbytes),
         ("rpc_push", CHUNK_BOUNDS.nbytes),
     ],

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from node.transport.payload_exchange import PayloadExchange
 from node.transport.payload_store import PayloadStore
-from node.transport.transfer import CHUNK_BYTES, CHUNK_SECONDS, chunk_bytes
+from node.transport.transfer import CHUNK_BYTES, CHUNK_SECONDS, RANGES, chunk_bytes, ranges_of, within
 from tests.builders import keyed, spec_of
 
 SLOW_LINE = 1_000_000 / 8  # bytes per second
@@ -48,3 +51,24 @@ async def test_the_chunks_of_a_large_group_are_small(tmp_path: Path) -> None:
         assert [len(piece) async for piece in pieces] == [chunk_bytes(16)] * (CHUNK_BYTES // chunk_bytes(16))
         exchange.break_off()
         await gathering
+
+
+@given(st.integers(0, 1 << 40), st.integers(1, 5))
+def test_ranges_cover_a_payload_without_overlap(nbytes: int, members: int) -> None:
+    ranges = ranges_of(nbytes, members)
+    assert len(ranges) == (RANGES if members == 2 and nbytes >= 1 << 20 else 1)
+    assert [first for first, _ in ranges] == [sum(size for _, size in ranges[:i]) for i in range(len(ranges))]
+    assert sum(size for _, size in ranges) == nbytes
+    assert all(size > 0 for _, size in ranges) or not nbytes
+
+
+@given(st.lists(st.binary(max_size=5), max_size=6), st.integers(0, 40), st.integers(0, 1 << 64))
+def test_a_range_has_the_bytes_that_there_are(pieces: list[bytes], first: int, nbytes: int) -> None:
+    async def each() -> AsyncIterator[bytes]:
+        for piece in pieces:
+            yield piece
+
+    async def joined() -> bytes:
+        return b"".join([part async for part in within(each(), first, nbytes)])
+
+    assert asyncio.run(joined()) == b"".join(pieces)[first : first + nbytes]

@@ -13,7 +13,7 @@ from functools import partial
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from google.protobuf.message import DecodeError, Message
 
-from benchmarks import fuzz_entry_points
+from benchmarks import fuzz_entry_points, fuzz_reduction
 from benchmarks.fuzz_seeds import (
     AUTHORITY,
     CONTRIBUTION,
@@ -349,5 +349,6 @@ def targets() -> list[Target]:
         *map(_activation, LINK_QUANTIZERS),
         *_messages(),
         *_others(),
+        *fuzz_reduction.targets(),
         *fuzz_entry_points.targets(),
     ]

@@ -1,0 +1,161 @@
+"""The two halves of hivemind's all-reduce in one member, for parts of payloads instead of tensors.
+
+hivemind sums float tensors in the order of their arrival, answers each sender with the difference to its own
+tensor, and puts a member's own values where a reducer fails. So its members end with different bytes. Here a
+part is the bytes of a payload's run of chunks (protocol.wire.reduction): its reducer takes the members' parts
+in canonical order, all members get the same bytes, and what a failed reducer has not sent is missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from hivemind.averaging.partition import AllreduceException, TensorPartContainer, TensorPartReducer
+
+from protocol.errors import HetnodeError
+from protocol.wire.reduction import Reducer
+
+
+@dataclass(frozen=True)
+class ReducedPart:
+    """What a reducer sends to all members for one part.
+
+    Attributes:
+        senders: the positions in the group of the members whose parts are in the sum, ascending.
+        data: the reduced part, as protocol.wire.reduction encodes it.
+    """
+
+    senders: tuple[int, ...]
+    data: bytes
+
+    def to_bytes(self, members: int) -> bytes:
+        """A bit for each of `members`, the first one lowest, in whole bytes; then the data."""
+        bits = sum(1 << position for position in self.senders)
+        return bits.to_bytes(_mask_bytes(members), "little") + self.data
+
+    @classmethod
+    def from_bytes(cls, data: bytes, members: int) -> ReducedPart:
+        """Raises ValueError where no member, or one that does not exist, is counted."""
+        size = _mask_bytes(members)
+        bits = int.from_bytes(data[:size], "little")
+        if len(data) < size or not 0 < bits < 1 << members:
+            raise ValueError(f"a part of {len(data)} bytes counts none of {members} members, or others")
+        return cls(tuple(each for each in range(members) if bits >> each & 1), data[size:])
+
+
+def answer_nbytes(members: int, nbytes: int) -> int:
+    """Length of :meth:`ReducedPart.to_bytes` with `nbytes` of data."""
+    return _mask_bytes(members) + nbytes
+
+
+class PartContainer(TensorPartContainer):  # type: ignore[misc]  # hivemind has no type information
+    """What one member sends to each reducer, and what it gets back.
+
+    Args:
+        cut: by reducer, the parts that go to it; none of them is empty.
+    """
+
+    def __init__(self, cut: Sequence[Sequence[bytes]]) -> None:
+        parts = [torch.frombuffer(bytearray(part), dtype=torch.uint8) for of_one in cut for part in of_one]
+        nbytes = [sum(map(len, of_one)) for of_one in cut]
+        # No tensor is split, and none lands between two reducers.
+        super().__init__(parts, nbytes, part_size_bytes=max(map(len, parts)), return_deltas=False)
+        assert self.num_parts_by_peer == tuple(map(len, cut)), "hivemind gives each reducer its bytes"
+
+    def register_failed_reducer(self, peer_index: int) -> None:
+        """All parts that this reducer has not sent are missing; hivemind would take this member's own."""
+        for number in range(self._outputs_registered_by_peer[peer_index], self.num_parts_by_peer[peer_index]):
+            self.register_processed_part(peer_index, number, None)
+
+    async def iterate_output_tensors(self) -> AsyncIterator[ReducedPart | None]:
+        """The reduced parts in canonical order; None for each that is missing.
+
+        Raises AllreduceException if the exchange ends before.
+        """
+        for position, count in enumerate(self.num_parts_by_peer):
+            arrived, available = self._output_parts_by_peer[position], self._output_part_available[position]
+            for _ in range(count):
+                while not arrived:
+                    available.clear()
+                    await available.wait()
+                    if self.finished.is_set():
+                        raise AllreduceException("the exchange of parts has ended")
+                yield arrived.popleft()
+
+
+class PartReducer(TensorPartReducer):  # type: ignore[misc]  # hivemind has no type information
+    """Reduces the parts of one member for all, each as soon as all senders that are left have sent it.
+
+    A sender that fails counts in the parts that it has sent before, and in no other. Parts wait here for
+    those of other senders: as many bytes as a payload has, if all members reduce equal parts.
+
+    Args:
+        reducers: one for each part, in canonical order. A caller commits or aborts them after the round.
+        weights: by member, in canonical order. What senders say of their weight does not count.
+    """
+
+    def __init__(self, reducers: Sequence[Reducer], weights: Sequence[float]) -> None:
+        self._reducers, self._weights = reducers, weights
+        self._received: list[dict[int, bytes]] = [{} for _ in reducers]
+        self._reduced: list[asyncio.Future[ReducedPart]] = [asyncio.Future() for _ in reducers]
+        self._running: dict[int, asyncio.Task[None]] = {}
+        super().__init__([torch.Size([0])] * len(reducers), len(weights))
+
+    def add(self, sender_index: int, part: bytes) -> None:
+        """Take the next part of a sender, which is valid; it is dropped if the sender has failed."""
+        number = self.num_parts_received[sender_index]
+        if self.sender_failed_after[sender_index] == math.inf:
+            self._received[number][sender_index] = part
+            self.num_parts_received[sender_index] += 1
+            self._reduce_complete()
+
+    async def reduced(self, part_index: int) -> ReducedPart:
+        """Wait for the sum of a part. Raises AllreduceException if it cannot be encoded, or at the end."""
+        # All senders wait for one future. The stream of one that ends must not cancel it for the others.
+        return await asyncio.shield(self._reduced[part_index])
+
+    def on_sender_failed(self, sender_index: int) -> None:
+        """hivemind calls this once for each sender that fails, or that is late."""
+        self.sender_failed_after[sender_index] = self.num_parts_received[sender_index]
+        self._reduce_complete()
+
+    def finalize(self) -> None:
+        """hivemind calls this at the end of the exchange: parts that are not reduced never will be."""
+        for future in getattr(self, "_reduced", ()):
+            if not future.done():
+                future.set_exception(AllreduceException("the exchange of parts has ended"))
+                future.exception()  # perhaps nobody waits for it
+        self.finished.set()
+
+    def _reduce_complete(self) -> None:
+        """Begin to reduce each part that no more sender will add to."""
+        for number, received in enumerate(self._received):
+            expected = sum(number < failed_after for failed_after in self.sender_failed_after)
+            if number not in self._running and len(received) == expected:
+                self._running[number] = asyncio.create_task(self._reduce(number))
+        if len(self._running) == self.num_parts:
+            self.finished.set()
+
+    async def _reduce(self, number: int) -> None:
+        received, self._received[number] = sorted(self._received[number].items()), {}
+        senders = tuple(sender for sender, _ in received)
+        parts, weights = [part for _, part in received], [self._weights[sender] for sender in senders]
+        try:
+            # In a thread: sums of many parts would block the event loop.
+            data = await asyncio.to_thread(self._reducers[number].reduce, parts, weights)
+        except (HetnodeError, ValueError) as error:
+            if not self._reduced[number].done():
+                reason = error.cause if isinstance(error, HetnodeError) else str(error)
+                self._reduced[number].set_exception(AllreduceException(reason))
+                self._reduced[number].exception()  # perhaps nobody waits for it
+            return
+        if not self._reduced[number].done():
+            self._reduced[number].set_result(ReducedPart(senders, data))
+
+
+def _mask_bytes(members: int) -> int:
+    return -(-members // 8)

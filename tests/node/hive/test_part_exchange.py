@@ -1,0 +1,158 @@
+"""hivemind's all-reduce with parts of payloads: all members get the same bytes, or know what is missing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, AsyncIterator  # noqa: UP035 - hivemind knows only typing's in rpc signatures
+
+import pytest
+import pytest_asyncio
+from hivemind.p2p import P2P, P2PContext
+from hivemind.proto.averaging_pb2 import PROTOCOL_VIOLATION, AveragingData
+
+from node.hive.part_exchange import PartExchange, Reduction
+from node.hive.part_reducer import ReducedPart
+from tests.support.part_group import GROUP, PartGroup, open_group, plan_prefix
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+PATIENT, BRIEF = 60.0, 6.0
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def group() -> AsyncIterator[PartGroup]:
+    async with open_group() as group:
+        yield group
+
+
+def missing(reduction: Reduction) -> set[int]:
+    """The positions of the reducers whose parts are missing."""
+    owners = [position for position, parts in enumerate(reduction.plan.parts) for _ in parts]
+    return {owner for owner, part in zip(owners, reduction.parts, strict=True) if part is None}
+
+
+@pytest.mark.parametrize("fractions", [(1, 1, 1, 1), (3, 0, 1, 0)])
+async def test_all_members_get_the_sum_of_all_in_canonical_order(
+    group: PartGroup, fractions: tuple[float, ...]
+) -> None:
+    plan = group.plan(fractions)
+    assert [len(parts) > 1 for parts in plan.parts] == [fraction > 0 for fraction in fractions]
+    found = await group.run(group.members(plan, PATIENT), plan)
+    assert [each.result for each in found] == [group.expected(plan, range(4))] * 4
+    assert all(each.uncounted(member) == () for each in found for member in plan.members)
+
+
+async def test_a_part_that_is_not_valid_counts_nowhere_and_those_before_it_do(group: PartGroup) -> None:
+    class Corrupt(PartExchange):
+        async def _generate_input_for_peer(self, peer_index: int) -> AsyncIterator[AveragingData]:
+            number = 0
+            async for message in super()._generate_input_for_peer(peer_index):
+                if number == 1 and peer_index == 0:
+                    message.tensor_part.buffer = bytes(len(message.tensor_part.buffer))
+                number += 1
+                yield message
+
+    plan = group.plan()
+    kinds = (PartExchange, PartExchange, PartExchange, Corrupt)
+    found = await group.run(group.members(plan, BRIEF, *kinds), plan)
+    results = {each.result for each in found[:3]}
+    assert len(results) == 1
+    assert results != {None}
+    assert missing(found[3]) == {0}
+    for each in found[:3]:
+        assert each.uncounted(plan.members[3]) == plan.parts[0][1:]
+        assert each.uncounted(plan.members[2]) == ()
+
+
+async def test_what_a_sender_says_of_its_weight_does_not_count(group: PartGroup) -> None:
+    plan = group.plan()
+    members = group.members(plan, PATIENT)
+    members[2].weight = 1000.0
+    found = await group.run(members, plan)
+    assert [each.result for each in found] == [group.expected(plan, range(4))] * 4
+
+
+async def test_a_silent_sender_is_left_out_after_half_of_the_time(group: PartGroup) -> None:
+    class Silent(PartExchange):
+        async def _communicate_with_peer(self, peer_id: Any) -> None:
+            self.tensor_part_container.register_failed_reducer(self.ordered_peer_ids.index(peer_id))
+
+    plan = group.plan((1, 1, 1, 0))
+    kinds = (PartExchange, PartExchange, PartExchange, Silent)
+    found = await group.run(group.members(plan, BRIEF, *kinds), plan)
+    assert [each.result for each in found] == [group.expected(plan, range(3))] * 3 + [None]
+    assert found[0].uncounted(plan.members[3]) == tuple(plan.all_parts)
+
+
+async def test_without_one_reducer_only_its_parts_are_missing(group: PartGroup) -> None:
+    plan = group.plan((1, 1, 1, 1))
+    found = await group.run(group.members(plan, BRIEF, *[PartExchange] * 3), plan)
+    for each in found:
+        assert missing(each) == {3}
+        assert each.result is None
+        assert each.parts == found[0].parts
+        assert each.uncounted(plan.members[3]) == tuple(part for of_one in plan.parts[:3] for part in of_one)
+
+
+@pytest.mark.parametrize("answer", ["too short", "not valid", "of nobody"])
+async def test_an_answer_that_is_not_valid_is_missing_at_the_member_that_got_it(
+    group: PartGroup, answer: str
+) -> None:
+    class Liar(PartExchange):
+        async def rpc_aggregate_part(
+            self, stream: AsyncIterator[AveragingData], context: P2PContext
+        ) -> AsyncIterator[AveragingData]:
+            async for message in super().rpc_aggregate_part(stream, context):
+                good, part = message.tensor_part.buffer, message.tensor_part
+                if context.remote_id == self.ordered_peer_ids[0]:
+                    false = {"too short": good[:-1], "not valid": bytes([1]) + bytes(len(good) - 1)}
+                    part.buffer = false.get(answer, bytes(1) + good[1:])
+                yield message
+
+    plan = group.plan()
+    kinds = (PartExchange, PartExchange, Liar, PartExchange)
+    found = await group.run(group.members(plan, BRIEF, *kinds), plan)
+    assert missing(found[0]) == {2}
+    # The others have the result, and member 0 has reduced its own parts for them.
+    assert [each.result for each in found[1:]] == [group.expected(plan, range(4))] * 3
+
+
+async def test_a_peer_outside_the_group_and_a_second_stream_are_refused(group: PartGroup) -> None:
+    async with open_group(1, group.peers) as others:
+        stranger = others.peers[0]
+        plan = group.plan()
+        has_begun = asyncio.Event()
+
+        class Seen(PartExchange):
+            async def rpc_aggregate_part(
+                self, stream: AsyncIterator[AveragingData], context: P2PContext
+            ) -> AsyncIterator[AveragingData]:
+                async for message in super().rpc_aggregate_part(stream, context):
+                    if context.remote_id == plan.members[1]:
+                        has_begun.set()
+                    yield message
+
+        kinds = (Seen, PartExchange, PartExchange)
+        members = group.members(plan, BRIEF, *kinds)
+        running = asyncio.create_task(group.run(members, plan))
+
+        async def ask(caller: P2P) -> int:
+            async def messages() -> AsyncIterator[AveragingData]:
+                yield AveragingData(group_id=GROUP)
+
+            stub: Any = PartExchange.get_stub(caller, plan.members[0], namespace=plan_prefix(plan))
+            stream = await stub.rpc_aggregate_part(messages())
+            return int((await anext(stream)).code)
+
+        await has_begun.wait()
+        assert await ask(stranger) == PROTOCOL_VIOLATION
+        assert await ask(group.peers[1]) == PROTOCOL_VIOLATION
+        found = await running
+        assert found[0].parts == found[1].parts
+        assert found[0].uncounted(plan.members[1]) == ()
+
+
+@pytest.mark.parametrize("data", [b"", b"\0abc", b"\x10abc"])
+async def test_an_answer_counts_members_of_the_group_alone(data: bytes) -> None:
+    with pytest.raises(ValueError, match="members"):
+        ReducedPart.from_bytes(data, 4)
+    assert ReducedPart.from_bytes(ReducedPart((0, 9), b"x").to_bytes(12), 12) == ReducedPart((0, 9), b"x")

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from functools import cache, partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from google.protobuf.message import DecodeError, Message
@@ -47,7 +47,6 @@ from coordinator.membership.sources import MemberSources
 from coordinator.state import commands, event_codec
 from coordinator.state.events import PeerSeen
 from coordinator.state.state import State
-from coordinator.status.tokens import CommittedTokens
 from protocol.errors import HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.relay.destinations import Destinations
@@ -146,6 +145,10 @@ async def _dial_back(peer: PeerId, caller: str, addresses: Addresses) -> Reached
     return reached(addresses, "", "")
 
 
+async def _no_decision(stage: int, round_number: int) -> NoReturn:
+    raise KeyError((stage, round_number))
+
+
 class _Server:
     """All services on one state. Refused calls leave it as it is."""
 
@@ -164,7 +167,8 @@ class _Server:
             return Explanation("t", ())
 
         explainer: Any = SimpleNamespace(explain=explain)
-        records = RunRecords(metrics, CommittedTokens(), receipts, HealthMonitor(state), explainer, Counter())
+        decisions: Any = SimpleNamespace(of=_no_decision)
+        records = RunRecords(metrics, decisions, receipts, HealthMonitor(state), explainer, Counter())
         coordinator = CoordinatorService(
             self.loop, records, access, sources, AUTHORITY, sign_here, (), _dial_back
         )

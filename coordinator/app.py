@@ -39,6 +39,7 @@ from coordinator.dashboard.dashboard import Dashboard
 from coordinator.explain.log_index import LogIndex
 from coordinator.health.alarm import AlarmOptions
 from coordinator.health.monitor import HealthMonitor
+from coordinator.history.ledger import Ledger
 from coordinator.history.receipts import Receipts
 from coordinator.membership.sources import MemberSources
 from coordinator.monitoring.health import judge_health
@@ -48,7 +49,7 @@ from coordinator.state.events import Event
 from coordinator.state.state import State
 from coordinator.status.event_levels import log_level
 from coordinator.status.messages import event_message
-from coordinator.status.tokens import CommittedTokens
+from coordinator.storage.decision_log import DecisionLog
 from coordinator.storage.history_schema import HISTORY_FILE
 from coordinator.storage.history_writer import HistoryWriter
 from coordinator.storage.metrics import MetricsFile, newest_measurements
@@ -314,21 +315,23 @@ class _Restored:
 
     state: State
     index: LogIndex
+    decisions: DecisionLog
+    ledger: Ledger
     metrics: MetricsFile
     history: HistoryWriter
 
 
 def _restored(stack: AsyncExitStack, store: Store, spec: RunSpec, run: str, folder: Path) -> _Restored:
-    """The run in `folder`. `stack` ends its metrics file and its history, which alone keeps the events."""
-    state, stored = restore(store, spec, run)
-    index = LogIndex(spec.swarm.stages)
-    for event in stored:
-        index.note(event)
+    """The run in `folder`. `stack` ends its metrics file and its history."""
     metrics = stack.enter_context(MetricsFile(folder / "metrics.jsonl"))
-    history = HistoryWriter(folder / HISTORY_FILE, spec, run, stored, metrics.path, metrics.size)
-    metrics.on_measurement = history.record_measurement
+    history = HistoryWriter(folder / HISTORY_FILE, spec, run, store.read, metrics.path, metrics.size)
     stack.push_async_callback(asyncio.to_thread, history.close)
-    return _Restored(state, index, metrics, history)
+    stages, ledger = spec.swarm.stages, Ledger(spec)
+    index, decisions = LogIndex(stages), DecisionLog(store, stages)
+    observers = index.note, decisions.note, ledger.record, history.pass_over
+    state = restore(store, spec, run, observers)
+    metrics.on_measurement = history.record_measurement
+    return _Restored(state, index, decisions, ledger, metrics, history)
 
 
 def _start_run(
@@ -342,15 +345,17 @@ def _start_run(
     """The running command loop, and the records that follow its events."""
     state, index, metrics = restored.state, restored.index, restored.metrics
     restored.history.start()
-    receipts = Receipts(state, lambda: store.end, identity.peer, identity.sign)
+    receipts = Receipts(
+        state.spec, state.run, restored.ledger, lambda: store.end, identity.peer, identity.sign
+    )
     health = HealthMonitor(state, alarm.most_sigmas)
     health.resume(state, newest_measurements(metrics.path, metrics.size))
-    tables = index.note, metrics.record, restored.history.record
+    tables = index.note, restored.decisions.note, metrics.record, restored.history.record
     observers = *tables, receipts.record, health.note, dashboard.feed.note
     command_loop, serving = _start_command_loop(stack, store, state, observers)
     explainer = Explainer(command_loop, store, index, metrics)
-    tokens = CommittedTokens(state)
-    return command_loop, serving, RunRecords(metrics, tokens, receipts, health, explainer, dashboard.resting)
+    found = RunRecords(metrics, restored.decisions, receipts, health, explainer, dashboard.resting)
+    return command_loop, serving, found
 
 
 def _start_command_loop(
@@ -377,7 +382,6 @@ async def _tick_until_over(
     while not _is_over(command_loop):
         try:
             await command_loop.tick()
-            records.tokens.of(command_loop.state)  # the dashboard reads this count in its own thread
             await judge_health(command_loop, records.health, mode)
         except Stopped:
             await asyncio.wait({serving})

@@ -77,7 +77,7 @@ def _open_payloads(state: State) -> list[_Contested]:
     return [
         _Contested(stage, round_number, owner)
         for (stage, round_number), round_state in state.rounds.items()
-        if round_state.contest is not None and (stage, round_number) not in state.decisions
+        if round_state.contest is not None and not state.is_decided(stage, round_number)
         for owner in round_state.contest.open_owners
     ]
 
@@ -126,4 +126,4 @@ def _is_finished(state: State) -> bool | None:
 
 
 def _is_decided(key: tuple[int, int], state: State) -> bool | None:
-    return True if key in state.decisions else None
+    return True if state.is_decided(*key) else None

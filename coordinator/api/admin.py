@@ -12,7 +12,6 @@ from coordinator.rounds.rollback import restorable_rounds
 from coordinator.state import commands
 from coordinator.state.invitation import Invitation
 from coordinator.state.state import State
-from coordinator.status.tokens import tokens_after
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.server.admission import Context
@@ -131,11 +130,12 @@ class AdminService(pb_grpc.AdminServicer):
         self._access.check_operator(context)
         state = self._command_loop.state
         rounds = restorable_rounds(state)
-        tokens = tokens_after(state, [each.round_number for each in rounds])
         return pb.ListRollbacksReply(
             rounds=[
                 pb.RestorableRound(
-                    round=each.round_number, problem=each.problem, tokens=tokens[each.round_number]
+                    round=each.round_number,
+                    problem=each.problem,
+                    tokens=state.tokens - state.tokens_at.get(each.round_number, 0),
                 )
                 for each in rounds
             ],

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from coordinator.api.explaining import Explainer
 from coordinator.health.monitor import HealthMonitor
 from coordinator.history.receipts import Receipts
-from coordinator.status.tokens import CommittedTokens
+from coordinator.storage.decision_log import DecisionLog
 from coordinator.storage.metrics import MetricsFile
 from protocol.types import PeerId
 
@@ -19,7 +19,7 @@ class RunRecords:
 
     Attributes:
         metrics: where measurements go.
-        tokens: counts those whose training is committed.
+        decisions: finds those of old rounds.
         receipts: makes them.
         health: judges what is measured.
         explainer: answers questions about the run.
@@ -27,7 +27,7 @@ class RunRecords:
     """
 
     metrics: MetricsFile
-    tokens: CommittedTokens
+    decisions: DecisionLog
     receipts: Receipts
     health: HealthMonitor
     explainer: Explainer

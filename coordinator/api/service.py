@@ -283,7 +283,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
         def closed(state: State) -> ExchangeGroup | None:
             group = state.round_of(*key).group
-            if group is None and key in state.decisions:
+            if group is None and state.is_decided(*key):
                 # The round was decided without offers. An empty group sends the caller to the decision.
                 return ExchangeGroup(f"{self._run}/{key[0]}/{key[1]}", ())
             return group
@@ -307,10 +307,13 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         return self._messages.of_decision(decision, request.packs)
 
     async def _decision(self, peer: PeerId, stage: int, round_number: int) -> Decision:
-        def made(state: State) -> Decision | None:
-            return state.decisions.get((stage, round_number))
+        key = stage, round_number
 
-        return await self._until(peer, decision_topic(stage, round_number), made)
+        def made(state: State) -> Decision | bool | None:
+            return state.decisions.get(key) or state.is_decided(*key) or None
+
+        decision = await self._until(peer, decision_topic(*key), made)
+        return decision if isinstance(decision, Decision) else await self._records.decisions.of(*key)
 
     async def _until(self, peer: PeerId, topic: Topic, ready: Callable[[State], T | None]) -> T:
         """As :meth:`CommandLoop.until`. Raises BANNED or QUARANTINED when `peer` is excluded meanwhile."""
@@ -358,9 +361,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusReply:
         self._access.check_member(context)
         loop, records = self._command_loop, self._records
-        now, tokens = (loop.now(), time.time()), records.tokens.of(loop.state)
+        now = loop.now(), time.time()
         newest, health = records.metrics.newest.values(), records.health.latest
-        return status_to_pb(run_status(loop.state, newest, *now, records.resting, tokens, health))
+        return status_to_pb(run_status(loop.state, newest, *now, records.resting, health))
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainReply:
         self._access.check_member(context)

@@ -51,9 +51,7 @@ class Source:
         measurements = _copied(self._records.metrics.newest.values)
         resting = frozenset(_copied(lambda: self._records.resting))
         health = self._records.health.latest
-        # As the coordinator has counted: of a long run a count of our own would take seconds.
-        tokens = self._records.tokens.newest
-        return RunView(state, run_status(state, measurements, now, time.time(), resting, tokens, health))
+        return RunView(state, run_status(state, measurements, now, time.time(), resting, health))
 
     def run_record(self) -> Record:
         """The run as a whole, with its newest events."""

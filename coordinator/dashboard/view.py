@@ -109,7 +109,7 @@ def phase_of(view: RunView, replica: Replica) -> tuple[str, str]:
 def _answer_of(view: RunView, replica: Replica, stage: int) -> str:
     """How far `replica` is with `stage` in the open round: "" before its offer."""
     key = (stage, view.round_number)
-    if key in view.state.decisions:
+    if view.state.is_decided(*key):
         return "decided"
     host, open_round = replica.host_of(stage).peer, view.state.round_of(*key)
     if host not in open_round.offers and host not in open_round.withheld:

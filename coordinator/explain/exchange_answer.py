@@ -76,10 +76,8 @@ def arbitrations(story: RoundStory) -> Iterator[Sentence]:
 def not_counted(story: RoundStory) -> Iterator[Sentence]:
     """Payloads that were offered and are in no decision, and why; one sentence for each owner."""
     told_of: dict[tuple[PeerId, str], tuple[list[int], list[int]]] = {}
-    for stage in range(story.state.stages):
-        decision = story.state.decisions.get((stage, story.number))
-        if decision is None:
-            continue
+    for _, _, decision in sorted(story.decisions, key=lambda each: each[2].stage):
+        stage = decision.stage
         counted_in = {entry.descriptor.owner for entry in decision.entries}
         for owner, offer in story.offers_of(stage).items():
             if owner in counted_in:

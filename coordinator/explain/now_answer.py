@@ -71,7 +71,7 @@ def _since(facts: Facts) -> Iterator[Sentence]:
         return
     for each in reversed(own):
         if isinstance(each.event, events.GroupClosed):
-            if (each.event.stage, asked.number) not in state.decisions:
+            if not state.is_decided(each.event.stage, asked.number):
                 ago = duration(facts.now - each.event.at)
                 yield say(f"The group of stage {each.event.stage} was closed {ago} ago", each.number)
             return

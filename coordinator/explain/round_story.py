@@ -49,9 +49,7 @@ class RoundStory:
         assert facts.asked is not None
         self.facts, self.state, self.marks = facts, facts.state, facts.asked
         self.number = self.marks.number
-        self.is_decided = all(
-            (stage, self.number) in self.state.decisions for stage in range(self.state.stages)
-        )
+        self.is_decided = all(self.state.is_decided(stage, self.number) for stage in range(self.state.stages))
         self.own = facts.in_round(self.marks)
         self.plan = self.state.plan_for(self.number)
         self.replicas = {each.index: each for each in self.plan.replicas}

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from coordinator.history.planned import Planned
 from coordinator.state import events
 from coordinator.state.events import Event
-from coordinator.state.state import State
 from protocol.spec.run import RunSpec
 from protocol.types import Decision, PeerId
 
@@ -63,18 +62,6 @@ class Ledger:
         self._planned = Planned(spec)
         self._earned: dict[PeerId, Earned] = {}
         self._names: dict[PeerId, str] = {}
-
-    @classmethod
-    def resumed(cls, state: State, rows: int) -> Ledger:
-        """The ledger after the `rows` events that led to `state`, which keeps all plans and decisions."""
-        ledger = cls(state.spec)
-        ledger.rows = rows
-        for plan in state.plans:
-            ledger._planned.add(plan, 0)
-        for decision in state.decisions.values():
-            ledger._credit(decision)
-        ledger._names = {peer: name or "" for peer, name in state.names.items()}
-        return ledger
 
     def record(self, event: Event) -> None:
         self.rows += 1

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from coordinator.status.tokens import payload_tokens
+from coordinator.state.apply_plans import with_shared_replicas
+from coordinator.state.tokens import payload_tokens
 from protocol.spec.run import RunSpec
 from protocol.types import PayloadDescriptor, PeerId, Plan, Replica
 
@@ -19,7 +20,8 @@ class Planned:
         self._replicas: dict[int, dict[PeerId, Replica]] = {}
 
     def add(self, plan: Plan, sequence: int) -> None:
-        self._plans.append((plan, sequence))
+        former = self._plans[-1][0] if self._plans else None
+        self._plans.append((with_shared_replicas(plan, former), sequence))
 
     @property
     def count(self) -> int:

@@ -7,7 +7,6 @@ from dataclasses import asdict
 
 from coordinator.history.ledger import Ledger
 from coordinator.state.events import Event
-from coordinator.state.state import State
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.trust.envelope import Signer
@@ -19,7 +18,8 @@ class Receipts:
     """Signs receipts of one run, each up to the newest stored event.
 
     Args:
-        state: after the events so far; later ones come through :meth:`record`.
+        spec, run: of the run, the latter its id.
+        ledger: of the events so far; later ones come through :meth:`record`.
         log_end: rows of the log and its newest row hash. It is read here and in :meth:`record`, when it
             belongs to the events that are recorded: at other times a thread may be appending.
         coordinator: peer id of the key of `sign`.
@@ -27,14 +27,16 @@ class Receipts:
 
     def __init__(
         self,
-        state: State,
+        spec: RunSpec,
+        run: str,
+        ledger: Ledger,
         log_end: Callable[[], tuple[int, bytes]],
         coordinator: PeerId,
         sign: Signer,
     ) -> None:
         self._log_end, self._end = log_end, log_end()
-        self.ledger = Ledger.resumed(state, self._end[0])
-        self._spec_hash, self._run = state.spec.hash, state.run
+        self.ledger = ledger
+        self._spec_hash, self._run = spec.hash, run
         self._coordinator, self._sign = coordinator, sign
 
     def record(self, event: Event) -> None:

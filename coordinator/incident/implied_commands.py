@@ -225,7 +225,7 @@ def _repeated_reports(state: State) -> Iterator[Command]:
     for stage in range(state.stages):
         reports = state.round_of(stage, number).reports if number else {}
         reporter = next((peer for peer in reports if state.peers[peer].is_live), None)
-        if reporter is not None and (stage, number) not in state.decisions:
+        if reporter is not None and not state.is_decided(stage, number):
             yield commands.Report(reporter, stage, number, ())
 
 

@@ -93,7 +93,7 @@ class Invariants:
         """`state` is that after all events of one command."""
         banned = [peer for peer in state.banned if peer in state.peers and state.peers[peer].is_live]
         _require(not banned, f"the banned peers {banned} take part")
-        _require(len(state.decisions) == len(self._decisions), "a decision was lost")
+        _require(state.decided == len(self._decisions), "a decision was lost")
         for decision in self._unfounded:
             self._check_founded(state, decision)
             self._check_rollback(state, decision.round_number)
@@ -103,7 +103,7 @@ class Invariants:
         self._check_tiling(state)
         _require(bool(run_message(state)), "there is no sentence about what the run does")
         if state.phase is RunPhase.FINISHED:
-            all_decided = len(state.decisions) == self._stages * self._spec.rounds
+            all_decided = state.decided == self._stages * self._spec.rounds
             _require(all_decided, "the run is finished, and not all of its rounds are decided")
 
     def _check_rollback(self, state: State, round_number: int) -> None:
@@ -129,7 +129,7 @@ class Invariants:
     def _check_decision(self, before: State, decision: Decision, after: State) -> None:
         key = decision.stage, decision.round_number
         where = _where(decision)
-        _require(key not in before.decisions and key not in self._decisions, f"{where} was decided twice")
+        _require(not before.is_decided(*key) and key not in self._decisions, f"{where} was decided twice")
         _require(after.decisions.get(key) == decision, f"{where}: another decision is kept")
         epoch = after.plan_for(decision.round_number + 1).epoch
         _require(decision.next_epoch == epoch, f"{where} names plan {decision.next_epoch}, not {epoch}")

@@ -174,7 +174,7 @@ class RunMetrics:
         status = run_status(state, self._records.metrics.newest.values(), now, unix, health=health)
         yield RUN, {(status.run, status.spec.hash, self._version): 1.0}
         yield from _run(status, state)
-        yield TOKENS.of(self._records.tokens.of(state))
+        yield TOKENS.of(state.tokens)
         # The clock of events may differ from that of the machine, with which Prometheus compares.
         if state.committed:
             yield LAST_COMMIT.of(unix - now + state.committed_at)

@@ -116,7 +116,7 @@ def note_verdict(transaction: Transaction, command: Arbitrate) -> None:
     """Record the verdict about a contested payload once, and give the strikes that follow from it."""
     stage, round_number, owner = command.stage, command.round_number, command.owner
     round_state = transaction.state.round_of(stage, round_number)
-    is_decided = (stage, round_number) in transaction.state.decisions
+    is_decided = transaction.state.is_decided(stage, round_number)
     if is_decided or round_state.contest is None or owner not in round_state.contest.open_owners:
         return
     transaction.add(PayloadArbitrated(transaction.now, stage, round_number, owner, command.verdict))

@@ -36,7 +36,7 @@ def attest(transaction: Transaction, command: Attest) -> None:
     live_peer(transaction.state, sender)
     if not _holds(transaction.state, sender, stage, round_number, part):
         raise bad_request(f"{sender} attests the {part} of stage {stage}, which it does not hold")
-    if round_number > 0 and (stage, round_number) not in transaction.state.decisions:
+    if round_number > 0 and not transaction.state.is_decided(stage, round_number):
         raise bad_request(f"{sender} attests stage {stage} after round {round_number}, which is not decided")
     if not transaction.state.keeps_digests(round_number):
         return  # not refused: a peer that follows the log does not know how far the others are

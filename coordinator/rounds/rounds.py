@@ -68,7 +68,7 @@ def offer(transaction: Transaction, command: Offer) -> None:
     live_peer(transaction.state, sender)
     if descriptor.owner != sender:
         raise bad_request(f"{sender} offers a payload of {descriptor.owner}")
-    if (stage, round_number) in transaction.state.decisions:
+    if transaction.state.is_decided(stage, round_number):
         return
     check_host(transaction.state, sender, stage, round_number)
     round_state = transaction.state.round_of(stage, round_number)
@@ -121,7 +121,7 @@ def withhold(transaction: Transaction, command: Await) -> None:
     if not (0 <= stage < state.stages and 1 <= round_number <= state.spec.rounds):
         raise bad_request(f"there is no stage {stage} in round {round_number}")
     round_state = state.round_of(stage, round_number)
-    is_open = round_number == state.current_round and (stage, round_number) not in state.decisions
+    is_open = round_number == state.current_round and not state.is_decided(stage, round_number)
     if not is_open or round_state.group is not None or sender in {*round_state.offers, *round_state.withheld}:
         return
     assignment = state.assignment(sender, round_number)
@@ -145,7 +145,7 @@ def report(transaction: Transaction, command: Report) -> None:
     """
     sender, stage, round_number, held = command.peer, command.stage, command.round_number, command.held
     live_peer(transaction.state, sender)
-    if (stage, round_number) in transaction.state.decisions:
+    if transaction.state.is_decided(stage, round_number):
         return
     check_host(transaction.state, sender, stage, round_number)
     state = transaction.state
@@ -186,7 +186,7 @@ def advance(transaction: Transaction, stage: int, in_time: bool = False) -> None
     """
     state = transaction.state
     round_number = state.current_round
-    is_decided = (stage, round_number) in state.decisions
+    is_decided = state.is_decided(stage, round_number)
     if not 1 <= round_number <= state.spec.rounds or is_decided or state.is_held or is_stalled(state):
         return
     round_state = state.round_of(stage, round_number)

@@ -37,8 +37,19 @@ def reserve(state: State, reservation: ReservedAssignment) -> State:
     )
 
 
+def with_shared_replicas(plan: Plan, former: Plan | None) -> Plan:
+    """An equal plan with the very records of the replicas that `former` has as well.
+
+    Plans are kept as long as the run goes on, and most replicas of a large swarm stay as they are.
+    """
+    known = {each.index: each for each in former.replicas} if former else {}
+    replicas = tuple(known[each.index] if known.get(each.index) == each else each for each in plan.replicas)
+    return replace(plan, replicas=replicas)
+
+
 def adopt(state: State, plan: Plan, at: float) -> State:
     """The first plan starts round 1. A plan for the current round starts that round anew."""
+    plan = with_shared_replicas(plan, state.plans[-1] if state.plans else None)
     assignments = {
         member.peer: Assignment(replica, position)
         for replica in plan.replicas

@@ -10,7 +10,17 @@ from coordinator.state.apply_plans import with_lifecycles
 from coordinator.state.lines import lines_of
 from coordinator.state.persistent_map import PersistentMap
 from coordinator.state.replacing import replace
-from coordinator.state.state import KEPT_DURATIONS, KEPT_PHASES, KEPT_ROUNDS, Contest, Round, Silence, State
+from coordinator.state.state import (
+    KEPT_DECISIONS,
+    KEPT_DURATIONS,
+    KEPT_PHASES,
+    KEPT_ROUNDS,
+    Contest,
+    Round,
+    Silence,
+    State,
+)
+from coordinator.state.tokens import decided_tokens
 from protocol.types import Decision, ExchangeGroup, Finding, Part, PeerId
 
 
@@ -128,6 +138,8 @@ def decide(state: State, at: float, decision: Decision) -> State:
     state = replace(
         state,
         decisions=state.decisions.set((decision.stage, round_number), decision),
+        decided=state.decided + 1,
+        tokens=state.tokens + decided_tokens(state, decision),
         committed=state.committed + decision.committed,
         committed_at=at if decision.committed else state.committed_at,
         opened_at=at if state.opened_at is None else state.opened_at,
@@ -137,7 +149,7 @@ def decide(state: State, at: float, decision: Decision) -> State:
         state = _forgive_failures(state, decision)
     if any((stage, round_number) not in state.decisions for stage in range(state.stages)):
         return state  # a round ends for all stages at once
-    oldest = round_number + 1 - KEPT_ROUNDS
+    oldest, oldest_decision = round_number + 1 - KEPT_ROUNDS, round_number + 1 - KEPT_DECISIONS
     state = replace(
         state,
         current_round=round_number + 1,
@@ -146,7 +158,9 @@ def decide(state: State, at: float, decision: Decision) -> State:
         opened_at=None,
         answered=PersistentMap(),
         rounds={key: round_state for key, round_state in state.rounds.items() if key[1] >= oldest},
+        decisions=state.decisions.keep(lambda key, _: key[1] >= oldest_decision),
     )
+    tokens_at = {**state.tokens_at, round_number: state.tokens}
     digests = {key: digests for key, digests in state.digests.items() if state.keeps_digests(key[1])}
     changes = {key: changes for key, changes in state.digest_changes.items() if key in digests}
     newest = state.plans[-1]
@@ -154,7 +168,8 @@ def decide(state: State, at: float, decision: Decision) -> State:
         # Now peers without an assignment in the new plan have finished their last round.
         assignments = state.assignments[newest.epoch]
         state = replace(state, peers=with_lifecycles(state, frozenset(), assignments.keys()))
-    return replace(state, digests=digests, digest_changes=changes)
+    kept_tokens = {each: tokens for each, tokens in tokens_at.items() if state.keeps_digests(each)}
+    return replace(state, digests=digests, digest_changes=changes, tokens_at=kept_tokens)
 
 
 def _durations(state: State, at: float) -> tuple[float, ...]:

@@ -40,7 +40,9 @@ from protocol.types import (
 )
 
 KEPT_ROUNDS = 8
-"""Rounds whose offers, reports and digests are kept for late callers. All plans and decisions are kept."""
+"""Rounds whose offers, reports and digests are kept for late callers. All plans are kept."""
+KEPT_DECISIONS = 32
+"""Rounds whose decisions are kept. Older ones are in the event log (coordinator.storage.decision_log)."""
 ALARM_ROUNDS = 16
 """An alarm is shown for so many rounds."""
 KEPT_CHECKPOINTS = 3
@@ -258,7 +260,10 @@ class State:
         phase_seconds: by replica, the seconds per weight of its last inner phases, the oldest first: from the
             beginning of the round to its first answer.
         silences: by peer, the rounds without its answer, for peers that lacked in one of the last rounds.
-        rounds, decisions: by (stage, round).
+        rounds, decisions: by (stage, round), those of the last rounds.
+        decided: decisions so far.
+        tokens: those whose training is committed.
+        tokens_at: `tokens` at the end of each round to which the run may go back.
         strikes: by peer, the rounds for which it got a strike.
         digests, digest_changes: by (stage, round, part) and peer; how often the peer has replaced its digest.
         committed, committed_at: decisions that committed payloads, and when the newest of them was made.
@@ -307,6 +312,9 @@ class State:
     silences: Mapping[PeerId, Silence] = field(default_factory=dict)
     rounds: Mapping[tuple[int, int], Round] = field(default_factory=dict)
     decisions: PersistentMap[tuple[int, int], Decision] = field(default_factory=PersistentMap)
+    decided: int = 0
+    tokens: int = 0
+    tokens_at: Mapping[int, int] = field(default_factory=dict)
     strikes: Mapping[PeerId, tuple[int, ...]] = field(default_factory=dict)
     quarantined: frozenset[PeerId] = frozenset()
     digests: Mapping[tuple[int, int, str], PersistentMap[PeerId, str]] = field(default_factory=dict)
@@ -334,7 +342,7 @@ class State:
     @property
     def aborted(self) -> int:
         """Decisions that aborted their (stage, round); those of a rollback are none."""
-        return len(self.decisions) - self.committed - len(self.restored) * self.stages
+        return self.decided - self.committed - len(self.restored) * self.stages
 
     def name_of(self, peer: PeerId) -> str:
         """The public name of `peer`, or ""."""
@@ -402,6 +410,11 @@ class State:
 
     def round_of(self, stage: int, round_number: int) -> Round:
         return self.rounds.get((stage, round_number), _NOTHING_YET)
+
+    def is_decided(self, stage: int, round_number: int) -> bool:
+        """Whether the decision of (`stage`, `round_number`) is made, be it kept here or not."""
+        is_past = 0 <= stage < self.stages and 1 <= round_number < self.current_round
+        return is_past or (stage, round_number) in self.decisions
 
     def plan_for(self, round_number: int) -> Plan:
         """The plan under which `round_number` runs; the first plan for earlier rounds."""

@@ -83,7 +83,7 @@ def _training(state: State) -> str:  # noqa: PLR0911
         return f"{doing}, but nothing can be committed: {no_exchange(hosts)}"
     for stage in range(state.stages):
         round_state = state.round_of(stage, round_number)
-        if (stage, round_number) in state.decisions or not round_state.offers:
+        if state.is_decided(stage, round_number) or not round_state.offers:
             continue
         if round_state.group is None:
             names = missing_offers(state, stage, round_number)

@@ -20,7 +20,6 @@ def run_status(
     now: float,
     time: float,
     resting: Collection[PeerId] = (),
-    tokens: int = 0,
     health: TrainingHealth | None = None,
 ) -> RunStatus:
     """The status at `now`.
@@ -30,7 +29,6 @@ def run_status(
         now: seconds on the clock of the events.
         time: Unix time, with which a reader compares its own clock.
         resting: the peers whose processes rest.
-        tokens: whose training is committed (coordinator.status.tokens).
         health: of the newest round that was judged (coordinator.health).
     """
     is_open = state.phase is RunPhase.TRAINING and state.rounds_decided < state.spec.rounds
@@ -55,7 +53,7 @@ def run_status(
         round_seconds=max(0.0, now - state.began_at) if is_open else 0.0,
         expected_round_seconds=expected_round_seconds(state) if is_open else None,
         remaining_seconds=remaining_seconds(state, now),
-        tokens_committed=tokens,
+        tokens_committed=state.tokens,
         pause=state.pause,
         health=health,
         alarm=alarm_message(state.open_alarm),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from itertools import groupby
 from pathlib import Path
 
@@ -35,6 +35,18 @@ def remove_history(path: Path) -> None:
     for suffix in ("", "-wal", "-shm"):
         with suppress(OSError):
             path.with_name(f"{path.name}{suffix}").unlink(missing_ok=True)
+
+
+def progress_of(path: Path) -> tuple[int, int]:
+    """Sequence and time of the newest event in the file; zeros if it cannot be read. It is not changed."""
+    with suppress(sqlite3.Error):
+        if path.exists():
+            # Not read-only: the newest rows may be in a WAL that a killed process has left.
+            with closing(sqlite3.connect(path, timeout=0)) as database:
+                found = database.execute("SELECT sequence, at FROM run").fetchone()
+                if found is not None and all(isinstance(each, int) for each in found):
+                    return found[0], found[1]
+    return 0, 0
 
 
 class HistoryDatabase(AbstractContextManager["HistoryDatabase"]):

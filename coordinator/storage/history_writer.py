@@ -10,7 +10,7 @@ import logging
 import queue
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -19,8 +19,9 @@ from typing import TypeAlias, TypeVar
 from coordinator.history.row_builder import RowBuilder
 from coordinator.history.rows import Row, milliseconds
 from coordinator.state.events import Event
-from coordinator.storage.history_database import HistoryDatabase, is_damage, remove_history
+from coordinator.storage.history_database import HistoryDatabase, is_damage, progress_of, remove_history
 from coordinator.storage.metrics import read_measurements
+from protocol.errors import HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.status import Measurement
 
@@ -36,6 +37,7 @@ CLOSE_SECONDS = 10.0
 _AGAIN = "The coordinator completes it at its next start."
 
 T = TypeVar("T")
+ReadEvents: TypeAlias = Callable[[int, int], Sequence[tuple[int, Event]]]
 _Stored: TypeAlias = tuple[int, Event]
 _Measured: TypeAlias = tuple[float, Measurement, int]
 _Item: TypeAlias = _Stored | _Measured
@@ -46,17 +48,18 @@ class HistoryWriter:
 
     Args:
         path: of the file. If it is missing, damaged, of another version or of another run, it is written anew
-            from `stored`.
-        stored: all events of the log so far.
+            from the log.
+        read: reads events of the log by their first and last number, in another thread.
         metrics: the metrics file; its first `metrics_size` bytes hold the measurements so far.
     """
 
     def __init__(
-        self, path: Path, spec: RunSpec, run: str, stored: Sequence[Event], metrics: Path, metrics_size: int
+        self, path: Path, spec: RunSpec, run: str, read: ReadEvents, metrics: Path, metrics_size: int
     ) -> None:
         self._path, self._spec, self._run = path, spec, run
-        self._stored, self._metrics, self._metrics_size = stored, metrics, metrics_size
-        self._sequence = len(stored)
+        self._read, self._metrics, self._metrics_size = read, metrics, metrics_size
+        self._written, self._written_at = progress_of(path)
+        self._sequence = self._stored = self._built = 0
         self._items: queue.Queue[_Item | None] = queue.Queue(MOST_WAITING)
         self._closing, self._gave_up = threading.Event(), False
         self._problem = ""
@@ -69,7 +72,29 @@ class HistoryWriter:
         """A sentence: why the history is not complete; "" if nothing has failed."""
         return self._problem
 
+    def pass_over(self, event: Event) -> None:
+        """The next event of the log as it was before the start; those that the file lacks are read later.
+
+        Give it all of them before :meth:`start`: so the log need not be decoded twice.
+        """
+        self._sequence += 1
+        if self._sequence > self._written:
+            return
+        if self._sequence == self._written and milliseconds(event.at) != self._written_at:
+            self._begin_anew()  # the file is of another log
+            return
+        try:
+            self._builder.of_event(self._sequence, event)
+            self._built = self._sequence
+        except Exception:
+            log.exception("the history of the run is written anew")
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._builder, self._written, self._built = RowBuilder(self._spec), 0, 0
+
     def start(self) -> None:
+        self._stored = self._sequence
         self._thread.start()
 
     def record(self, event: Event) -> None:
@@ -123,7 +148,7 @@ class HistoryWriter:
                 self._catch_up(database)
                 while not self._gave_up and (batch := self._next_batch()):
                     self._write(database, *self._rows(batch))
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, sqlite3.Error, HetnodeError) as error:
             self._give_up(f"The history of the run cannot be written: {error}. {_AGAIN}")
             if isinstance(error, sqlite3.Error) and is_damage(error):
                 remove_history(self._path)
@@ -133,22 +158,16 @@ class HistoryWriter:
             self._give_up(f"The history of the run ends here, because of an internal error. {_AGAIN}")
 
     def _catch_up(self, database: HistoryDatabase) -> None:
-        stored, self._stored = self._stored, ()
-        newest = milliseconds(stored[database.sequence - 1].at) if 0 < database.sequence <= len(stored) else 0
-        if database.sequence > len(stored) or database.newest_at != newest:
+        if self._built < self._written or database.sequence != self._written:
             # The log was restored from a copy: the file is ahead of it, or of another log.
+            self._begin_anew()
+        if database.sequence != self._written:
             database.clear()
-        former = database.sequence
-        if len(stored) - former > _MOST_IN_BATCH:
-            log.info("the history of the run is written from the event log: %d events", len(stored) - former)
-        for part in _batches(enumerate(stored, start=1)):
-            rows: list[Row] = []
-            for sequence, event in part:
-                # The builder needs all events; the file has some of their rows.
-                made = self._builder.of_event(sequence, event)
-                rows += made if sequence > former else ()
-            if sequence > former:
-                self._write(database, rows, sequence, milliseconds(event.at), 0)
+        if self._stored - self._built > _MOST_IN_BATCH:
+            log.info("the history of the run lacks %d events of the log", self._stored - self._built)
+        for first in range(self._built + 1, self._stored + 1, _MOST_IN_BATCH):
+            batch = self._read(first, min(self._stored, first + _MOST_IN_BATCH - 1))
+            self._write(database, *self._rows(batch))
         begin = database.measured if database.measured <= self._metrics_size else 0
         for found in _batches(read_measurements(self._metrics, begin, self._metrics_size)):
             self._write(database, *self._rows(found))

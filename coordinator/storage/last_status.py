@@ -22,7 +22,6 @@ from coordinator.state.event_codec import decode
 from coordinator.state.events import Event
 from coordinator.state.state import State
 from coordinator.status.run_status import run_status
-from coordinator.status.tokens import CommittedTokens
 from coordinator.storage.row_body import unpack_body
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
@@ -51,7 +50,7 @@ def last_status(folder: Path) -> RunStatus:
     state, _ = _last_state(folder)
     newest = newest_measurements(folder / "metrics.jsonl")
     at = state.latest_at
-    status = run_status(state, newest.values(), at, at, (), CommittedTokens(state).of(state))
+    status = run_status(state, newest.values(), at, at)
     peers = (
         replace(each, round_number=newest[each.peer].round_number if each.peer in newest else 0)
         for each in status.peers

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from coordinator.state import events
-from coordinator.state.apply import replay
+from coordinator.state.apply import apply
 from coordinator.state.events import Event
 from coordinator.state.state import State
 from coordinator.storage.store import Store
@@ -11,28 +13,46 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 
 
-def restore(store: Store, spec: RunSpec, run: str) -> tuple[State, tuple[Event, ...]]:
-    """The events of `store`, and the state after them. An empty store gets `spec` and begins a new run.
+def restore(
+    store: Store, spec: RunSpec, run: str, observers: Sequence[Callable[[Event], None]] = ()
+) -> State:
+    """The state after the events of `store`. An empty store gets `spec` and begins a new run.
+
+    Args:
+        observers: each gets every stored event, in order. No list of all events is in memory at any time.
 
     Raises:
         HetnodeError: SPEC_MISMATCH if `store` holds a run of another spec; STORE_CORRUPT, also if its
             payloads are signed for another run than `run`.
     """
-    stored_json, stored_events = store.load()
+    stored_json = store.verify()
     if stored_json is None:
         store.begin(spec.canonical_json)
-    elif (stored := RunSpec.from_json(stored_json)).hash != spec.hash:
+        return State(spec, run)
+    if (stored := RunSpec.from_json(stored_json)).hash != spec.hash:
         raise HetnodeError(
             ErrorCode.SPEC_MISMATCH,
             f"The folder holds a run of the specification {stored.hash}, but {spec.hash} was given.",
             "Give the options of the stored run, or another folder.",
         )
-    offered = (each.descriptor.run for each in stored_events if isinstance(each, events.PayloadOffered))
-    if (signed_for := next(offered, run)) != run:
+    return _replayed(store, State(spec, run), observers)
+
+
+def _replayed(store: Store, state: State, observers: Sequence[Callable[[Event], None]]) -> State:
+    for event in store.events():
+        if isinstance(event, events.PayloadOffered):
+            _check_run(event.descriptor.run, state.run)
+        state = apply(state, event)
+        for each in observers:
+            each(event)
+    return state
+
+
+def _check_run(signed_for: str, run: str) -> None:
+    if signed_for != run:
         raise HetnodeError(
             ErrorCode.STORE_CORRUPT,
             f"The payloads in this folder are signed for run {signed_for}; its authority makes it {run}.",
             "Restore authority.key and authority.pem. If an earlier version of hetnode began the run, end it "
             "with that version.",
         )
-    return replay(State(spec, run), stored_events), stored_events

@@ -2,7 +2,7 @@
 
 When `append` has returned, its events survive a crash of the process or the machine. A store has one owner
 and takes one call at a time. The rows form a hash chain (coordinator.state.event_chain), and a file beside
-the log holds its newest row hash with the coordinator's signature: `load` verifies both.
+the log holds its newest row hash with the coordinator's signature: `verify` checks both.
 """
 
 from __future__ import annotations
@@ -63,10 +63,13 @@ class Store(Protocol):
 
     @property
     def end(self) -> tuple[int, bytes]:
-        """The number of rows and the newest row hash, after `load`, `begin` or `append`."""
+        """The number of rows and the newest row hash, after `verify`, `begin` or `append`."""
 
-    def load(self) -> tuple[str | None, tuple[Event, ...]]:
-        """The spec (None before `begin`) and all events, in order."""
+    def verify(self) -> str | None:
+        """The spec, None before `begin`. Checks every row of the log."""
+
+    def events(self) -> Iterator[Event]:
+        """All events, in order. Call :meth:`verify` before, and nothing else before it has ended."""
 
     def begin(self, spec_json: str) -> None:
         """Store the spec of the run. It cannot be changed later."""
@@ -170,6 +173,11 @@ class SqliteStore:
         return self.path, self.path.with_name(f"{self.path.name}-wal")
 
     def load(self) -> tuple[str | None, tuple[Event, ...]]:
+        """The verified log as a whole: the spec (None before `begin`), and all events in order."""
+        spec = self.verify()
+        return spec, () if spec is None else tuple(self.events())
+
+    def verify(self) -> str | None:
         with self._reporting():
             (verdict,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
             spec = self._db.execute("SELECT spec FROM run").fetchone()
@@ -179,10 +187,22 @@ class SqliteStore:
         if spec is None:
             if rows:
                 raise _corrupt(self.path, "the specification of its run is missing")
-            return None, ()
+            return None
         with self._reporting():
             self.end = self._verified(spec[0])
-            return spec[0], tuple(self._events())
+        return str(spec[0])
+
+    def events(self) -> Iterator[Event]:
+        with self._reporting():
+            # Read as they are used: all events of a long run would take gigabytes.
+            for sequence, kind, body in self._db.execute(
+                "SELECT sequence, kind, body FROM events ORDER BY sequence"
+            ):
+                try:
+                    event = decode(kind, unpack_body(body))
+                except ValueError as error:
+                    raise _corrupt(self.path, f"row {sequence} is unreadable ({error})") from None
+                yield event
 
     def begin(self, spec_json: str) -> None:
         with self._reporting(), self._transaction():
@@ -276,16 +296,6 @@ class SqliteStore:
         if spec is None:
             raise _corrupt(self.path, "its run has not begun")
         return 0, first_hash(spec[0])
-
-    def _events(self) -> Iterator[Event]:
-        # Read as they are decoded: the text of all rows together takes more memory than the events.
-        for sequence, kind, body in self._db.execute(
-            "SELECT sequence, kind, body FROM events ORDER BY sequence"
-        ):
-            try:
-                yield decode(kind, unpack_body(body))
-            except ValueError as error:
-                raise _corrupt(self.path, f"row {sequence} is unreadable ({error})") from None
 
     def _verified(self, spec_json: str) -> tuple[int, bytes]:
         """The end of the chain. Raises STORE_CORRUPT, naming a row, or unless it contains the signed head."""

@@ -15,7 +15,6 @@ from coordinator.history.records import Page
 from coordinator.history.row_builder import RowBuilder
 from coordinator.history.rows import milliseconds
 from coordinator.state.events import Event, PeerSeen, PlanAdopted, RoundAborted, RoundCommitted
-from coordinator.status.tokens import CommittedTokens
 from coordinator.storage.history import SqliteHistory
 from coordinator.storage.history_database import HistoryDatabase
 from protocol.spec.run import RunSpec
@@ -106,7 +105,7 @@ def check_history(run: Run, restarts: Iterable[int] = ()) -> None:
         assert dump(grown) == dump(whole)
         credits, summary = history.credits(), history.summary()
         assert credited(history) == recount(run.spec, events)
-        assert credits.tokens == summary.tokens == CommittedTokens().of(run.state)
+        assert credits.tokens == summary.tokens == run.state.tokens
         assert credits.stage_tokens == summary.stage_tokens == sum(n for n, *_ in credited(history).values())
         decisions = [each.decision for each in events if isinstance(each, RoundCommitted | RoundAborted)]
         committed = [each for each in decisions if each.committed]
@@ -120,13 +119,11 @@ def check_history(run: Run, restarts: Iterable[int] = ()) -> None:
         ledger = Ledger(run.spec)
         for event in events:
             ledger.record(event)
-        for counted in (ledger, Ledger.resumed(run.state, len(events))):
-            earned = {peer: counted.of(peer) for peer in recount(run.spec, events)}
-            found = {
-                peer: (each.stage_tokens, each.stage_rounds, each.payload_bytes)
-                for peer, each in earned.items()
-            }
-            assert found == credited(history), "a receipt says something else"
+        earned = {peer: ledger.of(peer) for peer in recount(run.spec, events)}
+        found = {
+            peer: (each.stage_tokens, each.stage_rounds, each.payload_bytes) for peer, each in earned.items()
+        }
+        assert found == credited(history), "a receipt says something else"
         _check_rounds(run, history)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from coordinator.state.event_chain import first_hash, next_hash
 from coordinator.state.event_codec import decode, encode
@@ -26,6 +26,12 @@ class MemoryStore:
 
     def load(self) -> tuple[str | None, tuple[Event, ...]]:
         return self._spec, tuple(decode(kind, body) for kind, body in self._log)
+
+    def verify(self) -> str | None:
+        return self._spec
+
+    def events(self) -> Iterator[Event]:
+        return iter(self.load()[1])
 
     def begin(self, spec_json: str) -> None:
         if self._spec is not None:

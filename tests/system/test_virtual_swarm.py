@@ -11,7 +11,6 @@ import pytest
 from coordinator.state.events import PeerLost
 from coordinator.state.text import short
 from coordinator.status.messages import run_message
-from coordinator.status.tokens import CommittedTokens
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import Lifecycle, Role
 from tests.support.fault_script import Action, Moment
@@ -308,6 +307,6 @@ def test_a_constant_batch_stays_while_replicas_come_and_go(play: Play) -> None:
         # Only the round in which two replicas leave lacks their part.
         assert {number for number, each in samples.items() if each != whole} <= {3}
         assert len(samples) == spec.rounds
-        assert CommittedTokens().of(swarm.state) == sum(samples.values()) * spec.model.context
+        assert swarm.state.tokens == sum(samples.values()) * spec.model.context
 
     play(scenario, members, swarm_spec(members, rounds=12, **batch))

@@ -21,6 +21,7 @@ from coordinator.command_loop import CommandLoop
 from coordinator.decide import Outcome
 from coordinator.explain.log_index import LogIndex
 from coordinator.health.monitor import HealthMonitor
+from coordinator.history.ledger import Ledger
 from coordinator.history.receipts import Receipts
 from coordinator.membership.sources import MemberSources
 from coordinator.state.apply import apply
@@ -28,7 +29,7 @@ from coordinator.state.commands import AppointArbiter, Command, Start, Tick
 from coordinator.state.events import Event
 from coordinator.state.state import State
 from coordinator.status.messages import event_message
-from coordinator.status.tokens import CommittedTokens
+from coordinator.storage.decision_log import DecisionLog
 from coordinator.storage.metrics import MetricsFile
 from coordinator.storage.restore import restore
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
@@ -104,17 +105,20 @@ class VirtualCoordinator:
 
     async def _main(self, serving: asyncio.Future[None]) -> None:
         clock = asyncio.get_running_loop().time
-        state, stored = restore(self.store, self._spec, self.run)
-        index = LogIndex(self._spec.swarm.stages)
-        for event in stored:
-            index.note(event)
+        stages, ledger = self._spec.swarm.stages, Ledger(self._spec)
+        index, decisions = LogIndex(stages), DecisionLog(self.store, stages)
+        observers = index.note, decisions.note, ledger.record
+        state = restore(self.store, self._spec, self.run, observers)
         metrics = MetricsFile(self._folder / "metrics.jsonl")
-        receipts = Receipts(state, lambda: self.store.end, COORDINATOR.peer, COORDINATOR.sign)
+        receipts = Receipts(
+            self._spec, self.run, ledger, lambda: self.store.end, COORDINATOR.peer, COORDINATOR.sign
+        )
         health = HealthMonitor(state)
 
         def publish(event: Event, state: State) -> None:
             log.info("%s", event_message(event))
             index.note(event)
+            decisions.note(event)
             metrics.record(event)
             receipts.record(event)
             health.note(event)
@@ -128,7 +132,7 @@ class VirtualCoordinator:
             sources = MemberSources()
             records = RunRecords(
                 metrics,
-                CommittedTokens(state),
+                decisions,
                 receipts,
                 health,
                 Explainer(command_loop, self.store, index, metrics),

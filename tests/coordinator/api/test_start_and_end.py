@@ -12,8 +12,10 @@ import grpc
 import pytest
 
 from coordinator import app
+from coordinator.state import apply_rounds
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
+from protocol.wire.convert.payloads import decision_from_pb
 from tests.builders import keyed, spec_of
 from tests.support.coordinator_process import Running, metrics, running
 
@@ -120,3 +122,19 @@ async def test_a_failed_write_of_the_log_ends_the_coordinator_with_the_reason(
             await asyncio.shield(run.task)
         run.task = asyncio.create_task(asyncio.sleep(0))
         await run.task
+
+
+async def test_a_late_peer_gets_a_decision_that_the_state_does_not_keep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apply_rounds, "KEPT_DECISIONS", 0)
+    spec = spec_of(stages=1)
+    asked = pb.AwaitDecisionRequest(peer=A.peer, stage=0, round=1)
+    async with running(spec, tmp_path) as first:
+        await asyncio.gather(first.join(A), first.join(B))
+        decisions = await first.settle(0, 1, A, B)
+        assert decision_from_pb(decisions[0]).committed
+        assert decisions == [await first.stub(A).AwaitDecision(asked)] * 2
+    async with running(spec, tmp_path, first.address) as second:
+        assert await second.stub(A).AwaitDecision(asked) == decisions[0]
+        assert await second.report(A, 0, 1, A, B) == decisions[0]

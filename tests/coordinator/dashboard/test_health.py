@@ -16,7 +16,7 @@ HOSTILE = "<img src=x onerror=alert(1)>\x1b[31m" + "x" * 100_000
 
 
 def view_of(run: Run, health: TrainingHealth | None = None) -> RunView:
-    return RunView(run.state, run_status(run.state, (), run.now, run.now, (), 7, health))
+    return RunView(run.state, run_status(run.state, (), run.now, run.now, (), health))
 
 
 def stage_of(stage: int, least: float | None) -> StageHealth:

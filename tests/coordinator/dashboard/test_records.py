@@ -27,7 +27,7 @@ HOSTILE = "<script>alert(1)</script>\x1b[31m" + "x" * 100_000
 
 
 def view_of(run: Run, *measurements: Measurement) -> RunView:
-    return RunView(run.state, run_status(run.state, measurements, run.now, run.now, (), 7))
+    return RunView(run.state, run_status(run.state, measurements, run.now, run.now))
 
 
 def measured(number: int = 1, **changes: Any) -> Measurement:
@@ -52,7 +52,7 @@ def test_the_run_as_a_whole() -> None:
     play_round(run)
     record = run_record(view_of(run, measured(), measured(peer=B.peer, replica=1, validation_loss=4.0)))
     assert (record["round"], record["rounds"], record["decided"]) == (2, 5, 1)
-    assert (record["committed"], record["aborted"], record["tokens"]) == (2, 0, 7)
+    assert (record["committed"], record["aborted"], record["tokens"]) == (2, 0, run.state.tokens)
     assert record["loss"] == 4.5
     assert record["tokens_per_second"] == 500
     assert record["remaining_seconds"] is not None

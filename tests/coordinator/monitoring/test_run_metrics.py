@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from coordinator.monitoring.run_metrics import METRICS
-from coordinator.status.tokens import CommittedTokens
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.server.metrics import SHARED
@@ -157,10 +156,9 @@ async def test_a_port_in_use_ends_the_start_before_anything_is_written(tmp_path:
 
 async def test_tokens_count_the_part_of_a_phase_that_was_done() -> None:
     run = started(2)
-    spec, tokens = run.spec, CommittedTokens()
+    spec = run.spec
     whole = spec.samples_per_round() * spec.model.context
     play_round(run)
-    assert tokens.of(run.state) == 2 * whole
+    assert run.state.tokens == 2 * whole
     play_round(run, done={1: 0.5})
-    assert tokens.of(run.state) == CommittedTokens().of(run.state) == 3.5 * whole
-    assert tokens.of(run.state) == 3.5 * whole
+    assert run.state.tokens == 3.5 * whole

@@ -22,7 +22,7 @@ from coordinator.state.event_codec import encode
 from coordinator.state.events import Event
 from coordinator.storage import history_writer
 from coordinator.storage.history import SqliteHistory
-from coordinator.storage.history_writer import HistoryWriter
+from coordinator.storage.history_writer import HistoryWriter, ReadEvents
 from coordinator.storage.metrics import MetricsFile
 from protocol.spec.run import RunSpec
 from protocol.status import Measurement
@@ -57,7 +57,15 @@ def writer(
     with MetricsFile(metrics) as file:
         for at, each in MEASURED[:measured]:
             file.record_measurement(at, each)
-    return HistoryWriter(folder / "history.sqlite", spec, spec.name, events, metrics, file.size)
+    history = HistoryWriter(folder / "history.sqlite", spec, spec.name, reader(events), metrics, file.size)
+    for event in events:
+        history.pass_over(event)
+    return history
+
+
+def reader(events: Sequence[Event]) -> ReadEvents:
+    numbered = list(enumerate(events, start=1))
+    return lambda first, last: numbered[first - 1 : last]
 
 
 def finished(history: HistoryWriter) -> HistoryWriter:
@@ -160,7 +168,10 @@ spec = RunSpec.from_json((folder / "spec.json").read_text())
 events = [decode(*line.split("\\t")) for line in (folder / "events.tsv").read_text().splitlines()]
 path, metrics = folder / "history.sqlite", folder / "metrics.jsonl"
 history_writer.GATHER_SECONDS = 0.001
-history = HistoryWriter(path, spec, spec.name, events[:20], metrics, 0)
+numbered = list(enumerate(events, start=1))
+history = HistoryWriter(path, spec, spec.name, lambda first, last: numbered[first - 1:last], metrics, 0)
+for event in events[:20]:
+    history.pass_over(event)
 history.start()
 for event in events[20:]:
     history.record(event)

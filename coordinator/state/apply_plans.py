@@ -8,7 +8,7 @@ from coordinator.state.persistent_map import PersistentMap
 from coordinator.state.replacing import replace
 from coordinator.state.state import KEPT_ROUNDS, Assignment, Peer, State, peers_of
 from protocol.status import RunPhase
-from protocol.types import Lifecycle, PeerId, Plan, ReservedAssignment
+from protocol.types import Lifecycle, PeerId, Plan, Replica, ReservedAssignment
 
 
 def reserve(state: State, reservation: ReservedAssignment) -> State:
@@ -38,13 +38,22 @@ def reserve(state: State, reservation: ReservedAssignment) -> State:
 
 
 def with_shared_replicas(plan: Plan, former: Plan | None) -> Plan:
-    """An equal plan with the very records of the replicas that `former` has as well.
+    """An equal plan with the very records of the replicas and members that `former` has as well.
 
-    Plans are kept as long as the run goes on, and most replicas of a large swarm stay as they are.
+    Plans are kept as long as the run goes on, and most members of a large swarm stay as they are.
     """
     known = {each.index: each for each in former.replicas} if former else {}
-    replicas = tuple(known[each.index] if known.get(each.index) == each else each for each in plan.replicas)
-    return replace(plan, replicas=replicas)
+    members = {member.peer: member for each in known.values() for member in each.members}
+
+    def shared(replica: Replica) -> Replica:
+        same = known.get(replica.index)
+        if same is not None and same == replica:
+            return same
+        known_members = ((each, members.get(each.peer, each)) for each in replica.members)
+        own = tuple(former if former == each else each for each, former in known_members)
+        return replace(replica, members=own)
+
+    return replace(plan, replicas=tuple(map(shared, plan.replicas)))
 
 
 def adopt(state: State, plan: Plan, at: float) -> State:

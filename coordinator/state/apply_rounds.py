@@ -161,14 +161,16 @@ def decide(state: State, at: float, decision: Decision) -> State:
         decisions=state.decisions.keep(lambda key, _: key[1] >= oldest_decision),
     )
     tokens_at = {**state.tokens_at, round_number: state.tokens}
-    digests = {key: digests for key, digests in state.digests.items() if state.keeps_digests(key[1])}
+    known = {*tokens_at, *(each for _, each, _ in state.digests)}
+    kept = {each for each in known if state.keeps_digests(each)}
+    digests = {key: digests for key, digests in state.digests.items() if key[1] in kept}
     changes = {key: changes for key, changes in state.digest_changes.items() if key in digests}
     newest = state.plans[-1]
     if newest.from_round == round_number + 1:
         # Now peers without an assignment in the new plan have finished their last round.
         assignments = state.assignments[newest.epoch]
         state = replace(state, peers=with_lifecycles(state, frozenset(), assignments.keys()))
-    kept_tokens = {each: tokens for each, tokens in tokens_at.items() if state.keeps_digests(each)}
+    kept_tokens = {each: tokens for each, tokens in tokens_at.items() if each in kept}
     return replace(state, digests=digests, digest_changes=changes, tokens_at=kept_tokens)
 
 

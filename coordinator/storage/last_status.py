@@ -6,8 +6,8 @@ import json
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Collection, Iterable
-from contextlib import closing, suppress
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import fields, replace
 from math import nan
 from pathlib import Path
@@ -17,7 +17,7 @@ from cryptography.x509 import load_pem_x509_certificate
 
 from coordinator.explain.explain import answer, prepare
 from coordinator.explain.log_index import LogIndex
-from coordinator.state.apply import replay
+from coordinator.state.apply import apply
 from coordinator.state.event_codec import decode
 from coordinator.state.events import Event
 from coordinator.state.state import State
@@ -31,6 +31,8 @@ from protocol.trust.tls import pin_of
 from protocol.types import PeerId
 
 LOG_FILE = "coordinator.sqlite"
+_LAST = 2**63 - 1
+"""The greatest number that a row can have."""
 _LOSSES = ("train_loss", "validation_loss", "gradient_norm")
 
 
@@ -47,7 +49,8 @@ def last_status(folder: Path) -> RunStatus:
 
     Raises HetnodeError STORE_CORRUPT.
     """
-    state, _ = _last_state(folder)
+    with _copied(folder) as copy:
+        state, _ = _last_state(folder, copy)
     newest = newest_measurements(folder / "metrics.jsonl")
     at = state.latest_at
     status = run_status(state, newest.values(), at, at)
@@ -63,32 +66,56 @@ def last_explanation(folder: Path, question: str) -> Explanation:
 
     Raises HetnodeError STORE_CORRUPT, BAD_OPTION.
     """
-    state, log = _last_state(folder)
-    index = LogIndex(state.stages)
-    for event in log:
-        index.note(event)
-
-    def read(first: int, last: int, kinds: Collection[type[Event]] = ()) -> list[tuple[int, Event]]:
-        found = enumerate(log[first - 1 : last], start=first)
-        return [each for each in found if not kinds or type(each[1]) in kinds]
-
     newest = newest_measurements(folder / "metrics.jsonl")
-    return answer(prepare(question, state, index, newest.values(), state.latest_at), read)
+    with _copied(folder) as copy:
+        state, index = _last_state(folder, copy)
+
+        def read(first: int, last: int, kinds: Collection[type[Event]] = ()) -> list[tuple[int, Event]]:
+            found = _events(copy, first, last)
+            return [each for each in found if not kinds or type(each[1]) in kinds]
+
+        return answer(prepare(question, state, index, newest.values(), state.latest_at), read)
 
 
-def _last_state(folder: Path) -> tuple[State, tuple[Event, ...]]:
-    """The state after the log in `folder`, and its events."""
-    spec, log = read_log(folder)
+def _last_state(folder: Path, copy: sqlite3.Connection) -> tuple[State, LogIndex]:
+    """The state after the log of `folder`, of which `copy` is one, and the index of its events."""
+    spec = _spec(copy)
     try:
         certificate = load_pem_x509_certificate((folder / "authority.pem").read_bytes())
         run = run_id_of(spec, pin_of(certificate))
     except (OSError, ValueError):
         run = spec.name  # the log alone was copied
-    return replay(State(spec, run), log), log
+    state, index = State(spec, run), LogIndex(spec.swarm.stages)
+    for _, event in _events(copy):
+        state = apply(state, event)
+        index.note(event)
+    return state, index
 
 
 def read_log(folder: Path) -> tuple[RunSpec, tuple[Event, ...]]:
-    """The specification and the events of the log in `folder`, from a copy. Raises STORE_CORRUPT.
+    """The specification and the events of the log in `folder`, from a copy. Raises STORE_CORRUPT."""
+    with _copied(folder) as copy:
+        return _spec(copy), tuple(event for _, event in _events(copy))
+
+
+def _spec(copy: sqlite3.Connection) -> RunSpec:
+    """Raises ValueError if there is none."""
+    found = copy.execute("SELECT spec FROM run").fetchone()
+    if found is None:
+        raise ValueError("its run has not begun")
+    return RunSpec.from_json(found[0])
+
+
+def _events(copy: sqlite3.Connection, first: int = 1, last: int = _LAST) -> Iterator[tuple[int, Event]]:
+    """The events `first` to `last` with their numbers, read as they are used. Raises ValueError."""
+    query = "SELECT sequence, kind, body FROM events WHERE sequence BETWEEN ? AND ? ORDER BY sequence"
+    for sequence, kind, body in copy.execute(query, (first, last)):
+        yield sequence, decode(kind, unpack_body(body))
+
+
+@contextmanager
+def _copied(folder: Path) -> Iterator[sqlite3.Connection]:
+    """A copy of the log in `folder`. Raises STORE_CORRUPT, also where the log proves unreadable inside.
 
     SQLite would write to the folder, and a coordinator that starts at that moment would find it in use.
     """
@@ -99,11 +126,7 @@ def read_log(folder: Path) -> tuple[RunSpec, tuple[Event, ...]]:
                 with suppress(FileNotFoundError):
                     shutil.copyfile(folder / name, Path(copies) / name)
             with closing(sqlite3.connect(Path(copies) / LOG_FILE)) as copy:
-                spec = copy.execute("SELECT spec FROM run").fetchone()
-                rows = copy.execute("SELECT kind, body FROM events ORDER BY sequence").fetchall()
-        if spec is None:
-            raise ValueError("its run has not begun")
-        return RunSpec.from_json(spec[0]), tuple(decode(kind, unpack_body(body)) for kind, body in rows)
+                yield copy
     except (OSError, sqlite3.Error, ValueError) as error:
         raise HetnodeError(
             ErrorCode.STORE_CORRUPT,

@@ -101,7 +101,10 @@ def test_an_old_round_is_explained_from_the_log(run: Run) -> None:
 def test_plans_share_the_replicas_that_stay(run: Run) -> None:
     newest = run.state.plans[-1]
     read = tuple(replace(each) for each in newest.replicas)  # as from the log: equal, and others
-    plan = replace(newest, epoch=newest.epoch + 1, from_round=ROUNDS + 2, replicas=read)
+    changed = replace(read[1], microbatches=3, members=tuple(replace(each) for each in read[1].members))
+    plan = replace(newest, epoch=newest.epoch + 1, from_round=ROUNDS + 2, replicas=(read[0], changed))
     state = replay(run.state, [PlanAdopted(run.now, plan)])
     assert state.plans[-1] == plan
-    assert all(one is other for one, other in zip(state.plans[-1].replicas, newest.replicas, strict=True))
+    first, second = state.plans[-1].replicas
+    assert first is newest.replicas[0]
+    assert second.members[0] is newest.replicas[1].members[0]

@@ -60,6 +60,7 @@ from protocol.wire.convert.payloads import (
     descriptors_from_pb,
     group_from_pb,
     rejections_from_pb,
+    result_claim_from_pb,
     state_from_pb,
 )
 from protocol.wire.convert.plans import (
@@ -211,7 +212,8 @@ def _messages() -> list[Target]:
     )
     decision = pb.DecisionReply(stage=1, round=1, committed=True, entries=[
         pb.ManifestEntry(descriptor=descriptor_of(1), holders=[PEER])
-    ])  # fmt: skip
+    ], result=pb.CommittedResult(sha256="a" * 64, nbytes=9, holders=[PEER]))  # fmt: skip
+    claim = pb.ResultClaim(sha256="a" * 64, nbytes=9, without=[PEER])
     counted = pb.DecisionReply(stage=1, round=1, committed=True, counted=b"\1", packed=pack(decision))
     descriptors = group_from_pb(GROUP).descriptors
     estimates = pb.Estimates(
@@ -260,6 +262,7 @@ def _messages() -> list[Target]:
             report,
             lambda message: (descriptors_from_pb(message.held), rejections_from_pb(message.rejected)),
         ),
+        _message("claim of a result", claim, result_claim_from_pb),
         _message("checkpoint", STATE, state_from_pb),
         _message("addresses", addresses, addresses_from_pb),
         _message(

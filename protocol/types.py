@@ -302,10 +302,34 @@ class ManifestEntry:
 
 
 @dataclass(frozen=True)
+class ResultClaim:
+    """What a member of a group holds as the result of a reduction.
+
+    Attributes:
+        sha256, nbytes: of the result.
+        without: the members of the group of whose payloads no part is in it, ascending.
+    """
+
+    sha256: str
+    nbytes: int
+    without: tuple[PeerId, ...] = ()
+
+
+@dataclass(frozen=True)
+class CommittedResult:
+    """The result that a round of exchange "reduced" applies, and the peers that hold its bytes."""
+
+    sha256: str
+    nbytes: int
+    holders: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True)
 class Decision:
     """The final outcome of a (stage, round).
 
-    Committed: every replica applies exactly the payloads of `entries`, in canonical order (by owner).
+    Committed: every replica applies exactly the payloads of `entries`, in canonical order (by owner). With
+    `result` it applies these bytes instead, and `entries` are the payloads in them.
     Aborted: there are no entries, and no replica applies anything. `reason` is a sentence for people.
     `next_epoch` names the plan of the next round.
     Rolled back, if `restore_round` is set: there are no entries, and the anchor after this round is that
@@ -319,6 +343,7 @@ class Decision:
     next_epoch: int
     reason: str
     restore_round: int | None = None
+    result: CommittedResult | None = None
 
 
 @dataclass(frozen=True)

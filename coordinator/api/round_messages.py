@@ -58,8 +58,8 @@ class _DecisionAnswers:
 
     def to_member(self, group: Held) -> pb.DecisionReply:
         """For a member of a group that holds a part of it."""
-        if not self._decision.committed:
-            return self.packed  # positions say nothing of a rollback
+        if not self._decision.committed or self._decision.result is not None:
+            return self.packed  # positions say nothing of a rollback or of a result
         if group.digest not in self._by_group:
             counted = tuple(entry.descriptor for entry in self._decision.entries)
             self._by_group[group.digest] = positions_of(group.descriptors, counted)

@@ -58,7 +58,12 @@ from protocol.wire.convert.fields import (
     role_from_pb,
     shortened,
 )
-from protocol.wire.convert.payloads import descriptor_from_pb, descriptors_from_pb, rejections_from_pb
+from protocol.wire.convert.payloads import (
+    descriptor_from_pb,
+    descriptors_from_pb,
+    rejections_from_pb,
+    result_claim_from_pb,
+)
 from protocol.wire.convert.plans import (
     addresses_from_pb,
     capacity_from_pb,
@@ -296,7 +301,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         by_positions = self._messages.held(self._command_loop.state, request) if request.group else None
         held = by_positions.held if by_positions else descriptors_from_pb(request.held)
         rejected = rejections_from_pb(request.rejected)
-        await self._command_loop.execute(commands.Report(peer, request.stage, request.round, held, rejected))
+        result = result_claim_from_pb(request.result) if request.HasField("result") else None
+        about = peer, request.stage, request.round
+        await self._command_loop.execute(commands.Report(*about, held, rejected, result))
         decision = await self._decision(peer, request.stage, request.round)
         return self._messages.of_decision(decision, request.packs, by_positions)
 

@@ -174,7 +174,8 @@ def _report(state: State, event: Event, upcoming: Sequence[Event], signers: Sign
     """The first report among `upcoming`, with what it rejects and payloads that only it has told of."""
     reports = [each for each in upcoming if isinstance(each, events.HoldingsReported)]
     rejections = [each for each in upcoming if isinstance(each, events.PayloadRejected)]
-    told = reports[0] if reports else rejections[0] if rejections else None
+    results = [each for each in upcoming if isinstance(each, events.ResultReported)]
+    told: Any = next(iter([*reports, *rejections, *results]), None)
     if told is None:
         return
     round_state = state.round_of(told.stage, told.round_number)
@@ -191,7 +192,8 @@ def _report(state: State, event: Event, upcoming: Sequence[Event], signers: Sign
         for each in rejections
         if each.peer == told.peer and each.owner in offers
     )
-    yield commands.Report(told.peer, told.stage, told.round_number, held, rejected)
+    result = next((each.claim for each in results if each.peer == told.peer), None)
+    yield commands.Report(told.peer, told.stage, told.round_number, held, rejected, result)
 
 
 def _appoint(state: State, event: Any, upcoming: Sequence[Event], signers: Signers) -> Iterator[Command]:
@@ -254,6 +256,7 @@ _CANDIDATES: tuple[tuple[type[Event], _Candidates], ...] = (
     (events.PayloadWithheld, _withhold),
     (events.HoldingsReported, _report),
     (events.PayloadRejected, _report),
+    (events.ResultReported, _report),
     (events.ArbiterAppointed, _appoint),
     (events.PayloadArbitrated, _arbitrate),
     (events.DigestAttested, _attest),

@@ -29,6 +29,7 @@ from protocol.spec.link import width_order
 from protocol.spec.run import RunSpec
 from protocol.status import RunPhase
 from protocol.types import (
+    CommittedResult,
     Decision,
     Finding,
     Part,
@@ -156,6 +157,15 @@ class Invariants:
         holds = not owners or present > missing or (present == missing and bool(lacking))
         _require(holds, f"{_where(decision)}: weight {present:g} decides against {missing:g}")
 
+    def _check_result(self, state: State, decision: Decision, result: CommittedResult) -> None:
+        """The holders have reported the result, and more than half of the group's weight has."""
+        where, round_state = _where(decision), state.round_of(decision.stage, decision.round_number)
+        group = round_state.group.descriptors if round_state.group else ()
+        reporters = {peer for peer, each in round_state.results.items() if each.sha256 == result.sha256}
+        _require({*result.holders} <= reporters, f"{where}: a holder has not reported the result")
+        holding = sum(each.weight for each in group if each.owner in reporters)
+        _require(2 * holding > sum(each.weight for each in group), f"{where}: a minority has decided")
+
     def _check_founded(self, state: State, decision: Decision) -> None:
         """Every payload that counts was offered, is on one anchor, and has enough holders."""
         where, key = _where(decision), (decision.stage, decision.round_number)
@@ -165,6 +175,9 @@ class Invariants:
         _require(owners == sorted(owners), f"{where}: its payloads are not in the order of their owners")
         anchors = {entry.descriptor.anchor_digest for entry in decision.entries}
         _require(len(anchors) <= 1, f"{where}: its payloads start from {len(anchors)} anchors")
+        if decision.result is not None:
+            self._check_result(state, decision, decision.result)
+            return
         need = max(1, min(2, len(state.complete_replicas(decision.round_number))))
         contest = state.round_of(*key).contest
         for entry in decision.entries:

@@ -21,7 +21,18 @@ from coordinator.state.events import Event
 from protocol.spec.presets import PRESETS
 from protocol.spec.run import RunSpec
 from protocol.spec.sections import DataSpec
-from protocol.types import Capacity, Decision, Member, Part, PayloadDescriptor, PeerId, Plan, Verdict
+from protocol.types import (
+    Capacity,
+    CommittedResult,
+    Decision,
+    Member,
+    Part,
+    PayloadDescriptor,
+    PeerId,
+    Plan,
+    ResultClaim,
+    Verdict,
+)
 
 RUN = "incident"
 """Takes the place of the id of the run."""
@@ -108,6 +119,8 @@ RULES: Mapping[tuple[type, str], Rule] = {
     (events.GroupClosed, "group_id"): Rule.GROUP,
     (events.GroupClosed, "anchor_digest"): Rule.DIGEST,
     (events.PayloadRejected, "reason"): Rule.REASON,
+    (ResultClaim, "sha256"): Rule.DIGEST,
+    (CommittedResult, "sha256"): Rule.DIGEST,
     (events.PeerStruck, "reason"): Rule.REASON,
     (events.DigestAttested, "part"): Rule.PART,
     (events.DigestAttested, "digest"): Rule.DIGEST,

@@ -35,6 +35,7 @@ from coordinator.rounds.deadlines import closes_at, decide_seconds, gather_secon
 from coordinator.rounds.holdings import record_holdings
 from coordinator.rounds.missing import all_have_answered, all_have_reported
 from coordinator.rounds.phases import check_not_early, earliest
+from coordinator.rounds.results import agree, check_result, record_result
 from coordinator.rounds.silence import remove_silent
 from coordinator.state import events
 from coordinator.state.commands import Arbitrate, Await, Offer, Report
@@ -44,7 +45,16 @@ from coordinator.state.text import counted, listed
 from coordinator.state.transaction import Transaction
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.status import RunPhase
-from protocol.types import Decision, ExchangeGroup, ManifestEntry, Part, PayloadDescriptor, PeerId, Plan
+from protocol.types import (
+    CommittedResult,
+    Decision,
+    ExchangeGroup,
+    ManifestEntry,
+    Part,
+    PayloadDescriptor,
+    PeerId,
+    Plan,
+)
 
 MAX_HOLDERS = 16
 """Most holders per payload in a manifest. With all of them it would grow with the square of the swarm."""
@@ -153,6 +163,7 @@ def report(transaction: Transaction, command: Report) -> None:
     if len({descriptor.owner for descriptor in held}) != len(held):
         raise bad_request(f"{sender} reports two payloads of one owner")
     # All checks come before all changes: a refused report must not leave half of its payloads behind.
+    check_result(state, command)
     offers = round_state.offers
     # Most are the very records of the group: two records are only compared where they are not one.
     unseen = [d for d in held if (known := offers.get(d.owner)) is not d and known != d]
@@ -174,6 +185,7 @@ def report(transaction: Transaction, command: Report) -> None:
         ):
             _admit(transaction, descriptor)
     note_rejections(transaction, sender, stage, round_number, command.rejected)
+    record_result(transaction, command)
     record_holdings(transaction, command)
     advance(transaction, stage)
 
@@ -209,7 +221,9 @@ def advance(transaction: Transaction, stage: int, in_time: bool = False) -> None
     waits_since = max(round_state.closed_at, transaction.state.started_at)
     is_late = transaction.now - waits_since >= decide_seconds(state.spec, round_state.group)
     is_due = is_late or all_have_reported(transaction.state, round_state)
-    if is_due and not awaits_arbiter(transaction, stage, round_state, round_state.group):
+    if is_due and state.spec.outer.exchange == "reduced":
+        _decide_sum(transaction, stage, round_state, round_state.group)
+    elif is_due and not awaits_arbiter(transaction, stage, round_state, round_state.group):
         _decide(transaction, stage, round_state, round_state.group)
 
 
@@ -285,6 +299,14 @@ def _decide(transaction: Transaction, stage: int, round_state: Round, group: Exc
     conclude(transaction, stage, tuple(entries), reason)
 
 
+def _decide_sum(transaction: Transaction, stage: int, round_state: Round, group: ExchangeGroup) -> None:
+    """Commit the result of the reduction on which the group agrees, or abort."""
+    found = agree(transaction.state, round_state, group)
+    lacks = _lacks_weight(transaction.state, stage, group, found.entries) if found.entries else ""
+    entries, result = ((), None) if lacks else (found.entries, found.result)
+    conclude(transaction, stage, entries, lacks or found.reason, result)
+
+
 def _lacks_weight(state: State, stage: int, group: ExchangeGroup, entries: Sequence[ManifestEntry]) -> str:
     """Why replicas that weigh so little cannot decide the round; "" if they can.
 
@@ -311,11 +333,17 @@ def _lacks_weight(state: State, stage: int, group: ExchangeGroup, entries: Seque
     return f"replicas that weigh {weight:g} of {live_weight:g} contribute, and more than half must"
 
 
-def conclude(transaction: Transaction, stage: int, entries: tuple[ManifestEntry, ...], reason: str) -> None:
+def conclude(
+    transaction: Transaction,
+    stage: int,
+    entries: tuple[ManifestEntry, ...],
+    reason: str,
+    result: CommittedResult | None = None,
+) -> None:
     """Decide the current round of `stage`: committed if there are `entries`, else aborted."""
     round_number = transaction.state.current_round
     epoch = next_epoch(transaction, round_number)
-    decision = Decision(stage, round_number, bool(entries), entries, epoch, reason)
+    decision = Decision(stage, round_number, bool(entries), entries, epoch, reason, result=result)
     kind = events.RoundCommitted if entries else events.RoundAborted
     transaction.add(kind(transaction.now, decision))
 

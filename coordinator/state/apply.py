@@ -75,6 +75,8 @@ def _changed(state: State, event: Event) -> State:  # noqa: PLR0911, PLR0912
             return apply_rounds.close_group(state, event)
         case events.HoldingsReported():
             return apply_rounds.report(state, event)
+        case events.ResultReported():
+            return apply_rounds.report_result(state, event)
         case events.PayloadRejected():
             return apply_rounds.reject(state, event)
         case events.ArbiterAppointed() | events.PayloadsContested() | events.PayloadArbitrated():

@@ -106,6 +106,12 @@ def report(state: State, event: events.HoldingsReported) -> State:
     return _with_round(state, event, changed)
 
 
+def report_result(state: State, event: events.ResultReported) -> State:
+    round_state = state.round_of(event.stage, event.round_number)
+    results = round_state.results.set(event.peer, event.claim)
+    return _with_round(state, event, replace(round_state, results=results))
+
+
 def owners_of(round_state: Round, event: events.HoldingsReported) -> frozenset[PeerId]:
     """The owners of the payloads that a member reports as held."""
     if not event.of_group:

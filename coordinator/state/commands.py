@@ -16,6 +16,7 @@ from protocol.types import (
     PeerId,
     Reachability,
     Rejection,
+    ResultClaim,
     Role,
     Verdict,
 )
@@ -200,6 +201,7 @@ class Report:
     round_number: int
     held: tuple[PayloadDescriptor, ...]
     rejected: tuple[Rejection, ...] = ()
+    result: ResultClaim | None = None
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from protocol.types import (
     Plan,
     Reachability,
     ReservedAssignment,
+    ResultClaim,
     Role,
     Verdict,
 )
@@ -246,6 +247,14 @@ class HoldingsReported(StageEvent):
 
 
 @dataclass(frozen=True)
+class ResultReported(StageEvent):
+    """`peer` holds this result of the reduction; it tells that once."""
+
+    peer: PeerId
+    claim: ResultClaim
+
+
+@dataclass(frozen=True)
 class PayloadRejected(StageEvent):
     """`peer` rejects the payload of `owner`."""
 
@@ -373,16 +382,8 @@ class RunFinished(_Event):
     """All rounds are decided, and the last anchors are confirmed."""
 
 
-RunEvent: TypeAlias = (
-    CoordinatorStarted
-    | OwnRelayTold
-    | PlanAdopted
-    | AlarmRaised
-    | RunPaused
-    | RunResumed
-    | RunRolledBack
-    | RunFinished
-)
+_EndEvent: TypeAlias = RunPaused | RunResumed | RunRolledBack | RunFinished
+RunEvent: TypeAlias = CoordinatorStarted | OwnRelayTold | PlanAdopted | AlarmRaised | _EndEvent
 PresenceEvent: TypeAlias = (
     PeerJoined | PeerNamed | RoleChanged | PeerSeen | PeerMeasured | PeerDraining | PeerLeft | PeerLost
 )
@@ -390,7 +391,8 @@ ConnectionEvent: TypeAlias = AddressesChanged | LinkFailed
 ExclusionEvent: TypeAlias = PeerRetreated | PeerStruck | PeerQuarantined | PeerBanned | PeerUnbanned
 PeerEvent: TypeAlias = PresenceEvent | ConnectionEvent | ExclusionEvent
 InviteEvent: TypeAlias = InviteCreated | InviteUsed | InviteRevoked
-ExchangeEvent: TypeAlias = PayloadOffered | PayloadWithheld | GroupClosed | HoldingsReported | PayloadRejected
+ReportEvent: TypeAlias = HoldingsReported | ResultReported | PayloadRejected
+ExchangeEvent: TypeAlias = PayloadOffered | PayloadWithheld | GroupClosed | ReportEvent
 ArbitrationEvent: TypeAlias = ArbiterAppointed | PayloadsContested | PayloadArbitrated
 DecisionEvent: TypeAlias = RoundCommitted | RoundAborted
 AnchorEvent: TypeAlias = DigestAttested | AnchorDiverged

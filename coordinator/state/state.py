@@ -34,6 +34,7 @@ from protocol.types import (
     RelayAddress,
     Replica,
     ReservedAssignment,
+    ResultClaim,
     Role,
     StageRange,
     Verdict,
@@ -205,6 +206,7 @@ class Round:
         closed_at: when the group was closed.
         reports: by reporter, the owners of the payloads that it holds.
         report_counts: by reporter, how often its report has changed.
+        results: by reporter, the result of the reduction that it holds; of exchange "reduced".
         gathered_in: seconds from `closed_at` to the slowest report; 0 before any report, and if the
             coordinator was restarted in between.
         rejections: by owner of a payload, the peers that reject it and their reasons.
@@ -218,6 +220,7 @@ class Round:
     closed_at: float = 0.0
     reports: PersistentMap[PeerId, frozenset[PeerId]] = field(default_factory=PersistentMap)
     report_counts: PersistentMap[PeerId, int] = field(default_factory=PersistentMap)
+    results: PersistentMap[PeerId, ResultClaim] = field(default_factory=PersistentMap)
     gathered_in: float = 0.0
     rejections: Mapping[PeerId, Mapping[PeerId, str]] = field(default_factory=dict)
     contest: Contest | None = None

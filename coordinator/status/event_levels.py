@@ -20,7 +20,13 @@ _WARNINGS = (
     events.PeerStruck,
     events.RoundAborted,
 )
-_DETAILS = (events.PayloadOffered, events.PayloadWithheld, events.HoldingsReported, events.DigestAttested)
+_DETAILS = (
+    events.PayloadOffered,
+    events.PayloadWithheld,
+    events.HoldingsReported,
+    events.ResultReported,
+    events.DigestAttested,
+)
 
 
 def log_level(event: Event) -> int:

@@ -231,6 +231,8 @@ def _exchange_message(event: events.ExchangeEvent) -> str:
             return f"the exchange group of {where} is closed"
         case events.HoldingsReported():
             return f"{event.peer} holds {counted(event.count, 'payload')} of {where}"
+        case events.ResultReported(claim=claim):
+            return f"{event.peer} has reduced {where} to {claim.sha256[:12]}"
         case events.PayloadRejected():
             return f"{event.peer} rejects the payload of {event.owner} for {where}: {event.reason}"
 

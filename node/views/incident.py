@@ -20,6 +20,7 @@ _DETAILS = (
     events.PayloadWithheld,
     events.GroupClosed,
     events.HoldingsReported,
+    events.ResultReported,
     events.DigestAttested,
     events.PeerMeasured,
     events.RoundCommitted,

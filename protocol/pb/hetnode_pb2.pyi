@@ -769,7 +769,7 @@ class MemberLine(_message.Message):
     def __init__(self, uplink: _Optional[int] = ..., downlink: _Optional[int] = ..., is_open: _Optional[bool] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("peer", "stage", "round", "held", "rejected", "packs", "group", "positions")
+    __slots__ = ("peer", "stage", "round", "held", "rejected", "packs", "group", "positions", "result")
     PEER_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -778,6 +778,7 @@ class ReportRequest(_message.Message):
     PACKS_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
     peer: str
     stage: int
     round: int
@@ -786,7 +787,28 @@ class ReportRequest(_message.Message):
     packs: bool
     group: bytes
     positions: bytes
-    def __init__(self, peer: _Optional[str] = ..., stage: _Optional[int] = ..., round: _Optional[int] = ..., held: _Optional[_Iterable[_Union[PayloadDescriptor, _Mapping]]] = ..., rejected: _Optional[_Iterable[_Union[Rejection, _Mapping]]] = ..., packs: _Optional[bool] = ..., group: _Optional[bytes] = ..., positions: _Optional[bytes] = ...) -> None: ...
+    result: ResultClaim
+    def __init__(self, peer: _Optional[str] = ..., stage: _Optional[int] = ..., round: _Optional[int] = ..., held: _Optional[_Iterable[_Union[PayloadDescriptor, _Mapping]]] = ..., rejected: _Optional[_Iterable[_Union[Rejection, _Mapping]]] = ..., packs: _Optional[bool] = ..., group: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., result: _Optional[_Union[ResultClaim, _Mapping]] = ...) -> None: ...
+
+class ResultClaim(_message.Message):
+    __slots__ = ("sha256", "nbytes", "without")
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_FIELD_NUMBER: _ClassVar[int]
+    sha256: str
+    nbytes: int
+    without: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, sha256: _Optional[str] = ..., nbytes: _Optional[int] = ..., without: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CommittedResult(_message.Message):
+    __slots__ = ("sha256", "nbytes", "holders")
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    sha256: str
+    nbytes: int
+    holders: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, sha256: _Optional[str] = ..., nbytes: _Optional[int] = ..., holders: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Rejection(_message.Message):
     __slots__ = ("descriptor", "reason")
@@ -819,7 +841,7 @@ class ManifestEntry(_message.Message):
     def __init__(self, descriptor: _Optional[_Union[PayloadDescriptor, _Mapping]] = ..., holders: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DecisionReply(_message.Message):
-    __slots__ = ("stage", "round", "committed", "entries", "next_epoch", "reason", "restore_round", "packed", "counted")
+    __slots__ = ("stage", "round", "committed", "entries", "next_epoch", "reason", "restore_round", "packed", "counted", "result")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
@@ -829,6 +851,7 @@ class DecisionReply(_message.Message):
     RESTORE_ROUND_FIELD_NUMBER: _ClassVar[int]
     PACKED_FIELD_NUMBER: _ClassVar[int]
     COUNTED_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
     stage: int
     round: int
     committed: bool
@@ -838,7 +861,8 @@ class DecisionReply(_message.Message):
     restore_round: int
     packed: bytes
     counted: bytes
-    def __init__(self, stage: _Optional[int] = ..., round: _Optional[int] = ..., committed: _Optional[bool] = ..., entries: _Optional[_Iterable[_Union[ManifestEntry, _Mapping]]] = ..., next_epoch: _Optional[int] = ..., reason: _Optional[str] = ..., restore_round: _Optional[int] = ..., packed: _Optional[bytes] = ..., counted: _Optional[bytes] = ...) -> None: ...
+    result: CommittedResult
+    def __init__(self, stage: _Optional[int] = ..., round: _Optional[int] = ..., committed: _Optional[bool] = ..., entries: _Optional[_Iterable[_Union[ManifestEntry, _Mapping]]] = ..., next_epoch: _Optional[int] = ..., reason: _Optional[str] = ..., restore_round: _Optional[int] = ..., packed: _Optional[bytes] = ..., counted: _Optional[bytes] = ..., result: _Optional[_Union[CommittedResult, _Mapping]] = ...) -> None: ...
 
 class AttestRequest(_message.Message):
     __slots__ = ("peer", "stage", "round", "part", "digest")

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 
 from protocol.pb import hetnode_pb2 as pb
 from protocol.types import (
+    CommittedResult,
     Decision,
     ExchangeGroup,
     ManifestEntry,
     MemberLine,
     PayloadDescriptor,
     Rejection,
+    ResultClaim,
     StateRecord,
 )
 from protocol.wire.convert.fields import (
@@ -75,6 +77,8 @@ def _check_decision(decision: Decision) -> None:
     restored = decision.restore_round
     if restored is not None and (decision.committed or restored >= decision.round_number):
         raise ValueError(f"round {decision.round_number} cannot restore round {restored}")
+    if decision.result is not None and not decision.committed:
+        raise ValueError("an aborted round with a result")
     if any((d.stage, d.round_number) != (decision.stage, decision.round_number) for d in descriptors):
         raise ValueError("a decision over payloads of another stage or round")
 
@@ -97,6 +101,26 @@ GROUP = Record(
     _check_group,
 )
 
+
+def _check_claim(claim: ResultClaim) -> None:
+    if list(claim.without) != sorted(set(claim.without)):
+        raise ValueError("members that do not strictly ascend")
+
+
+_RESULT_NBYTES = between(1, 2**63 - 1)
+RESULT_CLAIM = Record(
+    ResultClaim,
+    pb.ResultClaim,
+    {"sha256": SHA256, "nbytes": _RESULT_NBYTES, "without": several(PEER, MAX_REPLICAS)},
+    _check_claim,
+)
+_COMMITTED_RESULT = Record(
+    CommittedResult,
+    pb.CommittedResult,
+    {"sha256": SHA256, "nbytes": _RESULT_NBYTES, "holders": _HOLDERS},
+)
+_RESULT = Field(_COMMITTED_RESULT.read, _COMMITTED_RESULT.to_pb, optional=True)
+
 DECISION = Record(
     Decision,
     pb.DecisionReply,
@@ -105,6 +129,7 @@ DECISION = Record(
         "entries": several(_MANIFEST_ENTRY, MAX_REPLICAS),
         "reason": SENTENCE,
         "restore_round": Field(int, optional=True),
+        "result": _RESULT,
     },
     _check_decision,
 )
@@ -120,3 +145,4 @@ state_to_pb, state_from_pb = STATE.to_pb, STATE.from_pb
 # Lists hold at most one descriptor or rejection of each owner.
 descriptors_from_pb = _DESCRIPTORS.from_pb
 rejections_from_pb = several(_REJECTION, MAX_REPLICAS, key="descriptor.owner").from_pb
+result_claim_to_pb, result_claim_from_pb = RESULT_CLAIM.to_pb, RESULT_CLAIM.from_pb

@@ -35,6 +35,7 @@ LATER_KINDS = {
     "PeerNamed",
     "AlarmRaised",
     "RunRolledBack",
+    "ResultReported",
 }
 """Kinds that the first release of the log format did not have."""
 
@@ -61,11 +62,12 @@ def test_a_former_log_has_every_kind_and_is_written_again_byte_for_byte() -> Non
     assert {kind for kind, _ in former_log()} == set(STORED_KINDS.values()) - LATER_KINDS
     again = [encode(decode(kind, text)) for kind, text in former_log()]
     # Descriptors had no epoch, those of plans begin at 1. Nobody dialled peers back, and there was no relay.
-    # Reports had all payloads.
+    # Reports had all payloads. All runs gathered.
     added = (
         ',"epoch":0',
         ',"relayed":false',
         ',"reachability":null,"claimed":"","problem":"","role_reason":""',
+        ',"result":null',
         ',"restore_round":null',
         ',"of_group":0,"lacking":[]',
     )

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import (
     Capacity,
+    CommittedResult,
     Decision,
     Dialer,
     DType,
@@ -29,11 +30,19 @@ from protocol.types import (
     Plan,
     Rejection,
     Replica,
+    ResultClaim,
     Role,
     StageRange,
     TensorHeader,
 )
-from protocol.wire.convert.payloads import DECISION, DESCRIPTOR, GROUP, rejection_to_pb, rejections_from_pb
+from protocol.wire.convert.payloads import (
+    DECISION,
+    DESCRIPTOR,
+    GROUP,
+    RESULT_CLAIM,
+    rejection_to_pb,
+    rejections_from_pb,
+)
 from protocol.wire.convert.plans import CAPACITY, LINK, PEER_RECORD, PLAN, STAGE_RANGE
 from protocol.wire.framing import FRAME_ID, TENSOR_HEADER, frame_header_from_pb, frame_header_to_pb
 
@@ -126,6 +135,11 @@ def groups(draw: st.DrawFn) -> ExchangeGroup:
     return ExchangeGroup(draw(words), descriptors, 1.5, draw(st.sampled_from([(), tuple(lines)])))
 
 
+hashes = st.binary(min_size=32, max_size=32).map(bytes.hex)
+nbytes = st.integers(1, 2**63 - 1)
+claims = st.builds(ResultClaim, hashes, nbytes, st.frozensets(peers).map(sorted).map(tuple))
+
+
 @st.composite
 def decisions(draw: st.DrawFn) -> Decision:
     descriptors = draw(descriptor_lists())
@@ -134,7 +148,9 @@ def decisions(draw: st.DrawFn) -> Decision:
     stage, round_number = (
         (descriptors[0].stage, descriptors[0].round_number) if descriptors else (0, draw(naturals))
     )
-    return Decision(stage, round_number, bool(entries), entries, draw(naturals), draw(words))
+    result = draw(st.none() | st.builds(CommittedResult, hashes, nbytes, holders)) if entries else None
+    words_and_result = draw(words), None, result
+    return Decision(stage, round_number, bool(entries), entries, draw(naturals), *words_and_result)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +168,7 @@ def decisions(draw: st.DrawFn) -> Decision:
         ),
         (groups(), GROUP.to_pb, GROUP.from_pb),
         (decisions(), DECISION.to_pb, DECISION.from_pb),
+        (claims, RESULT_CLAIM.to_pb, RESULT_CLAIM.from_pb),
         (
             descriptor_lists(1).map(lambda found: Rejection(found[0], "not finite")),
             rejection_to_pb,

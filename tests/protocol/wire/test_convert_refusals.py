@@ -278,7 +278,11 @@ def test_a_manifest_out_of_canonical_order_is_refused() -> None:
     ]
     good = pb.DecisionReply(stage=1, round=2, committed=True, entries=entries)
     DECISION.from_pb(good)
+    result = pb.CommittedResult(sha256="0" * 64, nbytes=1, holders=["h"])
+    DECISION.from_pb(pb.DecisionReply(stage=1, round=2, committed=True, entries=entries, result=result))
     for bad in (
+        pb.DecisionReply(stage=1, round=2, result=result),
+        pb.DecisionReply(stage=1, round=2, committed=True, entries=entries, result=pb.CommittedResult()),
         pb.DecisionReply(stage=1, round=2, committed=True, entries=entries[::-1]),
         pb.DecisionReply(stage=1, round=2, committed=True, entries=[entries[0]] * 2),
         pb.DecisionReply(stage=0, round=2, committed=True, entries=entries),

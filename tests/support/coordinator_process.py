@@ -18,7 +18,7 @@ from coordinator import app
 from coordinator.api.dial_back import DialBack
 from coordinator.api.public_ports import ListenAddresses, RelayOptions
 from coordinator.authority import CERTIFICATE_SECONDS, Authority, open_authority
-from protocol.errors import HetnodeError
+from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.spec.run import RunSpec
@@ -158,11 +158,22 @@ class Running:
         return reply
 
     async def settle(self, stage: int, round_number: int, *peers: Keyed) -> list[pb.DecisionReply]:
-        await asyncio.gather(*(self.match(peer, stage, round_number) for peer in peers))
+        await asyncio.gather(*(self._offer(peer, stage, round_number) for peer in peers))
         decisions = await asyncio.gather(*(self.report(peer, stage, round_number, *peers) for peer in peers))
         for peer in peers:
             assert (await self.attest(peer, stage, round_number)).agrees
         return decisions
+
+    async def _offer(self, peer: Keyed, stage: int, round_number: int) -> None:
+        """Again while it is too early, as a node does: peers that train nothing differ in their speed."""
+        while True:
+            try:
+                await self.match(peer, stage, round_number)
+                return
+            except grpc.aio.AioRpcError as error:
+                refusal = error_from_rpc(error)
+                if refusal is None or refusal.code is not ErrorCode.OFFER_TOO_EARLY:
+                    raise
 
     async def stop(self) -> None:
         self.task.cancel()

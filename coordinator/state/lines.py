@@ -49,7 +49,7 @@ def uplink_of(state: State, peer: PeerId) -> float:
 
 
 def lines_of(state: State, descriptors: Sequence[PayloadDescriptor]) -> tuple[MemberLine, ...]:
-    """The line of the owner of each payload; empty where no uplink is known.
+    """The line of the owner of each payload; empty where no uplink is known, if the run gathers.
 
     A peer that hosts several stages exchanges their payloads at the same time, so each stage gets its part.
     """
@@ -67,4 +67,6 @@ def lines_of(state: State, descriptors: Sequence[PayloadDescriptor]) -> tuple[Me
                 peer.reachability is Reachability.OPEN,
             )
         )
-    return tuple(lines) if any(line.uplink for line in lines) else ()
+    # Reducers must be dialled, whatever is known of their uplinks.
+    tells = state.spec.outer.exchange == "reduced" or any(line.uplink for line in lines)
+    return tuple(lines) if tells else ()

@@ -29,8 +29,9 @@ from hivemind.utils.asyncio import attach_event_on_finished
 from node.hive.part_reducer import PartContainer, PartReducer, ReducedPart, answer_nbytes
 from node.transport.line import UNLIMITED, Line
 from node.transport.transfer import chunk_bytes, linger
-from protocol.algorithm.partition import PartRange, partition
+from protocol.algorithm.partition import PartRange, partition, reducer_shares
 from protocol.errors import HetnodeError
+from protocol.types import ExchangeGroup
 from protocol.wire.payload_codec import decode
 from protocol.wire.reduction import Reducer, ReductionLayout, cut_payload, decode_part, join_parts
 
@@ -52,6 +53,23 @@ class PartPlan:
     weights: tuple[float, ...]
     ranges: tuple[PartRange, ...]
 
+    @classmethod
+    def of_group(cls, layout: ReductionLayout, group: ExchangeGroup) -> PartPlan:
+        """The plan that all members make of the same group of the coordinator.
+
+        Members that others cannot dial reduce nothing. If no uplink is known, all others reduce equal parts.
+
+        Raises ValueError if there is no such member, or an owner is not a peer id.
+        """
+        owners = [descriptor.owner for descriptor in group.descriptors]
+        is_open = [line.is_open for line in group.lines] or [True] * len(owners)
+        uplinks = [line.uplink * line.is_open for line in group.lines]
+        weights = tuple(descriptor.weight for descriptor in group.descriptors)
+        ratio = max(1.0, layout.result.nbytes / layout.payload.nbytes)
+        shares = reducer_shares(uplinks if any(uplinks) else list(map(int, is_open)), ratio)
+        ranges = tuple(partition(layout.chunks.total, shares))
+        return cls(layout, tuple(map(PeerID.from_base58, owners)), weights, ranges)
+
     @cached_property
     def parts(self) -> tuple[tuple[PartRange, ...], ...]:
         """By member: its range in parts of about one message each; hivemind reduces one after the other."""
@@ -60,6 +78,19 @@ class PartPlan:
     @property
     def all_parts(self) -> list[PartRange]:
         return [part for of_one in self.parts for part in of_one]
+
+    def traffic(self, position: int) -> tuple[int, int]:
+        """Bytes that a member sends and receives in a round: parts, and answers, without libp2p's own."""
+        others, sent, received = len(self.members) - 1, 0, 0
+        for reducer, parts in enumerate(self.parts):
+            out = sum(self.layout.part_sent(part).nbytes for part in parts)
+            back = sum(self._answer_nbytes(part) for part in parts)
+            sent += others * back if reducer == position else out
+            received += others * out if reducer == position else back
+        return sent, received
+
+    def _answer_nbytes(self, part: PartRange) -> int:
+        return answer_nbytes(len(self.members), self.layout.part_reduced(part).nbytes)
 
     def _parts_of(self, whole: PartRange) -> list[PartRange]:
         if not len(whole):
@@ -194,6 +225,7 @@ class PartExchange(AllReduceRunner):  # type: ignore[misc]  # hivemind has no ty
                     message = await anext(stream)
                 except StopAsyncIteration:
                     raise AllreduceException("it has ended the stream") from None
+                await self._line.down.take(len(message.tensor_part.buffer))
                 yield await asyncio.to_thread(self._answer, part, message)
 
     async def _generate_input_for_peer(self, peer_index: int) -> AsyncIterator[AveragingData]:
@@ -264,6 +296,7 @@ class PartExchange(AllReduceRunner):  # type: ignore[misc]  # hivemind has no ty
             async for message in stream:
                 if number == len(self._own_parts):
                     raise AllreduceException(f"more than {number} parts")
+                await self._line.down.take(len(message.tensor_part.buffer))
                 self.tensor_part_reducer.add(
                     sender_index, await asyncio.to_thread(self._part, number, message)
                 )

@@ -24,14 +24,47 @@ class PartRange:
         return self.last_chunk - self.first_chunk
 
 
-def partition(chunks: int, fractions: Sequence[float]) -> list[PartRange]:
+def reducer_shares(uplinks: Sequence[int], ratio: float = 1.0) -> list[Fraction]:
+    """The part of a stage that each member reduces, so that the slowest upload ends as early as possible.
+
+    Of R members with a payload of 1 each, member i with the share w_i uploads the rest of its own payload and
+    the sums for the others:
+
+        1 - w_i + (R - 1) ratio w_i
+
+    For ratio 1 this is what hivemind's load balancing minimizes (load_balance_peers). That solves a linear
+    program; this is its solution in exact numbers, so that all members find the same shares by themselves.
+
+    Args:
+        uplinks: of each member, in any unit; 0 for one that reduces nothing.
+        ratio: bytes of a result for each byte of a payload, at least 1.
+
+    Raises:
+        ValueError: no uplink is positive, or one is negative, or the ratio is below 1.
+    """
+    if not any(uplinks) or min(uplinks) < 0 or not ratio >= 1:
+        raise ValueError(f"no shares for the uplinks {list(uplinks)} and a ratio of {ratio:g}")
+    # An upload of 1 + slope w_i takes `time` with the share (time * uplink_i - 1) / slope.
+    slope = (len(uplinks) - 1) * Fraction(ratio) - 1
+    if slope <= 0:  # one member, or two for which all shares take the same time
+        return [Fraction(uplink, sum(uplinks)) for uplink in uplinks]
+    time, reached = Fraction(0), 0
+    for count, uplink in enumerate(sorted(filter(None, uplinks), reverse=True), 1):
+        if count > 1 and time * uplink <= 1:
+            break  # its own payload alone takes as long
+        reached += uplink
+        time = (slope + count) / reached
+    return [max(Fraction(0), (time * uplink - 1) / slope) for uplink in uplinks]
+
+
+def partition(chunks: int, fractions: Sequence[float | Fraction]) -> list[PartRange]:
     """Cut `chunks` into one contiguous part for each reducer, in the order given.
 
     Exact arithmetic: the same fractions give the same parts on every machine. A fraction of 0 gives an empty
     part: such a member reduces nothing.
 
     Args:
-        fractions: share of each reducer in any unit, such as the part sizes of hivemind's load balancing.
+        fractions: share of each reducer in any unit, as of :func:`reducer_shares`.
 
     Raises:
         ValueError: a fraction is negative or not finite, or none is positive.

@@ -11,6 +11,7 @@ import torch
 from hivemind.p2p import P2P
 
 from node.hive.part_exchange import PartExchange, PartPlan, Reduction, own_reducers
+from node.transport.line import UNLIMITED, Line
 from protocol.algorithm.partition import partition
 from protocol.algorithm.topk import sparsify
 from protocol.spec.outer import OuterSpec
@@ -52,14 +53,21 @@ class PartGroup:
     def plan(self, fractions: Sequence[float] = (1, 1, 1, 1)) -> PartPlan:
         return plan_of(self.peers, fractions)
 
-    def members(self, plan: PartPlan, seconds: float, *kinds: type[PartExchange]) -> list[PartExchange]:
+    def members(
+        self,
+        plan: PartPlan,
+        seconds: float,
+        *kinds: type[PartExchange],
+        lines: Sequence[Line] = (UNLIMITED,) * 4,
+    ) -> list[PartExchange]:
         """The first members of the group, of these kinds; without kinds all members of the usual one."""
         found = []
         for position, kind in enumerate(kinds or [PartExchange] * len(self.peers)):
             kind.__name__ = PartExchange.__name__  # hivemind names remote calls after the class
             network = self.peers[position], PartExchange, plan_prefix(plan), GROUP
             reducers = own_reducers(plan, position)
-            found.append(kind(*network, plan, self.payloads[position], reducers, seconds))
+            about = plan, self.payloads[position], reducers, seconds
+            found.append(kind(*network, *about, lines[position]))
         return found
 
     async def run(self, members: Sequence[PartExchange], plan: PartPlan) -> list[Reduction]:

@@ -38,6 +38,12 @@ def decision(run: Run) -> Decision:
     return run.state.decisions[0, 1]
 
 
+def test_the_group_knows_who_can_reduce_although_no_uplink_is_measured(run: Run) -> None:
+    group = run.state.round_of(0, 1).group
+    assert group is not None
+    assert len(group.lines) == len(PEERS)
+
+
 def test_the_result_that_all_hold_is_committed_with_all_payloads(run: Run) -> None:
     for peer in PEERS:
         report(run, peer, ONE)

@@ -10,12 +10,16 @@ import pytest_asyncio
 from hivemind.p2p import P2P, P2PContext
 from hivemind.proto.averaging_pb2 import PROTOCOL_VIOLATION, AveragingData
 
-from node.hive.part_exchange import PartExchange, Reduction
+from node.hive.part_exchange import PartExchange, PartPlan, Reduction
 from node.hive.part_reducer import ReducedPart
-from tests.support.part_group import GROUP, PartGroup, open_group, plan_prefix
+from node.transport.line import Line
+from protocol.types import ExchangeGroup, MemberLine
+from tests.builders import keyed, spec_of
+from tests.support.part_group import GROUP, LAYOUT, PartGroup, open_group, plan_prefix
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PATIENT, BRIEF = 60.0, 6.0
+SPEC = spec_of(outer__exchange="reduced")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -61,6 +65,14 @@ async def test_a_part_that_is_not_valid_counts_nowhere_and_those_before_it_do(gr
     for each in found[:3]:
         assert each.uncounted(plan.members[3]) == plan.parts[0][1:]
         assert each.uncounted(plan.members[2]) == ()
+
+
+async def test_members_send_what_the_plan_accounts_for(group: PartGroup) -> None:
+    plan = group.plan((2, 1, 1, 0))
+    lines = [Line() for _ in plan.members]
+    await group.run(group.members(plan, PATIENT, lines=lines), plan)
+    passed = [(line.up.passed, line.down.passed) for line in lines]
+    assert passed == [plan.traffic(position) for position in range(4)]
 
 
 async def test_what_a_sender_says_of_its_weight_does_not_count(group: PartGroup) -> None:
@@ -156,3 +168,29 @@ async def test_an_answer_counts_members_of_the_group_alone(data: bytes) -> None:
     with pytest.raises(ValueError, match="members"):
         ReducedPart.from_bytes(data, 4)
     assert ReducedPart.from_bytes(ReducedPart((0, 9), b"x").to_bytes(12), 12) == ReducedPart((0, 9), b"x")
+
+
+@pytest.mark.parametrize(
+    ("lines", "reduces"),
+    [
+        ((), [True] * 4),
+        ((MemberLine(0, 0, True), MemberLine(0, 0, True), MemberLine(9, 9, False)), [True, True, False]),
+        ((MemberLine(100, 9, True), MemberLine(0, 9, True), MemberLine(99, 9, False)), [True, False, False]),
+    ],
+)
+async def test_members_make_the_plan_from_the_lines_of_their_group(
+    lines: tuple[MemberLine, ...], reduces: list[bool]
+) -> None:
+    count = len(lines) or 4
+    payloads = sorted((keyed(number).payload(SPEC, 0, 1) for number in range(count)), key=lambda d: d.owner)
+    plan = PartPlan.of_group(LAYOUT, ExchangeGroup("g", tuple(payloads), 1.0, lines))
+    assert [member.to_base58() for member in plan.members] == [each.owner for each in payloads]
+    assert plan.weights == (1.0,) * count
+    assert [len(each) > 0 for each in plan.ranges] == reduces
+    assert [part.last_chunk for part in plan.all_parts][-1] == LAYOUT.chunks.total
+
+
+async def test_a_group_that_no_one_can_dial_has_no_plan() -> None:
+    group = ExchangeGroup("g", (keyed(0).payload(SPEC, 0, 1),), 1.0, (MemberLine(9, 9, False),))
+    with pytest.raises(ValueError, match="no shares"):
+        PartPlan.of_group(LAYOUT, group)

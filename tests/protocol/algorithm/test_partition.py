@@ -1,0 +1,63 @@
+"""Shares of reducers: the slowest upload ends as early as with hivemind's load balancing."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hivemind.averaging.load_balancing import load_balance_peers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.algorithm.partition import partition, reducer_shares
+
+UPLINKS = st.lists(st.sampled_from([0, 1, 3, 10, 100, 1414, 1 << 40]), min_size=1, max_size=9).filter(any)
+ELEMENTS = 10_000_000
+
+
+def slowest(uplinks: list[int], shares: list[float], ratio: float) -> float:
+    """The longest upload of a member that has an uplink."""
+    pairs = [(uplink, share) for uplink, share in zip(uplinks, shares, strict=True) if uplink]
+    return max((1 - share + (len(uplinks) - 1) * ratio * share) / uplink for uplink, share in pairs)
+
+
+@given(UPLINKS, st.sampled_from([1.0, 1.5, 4.0]))
+def test_shares_are_exact_and_members_without_an_uplink_have_none(uplinks: list[int], ratio: float) -> None:
+    shares = reducer_shares(uplinks, ratio)
+    assert sum(shares) == 1
+    assert all(share >= 0 for share in shares)
+    assert all(share == 0 for uplink, share in zip(uplinks, shares, strict=True) if not uplink)
+    ranges = partition(1000, shares)
+    assert ranges[-1].last_chunk == 1000
+    assert sum(map(len, ranges)) == 1000
+
+
+@pytest.mark.filterwarnings("ignore")  # of scipy, about hivemind's way to call it
+@settings(deadline=None)
+@given(st.lists(st.sampled_from([0, 1, 3, 10, 100]), min_size=3, max_size=9).filter(any))
+def test_no_upload_takes_longer_than_by_hiveminds_load_balancing(uplinks: list[int]) -> None:
+    of_hivemind = [
+        part / ELEMENTS for part in load_balance_peers(ELEMENTS, [float(each) for each in uplinks])
+    ]
+    ours = slowest(uplinks, list(map(float, reducer_shares(uplinks))), 1.0)
+    assert ours <= slowest(uplinks, of_hivemind, 1.0) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("uplinks", "ratio", "shares"),
+    [
+        ([5], 4.0, ["1"]),
+        ([7, 7], 1.0, ["1/2", "1/2"]),
+        ([7, 7, 7, 0], 4.0, ["1/3", "1/3", "1/3", "0"]),
+        # The slow one would be late with any share.
+        ([1, 100, 100], 1.0, ["0", "1/2", "1/2"]),
+    ],
+)
+def test_equal_uplinks_reduce_equal_parts(uplinks: list[int], ratio: float, shares: list[str]) -> None:
+    assert reducer_shares(uplinks, ratio) == list(map(Fraction, shares))
+
+
+@pytest.mark.parametrize(("uplinks", "ratio"), [([0, 0], 1.0), ([], 1.0), ([-1, 2], 1.0), ([1, 1], 0.5)])
+def test_shares_need_an_uplink(uplinks: list[int], ratio: float) -> None:
+    with pytest.raises(ValueError, match="no shares"):
+        reducer_shares(uplinks, ratio)

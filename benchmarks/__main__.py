@@ -33,6 +33,7 @@ PARTS = (
     "overlap",
     "history",
     "rules",
+    "simulation",
     "coordinator",
 )
 """Modules of this package with a function ``table(quick) -> Table``, which may raise NotHere."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -34,6 +35,10 @@ def payload_bytes(spec: RunSpec) -> list[int]:
     ]
 
 
+_GATHER_MARGIN = 1.5
+"""Real lines take a fifth more than their rates say (docs/planning.md), and peers differ."""
+
+
 def plan_view(spec: RunSpec, proposal: Proposal, found: Forecast) -> RenderableType:
     """Replicas, peers and totals, for people."""
     facts = Table.grid(padding=(0, 2))
@@ -59,6 +64,7 @@ def plan_json(spec: RunSpec, proposal: Proposal, found: Forecast) -> dict[str, A
         "hidden_seconds": found.hidden_seconds,
         "utilization": found.utilization,
         "bottleneck": found.bottleneck,
+        "warnings": warnings_of(spec, found),
         "replicas": [
             {
                 "index": each.replica.index,
@@ -103,7 +109,21 @@ def _facts(spec: RunSpec, proposal: Proposal, found: Forecast) -> dict[str, str]
         ),
         "computing": f"{found.utilization:.1%} of a round, mean over members",
         "bottleneck": found.bottleneck,
+        **({"warning": "; ".join(warnings)} if (warnings := warnings_of(spec, found)) else {}),
     }
+
+
+def warnings_of(spec: RunSpec, found: Forecast) -> list[str]:
+    """What would keep such a run from committing rounds, and what to do; empty where nothing would."""
+    allowed = spec.timing.fetch
+    if found.gather_seconds <= allowed:
+        return []
+    least = math.ceil(_GATHER_MARGIN * found.gather_seconds)
+    return [
+        f"gathering payloads takes {found.gather_seconds:,.1f} s and timing.fetch allows {allowed:g} s: "
+        "rounds would lack payloads or be aborted. "
+        f"Set timing.fetch to {least} or more, and timing.decide above it"
+    ]
 
 
 def _replicas(spec: RunSpec, found: Forecast) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,20 @@ def test_the_same_as_json() -> None:
     assert members[-1]["stages"][1] == 4
     assert all(0 < each["utilization_in_round"] <= each["utilization_in_step"] <= 1 for each in members)
     assert all(each["bytes_sent_per_day"] > 0 for each in members)
+
+
+def test_lines_that_are_too_slow_for_the_time_to_gather_give_a_warning(tmp_path: Path) -> None:
+    options = ("--stage-peers", "4", "--pipelines", "1", "--replicas", "60", "--bandwidth", "2", "--json")
+    (warning,) = json.loads(plan("--preset", "178m", *options).output)["warnings"]
+    found = re.search(
+        r"takes ([\d,.]+) s and timing.fetch allows 120 s: .*Set timing.fetch to (\d+)", warning
+    )
+    assert found is not None
+    taken, least = (float(each.replace(",", "")) for each in found.groups())
+    assert least > taken > 120
+    file = tmp_path / "run.toml"
+    file.write_text(f'preset = "178m"\n[timing]\nfetch = {least}\ndecide = {2 * least}\n')
+    assert json.loads(plan("--config", str(file), *options).output)["warnings"] == []
 
 
 def test_an_option_before_a_figure_is_refused_and_not_ignored(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from node.ipc.worker_calls import Connect, KeepTraining
 from node.net.membership import Assignment, RunView
 from node.train.cancellation import LeaveRequested, cancel_when, cancel_when_failed, cancel_when_leaving
 from node.train.inner_phase import InnerLoop, empty_measurement
+from node.train.measurements import Measurements
 from node.train.outer_exchange import OuterExchange, Overlap, RoundOutcome
 from node.train.pipeline import Pipeline
 from node.train.replica_links import have_same_links, open_links
@@ -60,6 +61,7 @@ class ReplicaSession:
         self.assignment = assignment
         self._spec, self._services, self._exchange = services.spec, services, exchange
         self._leaving, self._after_round = leaving, after_round
+        self._measurements = Measurements(self._tell)
         self._last: int | None = None  # the round after which this node leaves
 
     async def run(self) -> None:
@@ -70,6 +72,7 @@ class ReplicaSession:
         spec, assignment, peer = self._spec, self.assignment, self._services.identity.peer
         first = self._exchange.position + 1
         async with AsyncExitStack() as stack:
+            stack.callback(self._measurements.drop)
             opening, waits = (
                 open_links(self._services, assignment, first, stack),
                 self._services.figures.waits,
@@ -109,6 +112,7 @@ class ReplicaSession:
                     return
                 await self._adopt(Assignment(plan, replica, assignment.position), pipeline)
             await pipeline.part()
+            await self._measurements.told()
         await self._exchange.attestations.told()
 
     async def _until_not_held(self, round_number: int) -> bool:
@@ -295,13 +299,17 @@ class ReplicaSession:
         return steps
 
     async def _measure(self, measured: Measurement) -> None:
-        """Tell the coordinator. A lost measurement does not stop the training."""
+        """Note and tell what was measured."""
         self._services.figures.measured(measured)
+        await self._measurements.tell(measured)
+        result = f"validation loss {measured.validation_loss:.4f}" if measured.complete else "done"
+        log.info("round %d of %d: %s", measured.round_number, self._spec.rounds, result)
+
+    async def _tell(self, measured: Measurement) -> None:
+        """Tell the coordinator. A lost measurement does not stop the training."""
         try:
             await self._services.coordinator.measure(measured)
         except HetnodeError as error:
             if error.code not in (ErrorCode.COORDINATOR_UNREACHABLE, ErrorCode.BAD_REQUEST):
                 raise
             log.warning("a measurement of round %d is lost: %s", measured.round_number, error)
-        result = f"validation loss {measured.validation_loss:.4f}" if measured.complete else "done"
-        log.info("round %d of %d: %s", measured.round_number, self._spec.rounds, result)

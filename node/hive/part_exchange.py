@@ -255,6 +255,7 @@ class PartExchange(AllReduceRunner):  # type: ignore[misc]  # hivemind has no ty
         # A second stream would count a sender twice, and hivemind raises on a peer that is not in the group.
         if sender not in self.sender_peer_ids or sender in self._streams or not self._own_parts:
             yield AveragingData(code=PROTOCOL_VIOLATION)
+            await linger()  # else the refusal may be lost
             return
         self._streams.add(sender)
         async for message in super().rpc_aggregate_part(stream, context):

@@ -12,6 +12,7 @@ Each member sends to every reducer its parts, and gets the reduced parts back on
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -30,8 +31,8 @@ from node.hive.part_reducer import PartContainer, PartReducer, ReducedPart, answ
 from node.transport.line import UNLIMITED, Line
 from node.transport.transfer import chunk_bytes, linger
 from protocol.algorithm.partition import PartRange, partition, reducer_shares
-from protocol.errors import HetnodeError
-from protocol.types import ExchangeGroup
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.types import ExchangeGroup, PeerId, ResultClaim
 from protocol.wire.payload_codec import decode
 from protocol.wire.reduction import Reducer, ReductionLayout, cut_payload, decode_part, join_parts
 
@@ -84,13 +85,25 @@ class PartPlan:
         others, sent, received = len(self.members) - 1, 0, 0
         for reducer, parts in enumerate(self.parts):
             out = sum(self.layout.part_sent(part).nbytes for part in parts)
-            back = sum(self._answer_nbytes(part) for part in parts)
+            back = sum(self.answer_nbytes(part) for part in parts)
             sent += others * back if reducer == position else out
             received += others * out if reducer == position else back
         return sent, received
 
-    def _answer_nbytes(self, part: PartRange) -> int:
+    def answer_nbytes(self, part: PartRange) -> int:
+        """Length of every answer of the reducer of `part`."""
         return answer_nbytes(len(self.members), self.layout.part_reduced(part).nbytes)
+
+    def read_answer(self, part: PartRange, data: bytes) -> ReducedPart:
+        """Raises HetnodeError PAYLOAD_CORRUPT for what no reducer of `part` answers."""
+        if len(data) != (nbytes := self.answer_nbytes(part)):
+            raise _corrupt(f"It has {len(data)} bytes for a part of {nbytes}.")
+        try:
+            reduced = ReducedPart.from_bytes(data, len(self.members))
+        except ValueError as error:
+            raise _corrupt(f"{error}.") from None
+        decode(self.layout.part_reduced(part), reduced.data)
+        return reduced
 
     def _parts_of(self, whole: PartRange) -> list[PartRange]:
         if not len(whole):
@@ -117,6 +130,35 @@ class Reduction:
         if len(found) < len(self.parts):
             return None
         return join_parts(self.plan.layout, found, self.plan.all_parts)
+
+    def to_bytes(self) -> bytes | None:
+        """What members serve and hash: the answers for all parts, in order; None if one is missing.
+
+        Its hash covers who is in which sum, because error feedback depends on that, too.
+        """
+        found = [part.to_bytes(len(self.plan.members)) for part in self.parts if part is not None]
+        return None if len(found) < len(self.parts) else b"".join(found)
+
+    @classmethod
+    def from_bytes(cls, plan: PartPlan, data: bytes) -> Reduction:
+        """What another member has served. Raises HetnodeError PAYLOAD_CORRUPT for what no member can have."""
+        nbytes = [plan.answer_nbytes(part) for part in plan.all_parts]
+        if len(data) != sum(nbytes):
+            raise _corrupt(f"It has {len(data)} bytes instead of {sum(nbytes)}.")
+        parts, start = [], 0
+        for part, size in zip(plan.all_parts, nbytes, strict=True):
+            parts.append(plan.read_answer(part, data[start : start + size]))
+            start += size
+        return cls(plan, tuple(parts))
+
+    def claim(self) -> ResultClaim | None:
+        """What this member tells the coordinator; None if a part is missing."""
+        if (data := self.to_bytes()) is None:
+            return None
+        counted = {position for part in self.parts if part is not None for position in part.senders}
+        left_out = (each for position, each in enumerate(self.plan.members) if position not in counted)
+        without = tuple(PeerId(each.to_base58()) for each in left_out)
+        return ResultClaim(hashlib.sha256(data).hexdigest(), len(data), without)
 
     def uncounted(self, member: PeerID) -> tuple[PartRange, ...]:
         """The parts of the payload of `member` that reducers say they have not counted."""
@@ -234,16 +276,10 @@ class PartExchange(AllReduceRunner):  # type: ignore[misc]  # hivemind has no ty
             yield message
 
     def _answer(self, part: PartRange, message: AveragingData) -> ReducedPart:
-        """Raises AllreduceException, ValueError or HetnodeError PAYLOAD_CORRUPT if it is not valid."""
+        """Raises AllreduceException or HetnodeError PAYLOAD_CORRUPT if it is not valid."""
         if message.code != AVERAGED_PART:
             raise AllreduceException(f"it answered {MessageCode.Name(message.code)}")
-        layout, data = self._plan.layout.part_reduced(part), message.tensor_part.buffer
-        expected = answer_nbytes(self.group_size, layout.nbytes)
-        if len(data) != expected:
-            raise AllreduceException(f"it sent {len(data)} bytes for a part of {expected}")
-        reduced = ReducedPart.from_bytes(data, self.group_size)
-        decode(layout, reduced.data)
-        return reduced
+        return self._plan.read_answer(part, message.tensor_part.buffer)
 
     # Answers to the calls of other members
 
@@ -324,3 +360,8 @@ class PartExchange(AllReduceRunner):  # type: ignore[misc]  # hivemind has no ty
 def own_reducers(plan: PartPlan, position: int) -> list[Reducer]:
     """New reducers, without residuals, for the parts of one member."""
     return [Reducer(plan.layout, part) for part in plan.parts[position]]
+
+
+def _corrupt(cause: str) -> HetnodeError:
+    remedy = "It is not applied. The other member must run the same version and specification."
+    return HetnodeError(ErrorCode.PAYLOAD_CORRUPT, f"A result cannot be used. {cause}", remedy)

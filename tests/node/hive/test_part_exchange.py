@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind knows only typing's in rpc signatures
 
 import pytest
@@ -13,9 +14,11 @@ from hivemind.proto.averaging_pb2 import PROTOCOL_VIOLATION, AveragingData
 from node.hive.part_exchange import PartExchange, PartPlan, Reduction
 from node.hive.part_reducer import ReducedPart
 from node.transport.line import Line
-from protocol.types import ExchangeGroup, MemberLine
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.types import ExchangeGroup, MemberLine, ResultClaim
+from protocol.wire.reduction import Reducer, cut_payload
 from tests.builders import keyed, spec_of
-from tests.support.part_group import GROUP, LAYOUT, PartGroup, open_group, plan_prefix
+from tests.support.part_group import GROUP, LAYOUT, PartGroup, open_group, payload_of, plan_prefix
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PATIENT, BRIEF = 60.0, 6.0
@@ -43,6 +46,11 @@ async def test_all_members_get_the_sum_of_all_in_canonical_order(
     found = await group.run(group.members(plan, PATIENT), plan)
     assert [each.result for each in found] == [group.expected(plan, range(4))] * 4
     assert all(each.uncounted(member) == () for each in found for member in plan.members)
+    data = found[0].to_bytes()
+    assert data is not None
+    assert Reduction.from_bytes(plan, data) == found[0], "a member that lacks parts fetches these bytes"
+    digest = hashlib.sha256(data).hexdigest()
+    assert [each.claim() for each in found] == [ResultClaim(digest, len(data))] * 4
 
 
 async def test_a_part_that_is_not_valid_counts_nowhere_and_those_before_it_do(group: PartGroup) -> None:
@@ -93,6 +101,10 @@ async def test_a_silent_sender_is_left_out_after_half_of_the_time(group: PartGro
     found = await group.run(group.members(plan, BRIEF, *kinds), plan)
     assert [each.result for each in found] == [group.expected(plan, range(3))] * 3 + [None]
     assert found[0].uncounted(plan.members[3]) == tuple(plan.all_parts)
+    claims = [each.claim() for each in found]
+    assert claims[0] is not None
+    assert claims[0].without == (plan.members[3].to_base58(),)
+    assert claims == [claims[0]] * 3 + [None]
 
 
 async def test_without_one_reducer_only_its_parts_are_missing(group: PartGroup) -> None:
@@ -194,3 +206,25 @@ async def test_a_group_that_no_one_can_dial_has_no_plan() -> None:
     group = ExchangeGroup("g", (keyed(0).payload(SPEC, 0, 1),), 1.0, (MemberLine(9, 9, False),))
     with pytest.raises(ValueError, match="no shares"):
         PartPlan.of_group(LAYOUT, group)
+
+
+async def test_a_result_that_no_member_can_have_is_refused() -> None:
+    payloads = sorted((keyed(number).payload(SPEC, 0, 1) for number in range(2)), key=lambda d: d.owner)
+    plan = PartPlan.of_group(LAYOUT, ExchangeGroup("g", tuple(payloads)))
+    reduced = [
+        ReducedPart((0, 1), Reducer(LAYOUT, part).reduce(cut_payload(LAYOUT, payload_of(0), [part]), [1.0]))
+        for part in plan.all_parts
+    ]
+    good = b"".join(part.to_bytes(2) for part in reduced)
+    assert Reduction.from_bytes(plan, good).parts == tuple(reduced)
+    for bad in (
+        b"",
+        good[:-1],
+        good + b"x",
+        b"\0" + good[1:],
+        b"\4" + good[1:],
+        good[:1] + bytes(len(good) - 1),
+    ):
+        with pytest.raises(HetnodeError) as refusal:
+            Reduction.from_bytes(plan, bad)
+        assert refusal.value.code is ErrorCode.PAYLOAD_CORRUPT

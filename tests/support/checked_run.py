@@ -6,6 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from coordinator.incident.invariants import Invariants
 from coordinator.state.events import Event, PlanAdopted, RoundAborted, RoundCommitted
+from coordinator.state.state import KEPT_DECISIONS
 from protocol.spec.run import RunSpec
 from protocol.types import Decision
 from tests.builders import keyed
@@ -48,7 +49,12 @@ class CheckedMachine(RuleBasedStateMachine):
         found = [e.decision for e in self.run.events if isinstance(e, RoundCommitted | RoundAborted)]
         by_key = {(decision.stage, decision.round_number): decision for decision in found}
         assert len(by_key) == len(found)
-        assert by_key == self.run.state.decisions
+        state = self.run.state
+        assert len(by_key) == state.decided
+        assert all(state.is_decided(*key) for key in by_key)
+        assert all(by_key[key] == decision for key, decision in state.decisions.items())
+        oldest = state.current_round - KEPT_DECISIONS
+        assert {key for key in by_key if key[1] >= oldest} <= state.decisions.keys()
         assert all(by_key[key] == decision for key, decision in self.decisions.items())
         self.decisions = by_key
 

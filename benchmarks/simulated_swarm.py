@@ -21,7 +21,7 @@ from benchmarks.rules import Rules
 from benchmarks.simulated_lines import embedding_seconds, gather_seconds
 from coordinator.placement.cost_model import Survey, chain_costs
 from coordinator.placement.schedule import step_time
-from coordinator.rounds.deadlines import closes_at, decide_seconds
+from coordinator.rounds.deadlines import ClosingTime, decide_seconds
 from coordinator.state import commands, events
 from coordinator.state.events import Event
 from coordinator.state.state import State
@@ -124,6 +124,7 @@ class SimulatedSwarm:
         self._phases: dict[int, Phase] = {}
         self._news: list[Event] = []
         self._step_time = cache(step_time)
+        self._closing_time = ClosingTime()
 
     @property
     def digest(self) -> str:
@@ -244,7 +245,7 @@ class SimulatedSwarm:
 
     def _shorten_phases(self) -> None:
         """End the phases early that would end after their round closes, as nodes do that are told so."""
-        closing = closes_at(self.state)
+        closing = self._closing_time.of(self.state)
         if closing is None:
             return
         if closing > self.now:
@@ -261,7 +262,7 @@ class SimulatedSwarm:
                 self.at(end, partial(self._finish, phase, phase.version))
 
     def _look_at_deadline(self) -> None:
-        closing = closes_at(self.state)
+        closing = self._closing_time.of(self.state)
         if closing is not None and closing <= self.now:
             self._tell_time()
 

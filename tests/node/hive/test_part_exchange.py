@@ -21,7 +21,7 @@ from tests.builders import keyed, spec_of
 from tests.support.part_group import GROUP, LAYOUT, PartGroup, open_group, payload_of, plan_prefix
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-PATIENT, BRIEF = 60.0, 6.0
+PATIENT, BRIEF = 60.0, 12.0
 SPEC = spec_of(outer__exchange="reduced")
 
 

@@ -16,10 +16,10 @@ CHUNK_BYTES = 4 << 20
 HASH_BYTES = 32
 
 
-def header_of(shapes: Mapping[str, Sequence[int]]) -> str:
-    """Names and shapes in one canonical text, whatever the order of `shapes`."""
+def header_of(shapes: Mapping[str, Sequence[int]], dtype: str = "f32") -> str:
+    """Names and shapes in one canonical text, whatever the order of `shapes`; `dtype` is that of all."""
     ordered = [[name, list(shapes[name])] for name in sorted(shapes)]
-    return json.dumps({"dtype": "f32", "tensors": ordered}, separators=(",", ":"))
+    return json.dumps({"dtype": dtype, "tensors": ordered}, separators=(",", ":"))
 
 
 def size_of(shapes: Mapping[str, Sequence[int]]) -> int:

@@ -1,0 +1,58 @@
+"""The bytes of a snapshot of the embedding, and the digest under which peers fetch it.
+
+The bytes are those of TE [V, d] in row-major order, bfloat16 little-endian. The digest covers them as that of
+an anchor covers an anchor (:mod:`protocol.algorithm.digest`), so that each chunk can be verified alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protocol.algorithm.digest import chunk_count, chunk_range, digest_of, header_of
+from protocol.algorithm.embedding_snapshot import BYTES_PER_VALUE
+from protocol.errors import ErrorCode, HetnodeError
+
+_NAME = "snapshot"
+
+
+def nbytes_of(vocabulary: int, width: int) -> int:
+    return BYTES_PER_VALUE * vocabulary * width
+
+
+def encode(snapshot_vd: Tensor) -> bytes:
+    """The bytes of a bfloat16 tensor [V, d] on the CPU."""
+    return snapshot_vd.contiguous().view(torch.int16).numpy().astype("<i2", copy=False).tobytes()
+
+
+def decode(data: bytes, vocabulary: int, width: int) -> Tensor:
+    """The snapshot [V, d], bfloat16, of what :func:`encode` returned.
+
+    Raises:
+        HetnodeError: PAYLOAD_CORRUPT where `data` has another length or a value that is not finite.
+    """
+    expected = nbytes_of(vocabulary, width)
+    if len(data) != expected:
+        raise _corrupt(f"has {len(data)} bytes instead of {expected}")
+    codes = np.frombuffer(data, "<i2").astype(np.int16).reshape(vocabulary, width)
+    snapshot_vd = torch.from_numpy(codes).view(torch.bfloat16)
+    if not bool(torch.isfinite(snapshot_vd).all()):
+        raise _corrupt("has values that are not finite")
+    return snapshot_vd
+
+
+def snapshot_digest(data: bytes, vocabulary: int, width: int) -> str:
+    """sha-256 (hex) over the header, with shape and dtype, and the hash of every chunk of `data`."""
+    view = memoryview(data)
+    ranges = (chunk_range(len(data), index) for index in range(chunk_count(len(data))))
+    hashes = [hashlib.sha256(view[each.start : each.stop]).digest() for each in ranges]
+    return digest_of(header_of({_NAME: (vocabulary, width)}, dtype="bf16"), hashes)
+
+
+def _corrupt(cause: str) -> HetnodeError:
+    return HetnodeError(
+        ErrorCode.PAYLOAD_CORRUPT, f"a snapshot of the embedding {cause}", "fetch it from another peer"
+    )

@@ -43,7 +43,7 @@ from protocol.spec.quantizers import LINK_QUANTIZERS
 from protocol.spec.run import RunSpec
 from protocol.trust import envelope, invite, receipt, tls
 from protocol.types import DType, ExchangeGroup, PayloadDescriptor, TensorHeader
-from protocol.wire import activation_codec, payload_codec, records, rpc_errors
+from protocol.wire import activation_codec, payload_codec, records, rpc_errors, snapshot_codec
 from protocol.wire.convert.fields import (
     banned_from_pb,
     endpoint_from_pb,
@@ -125,6 +125,17 @@ def _activation(dtype: str) -> Target:
         activation_codec.unpack_activation(headers, body, "x", shape, dtype)
 
     return Target(f"activation, {dtype}", decode, (bytes(whole), b"\x3f\x80" * 48))
+
+
+def _decode_snapshot(data: bytes) -> None:
+    """Decode `data`, and also with the length of a snapshot."""
+    size = snapshot_codec.nbytes_of(4, 8)
+    for candidate in (data, data[:size].ljust(size, b"\0")):
+        try:
+            snapshot_vd = snapshot_codec.decode(candidate, 4, 8)
+        except HetnodeError:
+            continue
+        assert snapshot_codec.encode(snapshot_vd) == candidate, "a snapshot has one form"
 
 
 def _decode_frame(data: bytes) -> None:
@@ -305,6 +316,7 @@ def _others() -> list[Target]:
     frame.id.kind = "forward"
     return [
         Target("frame and activation", _decode_frame, (frame.SerializeToString(),), pb.FrameHeader),
+        Target("snapshot of the embedding", _decode_snapshot, (b"\x80\x3f" * 32, b"\x80\x7f" * 32)),
         Target("token ids", _decode_ids, (bytes(16),)),
         Target("descriptor bytes", records.descriptor_from_bytes, (descriptor_of(1).SerializeToString(),)),
         Target("unsigned plan", lambda data: records.open_plan(data[64:], data[:64], run, PEER), (

@@ -7,6 +7,7 @@ import torch
 
 from protocol.algorithm.digest import CHUNK_BYTES
 from protocol.algorithm.embedding_snapshot import snapshot
+from protocol.algorithm.subspace import ReceivingEnd, orthonormal_basis
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.wire.snapshot_codec import decode, encode, nbytes_of, snapshot_digest
 
@@ -18,6 +19,16 @@ def test_a_snapshot_survives_its_bytes_in_every_bit() -> None:
     data = encode(taken_vd)
     assert len(data) == nbytes_of(7, 5)
     assert torch.equal(decode(data, 7, 5).view(torch.int16), taken_vd.view(torch.int16))
+
+
+@pytest.mark.parametrize("k", [0, 2])
+def test_links_derive_the_same_from_fetched_bytes_as_from_the_table_of_a_host(k: int) -> None:
+    table_vd = torch.randn(7, 4, generator=torch.Generator().manual_seed(1))
+    basis_dd = orthonormal_basis(4, seed=2)
+    fetched_vd = decode(encode(snapshot(table_vd)), 7, 4)
+    ids_bl, x_blk = torch.tensor([[0, 6, 3]]), torch.ones(1, 3, k or 4)
+    here, there = (ReceivingEnd(k, basis_dd, each) for each in (snapshot(table_vd), fetched_vd))
+    assert torch.equal(here.expand_forward(x_blk, ids_bl), there.expand_forward(x_blk, ids_bl))
 
 
 def test_the_bytes_are_little_endian_and_row_major_whatever_the_layout_in_memory() -> None:

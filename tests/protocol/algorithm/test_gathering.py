@@ -195,3 +195,12 @@ def test_one_very_slow_line_does_not_take_the_help_from_the_others() -> None:
     assert schedule is not None
     copies = dict(zip(schedule.members, schedule.copies, strict=True))
     assert all(copies[PeerId(f"{i}")] > 30 for i in range(8, 12))
+
+
+def test_a_helper_asks_no_substitute_before_the_owner() -> None:
+    lines = named(home(1000, 100), home(10, 1000), *[home(1000, 100)] * 3, home(100, 40), home(1000, 1000))
+    schedule, owner = Schedule("", lines), PeerId("1")
+    first, second, third = schedule.helpers(owner)[:3]
+    assert schedule.sources(owner, first) == (owner,)
+    assert schedule.sources(owner, second) == (first, owner)
+    assert len(schedule.sources(owner, third)) == 2, "helpers that ask substitutes could wait for each other"

@@ -186,6 +186,33 @@ def test_contributors_that_have_changed_widen_what_is_usual(is_changed: bool) ->
     assert bool(judge(rounds).alarm) is not is_changed
 
 
+@pytest.mark.parametrize("is_changed", [False, True], ids=["same", "changed"])
+def test_agreement_may_fall_further_among_other_contributors(is_changed: bool) -> None:
+    """To less than a quarter of what was usual, and to more than an eighth of it."""
+
+    def low(payload: PayloadFigures) -> PayloadFigures:
+        return replace(payload, cosine=0.17 * (payload.cosine or 0.0))
+
+    rounds = with_payloads(healthy(24), 21, low)
+    if is_changed:
+        others = frozenset(PeerId(f"other-{index}") for index in range(4))
+        rounds = [replace(each, contributors=others) if each.round_number >= 21 else each for each in rounds]
+    alarms = [each.alarm for each in judged(rounds) if "hardly agree" in (each.alarm or "")]
+    assert bool(alarms) is not is_changed
+
+
+@pytest.mark.parametrize("payloads", [2, 3])
+def test_a_norm_is_compared_with_those_of_two_others_at_least(payloads: int) -> None:
+    def large(payload: PayloadFigures) -> PayloadFigures:
+        return replace(payload, norm=1e6 * payload.norm) if payload.owner == PEERS[0] else payload
+
+    rounds = with_payloads(healthy(3), 3, large)
+    for gone in PEERS[payloads:]:
+        rounds = without_peer(rounds, 1, gone)
+    named = {peer for each in judge(rounds).findings for peer in each.peers if each.sign is Sign.NORM}
+    assert named == ({PEERS[0]} if payloads > 2 else set())
+
+
 def doubled(rounds: list[RoundFigures]) -> list[RoundFigures]:
     return [
         replace(each, losses={index: 2 * loss for index, loss in each.losses.items()})

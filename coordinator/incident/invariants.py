@@ -57,7 +57,7 @@ class Invariants:
         self._decisions: dict[tuple[int, int], Decision] = {}
         self._offered: dict[tuple[int, int], set[PayloadDescriptor]] = {}
         self._held: dict[tuple[int, int], dict[PeerId, frozenset[PeerId]]] = {}
-        self._unfounded: list[Decision] = []
+        self._unfounded: list[tuple[Decision, int]] = []
         self._plans: list[Plan] = []
         self._tiled, self._next_sample = 0, 0
 
@@ -95,8 +95,8 @@ class Invariants:
         banned = [peer for peer in state.banned if peer in state.peers and state.peers[peer].is_live]
         _require(not banned, f"the banned peers {banned} take part")
         _require(state.decided == len(self._decisions), "a decision was lost")
-        for decision in self._unfounded:
-            self._check_founded(state, decision)
+        for decision, need in self._unfounded:
+            self._check_founded(state, decision, need)
             self._check_rollback(state, decision.round_number)
         self._unfounded.clear()
         self._check_slots(state)
@@ -137,7 +137,8 @@ class Invariants:
         # Afterwards the state may have forgotten who was absent.
         self._check_more_than_half(before, decision)
         self._decisions[key] = decision
-        self._unfounded.append(decision)
+        complete = len(before.complete_replicas(decision.round_number))
+        self._unfounded.append((decision, max(1, min(2, complete))))
         oldest = decision.round_number - KEPT_ROUNDS
         self._offered = {each: found for each, found in self._offered.items() if each[1] >= oldest}
         self._held = {each: found for each, found in self._held.items() if each[1] >= oldest}
@@ -166,8 +167,8 @@ class Invariants:
         holding = sum(each.weight for each in group if each.owner in reporters)
         _require(2 * holding > sum(each.weight for each in group), f"{where}: a minority has decided")
 
-    def _check_founded(self, state: State, decision: Decision) -> None:
-        """Every payload that counts was offered, is on one anchor, and has enough holders."""
+    def _check_founded(self, state: State, decision: Decision, need: int) -> None:
+        """Every payload that counts was offered, is on one anchor, and has `need` holders."""
         where, key = _where(decision), (decision.stage, decision.round_number)
         _require(decision.committed == bool(decision.entries), f"{where}: committed without payloads")
         _require(bool(decision.reason), f"{where} has no reason")
@@ -178,7 +179,6 @@ class Invariants:
         if decision.result is not None:
             self._check_result(state, decision, decision.result)
             return
-        need = max(1, min(2, len(state.complete_replicas(decision.round_number))))
         contest = state.round_of(*key).contest
         for entry in decision.entries:
             owner, holders = entry.descriptor.owner, set(entry.holders)

@@ -38,6 +38,7 @@ from coordinator.state.commands import (
 from coordinator.state.event_codec import decode, encode
 from coordinator.state.events import PayloadWithheld, PeerSeen
 from coordinator.state.state import State
+from coordinator.state.state_snapshot import StateSnapshot, read_snapshot, write_snapshot
 from protocol.status import RunPhase
 from protocol.types import Decision, Finding, PausedBy, PayloadDescriptor, Role, Verdict
 from tests.builders import Keyed, anchor_of, keyed, spec_of
@@ -352,13 +353,19 @@ class RandomRun(CheckedMachine):
                 self.run.send(Heartbeat(peer.peer, self.number, 0))
         self.run.accept(Tick())
 
-    @rule()
-    def the_coordinator_restarts(self) -> None:
-        stored = [encode(event) for event in self.run.events if not isinstance(event, PeerSeen)]
-        state = replay(
-            State(self.run.spec, self.run.spec.name), (decode(kind, text) for kind, text in stored)
-        )
-        assert state == self.run.state
+    @rule(percent=st.sampled_from([0, 30, 90, 100]))
+    def the_coordinator_restarts(self, percent: int) -> None:
+        """From its log, and from a snapshot of the state after so much of the log."""
+        texts = [encode(event) for event in self.run.events if not isinstance(event, PeerSeen)]
+        stored = [decode(kind, text) for kind, text in texts]
+        rows = len(stored) * percent // 100
+        former = replay(State(self.run.spec, self.run.spec.name), stored[:rows])
+        assert replay(former, stored[rows:]) == self.run.state
+        coordinator = ARBITER
+        data = write_snapshot(StateSnapshot(rows, bytes(32), former), coordinator.sign)
+        found = read_snapshot(data, coordinator.peer, former.spec.hash, former.run)
+        state = replay(found.state, stored[rows:])
+        assert (found.rows, state) == (rows, self.run.state)
         self.run.state = state
         self.restarts.append(len(stored))
         self.run.accept(Start())
@@ -375,3 +382,16 @@ class RandomRun(CheckedMachine):
 
 TestRandomRuns = RandomRun.TestCase
 TestRandomRuns.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_the_last_decision_under_a_plan_is_checked_by_who_was_absent_then() -> None:
+    """A new plan follows at once, and the state forgets the absent members of the one before."""
+    machine = RandomRun()
+    machine.begin(gathered=True, spares=0, arbitrated=False)
+    machine.hosts_offer(absent=set(), good=0, stage=0)
+    machine.retreat(older=0, peer=PEERS[0])
+    machine.a_round_goes_well(absent={*PEERS[:2]})
+    state = machine.run.state
+    assert len(state.plans) == 2
+    assert len(state.decisions[1, 1].entries) == len(state.decisions[1, 1].entries[0].holders) == 1
+    machine.the_invariants_of_every_run_hold()

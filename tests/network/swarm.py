@@ -59,8 +59,11 @@ class NetworkSwarm(ProcessSwarm):
             lambda: self.log(name).count(text) >= count, seconds, f"{text!r} in the log of {name}"
         )
 
-    def wait_contributions(self, *names: str, seconds: float = 180) -> None:
-        """Wait until each of these nodes has a payload in a round that is not decided yet."""
+    def wait_contributions(self, *names: str, seconds: float = 180) -> int:
+        """Wait until each of these nodes has a payload in a round that is not decided yet.
+
+        Returns: the newest round that is decided.
+        """
         for name in names:
             self.wait_log(name, "joined run")
         now = self.round_number
@@ -69,6 +72,14 @@ class NetworkSwarm(ProcessSwarm):
             seconds,
             f"payloads of {names} after round {now}",
         )
+        return self.round_number
+
+    def missed_rounds(self, name: str, after: int) -> set[int]:
+        """The rounds after `after`, all stages of which are decided, without a payload of the node."""
+        decisions, peer = self.decisions(), self.peer(name)
+        last = max(each["round"] for each in decisions) - 1
+        have = {each["round"] for each in decisions if peer in each["owners"]}
+        return set(range(after + 1, last + 1)) - have
 
     @property
     def aborted(self) -> int:

@@ -26,8 +26,10 @@ from node.net.coordinator_channel import CoordinatorChannel
 from node.net.group_reports import GroupReports
 from node.security.credentials import Credentials, new_tls_key
 from node.train.attestations import Attestations
+from node.train.measurements import Measurements
 from protocol.pb import hetnode_pb2 as pb
 from protocol.spec.run import RunSpec
+from protocol.status import Measurement
 from protocol.trust.tls import tls_key_from_der
 from protocol.types import (
     PROTOCOL_VERSION,
@@ -45,6 +47,7 @@ from protocol.wire.convert.payloads import decision_from_pb, descriptor_to_pb
 from protocol.wire.convert.plans import capacity_to_pb, estimates_to_pb, plan_from_pb
 from protocol.wire.groups import unpack
 from protocol.wire.plan_pieces import plan_from_pieces
+from protocol.wire.status import measurement_to_pb
 from tests.builders import Keyed, anchor_of, keyed
 
 _JOINS_AT_ONCE = 16
@@ -90,6 +93,7 @@ class ScriptedPeer:
         self._channel = CoordinatorChannel(address, tls)
         self._reports = GroupReports(key.peer)
         self._attestations = Attestations(self._attest, lambda: crowd.members)
+        self._measurements = Measurements(self._measure, lambda: crowd.members)
         self._anchor_round: dict[int, int] = {}
         self._round = 0
         self._heartbeat = crowd.spec.timing.heartbeat
@@ -98,10 +102,11 @@ class ScriptedPeer:
 
     async def call(self, method: str, /, plain: bool = True, **fields: Any) -> Any:
         """The answer of the coordinator; the time of a `plain` call is noted."""
-        request = pb.Measurement if method == "Measure" else getattr(pb, f"{method}Request")
+        return await self._send(method, getattr(pb, f"{method}Request")(peer=self.key.peer, **fields), plain)
+
+    async def _send(self, method: str, message: Any, plain: bool = True) -> Any:
         began = time.monotonic()
         async with self._channel.call() as stub:
-            message = request(peer=self.key.peer, **fields)
             reply = await getattr(stub, method)(message, timeout=_CALL_SECONDS, wait_for_ready=True)
         if plain:
             self._crowd.latencies.note(method, time.monotonic() - began)
@@ -162,10 +167,11 @@ class ScriptedPeer:
                     group.create_task(self._contribute(assignment, stage))
                 if 0 not in assignment.member.stages:
                     group.create_task(self._follow_embedding())
-            await self._measure(assignment)
+            await self._measurements.tell(self._measured(assignment))
             if self._round == 1:
                 self._estimates = self._measured_estimates(assignment)
             self._crowd.note_round(self._round)
+        await self._measurements.told()
         await self._attestations.told()
 
     async def _contribute(self, assignment: Assignment, stage: int) -> None:
@@ -226,14 +232,14 @@ class ScriptedPeer:
         digest = anchor_of(stage, number)
         await self.call("Attest", stage=stage, round=number, part=part.value, digest=digest)
 
-    async def _measure(self, assignment: Assignment) -> None:
+    def _measured(self, assignment: Assignment) -> Measurement:
         members = assignment.replica.members
         is_last = assignment.position == len(members) - 1
-        await self.call(
-            "Measure",
-            round=self._round,
-            replica=assignment.replica.index,
-            position=assignment.position,
+        return Measurement(
+            self.key.peer,
+            self._round,
+            assignment.replica.index,
+            assignment.position,
             train_loss=_LOSS if is_last else 0.0,
             validation_loss=_LOSS if is_last else 0.0,
             tokens=65_536 if is_last else 0,
@@ -245,6 +251,9 @@ class ScriptedPeer:
             microbatches=4,
             compute_seconds=0.8 * self._phase,
         )
+
+    async def _measure(self, measured: Measurement) -> None:
+        await self._send("Measure", measurement_to_pb(measured))
 
     def _measured_estimates(self, assignment: Assignment) -> Estimates:
         links = tuple(
@@ -322,8 +331,7 @@ class ScriptedPeers:
     @property
     def members(self) -> int:
         """Of the newest plan."""
-        newest = max(self._plans.values(), key=lambda plan: plan.epoch)
-        return sum(len(replica.members) for replica in newest.replicas)
+        return max(self._plans.values(), key=lambda plan: plan.epoch).size
 
     def note_plan(self, signed_plan: bytes) -> None:
         """Read a plan once for all peers."""

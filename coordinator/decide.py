@@ -173,6 +173,6 @@ def _finish(transaction: Transaction) -> None:
     state = transaction.state
     all_decided = state.current_round > state.spec.rounds
     # The last anchor of every stage must have a holder that attested it, or its result could be lost.
-    confirmed = all_decided and not unconfirmed(state) and not unattested(state)
-    if state.phase is RunPhase.TRAINING and confirmed:
+    is_confirmed = all_decided and next(unconfirmed(state), None) is None and not unattested(state)
+    if state.phase is RunPhase.TRAINING and is_confirmed:
         transaction.add(events.RunFinished(transaction.now))

@@ -227,6 +227,11 @@ class Plan:
     replicas: tuple[Replica, ...]
     reason: str
 
+    @property
+    def size(self) -> int:
+        """How many members it has."""
+        return sum(len(replica.members) for replica in self.replicas)
+
     def replica_of(self, peer: PeerId) -> Replica | None:
         return next((replica for replica in self.replicas if replica.position_of(peer) >= 0), None)
 

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 from tests.support.paths import ROOT
 
 LAYERS = (
@@ -334,13 +336,14 @@ def private_names_of_others(tree: ast.Module) -> set[str]:
     return {name for name in used - defined if name.startswith("_") and not name.startswith("__")}
 
 
-def test_the_main_process_of_a_node_imports_neither_torch_nor_hivemind() -> None:
-    """They live in its children; the event loop must start fast and never share their state.
+@pytest.mark.parametrize("module", ["node.process", "coordinator.app", "node.cli.main"])
+def test_main_processes_import_neither_torch_nor_hivemind(module: str) -> None:
+    """They live in children; an event loop must start fast and never share their state, nor hold 200 MB more.
 
     prometheus_client is imported where metrics are served.
     """
     heavy = "{'torch', 'hivemind', 'prometheus_client'}"
-    check = f"import sys, node.process; sys.exit(bool({heavy} & set(sys.modules)))"
+    check = f"import sys, {module}; sys.exit(bool({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", check], check=False, cwd=ROOT).returncode == 0
 
 

@@ -215,7 +215,7 @@ class RowBuilder:
     def _adopt(self, sequence: int, event: events.PlanAdopted) -> Iterator[Row]:
         plan, at = event.plan, milliseconds(event.at)
         self._planned.add(plan, sequence)
-        members = sum(len(replica.members) for replica in plan.replicas)
+        members = plan.size
         body = plan_body.encode(plan.replicas, self._numbers)
         about = plan.from_round, plan.first_sample, len(plan.replicas), members, cut(plan.reason)
         yield PlanAdded(plan.epoch, sequence, at, *about, body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import TypeAlias
 
 from coordinator.membership.validation import bad_request, live_peer
@@ -118,13 +119,13 @@ def settled_digest(state: State, stage: int, round_number: int, part: str) -> st
     return expected_digest(state, stage, round_number, part) if digests.keys() >= holders else None
 
 
-def _live_members(state: State, round_number: int) -> list[Member]:
-    return [
+def _live_members(state: State, round_number: int) -> Iterator[Member]:
+    return (
         member
         for replica in state.plan_for(round_number).replicas
         for member in replica.members
         if state.peers[member.peer].is_live and state.takes_part(member.peer, round_number)
-    ]
+    )
 
 
 def note_divergence(
@@ -173,10 +174,11 @@ def record_of(state: State, stage: int, part: Part, round_number: int) -> StateR
     return StateRecord(state.run, stage, part, round_number, expected, holders)
 
 
-def unconfirmed(state: State) -> list[PeerId]:
+def unconfirmed(state: State) -> Iterator[PeerId]:
     """The members of the last round that have not attested their last anchor yet."""
-    members = _live_members(state, state.spec.rounds)
-    return [member.peer for member in members if not state.has_attested(member.peer, state.spec.rounds)]
+    # Each attestation at the end of a run asks for the first of up to thousands of members.
+    peers = (member.peer for member in _live_members(state, state.spec.rounds))
+    return (peer for peer in peers if not state.has_attested(peer, state.spec.rounds))
 
 
 def unattested(state: State) -> list[int]:

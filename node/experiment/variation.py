@@ -22,12 +22,13 @@ from node.experiment.in_process_replica import LocalReplica
 from node.experiment.row_wise import RowWiseAdamW
 from node.worker.factories import TrainerFactories, run_basis
 from protocol.algorithm.batch import with_equal_shares
-from protocol.algorithm.embedding_snapshot import active_snapshot, snapshot
+from protocol.algorithm.embedding_snapshot import active_snapshot
 from protocol.algorithm.sampling import next_first_sample
 from protocol.algorithm.subspace import ReceivingEnd
 from protocol.spec.link import UNCOMPRESSED
 from protocol.spec.run import RunSpec
 from protocol.types import Plan, Replica
+from protocol.wire.snapshot_codec import snapshot
 
 _BASIS, _SEEN, _SNAPSHOT = "basis/", "seen/", "snapshot/"
 _CONSTRAINED = (".wo", ".w_down")

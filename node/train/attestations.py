@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable
 
+from node.train.spreading import random_pause
 from protocol.types import Part
 
-PEERS_PER_SECOND = 100.0
-"""Of a swarm; each of them attests a few anchors."""
 Anchor = tuple[int, Part]
 """Stage and part."""
 
@@ -66,7 +64,7 @@ class Attestations:
     async def _tell_all(self) -> Exception | None:
         """Tell all anchors that are due. Returns what telling has raised."""
         try:
-            await asyncio.sleep(random.uniform(0, self._peers() / PEERS_PER_SECOND))
+            await asyncio.sleep(random_pause(self._peers()))
             while self._untold:
                 anchor = next(iter(self._untold))
                 del self._untold[anchor]  # before the call: a newer digest may become due during it

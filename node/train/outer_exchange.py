@@ -327,7 +327,7 @@ class OuterExchange:
 
     def _peers(self) -> int:
         plan = self._membership.run_view.newest
-        return sum(len(replica.members) for replica in plan.replicas) if plan else 0
+        return plan.size if plan else 0
 
     async def _restore(self, stage: int, part: Part, rollback: Rollback, overlap: Overlap | None) -> None:
         """Load the restored anchor of one part when `overlap` is over; it is attested soon."""

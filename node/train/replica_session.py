@@ -61,7 +61,7 @@ class ReplicaSession:
         self.assignment = assignment
         self._spec, self._services, self._exchange = services.spec, services, exchange
         self._leaving, self._after_round = leaving, after_round
-        self._measurements = Measurements(self._tell)
+        self._measurements = Measurements(self._tell, lambda: self.assignment.plan.size)
         self._last: int | None = None  # the round after which this node leaves
 
     async def run(self) -> None:

@@ -14,9 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import torch
-from torch import Tensor
-
 LAG = 1
 """Whole inner phases between the commit of a snapshot's round and the first one that uses the snapshot."""
 
@@ -44,8 +41,3 @@ def needed_snapshots(round_number: int, every: int, rollbacks: Collection[int] =
     active = active_snapshot(round_number, every, rollbacks)
     following = (active // every + 1) * every
     return (active, *range(following, round_number, every))
-
-
-def snapshot(table_vd: Tensor) -> Tensor:
-    """TE as a snapshot carries it, bfloat16 [V, d]: the same bits from the same committed TE everywhere."""
-    return table_vd.detach().to(torch.bfloat16)

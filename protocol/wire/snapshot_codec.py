@@ -23,6 +23,11 @@ def nbytes_of(vocabulary: int, width: int) -> int:
     return BYTES_PER_VALUE * vocabulary * width
 
 
+def snapshot(table_vd: Tensor) -> Tensor:
+    """TE as a snapshot carries it, bfloat16 [V, d]: the same bits from the same committed TE everywhere."""
+    return table_vd.detach().to(torch.bfloat16)
+
+
 def encode(snapshot_vd: Tensor) -> bytes:
     """The bytes of a bfloat16 tensor [V, d] on the CPU."""
     return snapshot_vd.contiguous().view(torch.int16).numpy().astype("<i2", copy=False).tobytes()

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from node.train.attestations import PEERS_PER_SECOND, Attestations
+from node.train.attestations import Attestations
+from node.train.spreading import PEERS_PER_SECOND
 from protocol.types import Part
 from tests.virtual.loop import run
 

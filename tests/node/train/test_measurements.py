@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from node.train.measurements import ANSWER_SECONDS, Measurements
+from node.train.spreading import PEERS_PER_SECOND
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.status import Measurement
 from tests.virtual.loop import elapsed, run
@@ -35,7 +36,7 @@ def measurement(name: str) -> Any:
 def test_a_slow_answer_holds_the_training_up_for_a_second_at_most() -> None:
     async def main() -> None:
         coordinator = Coordinator(0.1, 8.0, 0.1)
-        measurements = Measurements(coordinator.measure)
+        measurements = Measurements(coordinator.measure, lambda: 0)
         await measurements.tell(measurement("first"))
         assert elapsed() == pytest.approx(0.1)
         await measurements.tell(measurement("second"))
@@ -51,7 +52,7 @@ def test_a_slow_answer_holds_the_training_up_for_a_second_at_most() -> None:
 def test_a_refusal_is_raised_once_at_once_or_by_the_next_measurement() -> None:
     async def main() -> None:
         refusal = HetnodeError(ErrorCode.UNKNOWN_PEER, "", "")
-        measurements = Measurements(Coordinator(refusal, 0.0).measure)
+        measurements = Measurements(Coordinator(refusal, 0.0).measure, lambda: 0)
         with pytest.raises(HetnodeError):
             await measurements.tell(measurement("first"))
         await measurements.tell(measurement("second"))
@@ -63,11 +64,24 @@ def test_a_refusal_is_raised_once_at_once_or_by_the_next_measurement() -> None:
 def test_what_is_dropped_is_told_no_further() -> None:
     async def main() -> None:
         coordinator = Coordinator(8.0)
-        measurements = Measurements(coordinator.measure)
+        measurements = Measurements(coordinator.measure, lambda: 0)
         await measurements.tell(measurement("first"))
         measurements.drop()
         await measurements.told()
         await asyncio.sleep(10)
         assert coordinator.heard == []
+
+    run(main())
+
+
+def test_members_of_a_large_swarm_wait_for_no_answer_and_tell_one_after_the_other() -> None:
+    async def main() -> None:
+        coordinator = Coordinator(*200 * (0.1,))
+        members = [Measurements(coordinator.measure, lambda: 1000) for _ in range(200)]
+        await asyncio.gather(*(each.tell(measurement("of a round")) for each in members))
+        assert elapsed() <= ANSWER_SECONDS
+        await asyncio.gather(*(each.told() for each in members))
+        assert coordinator.heard == 200 * ["of a round"]
+        assert 0.5 * 1000 / PEERS_PER_SECOND < elapsed() < 0.1 + 1000 / PEERS_PER_SECOND
 
     run(main())

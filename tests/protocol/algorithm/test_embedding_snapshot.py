@@ -1,13 +1,12 @@
-"""Which snapshot of the embedding is active in a round, and its bits."""
+"""Which snapshot of the embedding is active in a round."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
 import pytest
-import torch
 
-from protocol.algorithm.embedding_snapshot import LAG, active_snapshot, needed_snapshots, snapshot
+from protocol.algorithm.embedding_snapshot import LAG, active_snapshot, needed_snapshots
 
 
 def test_a_snapshot_is_active_from_one_inner_phase_after_its_commit_until_the_next() -> None:
@@ -41,11 +40,3 @@ def test_the_needed_snapshots_are_those_that_later_rounds_use(every: int, rollba
         used = {active_snapshot(each, every, so_far) for each in range(round_number, round_number + 30)}
         expected = tuple(sorted(each for each in used if each < round_number))
         assert needed_snapshots(round_number, every, rollbacks) == expected
-
-
-def test_a_snapshot_is_the_nearest_bfloat16() -> None:
-    table_vd = torch.tensor([[1.0, 1.0 + 2**-9], [-3.0e38, 0.1]])
-    taken_vd = snapshot(table_vd)
-    assert taken_vd.dtype == torch.bfloat16
-    assert taken_vd.float().tolist()[0] == [1.0, 1.0]
-    torch.testing.assert_close(taken_vd.float(), table_vd, rtol=2**-8, atol=0)

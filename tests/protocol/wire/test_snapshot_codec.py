@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from protocol.algorithm.digest import CHUNK_BYTES
-from protocol.algorithm.embedding_snapshot import snapshot
 from protocol.algorithm.subspace import ReceivingEnd, orthonormal_basis
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.wire.snapshot_codec import decode, encode, nbytes_of, snapshot_digest
+from protocol.wire.snapshot_codec import decode, encode, nbytes_of, snapshot, snapshot_digest
 
 
 def test_a_snapshot_survives_its_bytes_in_every_bit() -> None:
@@ -60,3 +59,11 @@ def test_the_digest_depends_on_every_byte_and_on_the_shape() -> None:
     digests = {snapshot_digest(*each) for each in ((data, 3, width), (changed, 3, width), (data, width, 3))}
     assert len(digests) == 3
     assert snapshot_digest(bytes(data), 3, width) in digests
+
+
+def test_a_snapshot_is_the_nearest_bfloat16() -> None:
+    table_vd = torch.tensor([[1.0, 1.0 + 2**-9], [-3.0e38, 0.1]])
+    taken_vd = snapshot(table_vd)
+    assert taken_vd.dtype == torch.bfloat16
+    assert taken_vd.float().tolist()[0] == [1.0, 1.0]
+    torch.testing.assert_close(taken_vd.float(), table_vd, rtol=2**-8, atol=0)

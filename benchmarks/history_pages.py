@@ -35,7 +35,7 @@ from benchmarks.tables import Table
 from coordinator.api.explaining import Explainer
 from coordinator.dashboard.dashboard import Dashboard
 from coordinator.dashboard.folder import url_in
-from coordinator.explain.log_index import LogIndex
+from coordinator.explain.log_index import AdoptedPlan, LogIndex
 from coordinator.state.apply import replay
 from coordinator.state.event_codec import encode
 from coordinator.state.events import Event, PayloadOffered, PlanAdopted, RoundCommitted
@@ -198,7 +198,10 @@ def long_run(peers: int, rounds: int) -> tuple[State, LogIndex, list[tuple[int, 
             rows += [(begin + shift + i, _later(event, later, number)) for i, event in enumerate(events)]
     newest = index.rounds[-1]
     index.length, index._began = newest.last, (newest.last, newest.decided_at)
-    index.plans = {epoch: first + length * (epoch - 1) for epoch in range(1, 1 + rounds // LOSS_EVERY)}
+    index.plans = {
+        epoch: AdoptedPlan(first + length * (epoch - 1), 1 + LOSS_EVERY * (epoch - 1))
+        for epoch in range(1, 1 + rounds // LOSS_EVERY)
+    }
     return _state(peers, rounds, parts[0][1], parts[1][1], newest.decided_at), index, rows, parts[-1][2]
 
 

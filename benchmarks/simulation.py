@@ -146,7 +146,7 @@ def simulate(nodes: int, rounds: int, churn: Churn | None = None, preset: str = 
         round_seconds=seconds / rounds,
         tokens_per_second=tokens / seconds,
         lost=swarm.events["PeerLost"],
-        plans=len(swarm.state.plans),
+        plans=swarm.state.epoch,
         events=swarm.events.total(),
         digest=swarm.digest,
         cpu_seconds=time.process_time() - began,

@@ -20,6 +20,8 @@ from protocol.wire.plan_pieces import pieces_of
 from protocol.wire.records import seal_plan
 
 _FOLLOWING = (Lifecycle.SYNCING, Lifecycle.READY)
+_KEPT_PLANS = 8
+"""Plans whose bytes are kept; a watcher that is further behind is told by bytes that are made again."""
 
 
 @dataclass(frozen=True)
@@ -137,9 +139,11 @@ class Announcements:
         return self._messages[key]
 
     def _add_plan(self, update: pb.PlanUpdate, state: State, plans: _Plans) -> None:
-        signed_plan, update.signature = self.sealed(state.plans[plans.newer - 1])
-        if plans.former:
-            update.pieces.extend(pieces_of(self.sealed(state.plans[plans.former - 1])[0], signed_plan))
+        newer, former = state.plan_of(plans.newer), state.plan_of(plans.former)
+        assert newer is not None, "an update is made from a plan of the same state"
+        signed_plan, update.signature = self.sealed(newer)
+        if former is not None:
+            update.pieces.extend(pieces_of(self.sealed(former)[0], signed_plan))
         if not update.pieces:
             update.signed_plan = signed_plan
 
@@ -151,6 +155,8 @@ class Announcements:
         """The bytes of `plan` and the coordinator's signature."""
         if plan.epoch not in self._sealed_plans:
             self._sealed_plans[plan.epoch] = seal_plan(plan, self._run, self._sign)
+            if len(self._sealed_plans) > _KEPT_PLANS:
+                del self._sealed_plans[min(self._sealed_plans)]
         return self._sealed_plans[plan.epoch]
 
 
@@ -192,7 +198,7 @@ class Watcher:
         announcement, sources = self._announcements.of(state), self._announcements.sources
         if self._end_only:
             return pb.PlanUpdate(finished=True, waiting=announcement.waiting)
-        newer = state.plans[self._epoch :]  # epochs count from 1, so the plan of epoch e is at index e - 1
+        newer = [plan for plan in state.plans if plan.epoch > self._epoch]
         plan = (newer[0] if self._epoch else newer[-2:][0]) if newer else None
         waiting = "" if plan else announcement.waiting or peer_message(state, self._peer)
         told = self._told

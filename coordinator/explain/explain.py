@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Protocol
@@ -24,7 +24,7 @@ from coordinator.explain.questions import (
     spans_of,
 )
 from coordinator.explain.round_answer import explain_round
-from coordinator.state.events import Event
+from coordinator.state.events import Event, PlanAdopted
 from coordinator.state.state import State
 from coordinator.state.text import counted
 from protocol.status import Explanation, Measurement, Sentence
@@ -40,11 +40,16 @@ class Read(Protocol):
 
 @dataclass(frozen=True)
 class Prepared:
-    """A question with a snapshot of what is known, and the events of the log that the answer needs."""
+    """A question with a snapshot of what is known, and the events of the log that the answer needs.
+
+    Attributes:
+        plans: the events that adopted the plans that the answer needs and the state does not keep.
+    """
 
     question: Question
     facts: Facts
     spans: tuple[Span, ...]
+    plans: tuple[Span, ...]
 
 
 def prepare(
@@ -64,7 +69,16 @@ def prepare(
     rounds = rounds_compared(index, asked.number) if asked is not None else ()
     log = dict(index.plans), index.paused, tuple(index.starts)
     facts = Facts(state, now, tuple(measurements), rounds, asked, *log)
-    return Prepared(question, facts, spans_of(question, state, index, now))
+    return Prepared(question, facts, spans_of(question, state, index, now), _former_plans(facts, index))
+
+
+def _former_plans(facts: Facts, index: LogIndex) -> tuple[Span, ...]:
+    if facts.asked is None:
+        return ()
+    asked = index.epoch_of(facts.asked.number)
+    needed = {asked, asked - 1, *(index.epoch_of(each.number) for each in facts.rounds)} & index.plans.keys()
+    numbers = (index.plans[epoch].number for epoch in sorted(needed) if facts.state.plan_of(epoch) is None)
+    return tuple(Span(number, number) for number in numbers)
 
 
 def answer(prepared: Prepared, read: Read) -> Explanation:
@@ -72,12 +86,16 @@ def answer(prepared: Prepared, read: Read) -> Explanation:
 
     Raises what `read` raises, and nothing else.
     """
-    events = tuple(
-        NumberedEvent(number, event)
-        for span in prepared.spans
-        for number, event in read(span.first, span.last, span.kinds)
+
+    def events_of(spans: Iterable[Span]) -> Iterator[NumberedEvent]:
+        for span in spans:
+            for number, event in read(span.first, span.last, span.kinds):
+                yield NumberedEvent(number, event)
+
+    plans = tuple(
+        each.event.plan for each in events_of(prepared.plans) if isinstance(each.event, PlanAdopted)
     )
-    facts = replace(prepared.facts, events=events)
+    facts = replace(prepared.facts, events=tuple(events_of(prepared.spans)), former_plans=plans)
     found = _answer(prepared.question, facts)
     sentences = found.sentences[:MOST_SENTENCES]
     if left := len(found.sentences) - len(sentences):

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TypeVar
 
-from coordinator.explain.log_index import RoundMarks, Start
+from coordinator.explain.log_index import AdoptedPlan, RoundMarks, Start
 from coordinator.state.events import Event
 from coordinator.state.state import State
 from coordinator.state.text import listed
 from coordinator.status.messages import event_message
 from protocol.status import Measurement, Sentence
+from protocol.types import Plan
 
 MOST_SENTENCES = 32
 MOST_CHARACTERS = 600
@@ -42,10 +43,11 @@ class Facts:
         measurements: the newest of each member.
         rounds: the last decided rounds before the one that is asked for, the oldest first.
         asked: the round that is asked for, or the current one; None before the first plan.
-        plans: by epoch, the number of the event that adopted the plan.
+        plans: by epoch, where the plan was adopted.
         paused: the number of the event that has paused the run; None if it is not paused.
         starts: the last starts of the coordinator.
         events: those of the log that the question needs, in order.
+        former_plans: those of the rounds above, and the one before that of `asked`, if not in `state`.
     """
 
     state: State
@@ -53,10 +55,21 @@ class Facts:
     measurements: tuple[Measurement, ...]
     rounds: tuple[RoundMarks, ...]
     asked: RoundMarks | None
-    plans: Mapping[int, int]
+    plans: Mapping[int, AdoptedPlan]
     paused: int | None
     starts: tuple[Start, ...]
     events: tuple[NumberedEvent, ...] = ()
+    former_plans: tuple[Plan, ...] = ()
+
+    def plan_of(self, epoch: int) -> Plan | None:
+        """The plan of `epoch`; None if it is not one of those above."""
+        return next((each for each in self.former_plans if each.epoch == epoch), self.state.plan_of(epoch))
+
+    def plan_for(self, round_number: int) -> Plan:
+        """The plan under which `asked` or one of `rounds` runs."""
+        newest_first = sorted((*self.former_plans, *self.state.plans), key=lambda each: -each.epoch)
+        begun = (each for each in newest_first if each.from_round <= round_number)
+        return next(begun, newest_first[-1])
 
     def of_kind(self, *kinds: type[E]) -> Iterator[tuple[int, E]]:
         """Number and event of those events that are of one of `kinds`."""
@@ -127,7 +140,7 @@ def rounds_before(count: int) -> str:
 
 def plan_number(facts: Facts, epoch: int) -> tuple[int, ...]:
     """The event that adopted a plan."""
-    return (facts.plans[epoch],) if epoch in facts.plans else ()
+    return (facts.plans[epoch].number,) if epoch in facts.plans else ()
 
 
 def stage_names(stages: list[int]) -> str:

@@ -102,7 +102,7 @@ def _why_slow(story: RoundStory, replica: Replica, answer: Answer, others: float
     for each in story.about(replica)[:3]:
         seconds = duration(each.event.at - story.marks.began_at)
         yield say(f"In this round, {seconds} after it began: {told(each.event)}", each.number)
-    former = story.state.plans[story.plan.epoch - 2] if story.plan.epoch > 1 else None
+    former = story.facts.plan_of(story.plan.epoch - 1)
     if story.plan.from_round == story.number:
         members = [member.peer for member in replica.members]
         was = (

@@ -87,13 +87,21 @@ class Start:
     silent_seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class AdoptedPlan:
+    """The number of the event that adopted a plan, and the first round that runs under it."""
+
+    number: int
+    from_round: int
+
+
 class LogIndex:
     """Fed with every stored event in order, from the first one on.
 
     Attributes:
         length: events so far; the number of the newest one.
         rounds: of the decided rounds, in order.
-        plans: the number of the event that adopted each plan, by epoch.
+        plans: by epoch.
         paused: the number of the event that paused the run; None while it is not paused.
         starts: the last starts of the coordinator, but for the first one.
     """
@@ -102,7 +110,7 @@ class LogIndex:
         self._stages = stages
         self.length = 0
         self.rounds: list[RoundMarks] = []
-        self.plans: dict[int, int] = {}
+        self.plans: dict[int, AdoptedPlan] = {}
         self.paused: int | None = None
         self.starts: deque[Start] = deque(maxlen=_KEPT_STARTS)
         self._newest_at: float | None = None
@@ -123,7 +131,7 @@ class LogIndex:
         self._newest_at = event.at
         match event:
             case events.PlanAdopted(plan=plan):
-                self.plans[plan.epoch] = self.length
+                self.plans[plan.epoch] = AdoptedPlan(self.length, plan.from_round)
                 if self._began is None:
                     self._began = self.length, event.at
             case events.RunPaused():
@@ -152,6 +160,12 @@ class LogIndex:
             return None
         open_stages = [stage for stage in self._closed if stage not in self._outcomes]
         return self._marks(open_stages[0] if open_stages else -1, now)
+
+    def epoch_of(self, round_number: int) -> int:
+        """The epoch of the plan under which `round_number` runs; that of the first one for earlier rounds."""
+        newest_first = reversed(self.plans)
+        begun = (epoch for epoch in newest_first if self.plans[epoch].from_round <= round_number)
+        return next(begun, 1)
 
     def of_peer(self, peer: PeerId) -> tuple[int, ...]:
         """The numbers of the last events about `peer`, in order."""

@@ -51,7 +51,7 @@ class RoundStory:
         self.number = self.marks.number
         self.is_decided = all(self.state.is_decided(stage, self.number) for stage in range(self.state.stages))
         self.own = facts.in_round(self.marks)
-        self.plan = self.state.plan_for(self.number)
+        self.plan = facts.plan_for(self.number)
         self.replicas = {each.index: each for each in self.plan.replicas}
         self.answers = self._answers(self.marks, self.own)
         earlier = [self._answers(each, facts.in_round(each)) for each in facts.rounds]
@@ -61,7 +61,7 @@ class RoundStory:
 
     def _answers(self, marks: RoundMarks, own: list[NumberedEvent]) -> Mapping[int, Answer]:
         """By replica, its first offer of a round."""
-        plan, found = self.state.plan_for(marks.number), dict[int, Answer]()
+        plan, found = self.facts.plan_for(marks.number), dict[int, Answer]()
         replica_of = {member.peer: each.index for each in plan.replicas for member in each.members}
         for each in own:
             if isinstance(each.event, events.PayloadOffered):

@@ -22,7 +22,7 @@ from coordinator.state.events import (
     RoundAborted,
     RoundCommitted,
 )
-from coordinator.state.state import KEPT_ROUNDS, State
+from coordinator.state.state import KEPT_DECISIONS, KEPT_ROUNDS, State
 from coordinator.status.messages import run_message
 from protocol.algorithm.sampling import sample_range
 from protocol.spec.link import width_order
@@ -100,7 +100,7 @@ class Invariants:
             self._check_rollback(state, decision.round_number)
         self._unfounded.clear()
         self._check_slots(state)
-        _require(state.plans == tuple(self._plans), "the plans are not those that were adopted")
+        self._check_plans_kept(state)
         self._check_tiling(state)
         _require(bool(run_message(state)), "there is no sentence about what the run does")
         if state.phase is RunPhase.FINISHED:
@@ -263,10 +263,17 @@ class Invariants:
             behind = [s for s in member.stages if rounds.get(s, -1) < max(0, plan.from_round - 2)]
             _require(not behind, f"{what} assigns {member.peer}, which is behind at the stages {behind}")
 
+    def _check_plans_kept(self, state: State) -> None:
+        kept, oldest = len(state.plans), state.current_round - KEPT_DECISIONS
+        _require(state.epoch == len(self._plans), "a plan was lost")
+        _require(state.plans == tuple(self._plans[-kept:] if kept else ()), "the plans are not those adopted")
+        is_whole = kept == len(self._plans) or state.plans[0].from_round <= oldest
+        _require(is_whole, f"the plan of round {oldest} is not kept")
+
     def _check_slots(self, state: State) -> None:
         slots = [reserved.slot for reserved in state.reservations.values()]
         _require(len(set(slots)) == len(slots), "a slot is reserved for two peers")
-        for peer, assignment in state.assignments[len(state.plans)].items() if state.plans else ():
+        for peer, assignment in state.assignments[state.epoch].items() if state.plans else ():
             if state.takes_part(peer, state.plans[-1].from_round) and state.peers[peer].is_staying:
                 slot = assignment.replica.index, assignment.position
                 _require(state.reservations[peer].slot == slot, f"{peer} has another slot reserved")

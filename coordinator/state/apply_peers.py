@@ -157,8 +157,8 @@ def mark_absent(state: State, peer: PeerId, only: int | None = None) -> State:
     """`peer` no longer takes part under the plans that still run, or under the plan of epoch `only`."""
     if not state.plans:
         return state
-    # The plan of the current round, and perhaps one for the next round. Epochs count from 1.
-    running = range(state.plan_for(state.current_round).epoch, len(state.plans) + 1)
+    # The plan of the current round, and perhaps one for the next round.
+    running = range(state.plan_for(state.current_round).epoch, state.epoch + 1)
     absent = {
         epoch: state.absent.get(epoch, frozenset()) | {peer}
         for epoch in running

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Set
 
 from coordinator.state.persistent_map import PersistentMap
 from coordinator.state.replacing import replace
-from coordinator.state.state import KEPT_ROUNDS, Assignment, Peer, State, peers_of
+from coordinator.state.state import KEPT_DECISIONS, KEPT_ROUNDS, Assignment, Peer, State, peers_of
 from protocol.status import RunPhase
 from protocol.types import Lifecycle, PeerId, Plan, Replica, ReservedAssignment
 
@@ -78,7 +78,7 @@ def adopt(state: State, plan: Plan, at: float) -> State:
         phase=RunPhase.TRAINING,
         peers=peers,
         reservations=_reservations_under(state, assignments),
-        plans=(*state.plans, plan),
+        plans=(*kept_plans(state.plans, state.current_round), plan),
         assigned_replicas=state.assigned_replicas | {replica.index for replica in plan.replicas},
         layouts={**state.layouts, **layouts},
         phase_seconds=state.phase_seconds.keep(lambda index, _: index in kept),
@@ -102,6 +102,12 @@ def adopt(state: State, plan: Plan, at: float) -> State:
         # Which members were absent under a plan no longer matters when its last round is over.
         absent={epoch: each for epoch, each in state.absent.items() if epoch >= running},
     )
+
+
+def kept_plans(plans: tuple[Plan, ...], round_number: int) -> tuple[Plan, ...]:
+    """Those of `plans` under which `round_number` or one of the KEPT_DECISIONS rounds before it runs."""
+    ended = sum(1 for following in plans[1:] if following.from_round <= round_number - KEPT_DECISIONS)
+    return plans[ended:]
 
 
 def with_lifecycles(

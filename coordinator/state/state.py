@@ -41,9 +41,10 @@ from protocol.types import (
 )
 
 KEPT_ROUNDS = 8
-"""Rounds whose offers, reports and digests are kept for late callers. All plans are kept."""
+"""Rounds whose offers, reports and digests are kept for late callers."""
 KEPT_DECISIONS = 32
-"""Rounds whose decisions are kept. Older ones are in the event log (coordinator.storage.decision_log)."""
+"""Rounds whose decisions and plans are kept. Older decisions are in the event log
+(coordinator.storage.decision_log), and so are older plans."""
 ALARM_ROUNDS = 16
 """An alarm is shown for so many rounds."""
 KEPT_CHECKPOINTS = 3
@@ -419,8 +420,18 @@ class State:
         is_past = 0 <= stage < self.stages and 1 <= round_number < self.current_round
         return is_past or (stage, round_number) in self.decisions
 
+    @property
+    def epoch(self) -> int:
+        """Of the newest plan; 0 before the first one."""
+        return self.plans[-1].epoch if self.plans else 0
+
+    def plan_of(self, epoch: int) -> Plan | None:
+        """The plan of `epoch`; None if it is not kept, or not known."""
+        first = self.plans[0].epoch if self.plans else 0
+        return self.plans[epoch - first] if first <= epoch <= self.epoch and epoch else None
+
     def plan_for(self, round_number: int) -> Plan:
-        """The plan under which `round_number` runs; the first plan for earlier rounds."""
+        """The plan under which `round_number` runs; the first that is kept for earlier rounds."""
         later_first = reversed(self.plans)
         return next((plan for plan in later_first if plan.from_round <= round_number), self.plans[0])
 

@@ -24,9 +24,8 @@ def decided_tokens(state: State, decision: Decision) -> int:
         return 0
     tokens, replicas_of = 0, dict[int, dict[PeerId, Replica]]()
     for descriptor in (entry.descriptor for entry in decision.entries):
-        # Payloads in logs of version 2 name no plan.
-        named = state.plans[descriptor.epoch - 1] if descriptor.epoch else None
-        plan = named or state.plan_for(decision.round_number)
+        # Payloads in logs of version 2 name no plan, and a payload may name one that is not kept any more.
+        plan = state.plan_of(descriptor.epoch) or state.plan_for(decision.round_number)
         if plan.epoch not in replicas_of:
             replicas_of[plan.epoch] = {member.peer: each for each in plan.replicas for member in each.members}
         if (replica := replicas_of[plan.epoch].get(descriptor.owner)) is not None:

@@ -244,7 +244,7 @@ class RandomRun(CheckedMachine):
     @precondition(lambda self: self.run.state.plans)
     @rule(peer=peers, older=st.sampled_from([0, 0, 1]))
     def retreat(self, peer: Keyed, older: int) -> None:
-        self.run.send(Retreat(peer.peer, len(self.run.state.plans) - older, "a test"))
+        self.run.send(Retreat(peer.peer, self.run.state.epoch - older, "a test"))
 
     @precondition(lambda self: self.number > 0)
     @rule(peer=peers)

@@ -60,4 +60,9 @@ class CheckedMachine(RuleBasedStateMachine):
 
     @invariant()
     def plans_are_kept(self) -> None:
-        assert self.run.state.plans == tuple(e.plan for e in self.run.events if isinstance(e, PlanAdopted))
+        state, adopted = self.run.state, [e.plan for e in self.run.events if isinstance(e, PlanAdopted)]
+        assert [plan.epoch for plan in adopted] == [*range(1, state.epoch + 1)]
+        assert state.plans == tuple(adopted[len(adopted) - len(state.plans) :])
+        for number in range(max(1, state.current_round - KEPT_DECISIONS), state.current_round + 2):
+            runs = [plan for plan in adopted if plan.from_round <= number] or adopted[:1]
+            assert not adopted or state.plan_for(number) == state.plan_of(runs[-1].epoch) == runs[-1]

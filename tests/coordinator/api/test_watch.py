@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from coordinator.api.watch import Announcements, Watcher
 from coordinator.membership.sources import MemberSources
 from coordinator.state.commands import Ban, Unban
+from coordinator.state.events import PlanAdopted
+from coordinator.state.state import KEPT_DECISIONS
 from node.net.plan_updates import PlanUpdate, PlanUpdates
 from protocol.types import Role
 from tests.builders import keyed
@@ -81,3 +83,17 @@ def test_a_new_plan_of_a_large_swarm_is_a_small_update() -> None:
     assert [update.plan for update in later] == [run.state.plans[-1]]
     assert run.state.plans[-1] == replace(run.state.plans[-1], epoch=2)
     assert watching.nbytes - before < before / 3
+
+
+def test_a_watcher_whose_plan_is_not_kept_any_more_is_told_the_newest_as_a_whole() -> None:
+    run = started(2, rounds=100)
+    announcements = Announcements(run.spec.name, COORDINATOR.sign, MemberSources())
+    watching = Watching(run, announcements, changes=True)
+    watching.read(run)
+    for _ in range(KEPT_DECISIONS + 5):
+        play_round(run)
+        newest = run.state.plans[-1]
+        following = replace(newest, epoch=newest.epoch + 1, from_round=run.state.current_round)
+        run.apply(PlanAdopted(run.now, following))
+    assert run.state.plan_of(1) is None
+    assert [update.plan for update in watching.read(run)] == [*run.state.plans]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from coordinator.explain.log_index import LogIndex
+from coordinator.explain.log_index import AdoptedPlan, LogIndex
 from coordinator.state import events
 from coordinator.state.commands import Offer, Report
 from tests.builders import keyed
@@ -93,4 +93,6 @@ def test_a_plan_is_found_by_its_epoch() -> None:
     run = started(rounds=5)
     plan = run.state.plans[-1]
     run.apply(events.PlanAdopted(run.now, replace(plan, epoch=2, from_round=2)))
-    assert index_of(run).plans == {1: len(stored(run)) - 1, 2: len(stored(run))}
+    index, length = index_of(run), len(stored(run))
+    assert index.plans == {1: AdoptedPlan(length - 1, 1), 2: AdoptedPlan(length, 2)}
+    assert [index.epoch_of(number) for number in (0, 1, 2, 3)] == [1, 1, 2, 2]

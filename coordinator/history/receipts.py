@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from itertools import islice
 
 from coordinator.history.ledger import Ledger
 from coordinator.state.events import Event
@@ -69,8 +70,10 @@ class Receipts:
         return encode_receipt(sign_receipt(unsigned, self._sign))
 
 
-def check_receipt(receipt: Receipt, spec: RunSpec, log: Sequence[Event], row_hash: bytes) -> None:
+def check_receipt(receipt: Receipt, spec: RunSpec, log: Iterable[Event], row_hash: bytes) -> None:
     """Count `receipt` again from the `log` of a run of `spec`, whose row `receipt.log_row` has `row_hash`.
+
+    Reads the log up to that row, one event after the other.
 
     Raises HetnodeError RECEIPT_MISMATCH, which names what differs.
     """
@@ -79,7 +82,7 @@ def check_receipt(receipt: Receipt, spec: RunSpec, log: Sequence[Event], row_has
     if row_hash.hex() != receipt.log_hash:
         raise mismatch(f"row {receipt.log_row} of the log is another one than that of the receipt")
     ledger = Ledger(spec)
-    for event in log[: receipt.log_row]:
+    for event in islice(log, receipt.log_row):
         ledger.record(event)
     peer = PeerId(receipt.peer)
     counted = asdict(ledger.of(peer)) | {"name": ledger.name_of(peer)}

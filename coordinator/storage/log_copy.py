@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from coordinator.state.events import Event
@@ -19,7 +20,16 @@ NAME = "coordinator.sqlite"
 def read_copy(
     folder: Path, coordinator: PeerId, copy: Callable[[Path, Path], object] = shutil.copyfile
 ) -> tuple[str, tuple[Event, ...]]:
-    """The specification, as JSON, and all events of the log in `folder`, which may be in use.
+    """The specification, as JSON, and all events of the log in `folder`. Otherwise as :func:`opened_copy`."""
+    with opened_copy(folder, coordinator, copy) as (spec, store):
+        return spec, tuple(store.events())
+
+
+@contextmanager
+def opened_copy(
+    folder: Path, coordinator: PeerId, copy: Callable[[Path, Path], object] = shutil.copyfile
+) -> Iterator[tuple[str, SqliteStore]]:
+    """The specification, as JSON, and a verified copy of the log in `folder`, which may be in use.
 
     The coordinator holds its database exclusively, so this copies its files and opens the copy. The hash
     chain and the signed head show whether the copy is whole: if the coordinator has moved its newest rows
@@ -32,24 +42,20 @@ def read_copy(
     Raises:
         HetnodeError: STORE_CORRUPT if there is no log, it is damaged, or its run has not begun.
     """
-    spec, log, _ = _read(folder, coordinator, copy, 0)
-    return spec, log
-
-
-def read_copy_at(folder: Path, coordinator: PeerId, row: int) -> tuple[str, tuple[Event, ...], bytes | None]:
-    """As :func:`read_copy`, with the row hash of `row`; None if the log has no such row."""
-    return _read(folder, coordinator, shutil.copyfile, row)
-
-
-def _read(
-    folder: Path, coordinator: PeerId, copy: Callable[[Path, Path], object], row: int
-) -> tuple[str, tuple[Event, ...], bytes | None]:
     if not (folder / NAME).is_file():
         raise _no_log(folder, "there is none")
+    with tempfile.TemporaryDirectory(prefix="hetnode-log-") as target:
+        spec, store = _verified(folder, Path(target), coordinator, copy)
+        with closing(store):
+            yield spec, store
+
+
+def _verified(
+    folder: Path, target: Path, coordinator: PeerId, copy: Callable[[Path, Path], object]
+) -> tuple[str, SqliteStore]:
     for attempt in range(_ATTEMPTS):
         try:
-            with tempfile.TemporaryDirectory(prefix="hetnode-log-") as target:
-                return _read_once(folder, Path(target), coordinator, copy, row)
+            return _verified_once(folder, target, coordinator, copy)
         except HetnodeError:
             if attempt == _ATTEMPTS - 1:
                 raise
@@ -58,22 +64,24 @@ def _read(
     raise AssertionError("the last attempt returns or raises")
 
 
-def _read_once(
-    folder: Path, target: Path, coordinator: PeerId, copy: Callable[[Path, Path], object], row: int
-) -> tuple[str, tuple[Event, ...], bytes | None]:
+def _verified_once(
+    folder: Path, target: Path, coordinator: PeerId, copy: Callable[[Path, Path], object]
+) -> tuple[str, SqliteStore]:
+    for former in target.iterdir():
+        former.unlink()
     # The head first: it must not be ahead of the rows that are copied.
     for name in (f"{Path(NAME).stem}.head", NAME, f"{NAME}-wal"):
         if (folder / name).exists():
             copy(folder / name, target / name)
     store = SqliteStore(target / NAME, coordinator, _sign_nothing)
     try:
-        spec, log = store.load()
-        row_hash = store.row_hash(row)
-    finally:
+        spec = store.verify()
+        if spec is None:  # also if the files do not belong together
+            raise _no_log(folder, "its run has not begun")
+    except BaseException:
         store.close()
-    if spec is None:  # also if the files do not belong together
-        raise _no_log(folder, "its run has not begun")
-    return spec, log, row_hash
+        raise
+    return spec, store
 
 
 def _sign_nothing(_: bytes) -> bytes:

@@ -93,17 +93,18 @@ def check(
     """
     from coordinator.history.receipts import check_receipt, mismatch  # noqa: PLC0415
     from coordinator.state.text import counted  # noqa: PLC0415
-    from coordinator.storage.log_copy import read_copy_at  # noqa: PLC0415
+    from coordinator.storage.log_copy import opened_copy  # noqa: PLC0415
     from node.views.receipt import receipt_text  # noqa: PLC0415
     from protocol.spec.run import RunSpec  # noqa: PLC0415
     from protocol.types import PeerId  # noqa: PLC0415
 
     receipt = _opened(file)
-    spec, events, row_hash = read_copy_at(log, PeerId(receipt.coordinator), receipt.log_row)
-    if row_hash is None:
-        raise mismatch(f"it counts up to row {receipt.log_row}, and the log has {len(events)} rows")
-    check_receipt(receipt, RunSpec.from_json(spec), events, row_hash)
-    newer = f"it has {counted(len(events) - receipt.log_row, 'newer row')}"
+    with opened_copy(log, PeerId(receipt.coordinator)) as (spec, store):
+        (rows, _), row_hash = store.end, store.row_hash(receipt.log_row)
+        if row_hash is None:
+            raise mismatch(f"it counts up to row {receipt.log_row}, and the log has {rows} rows")
+        check_receipt(receipt, RunSpec.from_json(spec), store.events(), row_hash)
+    newer = f"it has {counted(rows - receipt.log_row, 'newer row')}"
     _print(f"{receipt_text(receipt)}\n\nthe log gives the same figures at that row; {newer}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from coordinator.history.ledger import Ledger
 from coordinator.history.receipts import check_receipt
 from coordinator.storage.history import SqliteHistory
 from coordinator.storage.history_schema import HISTORY_FILE
-from coordinator.storage.log_copy import read_copy_at
+from coordinator.storage.log_copy import opened_copy, read_copy
+from coordinator.storage.store import SqliteStore
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.spec.run import RunSpec
@@ -28,11 +30,16 @@ async def receipt_of(run: Running, peer: object) -> Receipt:
     return open_receipt(reply.receipt)
 
 
+def row_hash_of(store: SqliteStore, receipt: Receipt) -> bytes:
+    row_hash = store.row_hash(receipt.log_row)
+    assert row_hash is not None
+    return row_hash
+
+
 def recount(run: Running, receipt: Receipt) -> None:
     """As anybody does who has a copy of the log."""
-    spec, events, row_hash = read_copy_at(run.folder, COORDINATOR.peer, receipt.log_row)
-    assert row_hash is not None
-    check_receipt(receipt, RunSpec.from_json(spec), events, row_hash)
+    with opened_copy(run.folder, COORDINATOR.peer) as (spec, store):
+        check_receipt(receipt, RunSpec.from_json(spec), store.events(), row_hash_of(store, receipt))
 
 
 async def play(run: Running, *rounds: int) -> None:
@@ -120,8 +127,10 @@ async def test_what_the_log_does_not_say_is_a_mismatch(tmp_path: Path) -> None:
         with pytest.raises(HetnodeError) as refused:
             recount(other, receipt)
         assert refused.value.code is ErrorCode.RECEIPT_MISMATCH
-        spec, events, row_hash = read_copy_at(run.folder, COORDINATOR.peer, receipt.log_row)
-        assert row_hash is not None
+        with opened_copy(run.folder, COORDINATOR.peer) as (spec, store):
+            events, row_hash = tuple(store.events()), row_hash_of(store, receipt)
+            row_hash_before = row_hash_of(store, replace(receipt, log_row=receipt.log_row - 1))
+        assert row_hash_before != row_hash
         for name, value in {
             "stage_tokens": receipt.stage_tokens + 1,
             "stage_rounds": 1,
@@ -136,12 +145,7 @@ async def test_what_the_log_does_not_say_is_a_mismatch(tmp_path: Path) -> None:
         }.items():
             # Signed by a coordinator that lies about its own log.
             lie = Receipt(**(vars(receipt) | {name: value}))
-            if name == "log_row":
-                _, _, row_hash_there = read_copy_at(run.folder, COORDINATOR.peer, lie.log_row)
-                assert row_hash_there != row_hash
-                row_hash_of_lie = row_hash_there or b""
-            else:
-                row_hash_of_lie = row_hash
+            row_hash_of_lie = row_hash_before if name == "log_row" else row_hash
             with pytest.raises(HetnodeError) as refused:
                 check_receipt(lie, RunSpec.from_json(spec), events, row_hash_of_lie)
             assert refused.value.code is ErrorCode.RECEIPT_MISMATCH, name
@@ -153,7 +157,7 @@ async def test_the_leaderboard_names_only_peers_that_have_chosen_a_name(tmp_path
         await run.join(A, name="José")
         await run.join(B)
         await play(run, 1)
-        _, events, _ = read_copy_at(run.folder, COORDINATOR.peer, 1)
+        _, events = read_copy(run.folder, COORDINATOR.peer)
         ledger = Ledger(SPEC)
         for event in events:
             ledger.record(event)

@@ -405,10 +405,14 @@ class Pause:
 
 
 class Part(StrEnum):
-    """The part of a stage in a checkpoint record: the whole stage, or the embedding of stage 0 alone."""
+    """The part of a stage in a checkpoint record: the whole stage, or the embedding of stage 0 alone.
+
+    SNAPSHOT is the embedding as links use it: see protocol.wire.snapshot_codec.
+    """
 
     STAGE = "stage"
     EMBEDDING = "embedding"
+    SNAPSHOT = "snapshot"
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from node.checkpoint.durable import flush
 from protocol.algorithm.digest import size_of
 from protocol.algorithm.outer_step import tensor_bytes
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.wire import snapshot_codec
 
 Parameters = Mapping[str, Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -155,6 +156,27 @@ def read_part(file: Path, shapes: Shapes) -> dict[str, Tensor]:
             ErrorCode.CHECKPOINT_CORRUPT,
             f"The part of a checkpoint in {file} cannot be used: {error}.",
             "Remove the file; the node downloads the part again.",
+        ) from None
+
+
+def read_snapshot(file: Path, digest: str, shape: tuple[int, int]) -> Tensor:
+    """The snapshot of the embedding [V, d], bfloat16, in a file that has this digest.
+
+    Raises HetnodeError CHECKPOINT_CORRUPT.
+    """
+    try:
+        size, expected = file.stat().st_size, snapshot_codec.nbytes_of(*shape)
+        if size != expected:
+            raise ValueError(f"it has {size} bytes, not {expected}")
+        data = file.read_bytes()
+        if snapshot_codec.snapshot_digest(data, *shape) != digest:
+            raise ValueError("its digest is another one")
+        return snapshot_codec.decode(data, *shape)
+    except (OSError, ValueError, HetnodeError) as error:
+        raise HetnodeError(
+            ErrorCode.CHECKPOINT_CORRUPT,
+            f"The snapshot of the embedding in {file} cannot be used: {error}.",
+            "Remove the file; the node downloads the snapshot again.",
         ) from None
 
 

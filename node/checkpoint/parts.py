@@ -3,7 +3,8 @@
 The files are those of node.checkpoint.global_model. For the embedding, a part is the tensor "emb" and the
 state of its outer optimizer in the tensors "emb/...". The data section of a file has the tensors in ascending
 order of their names and without gaps, because a digest covers exactly these bytes. The header is read to
-verify this. Only one piece of a part is in memory at a time.
+verify this. A snapshot of the embedding has a file of its own. Only one piece of a part is in memory at a
+time.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from node.checkpoint import snapshots
 from node.checkpoint.layout import EMBEDDING_FILE, EMBEDDING_TENSOR, round_folder, rounds_below, stage_file
 from protocol.algorithm.digest import chunk_count, chunk_range
 from protocol.types import Part
@@ -40,13 +42,16 @@ class StoredPart:
 
 
 def find(folder: Path, stage: int, part: Part, round_number: int) -> StoredPart | None:
-    """The part in the checkpoint of `round_number` below `folder`; None if there is no usable one."""
+    """The part after `round_number` from the files below `folder`; None if there is no usable one."""
     checkpoint = folder / round_folder(round_number)
     whole = checkpoint / stage_file(stage)
     if part is Part.STAGE:
         return _open(whole)
     if stage != 0:
         return None
+    if part is Part.SNAPSHOT:
+        kept = snapshots.held(folder).get(round_number)
+        return None if kept is None else _open_bytes(kept.path)
     # A host of stage 0 has the embedding in the middle of that stage's file.
     return _open(whole, EMBEDDING_TENSOR) or _open(checkpoint / EMBEDDING_FILE, EMBEDDING_TENSOR)
 
@@ -109,6 +114,18 @@ def _open(path: Path, tensor: str | None = None) -> StoredPart | None:
             return None
         start, stop = wanted[0][0], wanted[-1][1]
     return StoredPart(path, _LENGTH_BYTES + length + start, stop - start, version)
+
+
+def _open_bytes(path: Path) -> StoredPart | None:
+    """A file that is a part as it is."""
+    try:
+        with path.open("rb") as file:
+            return StoredPart(path, 0, os.fstat(file.fileno()).st_size, _version(file.fileno()))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        log.warning("%s cannot be served: %s", path, error)
+        return None
 
 
 def _offsets(header: object, data: int) -> dict[str, tuple[int, int]]:

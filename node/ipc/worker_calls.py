@@ -390,6 +390,22 @@ class LoadPart(Request[str]):
 
 
 @dataclass(frozen=True)
+class WriteSnapshot(Request[str]):
+    """Answers the digest of the snapshot of TE after `round_number`: the last round of stage 0, or 0."""
+
+    folder: Path
+    round_number: int
+
+
+@dataclass(frozen=True)
+class UseSnapshot(Request[None]):
+    """The file has the snapshot with this digest."""
+
+    file: Path
+    digest: str
+
+
+@dataclass(frozen=True)
 class Restore(Request[RestoredCheckpoint | None]):
     """Answers None where no checkpoint below `folder` can be used."""
 

@@ -20,6 +20,7 @@ from node.ranks.remote_tensors import SharedTensor, with_all
 from protocol.algorithm.outer_optimizer import parameters_of
 from protocol.algorithm.outer_step import anchor_digest
 from protocol.spec.run import RunSpec
+from protocol.wire.snapshot_codec import snapshot
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +105,14 @@ class OuterState(Mapping[int, OuterStage]):
         if self.follower is not None:
             return anchor_digest(self.follower.committed)
         return with_all(self.group, embedding_of(self._stages[0].shared_committed()), anchor_digest) or ""
+
+    def embedding_snapshot(self, round_number: int) -> Tensor | None:
+        """TE after `round_number`, which is the last one, as a snapshot carries it; on other ranks None."""
+        assert self.embedding_round == round_number, f"the embedding is after round {self.embedding_round}"
+        if self.follower is not None:
+            return snapshot(self.embedding)
+        shared = {EMBEDDING: self._stages[0].shared_committed()[EMBEDDING]}
+        return with_all(self.group, shared, lambda tensors: snapshot(tensors[EMBEDDING]))
 
     def begin_round(self) -> None:
         """Start a round in which no training has continued beyond a proposal yet."""

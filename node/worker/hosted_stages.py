@@ -70,6 +70,7 @@ class HostedStages:
         self._is_sharded = shard is not None
         self.upstream: ReceivingEnd | None = None
         self.downstream: SendingEnd | None = None
+        self._snapshot_vd: Tensor | None = None
         self.losses: list[Tensor] = []
         self._in_flight: dict[int, _InFlight] = {}
         self._is_last = spec.swarm.stages - 1 in stages
@@ -82,10 +83,11 @@ class HostedStages:
     def connect(self, k_upstream: int | None, k_downstream: int | None, table_vd: Tensor | None) -> None:
         """Create the links to both neighbours from their k. None: no neighbour. 0: an uncompressed link.
 
-        `table_vd` is TE of the last committed round; a link upstream needs it.
+        `table_vd` is TE of the last committed round; a link upstream needs it, or a snapshot in its place.
         """
         self.upstream = self.downstream = None
         if k_upstream is not None:
+            table_vd = table_vd if self._snapshot_vd is None else self._snapshot_vd
             assert table_vd is not None
             basis_dd = self._factories.basis(self._spec, self._stages.first).to(self.device)
             self.upstream = self._factories.receiving_end(k_upstream, basis_dd, table_vd)
@@ -98,8 +100,14 @@ class HostedStages:
 
         The sending end needs no T_perp: it sends (X - T_perp) U, which equals X U because T_perp U = 0.
         """
-        if self.upstream is not None:
+        if self.upstream is not None and self._snapshot_vd is None:
             self.upstream.refresh(table_vd)
+
+    def use_snapshot(self, snapshot_vd: Tensor) -> None:
+        """Derive T_perp from this snapshot of TE, bfloat16 [V, d], until the next one; no more from TE."""
+        self._snapshot_vd = snapshot_vd
+        if self.upstream is not None:
+            self.upstream.refresh(snapshot_vd)
 
     def forward(
         self, microbatch: int, received: Message | None, tokens: Samples | None, counts: bool = True

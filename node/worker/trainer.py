@@ -54,6 +54,7 @@ from protocol.algorithm.outer_optimizer import committed_shapes
 from protocol.errors import HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.types import Part, StageRange
+from protocol.wire.snapshot_codec import snapshot
 
 
 class Trainer:
@@ -257,6 +258,13 @@ class Trainer:
         if outcome:
             self._refresh_link()
         return digest
+
+    def embedding_snapshot(self, round_number: int) -> Tensor | None:
+        """As OuterState.embedding_snapshot. Every member makes that of round 0 itself, at any time."""
+        if round_number == 0:
+            initial_vd = self._factories.initial(self.spec, 0)[EMBEDDING]
+            return snapshot(initial_vd) if self.group.is_first else None
+        return self.outer.embedding_snapshot(round_number)
 
     # Start, recovery and checkpoints
 

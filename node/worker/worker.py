@@ -18,6 +18,8 @@ from dataclasses import replace
 import psutil
 import torch
 
+from node.checkpoint import snapshots
+from node.checkpoint.files import read_snapshot
 from node.checkpoint.initial import initial_from, require_initial
 from node.data.stream import open_stream
 from node.data.tokenizer import find_tokenizer
@@ -37,6 +39,7 @@ from protocol.algorithm.outer_optimizer import committed_shapes
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec, check_runnable
 from protocol.types import Part, StageRange
+from protocol.wire import snapshot_codec
 from protocol.wire.payload_codec import PayloadLayout
 
 _BYTES, _CPU_BYTES = 16, 28  # of a parameter
@@ -235,6 +238,28 @@ class Worker:
 
     def load_part(self, call: calls.LoadPart) -> str:
         return self.trainer.load_part(call.stage, call.part, call.round_number, call.file)
+
+    def write_snapshot(self, call: calls.WriteSnapshot) -> str:
+        """Write the snapshot of the embedding below `folder`, that of the checkpoints.
+
+        Raises HetnodeError DISK_FULL; nothing has changed.
+        """
+        snapshot_vd = self.trainer.embedding_snapshot(call.round_number)
+        if snapshot_vd is None:
+            return ""
+        data = snapshot_codec.encode(snapshot_vd)
+        digest = snapshot_codec.snapshot_digest(data, *snapshot_vd.shape)
+        snapshots.write(call.folder, call.round_number, digest, data)
+        return digest
+
+    def use_snapshot(self, call: calls.UseSnapshot) -> None:
+        """Derive T_perp of this member's links from a snapshot, between two rounds, until the next call.
+
+        Raises HetnodeError CHECKPOINT_CORRUPT; nothing has changed.
+        """
+        model = self.trainer.spec.model
+        shape = model.vocabulary, model.width
+        self.trainer.hosted.use_snapshot(read_snapshot(call.file, call.digest, shape))
 
     def restore(self, call: calls.Restore) -> calls.RestoredCheckpoint | None:
         if (found := self.trainer.restore(call.folder)) is None:

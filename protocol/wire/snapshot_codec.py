@@ -17,6 +17,7 @@ from protocol.algorithm.embedding_snapshot import BYTES_PER_VALUE
 from protocol.errors import ErrorCode, HetnodeError
 
 _NAME = "snapshot"
+_LARGEST = torch.finfo(torch.bfloat16).max
 
 
 def nbytes_of(vocabulary: int, width: int) -> int:
@@ -24,8 +25,11 @@ def nbytes_of(vocabulary: int, width: int) -> int:
 
 
 def snapshot(table_vd: Tensor) -> Tensor:
-    """TE as a snapshot carries it, bfloat16 [V, d]: the same bits from the same committed TE everywhere."""
-    return table_vd.detach().to(torch.bfloat16)
+    """TE as a snapshot carries it, bfloat16 [V, d]: the same bits from the same committed TE everywhere.
+
+    Values beyond those of bfloat16 become its largest ones, because peers refuse what is not finite.
+    """
+    return table_vd.detach().clamp(-_LARGEST, _LARGEST).to(torch.bfloat16)
 
 
 def encode(snapshot_vd: Tensor) -> bytes:
@@ -49,12 +53,17 @@ def decode(data: bytes, vocabulary: int, width: int) -> Tensor:
     return snapshot_vd
 
 
+def snapshot_header(vocabulary: int, width: int) -> str:
+    """Shape and dtype in one canonical text: see protocol.algorithm.digest."""
+    return header_of({_NAME: (vocabulary, width)}, dtype="bf16")
+
+
 def snapshot_digest(data: bytes, vocabulary: int, width: int) -> str:
-    """sha-256 (hex) over the header, with shape and dtype, and the hash of every chunk of `data`."""
+    """sha-256 (hex) over the header and the hash of every chunk of `data`."""
     view = memoryview(data)
     ranges = (chunk_range(len(data), index) for index in range(chunk_count(len(data))))
     hashes = [hashlib.sha256(view[each.start : each.stop]).digest() for each in ranges]
-    return digest_of(header_of({_NAME: (vocabulary, width)}, dtype="bf16"), hashes)
+    return digest_of(snapshot_header(vocabulary, width), hashes)
 
 
 def _corrupt(cause: str) -> HetnodeError:

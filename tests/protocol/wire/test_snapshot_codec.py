@@ -67,3 +67,11 @@ def test_a_snapshot_is_the_nearest_bfloat16() -> None:
     assert taken_vd.dtype == torch.bfloat16
     assert taken_vd.float().tolist()[0] == [1.0, 1.0]
     torch.testing.assert_close(taken_vd.float(), table_vd, rtol=2**-8, atol=0)
+
+
+def test_the_largest_floats_stay_finite_so_that_peers_take_the_snapshot() -> None:
+    largest = torch.finfo(torch.float32).max
+    taken_vd = snapshot(torch.tensor([[largest, -largest]]))
+    assert decode(encode(taken_vd), 1, 2).tolist() == [
+        [each * torch.finfo(torch.bfloat16).max for each in (1, -1)]
+    ]

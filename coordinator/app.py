@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -36,10 +35,8 @@ from coordinator.authority import (
 )
 from coordinator.command_loop import CommandLoop, Stopped
 from coordinator.dashboard.dashboard import Dashboard
-from coordinator.explain.log_index import LogIndex
 from coordinator.health.alarm import AlarmOptions
 from coordinator.health.monitor import HealthMonitor
-from coordinator.history.ledger import Ledger
 from coordinator.history.receipts import Receipts
 from coordinator.membership.sources import MemberSources
 from coordinator.monitoring.health import judge_health
@@ -49,11 +46,8 @@ from coordinator.state.events import Event
 from coordinator.state.state import State
 from coordinator.status.event_levels import log_level
 from coordinator.status.messages import event_message
-from coordinator.storage.decision_log import DecisionLog
-from coordinator.storage.history_schema import HISTORY_FILE
-from coordinator.storage.history_writer import HistoryWriter
-from coordinator.storage.metrics import MetricsFile, newest_measurements
-from coordinator.storage.restore import restore
+from coordinator.storage.metrics import newest_measurements
+from coordinator.storage.restored_run import RestoredRun, restore_run
 from coordinator.storage.store import SqliteStore, Store
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.relay.destinations import Destinations
@@ -131,7 +125,7 @@ async def run_coordinator(
         dashboard = Dashboard(addresses.dashboard, addresses.near_dashboard, stack)
         store = _open_store(folder, identity, stack)
         authority = open_authority(folder, spec.name, certificate_seconds)
-        restored = _restored(stack, store, spec, run := authority.run_id(spec), folder)
+        restored = restore_run(stack, store, spec, run := authority.run_id(spec), folder)
         if restored.state.phase is RunPhase.FINISHED:
             await asyncio.to_thread(restored.history.complete)
             return False
@@ -309,35 +303,10 @@ def _start_work(
         stack.callback(asyncio.create_task(work).cancel)
 
 
-@dataclass(frozen=True)
-class _Restored:
-    """A run as its folder has it. `history` is not started: it begins with what its file lacks of the log."""
-
-    state: State
-    index: LogIndex
-    decisions: DecisionLog
-    ledger: Ledger
-    metrics: MetricsFile
-    history: HistoryWriter
-
-
-def _restored(stack: AsyncExitStack, store: Store, spec: RunSpec, run: str, folder: Path) -> _Restored:
-    """The run in `folder`. `stack` ends its metrics file and its history."""
-    metrics = stack.enter_context(MetricsFile(folder / "metrics.jsonl"))
-    history = HistoryWriter(folder / HISTORY_FILE, spec, run, store.read, metrics.path, metrics.size)
-    stack.push_async_callback(asyncio.to_thread, history.close)
-    stages, ledger = spec.swarm.stages, Ledger(spec)
-    index, decisions = LogIndex(stages), DecisionLog(store, stages)
-    observers = index.note, decisions.note, ledger.record, history.pass_over
-    state = restore(store, spec, run, observers)
-    metrics.on_measurement = history.record_measurement
-    return _Restored(state, index, decisions, ledger, metrics, history)
-
-
 def _start_run(
     stack: AsyncExitStack,
     store: Store,
-    restored: _Restored,
+    restored: RestoredRun,
     identity: Identity,
     dashboard: Dashboard,
     alarm: AlarmOptions,
@@ -352,20 +321,25 @@ def _start_run(
     health.resume(state, newest_measurements(metrics.path, metrics.size))
     tables = index.note, restored.decisions.note, metrics.record, restored.history.record
     observers = *tables, receipts.record, health.note, dashboard.feed.note
-    command_loop, serving = _start_command_loop(stack, store, state, observers)
+    command_loop, serving = _start_command_loop(stack, store, state, observers, restored.keep_snapshot)
     explainer = Explainer(command_loop, store, index, metrics)
     found = RunRecords(metrics, restored.decisions, receipts, health, explainer, dashboard.resting)
     return command_loop, serving, found
 
 
 def _start_command_loop(
-    stack: AsyncExitStack, store: Store, state: State, observers: Sequence[Callable[[Event], None]]
+    stack: AsyncExitStack,
+    store: Store,
+    state: State,
+    observers: Sequence[Callable[[Event], None]],
+    after_event: Callable[[State], None],
 ) -> tuple[CommandLoop, asyncio.Task[None]]:
     """The running command loop, which logs every event and shows it to `observers`; `stack` stops it."""
 
-    def observe(event: Event, _: State) -> None:
+    def observe(event: Event, state: State) -> None:
         for each in observers:
             each(event)
+        after_event(state)
         log.log(log_level(event), "%s", event_message(event))
 
     command_loop = CommandLoop(store, state, observe, lambda message: log.info("%s", message))

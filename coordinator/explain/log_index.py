@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from coordinator.state import events
+from coordinator.state.event_codec import STORED_KINDS
 from coordinator.state.events import Event
 from protocol.types import PeerId
 
@@ -95,8 +96,27 @@ class AdoptedPlan:
     from_round: int
 
 
+@dataclass(frozen=True)
+class IndexRecord:
+    """All that an index knows. Kinds of events have their names in the log."""
+
+    length: int = 0
+    rounds: tuple[RoundMarks, ...] = ()
+    plans: Mapping[int, AdoptedPlan] = field(default_factory=dict)
+    paused: int | None = None
+    starts: tuple[Start, ...] = ()
+    newest_at: float | None = None
+    peers: Mapping[PeerId, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
+    contributions: Mapping[PeerId, int] = field(default_factory=dict)
+    began: tuple[int, float] | None = None
+    offered_at: float | None = None
+    closed: Mapping[int, float] = field(default_factory=dict)
+    reported: Mapping[int, float] = field(default_factory=dict)
+    outcomes: Mapping[int, bool] = field(default_factory=dict)
+
+
 class LogIndex:
-    """Fed with every stored event in order, from the first one on.
+    """Fed with every stored event in order, from the first one on or from the first one after `former`.
 
     Attributes:
         length: events so far; the number of the newest one.
@@ -106,22 +126,45 @@ class LogIndex:
         starts: the last starts of the coordinator, but for the first one.
     """
 
-    def __init__(self, stages: int) -> None:
+    def __init__(self, stages: int, former: IndexRecord = IndexRecord()) -> None:
         self._stages = stages
-        self.length = 0
-        self.rounds: list[RoundMarks] = []
-        self.plans: dict[int, AdoptedPlan] = {}
-        self.paused: int | None = None
-        self.starts: deque[Start] = deque(maxlen=_KEPT_STARTS)
-        self._newest_at: float | None = None
-        self._peers: dict[PeerId, dict[type[Event], tuple[int, ...]]] = {}
-        self._contributions: dict[PeerId, int] = {}
-        self._began: tuple[int, float] | None = None
+        self.length, self.paused = former.length, former.paused
+        self.rounds, self.plans = list(former.rounds), dict(former.plans)
+        self.starts = deque(former.starts, maxlen=_KEPT_STARTS)
+        self._newest_at = former.newest_at
+        kinds = {STORED_KINDS[kind]: kind for kind in _KEPT}
+        self._peers: dict[PeerId, dict[type[Event], tuple[int, ...]]] = {
+            peer: {kinds[name]: numbers for name, numbers in known.items()}
+            for peer, known in former.peers.items()
+        }
+        self._contributions = dict(former.contributions)
+        self._began = former.began
         """Number and time of the event that began the current round."""
-        self._offered_at: float | None = None
-        self._closed: dict[int, float] = {}
-        self._reported: dict[int, float] = {}
-        self._outcomes: dict[int, bool] = {}
+        self._offered_at = former.offered_at
+        self._closed, self._reported = dict(former.closed), dict(former.reported)
+        self._outcomes = dict(former.outcomes)
+
+    @property
+    def known(self) -> IndexRecord:
+        """What it knows; later events do not change it."""
+        return IndexRecord(
+            self.length,
+            tuple(self.rounds),
+            dict(self.plans),
+            self.paused,
+            tuple(self.starts),
+            self._newest_at,
+            {
+                peer: {STORED_KINDS[kind]: numbers for kind, numbers in known.items()}
+                for peer, known in self._peers.items()
+            },
+            dict(self._contributions),
+            self._began,
+            self._offered_at,
+            dict(self._closed),
+            dict(self._reported),
+            dict(self._outcomes),
+        )
 
     def note(self, event: Event) -> None:  # noqa: PLR0912
         """Count `event`, the next one of the log."""

@@ -5,9 +5,10 @@ The same events always give the same ledger, so a receipt can be counted again f
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
-from coordinator.history.planned import Planned
+from coordinator.history.planned import Planned, PlansKept
 from coordinator.state import events
 from coordinator.state.events import Event
 from protocol.spec.run import RunSpec
@@ -50,18 +51,32 @@ class Leaderboard:
     unnamed_tokens: int
 
 
+@dataclass(frozen=True)
+class LedgerRecord:
+    """All that a ledger knows after so many `rows`."""
+
+    rows: int = 0
+    plans: PlansKept = ()
+    earned: Mapping[PeerId, Earned] = field(default_factory=dict)
+    names: Mapping[PeerId, str] = field(default_factory=dict)
+
+
 class Ledger:
-    """Counts the credit of one run. Give it every stored event, in order.
+    """Counts the credit of one run. Give it every stored event, in order, or those after `former`.
 
     Attributes:
         rows: events so far.
     """
 
-    def __init__(self, spec: RunSpec) -> None:
-        self.rows = 0
-        self._planned = Planned(spec)
-        self._earned: dict[PeerId, Earned] = {}
-        self._names: dict[PeerId, str] = {}
+    def __init__(self, spec: RunSpec, former: LedgerRecord = LedgerRecord()) -> None:
+        self.rows = former.rows
+        self._planned = Planned(spec, former.plans)
+        self._earned, self._names = dict(former.earned), dict(former.names)
+
+    @property
+    def known(self) -> LedgerRecord:
+        """What it knows; later events do not change it."""
+        return LedgerRecord(self.rows, self._planned.plans, dict(self._earned), dict(self._names))
 
     def record(self, event: Event) -> None:
         self.rows += 1

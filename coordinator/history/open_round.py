@@ -79,6 +79,11 @@ class OpenRound:
         self._stages, self._decided = {}, set()
 
     @property
+    def is_new(self) -> bool:
+        """Whether nothing has happened in it."""
+        return not self._stages and not self._decided
+
+    @property
     def decided(self) -> int:
         """The number of stages that are decided."""
         return len(self._decided)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from coordinator.state.apply_plans import with_shared_replicas
 from coordinator.state.state import KEPT_DECISIONS
 from coordinator.state.tokens import payload_tokens
@@ -12,13 +14,22 @@ _KEPT = 4
 """Plans whose members can be looked up fast."""
 
 
+PlansKept: TypeAlias = tuple[tuple[Plan, int], ...]
+"""Plans and the sequences of their events."""
+
+
 class Planned:
     """The plans of the newest rounds, and who is in them. It is asked about rounds whose events come in."""
 
-    def __init__(self, spec: RunSpec) -> None:
+    def __init__(self, spec: RunSpec, plans: PlansKept = ()) -> None:
         self._spec = spec
-        self._plans: list[tuple[Plan, int]] = []
+        self._plans = list(plans)
         self._replicas: dict[int, dict[PeerId, Replica]] = {}
+
+    @property
+    def plans(self) -> PlansKept:
+        """Those that are kept."""
+        return tuple(self._plans)
 
     def add(self, plan: Plan, sequence: int) -> None:
         former = self._plans[-1][0] if self._plans else None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from coordinator.history import plan_body
 from coordinator.history.open_round import OpenRound, Reason
-from coordinator.history.planned import Planned
+from coordinator.history.planned import Planned, PlansKept
 from coordinator.history.rows import (
     Agreed,
     Estimated,
@@ -69,20 +70,36 @@ _FAILURES = (events.PeerLost, events.PeerRetreated, events.AnchorDiverged)
 _ABSENCES = (*_ENDS, *_FAILURES, events.LinkFailed, events.PeerBanned)
 
 
+@dataclass(frozen=True)
+class BuilderRecord:
+    """All that a builder knows between two rounds."""
+
+    numbers: Mapping[PeerId, int] = field(default_factory=dict)
+    absences: Mapping[PeerId, Reason] = field(default_factory=dict)
+    plans: PlansKept = ()
+    round_number: int = 0
+
+
 class RowBuilder:
-    """Give it all events of a run in order, from the first: the state that it keeps comes from them.
+    """Give it all events of a run in order, from the first one on or from the first one after `former`.
 
     The state is small: the plans, which the run keeps as well, the open round, and a number for each peer, in
     the order of their first joins. So the same events lead to the same rows in every process.
     """
 
-    def __init__(self, spec: RunSpec) -> None:
+    def __init__(self, spec: RunSpec, former: BuilderRecord = BuilderRecord()) -> None:
         self._spec = spec
-        self._numbers: dict[PeerId, int] = {}
-        self._absences: dict[PeerId, Reason] = {}
-        self._planned = Planned(spec)
+        self._numbers, self._absences = dict(former.numbers), dict(former.absences)
+        self._planned = Planned(spec, former.plans)
         self._open = OpenRound(self._planned, self._numbers, self._absences)
-        self._round = 0
+        self._round = former.round_number
+
+    @property
+    def known(self) -> BuilderRecord | None:
+        """What it knows; None while a round is being decided."""
+        if not self._open.is_new:
+            return None
+        return BuilderRecord(dict(self._numbers), dict(self._absences), self._planned.plans, self._round)
 
     def of_event(self, sequence: int, event: Event) -> list[Row]:
         """The rows of the event with this number in the log. Many events have none."""

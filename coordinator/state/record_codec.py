@@ -12,7 +12,6 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
-from hashlib import sha256
 from types import NoneType, UnionType
 from typing import Any, NewType, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -47,13 +46,6 @@ def unpack(kind: type[T], packed: bytes) -> T:
         raise ValueError("a text is of another type")
     value: T = _form(cast(Hashable, kind)).read(root, _Reader(texts))
     return value
-
-
-def layout(kind: type[Any]) -> str:
-    """A hash over the names and annotations of all fields in `kind`, which decide what its bytes mean."""
-    lines = dict[str, None]()
-    _describe(kind, lines)
-    return sha256("\n".join(lines).encode()).hexdigest()
 
 
 @dataclass
@@ -267,16 +259,3 @@ def _record(kind: type[Any]) -> _Form:
         return value
 
     return _Form(write, read)
-
-
-def _describe(kind: Any, lines: dict[str, None]) -> None:
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        hints = get_type_hints(kind)
-        fields = [(each.name, hints[each.name]) for each in dataclasses.fields(kind)]
-        line = f"{kind.__name__}: " + ", ".join(f"{name} {annotation}" for name, annotation in fields)
-        if line not in lines:
-            lines[line] = None
-            for _, annotation in fields:
-                _describe(annotation, lines)
-    for inner in get_args(kind):
-        _describe(inner, lines)

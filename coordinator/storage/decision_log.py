@@ -21,14 +21,20 @@ class DecisionLog:
 
     Args:
         store: of the run, whose events :meth:`note` gets in order, from the first one on.
+        former: the numbers of the decisions so far, if the next event is number `length` + 1.
     """
 
-    def __init__(self, store: Store, stages: int) -> None:
+    def __init__(self, store: Store, stages: int, former: bytes = b"", length: int = 0) -> None:
         self._store, self._stages = store, stages
-        self._length = 0
-        self._numbers = array("Q")
+        self._length = length
+        self._numbers = array("Q", former)
         self._kept = OrderedDict[tuple[int, int], Decision]()
         self._turn = asyncio.Lock()
+
+    @property
+    def numbers(self) -> bytes:
+        """The numbers of the decisions so far, eight bytes each, in the order of rounds and stages."""
+        return self._numbers.tobytes()
 
     def note(self, event: Event) -> None:
         """Count `event`, the next one of the log."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, closing, suppress
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from coordinator.storage.history_schema import (
     BEGIN_RUN,
     HISTORY_ID,
     HISTORY_VERSION,
+    KEEP_BUILDER,
     MEASURED,
     MEASUREMENT_SUMS,
     PROGRESS,
@@ -37,16 +39,32 @@ def remove_history(path: Path) -> None:
             path.with_name(f"{path.name}{suffix}").unlink(missing_ok=True)
 
 
-def progress_of(path: Path) -> tuple[int, int]:
-    """Sequence and time of the newest event in the file; zeros if it cannot be read. It is not changed."""
+@dataclass(frozen=True)
+class Progress:
+    """Sequence and time of the newest event in a file, and what `keep_builder` has put there."""
+
+    sequence: int = 0
+    at: int = 0
+    builder: bytes = b""
+
+
+def progress_of(path: Path) -> Progress:
+    """That of the file; nothing if it cannot be read. The file is not changed."""
     with suppress(sqlite3.Error):
         if path.exists():
             # Not read-only: the newest rows may be in a WAL that a killed process has left.
             with closing(sqlite3.connect(path, timeout=0)) as database:
-                found = database.execute("SELECT sequence, at FROM run").fetchone()
-                if found is not None and all(isinstance(each, int) for each in found):
-                    return found[0], found[1]
-    return 0, 0
+                found = database.execute("SELECT sequence, at, builder FROM run").fetchone()
+                if found is not None and all(isinstance(each, int) for each in found[:2]):
+                    return Progress(found[0], found[1], found[2] if isinstance(found[2], bytes) else b"")
+    return Progress()
+
+
+def forget_builder(path: Path) -> None:
+    """Remove what `keep_builder` has put into the file, if that can be done."""
+    with suppress(sqlite3.Error), closing(sqlite3.connect(path, timeout=5.0)) as database:
+        database.execute(KEEP_BUILDER, (None,))
+        database.commit()
 
 
 class HistoryDatabase(AbstractContextManager["HistoryDatabase"]):
@@ -119,6 +137,10 @@ class HistoryDatabase(AbstractContextManager["HistoryDatabase"]):
             raise
         self.sequence, self.newest_at = sequence or self.sequence, at or self.newest_at
         self.measured = measured or self.measured
+
+    def keep_builder(self, builder: bytes) -> None:
+        """Replace what a later start gets from :func:`progress_of`."""
+        self._db.execute(KEEP_BUILDER, (builder,))
 
     def _add_measurements(self, rows: Iterable[Row]) -> None:
         for row in rows:

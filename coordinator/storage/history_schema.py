@@ -14,7 +14,7 @@ HISTORY_FILE = "history.sqlite"
 """In the folder of the coordinator."""
 HISTORY_ID = 0x68746869
 """'hthi', in the header of the SQLite file."""
-HISTORY_VERSION = 2
+HISTORY_VERSION = 3
 """`PRAGMA user_version` of the file."""
 
 # Times are Unix times in milliseconds, durations milliseconds. `peer` is the number of a peer. The tables
@@ -24,6 +24,7 @@ TABLES = (
     " spec TEXT NOT NULL, stages INTEGER NOT NULL, rounds INTEGER NOT NULL,"
     " sequence INTEGER NOT NULL DEFAULT 0, at INTEGER NOT NULL DEFAULT 0,"
     " measured INTEGER NOT NULL DEFAULT 0,"  # bytes of the metrics file that are in here
+    " builder BLOB,"  # what makes rows, as it was between two rounds
     " committed INTEGER NOT NULL DEFAULT 0, aborted INTEGER NOT NULL DEFAULT 0,"
     " tokens INTEGER NOT NULL DEFAULT 0, stage_tokens INTEGER NOT NULL DEFAULT 0, finished_at INTEGER,"
     " link_bytes INTEGER NOT NULL DEFAULT 0, link_bytes_dense INTEGER NOT NULL DEFAULT 0,"
@@ -234,4 +235,5 @@ PROGRESS = (
     "UPDATE run SET sequence = iif(?1, ?1, sequence), at = iif(?2, ?2, at), measured = iif(?3, ?3, measured)"
 )
 """How far the history is: 0 changes nothing."""
+KEEP_BUILDER = "UPDATE run SET builder = ?"
 BEGIN_RUN = "INSERT INTO run (only_row, run, spec, stages, rounds) VALUES (1, ?, ?, ?, ?)"

@@ -16,30 +16,41 @@ from protocol.spec.run import RunSpec
 def restore(
     store: Store, spec: RunSpec, run: str, observers: Sequence[Callable[[Event], None]] = ()
 ) -> State:
-    """The state after the events of `store`. An empty store gets `spec` and begins a new run.
+    """The state after the events of `store`: :func:`open_log`, then :func:`replay_log` of all of them."""
+    open_log(store, spec)
+    return replay_log(store, State(spec, run), observers)
 
-    Args:
-        observers: each gets every stored event, in order. No list of all events is in memory at any time.
+
+def open_log(store: Store, spec: RunSpec) -> None:
+    """Verify the log of a run of `spec`. An empty store gets `spec` and begins a new run.
 
     Raises:
-        HetnodeError: SPEC_MISMATCH if `store` holds a run of another spec; STORE_CORRUPT, also if its
-            payloads are signed for another run than `run`.
+        HetnodeError: SPEC_MISMATCH if `store` holds a run of another spec; STORE_CORRUPT.
     """
     stored_json = store.verify()
     if stored_json is None:
         store.begin(spec.canonical_json)
-        return State(spec, run)
-    if (stored := RunSpec.from_json(stored_json)).hash != spec.hash:
+    elif (stored := RunSpec.from_json(stored_json)).hash != spec.hash:
         raise HetnodeError(
             ErrorCode.SPEC_MISMATCH,
             f"The folder holds a run of the specification {stored.hash}, but {spec.hash} was given.",
             "Give the options of the stored run, or another folder.",
         )
-    return _replayed(store, State(spec, run), observers)
 
 
-def _replayed(store: Store, state: State, observers: Sequence[Callable[[Event], None]]) -> State:
-    for event in store.events():
+def replay_log(
+    store: Store, state: State, observers: Sequence[Callable[[Event], None]] = (), after: int = 0
+) -> State:
+    """The state after the events of a verified `store`, where `state` is that after the first `after`.
+
+    Args:
+        observers: each gets every event that is applied, in order. No list of all events is in memory at any
+            time.
+
+    Raises:
+        HetnodeError: STORE_CORRUPT, also if its payloads are signed for another run than that of `state`.
+    """
+    for event in store.events(after):
         if isinstance(event, events.PayloadOffered):
             _check_run(event.descriptor.run, state.run)
         state = apply(state, event)

@@ -68,8 +68,11 @@ class Store(Protocol):
     def verify(self) -> str | None:
         """The spec, None before `begin`. Checks every row of the log."""
 
-    def events(self) -> Iterator[Event]:
-        """All events, in order. Call :meth:`verify` before, and nothing else before it has ended."""
+    def events(self, after: int = 0) -> Iterator[Event]:
+        """All events after the first `after`, in order.
+
+        Call :meth:`verify` before, and nothing else before it has ended.
+        """
 
     def begin(self, spec_json: str) -> None:
         """Store the spec of the run. It cannot be changed later."""
@@ -153,6 +156,7 @@ class SqliteStore:
 
     def __init__(self, path: Path, coordinator: PeerId, sign: Signer) -> None:
         self.path, self.end = path, (0, b"")
+        self.coordinator, self.sign = coordinator, sign
         self.head = LogHead(path.with_suffix(".head"), coordinator, sign)
         # The lock on the file admits one connection, so who reads while the run goes on shares this one.
         self._turn = threading.Lock()
@@ -192,11 +196,11 @@ class SqliteStore:
             self.end = self._verified(spec[0])
         return str(spec[0])
 
-    def events(self) -> Iterator[Event]:
+    def events(self, after: int = 0) -> Iterator[Event]:
         with self._reporting():
             # Read as they are used: all events of a long run would take gigabytes.
             for sequence, kind, body in self._db.execute(
-                "SELECT sequence, kind, body FROM events ORDER BY sequence"
+                "SELECT sequence, kind, body FROM events WHERE sequence > ? ORDER BY sequence", (after,)
             ):
                 try:
                     event = decode(kind, unpack_body(body))

@@ -12,9 +12,10 @@ from typing import Any
 
 from coordinator.history.ledger import Ledger
 from coordinator.history.records import Page
-from coordinator.history.row_builder import RowBuilder
+from coordinator.history.row_builder import BuilderRecord, RowBuilder
 from coordinator.history.rows import milliseconds
 from coordinator.state.events import Event, PeerSeen, PlanAdopted, RoundAborted, RoundCommitted
+from coordinator.state.record_codec import pack, unpack
 from coordinator.storage.history import SqliteHistory
 from coordinator.storage.history_database import HistoryDatabase
 from protocol.spec.run import RunSpec
@@ -38,7 +39,10 @@ def write_history(
     measurements: Sequence[tuple[float, Measurement]] = (),
     batch: int = 100,
 ) -> SqliteHistory:
-    """Add to the file at `path` what it lacks of `events`, in the order of their log, then `measurements`."""
+    """Add to the file at `path` what it lacks of `events`, in the order of their log, then `measurements`.
+
+    After each `batch`, between two rounds, another builder goes on from what the one before has known.
+    """
     builder, rows = RowBuilder(spec), []
     with HistoryDatabase(path, spec, spec.name) as database:
         former = database.sequence
@@ -49,16 +53,18 @@ def write_history(
             if sequence % batch == 0 or sequence == len(events):
                 database.write(rows, sequence, milliseconds(event.at))
                 rows = []
+                if (known := builder.known) is not None:
+                    builder = RowBuilder(spec, unpack(BuilderRecord, pack(BuilderRecord, known)))
         for at, measurement in measurements:
             database.write(builder.of_measurement(at, measurement))
     return SqliteHistory(path)
 
 
 def dump(path: Path) -> dict[str, list[tuple[Any, ...]]]:
-    """All rows of all tables, sorted; but for how much of the metrics file was read."""
+    """All rows of all tables, sorted; but for what a start needs of the metrics file and of the builder."""
     with closing(sqlite3.connect(path)) as db:
         tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        db.execute("UPDATE run SET measured = 0")
+        db.execute("UPDATE run SET measured = 0, builder = NULL")
         return {name: sorted(db.execute(f"SELECT * FROM {name}"), key=repr) for name in tables}
 
 

@@ -30,8 +30,8 @@ class MemoryStore:
     def verify(self) -> str | None:
         return self._spec
 
-    def events(self) -> Iterator[Event]:
-        return iter(self.load()[1])
+    def events(self, after: int = 0) -> Iterator[Event]:
+        return iter(self.load()[1][after:])
 
     def begin(self, spec_json: str) -> None:
         if self._spec is not None:

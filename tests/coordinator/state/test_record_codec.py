@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.state.persistent_map import PersistentMap
-from coordinator.state.record_codec import layout, pack, unpack
+from coordinator.state.record_codec import pack, unpack
 
 
 class Colour(StrEnum):
@@ -157,23 +157,3 @@ def test_a_type_without_a_form_is_an_error_of_the_program() -> None:
     for kind in (Unknown, Either):
         with pytest.raises(TypeError, match="no form as bytes"):
             unpack(kind, pack(Leaf, LEAF))
-
-
-def test_the_layout_changes_with_every_field() -> None:
-    def one() -> type[Any]:
-        @dataclass(frozen=True)
-        class Record:
-            first: int
-
-        return Record
-
-    def other() -> type[Any]:
-        @dataclass(frozen=True)
-        class Record:
-            first: int
-            second: Mapping[str, Leaf]
-
-        return Record
-
-    assert layout(one()) == layout(one())
-    assert len({layout(one()), layout(other()), layout(Tree), layout(Leaf)}) == 4

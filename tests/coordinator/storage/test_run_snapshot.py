@@ -1,4 +1,4 @@
-"""Snapshots of the state: equal when they are read, refused when they are not of this run and program."""
+"""Snapshots of a run: equal when they are read, refused when they are not of this run and program."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import zlib
 
 import pytest
 
-from coordinator.state import state_snapshot
+from coordinator.explain.log_index import LogIndex
+from coordinator.history.ledger import Ledger
 from coordinator.state.record_codec import pack
-from coordinator.state.state_snapshot import StateSnapshot, read_snapshot, write_snapshot
+from coordinator.storage import run_snapshot
+from coordinator.storage.run_snapshot import RunSnapshot, read_snapshot, write_snapshot
 from protocol.types import PeerId
 from tests.builders import keyed
 from tests.support.coordinator_run import Run, play_rounds, started_and_attested
+from tests.support.history import stored
 
 A, B = keyed(0), keyed(1)
 HASH = bytes(range(32))
@@ -24,18 +27,26 @@ def run() -> Run:
     return run
 
 
+def snapshot_of(run: Run) -> RunSnapshot:
+    index, ledger = LogIndex(run.state.stages), Ledger(run.spec)
+    for event in stored(run.events):
+        index.note(event)
+        ledger.record(event)
+    return RunSnapshot(7, HASH, run.state, index.known, bytes(range(16)), ledger.known)
+
+
 @pytest.fixture(scope="module")
 def written(run: Run) -> bytes:
-    return write_snapshot(StateSnapshot(7, HASH, run.state), A.sign)
+    return write_snapshot(snapshot_of(run), A.sign)
 
 
-def read(data: bytes, run: Run, coordinator: PeerId = A.peer) -> StateSnapshot:
+def read(data: bytes, run: Run, coordinator: PeerId = A.peer) -> RunSnapshot:
     return read_snapshot(data, coordinator, run.spec.hash, run.state.run)
 
 
 def test_a_snapshot_has_the_state_and_its_place_in_the_log(run: Run, written: bytes) -> None:
     found = read(written, run)
-    assert found == StateSnapshot(7, HASH, run.state)
+    assert found == snapshot_of(run)
     assert found.state.last_seen == run.state.last_seen  # which the states' equality passes over
     assert list(found.state.peers) == list(run.state.peers)
     plan, assigned = found.state.plans[-1], found.state.assignments[found.state.plans[-1].epoch]
@@ -60,29 +71,25 @@ def test_a_snapshot_of_another_key_or_run_is_refused(run: Run, written: bytes) -
             read_snapshot(written, A.peer, spec_hash, name)
 
 
-def test_a_snapshot_of_other_rules_or_records_is_refused(
+def test_a_snapshot_of_another_program_is_refused(
     run: Run, written: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(state_snapshot, "RULES", state_snapshot.RULES + 1)
-        with pytest.raises(ValueError, match="another version"):
-            read(written, run)
-    monkeypatch.setattr(state_snapshot, "layout", lambda _: "another")
+    monkeypatch.setattr(run_snapshot, "program_hash", lambda: "another")
     with pytest.raises(ValueError, match="another version"):
         read(written, run)
 
 
-def test_a_state_beyond_the_limit_is_neither_written_nor_read(
+def test_a_snapshot_beyond_the_limit_is_neither_written_nor_read(
     run: Run, written: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state_snapshot, "MOST_BYTES", 100)
+    monkeypatch.setattr(run_snapshot, "MOST_BYTES", 100)
     with pytest.raises(ValueError, match="more than 100"):
-        write_snapshot(StateSnapshot(7, HASH, run.state), A.sign)
+        write_snapshot(snapshot_of(run), A.sign)
     with pytest.raises(ValueError, match="damaged"):
         read(written, run)
 
 
 def test_numbers_and_texts_take_little_room(run: Run, written: bytes) -> None:
-    plain = pack(StateSnapshot, StateSnapshot(7, HASH, run.state))
+    plain = pack(RunSnapshot, snapshot_of(run))
     assert len(written) < len(plain) < 40_000
     assert len(zlib.compress(plain, 9)) > 0.8 * len(written)
